@@ -5,6 +5,7 @@ from ray_messaging.errors import (
     Fenced,
     InterceptorUnavailable,
     MailboxFull,
+    NotReplicated,
     OutcomeUnknown,
     PayloadTooLarge,
     TransactionError,
@@ -16,11 +17,14 @@ STALE = (
     "the interceptor that answers has a successor, which did not answer in time, so nothing was sent: look at its "
     "actor, or set the new one by set_message_interceptor, then send again"
 )
+RULES_CAME = (
+    "a rule was inserted while these broadcasts were sent, and must judge their pairs, so nothing was sent: send again"
+)
 
 
 def full(frame: OutboundFrame, *, log: bool = False) -> MailboxFull:
     """Build the error for a mailbox, or an event log, that stayed full."""
-    placed = sorted(set[str]().union(*frame.in_flight.placed.values()))
+    placed = sorted(mailbox for mailbox, rows in frame.in_flight.placed.items() if rows.any())
     others = f"; other listeners of the channel have some of them: {', '.join(placed)}" if placed else ""
     if log:
         return MailboxFull(
@@ -134,7 +138,15 @@ def unlogged(cause: Exception) -> OutcomeUnknown:
 
 
 def unknown(cause: Exception) -> OutcomeUnknown:
-    """Build the error for messages on their way to a server that does not answer."""
+    """Build the error for messages on their way to a server that does not answer, or whose replicas do not."""
+    if isinstance(cause, NotReplicated):
+        return NotReplicated(
+            f"these messages are on the primary, which may lose them ({cause}). Look on the other side, or send again",
+            host=cause.host,
+            port=cause.port,
+            replicas=cause.replicas,
+            wanted=cause.wanted,
+        )
     error = OutcomeUnknown(
         f"the server did not answer, so these messages may or may not have been sent ({cause}); they may still arrive "
         "until this messager reaches the server again. Look on the other side, or send again"

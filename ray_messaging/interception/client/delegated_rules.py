@@ -6,6 +6,8 @@ from contextlib import suppress
 
 from ray_messaging.common.backoff import SNAPSHOT_RETRY
 from ray_messaging.errors import FrameError
+from ray_messaging.interception.broadcasts.barred_pairs import Intersections
+from ray_messaging.interception.broadcasts.pair_rows import PairRows, pair_rows
 from ray_messaging.interception.client.lane_client import LaneClient
 from ray_messaging.interception.rules.rule import Rule
 from ray_messaging.interception.wire.rule_snapshot import (
@@ -44,6 +46,7 @@ class DelegatedRules:
         self._lane: LaneClient | None = None
         self._passing: BatchVerdict | None = None  # the verdict on a batch that passes; None: there is no snapshot
         self._rules: tuple[Rule, ...] = ()
+        self._intersections = Intersections()
         self._until = 0.0  # loop time
         self._unreported = 0  # of `passed`
         self._seen = 0  # `passed` when the timer was set
@@ -64,8 +67,9 @@ class DelegatedRules:
             self._drop()
             return None
         try:
+            pairs = pair_rows(batch)
             for rule in self._rules:
-                if rule.check_batch(batch, self._exp_id):
+                if self._blocks(rule, batch, pairs):
                     return None
         except Exception:  # the interceptor handles rules that fail
             logger.exception("a delegated rule failed on a batch, so the interceptor judges it")
@@ -79,6 +83,33 @@ class DelegatedRules:
         if self._timer is None:
             self._set_timer()
         return passing
+
+    @property
+    def valid(self) -> bool:
+        """Tell whether there is a snapshot that counts."""
+        return self._passing is not None and self._loop.time() < self._until
+
+    @property
+    def late(self) -> bool:
+        """Tell whether there is a snapshot that no longer counts, as its lease has ended."""
+        return self._passing is not None and not self.valid
+
+    @property
+    def empty(self) -> bool:
+        """Tell whether a snapshot that counts has no rules."""
+        return self.valid and not self._rules
+
+    async def fetched(self) -> None:
+        """Wait until a snapshot that was asked for is here, or could not be had."""
+        if self._asking is not None:
+            await asyncio.wait((self._asking,))
+
+    def _blocks(self, rule: Rule, batch: Batch, pairs: PairRows | None) -> bool:
+        """Tell whether a rule blocks a row of a batch."""
+        check = None if pairs is None else self._intersections.check(rule)
+        if pairs is None or check is None:
+            return bool(rule.check_batch(batch, self._exp_id))
+        return bool(len(self._intersections.rows(rule, check, batch, pairs)))
 
     def _count(self, messages: int) -> None:
         self.passed += messages

@@ -78,7 +78,7 @@ class LaneClient(FrameProtocol):
         if self.transport is not None:
             self.transport.abort()
 
-    def frame_received(self, frame: bytes) -> None:
+    def frame_received(self, frame: memoryview) -> None:
         """Handle an answer: drop one to an abandoned request, close the connection on one to no request."""
         if self._opening is not None and not self._opening.done():
             self._opening.set_result(None)
@@ -88,7 +88,7 @@ class LaneClient(FrameProtocol):
             (number,) = NUMBER.unpack_from(frame)
             future = self._waiting.get(number)
             if future is not None and not future.done():
-                future.set_result(frame[NUMBER.size :])
+                future.set_result(bytes(frame[NUMBER.size :]))
             elif future is None and number not in self._abandoned:
                 self.refuse("an answer to no request")
             self._abandoned.discard(number)

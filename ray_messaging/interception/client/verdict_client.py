@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Protocol
 
+import numpy as np
+
 from ray_messaging.common.backoff import INTERCEPTOR_RETRY, LANE_RETRY, Backoff
 from ray_messaging.errors import Closed, ConfigError, Fenced, InterceptorUnavailable, TransitError, ended
 from ray_messaging.interception.client.delegated_rules import DelegatedRules
@@ -54,6 +56,9 @@ class VerdictClient(Protocol):
     async def wait(self, batch: Batch) -> BatchVerdict:
         """Return the verdicts on deferred rows, once there are any, or after a while. Raises as `judge`."""
 
+    async def pass_whole(self, broadcasts: Batch) -> BatchVerdict | None:
+        """Return the verdict on broadcasts that are not spread, where no rule judges them; None: one may."""
+
     async def close(self) -> None:
         """Close the connection to the interceptor."""
 
@@ -95,7 +100,7 @@ class PassAll:
         """Block nothing."""
         return BatchVerdict(epoch=NOBODY)
 
-    wait = judge
+    wait = pass_whole = judge
 
     async def close(self) -> None:
         """Do nothing."""
@@ -120,6 +125,10 @@ class LocalVerdictClient:
         """Return the verdicts on deferred rows, once there are any, or after a while."""
         answer = self._interceptor.answer(batch, patient=True)
         return decode_verdicts(answer if isinstance(answer, bytes) else await answer).batch_verdict(batch.rows)
+
+    async def pass_whole(self, broadcasts: Batch) -> BatchVerdict | None:
+        """Return the verdict on broadcasts that are not spread, where there are no rules; None: there are."""
+        return None if self._interceptor.rules.each else await self.judge(broadcasts)
 
     async def close(self) -> None:
         """Do nothing."""
@@ -211,6 +220,29 @@ class RemoteVerdictClient:
         if not verdicts.judged:
             verdicts = await self._ask_with_payloads(batch, patient=True)
         return verdicts.batch_verdict(batch.rows)
+
+    async def pass_whole(self, broadcasts: Batch) -> BatchVerdict | None:
+        """Return the verdict on broadcasts that are not spread, where there are no rules; None: there are.
+
+        Whether there are is what a rule snapshot says: where there is none, one is fetched.
+        """
+        if not self._delegate_rules:
+            return None
+        deadline = asyncio.get_running_loop().time() + self._timeout_s
+        rules = self._delegated_rules
+        while rules is None or not rules.valid:
+            await self.judge(broadcasts.take(np.zeros(0, np.intp)))
+            rules = self._delegated_rules
+            assert rules is not None
+            await rules.fetched()
+            if not rules.late:
+                break
+            if asyncio.get_running_loop().time() > deadline:
+                raise InterceptorUnavailable(
+                    f"each answer of the interceptor in {self._timeout_s:g} s came too late to count, so nothing was "
+                    "sent: does something block the event loop, or is the machine overloaded? Then send again"
+                )
+        return rules.judge(broadcasts) if rules.empty else None
 
     async def _ask_with_payloads(self, batch: Batch, *, patient: bool) -> VerdictReply:
         verdicts = decode_verdicts(await self._ask(encode(batch), patient=patient))
@@ -318,6 +350,10 @@ class ForeignVerdictClient:
         return BatchVerdict(refused, epoch=FOREIGN)
 
     wait = judge
+
+    async def pass_whole(self, broadcasts: Batch) -> BatchVerdict | None:  # noqa: ARG002 - a VerdictClient's
+        """Return None: `forward` is asked about each pair."""
+        return None
 
     async def _forward_all(self, batch: Batch, rows: list[int]) -> list[bytes]:
         """Call `forward` for some messages, in order and concurrently, as AgentSociety's many senders do."""

@@ -14,7 +14,7 @@ from ray_messaging.interception.rules.openai_moderator import OpenAIModerator
 from ray_messaging.interception.rules.pattern import Pattern
 from ray_messaging.interception.rules.rate_limit import RateLimit
 from ray_messaging.interception.rules.round_quota import RoundQuota
-from ray_messaging.interception.rules.rule import ALLOW, Rule, SlowRule, Verdict, block, label, rewrite
+from ray_messaging.interception.rules.rule import ALLOW, PairCheck, Rule, SlowRule, Verdict, block, label, rewrite
 from ray_messaging.interception.rules.sample import Sample
 from ray_messaging.interception.rules.sender_ban import SenderBan
 from ray_messaging.interception.rules.step_rule import Added, StepRule, StepVerdicts
@@ -30,6 +30,7 @@ __all__ = [
     "MaxLength",
     "Moderator",
     "OpenAIModerator",
+    "PairCheck",
     "Pattern",
     "RateLimit",
     "RoundQuota",

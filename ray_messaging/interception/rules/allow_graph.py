@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.errors import RuleError
-from ray_messaging.interception.rules.rule import Rule, Verdict
+from ray_messaging.interception.rules.rule import PairCheck, Rule, Verdict
 from ray_messaging.interception.rules.support.graphs import Edge, Edges, Network, among, read_network
 from ray_messaging.interception.rules.support.pairs import blocks, name_of
 from ray_messaging.model.batch import Batch
@@ -99,11 +99,20 @@ class AllowGraph(Rule):
     def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - a Rule's
         """Return blocks for the rows without an edge."""
         from_ids, to_ids = batch.from_ids, batch.to_ids
+        rows = np.flatnonzero(self._bars(from_ids, to_ids)).tolist()
+        return blocks(rows, (_reason(from_ids[row], to_ids[row]) for row in rows))
+
+    def pair_check(self) -> PairCheck | None:
+        """Return the check of pairs, unless a subclass decides in another way."""
+        if type(self).check_batch is not AllowGraph.check_batch:
+            return None
+        return PairCheck(self._bars, "no edge joins this sender and this hearer")
+
+    def _bars(self, from_ids: IdColumn, to_ids: IdColumn) -> NDArray[np.bool_]:
         allowed = self._allowed(from_ids.values, to_ids.values)
         for row in _rows_without_ints(from_ids, to_ids):
             allowed[row] = self._allows(from_ids[row], to_ids[row])
-        rows = np.flatnonzero(~allowed).tolist()
-        return blocks(rows, (_reason(from_ids[row], to_ids[row]) for row in rows))
+        return ~allowed
 
     def _allowed(self, from_values: NDArray[np.int64], to_values: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return for each pair of ints whether it is allowed."""

@@ -4,7 +4,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ray_messaging.addressing.channels import AgentId
-from ray_messaging.interception.rules.rule import Rule, Verdict
+from ray_messaging.interception.rules.rule import PairCheck, Rule, Verdict
+from ray_messaging.interception.rules.support.pair_table import PairTable
 from ray_messaging.interception.rules.support.pairs import FEW_ROWS, Pair, PairIndex, blocks, check_pairs, name_of
 from ray_messaging.interception.server.state.table import Table
 from ray_messaging.model.batch import Batch
@@ -81,6 +82,12 @@ class BlackList(Rule):
             if pair is not None:
                 found[row] = f"{_side(pair[0])} may not write to {_side(pair[1])}"
         return blocks(found, found.values()) if found else {}
+
+    def pair_check(self) -> PairCheck | None:
+        """Return the check of pairs, unless a subclass decides in another way."""
+        if type(self).check_batch is not BlackList.check_batch:
+            return None
+        return PairCheck(PairTable(self.state).has, "this sender may not write to this hearer")
 
     def _hit(self, from_id: AgentId | None, to_id: AgentId | None) -> Pair | None:
         """Return the listed pair that blocks a message."""

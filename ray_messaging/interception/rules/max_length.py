@@ -20,6 +20,7 @@ class MaxLength(Rule):
     """
 
     needs_payload = True
+    judges_broadcasts = "message"
 
     def __init__(self, limit_bytes: int, *, name: str = "max_length") -> None:
         if isinstance(limit_bytes, bool) or not isinstance(limit_bytes, int):

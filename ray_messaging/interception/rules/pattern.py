@@ -38,6 +38,7 @@ class Pattern(Rule):
     """
 
     needs_payload = True
+    judges_broadcasts = "message"
 
     def __init__(
         self,

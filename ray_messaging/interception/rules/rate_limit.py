@@ -31,7 +31,7 @@ class RateLimit(Rule):
     Per round, each agent's count is kept in `state` until `new_round`.
 
     A message that this rule blocks takes no token. One that a later rule blocks does: to count only messages that pass,
-    put this rule last. The user is not limited.
+    put this rule last. The user is not limited. A broadcast is one message.
 
     Args:
         per_second: messages per second.
@@ -41,6 +41,8 @@ class RateLimit(Rule):
 
     Raises: RuleError.
     """
+
+    judges_broadcasts = "message"
 
     def __init__(
         self,

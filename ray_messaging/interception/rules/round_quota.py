@@ -23,7 +23,7 @@ class RoundQuota(Rule):
 
     Args:
         contacts: most agents that one agent may write to in a round; to these it may write again. Plain channels are
-            no contacts.
+            no contacts. Each hearer of a broadcast is one.
         blocked: once this many messages of an agent were blocked in a round, by any rule, all its messages are blocked
             until `new_round`, also to plain channels. Messages blocked in the current batch count from the next one on.
         name: the rule's name.
@@ -42,6 +42,7 @@ class RoundQuota(Rule):
         self.name = name
         self.contacts = contacts
         self.blocked = blocked
+        self.judges_broadcasts = "message" if contacts is None else "pair"
         self.state = Table()
         self.restored()
 

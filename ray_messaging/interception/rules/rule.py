@@ -2,14 +2,18 @@
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ray_messaging.compat.msg import Msg, Payload
 from ray_messaging.interception.server.state.table import Table
 from ray_messaging.interception.server.watchdog import Watch
 from ray_messaging.message import Message
 from ray_messaging.model.batch import Batch
+from ray_messaging.model.columns import IdColumn
 
 if TYPE_CHECKING:
     from ray_messaging.interception.rules.black_list import BlackList
@@ -49,6 +53,13 @@ def label(*labels: str) -> Verdict:
     return Verdict(labels=labels)
 
 
+class PairCheck(NamedTuple):
+    """A check of pairs by their ids alone: `bars(from_ids, to_ids)` marks the pairs that are blocked for `reason`."""
+
+    bars: Callable[[IdColumn, IdColumn], NDArray[np.bool_]]
+    reason: str
+
+
 class Context(Protocol):
     """The interceptor, as its rules see it."""
 
@@ -73,6 +84,8 @@ class Rule:
         name: shown in receipts and in the event log; unique in an interceptor. By default the class's name.
         needs_payload: the rule reads payloads. Without it, batches may come without them.
         on_error: the verdict on messages at which the rule fails: "block" or "allow".
+        judges_broadcasts: how it judges a broadcast: "pair", each pair of sender and hearer; or "message", once, with
+            to_id None, as rules do that look at texts, lengths, rates or senders. It cannot rewrite or label a pair.
         state: a `Table` with all that the rule must remember when its process dies; None if there is nothing.
         context: the interceptor, set when the rule is inserted.
 
@@ -86,6 +99,7 @@ class Rule:
     name: str = ""
     needs_payload: bool = False
     on_error: Literal["block", "allow"] = "block"
+    judges_broadcasts: Literal["pair", "message"] = "pair"
     state: Table[Any] | None = None
     context: Context | None = None
 
@@ -109,6 +123,10 @@ class Rule:
             if verdict is not ALLOW:
                 found[row] = verdict
         return found
+
+    def pair_check(self) -> PairCheck | None:
+        """Return a check of pairs that is valid until `state` changes; None: `check_batch` is asked about each pair."""
+        return None
 
     def count_failure(self, error: BaseException, messages: int = 1) -> Verdict:
         """Count messages at which this rule failed, and return the verdict on each."""
@@ -142,13 +160,15 @@ class Rule:
 class SlowRule(Rule):
     """A rule that awaits its verdicts: from a model, from a service.
 
-    It delays only the messages that it judges, and later ones of the same sender and receiver.
+    It delays only the messages that it judges, and later ones of the same sender and receiver. It judges a broadcast
+    once, with to_id None.
 
     Attributes:
         time_limit_s: a verdict that takes longer is a failure of the rule.
     """
 
     needs_payload = True
+    judges_broadcasts = "message"
     time_limit_s: float = 120.0
 
     async def judge(self, message: Message) -> Verdict:

@@ -29,6 +29,8 @@ class Sample(Rule):
     Raises: RuleError.
     """
 
+    judges_broadcasts = "message"
+
     def __init__(
         self, share: float, seed: int = 0, *, action: Literal["block", "label"] = "block", name: str = "sample"
     ) -> None:

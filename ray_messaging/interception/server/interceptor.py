@@ -5,13 +5,14 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from copy import copy
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.common.limits import FRAME_LIMIT
 from ray_messaging.errors import Fenced, RuleError
+from ray_messaging.interception.broadcasts.barred_pairs import Intersections
 from ray_messaging.interception.rules.black_list import BlackList
 from ray_messaging.interception.rules.rule import Rule, failure
 from ray_messaging.interception.server.forward_call import forwarded
@@ -38,6 +39,9 @@ from ray_messaging.interception.wire.verdicts import (
 )
 from ray_messaging.model.batch import Batch
 from ray_messaging.wire.frames import decode
+
+if TYPE_CHECKING:
+    from ray_messaging.observability.tracing.tracer import Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -78,12 +82,14 @@ class Interceptor:
         self.exp_id = exp_id
         self.epoch = epoch
         self.supervised = False  # rules that judge whole steps are asked
+        self.tracer: Tracer | None = None
         self.judged = 0
         self.blocked = 0
         self.violations: Table[int] = Table()
         self.rounds: Table[int] = Table()  # "step": the last one that ended a round
         self._attempts = StepAttempts(lambda: self._counted, self._restore_rules)
         self.failures = RuleFailures()
+        self._intersections = Intersections()
         self.rules = RuleSet(rules, self)
         self.delegation = RuleDelegation(self.rules, epoch, publish_snapshot)
         self.watch = Watch()
@@ -186,13 +192,18 @@ class Interceptor:
 
     def _run_rules(self, batch: Batch) -> RulePipeline:
         """Apply the rules to a batch, count the verdicts, and begin the checks of slow rules."""
-        pipeline = RulePipeline(batch, self.exp_id, self.watch)
+        pipeline = RulePipeline(batch, self.exp_id, self.watch, self._intersections)
 
         def judge() -> None:
-            pipeline.run(self.rules.each)
+            pipeline.run(self.rules.for_broadcasts if pipeline.of_pairs else self.rules.each)
             self._count(batch, pipeline.verdict)
 
-        if not self._attempts.run(batch, judge):
+        if self.tracer is None or batch.trace is None:
+            judged = self._attempts.run(batch, judge)
+        else:
+            with self.tracer.judging(batch):
+                judged = self._attempts.run(batch, judge)
+        if not judged:
             pipeline.verdict.blocked = dict.fromkeys(range(batch.rows), _OVER)
         for deferred in pipeline.deferred.values():
             self._slow_rules.begin(deferred)
@@ -337,7 +348,9 @@ class Interceptor:
                 try:
                     rule.new_round()
                 finally:
-                    self.watch.leave()
+                    self.watch.rule = None
+                    if self.watch.struck:
+                        self.watch.take_back()
             except FAILURES as error:  # the others' rounds begin nevertheless
                 self.failures.note(rule, error, at="a new round")
                 failures.append(rule.name)

@@ -198,7 +198,7 @@ class _Caller(FrameProtocol):
         logger.debug("the verdict lane drops a connection: %s", why)
         super().refuse(why)
 
-    def frame_received(self, frame: bytes) -> None:
+    def frame_received(self, frame: memoryview) -> None:
         """Check the token; after it, answer requests."""
         if self._open:
             self._request(frame)
@@ -213,7 +213,7 @@ class _Caller(FrameProtocol):
         else:
             self.refuse("wrong token")
 
-    def _request(self, frame: bytes) -> None:
+    def _request(self, frame: memoryview) -> None:
         if len(frame) < REQUEST.size:
             self.refuse("a request without a number")
             return
@@ -224,7 +224,7 @@ class _Caller(FrameProtocol):
         if crowded and not patient:
             self.refuse("too many requests that wait")
             return
-        request = frame[REQUEST.size :]
+        request = bytes(frame[REQUEST.size :])
         answer: bytes | Awaitable[bytes | Parts]
         try:
             if kind == SNAPSHOT and self._server.snapshot is not None:

@@ -3,18 +3,22 @@
 import logging
 from collections.abc import Mapping, Sequence
 from operator import index
+from time import perf_counter
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.common.limits import PAYLOAD_LIMIT
+from ray_messaging.interception.broadcasts.barred_pairs import Intersections
+from ray_messaging.interception.broadcasts.pair_rows import PairRows, once_each, pair_rows
 from ray_messaging.interception.rules.rule import ALLOW, RAISED, Rule, SlowRule, Verdict, block, checked
 from ray_messaging.interception.server.watchdog import Stuck, Watch
 from ray_messaging.interception.wire.verdicts import BatchVerdict
 from ray_messaging.message import Message
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import encode_payload
+from ray_messaging.model.typed.table import TypedColumns
 
 logger = logging.getLogger(__name__)
 
@@ -41,15 +45,26 @@ class RulePipeline:
 
     `verdict` is the result by row, `deferred` the messages that wait for a slow rule, by row; `rest` are the messages
     that no rule has blocked or deferred, with the payloads that they have by now.
+
+    Of broadcasts each row is a hearer, and rules that judge messages are asked once about each broadcast. With
+    `intersections` a rule's check of pairs takes the place of its `check_batch`.
     """
 
-    def __init__(self, batch: Batch, exp_id: str, watch: Watch) -> None:
+    def __init__(self, batch: Batch, exp_id: str, watch: Watch, intersections: Intersections | None = None) -> None:
         self.verdict = BatchVerdict()
         self.deferred: dict[int, Deferred] = {}
         self._exp_id = exp_id
         self._watch = watch
         self.rest = batch
+        self._whole = batch
+        self._pairs = pair_rows(batch)
+        self._intersections = intersections
         self._rows: NDArray[np.intp] | None = None  # the remaining rows, numbered as in the batch; None: all of them
+
+    @property
+    def of_pairs(self) -> bool:
+        """Tell whether the rows are hearers of broadcasts."""
+        return self._pairs is not None
 
     def run(self, rules: Sequence[Rule], passed: tuple[str, ...] = ()) -> None:
         """Apply rules in order; the batch has `passed` others, by name, before."""
@@ -65,12 +80,46 @@ class RulePipeline:
                 self.take(rule, found)
 
     def _apply(self, rule: Rule) -> Mapping[int, Verdict]:
-        batch, watch = self.rest, self._watch
+        if self._pairs is None:
+            return self._check(rule, self.rest)
+        barred = self._barred(rule, self._pairs)
+        found: Mapping[int, Verdict] = {}
+        if rule.judges_broadcasts == "message":
+            rest = pair_rows(self.rest)
+            assert rest is not None
+            verdicts = self._check(rule, once_each(self.rest, rest))
+            found = {row: verdict for each, verdict in verdicts.items() for row in range(*rest.bounds(each))}
+        elif barred is None:
+            found = self._check(rule, self.rest)
+        return {**found, **(barred or {})}
+
+    def _barred(self, rule: Rule, pairs: PairRows) -> Mapping[int, Verdict] | None:
+        """Return blocks for the rows of pairs that a rule bars by their ids; None: it has no check of pairs."""
+        if self._intersections is None:
+            return None
         try:
-            watch.calls += 1  # Watch.enter and Watch.leave, inlined: two calls less for each rule and batch
+            check = self._intersections.check(rule)
+            if check is None:
+                return None
+            rows = self._intersections.rows(rule, check, self._whole, pairs)
+        except RAISED as error:
+            verdict = failed(rule, error, len(self.rest))
+            return {} if verdict is ALLOW else dict.fromkeys(range(len(self.rest)), verdict)
+        if self._rows is not None:
+            barred = np.zeros(len(self._whole), np.bool_)
+            barred[rows] = True
+            rows = np.flatnonzero(barred[self._rows])
+        return dict.fromkeys(rows.tolist(), block(check.reason))
+
+    def _check(self, rule: Rule, batch: Batch) -> Mapping[int, Verdict]:
+        watch = self._watch
+        try:
+            watch.calls += 1  # Watch.enter, inlined: a call less for each rule and batch
             watch.rule = rule
+            began = perf_counter()
             try:
                 found = rule.check_batch(batch, self._exp_id)
+                watch.spent[rule.name] += perf_counter() - began  # here: an interrupt comes up to the end of the watch
             finally:
                 watch.rule = None
                 if watch.struck:
@@ -87,25 +136,30 @@ class RulePipeline:
     def _ask_at_once(self, rule: SlowRule, passed: tuple[str, ...], then: tuple[Rule, ...]) -> Mapping[int, Verdict]:
         """Return the verdicts that a slow rule knows already; defer the other rows."""
         found: dict[int, Verdict] = {}
-        batch, slow = self.rest, []
+        slow: list[int] = []
+        pairs = None if self._pairs is None else pair_rows(self.rest)
+        batch = self.rest if pairs is None else once_each(self.rest, pairs)
         for row in range(len(batch)):
+            rows = range(row, row + 1) if pairs is None else range(*pairs.bounds(row))
             try:
                 self._watch.enter(rule)
                 try:
                     verdict = rule.at_once(Message(self._exp_id, batch, row))
                 finally:
-                    self._watch.leave()
+                    self._watch.rule = None
+                    if self._watch.struck:
+                        self._watch.take_back()
                 verdict = None if verdict is None else checked(verdict)
             except FAILURES as error:
                 verdict = failed(rule, error)
             if verdict is None:
-                slow.append(row)
-                place = self._place(row)
-                self.verdict.deferred.add(place)
+                slow += rows
+                place = self._place(rows[0])
+                self.verdict.deferred.update(map(self._place, rows))
                 message = batch.take(np.array([row], np.intp))
                 self.deferred[place] = Deferred(message, self._take_out(place), rule, then, passed)
             elif verdict is not ALLOW:
-                found[row] = verdict
+                found |= dict.fromkeys(rows, verdict)
         if slow:
             kept = self._drop(slow)
             places = {old: new for new, old in enumerate(kept.tolist())} if found else {}
@@ -128,6 +182,8 @@ class RulePipeline:
             place = self._place(row)
             try:
                 line = _sendable(verdict)
+                if line is not None and isinstance(self.rest.lines, TypedColumns):
+                    self.rest.lines.check(row, line)
             except Exception as error:  # noqa: BLE001 - the original must not pass in place of a bad rewrite
                 verdict, line = failed(rule, error), None  # noqa: PLW2901 - the verdict on the rule's answer
             for name in verdict.labels:

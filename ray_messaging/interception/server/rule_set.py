@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from ray_messaging.addressing.channels import NAME_LENGTH
 from ray_messaging.errors import RuleError
 from ray_messaging.interception.rules.black_list import BlackList
-from ray_messaging.interception.rules.rule import Context, Rule
+from ray_messaging.interception.rules.rule import Context, Rule, SlowRule
 from ray_messaging.interception.rules.step_rule import StepRule
 
 
@@ -13,12 +13,13 @@ class RuleSet:
     """Rules in order, each with a unique name.
 
     `now` is the tuple of the current rules; each change replaces it. `each` are those that judge messages one by one,
-    `whole` those that judge a whole step.
+    `for_broadcasts` the same, those on pairs before the others; `whole` are those that judge a whole step.
     """
 
     def __init__(self, rules: Iterable[Rule] = (), context: Context | None = None) -> None:
         self.now: tuple[Rule, ...] = ()
         self.each: tuple[Rule, ...] = ()
+        self.for_broadcasts: tuple[Rule, ...] = ()
         self.whole: tuple[StepRule, ...] = ()
         self._context = context
         self.wants_payload = False
@@ -78,6 +79,10 @@ class RuleSet:
             )
         if any(rule.name == other.name for other in others):
             raise RuleError(f"there is a rule named {rule.name!r} already: give this one another name", rule=rule.name)
+        if rule.judges_broadcasts not in ({"message"} if isinstance(rule, SlowRule) else {"pair", "message"}):
+            known = "'message', as it is slow" if isinstance(rule, SlowRule) else "'pair' or 'message'"
+            wrong = f"rule {rule.name!r} has judges_broadcasts={rule.judges_broadcasts!r}: write {known}"
+            raise RuleError(wrong, rule=rule.name)
         others.insert(place, rule)
         rule.context = self._context
         self._set(others)
@@ -86,6 +91,7 @@ class RuleSet:
     def _set(self, rules: list[Rule]) -> None:
         self.now = tuple(rules)
         self.each = tuple(rule for rule in rules if not isinstance(rule, StepRule))
+        self.for_broadcasts = tuple(sorted(self.each, key=lambda rule: not _looks_at_pairs(rule)))
         self.whole = tuple(rule for rule in rules if isinstance(rule, StepRule))
         self.wants_payload = any(rule.needs_payload for rule in rules)
 
@@ -98,6 +104,10 @@ class RuleSet:
         made = BlackList()
         self.insert(made, 0)
         return made
+
+
+def _looks_at_pairs(rule: Rule) -> bool:
+    return rule.judges_broadcasts == "pair" or type(rule).pair_check is not Rule.pair_check
 
 
 def _can_name(name: object) -> bool:

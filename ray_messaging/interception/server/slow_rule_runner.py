@@ -9,6 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
+from ray_messaging.interception.broadcasts.pair_rows import once_each, pair_rows
 from ray_messaging.interception.rules.rule import Rule, SlowRule, Verdict, checked
 from ray_messaging.interception.server.rule_calls import RuleCalls
 from ray_messaging.interception.server.rule_pipeline import FAILURES, Deferred, RulePipeline, failed, joined, of_row
@@ -198,7 +199,12 @@ class SlowRuleRunner:
             await asyncio.sleep(0)
 
     def _resume(self, batch: Batch) -> None:
-        """Continue each message from its saved progress; messages with the same progress continue together."""
+        """Continue each message from its saved progress; messages with the same progress continue together.
+
+        Of broadcasts, their pairs were judged before they were deferred.
+        """
+        pairs = pair_rows(batch)
+        batch = batch if pairs is None else once_each(batch, pairs)
         groups: dict[tuple[str, ...], tuple[list[int], BatchVerdict]] = {}
         for row, key in enumerate(map(batch.message_id, range(len(batch)))):
             if self.knows(key):

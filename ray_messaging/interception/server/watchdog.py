@@ -6,6 +6,7 @@ import logging
 import sys
 import threading
 import traceback
+from collections import defaultdict
 from collections.abc import Callable, Generator
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -30,13 +31,18 @@ class Stuck(BaseException):
 
 
 class Watch:
-    """The rule that is running in the loop's thread."""
+    """The rule that is running in the loop's thread.
 
-    __slots__ = ("_lock", "calls", "rule", "struck")
+    When the rule is done, its caller sets `rule` to None and calls `take_back` where this was `struck`, in a `finally`.
+    A method for that would not do: an interrupt at its very beginning would leave the rule marked as running.
+    """
+
+    __slots__ = ("_lock", "calls", "rule", "spent", "struck")
 
     def __init__(self) -> None:
         self.rule: Rule | None = None
         self.calls = 0
+        self.spent: defaultdict[str, float] = defaultdict(float)  # seconds by rule
         self.struck = False
         self._lock = threading.Lock()
 
@@ -44,12 +50,6 @@ class Watch:
         """Mark a rule as running."""
         self.calls += 1
         self.rule = rule
-
-    def leave(self) -> None:
-        """Mark the rule as done; from here on it cannot be interrupted."""
-        self.rule = None
-        if self.struck:
-            self.take_back()
 
     def take_back(self) -> None:
         """Cancel an interrupt that came too late: the rule is done."""
@@ -86,7 +86,9 @@ class Steps:
         try:
             steps = self._begin().__await__()
         finally:
-            watch.leave()
+            watch.rule = None
+            if watch.struck:
+                watch.take_back()
         step: Callable[[], Any] = partial(next, steps)
         while True:
             watch.enter(self._rule)
@@ -95,7 +97,9 @@ class Steps:
             except StopIteration as done:
                 return done.value
             finally:
-                watch.leave()
+                watch.rule = None
+                if watch.struck:
+                    watch.take_back()
             try:
                 yield wanted
             except BaseException as error:  # noqa: BLE001 - for the rule to handle, or to pass on

@@ -52,17 +52,17 @@ class FrameProtocol(asyncio.Protocol):
         buffer = self._buffer
         buffer += data
         at = 0
-        while len(buffer) - at >= 4 and not self.crowded():
+        while buffer is self._buffer and len(buffer) - at >= 4 and not self.crowded():
             (length,) = _LENGTH.unpack_from(buffer, at)
             if length > self.limit_bytes:
                 self.refuse(f"a frame of {length} bytes, the limit is {self.limit_bytes}")
                 return
             if len(buffer) - at - 4 < length:
                 break
-            frame = bytes(memoryview(buffer)[at + 4 : at + 4 + length])
-            at += 4 + length
+            low, at = at + 4, at + 4 + length
             self.received += 1
-            self.frame_received(frame)
+            with memoryview(buffer) as received, received[low:at] as frame:
+                self.frame_received(frame)
         del buffer[:at]
 
     def send(self, *parts: bytes) -> None:
@@ -81,10 +81,10 @@ class FrameProtocol(asyncio.Protocol):
 
     def refuse(self, why: str) -> None:  # noqa: ARG002 - for subclasses that log
         """End the connection: the peer breaks the protocol."""
-        self._buffer.clear()
+        self._buffer = bytearray()  # that of before is in use while a frame is handled
         if self.transport is not None:
             self.transport.abort()
 
-    def frame_received(self, frame: bytes) -> None:
-        """Handle one frame."""
+    def frame_received(self, frame: memoryview) -> None:
+        """Handle one frame, which is there during this call only."""
         raise NotImplementedError

@@ -1,10 +1,11 @@
 """The accumulator, which collects messages into batches, and its limits."""
 
 import asyncio
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from itertools import repeat, starmap
 from time import monotonic, time
+from typing import TYPE_CHECKING
 
 from ray_messaging.addressing.channels import AgentId, SenderId
 from ray_messaging.common.limits import BATCH_ROWS
@@ -28,8 +29,12 @@ from ray_messaging.sending.accumulation.pending_batch import (
 )
 from ray_messaging.sending.delivery.frame_sender import FrameSender
 from ray_messaging.sending.delivery.in_flight_batch import InFlightBatch
+from ray_messaging.sending.delivery.observed_fates import tell_fates
 from ray_messaging.sending.delivery.send_loop import SendLoop
 from ray_messaging.sending.local_log import SendLog
+
+if TYPE_CHECKING:
+    from ray_messaging.observability.tracing.tracer import Tracer
 
 _NONE_OPEN = RowBatch(None)  # no message is appended to it
 
@@ -105,7 +110,9 @@ class Accumulator:
         settings: MessagingConfig,
         checks: MessageChecks,
         log: SendLog,
+        tracer: "Tracer | None" = None,
     ) -> None:
+        self.tracer = tracer
         self.capacity = CapacityLimiter(settings.outbox_messages, settings.outbox_bytes)
         self.rows_done = self.capacity.give_back  # by row: other rows of the batch may still wait
         self.broken: MessagingError | None = None  # why nothing is accepted any more
@@ -125,16 +132,16 @@ class Accumulator:
         self._new_future: Callable[[], asyncio.Future[Receipt]] = self._loop.create_future
         self._bulks = 0  # bulk sends and transactions that are not finished
         self._flushes: list[asyncio.Future[None]] = []
-        self._send_loop = SendLoop(frames, verdict_client, settings, self)
+        self.send_loop = SendLoop(frames, verdict_client, settings, self)
 
     @property
     def verdict_client(self) -> VerdictClient:
         """Return the client that gets the verdicts; a new one counts from the next batch on."""
-        return self._send_loop.verdict_client
+        return self.send_loop.verdict_client
 
     @verdict_client.setter
     def verdict_client(self, verdict_client: VerdictClient) -> None:
-        self._send_loop.verdict_client = verdict_client
+        self.send_loop.verdict_client = verdict_client
 
     @property
     def step(self) -> int | None:
@@ -156,23 +163,23 @@ class Accumulator:
     @property
     def deferred(self) -> int:
         """Return how many messages wait for a slow rule, or behind one that does."""
-        return len(self._send_loop.deferred)
+        return len(self.send_loop.deferred)
 
     @property
     def batches(self) -> int:
         """Return how many batches were sent."""
-        return self._send_loop.batches
+        return self.send_loop.batches
 
     @property
     def transactions(self) -> int:
         """Return how many transactions the server has, as far as is known here."""
-        return self._send_loop.transactions
+        return self.send_loop.transactions
 
     def health(self) -> TaskHealth:
         """Return the health of the send loop. Messages that wait for a slow rule do not make it busy."""
         error = "" if self.broken is None else str(self.broken)
         busy = self.rows > self.deferred
-        return TaskHealth("outbox", self._send_loop.alive, busy, monotonic() - self._send_loop.turned_at, error)
+        return TaskHealth("outbox", self.send_loop.alive, busy, monotonic() - self.send_loop.turned_at, error)
 
     # -- accepting ------------------------------------------------------------------------------------------------
 
@@ -232,7 +239,7 @@ class Accumulator:
         capacity.rows += 1
         if batch.counted > ROW_CELLS:  # a lone message takes the shortest path
             self._prepare_futures()
-        self._send_loop.wake()  # it sleeps only while no batch is open
+        self.send_loop.wake()  # it sleeps only while no batch is open
         return future
 
     async def _append_in_turn(self, from_id: AgentId | None, to_id: AgentId | None, topic: str, line: bytes) -> Receipt:
@@ -253,7 +260,7 @@ class Accumulator:
         batch.nbytes += size
         self.capacity.nbytes += size
         self.capacity.rows += 1
-        self._send_loop.wake()
+        self.send_loop.wake()
         return batch.conversation, future
 
     def extend(self, entries: Sequence[Entry]) -> "asyncio.Future[Receipts]":
@@ -272,7 +279,7 @@ class Accumulator:
         self.capacity.rows += len(batch) - low
         batch.counted = len(batch.cells)
         self._prepare_futures()
-        self._send_loop.wake()
+        self.send_loop.wake()
         return future
 
     def put(self, pending: PendingBatch, nbytes: int) -> None:
@@ -281,7 +288,7 @@ class Accumulator:
         self._pending.append(pending)
         self.capacity.rows += len(pending)
         self.capacity.nbytes += nbytes
-        self._send_loop.wake()
+        self.send_loop.wake()
 
     async def enter(self) -> None:
         """Wait until there is capacity, in turn; the caller must accept something before it awaits anything else."""
@@ -298,6 +305,7 @@ class Accumulator:
             raise self.broken.with_traceback(None)
         if len(transaction):
             await self.enter()
+            transaction.trace = None if self.tracer is None else self.tracer.open()
         self._bulks += 1
         transaction.future.add_done_callback(self.bulk_done)
         self.put(transaction, transaction.nbytes)
@@ -337,6 +345,8 @@ class Accumulator:
         if opened is _NONE_OPEN or len(opened) >= BATCH_ROWS or not opened.holds(large) or not opened.is_of(kind):
             batch = RowBatch(self._step, conversation=None if kind is None else ConversationRows(kind))
             self._open, self._cells, self._futures = batch, batch.cells, iter(())
+            if self.tracer is not None:
+                batch.trace = self.tracer.open()
             self._pending.append(batch)
         self._open.large += large
         return self._open
@@ -355,9 +365,10 @@ class Accumulator:
     def batch_done(self, batch: InFlightBatch) -> None:
         """Note that all rows of a batch have their receipts."""
         self._log.add(batch.outgoing, batch.outcome)
-        if self._observer is not None and batch.outcome.blocks:
-            for rule, messages in Counter(rule for rule, _ in batch.outcome.blocks.values()).items():
-                self._observer.messages_blocked(rule, messages)
+        if batch.trace is not None:
+            batch.trace.done(batch.outcome, next(iter(batch.errors.values()), None))
+        if self._observer is not None:
+            tell_fates(self._observer, batch.outcome)
         if self._flushes:
             self._end_flushes()
 
@@ -370,7 +381,7 @@ class Accumulator:
             if isinstance(pending, TransactionBatch):
                 pending.fail(error)
             if len(pending):
-                self._send_loop.begin(pending).fail(None, error)
+                self.send_loop.begin(pending).fail(None, error)
 
     # -- the end --------------------------------------------------------------------------------------------------
 
@@ -404,13 +415,13 @@ class Accumulator:
                 if self.broken is None:
                     await self.flush()
         except TimeoutError:
-            self._send_loop.deferred.give_up(send_errors.undecided(self._close_within_s))
-            self._send_loop.wake()  # a transaction may wait for them
+            self.send_loop.deferred.give_up(send_errors.undecided(self._close_within_s))
+            self.send_loop.wake()  # a transaction may wait for them
             await self.flush()
         finally:
             await self.stop(Closed("this messager is closed: open another one"))
 
     async def stop(self, error: MessagingError) -> None:
         """Stop at once; messages without a receipt get the error."""
-        await self._send_loop.stop(error)
+        await self.send_loop.stop(error)
         self.fail(error)

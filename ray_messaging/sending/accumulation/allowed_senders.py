@@ -26,9 +26,16 @@ class AllowedSenders:
 
     def add(self, agents: AgentSet) -> None:
         """Allow these agents, too."""
-        self._agents |= agents
-        ints = self._agents.ints
-        self._dense = None
+        self._set(self._agents | agents)
+
+    def remove(self, agents: AgentSet) -> None:
+        """Allow these agents no longer."""
+        self.known.clear()
+        self._set(self._agents - agents)
+
+    def _set(self, agents: AgentSet) -> None:
+        self._agents, self._dense = agents, None
+        ints = agents.ints
         if len(ints) and int(ints[0]) > _LEAST and int(ints[-1]) - int(ints[0]) <= 8 * len(ints) + 1024:
             self._before = int(ints[0]) - 1
             self._dense = np.zeros(int(ints[-1]) - self._before + 2, np.bool_)  # its two ends stand for all ids outside

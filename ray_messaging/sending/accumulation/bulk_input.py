@@ -8,14 +8,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId, check_id, check_recipient
-from ray_messaging.common.limits import BATCH_BYTES, BATCH_ROWS
+from ray_messaging.common.limits import BATCH_BYTES, BATCH_ROWS, CALL_BYTES, COLUMN_ROWS
 from ray_messaging.compat.msg import Msg
+from ray_messaging.compat.payload_objects import is_object
 from ray_messaging.errors import InvalidColumns, InvalidPayload
-from ray_messaging.message import Outgoing
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn, encode_payload
+from ray_messaging.model.payloads import Payloads
+from ray_messaging.model.typed.input import is_array, is_table, table_of
+from ray_messaging.outgoing import Outgoing
 from ray_messaging.sending.accumulation.allowed_senders import no_from_id
 from ray_messaging.sending.accumulation.pending_batch import Entry, RowBatch
+
+_IDS_BYTES = 16  # of a row
 
 
 class ColumnChunk(NamedTuple):
@@ -23,7 +28,7 @@ class ColumnChunk(NamedTuple):
 
     from_ids: IdColumn
     to_ids: IdColumn
-    lines: PayloadColumn
+    lines: Payloads
 
     def take(self, rows: NDArray[np.intp]) -> "ColumnChunk":
         """Return some of the rows."""
@@ -32,7 +37,8 @@ class ColumnChunk(NamedTuple):
     def within_limits(self) -> "list[ColumnChunk]":
         """Return the rows in order, in chunks that are halved until each is within the limits of a batch."""
         rows = len(self.from_ids)
-        if (rows <= BATCH_ROWS and self.lines.nbytes <= BATCH_BYTES) or rows == 1:
+        most = COLUMN_ROWS if self.lines.small else BATCH_ROWS
+        if (rows <= most and self.lines.nbytes <= BATCH_BYTES) or rows == 1:
             return [self]
         halves = self.take(np.arange(rows // 2)), self.take(np.arange(rows // 2, rows))
         return [chunk for half in halves for chunk in half.within_limits()]
@@ -75,11 +81,11 @@ def columns_of(from_ids: object, to_ids: object, payloads: object, limit_bytes: 
     """Check and encode columns, in chunks of at most a batch; raise InvalidColumns, InvalidAddress, InvalidPayload."""
     senders = None if from_ids is None or _is_one(from_ids) else IdColumn.checked(from_ids, none=True)
     receivers = None if _is_one(to_ids) else IdColumn.checked(to_ids)
-    shared = _shared(payloads, limit_bytes)
+    given = _given(payloads, limit_bytes)
     lengths = {
         "from_ids": None if senders is None else len(senders),
         "to_ids": None if receivers is None else len(receivers),
-        "payloads": None if shared is not None else len(payloads),  # type: ignore[arg-type]  # a Sequence, else it raises
+        "payloads": given.rows,
     }
     counted = {name: length for name, length in lengths.items() if length is not None}
     if len(set(counted.values())) > 1:
@@ -91,13 +97,9 @@ def columns_of(from_ids: object, to_ids: object, payloads: object, limit_bytes: 
     if receivers is None:
         receivers = IdColumn.constant(check_id(to_ids), rows)
     chunks: list[ColumnChunk] = []
-    for low in range(0, rows, BATCH_ROWS):
-        part = slice(low, min(rows, low + BATCH_ROWS))
-        if shared is not None:
-            lines = PayloadColumn.of([shared], np.zeros(part.stop - low, np.uint32))
-        else:
-            lines = PayloadColumn.encode(payloads[part], limit_bytes)  # type: ignore[index]  # a Sequence, see above
-        chunks += ColumnChunk(senders.take(part), receivers.take(part), lines).within_limits()
+    for low in range(0, rows, given.batch_rows):
+        part = slice(low, min(rows, low + given.batch_rows))
+        chunks += ColumnChunk(senders.take(part), receivers.take(part), given.encoded(part)).within_limits()
     return chunks
 
 
@@ -106,23 +108,54 @@ def _is_one(ids: object) -> bool:
     return isinstance(ids, int | str | np.integer)
 
 
-def payload_column(payloads: object, rows: int, limit_bytes: int) -> PayloadColumn:
+def payload_column(payloads: object, rows: int, limit_bytes: int) -> Payloads:
     """Check and encode n payloads, or one for all; raise InvalidColumns, InvalidPayload, PayloadTooLarge."""
-    shared = _shared(payloads, limit_bytes)
-    if shared is not None:
-        return PayloadColumn.of([shared], np.zeros(rows, np.uint32))
-    if len(payloads) != rows:  # type: ignore[arg-type]  # a Sequence, else it raises
-        raise InvalidColumns(f"the columns differ in length: {rows} messages, {len(payloads)} payloads")  # type: ignore[arg-type]
-    return PayloadColumn.encode(payloads, limit_bytes)  # type: ignore[arg-type]  # as above
+    given = _given(payloads, limit_bytes)
+    if given.rows is not None and given.rows != rows:
+        raise InvalidColumns(f"the columns differ in length: {rows} messages, {given.rows} payloads")
+    return given.encoded(slice(0, rows))
 
 
-def _shared(payloads: object, limit_bytes: int) -> bytes | None:
-    """Return the payload that is one for all, encoded; None: there is one each. Raises InvalidColumns."""
-    if isinstance(payloads, dict | Msg):
-        return encode_payload(payloads, limit_bytes)
+class _Given(NamedTuple):
+    """Payloads as given: how many (None: one for all), how many make a batch, and a function that encodes some."""
+
+    rows: int | None
+    batch_rows: int
+    encoded: Callable[[slice], Payloads]
+
+
+def _given(payloads: object, limit_bytes: int) -> _Given:
+    """Return payloads as given; raise InvalidColumns, InvalidPayload, PayloadTooLarge."""
+    if is_table(payloads):
+        table = table_of(payloads)
+        table.check_rows(limit_bytes)
+        row_bytes = table.nbytes // max(1, table.count) + _IDS_BYTES
+        batch_rows = min(COLUMN_ROWS, max(BATCH_ROWS, CALL_BYTES // row_bytes))  # most often one frame
+        return _Given(table.count, batch_rows, lambda rows: table.part(rows.start, rows.stop))
+    if isinstance(payloads, dict | Msg) or is_object(payloads):
+        _check_arrays(payloads)
+        line = encode_payload(payloads, limit_bytes)
+        shared = [line]
+        return _Given(
+            None, BATCH_ROWS, lambda rows: PayloadColumn.of(shared, np.zeros(rows.stop - rows.start, np.uint32))
+        )
     if not isinstance(payloads, Sequence) or isinstance(payloads, str | bytes):
-        raise InvalidColumns(f"payloads must be a list of dicts or Msgs, or one for all, not {type(payloads).__name__}")
-    return None
+        raise InvalidColumns(
+            "payloads must be a list of dicts, Msgs or objects, one for all, columns(...), a pyarrow table or a "
+            f"DataFrame, not {type(payloads).__name__}"
+        )
+    return _Given(len(payloads), BATCH_ROWS, lambda rows: PayloadColumn.encode(payloads[rows], limit_bytes))
+
+
+def _check_arrays(payload: object) -> None:
+    """Raise InvalidColumns for a dict that is meant as columns: one payload for all would hold whole arrays."""
+    for name, value in payload.items() if isinstance(payload, dict) else ():
+        if is_array(value):
+            raise InvalidColumns(
+                f"payloads is one dict for all, and its {name!r} is an array: use columns({name}=array) for a value "
+                "for each message, array.tolist() for all values in each",
+                column=name,
+            )
 
 
 def batches_of_entries(entries: Sequence[Entry], step: int | None) -> list[Batch]:

@@ -14,6 +14,9 @@ from ray_messaging.model.message_ids import MessageIdColumn
 if TYPE_CHECKING:
     from ray_messaging.message import Message
 
+_EXPECTS = np.ones(1, np.bool_)  # of a lone question: to make it takes as long as all else of the extension
+_EXPECTS.flags.writeable = False
+
 
 class Questions(NamedTuple):
     """Questions, whose answers go to a mailbox.
@@ -45,7 +48,7 @@ class ConversationRows(msgspec.Struct, eq=False):
             replies = MessageIdColumn.of(self.in_reply_to)
             batch.extension = Extension(in_reply_to=replies, reply_mailbox=self.kind.mailbox)
         else:
-            expects = np.ones(batch.rows, np.bool_)
+            expects = _EXPECTS if batch.rows == 1 else np.ones(batch.rows, np.bool_)
             batch.extension = Extension(expects_answer=expects, reply_mailbox=self.kind.mailbox)
             self.kind.sealed(batch, self.answers)
         return batch

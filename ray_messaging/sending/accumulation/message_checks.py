@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from ray_messaging.addressing.channels import OMITTED, Address, AgentId, SenderId, check_id, check_recipient
-from ray_messaging.message import Outgoing
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import IdColumn, encode_payload
+from ray_messaging.outgoing import Outgoing
 from ray_messaging.sending.accumulation.allowed_senders import AllowedSenders, no_from_id
 from ray_messaging.sending.accumulation.bulk_input import ColumnChunk, columns_of, entries_of
 from ray_messaging.sending.accumulation.pending_batch import Entry
@@ -47,6 +47,11 @@ class MessageChecks:
         self._allowed.add(agents)
         self.known = self._allowed.known
 
+    def refuse(self, agents: AgentSet) -> None:
+        """Accept no messages of these agents any more, where only some agents may send."""
+        if self._allowed is not None:
+            self._allowed.remove(agents)
+
     def address(self, channel: str) -> tuple[AgentId | None, str]:
         """Return the agent (None: none) and the topic of a channel; raise InvalidAddress."""
         known = self.addresses
@@ -69,6 +74,10 @@ class MessageChecks:
         recipient, topic = self.address(channel)
         if to_id is not None and (to_id.__class__ is not int or to_id != recipient):
             recipient = check_recipient(channel, recipient, to_id)
+        return self.addressed(from_id, recipient, topic, payload)
+
+    def addressed(self, from_id: SenderId, to_id: AgentId | None, topic: str, payload: object) -> CheckedMessage:
+        """Return a message to an address that is known to be valid. Raises as `checked`."""
         if from_id is None or from_id is OMITTED:
             if self._allowed is not None and (from_id is OMITTED or not self._user_is_explicit):
                 raise no_from_id(self._name)
@@ -77,7 +86,7 @@ class MessageChecks:
             from_id = check_id(from_id)
             if self._allowed is not None:
                 self._allowed.check(from_id)
-        return CheckedMessage(from_id, recipient, topic, encode_payload(payload, self._payload_bytes))
+        return CheckedMessage(from_id, to_id, topic, encode_payload(payload, self._payload_bytes))
 
     def entries(self, messages: Sequence[Outgoing]) -> list[Entry]:
         """Check and encode messages; raises as `checked`, before any is sent."""

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from struct import pack
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -14,9 +14,14 @@ from ray_messaging.errors import MessagingError, PayloadTooLarge, TransactionErr
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.model.extension import Extension
+from ray_messaging.model.payloads import Payloads
 from ray_messaging.receipt import Receipt, Receipts
 from ray_messaging.sending.accumulation.conversation_rows import ConversationRows, Questions, Replies
+from ray_messaging.sending.reaches import Reaches
 from ray_messaging.transports.transport import Conclusion
+
+if TYPE_CHECKING:
+    from ray_messaging.observability.tracing.sent_batch import SentBatch
 
 LARGE_LINE = BATCH_BYTES // BATCH_ROWS
 
@@ -49,13 +54,20 @@ class PendingBatch(msgspec.Struct, eq=False):
     """Rows that will go as one batch, and the futures of their receipts.
 
     `singles` holds a future per row for messages sent one by one (None: a row of a bulk send; empty: there is none).
-    `bulks` holds the futures of bulk sends. With `all_single` each row has a future of its own.
+    `bulks` holds the futures of bulk sends. With `all_single` each row has a future of its own. `checked` is the
+    version of the schemas by which the payloads were checked (0: by none). `call_row` is the number of the first row in
+    the call that sends it (None: it has messages of several calls). With `reaches` each row is a broadcast,
+    which no rule judges. `trace` has the spans of a traced batch.
     """
 
     step: int | None
     singles: "Sequence[asyncio.Future[Receipt] | None]" = ()
     bulks: list[BulkWaiter] = msgspec.field(default_factory=list)
     all_single: bool = False
+    checked: int = 0
+    call_row: int | None = None
+    reaches: Reaches | None = None
+    trace: "SentBatch | None" = None
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -185,7 +197,7 @@ class ColumnBatch(PendingBatch, eq=False, kw_only=True):
     from_ids: IdColumn
     to_ids: IdColumn
     topic: str
-    lines: PayloadColumn
+    lines: Payloads
     sent_at: float
     extension: Extension | None = None
 

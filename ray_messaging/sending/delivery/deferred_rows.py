@@ -18,7 +18,7 @@ from ray_messaging.interception.wire.verdicts import BatchVerdict
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import INT, IdColumn
 from ray_messaging.model.extension import Extension
-from ray_messaging.sending.accumulation.pending_batch import once
+from ray_messaging.model.joining import joined_payloads
 from ray_messaging.sending.delivery.in_flight_batch import InFlightBatch, Rows
 
 logger = logging.getLogger(__name__)
@@ -282,7 +282,7 @@ def _joined(parts: list[Batch]) -> Batch:
     """Build one batch of several; the messages keep their numbers."""
     first = parts[0]
     topics = {name: place for place, name in enumerate(dict.fromkeys(name for part in parts for name in part.topics))}
-    lines = [part.lines.row(row) for part in parts if part.lines is not None for row in range(len(part))]
+    lines = [part.lines for part in parts if part.lines is not None]
     steps = [np.broadcast_to(np.asarray(part.step, np.int64), len(part)) for part in parts if part.step is not None]
     return Batch(
         sender=first.sender,
@@ -296,7 +296,7 @@ def _joined(parts: list[Batch]) -> Batch:
         numbers=np.concatenate([_numbers(part) + np.uint32(part.first - first.first) for part in parts]),
         step=np.concatenate(steps) if steps else None,
         sent_at=np.concatenate([np.broadcast_to(np.asarray(part.sent_at, np.float64), len(part)) for part in parts]),
-        lines=once(lines) if lines else None,
+        lines=joined_payloads(lines, [*map(len, parts)]) if lines else None,
         extension=Extension.joined([(part.extension, len(part)) for part in parts if part.extension is not None]),
     )
 

@@ -1,6 +1,5 @@
 """The router, which splits a batch into frames: some for each mailbox that listens, some for unowned channels."""
 
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import msgspec
@@ -9,19 +8,20 @@ from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import build_channel
 from ray_messaging.addressing.directory import NOBODY, Directory
+from ray_messaging.common.limits import CALL_BYTES, COLUMN_ROWS, FRAME_ROWS
 from ray_messaging.interception.wire.verdicts import FOREIGN
 from ray_messaging.model.batch import Batch
-from ray_messaging.receipt import DELIVERED, UNKNOWN
+from ray_messaging.receipt import DELIVERED, UNDELIVERABLE, UNKNOWN, PairFates
 from ray_messaging.sending.delivery import logged_frames
+from ray_messaging.sending.delivery.folded_frames import FoldedFrames
 from ray_messaging.sending.delivery.in_flight_batch import InFlightBatch, Rows
-from ray_messaging.transports.steps.values import box_name
+from ray_messaging.sending.reaches import Reaches
+from ray_messaging.transports.steps.values import ASKER, box_name
 from ray_messaging.transports.transport import LOG, LoggedFrame, Published
 from ray_messaging.wire.frames import encode
 
-# The most bytes of a frame, unless one payload is larger. A script call holds up all clients of the server, for a time
-# that grows faster than its size: 2 MiB take some ms, 32 MiB half a second.
-CALL_BYTES = 2 * 2**20
-_UNOWNED_BYTES = CALL_BYTES  # the same, of a frame for unowned channels
+_UNOWNED_BYTES = CALL_BYTES  # of a frame for unowned channels
+_SHORT = 2**16  # routes
 UNOWNED = ""  # the queue of messages on channels that no mailbox owns
 
 
@@ -69,6 +69,7 @@ class FrameRouter:
         self.directory = directory
         self.mirror = mirror
         self.logs_apart = logs_apart
+        self._folded = FoldedFrames(directory)
         self.shut: set[str] = set()  # boxes that take nothing, because their group does not count in their step
 
     def route(
@@ -78,6 +79,10 @@ class FrameRouter:
 
         Blocked rows go to the log, where there is one. Else they are settled here, if `settle`.
         """
+        if in_flight.trace is not None:
+            in_flight.trace.writing(in_flight.outgoing)
+        if in_flight.reaches is not None:
+            return self._fan_out(in_flight, in_flight.reaches, rows, verdict_epoch, deadline)
         frames: list[OutboundFrame] = []
         if in_flight.outcome.blocks:
             rows = in_flight.open_rows if rows is None else in_flight.still_open(rows)
@@ -96,18 +101,54 @@ class FrameRouter:
             frames += [self._frame(in_flight, mailbox, part, verdict_epoch, deadline) for part in parts]
         return frames
 
+    def _fan_out(
+        self, in_flight: InFlightBatch, reaches: Reaches, rows: Rows | None, verdict_epoch: int, deadline: float
+    ) -> list[OutboundFrame]:
+        """Build the frames of broadcasts (None: all), one row for each mailbox with a hearer."""
+        batch, frames = in_flight.outgoing, list[OutboundFrame]()
+        opened = in_flight.open_rows if rows is None else in_flight.still_open(rows)
+        senders = reaches.senders.find(batch.from_ids)
+        delivered, copies = np.zeros(batch.rows, np.int64), np.zeros(batch.rows, np.intp)
+        for mailbox, record in self.directory.records.items():
+            queue = _queue_of(mailbox, batch)
+            if queue in self.shut:
+                continue
+            reach = reaches.of(record)
+            counts = reach.hearers[senders]
+            delivered += counts
+            lacks = opened[counts[opened] > 0]
+            if queue in in_flight.placed:
+                lacks = lacks[~in_flight.placed[queue][lacks]]
+            copies[lacks] += 1
+            for part in self._folded.row_parts(batch, lacks, record):
+                data = encode(self._folded.rows_folded(batch, part, counts, reach.agents))
+                frames.append(
+                    OutboundFrame(
+                        in_flight, queue, part, len(part), data, [], None, None, verdict_epoch, deadline, len(data)
+                    )
+                )
+        in_flight.expect_each(opened, copies[opened])
+        in_flight.outcome.pairs = PairFates(delivered, reaches.hearers[senders] - delivered)
+        alone = opened[copies[opened] == 0]
+        heard = delivered[alone] > 0
+        in_flight.settle(alone[heard], DELIVERED)
+        in_flight.settle(alone[~heard], UNDELIVERABLE)
+        return frames
+
     def _rows_by_mailbox(self, in_flight: InFlightBatch, rows: Rows | None) -> dict[str, Rows | None]:
         """Return which rows (None: all) go to which mailbox."""
         directory, batch = self.directory, in_flight.batch
         if rows is not None and not len(rows):
             return {}
         whole = rows is None and in_flight.left == batch.rows and not in_flight.placed
-        if batch.extension is not None and batch.extension.in_reply_to is not None:
-            asker = batch.extension.reply_mailbox
-            if asker in directory.records:  # else it has gone, and these are messages for its agents
-                opened = in_flight.open_rows if rows is None else in_flight.still_open(rows)
-                in_flight.expect(opened, 1)
-                return {asker: None if whole else opened}
+        asker = self._asker_of(batch)
+        if asker is not None and whole:
+            in_flight.copies = None
+            return {asker: None}
+        if asker is not None:
+            opened = in_flight.open_rows if rows is None else in_flight.still_open(rows)
+            in_flight.expect(opened, 1)
+            return {asker: opened}
         if whole and batch.rows == 1 and not self.shut:  # a lone message takes the shortest path
             address = batch.to_ids[0], batch.topics[0]
             listeners = directory.cached.get(address) or directory.mailboxes_of(*address)
@@ -121,16 +162,29 @@ class FrameRouter:
             return {mailboxes[0] if mailboxes else UNOWNED: None}
         opened = in_flight.open_rows if rows is None else in_flight.still_open(rows)
         routes = routes[opened]
-        used = np.flatnonzero(np.bincount(routes)).tolist()
+        counts = np.bincount(routes)
+        used = np.flatnonzero(counts).tolist()
         if in_flight.placed or any(len(directory.mailboxes(route)) > 1 for route in used):
             return self._copied_rows(in_flight, opened, routes.tolist())
         in_flight.expect(opened, 1)
-        order = np.argsort(routes, kind="stable")
-        bounds: list[int] = np.searchsorted(routes[order], [*used, used[-1] + 1]).tolist() if used else []
+        # Numbers of 16 bits are sorted in half the time.
+        order = np.argsort(routes.astype(np.uint16) if len(counts) <= _SHORT else routes, kind="stable")
         found: dict[str, Rows | None] = {}
-        for route, (low, high) in zip(used, pairwise(bounds), strict=True):
+        low = 0
+        for route in used:
+            high = low + int(counts[route])
             found[next(iter(directory.mailboxes(route)), UNOWNED)] = opened[order[low:high]]
+            low = high
         return found
+
+    def _asker_of(self, batch: Batch) -> str | None:
+        """Return the queue of a batch of answers; None: it is none, or its asker has gone: it goes to the agents."""
+        extension = batch.extension
+        if extension is None or extension.in_reply_to is None:
+            return None
+        if extension.asked_outside:  # the seal of the step finds out whether it has gone
+            return ASKER + extension.reply_mailbox
+        return extension.reply_mailbox if extension.reply_mailbox in self.directory.records else None
 
     def _open_routes(self, batch: Batch) -> NDArray[np.int32]:
         """Return the route of each message; that of nobody where all of its mailboxes are shut."""
@@ -144,11 +198,14 @@ class FrameRouter:
         """Return which rows go to which mailbox, where some go to several, and count their copies."""
         rows_of: dict[str, list[int]] = {}
         nowhere: list[int] = []
+
+        def had(queue: str, row: int) -> bool:
+            return queue in in_flight.placed and bool(in_flight.placed[queue][row])
+
         for row, route in zip(opened.tolist(), routes, strict=True):
-            had = in_flight.placed.get(row, ())
             queues = {name: _queue_of(name, in_flight.batch) for name in self.directory.mailboxes(route)}
-            left = [name for name, queue in queues.items() if queue not in had and queue not in self.shut]
-            targets = left or ([UNOWNED] if row not in in_flight.placed else [])
+            left = [name for name, queue in queues.items() if not had(queue, row) and queue not in self.shut]
+            targets = left or ([] if in_flight.is_placed(row) else [UNOWNED])
             for mailbox in targets:
                 rows_of.setdefault(mailbox, []).append(row)
             if targets:
@@ -167,7 +224,11 @@ class FrameRouter:
         count = in_flight.batch.rows if rows is None else len(rows)
         if lines is None or count == 1:
             return [rows]
+        if in_flight.batch.extension is not None and self._folded.takes(in_flight, mailbox):
+            return [*self._folded.parts(in_flight, mailbox, rows, CALL_BYTES)]
         most_rows = count if record is None else record.frame_rows
+        if lines.small and most_rows >= FRAME_ROWS:
+            most_rows = max(most_rows, COLUMN_ROWS)
         most_bytes = _UNOWNED_BYTES if record is None else min(record.frame_bytes, CALL_BYTES)
         row_bytes = _row_bytes(in_flight.outgoing)
         shared = mailbox != UNOWNED or lines.index is None  # else each row is published with its own payload
@@ -177,7 +238,7 @@ class FrameRouter:
             rows, volumes = np.arange(count), lines.volumes + row_bytes * np.arange(1, count + 1)
         else:
             rows = np.arange(count) if rows is None else rows
-            volumes = np.cumsum(lines.sizes[rows if lines.index is None else lines.index[rows]] + row_bytes)
+            volumes = np.cumsum(lines.weights[rows if lines.index is None else lines.index[rows]] + row_bytes)
         parts: list[Rows | None] = []
         low = 0
         while low < count:
@@ -198,8 +259,11 @@ class FrameRouter:
         if logged and mailbox == UNOWNED:
             note = logged_frames.published(in_flight, batch, rows)
         elif logged and in_flight.rewritten:
-            note, batch = logged_frames.rewritten(in_flight, batch, rows, mailbox)
-        data = b"" if mailbox == UNOWNED else encode(batch)
+            note, batch = logged_frames.rewritten(in_flight, batch, rows, mailbox.removeprefix(ASKER))
+        if batch.extension is not None and self._folded.takes(in_flight, mailbox):
+            data = encode(self._folded.fold(in_flight, mailbox, rows))
+        else:
+            data = b"" if mailbox == UNOWNED else encode(batch)
         nbytes = len(data)
         if note is not None:
             nbytes += len(note.frame) + len(note.note)

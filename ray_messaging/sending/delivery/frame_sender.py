@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from itertools import islice
 
 import numpy as np
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 
 from ray_messaging.addressing.directory import Directory
 from ray_messaging.common.backoff import FENCE_RETRY
+from ray_messaging.common.limits import CALL_BYTES
 from ray_messaging.errors import (
     Closed,
     ConfigError,
@@ -19,12 +21,14 @@ from ray_messaging.errors import (
     PayloadTooLarge,
     TransitError,
 )
+from ray_messaging.model.schemas.schema import Schemas
 from ray_messaging.observability.observer import Observer
 from ray_messaging.receipt import DELIVERED, PUBLISHED, UNDELIVERABLE, UNKNOWN
 from ray_messaging.sending import send_errors
-from ray_messaging.sending.delivery.frame_router import CALL_BYTES, UNOWNED, FrameRouter, OutboundFrame
+from ray_messaging.sending.delivery.frame_router import UNOWNED, FrameRouter, OutboundFrame
 from ray_messaging.sending.delivery.in_flight_batch import InFlightBatch, Rows
 from ray_messaging.sending.delivery.mailbox_queues import MailboxQueue, MailboxQueues
+from ray_messaging.sending.schema_checks import check_batches, fitting
 from ray_messaging.transports.transport import (
     LOG,
     TOO_LARGE_TAKER,
@@ -82,14 +86,23 @@ class FrameSender:
 
     async def reload(self) -> None:
         """Load the changes of the directory; load all of it where the server has an older version than ours."""
-        delta = await self._transport.load_directory(self._directory.version)
-        if delta.version < self._directory.version:
-            delta = await self._transport.load_directory(-1)
-        self._directory.update(*delta)
+        await self.refresh()
         for mailbox in filter(self._is_gone, list(self.queues)):
             self.queues.drop(mailbox)
         if self.epoch:
             await self._forget_gone()
+
+    async def refresh(self) -> None:
+        """Load the changes of the directory; what is queued stays as it is until the next send."""
+        delta = await self._transport.load_directory(self._directory.version)
+        if delta.version < self._directory.version:
+            delta = await self._transport.load_directory(-1)
+        self._directory.update(*delta)
+
+    @property
+    def schemas(self) -> Schemas:
+        """Return the schemas of subtopics, as of the directory."""
+        return self._directory.schemas
 
     def _is_gone(self, mailbox: str) -> bool:
         return mailbox not in {UNOWNED, LOG} and mailbox not in self._directory.records
@@ -150,13 +163,19 @@ class FrameSender:
             return
         if self._routed_at != self._directory.version:
             self._reroute()
+        if self.schemas:
+            rows = fitting(self.schemas, in_flight, rows)
+            if rows is not None and not len(rows):
+                return
         queues = self.queues
         for frame in self._router.route(in_flight, rows, verdict_epoch, deadline):
             queue = queues.get(frame.mailbox) or queues.queue_of(frame.mailbox)
             queue.frames.append(frame)
 
     def route_all(self, in_flight: InFlightBatch, verdict_epoch: int, deadline: float) -> list[OutboundFrame]:
-        """Build the frames of a whole transaction, and queue none."""
+        """Build the frames of a whole transaction, and queue none; raise PayloadMismatch."""
+        if self.schemas:
+            check_batches(self.schemas, [in_flight.batch])
         return self._router.route(in_flight, None, verdict_epoch, deadline, settle=False)
 
     @property
@@ -181,7 +200,7 @@ class FrameSender:
                 # The receiving side reloads the directory, too: queued frames may be routed by an old one.
                 if self._routed_at != self._directory.version:
                     self._reroute()
-                ready = self._next_call()
+                ready = self.next_call()
                 if not ready:
                     break
                 reply = await self.exchange(ready, ready[0][0].verdict_epoch)
@@ -204,7 +223,7 @@ class FrameSender:
             if why is not None:
                 self._wait_for_room(queue, why)
 
-    def _next_call(self) -> list[tuple[OutboundFrame, int]]:
+    def next_call(self) -> list[tuple[OutboundFrame, int]]:
         """Return the frames of the next call with their seqs, all with the same verdict epoch."""
         ready: list[tuple[OutboundFrame, int]] = []
         volume, now = 0, asyncio.get_running_loop().time()
@@ -227,15 +246,16 @@ class FrameSender:
         self, frames: list[tuple[OutboundFrame, int]], verdict_epoch: int, conclusion: Conclusion | None = None
     ) -> SendReply:
         """Make one call with frames and their seqs. The caller clears `attempted` once it has processed the reply."""
-        writes = [
-            FrameWrite(frame.mailbox, seq, frame.count, frame.data, frame.publish, frame.note, frame.batch)
-            for frame, seq in frames
-        ]
+        writes = writes_of(frames)
         version = self._directory.version
         self.attempted = True
-        return await self._transport.send(
+        began = time.perf_counter()
+        reply = await self._transport.send(
             SendRequest(self.sender, self.epoch, version, verdict_epoch, writes, conclusion)
         )
+        if self.observer is not None:
+            self.observer.call_made(len(frames), time.perf_counter() - began)
+        return reply
 
     async def _process(self, reply: SendReply, sent: list[tuple[OutboundFrame, int]]) -> None:
         if reply.status in (SendStatus.FENCED, SendStatus.LOST):
@@ -408,3 +428,11 @@ class FrameSender:
             in_flight.fail(rows, error)
         for frame in self.queues.take_all(settled=True):
             frame.in_flight.fail(frame.batch_rows(), error if frame.settled is None else send_errors.unlogged(error))
+
+
+def writes_of(frames: list[tuple[OutboundFrame, int]]) -> list[FrameWrite]:
+    """Return frames with their seqs as a transport writes them."""
+    return [
+        FrameWrite(frame.mailbox, seq, frame.count, frame.data, frame.publish, frame.note, frame.batch)
+        for frame, seq in frames
+    ]

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,9 +10,13 @@ from numpy.typing import NDArray
 from ray_messaging.errors import MessagingError, OutcomeUnknown
 from ray_messaging.interception.wire.verdicts import BatchVerdict
 from ray_messaging.model.batch import Batch
-from ray_messaging.model.columns import PayloadColumn
+from ray_messaging.model.payloads import Payloads
 from ray_messaging.receipt import BLOCKED, UNKNOWN, Outcome, Receipts, set_receipts
 from ray_messaging.sending.accumulation.pending_batch import PendingBatch
+from ray_messaging.sending.reaches import Reaches
+
+if TYPE_CHECKING:
+    from ray_messaging.observability.tracing.sent_batch import SentBatch
 
 Rows = NDArray[np.intp]
 
@@ -32,7 +36,7 @@ class InFlightBatch:
 
     A row is open until it gets a fate or an error, which happens once. `batch` is the batch as it was accepted, which
     the rules judge; `outgoing` is the batch that is written: with labels, and with the payloads that a rule rewrote.
-    `placed` holds, for each row that some but not all of its mailboxes have, the mailboxes that have it. `copies`
+    `placed` marks, for each mailbox that has rows which others lack, or have lacked, the rows that it has. `copies`
     counts the mailboxes that still lack a row (None: no row goes to more than one). `left` is the number of open rows.
     """
 
@@ -58,7 +62,7 @@ class InFlightBatch:
         self.outcome = Outcome(batch)
         self.errors: dict[int, MessagingError] = {}
         self.copies: NDArray[np.intp] | None = None
-        self.placed: dict[int, set[str]] = {}
+        self.placed: dict[str, NDArray[np.bool_]] = {}
         self.rewritten: dict[int, tuple[str, bytes]] = {}
         self.labels: dict[str, set[int]] = {}
         self.left = batch.rows
@@ -67,6 +71,34 @@ class InFlightBatch:
         self._open: NDArray[np.bool_] | None = None  # by row; None: all rows are open, or none is
         self._told = False
         self._weights: RowWeights | None = None
+
+    @property
+    def checked(self) -> int:
+        """Return the version of the schemas by which the payloads were checked; 0: by none."""
+        return self._pending.checked
+
+    @checked.setter
+    def checked(self, version: int) -> None:
+        self._pending.checked = version
+
+    @property
+    def call_row(self) -> int | None:
+        """Return the number of the first row in the call that sends it; None: it has messages of several calls."""
+        return self._pending.call_row
+
+    @property
+    def reaches(self) -> Reaches | None:
+        """Return the reach of the audience where each row is a broadcast; None: each is a message."""
+        return self._pending.reaches
+
+    @property
+    def trace(self) -> "SentBatch | None":
+        """Return the spans of a traced batch."""
+        return self._pending.trace
+
+    def is_placed(self, row: int) -> bool:
+        """Tell whether some mailbox has a row that goes to several."""
+        return any(rows[row] for rows in self.placed.values())
 
     @property
     def open(self) -> bool:
@@ -104,7 +136,7 @@ class InFlightBatch:
         asked, still = None if rows is None else set(rows.tolist()), self._opened()
 
         def fresh(row: int) -> bool:
-            return bool(still[row]) and row not in self.placed and (asked is None or row in asked)
+            return bool(still[row]) and not self.is_placed(row) and (asked is None or row in asked)
 
         blocks = self.outcome.blocks
         for row in [row for row in blocks if fresh(row)]:
@@ -134,14 +166,18 @@ class InFlightBatch:
             self.copies = np.ones(self.batch.rows, np.intp)
         self.copies[np.fromiter(rows, np.intp)] = copies
 
+    def expect_each(self, rows: Rows, copies: NDArray[np.intp]) -> None:
+        """Note how many mailboxes each of some rows is written to."""
+        self.copies = np.ones(self.batch.rows, np.intp) if self.copies is None else self.copies
+        self.copies[rows] = copies
+
     def deliver(self, rows: Rows | None, mailbox: str, fate: int) -> None:
         """Note that a mailbox has some rows (None: all). A row is settled when all of its mailboxes have it."""
         if self.copies is None:
             self.settle(rows, fate)
             return
         rows = np.arange(self.batch.rows) if rows is None else rows
-        for row in rows.tolist():
-            self.placed.setdefault(row, set()).add(mailbox)
+        self.placed.setdefault(mailbox, np.zeros(self.batch.rows, np.bool_))[rows] = True
         self.copies[rows] -= 1
         self.settle(rows[self.copies[rows] == 0], fate)
 
@@ -209,8 +245,8 @@ class InFlightBatch:
 
     def _tell_some(self, rows: Rows | None) -> None:
         fates, singles = self.outcome.fates, self._pending.singles
-        some = range(len(singles)) if rows is None else rows.tolist()
-        for row in some if singles else ():
+        some = () if not singles else range(len(singles)) if rows is None else rows.tolist()
+        for row in some:
             future = singles[row]
             if future is None or future.done():
                 continue
@@ -251,22 +287,22 @@ class InFlightBatch:
 class RowWeights:
     """The bytes of payload of rows; a payload that several rows share belongs to the last of them that is closed."""
 
-    __slots__ = ("_index", "_open", "_sizes", "rest")
+    __slots__ = ("_index", "_open", "_weights", "rest")
 
-    def __init__(self, lines: PayloadColumn) -> None:
+    def __init__(self, lines: Payloads) -> None:
         self.rest = lines.nbytes  # of the rows that are open
         self._index = lines.index
-        self._sizes = lines.sizes + 1  # each has its newline
+        self._weights = lines.weights
         # By line: how many rows are open.
         self._open = None if lines.index is None else np.bincount(lines.index, minlength=lines.count)
 
     def take(self, rows: Rows) -> int:
         """Return the bytes of rows that are closed now; each row is passed once."""
         if self._index is None or self._open is None:
-            freed = int(self._sizes[rows].sum())
+            freed = int(self._weights[rows].sum())
         else:
             used, counts = np.unique(self._index[rows], return_counts=True)
             self._open[used] -= counts
-            freed = int(self._sizes[used[self._open[used] == 0]].sum())
+            freed = int(self._weights[used[self._open[used] == 0]].sum())
         self.rest -= freed
         return freed

@@ -11,13 +11,14 @@ from ray_messaging.common.task_health import end
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import InterceptorUnavailable, MessagingError, OutcomeUnknown
 from ray_messaging.interception.client.verdict_client import VerdictClient
-from ray_messaging.interception.wire.verdicts import MIXED
+from ray_messaging.interception.wire.verdicts import MIXED, BatchVerdict
 from ray_messaging.sending import send_errors
 from ray_messaging.sending.accumulation.pending_batch import PendingBatch, TransactionBatch
 from ray_messaging.sending.delivery.deferred_rows import DeferredRows
 from ray_messaging.sending.delivery.frame_sender import FrameSender
 from ray_messaging.sending.delivery.in_flight_batch import BatchOwner, InFlightBatch, Rows
 from ray_messaging.sending.delivery.transaction_sender import TransactionSender
+from ray_messaging.sending.schema_checks import some_misfit
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ class SendLoop:
         self._observer = frames.observer
         self._settings = settings
         self._source = source
-        self._number = 0  # of the next message
+        self.number = 0  # of the next message
         self._awake = False
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
@@ -156,9 +157,13 @@ class SendLoop:
 
     def begin(self, pending: PendingBatch) -> InFlightBatch:
         """Put a batch in flight: give its messages their numbers."""
-        batch = pending.seal(self._frames.sender, self._frames.epoch, self._number)
-        self._number += batch.rows
+        batch = pending.seal(self._frames.sender, self._frames.epoch, self.number)
+        self.number += batch.rows
         self.batches += 1
+        if self._observer is not None and batch.rows:
+            self._observer.batch_taken(batch.rows, max(0.0, time.time() - batch.sent_time(0)))
+        if pending.trace is not None:
+            pending.trace.taken(batch)
         return InFlightBatch(pending, batch, self._source)
 
     async def _begin_first(self, pending: PendingBatch) -> None:
@@ -177,10 +182,9 @@ class SendLoop:
     async def _judge(self, in_flight: InFlightBatch, rows: Rows | None) -> None:
         """Get the verdicts on rows of a batch (None: all), and queue the frames of those that pass."""
         try:
-            asked_at = time.perf_counter()
-            verdict = await self.verdict_client.judge(in_flight.batch)
-            if self._observer is not None:
-                self._observer.batch_judged(in_flight.batch.rows, time.perf_counter() - asked_at)
+            verdict = await self._ask(in_flight)
+            if self._frames.schemas and some_misfit(self._frames.schemas, in_flight):
+                await self._frames.refresh()  # a schema may have been replaced
         except MessagingError as error:
             in_flight.fail(rows, error)
             return
@@ -189,6 +193,27 @@ class SendLoop:
             deferred = verdict.deferred if rows is None else verdict.deferred & set(rows.tolist())
             rows = self.deferred.hold(in_flight, rows, deferred, verdict.epoch)
         self._frames.load(in_flight, rows, verdict.epoch, self._loop.time() + self._settings.send_timeout_s)
+
+    async def _ask(self, in_flight: InFlightBatch) -> BatchVerdict:
+        """Ask for the verdicts on a batch, and tell the observer and the trace how long that took."""
+        if in_flight.trace is not None:
+            in_flight.trace.asking(in_flight.batch)
+        asked_at = time.perf_counter()
+        verdict = await self.verdicts_on(in_flight)
+        if self._observer is not None:
+            self._observer.batch_judged(in_flight.batch.rows, time.perf_counter() - asked_at)
+        if in_flight.trace is not None:
+            in_flight.trace.judged(len(verdict.blocked), len(verdict.deferred), self.verdict_client.route)
+        return verdict
+
+    async def verdicts_on(self, in_flight: InFlightBatch) -> BatchVerdict:
+        """Return the verdicts on a batch; raise InterceptorUnavailable where rules have come that judge its pairs."""
+        if in_flight.reaches is None:
+            return await self.verdict_client.judge(in_flight.batch)
+        verdict = await self.verdict_client.pass_whole(in_flight.batch)
+        if verdict is None:
+            raise InterceptorUnavailable(send_errors.RULES_CAME)
+        return verdict
 
     async def _judge_again(self) -> None:
         """Get the verdicts of the interceptor's successor on rows that its predecessor passed; wait until it is up."""
@@ -234,10 +259,7 @@ class SendLoop:
         if again:
             await self.verdict_client.close()  # a predecessor that still answers must not be asked again
         if not in_flight.errors:
-            asked_at = time.perf_counter()
-            verdict = await self.verdict_client.judge(in_flight.batch)
-            if self._observer is not None:
-                self._observer.batch_judged(in_flight.batch.rows, time.perf_counter() - asked_at)
+            verdict = await self._ask(in_flight)
             in_flight.apply(verdict)
             free = self.deferred.hold(in_flight, None, verdict.deferred, verdict.epoch)
             epochs = {verdict.epoch} if free is None or len(free) else set[int]()

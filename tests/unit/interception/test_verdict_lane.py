@@ -6,6 +6,7 @@ import socket
 
 import pytest
 from support.interceptors import batch
+from support.patience import WAIT_S
 
 from ray_messaging.errors import Fenced, FrameError
 from ray_messaging.interception.client.lane_client import LaneClient
@@ -14,8 +15,6 @@ from ray_messaging.interception.server.lane_server import LaneServer
 from ray_messaging.interception.wire.lane import JUDGE, WAIT, LaneAddress
 from ray_messaging.interception.wire.verdicts import decode_verdicts
 from ray_messaging.wire.frames import encode
-
-WAIT_S = 10
 
 
 class Lane:

@@ -39,6 +39,7 @@ class Ban(Rule):
         self.inner = check
         self.after = after
         self.needs_payload = check.needs_payload
+        self.judges_broadcasts = check.judges_broadcasts
         self.state = Table()
         self._mirror()
         self.restored()

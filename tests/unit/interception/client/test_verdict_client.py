@@ -7,6 +7,7 @@ import logging
 
 import pytest
 from support.interceptors import Held
+from support.patience import WAIT_S
 
 from ray_messaging.errors import ConfigError, FrameError, InterceptorUnavailable
 from ray_messaging.interception.client.verdict_client import (
@@ -341,7 +342,7 @@ async def test_a_successor_gets_the_payloads_again(actor, remote, slowly):
     _, asked = slowly
     await actor.interceptor.close()
     actor.interceptor = Interceptor("x", [Held("slow", block("new"), is_open=True)], epoch=4)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WAIT_S):
         while (verdicts := await remote.wait(asked)).deferred:
             pass
     assert verdicts.blocked == {0: ("slow", "new"), 1: ("slow", "new")}
@@ -359,7 +360,7 @@ async def test_a_lane_cut_while_rows_wait_is_opened_again(actor, remote):
     for caller in list(actor.server.connections):
         caller.refuse("closing")
     slow.release()
-    assert set((await asyncio.wait_for(waiting, 10)).blocked) == {0}
+    assert set((await asyncio.wait_for(waiting, WAIT_S)).blocked) == {0}
     await actor.interceptor.close()
 
 

@@ -13,8 +13,6 @@ from ray_messaging.interception.server.state import state_writer as store
 from ray_messaging.interception.server.state.table import Table
 from ray_messaging.wire.frames import encode
 
-WAIT_S = 10
-
 
 class Counting(Rule):
     """A rule that counts each agent's messages, and blocks the third one."""

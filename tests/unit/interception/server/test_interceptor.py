@@ -7,15 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.interceptors import Held, Rewriting, Store, answered, batch, judged, waited, whole
+from support.patience import WAIT_S
 
 from ray_messaging.errors import RuleError
 from ray_messaging.interception.rules import ALLOW, BlackList, Rule, SlowRule, Verdict, block, label, rewrite
 from ray_messaging.interception.server import slow_rule_runner as deferral
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.wire.frames import encode
-
-WAIT_S = 10
-
 
 # -- what rules make of a batch ---------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from support.interceptors import Held, Store, answered, batch, waited
+from support.patience import WAIT_S
 
 from ray_messaging.errors import Closed, ConnectionFailed, RuleError
 from ray_messaging.interception.rules import ALLOW, Block, Moderator, RateLimit, Rule
@@ -13,8 +14,6 @@ from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.server.state import state_writer as store
 from ray_messaging.interception.server.state.table import Table
 from ray_messaging.wire.frames import encode
-
-WAIT_S = 10
 
 
 class Asked:

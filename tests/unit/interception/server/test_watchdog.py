@@ -148,7 +148,9 @@ def test_a_rule_that_is_done_is_never_interrupted():
                     watch.enter(rule)
                     sum(range(200))
                 finally:
-                    watch.leave()
+                    watch.rule = None
+                    if watch.struck:
+                        watch.take_back()
             except Stuck:
                 hit += 1
             try:

@@ -1,0 +1,1 @@
+"""Circles: agents in a volume that push and pull those near them."""

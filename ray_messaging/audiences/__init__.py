@@ -1,0 +1,1 @@
+"""Audiences: named, versioned sets of pairs of sender and hearer."""

@@ -1,0 +1,163 @@
+"""Edges built from pairs of ids, chunk by chunk."""
+
+from collections.abc import Iterable
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_messaging.addressing.channels import check_id
+from ray_messaging.audiences.adjacency import CHUNK, Adjacency, offsets_of
+from ray_messaging.audiences.graph_edges import GraphEdges
+from ray_messaging.errors import InvalidColumns
+
+_HALF = np.int64(32)
+_LOW = np.int64(2**32 - 1)
+_SMALL = 2**31  # ids below it fit into half a key
+_DENSE = 2**26  # ids up to it are looked up in a table
+
+
+def build_edges(chunks: Iterable[object]) -> GraphEdges:
+    """Build the edges of pairs (sender, hearer), which may come several times and in any order.
+
+    It needs 8 bytes a pair beside the chunk, and 8 for the result.
+
+    Args: chunks are int arrays (m, 2); each is let go of before the next one is taken.
+    Raises: InvalidColumns for a chunk that is none, with its row where one id is invalid.
+    """
+    keys, ids = _packed(chunks)
+    keys.sort()
+    keys = _distinct(keys)
+    senders, out_lengths, heard = sorted_side(keys)
+    # The halves change places, so that the same sort gives the other side.
+    for low in range(0, len(keys), CHUNK):
+        part = keys[low : low + CHUNK]
+        part[:] = part << _HALF | part >> _HALF
+    keys.sort()
+    hearers, into_lengths, said = sorted_side(keys)
+    del keys
+    replace_by_places(heard, hearers)
+    replace_by_places(said, senders)
+    if ids is not None:
+        senders, hearers = ids[senders], ids[hearers]
+    return joined_edges(senders, out_lengths, heard, hearers, into_lengths, said)
+
+
+def joined_edges(
+    senders: NDArray[np.int64],
+    out_lengths: NDArray[np.int64],
+    heard: NDArray[np.int32],
+    hearers: NDArray[np.int64],
+    into_lengths: NDArray[np.int64],
+    said: NDArray[np.int32],
+) -> GraphEdges:
+    """Return the edges of both sides, with their hash."""
+    digest = blake2b(digest_size=32)
+    for column in (senders, out_lengths, hearers, heard):
+        digest.update(len(column).to_bytes(8, "little"))
+        digest.update(column.data)
+    return GraphEdges(
+        Adjacency(senders, offsets_of(out_lengths)[:-1], out_lengths, heard),
+        Adjacency(hearers, offsets_of(into_lengths)[:-1], into_lengths, said),
+        digest.digest(),
+    )
+
+
+def _packed(chunks: Iterable[object]) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+    """Return the pairs as keys, the sender in the upper half; and the ids of which the halves are places.
+
+    None: the halves are ids. An array that grows is moved by the kernel, without a copy.
+    """
+    keys, used = np.empty(CHUNK, np.int64), 0
+    large: list[NDArray[Any]] = []
+    row = 0
+    for chunk in chunks:
+        pairs = _checked(chunk, row)
+        row += len(pairs)
+        if large or (len(pairs) and (int(pairs.min()) < 0 or int(pairs.max()) >= _SMALL)):
+            large.append(pairs.astype(np.int64))
+            continue
+        if used + len(pairs) > len(keys):
+            keys.resize(max(used + len(pairs), len(keys) * 3 // 2), refcheck=False)
+        pack(pairs[:, 0], pairs[:, 1], keys[used : used + len(pairs)])
+        used += len(pairs)
+    keys.resize(used, refcheck=False)
+    if not large:
+        return keys, None
+    large.append(np.stack((keys >> _HALF, keys & _LOW), axis=1))
+    pairs = np.concatenate(large)
+    ids, places = np.unique(pairs, return_inverse=True)
+    places = places.reshape(-1, 2)
+    keys = np.empty(len(pairs), np.int64)
+    pack(places[:, 0], places[:, 1], keys)
+    return keys, ids
+
+
+def pack(senders: NDArray[Any], hearers: NDArray[Any], keys: NDArray[np.int64]) -> None:
+    """Put pairs into keys, the sender in the upper half."""
+    for low in range(0, len(keys), CHUNK):
+        part = slice(low, low + CHUNK)
+        keys[part] = senders[part].astype(np.int64) << _HALF | hearers[part].astype(np.int64)
+
+
+def _checked(chunk: object, first: int) -> NDArray[Any]:
+    """Return a chunk as an int array (m, 2)."""
+    pairs = chunk if isinstance(chunk, np.ndarray) else np.array(chunk, object)
+    if pairs.ndim != 2 or pairs.shape[1] != 2:
+        raise InvalidColumns(
+            f"edges must be an array (m, 2) of sender and hearer, or chunks of it; this one has the shape {pairs.shape}"
+        )
+    if pairs.dtype.kind == "i":
+        return pairs
+    for row, ends in enumerate(pairs.tolist()):
+        for end in ends:
+            if not isinstance(check_id(end), int):
+                raise InvalidColumns(
+                    f"edge {first + row} is {tuple(ends)!r}: a graph joins agents with int ids; others: members=",
+                    row=first + row,
+                )
+    return pairs.astype(np.int64)
+
+
+def _distinct(keys: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Drop repetitions from sorted keys, in place."""
+    used = 0
+    for low in range(0, len(keys), CHUNK):
+        part = keys[low : low + CHUNK]
+        fresh = np.empty(len(part), np.bool_)
+        np.not_equal(part[1:], part[:-1], out=fresh[1:])
+        fresh[0] = used == 0 or part[0] != keys[used - 1]
+        kept = part if bool(fresh.all()) else part[fresh]
+        if used != low or len(kept) != len(part):
+            keys[used : used + len(kept)] = kept.copy()
+        used += len(kept)
+    return keys[:used]
+
+
+def sorted_side(keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]:
+    """Return the distinct upper halves of sorted keys, how often each is there, and the lower halves."""
+    firsts, others = [], np.empty(len(keys), np.int32)
+    before = -1
+    for low in range(0, len(keys), CHUNK):
+        part = keys[low : low + CHUNK]
+        others[low : low + len(part)] = part & _LOW
+        upper = part >> _HALF
+        begins = np.flatnonzero(np.diff(upper, prepend=before))
+        firsts.append(low + begins)
+        before = int(upper[-1])
+    starts = np.concatenate(firsts) if firsts else np.zeros(0, np.int64)
+    return keys[starts] >> _HALF, np.diff(starts, append=len(keys)), others
+
+
+def replace_by_places(others: NDArray[np.int32], ids: NDArray[np.int64]) -> None:
+    """Replace ids by their places among all, in place."""
+    if not len(ids) or int(ids[-1]) == len(ids) - 1:
+        return  # the ids are the places
+    table = None
+    if int(ids[-1]) < max(_DENSE, 8 * len(ids)):
+        table = np.zeros(int(ids[-1]) + 1, np.int32)
+        table[ids] = np.arange(len(ids), dtype=np.int32)
+    for low in range(0, len(others), CHUNK):
+        part = others[low : low + CHUNK]
+        part[:] = np.searchsorted(ids, part) if table is None else table[part]

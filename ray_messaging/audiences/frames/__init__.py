@@ -1,0 +1,1 @@
+"""Broadcasts as rows of a frame."""

@@ -1,0 +1,91 @@
+"""Folding: the messages of a broadcast, one for each hearer, become one row of a frame, and messages again."""
+
+from copy import copy
+from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_messaging.audiences.edges import Edges
+from ray_messaging.audiences.frames.kept_pairs import encode_kept, kept_places
+from ray_messaging.errors import FrameError
+from ray_messaging.model.agent_sets import AgentSet
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.columns import PayloadColumn, nobody
+from ray_messaging.model.extension import Fold
+from ray_messaging.model.payloads import Payloads
+
+
+def agents_digest(agents: AgentSet) -> bytes:
+    """Return the bytes that name a set of agents in a frame."""
+    digest = blake2b(agents.ints.astype("<i8", copy=False).data, digest_size=12)
+    for name in sorted(agents.strings):
+        digest.update(len(name).to_bytes(4, "little") + name.encode())
+    return digest.digest()
+
+
+def spread(broadcasts: Batch, edges: Edges) -> Batch:
+    """Return a batch of broadcasts with one row for each hearer; rows of one broadcast share number and payload."""
+    rows, hearers = edges.expand(broadcasts.from_ids)
+    bare = copy(broadcasts)
+    bare.lines = None
+    pairs = bare.take(rows)
+    pairs.to_ids = hearers
+    pairs.lines = None if broadcasts.lines is None else _repeated(broadcasts.lines, rows)
+    return pairs
+
+
+def fold(pairs: Batch, rows: NDArray[np.intp], there: NDArray[np.intp], agents: bytes) -> Batch:
+    """Return some rows of a batch that `spread` made, for one mailbox, with one row for each broadcast.
+
+    Args: `rows` ascend; `there` are all rows for agents of the mailbox, whose digest is `agents`.
+    """
+    numbers = pairs.numbers
+    assert numbers is not None
+    assert pairs.extension is not None
+    said = numbers[rows]
+    first = np.flatnonzero(np.diff(said.astype(np.int64), prepend=-1))
+    there = there[np.isin(numbers[there], said[first])] if len(there) != len(rows) else there
+    made = pairs.take(rows[first])
+    made.to_ids = nobody(made.rows)
+    assert made.extension is not None
+    made.extension.fold = Fold(agents, len(rows), encode_kept(np.searchsorted(there, rows), len(there)))
+    return made
+
+
+def unfold(broadcasts: Batch, edges: Edges) -> Batch:
+    """Return the messages of a folded frame, one for each hearer.
+
+    Args: edges are those of the audience's version, toward the agents that the frame names.
+    Raises: FrameError where they do not give the pairs that the frame counts.
+    """
+    folded = broadcasts.fold
+    assert folded is not None
+    found = int(edges.counts(broadcasts.from_ids).sum())
+    if not folded.kept and found != folded.pairs:
+        raise _other_pairs(broadcasts, found)
+    pairs = spread(broadcasts, edges)
+    if folded.kept:
+        kept = kept_places(folded.kept, pairs.rows)
+        if len(kept) != folded.pairs:
+            raise _other_pairs(broadcasts, len(kept))
+        pairs = pairs.take(kept)
+    return pairs
+
+
+def _other_pairs(broadcasts: Batch, found: int) -> FrameError:
+    assert broadcasts.extension is not None
+    assert broadcasts.extension.audience is not None
+    name, version = broadcasts.extension.audience
+    return FrameError(
+        f"the frame has messages for {broadcasts.messages:,} pairs of audience {name!r}, and its version {version} has "
+        f"{found:,} for these agents: their files are not those that its sender had"
+    )
+
+
+def _repeated(lines: Payloads, rows: NDArray[np.intp]) -> Payloads:
+    """Return the payload of each row; JSON lines are kept once."""
+    if not isinstance(lines, PayloadColumn):
+        return lines.take(rows)
+    index = rows if lines.index is None else lines.index[rows]
+    return PayloadColumn.of(lines.list, index.astype(np.uint32), raw=lines.raw)

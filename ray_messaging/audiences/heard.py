@@ -1,0 +1,186 @@
+"""Messages that the agents of a group hear of one audience in one step."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_messaging.addressing.channels import AgentId
+from ray_messaging.audiences.adjacency import offsets_of
+from ray_messaging.audiences.edges import Edges, HeardRows, Pairs
+from ray_messaging.audiences.places import places_in
+from ray_messaging.errors import InvalidColumns
+from ray_messaging.model.agent_sets import AgentSet
+from ray_messaging.model.columns import IdColumn
+from ray_messaging.model.typed.values import PayloadPart, column_of
+
+_VECTORS = 2  # dimensions of a column of vectors
+
+
+class HeardColumn(NamedTuple):
+    """One value of each broadcast that some hearers hear: `agents[i]` has `values[offsets[i]:offsets[i + 1]]`.
+
+    `from_ids` has as many senders. The values of one hearer ascend by sender.
+    """
+
+    agents: Sequence[AgentId]
+    offsets: NDArray[np.int64]
+    values: NDArray[Any]
+    from_ids: IdColumn
+
+
+class Heard:
+    """The broadcasts to one audience, as `agents` hear them; a result has one value for each, in their order.
+
+    Several broadcasts of one sender count each. No method makes an array with a place for each pair.
+    """
+
+    def __init__(
+        self,
+        edges: Edges,
+        agents: AgentSet,
+        from_ids: IdColumn,
+        payloads: Sequence[PayloadPart],
+        removed: Pairs | None = None,
+    ) -> None:
+        """Args: the rows of `from_ids` and `payloads` are broadcasts; `removed` are pairs that rules took out."""
+        self.agents = agents
+        self._from_ids = from_ids
+        self._payloads = payloads
+        self._values: dict[str, NDArray[Any]] = {}
+        self._hearing = edges.hearing(agents, from_ids)
+        self._removed, self._affected = _keys(removed, agents, len(from_ids))
+
+    def __len__(self) -> int:
+        return len(self._from_ids)
+
+    def __repr__(self) -> str:
+        return f"Heard({len(self):,} broadcasts, {len(self.agents):,} agents)"
+
+    def count(self) -> NDArray[np.int64]:
+        """Return how many broadcasts each agent hears."""
+        counts = self._hearing.counts()
+        for chunk in self._rest():
+            counts[self._affected[chunk.low : chunk.high]] = np.diff(chunk.offsets)
+        return counts
+
+    def sum(self, name: str) -> NDArray[Any]:
+        """Return the sum of a column for each agent, int64 or float64, 0 without a broadcast; raise InvalidColumns."""
+        return self._by_column(name, self._sums)
+
+    def mean(self, name: str) -> NDArray[np.float64]:
+        """Return the mean of a column for each agent, NaN without a broadcast; raise InvalidColumns.
+
+        The sum is of float64, sender by sender in the order of their ids, by `np.add.reduceat`.
+        """
+        counts = self.count()
+        divisors = np.where(counts, counts, np.nan)
+        return self._by_column(name, lambda values: self._sums(values.astype(np.float64)) / divisors)
+
+    def max(self, name: str) -> NDArray[np.float64]:
+        """Return the largest value of a column for each agent, NaN without a broadcast; raise InvalidColumns."""
+        return self._by_column(name, lambda values: self._extremes(values, largest=True))
+
+    def min(self, name: str) -> NDArray[np.float64]:
+        """Return the smallest value of a column for each agent, NaN without a broadcast; raise InvalidColumns."""
+        return self._by_column(name, lambda values: self._extremes(values, largest=False))
+
+    def column(self, name: str) -> Iterator[HeardColumn]:
+        """Yield the values of a column, and their senders, for all agents in order, some agents at a time.
+
+        Raises: InvalidColumns.
+        """
+        values, agents = self._column(name), self.agents.column
+        low = 0
+        for chunk in self._hearing.chunks():
+            some = np.arange(chunk.low, chunk.high)
+            kept = self._without_removed(chunk, some)
+            ids = agents.take(slice(low, low := chunk.high)).tolist()
+            yield HeardColumn(ids, kept.offsets, values.take(kept.rows, axis=0), self._from_ids.take(kept.rows))  # type: ignore[arg-type]  # no None
+
+    # -- one number for each agent --------------------------------------------------------------------------------
+
+    def _column(self, name: str) -> NDArray[Any]:
+        if name not in self._values:
+            self._values[name] = column_of(self._payloads, name)
+        return self._values[name]
+
+    def _by_column(self, name: str, reduced: Any) -> NDArray[Any]:  # noqa: ANN401 - a function of an array
+        values = self._column(name)
+        if values.dtype.kind not in "biuf" or values.ndim > _VECTORS:
+            example = repr(values[0])[:50] if len(values) else values.dtype
+            raise InvalidColumns(f"column {name!r} has no numbers, but values as {example}: use column()", column=name)
+        if values.ndim == _VECTORS:
+            return np.stack([reduced(np.ascontiguousarray(part)) for part in values.T], axis=1)
+        result: NDArray[Any] = reduced(values)
+        return result
+
+    def _sums(self, values: NDArray[Any]) -> NDArray[Any]:
+        values = values.astype({"f": np.float64, "u": np.uint64}.get(values.dtype.kind, np.int64), copy=False)
+        sums = self._hearing.sums(values)
+        for chunk in self._rest():
+            sums[self._affected[chunk.low : chunk.high]] = self._summed(chunk, values)
+        return sums
+
+    def _summed(self, chunk: HeardRows, values: NDArray[Any]) -> NDArray[Any]:
+        """Return the sum of each hearer of a chunk, in the order of `Hearing.sums`: first of each sender."""
+        hearers = np.repeat(np.arange(chunk.high - chunk.low), np.diff(chunk.offsets))
+        senders = self._sender_codes[chunk.rows]
+        first = (np.diff(hearers, prepend=-1) | np.diff(senders, prepend=-1)) != 0
+        begins = np.flatnonzero(first)
+        by_sender = np.zeros(len(begins), values.dtype)
+        np.add.at(by_sender, np.cumsum(first) - 1, values[chunk.rows])
+        return _reduced_at(np.add, by_sender, hearers[begins], chunk.high - chunk.low)
+
+    def _extremes(self, values: NDArray[Any], *, largest: bool) -> NDArray[np.float64]:
+        values = values.astype(np.float64, copy=False)
+        found = np.where(self._hearing.counts(), self._hearing.extremes(values, largest=largest), np.nan)
+        ufunc = np.maximum if largest else np.minimum
+        for chunk in self._rest():
+            counts = np.diff(chunk.offsets)
+            hearers = np.repeat(np.arange(len(counts)), counts)
+            some = _reduced_at(ufunc, values[chunk.rows], hearers, len(counts))
+            found[self._affected[chunk.low : chunk.high]] = np.where(counts, some, np.nan)
+        return found
+
+    # -- pairs that rules took out --------------------------------------------------------------------------------
+
+    def _rest(self) -> Iterator[HeardRows]:
+        """Yield what is left to the agents that lost a pair."""
+        if len(self._affected):
+            for chunk in self._hearing.chunks(self._affected):
+                yield self._without_removed(chunk, self._affected[chunk.low : chunk.high])
+
+    def _without_removed(self, chunk: HeardRows, hearers: NDArray[np.intp]) -> HeardRows:
+        if not len(self._removed):
+            return chunk
+        counts = np.diff(chunk.offsets)
+        keys = np.repeat(hearers, counts) * len(self._from_ids) + chunk.rows
+        places = np.minimum(np.searchsorted(self._removed, keys), len(self._removed) - 1)
+        kept = self._removed[places] != keys
+        before = offsets_of(kept.astype(np.int64))
+        return HeardRows(chunk.low, chunk.high, before[chunk.offsets], chunk.rows[kept])
+
+    @property
+    def _sender_codes(self) -> NDArray[np.intp]:
+        """Return a number for each row that is equal for rows of one sender."""
+        return self._from_ids.values * 3 + (0 if self._from_ids.kinds is None else self._from_ids.kinds)
+
+
+def _keys(removed: Pairs | None, agents: AgentSet, rows: int) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
+    """Return sorted keys of the removed pairs, by hearer and row, and the places of their hearers."""
+    if removed is None:
+        return np.zeros(0, np.int64), np.zeros(0, np.intp)
+    hearers = places_in(agents, removed.hearers)
+    here = hearers >= 0
+    return np.unique(hearers[here] * rows + removed.rows[here]), np.unique(hearers[here])
+
+
+def _reduced_at(ufunc: np.ufunc, values: NDArray[Any], hearers: NDArray[np.intp], count: int) -> NDArray[Any]:
+    """Return the values of each hearer reduced to one, 0 without any; hearers ascends."""
+    found = np.zeros(count, values.dtype)
+    begins = np.flatnonzero(np.diff(hearers, prepend=-1))
+    if len(begins):
+        found[hearers[begins]] = ufunc.reduceat(values, begins)
+    return found

@@ -1,0 +1,124 @@
+"""Records of audiences in the directory: their versions, and since which step each counts."""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from itertools import pairwise
+
+import msgspec
+
+from ray_messaging.errors import ConfigError, UnknownName
+
+
+class Kind(StrEnum):
+    """How the pairs of an audience are given."""
+
+    GRAPH = "graph"
+    MEMBERS = "members"
+    POSITIONS = "positions"
+
+
+class AudienceFacts(msgspec.Struct, frozen=True):
+    """Record of a version in the directory, beside its number; `digest` is the hash of its pairs, as hex.
+
+    `moved` is the step in which groups moved the agents (-1: none; a call made the version).
+    """
+
+    kind: Kind
+    pairs: int
+    digest: str
+    moved: int = -1
+
+
+class AudienceVersion(msgspec.Struct, frozen=True):
+    """One version of an audience; in steps it counts for messages that are sent in step `since` or later."""
+
+    name: str
+    version: int
+    since: int
+    facts: AudienceFacts
+
+
+class StoredVersion(msgspec.Struct, array_like=True, frozen=True):
+    """A version as the server keeps it; without facts the audience was removed."""
+
+    version: int
+    since: int
+    facts: str
+
+
+AudienceTexts = Mapping[str, tuple[StoredVersion, ...]]
+NO_AUDIENCES: AudienceTexts = {}
+_read_versions = msgspec.json.Decoder(dict[str, tuple[StoredVersion, ...]]).decode
+_read_facts = msgspec.json.Decoder(AudienceFacts).decode
+
+
+def decode_audiences(text: bytes) -> AudienceTexts:
+    """Decode the versions of all audiences, as the server keeps them."""
+    return _read_versions(text)
+
+
+def encode_facts(facts: AudienceFacts) -> str:
+    """Encode the facts of a version for the server."""
+    return msgspec.json.encode(facts).decode()
+
+
+class Audiences:
+    """The audiences of an experiment, as a directory has them."""
+
+    def __init__(self) -> None:
+        self._texts: AudienceTexts = NO_AUDIENCES
+
+    def update(self, texts: AudienceTexts) -> None:
+        """Take the versions of all audiences."""
+        self._texts = texts
+
+    def names(self) -> list[str]:
+        """Return the names of the audiences that are there now, in order."""
+        return sorted(name for name, versions in self._texts.items() if versions[-1].facts)
+
+    def __bool__(self) -> bool:
+        """Tell whether there is an audience, or was one."""
+        return bool(self._texts)
+
+    def last_version(self, name: str) -> int:
+        """Return the number of the last version that an audience has had, 0 without one."""
+        versions = self._texts.get(name)
+        return versions[-1].version if versions else 0
+
+    def has_positions(self) -> bool:
+        """Tell whether agents of some audience have positions."""
+        return any(f'"kind":"{Kind.POSITIONS}"' in versions[-1].facts for versions in self._texts.values())
+
+    def moved_with(self, name: str, step: int) -> bool:
+        """Tell whether there is the version that the moves of the step before a step make."""
+        found = [each for each in self._texts.get(name, ()) if each.since == step and each.facts]
+        return any(_read_facts(each.facts).moved == step - 1 for each in found)
+
+    def of(self, name: str, step: int | None = None) -> AudienceVersion:
+        """Return the version that counts for messages of a step (None: the newest one).
+
+        Raises: UnknownName where there is none, ConfigError for one of a later release.
+        """
+        versions = self._texts.get(name, ())
+        found = [each for each in versions if step is None or each.since <= step]
+        if not found or not found[-1].facts:
+            raise UnknownName(self._missing(name, versions, step), kind="audience", value=name)
+        last = found[-1]
+        try:
+            return AudienceVersion(name, last.version, last.since, _read_facts(last.facts))
+        except msgspec.MsgspecError as error:
+            raise ConfigError(f"audience {name!r} is of a later release of ray_messaging: {error}") from error
+
+    def _missing(self, name: str, versions: tuple[StoredVersion, ...], step: int | None) -> str:
+        if versions and versions[-1].facts:
+            return f"audience {name!r} counts from step {versions[0].since} on, this is step {step}"
+        if versions:
+            return f"audience {name!r} was removed"
+        listed = ", ".join(self.names()[:5]) or "none"
+        return f"there is no audience {name!r}; there are: {listed}. messaging.create_audience makes one"
+
+
+def needed(versions: tuple[StoredVersion, ...], sealed: int) -> tuple[StoredVersion, ...]:
+    """Return the versions that count in a step after the last sealed one."""
+    pairs = pairwise(versions)
+    return (*(each for each, after in pairs if after.since > sealed + 1), *versions[-1:])

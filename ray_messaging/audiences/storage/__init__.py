@@ -1,0 +1,1 @@
+"""Where the pairs of audiences are kept and looked up."""

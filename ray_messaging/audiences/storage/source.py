@@ -1,0 +1,37 @@
+"""The port by which a process gets the pairs of an audience's version, and the one to a folder."""
+
+import asyncio
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_messaging.audiences.edges import Edges
+from ray_messaging.audiences.storage.files import read_edges, version_folder
+from ray_messaging.model.columns import IdColumn
+
+
+class AudienceSource(Protocol):
+    """Source of the pairs of audiences."""
+
+    async def load(self, name: str, version: int) -> Edges:
+        """Return the pairs of exactly this version; raise UnknownName, FrameError where they are damaged."""
+
+
+class AudienceMover(Protocol):
+    """Source that also makes the version which the moves of groups in a step are."""
+
+    async def move_in_step(self, name: str, step: int, ids: IdColumn, points: NDArray[np.float64]) -> None:
+        """Make the version that counts from a step on, unless it is there; raise AudienceTooLarge, ConfigError."""
+
+
+class LocalFolder:
+    """Audiences in a folder of this machine: their files are mapped, so processes share the memory."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    async def load(self, name: str, version: int) -> Edges:
+        """Return the pairs of a version; raise UnknownName, FrameError."""
+        return await asyncio.to_thread(read_edges, version_folder(self.folder, name, version), name, version)

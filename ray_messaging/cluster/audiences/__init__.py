@@ -1,0 +1,1 @@
+"""Audiences of an experiment on Ray: made on one node, read from every one."""

@@ -1,0 +1,133 @@
+"""Handle of an audience."""
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_messaging.audiences.graph_edges import GraphEdges
+from ray_messaging.audiences.member_edges import MemberEdges
+from ray_messaging.audiences.records import AudienceVersion
+from ray_messaging.cluster.audiences.changes import Joining, Leaving, Moving
+from ray_messaging.cluster.audiences.home import AudienceFiles
+from ray_messaging.cluster.handles.connection import ExperimentConnection
+from ray_messaging.cluster.handles.own_loop import run_in_own_loop
+from ray_messaging.errors import ConfigError, UnknownName
+from ray_messaging.model.agent_sets import AgentSet
+from ray_messaging.model.columns import IdColumn
+
+if TYPE_CHECKING:
+    from ray_messaging.addressing.channels import AgentId
+    from ray_messaging.audiences.edges import Edges
+
+_SENDERS = 1024  # whose pairs are read at a time
+
+
+class Audience:
+    """A named set of pairs of sender and hearer: what is broadcast to it reaches the hearers of its sender.
+
+    It can be passed to Ray tasks and actors. A change returns once no broadcast can use the version before; in steps it
+    counts for the next step that opens.
+    """
+
+    def __init__(self, connection: ExperimentConnection, name: str) -> None:
+        self._connection = connection
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"Audience({self.name!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        connection = ExperimentConnection(self._connection.experiment.without_password(), self._connection.interceptor)
+        return Audience, (connection, self.name)
+
+    def __eq__(self, other: object) -> bool:
+        mine = (self.name, self._connection.exp_id)
+        return isinstance(other, Audience) and mine == (other.name, other._connection.exp_id)
+
+    def __hash__(self) -> int:
+        return hash((self.name, self._connection.exp_id))
+
+    def _newest(self) -> AudienceVersion:
+        found: AudienceVersion = self._connection.ask(self._connection.interceptor.audiences.remote()).of(self.name)
+        return found
+
+    def _files(self) -> AudienceFiles:
+        return AudienceFiles(self._connection.experiment, self._connection.interceptor)
+
+    def _edges(self) -> "Edges":
+        version = self._newest().version
+        return run_in_own_loop(lambda: self._files().load(self.name, version))
+
+    @property
+    def version(self) -> int:
+        """Return the number of the newest version, from 1; raise UnknownName once it is removed."""
+        return self._newest().version
+
+    @property
+    def kind(self) -> str:
+        """Return "graph", "members" or "positions"; raise UnknownName."""
+        return str(self._newest().facts.kind)
+
+    @property
+    def pairs(self) -> int:
+        """Return the number of pairs, among members those between them; raise UnknownName."""
+        return self._newest().facts.pairs
+
+    def members(self) -> NDArray[Any]:
+        """Return the ids of the members, or of all agents that hear somebody, ints before strs; raise UnknownName."""
+        edges = self._edges()
+        if isinstance(edges, MemberEdges):
+            return edges.members.column.to_numpy()
+        return cast(GraphEdges, edges).hearers.ints
+
+    def edges(self) -> Iterator[NDArray[Any]]:
+        """Yield the pairs, ascending, as arrays (m, 2) of sender and hearer; raise UnknownName."""
+        edges = self._edges()
+        senders = (edges.members if isinstance(edges, MemberEdges) else cast(GraphEdges, edges).senders).column
+        for low in range(0, len(senders), _SENDERS):
+            some = senders.take(slice(low, low + _SENDERS))
+            rows, hearers = edges.expand(some)
+            yield np.stack((some.take(rows).to_numpy(), hearers.to_numpy()), axis=1)
+
+    def add(self, ids: "Iterable[AgentId]") -> None:
+        """Add members; raise InvalidAddress, UnknownName for an agent that no group hosts, ConfigError for a graph."""
+        agents = AgentSet.of(ids)
+        check_hosted(self._connection, self.name, agents)
+        self._files().change(self.name, Joining(self.name, agents))
+
+    def remove(self, ids: "Iterable[AgentId]") -> None:
+        """Remove members; others are ignored. Raises InvalidAddress, UnknownName, ConfigError for a graph."""
+        self._files().change(self.name, Leaving(self.name, AgentSet.of(ids)))
+
+    def move(self, ids: "Iterable[AgentId]", positions: object) -> None:
+        """Set the positions of some agents, an array (n, 2) or (n, 3); pairs follow.
+
+        Raises: InvalidColumns, UnknownName for an agent without a position, AudienceTooLarge, ConfigError for another
+        kind of audience.
+        """
+        self._files().change(self.name, Moving(self.name, IdColumn.checked(ids), positions))
+
+    def positions(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Return the ids of the agents with positions, ascending, and these; raise UnknownName, ConfigError."""
+        edges = self._edges()
+        if not isinstance(edges, GraphEdges) or edges.positions is None:
+            raise ConfigError(f"audience {self.name!r} has no positions: create_audience(..., positions=, radius=)")
+        return edges.positions.ids, edges.positions.points
+
+
+def check_hosted(connection: ExperimentConnection, name: str, agents: AgentSet) -> None:
+    """Raise UnknownName with the first agent that no group hosts, where there are groups."""
+    hosted = AgentSet(np.zeros(0, np.int64))
+    for some in connection.ask(connection.interceptor.agents.remote()).values():
+        hosted |= some
+    missing = agents - hosted if len(hosted) else hosted
+    if len(missing):
+        first = next(iter(missing))
+        raise UnknownName(
+            f"audience {name!r} cannot have agent {first!r}: no group hosts it ({len(missing):,} such agents). "
+            "Create the groups first",
+            kind="agent",
+            value=first,
+        )

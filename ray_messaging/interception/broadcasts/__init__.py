@@ -1,0 +1,1 @@
+"""Verdicts of rules on broadcasts."""

@@ -1,0 +1,141 @@
+"""The pairs of audiences that rules bar by their ids alone: intersected once, and kept."""
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_messaging.interception.broadcasts.pair_rows import PairRows
+from ray_messaging.interception.rules.rule import PairCheck, Rule
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.extension import Audience
+
+KEPT_ENTRIES = 2**24  # of all audiences and rules, pairs and senders: 128 MiB at most
+_KEPT_CHECKS = 16
+_NONE = np.zeros(0, np.int64)
+
+
+class BarredPairs:
+    """The pairs of one audience's version that a check bars, by sender. It learns each sender from the first broadcast.
+
+    A barred pair is kept as its place among the sender's hearers. Senders that are no ints are not kept.
+    """
+
+    def __init__(self, check: PairCheck) -> None:
+        self.reason = check.reason
+        self._check = check
+        self._senders = _NONE  # known ones, ascending
+        self._hearers = _NONE  # how many each has
+        self._ends = np.zeros(1, np.int64)  # of its places
+        self._places = _NONE
+
+    @property
+    def size(self) -> int:
+        """Return how many pairs and senders are kept."""
+        return len(self._places) + len(self._senders)
+
+    def rows(self, batch: Batch, pairs: PairRows, room: int) -> NDArray[np.intp]:
+        """Return the rows of a batch that are barred, ascending; keep at most `room` entries."""
+        if batch.from_ids.kinds is not None:
+            return np.flatnonzero(self._check.bars(batch.from_ids, batch.to_ids))
+        senders = batch.from_ids.values[pairs.starts]
+        known = self._known(senders, pairs.counts)
+        kept, new = self._kept_rows(senders, pairs, np.flatnonzero(known)), np.flatnonzero(~known)
+        if not len(new):
+            return np.sort(kept)
+        looked = pairs.rows_of(new)
+        found = looked[self._check.bars(batch.from_ids.take(looked), batch.to_ids.take(looked))]
+        self._learn(senders, pairs, found, new, room)
+        return np.sort(np.concatenate([kept, found]))
+
+    def _known(self, senders: NDArray[np.int64], counts: NDArray[np.intp]) -> NDArray[np.bool_]:
+        if not len(self._senders):
+            return np.zeros(len(senders), np.bool_)
+        at = np.minimum(np.searchsorted(self._senders, senders), len(self._senders) - 1)
+        found: NDArray[np.bool_] = (self._senders[at] == senders) & (self._hearers[at] == counts)
+        return found
+
+    def _kept_rows(self, senders: NDArray[np.int64], pairs: PairRows, chosen: NDArray[np.intp]) -> NDArray[np.intp]:
+        at = np.searchsorted(self._senders, senders[chosen])
+        counts = self._ends[at + 1] - self._ends[at]
+        before = np.cumsum(counts) - counts
+        kept = self._places[np.repeat(self._ends[at] - before, counts) + np.arange(int(counts.sum()))]
+        rows: NDArray[np.intp] = kept + np.repeat(pairs.starts[chosen], counts)
+        return rows
+
+    def _learn(
+        self,
+        senders: NDArray[np.int64],
+        pairs: PairRows,
+        found: NDArray[np.intp],
+        new: NDArray[np.intp],
+        room: int,
+    ) -> None:
+        """Keep what is barred of new senders, each once; where there is no room, keep nothing of them."""
+        new = new[np.unique(senders[new], return_index=True)[1]]
+        new = new[~np.isin(senders[new], self._senders)]
+        owner = np.searchsorted(pairs.starts, found, side="right") - 1
+        rows = np.full(len(senders), -1)
+        rows[new] = np.arange(len(new))
+        mine = rows[owner] >= 0
+        owner, places = owner[mine], found[mine] - pairs.starts[owner[mine]]
+        if self.size + len(places) + len(new) > room:
+            return
+        every = np.concatenate([self._senders, senders[new]])
+        order = np.argsort(every)
+        counts = np.concatenate([np.diff(self._ends), np.bincount(rows[owner], minlength=len(new))])
+        of = np.concatenate([np.repeat(self._senders, np.diff(self._ends)), senders[owner]])
+        self._places = np.concatenate([self._places, places])[np.argsort(of, kind="stable")]
+        self._senders = every[order]
+        self._hearers = np.concatenate([self._hearers, pairs.counts[new]])[order]
+        self._ends = np.concatenate([[0], np.cumsum(counts[order])])
+
+
+class _Entry(NamedTuple):
+    rule: Rule  # which its id names for as long as it is here
+    version: int
+    barred: BarredPairs
+
+
+class Intersections:
+    """The barred pairs of audiences' versions by rule. An entry is valid until the rule changes; memory is bounded."""
+
+    def __init__(self, most: int = KEPT_ENTRIES) -> None:
+        self._most = most
+        self._entries: OrderedDict[tuple[Audience, int], _Entry] = OrderedDict()
+        self._checks: OrderedDict[int, tuple[Rule, int, PairCheck | None]] = OrderedDict()
+
+    def check(self, rule: Rule) -> PairCheck | None:
+        """Return a rule's present check of pairs; None: it has none."""
+        version = _version(rule)
+        known = self._checks.pop(id(rule), None)
+        if known is None or known[0] is not rule or known[1] != version:
+            known = rule, version, rule.pair_check()
+        self._checks[id(rule)] = known
+        if len(self._checks) > _KEPT_CHECKS:
+            self._checks.popitem(last=False)
+        return known[2]
+
+    def rows(self, rule: Rule, check: PairCheck, batch: Batch, pairs: PairRows) -> NDArray[np.intp]:
+        """Return the rows of a batch, which has all pairs of its broadcasts, that a rule's present check bars."""
+        if not pairs.audience.version:  # all agents, whose pairs change without a version
+            return np.flatnonzero(check.bars(batch.from_ids, batch.to_ids))
+        key, version = (pairs.audience, id(rule)), _version(rule)
+        entry = self._entries.pop(key, None)
+        if entry is None or entry.version != version or entry.rule is not rule:
+            entry = _Entry(rule, version, BarredPairs(check))
+        found = entry.barred.rows(batch, pairs, self._most)
+        self._entries[key] = entry
+        while len(self._entries) > 1 and self.size > self._most:
+            self._entries.popitem(last=False)
+        return found
+
+    @property
+    def size(self) -> int:
+        """Return how many pairs and senders are kept."""
+        return sum(entry.barred.size for entry in self._entries.values())
+
+
+def _version(rule: Rule) -> int:
+    return 0 if rule.state is None else rule.state.version

@@ -1,0 +1,65 @@
+"""Sends to audiences."""
+
+from collections.abc import Sequence
+
+from ray_messaging.addressing.directory import Directory
+from ray_messaging.audiences.edges import Edges
+from ray_messaging.audiences.member_edges import MemberEdges
+from ray_messaging.audiences.storage.book import (
+    EVERYBODY,
+    UNRESOLVED,
+    AudienceBook,
+    audience_of,
+    current_audience,
+    name_of,
+)
+from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.extension import Audience
+from ray_messaging.receipt import Receipts
+from ray_messaging.sending.accumulation.broadcast_input import unspread_batches, within_pairs
+from ray_messaging.sending.accumulation.bulk_input import ColumnChunk
+from ray_messaging.sending.accumulation.bulk_sender import BulkSender
+from ray_messaging.sending.delivery.frame_sender import FrameSender
+
+
+class Broadcaster:
+    """The sender of one messager's broadcasts, by the audiences as the directory has them at each call."""
+
+    def __init__(self, frames: FrameSender, directory: Directory, book: AudienceBook, bulk_sender: BulkSender) -> None:
+        self._frames = frames
+        self._directory = directory
+        self._book = book
+        self._bulk_sender = bulk_sender
+
+    async def send(self, audience: object, chunks: list[ColumnChunk], topic: str, step: int | None) -> Receipts:
+        """Send one message of each row to its sender's hearers; return a receipt for each pair, by row, then hearer.
+
+        Raises: UnknownName for an audience that is gone, PayloadMismatch.
+        """
+        return await self.relay(unspread_batches(chunks, Audience(name_of(audience), UNRESOLVED), topic, step))
+
+    async def relay(self, broadcasts: Sequence[Batch]) -> Receipts:
+        """Send broadcasts that another process has collected; raises as `send`."""
+        await self._frames.refresh()  # after a change of the audience has returned, no broadcast uses its old version
+        found = current_audience(self._directory.audiences, audience_of(broadcasts[0]).name)
+        edges = await self.edges(found, broadcasts[0].topics[0])
+        for batch in broadcasts:
+            assert batch.extension is not None
+            batch.extension.audience = found
+        parts = [part for batch in broadcasts for part in within_pairs(batch, edges)]
+        return await self._bulk_sender.broadcast(parts, edges)
+
+    async def edges(self, audience: Audience, topic: str) -> Edges:
+        """Return the pairs of an audience; those of everybody are the agents that listen on a subtopic."""
+        if audience != EVERYBODY:
+            return await self._book.edges(audience)
+        return MemberEdges.among(everybody(self._directory, topic))
+
+
+def everybody(directory: Directory, topic: str) -> AgentSet:
+    """Return all agents for which a mailbox listens on a subtopic."""
+    found = NO_AGENTS
+    for record in directory.records.values():
+        found |= record.agents(topic)
+    return found

@@ -1,0 +1,127 @@
+"""Checks of messages by the schemas of their subtopics, as the directory has them."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from ray_messaging.addressing.channels import AgentId
+from ray_messaging.errors import ConfigError, PayloadMismatch
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.columns import IdColumn, PayloadColumn
+from ray_messaging.model.payloads import Payloads
+from ray_messaging.model.schemas.schema import Misfitting, Schemas
+from ray_messaging.sending.accumulation.bulk_input import ColumnChunk
+from ray_messaging.sending.accumulation.pending_batch import ColumnBatch, EncodedBatch, Entry
+from ray_messaging.sending.delivery.in_flight_batch import InFlightBatch, Rows
+
+
+def check_chunks(schemas: Schemas, subtopic: str, chunks: Sequence[ColumnChunk]) -> None:
+    """Raise PayloadMismatch for the first payload that does not fit."""
+    first = 0
+    for chunk in chunks:
+        _check(schemas, subtopic, chunk.from_ids, chunk.lines, first)
+        first += len(chunk.from_ids)
+
+
+def check_entries(schemas: Schemas, entries: Sequence[Entry]) -> None:
+    """Raise PayloadMismatch for the first payload that does not fit."""
+    for number, entry in enumerate(entries):
+        _check(schemas, entry.topic, IdColumn.of([entry.from_id]), PayloadColumn.of([entry.line]), number)
+
+
+def check_pending(schemas: Schemas, batches: Sequence[ColumnBatch | EncodedBatch]) -> None:
+    """Raise PayloadMismatch for the first payload that does not fit."""
+    first = 0
+    for pending in batches:
+        if isinstance(pending, ColumnBatch):
+            _check(schemas, pending.topic, pending.from_ids, pending.lines, first)
+        else:
+            _check_batch(schemas, pending.batch, first)
+        first += len(pending)
+
+
+def check_batches(schemas: Schemas, batches: Sequence[Batch]) -> None:
+    """Raise PayloadMismatch for the first payload that does not fit."""
+    first = 0
+    for batch in batches:
+        _check_batch(schemas, batch, first)
+        first += batch.rows
+
+
+def _check_batch(schemas: Schemas, batch: Batch, first: int) -> None:
+    for _, error in _mismatches(schemas, batch, first):
+        raise error
+
+
+def some_misfit(schemas: Schemas, in_flight: InFlightBatch) -> bool:
+    """Tell whether the payload of some message of a batch does not fit; else the batch is checked."""
+    if in_flight.checked == schemas.version:
+        return False
+    try:
+        found = next(_mismatches(schemas, in_flight.batch), None)
+    except ConfigError:
+        return True
+    if found is None:
+        in_flight.checked = schemas.version
+    return found is not None
+
+
+def fitting(schemas: Schemas, in_flight: InFlightBatch, rows: Rows | None) -> Rows | None:
+    """Give rows of a batch (None: all) whose payloads do not fit their errors; return the others.
+
+    A batch that was checked by the same schemas is not checked again.
+    """
+    if in_flight.checked == schemas.version:
+        return rows
+    batch = in_flight.batch if rows is None else in_flight.batch.take(rows)
+    try:
+        for row, error in _mismatches(schemas, batch):
+            some = np.arange(batch.rows) if row is None else np.array([row])
+            some = some if rows is None else rows[some]
+            if row is not None and in_flight.call_row is not None:
+                error.row = in_flight.call_row + int(some[0])
+                error.args = (f"row {error.row}: {error}",)
+            in_flight.fail(some, error)
+    except ConfigError as error:
+        in_flight.fail(rows, error)
+    return in_flight.still_open(np.arange(batch.rows) if rows is None else rows) if in_flight.errors else rows
+
+
+def _mismatches(
+    schemas: Schemas, batch: Batch, first: int | None = None
+) -> Iterator[tuple[int | None, PayloadMismatch]]:
+    """Yield the rows whose payloads do not fit (None: no row does), with their errors."""
+    for number, topic in enumerate(batch.topics):
+        schema = schemas.of(topic)
+        if schema is None or batch.lines is None:
+            continue
+        rows = None if batch.topic is None else np.flatnonzero(batch.topic == number)
+        for misfit in schema.misfits(batch.lines if rows is None else batch.lines.take(rows)):
+            if misfit.row is None and rows is not None:  # only those of the topic
+                error = _mismatch(misfit, topic, batch.from_ids[int(rows[0])], None)
+                yield from ((row, error) for row in rows.tolist())
+                continue
+            row = misfit.row if rows is None or misfit.row is None else int(rows[misfit.row])
+            known = None if first is None or row is None else first + row
+            yield row, _mismatch(misfit, topic, batch.from_ids[row or 0], known)
+
+
+def _check(schemas: Schemas, subtopic: str, from_ids: IdColumn, payloads: Payloads, first: int) -> None:
+    """Raise PayloadMismatch for the first payload that does not fit; `first` is the first row's number in its call."""
+    schema = schemas.of(subtopic)
+    if schema is not None:
+        for misfit in schema.misfits(payloads):
+            row = misfit.row or 0
+            raise _mismatch(misfit, subtopic, from_ids[row], None if misfit.row is None else first + row)
+
+
+def _mismatch(misfit: Misfitting, subtopic: str, agent: AgentId | None, row: int | None) -> PayloadMismatch:
+    where = "" if row is None else f"row {row}: "
+    return PayloadMismatch(
+        f"{where}the payload that agent {agent!r} sends does not fit the schema of subtopic {subtopic!r}: "
+        f"{misfit.field or 'it'}: {misfit.reason}",
+        field=misfit.field,
+        agent=agent,
+        row=row,
+        subtopic=subtopic,
+    )

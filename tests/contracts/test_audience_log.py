@@ -1,0 +1,293 @@
+"""Broadcasts under rules: receipts, arrivals and the event log agree about each pair."""
+
+import asyncio
+import json
+import shutil
+from collections import Counter
+from contextlib import aclosing
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from support.contracts import WAIT_S
+from typer.testing import CliRunner
+
+from ray_messaging import EventLog, LogError, Messager, MessagingConfig, columns
+from ray_messaging.audiences.building import build_edges
+from ray_messaging.audiences.member_edges import MemberEdges
+from ray_messaging.audiences.records import AudienceFacts, Kind, encode_facts
+from ray_messaging.audiences.storage.files import version_folder, write_edges
+from ray_messaging.audiences.storage.source import LocalFolder
+from ray_messaging.cli.app import app
+from ray_messaging.eventlog.folder import Folder
+from ray_messaging.eventlog.writing.writer import LogWriter
+from ray_messaging.interception.rules import BlackList, MaxLength, RateLimit
+from ray_messaging.interception.server.interceptor import Interceptor
+from ray_messaging.model.agent_sets import AgentSet
+from ray_messaging.model.columns import IdColumn
+from ray_messaging.receipt import BLOCKED
+from ray_messaging.steps.accounts.digests import step_digest
+from ray_messaging.steps.accounts.step_account import StepCounts
+from ray_messaging.transports.backend import open_transport
+from ray_messaging.transports.memory import MemoryServer
+from ray_messaging.transports.steps.values import StepSettings
+
+AGENTS = 60
+LOST = 3  # the last agents, which nobody hosts
+
+
+def pairs_of(edges):
+    senders = [*range(AGENTS)]
+    rows, hearers = edges.expand(IdColumn.of(senders))
+    return [*zip(rows.tolist(), hearers.tolist(), strict=True)]
+
+
+@pytest.fixture(params=["memory", pytest.param("redis", marks=pytest.mark.long)])
+def server(request):
+    return MemoryServer() if request.param == "memory" else request.getfixturevalue("redis_config")
+
+
+class Society:
+    """Two messagers with an interceptor, audiences in files, and the event log; a ledger of receipts and arrivals."""
+
+    def __init__(self, server, exp_id, folder, agents, *, steps=False):
+        self.server, self.exp_id, self.folder, self.agents, self.steps = server, exp_id, folder, agents, steps
+        self.black_list = BlackList()
+        self.interceptor = Interceptor(exp_id, [self.black_list, MaxLength(100), RateLimit(per_round=100)])
+        self.fates = Counter()
+        self.arrived = Counter()
+
+    async def __aenter__(self):
+        self.transport = open_transport(self.server, self.exp_id, MessagingConfig())
+        await self.transport.connect()
+        if self.steps:
+            await self.transport.steps.begin(StepSettings(seed=1, groups=2, digest=True))
+        self.writer = LogWriter(self.transport, Folder(self.folder), self.exp_id, segment_age_s=1e9)
+        await self.writer.start()
+        settings = MessagingConfig(strict_senders=False, mailbox_messages=2**22, inbox_messages=2**22)
+        source = LocalFolder(self.folder / "audiences")
+        middle = self.agents // 2
+        self.messagers = []
+        for name, host in (("west", range(middle)), ("east", range(middle, self.agents - LOST))):
+            messager = Messager(
+                self.server, self.exp_id, self.interceptor, name=name, settings=settings, audiences=source
+            )
+            self.messagers.append(messager)
+            await messager.init()
+            await messager.host_agents(host, ["agent-chat"])
+        return self
+
+    async def __aexit__(self, *_):
+        for messager in self.messagers:
+            await messager.close()
+        await self.writer.close()
+        await self.interceptor.close()
+        await self.transport.close()
+
+    async def create(self, name, version, edges):
+        write_edges(version_folder(self.folder / "audiences", name, version), edges)
+        facts = AudienceFacts(Kind.GRAPH, edges.pairs, edges.digest.hex())
+        await self.transport.set_audience(name, version, encode_facts(facts))
+        self.edges = edges
+
+    async def broadcast(self, name, senders, payloads):
+        """Send broadcasts, and note the fate of each pair."""
+        receipts = await self.messagers[0].broadcast_columns(senders, name, payloads)
+        rows, hearers = self.edges.expand(IdColumn.of(senders))
+        ends = [senders[row] for row in rows.tolist()], hearers.tolist()
+        self.fates.update(zip(receipts.message_ids, *ends, receipts.fates.tolist(), strict=True))
+        return receipts
+
+    async def send(self, from_id, to_id, payload):
+        """Send one message, and note its fate."""
+        (receipt,) = await self.messagers[0].send_columns([from_id], [to_id], payload)
+        self.fates[receipt.message_id, from_id, to_id, receipt.fate] += 1
+
+    async def fetch(self):
+        """Fetch all that was delivered, and see that no more comes."""
+        expected = sum(count for (*_, fate), count in self.fates.items() if fate == "delivered")
+        await self.fetch_all(expected)
+        await self._fetch(0.0)
+
+    async def _fetch(self, timeout_s):
+        for messager in self.messagers:
+            found = await messager.fetch_messages(timeout=timeout_s)
+            self.arrived.update((message.id, message.from_id, message.to_id, "delivered") for message in found)
+
+    async def fetch_all(self, expected):
+        """Fetch so many messages."""
+        async with asyncio.timeout(WAIT_S):
+            while self.arrived.total() < expected:
+                await self._fetch(WAIT_S / 100)
+
+    async def log(self):
+        """Return the log of all that was sent."""
+        await self.writer.close()
+        return EventLog.open(self.folder)
+
+
+def rows_of(table):
+    return [*zip(*(table[name].to_pylist() for name in ("message_id", "from_id", "to_id", "fate")), strict=True)]
+
+
+@pytest.fixture
+async def society(server, exp_id, tmp_path):
+    async with Society(server, exp_id, tmp_path / "log", AGENTS) as found:
+        await found.create("friends", 1, build_edges([np.random.default_rng(11).integers(0, AGENTS, (600, 2))]))
+        yield found
+
+
+async def test_receipts_arrivals_and_log_agree_about_each_pair(society):
+    senders = [*range(0, AGENTS, 2)]
+    listed = {pair for pair in pairs_of(society.edges) if sum(pair) % 5 == 0}
+    await society.broadcast("friends", senders, [{"n": n} for n in senders])
+    await society.interceptor.change(lambda: society.black_list.set(listed))
+    before = society.fates.copy()
+    receipts = await society.broadcast("friends", senders, [{"n": n} for n in senders])
+    since = society.fates - before
+    assert {(a, b) for _, a, b, fate in since if fate == "blocked"} == {pair for pair in listed if pair[0] % 2 == 0}
+    assert receipts.blocked_by() == {"black_list": receipts.counts()["blocked"]}
+    await society.broadcast("friends", [1, 3], [{"text": "x" * 100}, {"text": "short"}])
+    await society.fetch()
+    assert society.arrived == Counter({each: 1 for each in society.fates if each[3] == "delivered"})
+    log = await society.log()
+    assert Counter(rows_of(log.query(expand=True))) == society.fates
+    counts = Counter(fate for *_, fate in society.fates)
+    assert counts["undeliverable"]
+    balance = log.balance()
+    assert (balance.sends, {fate: count for fate, count in balance.fates.items() if count}) == (counts.total(), counts)
+    assert balance.rows < counts.total()
+    whole = log.balance(expand=True)
+    assert (whole.sends, whole.rows, whole.fates) == (balance.sends, counts.total(), balance.fates)
+
+
+async def test_one_row_for_each_broadcast_and_mailbox(society):
+    await society.broadcast("friends", [1], [{"n": 1}])
+    log = await society.log()
+    found = log.query(fate="delivered")
+    assert sorted(found["mailbox"].to_pylist()) == ["east", "west"]
+    assert set(found["to_id"].to_pylist()) == {None}
+    assert set(found["audience"].to_pylist()) == {"friends"}
+    assert sum(found["pairs"].to_pylist()) == sum(fate == "delivered" for *_, fate in society.fates)
+    assert set(found["channel"].to_pylist()) == {f"exps:{society.exp_id}:audiences:friends:agent-chat"}
+    assert [row.pairs for row in log.tail(timeout_s=0, after=-1, fate="delivered")] == found["pairs"].to_pylist()
+
+
+async def test_queries_find_the_hearers(society):
+    hearers = [b for a, b in pairs_of(society.edges) if a == 1 and b < AGENTS - LOST]
+    one = hearers[3]
+    await society.interceptor.change(lambda: society.black_list.set({(1, hearers[0])}))
+    await society.broadcast("friends", [1, 2], [{"n": 1}, {"n": 2}])
+    await society.send(1, one, {"text": "and you?"})
+    log = await society.log()
+    own = {f"exps:{society.exp_id}:agents:{one}:agent-chat"}
+    assert log.query(from_id=1, to_id=one, expand=True)["channel"].to_pylist() == [*own] * 2
+    assert log.query(channel=[*own], from_id=1, expand=True)["to_id"].to_pylist() == [one] * 2
+    assert log.query(from_id=1, to_id=one)["payload"].to_pylist() == ['{"text":"and you?"}']
+    both = log.query(agent=one, expand=True)
+    assert one in both["to_id"].to_pylist()
+    assert all(one in pair for pair in zip(both["from_id"].to_pylist(), both["to_id"].to_pylist(), strict=True))
+    assert log.conversation(1, one)["payload"].to_pylist() == ['{"n":1}', '{"text":"and you?"}']
+    assert log.conversation(1, one, limit=1)["payload"].to_pylist() == ['{"n":1}']
+    whole = log.query(from_id=1, fate="delivered", expand=True)
+    assert sorted(whole["to_id"].to_pylist()) == sorted([*hearers[1:], one])
+    for limit in (1, 5, len(whole), len(whole) + 1):
+        assert log.query(from_id=1, fate="delivered", expand=True, limit=limit).equals(whole.slice(0, limit))
+        pages = [*log.pages(from_id=1, fate="delivered", expand=True, rows=1, limit=limit)]
+        assert pa.concat_tables(pages).equals(whole.slice(0, limit))
+    shown = CliRunner().invoke(app, ["log", "query", str(society.folder), "--to-id", str(one), "--expand", "--json"])
+    assert {json.loads(line)["to_id"] for line in shown.stdout.splitlines()} == {one}
+    assert log.export(society.folder.parent / "one.csv", to_id=one) < len(shown.stdout.splitlines())
+    edges = log.edges()
+    assert Counter(zip(edges["from_id"].to_pylist(), edges["to_id"].to_pylist(), strict=True)) == Counter(
+        (a, b) for _, a, b, fate in society.fates if fate == "delivered"
+    )
+
+
+async def test_members_with_names_and_typed_columns_are_expanded(society):
+    members = AgentSet.of([1, 2, 40, "guest"])
+    await society.create("plaza", 1, MemberEdges.among(members))
+    await society.messagers[1].host_agents(["guest"], ["agent-chat"])
+    await society.broadcast("plaza", [1, "guest"], columns(x=np.array([0.5, 1.5])))
+    await society.messagers[0].broadcast("plaza", {"text": "from the user"})
+    await society.fetch_all(4 + 6)
+    log = await society.log()
+    found = log.query(expand=True)
+    ends = [*zip(found["from_id"].to_pylist(), found["to_id"].to_pylist(), found["payload.x"].to_pylist(), strict=True)]
+    assert sorted(ends, key=str) == sorted(
+        [
+            *(("1", b, 0.5) for b in ("2", "40", "guest")),
+            *(("guest", b, 1.5) for b in ("1", "2", "40")),
+            *((None, b, None) for b in ("1", "2", "40", "guest")),
+        ],
+        key=str,
+    )
+    assert log.query(to_id="guest", expand=True)["from_id"].to_pylist() == ["1", None]
+
+
+async def test_an_audience_whose_files_are_gone_leaves_the_rows(society):
+    await society.broadcast("friends", [1], [{"n": 1}])
+    log = await society.log()
+    shutil.rmtree(society.folder / "audiences")
+    with pytest.raises(LogError, match="the hearers of audience 'friends', version 1, are not known"):
+        log.query(expand=True)
+    assert len(log.query(fate="delivered")) == 2
+
+
+@pytest.mark.parametrize("listed", [[], [(1, 5), (2, 7), (2, 40), (30, 2)]])
+async def test_the_logs_digests_of_steps_are_those_of_the_groups(server, exp_id, tmp_path, listed):
+    edges = build_edges([np.random.default_rng(11).integers(0, AGENTS, (600, 2))])
+    async with Society(server, exp_id, tmp_path / "log", AGENTS, steps=True) as society:
+        await society.create("friends", 1, edges)
+        if listed:
+            society.black_list.set([*listed, *pairs_of(edges)[:20]])
+
+        async def drive(messager):
+            async with aclosing(messager.steps(until=2)) as steps:
+                async for step in steps:
+                    ids = step.places.ints
+                    step.broadcast_columns(ids, "friends", columns(x=ids * 1.5))
+                    step.broadcast(int(ids[0]), "*", {"n": step.number})
+                    step.send(int(ids[1]), 3, {"n": step.number})
+
+        async with asyncio.timeout(WAIT_S):
+            await asyncio.gather(*map(drive, society.messagers))
+        closed = [await society.transport.steps.closed_step(number) for number in range(2)]
+    counts = [[StepCounts.decode(each.counts) for each in every.values()] for every in closed]
+    log = EventLog.open(society.folder)
+    for number, every in enumerate(counts):
+        assert log.digest(number) == step_digest(int.from_bytes(each.digest, "little") for each in every)
+    fates = sum((Counter(each.fates) for every in counts for each in every), Counter())
+    assert Counter(log.query(expand=True)["fate"].to_pylist()) == fates
+    assert {fate: count for fate, count in log.balance(expand=True).fates.items() if count} == fates
+
+
+@pytest.mark.long
+async def test_a_black_list_of_100_000_pairs_on_a_million_edges(redis_config, exp_id, tmp_path):
+    agents, rng = 10_000, np.random.default_rng(3)
+    hearers = np.argsort(rng.random((agents, 200)), axis=1)[:, :100] * 50 + rng.integers(0, 50, (agents, 1))
+    edges = build_edges([np.stack((np.repeat(np.arange(agents), 100), hearers.ravel()), axis=1)])
+    rows, heard = edges.expand(IdColumn(np.arange(agents)))
+    keys = rows * 2**20 + heard.values
+    assert len(keys) == 1_000_000
+    listed = np.sort(rng.choice(keys, 100_000, replace=False))
+    async with Society(redis_config, exp_id, tmp_path / "log", agents + LOST) as society:
+        await society.create("friends", 1, edges)
+        payloads = columns(x=np.arange(agents) * 0.5)
+        assert (await society.messagers[0].broadcast_columns(np.arange(agents), "friends", payloads)).sent.all()
+        banned = [*zip((listed >> 20).tolist(), (listed % 2**20).tolist(), strict=True)]
+        await society.interceptor.change(lambda: society.black_list.set(banned))
+        receipts = await society.messagers[0].broadcast_columns(np.arange(agents), "friends", payloads)
+        assert np.array_equal(receipts.codes == BLOCKED, np.isin(keys, listed))
+        arrived = []
+        async with asyncio.timeout(10 * WAIT_S):
+            while sum(map(len, arrived)) < 1_900_000:
+                for messager in society.messagers:
+                    found = await messager.fetch_messages(timeout=WAIT_S / 100)
+                    arrived.append(found.from_ids * 2**20 + found.to_ids)
+    log = EventLog.open(society.folder)
+    for fate, expected in (("blocked", listed), ("delivered", np.sort(np.concatenate(arrived)))):
+        found = log.query(fate=fate, expand=True)
+        assert np.array_equal(np.sort(found["from_id"].to_numpy() * 2**20 + found["to_id"].to_numpy()), expected)
+    assert np.array_equal(expected, np.sort(np.concatenate([keys, keys[~np.isin(keys, listed)]])))
+    assert log.balance().sends == 2_000_000

@@ -1,0 +1,91 @@
+"""The versions of audiences in the directory: durable, in order, and since which step each counts."""
+
+import pytest
+
+from ray_messaging.addressing.directory import Directory
+from ray_messaging.audiences.records import AudienceFacts, Kind, encode_facts
+from ray_messaging.config import MessagingConfig
+from ray_messaging.errors import ConfigError, UnknownName
+from ray_messaging.transports.backend import open_transport
+from ray_messaging.transports.memory import MemoryServer
+from ray_messaging.transports.steps.values import Closing, Driver, Opened, StepSettings
+
+FACTS = encode_facts(AudienceFacts(Kind.GRAPH, 3, "aa"))
+OTHER = encode_facts(AudienceFacts(Kind.GRAPH, 4, "bb"))
+
+
+@pytest.fixture(params=["memory", "valkey", "redis"])
+def server(request):
+    return MemoryServer() if request.param == "memory" else request.getfixturevalue(f"{request.param}_config")
+
+
+@pytest.fixture
+async def transport(server, exp_id):
+    opened = open_transport(server, exp_id, MessagingConfig())
+    await opened.connect()
+    yield opened
+    await opened.close()
+
+
+async def known(transport):
+    directory = Directory(transport.exp_id)
+    directory.update(*await transport.load_directory(-1))
+    return directory
+
+
+async def test_a_version_follows_the_one_before_it(transport):
+    assert await transport.set_audience("friends", 1, FACTS) == 0
+    before = await known(transport)
+    found = before.audiences.of("friends")
+    assert (found.version, found.facts) == (1, AudienceFacts(Kind.GRAPH, 3, "aa"))
+    assert await transport.set_audience("friends", 1, FACTS) == 0  # a repeated call
+    assert (await known(transport)).version == before.version
+    assert await transport.set_audience("friends", 1, OTHER) is None  # another process was faster
+    assert await transport.set_audience("friends", 3, OTHER) is None
+    assert await transport.set_audience("friends", 2, OTHER) == 0
+    after = await known(transport)
+    assert after.version > before.version
+    assert (after.audiences.of("friends").version, after.audiences.of("friends", 0).version) == (2, 2)
+
+
+async def test_a_removed_audience_is_gone_and_its_numbers_are_not_used_again(transport):
+    await transport.set_audience("friends", 1, FACTS)
+    await transport.set_audience("plaza", 1, FACTS)
+    await transport.set_audience("friends", 2, "")
+    audiences = (await known(transport)).audiences
+    assert audiences.names() == ["plaza"]
+    with pytest.raises(UnknownName, match="'friends' was removed") as caught:
+        audiences.of("friends")
+    assert (caught.value.kind, caught.value.value) == ("audience", "friends")
+    with pytest.raises(UnknownName, match="there is no audience 'street'; there are: plaza"):
+        audiences.of("street")
+    assert audiences.last_version("friends") == 2
+    assert await transport.set_audience("friends", 1, FACTS) is None
+    assert await transport.set_audience("friends", 3, FACTS) == 0
+
+
+async def test_facts_of_a_later_release_name_the_audience(transport):
+    await transport.set_audience("friends", 1, '{"kind": "shells"}')
+    with pytest.raises(ConfigError, match="'friends' is of a later release"):
+        (await known(transport)).audiences.of("friends")
+
+
+async def test_in_steps_a_version_counts_for_the_next_step_that_opens(transport):
+    steps = transport.steps
+    await steps.begin(StepSettings())
+    assert await transport.set_audience("friends", 1, FACTS) == 0
+    await steps.join("east")
+    taken = await steps.take("east", Driver("task", 0), 30.0)
+    for step in range(3):
+        assert isinstance(await steps.open("east", taken.attempt, step), Opened)
+        if step < 2:
+            await steps.close("east", taken.attempt, step, Closing(0), go_on=False)
+    assert await transport.set_audience("friends", 2, OTHER) == 3  # step 2 is open
+    audiences = (await known(transport)).audiences
+    assert [audiences.of("friends", step).version for step in (0, 2, 3, 9)] == [1, 1, 2, 2]
+    assert audiences.of("friends").version == 2
+    assert await transport.set_audience("friends", 3, "") == 3
+    audiences = (await known(transport)).audiences
+    assert audiences.of("friends", 2).version == 1
+    with pytest.raises(UnknownName, match="removed"):
+        audiences.of("friends", 3)

@@ -1,0 +1,96 @@
+"""Pairs of positions against distances between all points."""
+
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ray_messaging.audiences.positions import Positions
+from ray_messaging.audiences.storage.files import read_edges, write_edges
+from ray_messaging.errors import AudienceTooLarge, ConfigError, InvalidColumns, UnknownName
+from ray_messaging.model.columns import IdColumn
+
+MANY = 10**9
+
+
+def placed(points, radius=1.0, ids=None, limit=MANY):
+    ids = [*range(len(points))] if ids is None else ids
+    return Positions.given(IdColumn.checked(ids), points, radius, limit)
+
+
+def near(points, radius):
+    points = np.asarray(points, float)
+    distances = np.linalg.norm(points[:, None] - points[None, :], axis=2)
+    return {(a, b) for a, b in np.argwhere(distances <= radius).tolist() if a != b}
+
+
+def pairs_of(edges):
+    rows, hearers = edges.expand(edges.senders.column)
+    return {*zip(edges.senders.ints[rows].tolist(), hearers.tolist(), strict=True)}
+
+
+@given(
+    st.lists(st.tuples(st.integers(-9, 9), st.integers(-9, 9)), min_size=1, max_size=30), st.sampled_from([0.5, 1, 5])
+)
+def test_agents_within_the_radius_are_pairs(points, radius):
+    assert pairs_of(placed(points, radius).edges()) == near(points, radius)
+
+
+def test_positions_move_and_are_kept_in_files(tmp_path):
+    layout = placed([[0.0, 0.0], [0.5, 0.0], [9.0, 0.0]], ids=[7, 3, 5])
+    assert pairs_of(layout.edges()) == {(3, 7), (7, 3)}
+    moved = layout.moved(IdColumn.of([5, 7]), [[0.5, 1.0], [-9, 0]]).edges()
+    assert pairs_of(moved) == {(3, 5), (5, 3)}
+    assert moved.digest != layout.edges().digest
+    write_edges(tmp_path / "street@2", moved)
+    found = read_edges(tmp_path / "street@2", "street", 2)
+    assert (pairs_of(found), found.digest) == (pairs_of(moved), moved.digest)
+    assert found.positions.ids.tolist() == [3, 5, 7]
+    np.testing.assert_array_equal(found.positions.points, [[0.5, 0], [0.5, 1], [-9, 0]])
+    assert (found.positions.radius, found.positions.limit) == (1.0, MANY)
+
+
+def test_too_many_pairs_are_refused_with_their_number():
+    with pytest.raises(
+        AudienceTooLarge, match="radius 50 makes 9,900 pairs of 100 agents, the limit is 9,899"
+    ) as caught:
+        placed(np.zeros((100, 2)), 50, limit=9_899).edges()
+    assert (caught.value.pairs, caught.value.limit) == (9_900, 9_899)
+    assert placed(np.zeros((100, 2)), 50, limit=9_900).edges().pairs == 9_900
+
+
+@pytest.mark.parametrize(
+    ("points", "radius", "text"),
+    [
+        ([[0, 0]], 1, r"shape \(2, 2\), a row for each agent; these have \(1, 2\)"),
+        ([0, 0], 1, r"these have \(2,\)"),
+        ([[0, 0], [1, np.nan]], 1, r"row 1 of the positions is \[1.0, nan\]"),
+        ([[0, 0], [1, np.inf]], 1, r"row 1 of the positions is \[1.0, inf\]"),
+        ([["a", 0], [1, 0]], 1, "positions must be numbers"),
+        ([[0, 0], [1, 1]], -1, "radius=-1 must be a number above 0"),
+        ([[0, 0], [1, 1]], None, "radius=None"),
+        ([[0, 0], [1, 1]], float("nan"), "radius=nan"),
+    ],
+)
+def test_bad_positions_are_refused_with_the_value(points, radius, text):
+    with pytest.raises((InvalidColumns, ConfigError), match=text):
+        placed(points, radius, ids=[0, 1])
+
+
+def test_moves_of_strangers_and_of_other_shapes_are_refused():
+    layout = placed([[0, 0], [1, 1]])
+    with pytest.raises(UnknownName, match="agent 8 has no position"):
+        layout.moved(IdColumn.of([0, 8]), [[1, 1], [2, 2]])
+    with pytest.raises(InvalidColumns, match=r"shape \(1, 2\)"):
+        layout.moved(IdColumn.of([0]), [[1, 1, 1]])
+    with pytest.raises(InvalidColumns, match="int ids, not 'a'"):
+        placed([[0, 0]], ids=["a"])
+
+
+def test_without_scipy_the_error_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    monkeypatch.setitem(sys.modules, "scipy.spatial", None)
+    with pytest.raises(ConfigError, match=r"ray-messaging\[spatial\]"):
+        placed([[0, 0]]).edges()
