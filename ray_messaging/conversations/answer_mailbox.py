@@ -9,10 +9,12 @@ import numpy as np
 from ray_messaging.common.task_health import end
 from ray_messaging.conversations.open_questions import OpenQuestions, Rows
 from ray_messaging.engine import Engine
-from ray_messaging.message import Slice
+from ray_messaging.messages import Slice
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.message_ids import MessageIdColumn
 from ray_messaging.receiving.ack_ranges import spans_in
 from ray_messaging.receiving.commits import MOST_RANGES
-from ray_messaging.receiving.fetcher import Fetcher
+from ray_messaging.receiving.fetcher import CommitMode, Fetcher
 from ray_messaging.receiving.inbox import Piece
 
 _MOST_KEPT = MOST_RANGES // 2  # late answers that nothing has fetched: later ones are committed in the inbox
@@ -22,7 +24,7 @@ class AnswerMailbox:
     """The mailbox that takes answers beside the inbox, so that a full inbox holds up no answer.
 
     An answer that nobody waits for any more goes to the inbox as an ordinary message. It is committed with the messages
-    of the fetch that returns it.
+    of the fetch that returns it; where only whole fetches can be committed, as on a broker, as soon as it is there.
 
     Args: `engine` is for this mailbox alone; `fetcher` is that of the messager. Without `keeps_late` a late answer is
     committed as soon as it is in the inbox.
@@ -34,12 +36,16 @@ class AnswerMailbox:
         self._questions = questions
         self._fetcher = fetcher
         self._keeps_late = keeps_late
+        self._acks_apart = engine.transport.acks_apart
         self._uncommitted = 0  # late answers, in the inbox or fetched
+        self._handled: list[Slice] = []  # and not acknowledged
+        self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         """Listen, and read from now on."""
         await self.engine.open()
+        self.engine.fetcher.inbox.on_news = self._take
         await self.engine.subscribe([])
         self._task = asyncio.create_task(self._read(), name="ray_messaging answers")
 
@@ -54,22 +60,43 @@ class AnswerMailbox:
         if self._task is not None and self._task.done():
             self._task.result()
 
+    def _take(self) -> None:
+        """Give askers their answers in the very turn of the event loop in which these were read."""
+        self._answer(self.engine.fetcher.take_at_once())
+        self._news.set()
+
     async def _read(self) -> None:
+        """Commit what was answered; take what could not be taken at once."""
         fetcher = self.engine.fetcher
+        mode: CommitMode = "acked" if self._acks_apart else "next"
         while True:
-            messages = await fetcher.fetch(None, None, "acked")
-            done: list[Slice] = []
-            for found in messages.slices:
-                late = self._questions.answer(found)
-                self.late += len(late)
-                keep = self._keeps_late and self._uncommitted < _MOST_KEPT
-                if self._fetcher.listens:  # else nothing could fetch them: the event log has them
-                    self._hand_in(found, late)
-                    self._uncommitted += len(late) if keep else 0
-                kept = late if keep and self._fetcher.listens else late[:0]
-                done += _runs(found, np.setdiff1d(np.arange(found.low, found.high), kept))
-            fetcher.commits.acknowledge_some(spans_in(done, self.engine.name))
-            await fetcher.commits.write()
+            await self._news.wait()
+            self._news.clear()
+            if fetcher.inbox.size or fetcher.inbox.error is not None:
+                self._answer((await fetcher.fetch(None, 0.0, mode)).slices)
+            await asyncio.sleep(0)  # those that have waited for these answers go first
+            handled, self._handled = self._handled, []
+            if self._acks_apart:
+                fetcher.commits.acknowledge_some(spans_in(handled, self.engine.name))
+                fetcher.commits.write_soon()  # later answers do not wait for it
+            else:
+                await fetcher.ack()
+
+    def _answer(self, slices: Iterable[Slice]) -> None:
+        """Give askers their answers, and the inbox those that are late."""
+        for found in slices:
+            _as_asked(found.batch)
+            late = self._questions.answer(found)
+            if not len(late):
+                self._handled.append(found)
+                continue
+            self.late += len(late)
+            keep = self._keeps_late and self._uncommitted < _MOST_KEPT
+            if self._fetcher.listens:  # else nothing could fetch them: the event log has them
+                self._hand_in(found, late)
+                self._uncommitted += len(late) if keep else 0
+            kept = late if keep and self._fetcher.listens else late[:0]
+            self._handled += _runs(found, np.setdiff1d(np.arange(found.low, found.high), kept))
 
     def _hand_in(self, found: Slice, late: Rows) -> None:
         """Put late answers into the inbox."""
@@ -89,6 +116,15 @@ class AnswerMailbox:
         commits = self.engine.fetcher.commits
         self._uncommitted -= commits.acknowledge_some(spans_in(late, self.engine.name))
         await commits.write()
+
+
+def _as_asked(batch: Batch) -> None:
+    """Give answers from steps the ids that we have given to the questions."""
+    extension = batch.extension
+    if extension is not None and extension.asked_outside:
+        asked = extension.asked_outside
+        extension.in_reply_to = MessageIdColumn.of([asked[row].question for row in range(batch.rows)])
+        extension.asked_outside = {}
 
 
 def _runs(found: Slice, rows: Rows) -> list[Slice]:

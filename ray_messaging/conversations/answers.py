@@ -2,17 +2,20 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ray_messaging.common.blocking import finish
+from ray_messaging.common.notebook import SHOWN, html_table
 from ray_messaging.common.tables import data_frame
 from ray_messaging.conversations.open_questions import Rows
 from ray_messaging.message import Message
 from ray_messaging.model.batch import Batch
+from ray_messaging.model.typed.values import PayloadPart, column_of
 from ray_messaging.receipt import BLOCKED, PUBLISHED, Receipts
 
 _NONE = -1
@@ -63,6 +66,10 @@ class AnswerTable:
         self.receipts, self._fates = receipts, receipts.codes
         self._left -= int(np.count_nonzero(self._unsent() & (self._part == _NONE)))
 
+    def end(self) -> None:
+        """Wait for no more answers: those that come are late."""
+        self._due = time.monotonic()
+
     def _unsent(self) -> NDArray[np.bool_]:
         return np.zeros(len(self), np.bool_) if self._fates is None else self._fates > PUBLISHED
 
@@ -78,6 +85,10 @@ class AnswerTable:
             whole = len(rows) == batch.rows and first.all()
             self.add(AnswerPart(places[first], batch if whole else batch.take(rows[first])))
         return first
+
+    def take_one(self, place: int, batch: Batch, row: int) -> bool:
+        """Take one answer (see `Asker`)."""
+        return bool(self.take(np.array([place]), batch, np.array([row]))[0])
 
     def add(self, part: AnswerPart) -> None:
         """Add first answers."""
@@ -107,6 +118,16 @@ class AnswerTable:
         at = int(self._part[row])
         return None if at == _NONE else Message(self.exp_id, self.parts[at].batch, int(self._row[row]))
 
+    def column(self, name: str) -> NDArray[Any]:
+        """Return one value of each answer that is there, by its name, in the order of `answered`.
+
+        Raises: InvalidColumns where an answer has no such value.
+        """
+        ends = np.cumsum([0, *(part.batch.rows for part in self.parts)])
+        answered = self.answered
+        found = column_of([PayloadPart(part.batch.lines, 0, part.batch.rows) for part in self.parts], name)
+        return found[ends[self._part[answered]] + self._row[answered]]
+
     def messages(self, at: int) -> Iterator[Message]:
         """Return the answers of a part."""
         batch = self.parts[at].batch
@@ -132,12 +153,28 @@ class AnswerTable:
         answered, pending, blocked = len(self.answered), len(self.pending), len(self.blocked)
         return f"{type(self).__name__}({answered:,} answered, {pending:,} pending, {blocked:,} blocked)"
 
+    def _repr_html_(self) -> str:
+        first = [answer for answer in map(self.__getitem__, self.answered[:SHOWN].tolist()) if answer is not None]
+        columns: dict[str, list[Any]] = {
+            "question": self.answered[:SHOWN].tolist(),
+            "from": [answer.from_id for answer in first],
+            "answer": [answer.data for answer in first],
+        }
+        return html_table(repr(self), columns, len(self.answered))
+
+
+MoreAnswers = Callable[[AnswerTable], Coroutine[Any, Any, None]]  # waits for answers of another process, and adds them
+
 
 class Answers(AnswerTable):
-    """The answers to a messager's questions: `async for answer in answers` gives them as they come."""
+    """The answers to a messager's questions: `async for answer in answers` gives them as they come.
 
-    def __init__(self, exp_id: str, rows: int, timeout: float | None) -> None:
+    Args: `more` waits for answers and adds them, or returns when the time is up. None: `add` is called as they come.
+    """
+
+    def __init__(self, exp_id: str, rows: int, timeout: float | None, more: MoreAnswers | None = None) -> None:
         super().__init__(exp_id, rows, timeout)
+        self._more = more
         self._news = asyncio.Event()
 
     def sent(self, receipts: Receipts) -> None:
@@ -169,6 +206,9 @@ class Answers(AnswerTable):
 
     async def change(self) -> None:
         """Wait for answers, or the end."""
+        if self._more is not None:
+            await self._more(self)
+            return
         self._news.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(self.seconds_left):
@@ -178,17 +218,17 @@ class Answers(AnswerTable):
 class GroupAnswers(AnswerTable):
     """The answers to the questions of a group's handle: `for answer in answers` gives them as they come.
 
-    Args: `more` waits for answers and adds them, or returns when the time is up.
+    Args: `more` blocks until there are answers and adds them, or returns when the time is up.
     """
 
-    def __init__(self, exp_id: str, rows: int, timeout: float | None, more: "Callable[[GroupAnswers], None]") -> None:
+    def __init__(self, exp_id: str, rows: int, timeout: float | None, more: MoreAnswers) -> None:
         super().__init__(exp_id, rows, timeout)
         self._more = more
 
     def wait(self) -> "GroupAnswers":
         """Wait until all answers are there, or the time is up; return self."""
         while not self.done:
-            self._more(self)
+            finish(self._more(self))
         return self
 
     def __iter__(self) -> Iterator[Message]:
@@ -199,4 +239,4 @@ class GroupAnswers(AnswerTable):
                 at += 1
             if self.done:
                 return
-            self._more(self)
+            finish(self._more(self))

@@ -2,34 +2,42 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 
 from ray_messaging.addressing.channels import (
-    AGENT_CHAT,
     AgentId,
     agent_channel,
     answer_mailbox,
     check_subtopic,
-    payback_channel,
 )
 from ray_messaging.compat.msg import Payload
 from ray_messaging.conversations.answer_mailbox import AnswerMailbox
 from ray_messaging.conversations.answers import Answers
-from ray_messaging.conversations.lone_questions import LoneQuestions
 from ray_messaging.conversations.open_questions import OpenQuestions
-from ray_messaging.conversations.replies import asker_of, check_questions, note_replied, replies_to
+from ray_messaging.conversations.replies import (
+    answer_topic,
+    asker_of,
+    cannot_answer,
+    check_question,
+    naming,
+    note_replied,
+    replies_to,
+)
 from ray_messaging.engine import Engine
-from ray_messaging.errors import ConfigError, MessagingError, NoAnswer, QuestionBlocked
-from ray_messaging.message import Message, Messages, Slice, slice_of
+from ray_messaging.errors import Closed, MessagingError, NoAnswer, QuestionBlocked
+from ray_messaging.message import Message
+from ray_messaging.messages import Messages, Slice, slice_of
 from ray_messaging.model.batch import Batch
 from ray_messaging.receipt import Receipt, Receipts
 from ray_messaging.receiving.ack_ranges import Acked, slices_of
 from ray_messaging.sending.accumulation.bulk_input import batches_of_columns
-from ray_messaging.sending.accumulation.bulk_sender import BulkSender
 from ray_messaging.sending.accumulation.conversation_rows import ConversationRows, Questions, Replies
 from ray_messaging.sending.accumulation.message_checks import CheckedMessage
 from ray_messaging.sending.accumulation.pending_batch import EncodedBatch
 from ray_messaging.transports.transport import Transport
+
+_UNLIMITED = nullcontext()
 
 
 class Conversation:
@@ -41,7 +49,7 @@ class Conversation:
     def __init__(self, engine: Engine, open_transport: Callable[[], Transport]) -> None:
         self._engine = engine
         self._open_transport = open_transport
-        self._open = OpenQuestions(from_any=not engine.settings.strict_answers)
+        self._open = OpenQuestions(engine.exp_id, from_any=not engine.settings.strict_answers)
         self._mailbox: AnswerMailbox | None = None
         self.opened = False  # there is a mailbox for answers: an attribute, because each fetch reads it
         self._opening = asyncio.Lock()
@@ -57,19 +65,24 @@ class Conversation:
 
     async def _answers(self) -> AnswerMailbox:
         """Return the mailbox for answers, open."""
+        if self._mailbox is None:
+            await self._open_mailbox()
+        assert self._mailbox is not None
+        self._mailbox.check()
+        return self._mailbox
+
+    async def _open_mailbox(self) -> None:
         async with self._opening:
             if self._mailbox is None:
                 engine = self._engine
                 engine.sending  # noqa: B018 - raises Closed
-                if not engine.transport.acks_apart:
-                    raise ConfigError("questions need Redis, Valkey or a MemoryServer: an MQTT broker has none yet")
                 name = answer_mailbox(engine.name) if engine.named else None
                 own = Engine(self._open_transport(), name=name, settings=engine.settings)
-                mailbox = AnswerMailbox(own, self._open, engine.fetcher, keeps_late=self.keeps_late)
+                mailbox = AnswerMailbox(
+                    own, self._open, engine.fetcher, keeps_late=self.keeps_late and engine.transport.acks_apart
+                )
                 await mailbox.open()
                 self._mailbox, self.opened = mailbox, True
-        self._mailbox.check()
-        return self._mailbox
 
     async def close(self, *, commit: bool) -> None:
         """Close the mailbox for answers; commit the late ones that were handed out, if `commit`."""
@@ -114,15 +127,18 @@ class Conversation:
         return await self._ask(checked, timeout)
 
     async def _ask(self, checked: CheckedMessage, timeout: float | None) -> Message:
-        mailbox = (await self._answers()).engine.name
-        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        mailbox, loop = (await self._answers()).engine.name, asyncio.get_running_loop()
+        due = None if timeout is None else loop.time() + timeout
+        answer: asyncio.Future[Message] = loop.create_future()
         receipt: Receipt | None = None
         try:
-            async with asyncio.timeout(timeout):
-                accumulator = self._engine.sending
+            accumulator = self._engine.sending
+            async with asyncio.timeout_at(due) if accumulator.capacity.crowded else _UNLIMITED:
                 await accumulator.enter()
-                rows, sent = accumulator.append_to(Questions(mailbox, self._asked), checked)
-                rows.answers.append(answer)
+            rows, sent = accumulator.append_to(Questions(mailbox, self._open.add_lone), checked)
+            rows.answers.append(answer)
+            await asyncio.sleep(0)  # it is written before a timer is set, which takes as long as its checks
+            async with asyncio.timeout_at(due):
                 receipt = await sent
                 if receipt:
                     return await answer
@@ -131,9 +147,6 @@ class Conversation:
         finally:
             answer.cancel()
         raise _not_asked(checked.to_id, receipt, timeout)
-
-    def _asked(self, batch: Batch, futures: "list[asyncio.Future[Message]]") -> None:
-        self._open.add(batch, LoneQuestions(self._engine.exp_id, futures))
 
     async def ask_columns(
         self, from_ids: object, to_ids: object, payloads: object, subtopic: str, timeout: float | None
@@ -154,7 +167,11 @@ class Conversation:
             kind = Questions(mailbox, partial(self._asked_columns, answers, place))
             pending.append(EncodedBatch(step=None, batch=batch, conversation=ConversationRows(kind)))
             place += batch.rows
-        answers.sent(await BulkSender(engine.sending).send_batches(pending))
+        try:
+            answers.sent(await engine.bulk_sender.send_batches(pending))
+        except BaseException:  # nobody holds the answers: those to questions that were sent are ordinary messages
+            answers.end()
+            raise
         return answers
 
     def _asked_columns(self, answers: Answers, place: int, batch: Batch, _: "list[asyncio.Future[Message]]") -> None:
@@ -164,16 +181,19 @@ class Conversation:
 
     async def reply(self, message: Message, payload: Payload) -> Receipt:
         """Answer one question. Raises as `Messager.reply`."""
-        engine, question, to_id = self._engine, slice_of(message), message.from_id
-        check_questions(question)
-        channel = payback_channel(engine.exp_id)
-        if to_id is not None:
-            channel = agent_channel(engine.exp_id, to_id, message.subtopic or AGENT_CHAT)
-        checked = engine.checks.checked(channel, payload, message.to_id, None)
-        accumulator = engine.sending
-        await accumulator.enter()
-        rows, sent = accumulator.append_to(Replies(asker_of(question.batch)), checked)
-        rows.in_reply_to.append(message.id)
+        question = slice_of(message)
+        check_question(question)
+        batch, row, *_ = question
+        checked = self._engine.checks.addressed(
+            message.to_id, message.from_id, answer_topic(batch, row, self._engine.exp_id), payload
+        )
+        try:
+            accumulator = self._engine.sending
+            await accumulator.enter()
+        except Closed as error:
+            raise cannot_answer(question, error) from error
+        rows, sent = accumulator.append_to(Replies(asker_of(batch)), checked)
+        rows.in_reply_to.append(batch.message_id(row))
         receipt = await sent
         note_replied([question])
         return receipt
@@ -183,7 +203,8 @@ class Conversation:
         engine, slices = self._engine, slices_of(messages)
         batches = replies_to(slices, payloads, engine.exp_id, engine.settings.payload_bytes, engine.step)
         engine.checks.check_senders(batch.from_ids for batch in batches)
-        receipts = await engine.bulk_sender.relay(batches)
+        with naming(slices):
+            receipts = await engine.bulk_sender.relay(batches)
         note_replied(slices)
         return receipts
 

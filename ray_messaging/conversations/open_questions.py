@@ -1,25 +1,41 @@
 """The questions of one messager that wait for their answers."""
 
+from asyncio import Future
 from bisect import bisect_right
-from typing import Protocol
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_messaging.message import Slice
+from ray_messaging.addressing.channels import AgentId
+from ray_messaging.message import Message
+from ray_messaging.messages import Slice
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn
 from ray_messaging.model.message_ids import MessageIdColumn
 
 Rows = NDArray[np.intp]
+_NO_ROWS: Rows = np.empty(0, np.intp)
+_LONE = 64  # lone questions among which none is looked for that waits no more
+
+
+class LoneQuestion(NamedTuple):
+    """A question that was asked by itself: the agent that was asked, and the future of the answer."""
+
+    to_id: AgentId | None
+    answer: "Future[Message]"
 
 
 class Asker(Protocol):
-    """The object that waits for the answers to some questions."""
+    """The object that waits for the answers to questions that were asked together."""
 
     def take(self, places: Rows, batch: Batch, rows: Rows) -> NDArray[np.bool_]:
         """Take answers to the questions at some places; return which of them are the first and in time, bool (n,)."""
+
+    def take_one(self, place: int, batch: Batch, row: int) -> bool:
+        """Take one answer; return whether it is the first and in time."""
 
     @property
     def done(self) -> bool:
@@ -41,44 +57,88 @@ class OpenQuestions:
     An answer counts if it comes from the agent that was asked, unless `from_any`.
     """
 
-    def __init__(self, *, from_any: bool = False) -> None:
+    def __init__(self, exp_id: str, *, from_any: bool = False) -> None:
+        self._exp_id = exp_id
         self._from_any = from_any
         self._texts: set[str] = set()  # of ids, without the numbers
+        self._lone: dict[int, LoneQuestion] = {}
+        self._most_lone = _LONE  # above it, those that wait no more are dropped
         self._asked: list[Asked] = []  # by number
         self._firsts: list[int] = []
+        self._most = 0  # as `_most_lone`
 
-    def __len__(self) -> int:
-        return sum(len(asked.to_ids) for asked in self._asked)
+    def add_lone(self, batch: Batch, answers: "Sequence[Future[Message]]") -> None:
+        """Wait for the answers to lone questions, a batch which was just numbered; each one has a future."""
+        if len(self._lone) > self._most_lone:  # the callers of some were cancelled, or had no answer in time
+            self._lone = {number: lone for number, lone in self._lone.items() if not lone.answer.done()}
+            self._most_lone = max(_LONE, 2 * len(self._lone))
+        self._texts.add(_text(batch))
+        for number, answer in enumerate(answers, batch.first):
+            self._lone[number] = LoneQuestion(batch.to_ids[number - batch.first], answer)
 
     def add(self, batch: Batch, asker: Asker, place: int = 0) -> None:
         """Wait for the answers to a batch, which was just numbered; its first question has a place at its asker."""
         self._drop_done()
-        self._texts.add(f"{batch.sender}-{batch.epoch}-")
+        self._texts.add(_text(batch))
         at = bisect_right(self._firsts, batch.first)
         self._firsts.insert(at, batch.first)
         self._asked.insert(at, Asked(batch.first, batch.to_ids, asker, place))
 
     def _drop_done(self) -> None:
-        if any(asked.asker.done for asked in self._asked):
+        if len(self._asked) > self._most:
             self._asked = [asked for asked in self._asked if not asked.asker.done]
             self._firsts = [asked.first for asked in self._asked]
+            self._most = 2 * len(self._asked)  # so that each is looked at a few times, however many wait
 
     def answer(self, found: Slice) -> Rows:
         """Give askers their answers; return the rows of the batch that are none, or come late."""
-        rows = np.arange(found.low, found.high)
-        extension = found.batch.extension
-        replies = None if extension is None else extension.in_reply_to
-        if replies is None or not self._asked:
-            return rows
+        batch, low, high, _ = found
+        replies = None if batch.extension is None else batch.extension.in_reply_to
+        if replies is None:
+            return np.arange(low, high)
+        if high - low == 1:  # numpy would take five times as long
+            return _NO_ROWS if self._answer_one(replies, batch, low) else np.arange(low, high)
+        rows = np.arange(low, high)
         known = self._known(replies, rows)
         numbers = replies.numbers[rows]
         taken = np.zeros(len(rows), np.bool_)
+        if self._lone:
+            lone = known & np.isin(numbers, np.fromiter(self._lone, np.int64, len(self._lone)))
+            for at in np.flatnonzero(lone).tolist():
+                taken[at] = self._answer_lone(int(numbers[at]), batch, int(rows[at]))
         ranges = np.searchsorted(np.array(self._firsts), numbers, side="right") - 1
         for at in np.unique(ranges[known]).tolist():
             if at >= 0:
                 mine = np.flatnonzero(known & (ranges == at))
-                taken[mine] = self._answer(self._asked[at], numbers[mine], found.batch, rows[mine])
+                taken[mine] |= self._answer(self._asked[at], numbers[mine], batch, rows[mine])
         return rows[~taken]
+
+    def _answer_one(self, replies: MessageIdColumn, batch: Batch, row: int) -> bool:
+        """Give the asker of one question its answer; return whether it counts."""
+        number = replies.numbers.item(row)
+        if replies.texts[0 if replies.places is None else replies.places[row]] not in self._texts:
+            return False
+        if number in self._lone:
+            return self._answer_lone(number, batch, row)
+        at = bisect_right(self._firsts, number) - 1
+        if at < 0:
+            return False
+        asked = self._asked[at]
+        place = number - asked.first
+        if place >= len(asked.to_ids) or not (self._from_any or batch.from_ids[row] == asked.to_ids[place]):
+            return False
+        return asked.asker.take_one(asked.place + place, batch, row)
+
+    def _answer_lone(self, number: int, batch: Batch, row: int) -> bool:
+        """Give the caller who asked one question its answer; return whether it counts: the first, and in time."""
+        asked = self._lone.get(number)
+        if asked is None or not (self._from_any or batch.from_ids[row] == asked.to_id):
+            return False
+        del self._lone[number]
+        if asked.answer.done():
+            return False
+        asked.answer.set_result(Message(self._exp_id, batch, row))
+        return True
 
     def _known(self, replies: MessageIdColumn, rows: Rows) -> NDArray[np.bool_]:
         """Tell which rows answer questions with our name."""
@@ -92,6 +152,11 @@ class OpenQuestions:
             counts[counts] = _equal(batch.from_ids.take(rows[counts]), asked.to_ids.take(places[counts]))
         counts[counts] = asked.asker.take(asked.place + places[counts], batch, rows[counts])
         return counts
+
+
+def _text(batch: Batch) -> str:
+    """Return the ids of a batch's messages without their numbers."""
+    return f"{batch.sender}-{batch.epoch}-"
 
 
 def _equal(left: IdColumn, right: IdColumn) -> NDArray[np.bool_]:

@@ -1,16 +1,18 @@
 """Batches of answers to questions."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
 from ray_messaging.addressing.channels import payback_channel
-from ray_messaging.errors import NoQuestion
-from ray_messaging.message import Slice
+from ray_messaging.errors import Closed, NoQuestion
+from ray_messaging.messages import Slice
 from ray_messaging.model.batch import Batch
-from ray_messaging.model.columns import NONE, PayloadColumn
+from ray_messaging.model.columns import NONE
 from ray_messaging.model.extension import Extension
+from ray_messaging.model.payloads import Payloads
 from ray_messaging.sending.accumulation.bulk_input import payload_column
 
 
@@ -22,17 +24,17 @@ def replies_to(
     Args: payloads are one for each question, or one for all, of at most `payload_bytes` as JSON.
     Raises: NoQuestion, InvalidColumns, InvalidPayload, PayloadTooLarge.
     """
+    check_questions(questions)
     lines = payload_column(payloads, sum(part.high - part.low for part in questions), payload_bytes)
     batches, low = [], 0
     for part in questions:
-        check_questions(part)
         high = low + part.high - part.low
         batches.append(_replies(part, lines.take(np.arange(low, high)), exp_id, step))
         low = high
     return batches
 
 
-def _replies(part: Slice, lines: PayloadColumn, exp_id: str, step: int | None) -> Batch:
+def _replies(part: Slice, lines: Payloads, exp_id: str, step: int | None) -> Batch:
     batch, rows = part.batch, np.arange(part.low, part.high)
     to_ids, topics, topic = batch.from_ids.take(rows), batch.topics, None if batch.topic is None else batch.topic[rows]
     users = np.zeros(len(rows), np.bool_) if to_ids.kinds is None else to_ids.kinds == NONE
@@ -56,27 +58,76 @@ def _replies(part: Slice, lines: PayloadColumn, exp_id: str, step: int | None) -
     )
 
 
+def answer_topic(batch: Batch, row: int, exp_id: str) -> str:
+    """Return the topic of the answer to a question: its own, or for the user that of the user's channel."""
+    return ":" + payback_channel(exp_id) if batch.from_ids[row] is None else batch.topic_of(row)
+
+
 def asker_of(batch: Batch) -> str:
     """Return the mailbox that takes the answers to a batch of questions."""
     return "" if batch.extension is None else batch.extension.reply_mailbox
 
 
-def check_questions(part: Slice) -> None:
+def check_question(question: Slice) -> None:
     """Raise NoQuestion for a message that expects no answer, or has one of this process."""
-    batch = part.batch
+    batch, row, *_ = question
     expects = None if batch.extension is None else batch.extension.expects_answer
-    for row in range(part.low, part.high):
-        if expects is None or not expects[row]:
-            why = f"agent {batch.from_ids[row]!r} expects no answer to it: send an ordinary message"
-        elif batch.replied is not None and row in batch.replied:
-            why = "it was answered before, and a question has one answer"
-        else:
-            continue
-        question = batch.message_id(row)
-        raise NoQuestion(f"message {question} cannot be answered, because {why}", question=question)
+    if expects is None or not expects[row]:
+        raise _no_question(batch, row, f"{_asker(batch, row)} expects no answer to it: send an ordinary message")
+    if batch.replied and row in batch.replied:
+        raise _answered_before(batch, row)
+
+
+def check_questions(parts: Iterable[Slice]) -> None:
+    """Raise NoQuestion for a message that expects no answer, has one of this process, or is there twice."""
+    seen: dict[int, set[int]] = {}
+    for part in parts:
+        batch, rows = part.batch, range(part.low, part.high)
+        expects = None if batch.extension is None else batch.extension.expects_answer
+        if expects is None or batch.replied or not expects[part.low : part.high].all():
+            for row in rows:
+                check_question(part._replace(low=row))
+        before = seen.setdefault(id(batch), set())
+        twice = before.intersection(rows)
+        if twice:
+            raise _answered_before(batch, min(twice))
+        before.update(rows)
+
+
+@contextmanager
+def naming(questions: Sequence[Slice]) -> Iterator[None]:
+    """Have the error of a sender that is closed name the first question, and the agent that cannot answer it."""
+    try:
+        yield
+    except Closed as error:
+        raise cannot_answer(questions[0], error) from error
+
+
+def cannot_answer(question: Slice, error: Closed) -> Closed:
+    """Build the error of a sender that is closed, for one question."""
+    batch, row, *_ = question
+    return Closed(
+        f"agent {batch.to_ids[row]!r} cannot answer message {batch.message_id(row)}: {error}", unsent=error.unsent
+    )
+
+
+def _answered_before(batch: Batch, row: int) -> NoQuestion:
+    return _no_question(batch, row, "it was answered before, and a question has one answer")
+
+
+def _no_question(batch: Batch, row: int, why: str) -> NoQuestion:
+    question, agent = batch.message_id(row), batch.to_ids[row]
+    return NoQuestion(
+        f"agent {agent!r} cannot answer message {question}, because {why}", question=question, agent=agent
+    )
+
+
+def _asker(batch: Batch, row: int) -> str:
+    return "the user" if batch.from_ids[row] is None else f"agent {batch.from_ids[row]!r}"
 
 
 def note_replied(questions: Iterable[Slice]) -> None:
     """Note that questions are answered."""
     for part in questions:
-        part.batch.replied = (part.batch.replied or set()) | set(range(part.low, part.high))
+        part.batch.replied = part.batch.replied or set()
+        part.batch.replied.update(range(part.low, part.high))

@@ -1,0 +1,1 @@
+"""Surveys, for drivers and tasks."""

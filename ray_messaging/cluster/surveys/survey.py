@@ -1,0 +1,165 @@
+"""Handle of a survey: blocking, for drivers and tasks."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import msgspec
+import numpy as np
+
+from ray_messaging.addressing.channels import AgentId
+from ray_messaging.common.notebook import SHOWN, html_table
+from ray_messaging.common.progress_line import ProgressLine
+from ray_messaging.common.tables import data_frame
+from ray_messaging.surveys.async_survey import AsyncSurvey
+from ray_messaging.surveys.tally import OPEN, STATES, UNDELIVERABLE, BlockedQuestion, InvalidAnswer, Tally
+
+if TYPE_CHECKING:
+    from ray_messaging.cluster.surveys.survey_calls import SurveyCalls
+
+T = TypeVar("T")
+
+_LOOK_S = 0.25  # between two looks at the progress
+
+
+class Survey(Generic[T]):
+    """A question to many agents, and their answers, which are kept on the experiment's server.
+
+    Each agent counts once, with its first answer that fits the survey's type. All properties are up to date when they
+    are read. `for agent, answer in survey` gives the answers as they come.
+    """
+
+    def __init__(self, survey: AsyncSurvey, calls: "SurveyCalls") -> None:
+        self.id = survey.id
+        self._survey = survey
+        self._calls = calls
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError(f"a survey is not passed on: pass the Messaging, and call messaging.survey({self.id!r}) there")
+
+    def __repr__(self) -> str:
+        return f"Survey({self.id!r}, {self._survey.tally})"
+
+    def _repr_html_(self) -> str:
+        tally = self._now()
+        agents = tally.arrived[:SHOWN]
+        answers = self._survey.model.dump([tally.answers[agent] for agent in agents])
+        return html_table(repr(self), {"agent": agents, "answer": answers}, len(tally.arrived))
+
+    def __len__(self) -> int:
+        return len(self._survey.tally.agents)
+
+    @property
+    def created_at(self) -> float:
+        """Return when it was created, in unix seconds."""
+        return self._survey.record.created_at
+
+    @property
+    def question(self) -> dict[str, Any]:
+        """Return the question."""
+        found: dict[str, Any] = msgspec.json.decode(self._survey.record.question)
+        return found
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """Return the JSON schema that answers must fit."""
+        found: dict[str, Any] = msgspec.json.decode(self._survey.record.schema)
+        return found
+
+    # -- the answers ----------------------------------------------------------------------------------------------
+
+    def _now(self) -> Tally:
+        self._calls.run(self._survey.update())
+        return self._survey.tally
+
+    @property
+    def answers(self) -> dict[AgentId, T]:
+        """Return the answers by agent, as objects of the survey's type, in the order in which they came."""
+        return dict(self._now().answers)
+
+    def counts(self) -> dict[str, int]:
+        """Count the agents: pending, answered, invalid, blocked, undeliverable."""
+        return self._now().counts()
+
+    @property
+    def pending(self) -> list[AgentId]:
+        """Return the agents that have not answered."""
+        return self._now().of_state(OPEN)
+
+    @property
+    def invalid(self) -> dict[AgentId, InvalidAnswer]:
+        """Return the answers that do not fit, each with `reason` and `payload`, of agents that gave no other."""
+        return dict(self._now().invalid)
+
+    @property
+    def blocked(self) -> dict[AgentId, BlockedQuestion]:
+        """Return the agents to which a rule blocked the question, each with `rule` and `reason`."""
+        return dict(self._now().blocked)
+
+    @property
+    def undeliverable(self) -> list[AgentId]:
+        """Return the agents that no group hosted when they were asked."""
+        return self._now().of_state(UNDELIVERABLE)
+
+    @property
+    def unasked(self) -> list[AgentId]:
+        """Return the agents that were not asked yet, or where the asking process died before it had noted so."""
+        return self._now().unasked
+
+    @property
+    def late(self) -> int:
+        """Return the number of answers that do not count: second ones, and those that came after the end."""
+        return self._now().late
+
+    @property
+    def ended(self) -> bool:
+        """Tell whether the survey was ended."""
+        self._now()
+        return self._survey.ended
+
+    def __iter__(self) -> Iterator[tuple[AgentId, T]]:
+        at, more = 0, True
+        while more or at < len(self._survey.tally.arrived):
+            tally = self._survey.tally
+            for agent in tally.arrived[at:]:
+                at += 1
+                yield agent, tally.answers[agent]
+            more = more and self._calls.run(self._survey.more(_LOOK_S))
+
+    def to_pandas(self) -> Any:  # noqa: ANN401 - pandas.DataFrame, where pandas is installed
+        """Return a pandas.DataFrame by agent: fate ("answered", "pending", ...), reason, a column for each field."""
+        tally = self._now()
+        agents = [*tally.agents]
+        fields = dict(zip(tally.answers, self._survey.model.dump([*tally.answers.values()]), strict=True))
+        names = dict.fromkeys(name for row in fields.values() for name in row)
+        troubles: dict[AgentId, InvalidAnswer | BlockedQuestion] = {**tally.invalid, **tally.blocked}
+        rows = [fields.get(agent, {}) for agent in agents]
+        columns: dict[str, Any] = {"agent": agents, "fate": STATES[tally.states]}
+        columns["reason"] = [troubles[agent].reason if agent in troubles else None for agent in agents]
+        columns |= {f"answer.{name}": [row.get(name) for row in rows] for name in names}
+        return data_frame(columns).set_index("agent")
+
+    # -- waiting, asking again ------------------------------------------------------------------------------------
+
+    def wait(self, *, progress: bool = True) -> "Survey[T]":
+        """Wait until all agents have answered, or the time is up; return self.
+
+        Args: progress shows a bar on a terminal, else a line on stderr every 10 s.
+        """
+        tally = self._survey.tally
+        with ProgressLine(len(self), shown=progress) as line:
+            while self._calls.run(self._survey.more(_LOOK_S)):
+                tally = self._survey.tally
+                if line.is_due():
+                    line.show(int(np.count_nonzero(tally.states != OPEN)), f"survey {self.id}: {tally}")
+        return self
+
+    def remind(self, *, timeout: float | None = None) -> int:
+        """Ask again the agents that are pending or invalid; return how many. They get the survey's `timeout` again.
+
+        Raises: Closed where the survey has ended, UnknownName where it was removed; else as `Messager.send_columns`.
+        """
+        return self._calls.run(self._survey.remind(timeout))
+
+    def end(self) -> None:
+        """Count no answer that comes from now on, in any process. What is there stays until it is removed."""
+        self._calls.run(self._survey.end())

@@ -1,0 +1,159 @@
+"""The inboxes of a messager's agents: the messages of each one as they come."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import suppress
+
+import msgspec
+
+from ray_messaging.addressing.channels import AgentId
+from ray_messaging.common.task_health import end
+from ray_messaging.conversations.hand_out import Fetch, HandOut
+from ray_messaging.errors import Closed, MessagingError
+from ray_messaging.message import Message
+from ray_messaging.receiving.commits import MOST_RANGES
+
+logger = logging.getLogger(__name__)
+
+_MOST = MOST_RANGES // 2  # in hand: they lie apart in the mailbox, and late answers take ranges, too
+
+
+class Inbox(msgspec.Struct, eq=False):
+    """The messages of one agent that are in hand and not being handled."""
+
+    messages: deque[Message] = msgspec.field(default_factory=deque)
+    news: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
+    readers: int = 0
+
+
+class Inboxes:
+    """The inboxes of one messager's agents, filled by one task; each message is committed by itself.
+
+    Args: `is_committed` tells whether `ack` has committed a message already.
+    """
+
+    def __init__(
+        self,
+        fetch: Fetch,
+        ack: Callable[[Iterable[Message]], Awaitable[None]],
+        is_committed: Callable[[Message], bool],
+    ) -> None:
+        self._hand_out = HandOut(fetch, ack, self._take, _MOST)
+        self._is_committed = is_committed
+        self._inboxes: dict[AgentId | None, Inbox] = {}
+        self._filling: asyncio.Task[None] | None = None
+        self._error: MessagingError | None = None  # why no more messages come
+        self._warned = False
+
+    def messages_of(self, agent_id: AgentId | None) -> "InboxMessages":
+        """Return an iterator over an agent's messages."""
+        return InboxMessages(self, self._inboxes.setdefault(agent_id, Inbox()))
+
+    def fill(self) -> None:
+        """Fetch from now on, unless that is done."""
+        if self._filling is None or self._filling.done():
+            self._error = None
+            self._filling = asyncio.create_task(self._hand_out.run(), name="ray_messaging inboxes")
+            self._filling.add_done_callback(self._ended)
+
+    async def take_from(self, inbox: Inbox) -> Message:
+        """Return the next message of an inbox; wait for it."""
+        while not inbox.messages and self._error is None:
+            inbox.news.clear()
+            await inbox.news.wait()
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+        return inbox.messages.popleft()
+
+    def handled(self, message: Message) -> None:
+        """Note that a message is handled: it is committed soon."""
+        self._hand_out.handled(message)
+
+    def put_back(self, inbox: Inbox, message: Message) -> None:
+        """Keep a message whose handling did not end for the agent's next reader, unless it is committed."""
+        if self._is_committed(message):
+            self._hand_out.release()
+        else:
+            inbox.messages.appendleft(message)
+            inbox.news.set()
+
+    def _take(self, message: Message) -> None:
+        inbox = self._inboxes.setdefault(message.to_id, Inbox())
+        inbox.messages.append(message)
+        inbox.news.set()
+        if self._hand_out.full and not self._warned:
+            self._warn()
+
+    def _warn(self) -> None:
+        idle = {agent: len(inbox.messages) for agent, inbox in self._inboxes.items() if not inbox.readers}
+        most = max(idle, key=idle.__getitem__, default=None)
+        if idle.get(most):
+            self._warned = True
+            logger.warning(
+                "all inboxes wait: %d messages are in hand, %d of them for agent %r, whose inbox has no reader. Open "
+                "messager.inbox(%r), or let another messager host that agent",
+                _MOST,
+                idle[most],
+                most,
+                most,
+            )
+
+    def _ended(self, filling: "asyncio.Task[None]") -> None:
+        error = Closed("this messager was closed while you waited for its messages: make another one")
+        found = error if filling.cancelled() else filling.exception()
+        if not isinstance(found, MessagingError):
+            found = MessagingError(f"the inboxes failed ({type(found).__name__}: {found}): please report this")
+        self._error = found
+        for inbox in self._inboxes.values():
+            inbox.news.set()
+
+    async def close(self, *, commit: bool) -> None:
+        """Fetch no more, and commit what was handled, if `commit`."""
+        if self._filling is None:
+            return
+        await end(self._filling)
+        if commit:
+            with suppress(MessagingError):  # what is not committed comes again
+                await self._hand_out.commit()
+
+
+class InboxMessages(AsyncIterator[Message]):
+    """The messages of one agent as they come: to ask for the next one says that the one before is handled.
+
+    A `for` block that is left drops its iterator, which then puts the message in hand back at once. A generator would
+    do so only later, behind messages that the next reader has got.
+    """
+
+    def __init__(self, inboxes: Inboxes, inbox: Inbox) -> None:
+        self._inboxes = inboxes
+        self._inbox = inbox
+        self._in_hand: Message | None = None
+        self._reads = False
+
+    async def __anext__(self) -> Message:
+        message, self._in_hand = self._in_hand, None
+        if message is not None:
+            self._inboxes.handled(message)
+        if not self._reads:
+            self._reads = True
+            self._inbox.readers += 1
+            self._inboxes.fill()
+        self._in_hand = await self._inboxes.take_from(self._inbox)
+        return self._in_hand
+
+    async def aclose(self) -> None:
+        """Stop; the message in hand goes back, unless it is committed."""
+        self._leave()
+
+    def __del__(self) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._reads:
+            self._reads = False
+            self._inbox.readers -= 1
+        message, self._in_hand = self._in_hand, None
+        if message is not None:
+            self._inboxes.put_back(self._inbox, message)

@@ -1,0 +1,106 @@
+"""The type that answers to a survey must fit."""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, get_origin, is_typeddict
+
+import msgspec
+
+from ray_messaging.compat import payload_objects
+from ray_messaging.compat.payload_objects import is_native, reader_of
+from ray_messaging.errors import ConfigError
+
+
+class Misfit(NamedTuple):
+    """An answer that does not fit, in place of its value."""
+
+    reason: str
+
+
+class AnswerModel:
+    """The type of the answers to a survey: a pydantic model, a dataclass, a TypedDict or a msgspec.Struct.
+
+    Args: `read_all` reads a JSON array of answers, and `read_one` an answer; they raise any error where one does not
+    fit. `dump` returns values as dicts.
+    """
+
+    def __init__(
+        self,
+        schema: bytes,
+        read_all: Callable[[bytes], list[Any]],
+        read_one: Callable[[bytes], Any],
+        dump: Callable[[list[Any]], list[dict[str, Any]]],
+    ) -> None:
+        self.schema = schema
+        self.dump = dump
+        self._read_all = read_all
+        self._read_one = read_one
+
+    @classmethod
+    def of(cls, model: Any) -> "AnswerModel":  # noqa: ANN401 - a class, or a type of typing
+        """Build from a type; raise ConfigError where it has no JSON schema, or takes no JSON object."""
+        try:
+            if not isinstance(model, type) and get_origin(model) is None:
+                raise TypeError("it is no type")  # noqa: TRY301 - pydantic also takes functions
+            return (_of_native if is_native(model) or is_typeddict(model) else _of_pydantic)(cls, model)
+        except (TypeError, ValueError, RuntimeError) as error:  # pydantic's own are RuntimeErrors
+            raise ConfigError(
+                f"{model!r} cannot be the type of answers ({str(error).partition(chr(10))[0]}): pass a pydantic model, "
+                "a dataclass or a msgspec.Struct"
+            ) from error
+
+    @classmethod
+    def of_schema(cls, schema: bytes) -> "AnswerModel":
+        """Build from a JSON schema: answers are checked by it, and stay dicts."""
+        import jsonschema  # type: ignore[import-untyped]  # noqa: PLC0415 - a process that has the type needs none
+        from referencing import Registry  # noqa: PLC0415
+
+        known = msgspec.json.decode(schema)
+        registry: Any = Registry()  # without it a $ref could lead to another host
+        validator = jsonschema.Draft202012Validator(known, registry=registry)  # pydantic and msgspec write this draft
+
+        def read_one(line: bytes) -> Any:  # noqa: ANN401 - JSON of any shape
+            value = msgspec.json.decode(line)
+            validator.validate(value)
+            return value
+
+        def read_all(text: bytes) -> list[Any]:
+            return [read_one(line) for line in msgspec.json.decode(text, type=list[msgspec.Raw])]
+
+        return cls(schema, read_all, read_one, list)
+
+    def check(self, lines: Sequence[bytes]) -> list[Any]:
+        """Return answers, given as JSON, as values of the type; a Misfit where one does not fit."""
+        try:
+            values = self._read_all(b"[" + b",".join(lines) + b"]")
+        except Exception:  # noqa: BLE001 - a validator of the user's may raise any error; below it has its answer
+            return [self._checked(line) for line in lines]
+        return values if len(values) == len(lines) else [self._checked(line) for line in lines]
+
+    def _checked(self, line: bytes) -> Any:  # noqa: ANN401 - a value of the type
+        try:
+            return self._read_one(line)
+        except payload_objects.Misfit as error:
+            return Misfit(f"{error.field}: {error.reason}" if error.field else error.reason)
+        except Exception as error:  # noqa: BLE001 - as above
+            return Misfit(str(error).partition("\n")[0] or type(error).__name__)
+
+
+def _of_native(cls: type[AnswerModel], model: Any) -> AnswerModel:  # noqa: ANN401 - a class
+    read_all = msgspec.json.Decoder(list[model]).decode
+    return cls(_encoded(msgspec.json.schema(model)), read_all, reader_of(model), msgspec.to_builtins)
+
+
+def _of_pydantic(cls: type[AnswerModel], model: Any) -> AnswerModel:  # noqa: ANN401 - a class, or a type of typing
+    from pydantic import TypeAdapter  # noqa: PLC0415 - it takes a tenth of a second
+
+    every = TypeAdapter(list[model])
+    schema = TypeAdapter(model).json_schema()
+    return cls(_encoded(schema), every.validate_json, reader_of(model), every.dump_python)
+
+
+def _encoded(schema: dict[str, Any]) -> bytes:
+    kind = schema.get("type", "object")
+    if kind != "object":
+        raise ValueError(f"it is a JSON {kind}, and an answer is an object")
+    return json.dumps(schema, sort_keys=True).encode()

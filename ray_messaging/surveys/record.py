@@ -1,0 +1,58 @@
+"""Facts of a survey that are kept on the server."""
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_messaging.model.agent_sets import AgentSet
+from ray_messaging.receipt import BLOCKED, DELIVERED, UNDELIVERABLE, Receipts
+
+END = "end"  # the name of the part that ends a survey: the last entry of its mailbox that counts
+
+
+class SurveyRecord(msgspec.Struct, array_like=True, frozen=True):
+    """A survey as it was created: `ints` (int64) and `strings` are the ids of its agents, `question` is JSON."""
+
+    mailbox: str
+    question: bytes
+    subtopic: str
+    schema: bytes
+    ints: bytes
+    strings: tuple[str, ...]
+    timeout: float | None
+    created_at: float
+
+    @property
+    def agents(self) -> AgentSet:
+        """Return the agents."""
+        return AgentSet(np.frombuffer(self.ints, "<i8"), self.strings)
+
+
+class Asking(msgspec.Struct, array_like=True, frozen=True):
+    """Questions that were sent together: the places of their agents (uint32), and those that did not arrive.
+
+    `due` is the unix time until which `wait` waits for their answers; None: for ever.
+    """
+
+    places: bytes
+    due: float | None
+    blocked: dict[int, tuple[str, str]] = {}  # place -> rule, reason
+    undeliverable: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, places: NDArray[np.intp], receipts: Receipts, due: float | None) -> "Asking":
+        """Build from the receipts of the questions to some places."""
+        codes = receipts.codes
+        blocked = {
+            int(places[row]): (receipt.rule or "", receipt.reason or "")
+            for row in np.flatnonzero(codes == BLOCKED).tolist()
+            for receipt in (receipts[row],)
+        }
+        # Nobody answers a question that was published to foreign clients.
+        lost = places[(codes > DELIVERED) & (codes <= UNDELIVERABLE)]
+        return cls(places.astype("<u4").tobytes(), due, blocked, tuple(lost.tolist()))
+
+
+encode = msgspec.msgpack.Encoder().encode
+decode_record = msgspec.msgpack.Decoder(SurveyRecord).decode
+decode_asking = msgspec.msgpack.Decoder(Asking).decode

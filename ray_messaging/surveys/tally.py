@@ -1,0 +1,153 @@
+"""The count of a survey's answers."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_messaging.addressing.channels import AgentId
+from ray_messaging.model.agent_sets import AgentSet
+from ray_messaging.model.batch import Batch
+from ray_messaging.steps.agent_places import AgentPlaces
+from ray_messaging.surveys.answer_model import AnswerModel, Misfit
+from ray_messaging.surveys.record import Asking
+
+Rows = NDArray[np.intp]
+
+OPEN, ANSWERED, INVALID, BLOCKED, UNDELIVERABLE = range(5)
+STATES = np.array(["pending", "answered", "invalid", "blocked", "undeliverable"])
+
+
+class InvalidAnswer(NamedTuple):
+    """An answer that does not fit the survey's type, as JSON, and the reason."""
+
+    reason: str
+    data: bytes
+
+    @property
+    def payload(self) -> Any:  # noqa: ANN401 - JSON of any shape
+        """Return the answer, decoded."""
+        return msgspec.json.decode(self.data)
+
+
+class BlockedQuestion(NamedTuple):
+    """The rule that blocked a question, and its reason."""
+
+    rule: str
+    reason: str
+
+
+class Tally:
+    """The answers that count: from each agent the first one that fits, in the order of the survey's mailbox.
+
+    The same mailbox gives the same tally to each reader.
+    """
+
+    def __init__(self, agents: AgentSet, model: AnswerModel) -> None:
+        self.agents = AgentPlaces(agents)
+        self.answers: dict[AgentId, Any] = {}
+        self.arrived: list[AgentId] = []  # those with an answer that fits, as it came
+        self.invalid: dict[AgentId, InvalidAnswer] = {}
+        self.blocked: dict[AgentId, BlockedQuestion] = {}
+        self.late = 0  # answers that do not count
+        self.questions = 0  # that were sent
+        self.states = np.zeros(len(self.agents), np.uint8)
+        self._model = model
+        self._owed = np.zeros(len(self.agents), np.int32)  # questions without an answer
+        self._asked = np.zeros(len(self.agents), np.bool_)
+
+    # -- filling --------------------------------------------------------------------------------------------------
+
+    def add_asking(self, asking: Asking) -> None:
+        """Note questions that were sent."""
+        places = np.frombuffer(asking.places, "<u4")
+        self.questions += len(places)
+        self._asked[places] = True
+        self._owed[places] += 1
+        for place, (rule, reason) in asking.blocked.items():
+            if self._unsent(place, BLOCKED):
+                self.blocked[self.agents[place]] = BlockedQuestion(rule, reason)
+        for place in asking.undeliverable:
+            self._unsent(place, UNDELIVERABLE)
+
+    def _unsent(self, place: int, state: int) -> bool:
+        """Note a question that did not arrive; return whether its agent has given no answer at all."""
+        self._owed[place] -= 1
+        is_open = bool(self.states[place] == OPEN)
+        if is_open:
+            self.states[place] = state
+        return is_open
+
+    def add(self, batch: Batch) -> None:
+        """Count the answers of a batch."""
+        places = self.agents.find(batch.from_ids).astype(np.intp)
+        left, counted = np.flatnonzero(places >= 0), 0
+        while len(left := left[self.states[places[left]] != ANSWERED]):
+            # An agent may be in a batch twice: its second answer counts if the first one does not fit.
+            _, first = np.unique(places[left], return_index=True)
+            rows = left[np.sort(first)]
+            self._take(batch, rows, places[rows])
+            counted += len(rows)
+            left = np.setdiff1d(left, rows)
+        self.late += batch.rows - counted
+
+    def _take(self, batch: Batch, rows: Rows, places: Rows) -> None:
+        """Count one answer of each of some agents."""
+        assert batch.lines is not None
+        by_row = batch.lines.by_row
+        lines = by_row if len(rows) == batch.rows else [by_row[row] for row in rows.tolist()]
+        agents: list[Any] = batch.from_ids.take(rows).tolist()
+        values = self._model.check(lines)
+        fits = np.fromiter((type(value) is not Misfit for value in values), np.bool_, len(values))
+        for at in np.flatnonzero(~fits).tolist():
+            self.invalid[agents[at]] = InvalidAnswer(values[at].reason, lines[at])
+        if not fits.all():
+            agents = [agent for agent, fit in zip(agents, fits, strict=True) if fit]
+            values = [value for value, fit in zip(values, fits, strict=True) if fit]
+        self.answers.update(zip(agents, values, strict=True))
+        self.arrived += agents
+        self._clear(agents)
+        self._owed[places] -= 1
+        self.states[places] = np.where(fits, ANSWERED, INVALID)
+
+    def _clear(self, agents: Sequence[AgentId]) -> None:
+        """Forget earlier troubles of agents that have answered now."""
+        for troubles in (self.invalid, self.blocked):
+            for agent in agents if troubles else ():
+                troubles.pop(agent, None)
+
+    # -- reading --------------------------------------------------------------------------------------------------
+
+    @property
+    def done(self) -> bool:
+        """Tell whether no answer is outstanding: an invalid one is after a reminder."""
+        states = self.states
+        return not ((states == OPEN) | ((states == INVALID) & (self._owed > 0))).any()
+
+    def named(self, places: Rows) -> list[AgentId]:
+        """Return the agents at some places."""
+        return self.agents.column.take(places).tolist()  # type: ignore[return-value]  # none of them is the user
+
+    @property
+    def open_places(self) -> Rows:
+        """Return the places of agents without an answer that fits, but for those that no question reached."""
+        return np.flatnonzero((self.states == OPEN) | (self.states == INVALID))
+
+    def of_state(self, state: int) -> list[AgentId]:
+        """Return the agents in a state."""
+        return self.named(np.flatnonzero(self.states == state))
+
+    @property
+    def unasked(self) -> list[AgentId]:
+        """Return the agents to which no question was sent, as far as is noted."""
+        return self.named(np.flatnonzero(~self._asked & (self.states == OPEN)))
+
+    def counts(self) -> dict[str, int]:
+        """Count the agents by state."""
+        found: list[int] = np.bincount(self.states, minlength=len(STATES)).tolist()
+        return dict(zip(STATES.tolist(), found, strict=True))
+
+    def __repr__(self) -> str:
+        return ", ".join(f"{count:,} {state}" for state, count in self.counts().items() if count)

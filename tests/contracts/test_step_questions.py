@@ -1,0 +1,351 @@
+"""Questions and answers in steps: asked in one, answered in the next, read in the one after."""
+
+import asyncio
+import json
+from contextlib import aclosing
+from hashlib import blake2b
+
+import msgspec
+import pytest
+from support.patience import WAIT_S
+
+from ray_messaging import Closed, EventLog, Messager, MessagingConfig, NoAnswer, NoQuestion, UnknownSender
+from ray_messaging.eventlog.folder import Folder
+from ray_messaging.eventlog.writing.writer import LogWriter
+from ray_messaging.model.agent_sets import AgentSet
+from ray_messaging.steps.accounts.digests import DigestRow, step_digest, sum_of
+from ray_messaging.steps.accounts.step_account import StepCounts
+from ray_messaging.surveys.surveys import Surveys
+from ray_messaging.transports.backend import open_transport
+from ray_messaging.transports.memory import MemoryServer
+from ray_messaging.transports.steps.values import StepSettings
+
+AGENTS, STEPS = 24, 7
+
+
+@pytest.fixture(params=["memory", "valkey"])
+def server(request):
+    return MemoryServer() if request.param == "memory" else request.getfixturevalue(f"{request.param}_config")
+
+
+@pytest.fixture
+async def groups(server, exp_id):
+    """Open stepped groups, which share the agents round robin."""
+    opened = []
+
+    async def open_groups(count, agents=AGENTS):
+        for number in range(count):
+            messager = Messager(server, exp_id, name=f"group{number}")
+            opened.append(messager)
+            await messager.init()
+            if number == 0:
+                await messager.engine.transport.steps.begin(StepSettings(seed=7, groups=count, digest=True))
+            await messager.host_agents(range(number, agents, count), ["agent-chat", "user-chat"])
+        return opened
+
+    yield open_groups
+    for messager in opened:
+        await messager.close()
+
+
+def fingerprint(*parts):
+    return blake2b(repr(parts).encode(), digest_size=4).hexdigest()
+
+
+def hear(state, inbox):
+    """Return an agent's next state; `inbox` are (from_id, payload, expects_answer, question's id or None)."""
+    return fingerprint(state, *inbox)
+
+
+def say(agent, state, step, questions):
+    """Return the sends of an agent: ("ask", to, payload), ("send", to, payload), ("reply", n-th question, payload)."""
+    found = [("reply", n, {"yes": fingerprint(state, n)}) for n in range(len(questions)) if (agent + step + n) % 5]
+    found += [("send", (agent + 1) % AGENTS, {"n": step})] if int(state, 16) % 2 else []
+    found += [("ask", (agent * 7 + n) % AGENTS, {"why": fingerprint(state, n)}) for n in range(int(state, 16) % 3)]
+    return found[::-1] if int(state, 16) % 5 == 0 else found
+
+
+async def live(messager, *, parts=0, break_at=()):
+    """Drive a group; in some steps give the first attempt up. Return the states of its agents."""
+    broken, states = set(), {}
+    while True:
+        async with aclosing(messager.steps(until=STEPS)) as steps:
+            async for step in steps:
+                states = json.loads(step.state) if step.state else {}
+                work = [step, *step.split(parts)][1:] if parts else [step]
+                for part in work:
+                    run_part(part, states)
+                if parts:
+                    step.join(work)
+                step.state = json.dumps(states).encode()
+                if step.number in set(break_at) - broken:
+                    broken.add(step.number)
+                    break
+            else:
+                return states
+
+
+def run_part(part, states):
+    for agent, inbox in part.by_agent():
+        heard = [(m.from_id, m.payload, m.expects_answer, m.in_reply_to) for m in inbox]
+        state = states[str(agent)] = hear(states.get(str(agent), "0"), heard)
+        questions = [message for message in inbox if message.expects_answer]
+        for kind, to, payload in say(agent, state, part.number, questions):
+            if kind == "reply":
+                part.reply(questions[to], payload)
+            elif kind == "ask":
+                assert part.ask(agent, to, payload).startswith(f"{part.number}-")
+            else:
+                part.send(agent, to, payload)
+
+
+def sequential():
+    """Run the same in one loop without messaging; return the states and the digest of each step."""
+    states, waiting, digests = {str(agent): "0" for agent in range(AGENTS)}, {}, []
+    for step in range(STEPS):
+        rows = []
+        for agent in range(AGENTS):
+            inbox = sorted(waiting.get((step, agent), []), key=lambda row: row[:2])
+            heard = [(row[0], row[2], row[3], row[4]) for row in inbox]
+            state = states[str(agent)] = hear(states[str(agent)], heard)
+            questions = [row for row in inbox if row[3]]
+            for ordinal, (kind, to, payload) in enumerate(say(agent, state, step, questions)):
+                answered = f"{step - 1}-{questions[to][1]}-{questions[to][0]}" if kind == "reply" else None
+                to_id = questions[to][0] if kind == "reply" else to
+                waiting.setdefault((step + 1, to_id), []).append((agent, ordinal, payload, kind == "ask", answered))
+                text = json.dumps(payload, separators=(",", ":")).encode()
+                row = (step, step + 1, agent, ordinal, to_id, "agent-chat", "delivered", None, (), text)
+                rows.append(DigestRow(*row, answered, kind == "ask"))
+        digests.append(step_digest([sum_of(rows)]))
+    return states, digests
+
+
+@pytest.mark.parametrize(
+    ("count", "how"),
+    [
+        pytest.param(1, {}, id="1"),
+        pytest.param(3, {"break_at": (2, 3)}, id="3, anew"),
+        pytest.param(2, {"parts": 3}, id="2, in parts"),
+        pytest.param(8, {}, id="8"),
+    ],
+)
+async def test_states_and_digests_are_those_of_one_loop(groups, count, how):
+    opened = await groups(count)
+    async with asyncio.timeout(60):
+        found = await asyncio.gather(*(live(messager, **how) for messager in opened))
+    states, digests = sequential()
+    assert {agent: state for part in found for agent, state in part.items()} == states
+    store = opened[0].engine.transport.steps
+    for step in range(STEPS):
+        left = [StepCounts.decode(each.counts) for each in (await store.closed_step(step)).values()]
+        assert step_digest([int.from_bytes(each.digest, "little") for each in left]) == digests[step], step
+
+
+async def test_asked_in_one_step_answered_in_the_next_and_read_in_the_one_after(groups):
+    (group,) = await groups(1)
+    asked, found = [], []
+    async for step in group.steps(until=4):
+        found += [(step.number, m.to_id, m.from_id, m.payload, m.in_reply_to) for m in step.messages]
+        if step.number == 0:
+            step.send(1, 2, {"n": 0})
+            asked.append(step.ask(1, 2, {"n": 1}))
+            step.send(1, 2, {"n": 2})
+            asked.append(step.ask(1, 3, {"n": 3}, deliver_at=2))
+        for message in step.messages:
+            if message.expects_answer:
+                step.reply(message, {"of": message.id})
+    assert asked == ["0-1-1", "0-3-1"]
+    answers = [(2, 1, 2, {"of": "0-1-1"}, "0-1-1"), (3, 1, 3, {"of": "0-3-1"}, "0-3-1")]
+    assert [row for row in found if row[4] is not None] == answers
+
+
+async def test_questions_and_answers_as_columns(groups):
+    (group,) = await groups(1)
+    asked, answers = [], []
+    async for step in group.steps(until=3):
+        questions = [message for message in step.messages if message.expects_answer]
+        if step.number == 0:
+            step.send(5, 0, {})
+            ids = step.ask_columns([5, 5, 6], [1, 2, 3], [{"n": n} for n in range(3)])
+            asked = [*ids]
+            assert (ids[1:], len(ids)) == (["0-2-5", "0-0-6"], 3)
+        elif questions:
+            step.reply_columns(questions, [{"twice": 2 * message.payload["n"]} for message in questions])
+            step.reply_columns([], [])
+        answers += [(m.in_reply_to, m.from_id, m.payload["twice"]) for m in step.messages if m.in_reply_to]
+    assert asked == ["0-1-5", "0-2-5", "0-0-6"]
+    assert answers == [("0-1-5", 1, 0), ("0-2-5", 2, 2), ("0-0-6", 3, 4)]
+
+
+async def test_bad_input(groups):
+    (group,) = await groups(1)
+    kept = []
+    async for step in group.steps(until=4):
+        if step.number == 0:
+            step.ask(1, 2, {"n": 1})
+            step.send(1, 3, {})
+            with pytest.raises(UnknownSender):
+                step.ask(AGENTS, 1, {})
+            assert step.ask(1, 2, {"n": 2}) == "0-2-1"  # what was refused has no number
+        elif step.number == 1:
+            question, other = step.inbox(2)
+            (plain,) = step.inbox(3)
+            for ask in (step.reply, step.reply_columns):
+                with pytest.raises(NoQuestion, match="agent 3 cannot answer message 0-1-1") as caught:
+                    ask(plain, {})
+                assert (caught.value.agent, caught.value.question) == (3, "0-1-1")
+            with pytest.raises(NoQuestion, match=r"agent 2 cannot answer message 0-0-1.*answered before"):
+                step.reply_columns([question, question], {})
+            step.reply(question, {})
+            for ask in (step.reply, step.reply_columns):
+                with pytest.raises(NoQuestion, match=r"agent 2 cannot answer message 0-0-1.*answered before"):
+                    ask(question, {})
+            parts = step.split(2)
+            for part in parts:
+                for message in part.messages:
+                    if message.expects_answer and message.id == other.id:
+                        part.reply(message, {})
+            step.join(parts)
+            with pytest.raises(NoQuestion, match=r"agent 2 cannot answer message 0-2-1.*answered before"):
+                step.reply(other, {})
+            kept = [step, other]
+        elif step.number == 2:
+            assert [message.in_reply_to for message in step.inbox(1)] == ["0-0-1", "0-2-1"]
+            step.ask(1, 2, {})
+            with pytest.raises(NoQuestion, match="agent 2 cannot answer message 0-2-1"):
+                step.reply(kept[1], {})
+        else:
+            (late,) = step.inbox(2)
+    with pytest.raises(Closed, match="agent 2 cannot answer message 2-0-1: step 3 is over"):
+        step.reply(late, {})
+
+
+# -- from outside -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def user(server, exp_id):
+    async with Messager(server, exp_id) as messager:
+        yield messager
+
+
+async def live_until(group, done, *, reply=lambda step, message: step.reply(message, {"of": message.id}), anew=()):
+    """Drive a group, which answers all questions, until a task is done; return the messages that it reads."""
+    read, anew = [], set(anew)
+    while not done.done():
+        async with aclosing(group.steps(until=10_000)) as steps:
+            async for step in steps:
+                for message in step.messages:
+                    if message.expects_answer:
+                        reply(step, message)
+                if step.messages and anew:
+                    anew.clear()
+                    break  # this attempt's answers are not seen
+                read += step.messages
+                if done.done():
+                    return read
+                await asyncio.sleep(0)
+    return read
+
+
+async def test_the_user_asks_an_agent_of_a_group_in_steps(groups, user):
+    (group,) = await groups(1)
+    asking = asyncio.create_task(user.ask(None, 3, {"n": 1}, subtopic="user-chat", timeout=20))
+    replies = iter([{"first": True}, {"second": True}])
+    async with asyncio.timeout(WAIT_S):
+        (question,) = await live_until(
+            group, asking, reply=lambda step, message: step.reply(message, next(replies)), anew=[1]
+        )
+    answer = await asking
+    assert (answer.from_id, answer.to_id, answer.payload) == (3, None, {"second": True})
+    assert (question.from_id, question.payload, question.subtopic) == (None, {"n": 1}, "user-chat")
+    assert answer.in_reply_to.startswith("anon-")  # as the receipt of the question says
+    assert answer.id == f"{question.step}-0-3"
+
+
+async def test_the_user_asks_many_by_columns_and_answers_come_later(groups, user):
+    opened = await groups(2)
+
+    def reply(step, message):
+        step.reply(message, {"twice": 2 * message.payload["n"]}, deliver_at=step.number + 1 + message.to_id % 3)
+
+    async def ask():
+        payloads = [{"n": n} for n in range(AGENTS)]
+        return await (await user.ask_columns(None, list(range(AGENTS)), payloads, timeout=20)).wait()
+
+    asking = asyncio.create_task(ask())
+    async with asyncio.timeout(WAIT_S):
+        lives = [asyncio.create_task(live_until(group, asking, reply=reply)) for group in opened]
+        answers = await asking
+        await asyncio.wait(lives, return_when=asyncio.FIRST_COMPLETED)
+    for each in lives:
+        each.cancel()
+    await asyncio.gather(*lives, return_exceptions=True)
+    assert [answers[row].payload["twice"] for row in range(AGENTS)] == list(range(0, 2 * AGENTS, 2))
+
+
+async def test_an_asker_that_has_gone_holds_up_nothing(groups, server, exp_id):
+    (group,) = await groups(1)
+    async with Messager(server, exp_id) as asker:
+        with pytest.raises(NoAnswer):
+            await asker.ask(None, 3, {}, timeout=0.1)
+    answered = []
+    async for step in group.steps(until=4):
+        for message in step.messages:
+            step.reply(message, {})
+            answered.append(step.number)
+    assert answered == [1] or answered == [0]
+    (closed,) = (await group.engine.transport.steps.closed_step(answered[0])).values()
+    assert StepCounts.decode(closed.counts).fates == {"delivered": 1}
+
+
+async def test_the_log_has_questions_from_outside_and_the_answers_once(groups, user, server, exp_id, tmp_path):
+    (group,) = await groups(1)
+    transport = open_transport(server, exp_id, MessagingConfig())
+    await transport.connect()
+    writer = LogWriter(transport, Folder(tmp_path / "log"), exp_id)
+    await writer.start()
+    asking = asyncio.create_task(user.ask(None, 3, {"n": 1}, timeout=20))
+    async with asyncio.timeout(WAIT_S):
+        (question,) = await live_until(group, asking)
+    answer = await asking
+    await user.close()
+    await writer.close()
+    await transport.close()
+    log = EventLog.open(tmp_path / "log")
+    thread = log.thread(answer.id)
+    assert thread["message_id"].to_pylist() == [question.id, answer.id]
+    assert thread["fate"].to_pylist() == ["delivered"] * 2
+    assert thread["expects_answer"].to_pylist() == [True, None]
+    assert thread["from_id"].to_pylist() == [None, 3]
+    assert log.query().num_rows == 2
+    for step in (answer.step - 1, answer.step):
+        (closed,) = (await group.engine.transport.steps.closed_step(step)).values()
+        assert log.digest(step) == StepCounts.decode(closed.counts).digest
+
+
+class Mood(msgspec.Struct):
+    mood: int
+
+
+async def test_a_survey_of_agents_in_steps(groups, user):
+    opened = await groups(2)
+
+    async def survey():
+        ids = AgentSet.of(range(AGENTS))
+        found = await Surveys(user.engine).create(Mood, ids, {"text": "How?"}, subtopic="user-chat", timeout=20)
+        while len(found.tally.answers) < AGENTS:
+            await found.more(1.0)
+        return found.tally.answers
+
+    def reply(step, message):
+        step.reply(message, {"mood": message.to_id})
+
+    asking = asyncio.create_task(survey())
+    async with asyncio.timeout(WAIT_S):
+        lives = [asyncio.create_task(live_until(group, asking, reply=reply)) for group in opened]
+        answers = await asking
+    for each in lives:
+        each.cancel()
+    await asyncio.gather(*lives, return_exceptions=True)
+    assert answers == {agent: Mood(agent) for agent in range(AGENTS)}

@@ -1,0 +1,356 @@
+"""Surveys: asked once, answered once, read again by any process; the record is on the server."""
+
+import asyncio
+import dataclasses
+
+import msgspec
+import numpy as np
+import pytest
+from pydantic import BaseModel, field_validator
+from support.contracts import WAIT_S, fetch_all, vanish
+
+from ray_messaging import AlreadyExists, Closed, ConfigError, InvalidAddress, UnknownName, columns, rules
+from ray_messaging.interception.server.interceptor import Interceptor
+from ray_messaging.model.agent_sets import AgentSet
+from ray_messaging.surveys.surveys import Surveys
+from ray_messaging.surveys.tally import OPEN, UNDELIVERABLE
+
+pytestmark = pytest.mark.beyond_mqtt("a broker keeps no survey")
+
+QUESTION = {"text": "How are you?"}
+
+
+class Mood(BaseModel):
+    mood: int
+    why: str = ""
+
+
+class Verdict(BaseModel):
+    """A type with a rule of its own."""
+
+    score: float
+
+    @field_validator("score")
+    @classmethod
+    def is_allowed(cls, score):
+        return 1 / score
+
+
+class Short(msgspec.Struct):
+    mood: int
+
+
+@dataclasses.dataclass
+class Plain:
+    mood: int
+
+
+class Private(rules.Rule):
+    """Block the questions to some agents."""
+
+    name = "private"
+
+    def __init__(self, agents):
+        self.agents = agents
+
+    def check(self, message):
+        asked = message.to_id in self.agents
+        return rules.block(f"agent {message.to_id} gives no interviews") if asked else rules.ALLOW
+
+
+@pytest.fixture
+def surveys(messagers):
+    """Give the surveys of a new process, with an interceptor if there is one."""
+
+    async def open_one(interceptor=None, **settings):
+        return Surveys((await messagers(interceptor, **settings)).engine)
+
+    return open_one
+
+
+@pytest.fixture
+async def town(messagers):
+    return await messagers(name="town", host=[1, 2, 3, "ann"])
+
+
+async def create(surveys, agents=(1, 2, 3, "ann"), model=Mood, **options):
+    options = {"survey_id": "mood", "subtopic": "agent-chat", "timeout": WAIT_S} | options
+    return await surveys.create(model, AgentSet.of(agents), QUESTION, **options)
+
+
+async def answer(town, payload_of, count):
+    """Answer so many questions; an agent with the payload None stays silent."""
+    for question in await fetch_all(town, count):
+        assert question.expects_answer
+        assert question.from_id is None
+        payload = payload_of(question.to_id)
+        if payload is not None:
+            await town.reply(question, payload)
+
+
+async def finished(survey):
+    while await survey.more(WAIT_S):
+        pass
+    return survey.tally
+
+
+async def test_all_agents_answer(surveys, town):
+    survey = await create(await surveys())
+    assert survey.tally.of_state(OPEN) == [1, 2, 3, "ann"]
+    await answer(town, lambda agent: {"mood": len(str(agent))}, 4)
+    tally = await finished(survey)
+    assert tally.answers == {1: Mood(mood=1), 2: Mood(mood=1), 3: Mood(mood=1), "ann": Mood(mood=3)}
+    assert sorted(map(str, tally.arrived)) == ["1", "2", "3", "ann"]
+    assert (tally.done, tally.late, tally.invalid, tally.blocked, tally.unasked) == (True, 0, {}, {}, [])
+    assert repr(tally) == "4 answered"
+
+
+@pytest.mark.parametrize("model", [Short, Plain], ids=lambda model: model.__name__)
+async def test_other_types_of_answers(surveys, town, model):
+    survey = await create(await surveys(), model=model)
+    await answer(town, lambda agent: {"mood": 5} if agent != 2 else {"mood": "good"}, 4)
+    tally = await finished(survey)
+    assert tally.answers == {1: model(5), 3: model(5), "ann": model(5)}
+    assert "int" in tally.invalid[2].reason
+
+
+async def test_answers_in_typed_columns(surveys, town):
+    survey = await create(await surveys(), agents=[1, 2, 3])
+    questions = await fetch_all(town, 3)
+    await town.reply_columns(questions, columns(mood=np.array([5, 6, 7]), why=["rain", "sun", "wind"]))
+    assert (await finished(survey)).answers[2] == Mood(mood=6, why="sun")
+
+
+async def test_an_answer_that_does_not_fit_is_invalid_until_a_reminder_brings_another(surveys, town):
+    survey = await create(await surveys())
+    replies = {1: {"mood": 1}, 2: {"mood": "bad"}, 3: {"why": "no mood"}, "ann": None}
+    await answer(town, replies.get, 4)
+    while len(survey.tally.invalid) < 2:
+        await survey.more(WAIT_S)
+    tally = survey.tally
+    assert set(tally.invalid) == {2, 3}
+    assert tally.invalid[2].reason.startswith("mood: Input should be a valid integer")
+    assert (tally.invalid[3].reason, tally.invalid[3].payload) == ("mood: Field required", {"why": "no mood"})
+    assert tally.of_state(OPEN) == ["ann"]
+    assert await survey.remind(None) == 3  # agent 1 is not asked again
+    assert not tally.done
+    await answer(town, lambda agent: {"mood": 7} if agent != 3 else {"mood": None}, 3)
+    tally = await finished(survey)
+    assert tally.answers == {1: Mood(mood=1), 2: Mood(mood=7), "ann": Mood(mood=7)}
+    assert set(tally.invalid) == {3}
+    assert tally.arrived[0] == 1
+
+
+async def test_a_validator_that_fails_makes_its_answer_invalid(surveys, town):
+    survey = await create(await surveys(), model=Verdict)
+    await answer(town, lambda agent: {"score": 0 if agent == 1 else 2}, 4)
+    tally = await finished(survey)
+    assert set(tally.answers) == {2, 3, "ann"}
+    assert tally.invalid[1].reason == "float division by zero"
+
+
+async def test_a_dead_process_loses_nothing_and_the_next_one_counts_each_answer_once(messagers, town):
+    first = await messagers()
+    survey = await create(Surveys(first.engine))
+    await answer(town, lambda agent: {"mood": 1} if agent in {1, 2} else {"mood": "x"} if agent == 3 else None, 4)
+    while len(survey.tally.arrived) < 2:
+        await survey.more(WAIT_S)
+    await vanish(first)
+    again = await Surveys((await messagers()).engine).open("mood", Mood)
+    assert again.tally.answers == {1: Mood(mood=1), 2: Mood(mood=1)}
+    assert (set(again.tally.invalid), again.tally.of_state(OPEN), again.tally.late) == ({3}, ["ann"], 0)
+    assert again.record.question == survey.record.question
+    assert await again.remind(None) == 2
+    await answer(town, lambda agent: {"mood": 2}, 2)
+    tally = await finished(again)
+    assert {agent: found.mood for agent, found in tally.answers.items()} == {1: 1, 2: 1, 3: 2, "ann": 2}
+
+
+async def test_several_processes_read_a_survey_at_once(surveys, town):
+    survey = await create(await surveys())
+    other = await (await surveys()).open("mood")
+    await answer(town, lambda agent: {"mood": 3}, 4)
+    mine, theirs = await asyncio.gather(finished(survey), finished(other))
+    assert list(mine.answers) == list(theirs.answers)
+    assert theirs.answers[1] == {"mood": 3}  # without its type it stays a dict
+
+
+@pytest.mark.long
+async def test_threads_that_share_a_survey_count_each_answer_once(surveys, town):
+    mine = await surveys()
+    survey, other = await create(mine), await create(mine, survey_id="other", timeout=0.5)
+    waiting = [asyncio.create_task(finished(each)) for each in (survey, other, survey)]
+    await answer(town, lambda agent: {"mood": 3}, 4)
+    await asyncio.gather(*waiting)
+    assert (len(survey.tally.answers), survey.tally.late, survey.tally.questions) == (4, 0, 4)
+
+
+async def test_without_its_type_the_schema_checks_the_answers(surveys, town):
+    survey = await create(await surveys())
+    await answer(town, lambda agent: {"mood": 1} if agent != 2 else {"mood": "x"}, 4)
+    await finished(survey)
+    other = await (await surveys()).open("mood")
+    assert set(other.tally.invalid) == {2}
+    assert other.tally.invalid[2].reason == "'x' is not of type 'integer'"
+
+
+async def test_only_the_first_answer_of_an_agent_counts(surveys, messagers, town):
+    survey = await create(await surveys(), agents=[1])
+    [question] = await fetch_all(town, 1)
+    await town.reply(question, {"mood": 1})
+    await town.__aexit__(RuntimeError, RuntimeError("it died"), None)  # the question comes again
+    town = await messagers(name="town", host=[1, 2, 3, "ann"])
+    await answer(town, lambda agent: {"mood": 2}, 1)
+    await finished(survey)
+    while not survey.tally.late:
+        await survey.update(WAIT_S)
+    assert (survey.tally.answers, survey.tally.late) == ({1: Mood(mood=1)}, 1)
+    again = await (await surveys()).open("mood", Mood)
+    assert (again.tally.answers, again.tally.late) == ({1: Mood(mood=1)}, 1)
+
+
+async def test_a_blocked_question_has_its_rule_and_reason(messagers, surveys):
+    interceptor = Interceptor("x", [Private([2])])
+    town = await messagers(interceptor, name="town", host=[1, 2])
+    survey = await create(await surveys(interceptor), agents=[1, 2, 99])
+    assert survey.tally.blocked == {2: ("private", "agent 2 gives no interviews")}
+    assert survey.tally.of_state(UNDELIVERABLE) == [99]
+    await answer(town, lambda agent: {"mood": 1}, 1)
+    assert (await finished(survey)).done
+    again = await (await surveys(interceptor)).open("mood", Mood)
+    assert again.tally.blocked == survey.tally.blocked
+    assert await again.remind(None) == 0
+
+
+async def test_the_time_is_up(surveys, town):
+    survey = await create(await surveys(), timeout=0.2)
+    while await survey.more(WAIT_S):
+        pass
+    assert len(survey.tally.of_state(OPEN)) == 4
+    assert survey.seconds_left == 0
+    await answer(town, lambda agent: {"mood": 1}, 4)
+    while not survey.tally.done:  # an answer that comes later counts all the same
+        await survey.update(WAIT_S)
+    assert len(survey.tally.answers) == 4
+
+
+async def test_nothing_counts_after_the_end(surveys, town):
+    survey, other = await create(await surveys()), await (await surveys()).open("mood", Mood)
+    questions = await fetch_all(town, 4)
+    await town.reply(questions[0], {"mood": 1})
+    while not survey.tally.arrived:
+        await survey.more(WAIT_S)
+    await survey.end()
+    await town.reply_columns(questions[1:3], {"mood": 2})
+    while other.tally.late < 2:
+        await other.update(WAIT_S)
+    assert (len(other.tally.answers), other.ended, other.waits) == (1, True, False)
+    await survey.end()
+    with pytest.raises(Closed, match="has ended"):
+        await other.remind(None)
+
+
+async def test_a_process_that_counted_beyond_the_end_goes_back_to_it(surveys, town):
+    survey, other = await create(await surveys()), await (await surveys()).open("mood", Mood)
+    questions = await fetch_all(town, 4)
+    await town.reply(questions[0], {"mood": 1})
+    while not survey.tally.arrived:
+        await survey.more(WAIT_S)
+    await town.reply(questions[1], {"mood": 1})
+    while len(other.tally.arrived) < 2:
+        await other.more(WAIT_S)
+    await survey._store.add("mood", "end", survey._read_to.encode())
+    await other.update()
+    assert (len(other.tally.answers), other.tally.late, other.tally.unasked) == (1, 1, [])
+
+
+async def test_ids_of_surveys(surveys, town):
+    mine = await surveys()
+    survey = await create(mine)
+    with pytest.raises(AlreadyExists, match="'mood' already"):
+        await create(mine)
+    named_by_us = await create(mine, survey_id=None)
+    assert await mine.ids() == ["mood", named_by_us.id]
+    with pytest.raises(UnknownName, match="no survey 'other'"):
+        await mine.open("other")
+    with pytest.raises(InvalidAddress):
+        await create(mine, survey_id="a:b")
+    with pytest.raises(ConfigError, match="another type"):
+        await mine.open("mood", Verdict)
+    await mine.remove("mood")
+    assert await mine.ids() == [named_by_us.id]
+    for call in (mine.remove("mood"), survey.remind(None), mine.open("mood")):
+        with pytest.raises(UnknownName):
+            await call
+
+
+async def test_answers_to_a_removed_survey_do_not_count_in_the_next_one_of_its_name(surveys, town, store):
+    mine = await surveys()
+    await create(mine)
+    await answer(town, lambda agent: {"mood": 1} if agent == 1 else None, 4)
+    await mine.remove("mood")
+    survey = await create(mine)
+    assert survey.tally.answers == {}
+    await answer(town, lambda agent: {"mood": 2}, 4)
+    assert {found.mood for found in (await finished(survey)).answers.values()} == {2}
+    assert await store.dead() == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"agents": []}, "a survey of nobody"),
+        ({"model": int}, "an answer is an object"),
+        ({"model": "Mood"}, "it is no type"),
+        ({"model": object()}, "it is no type"),
+        ({"timeout": 0}, "timeout=0"),
+        ({"timeout": True}, "timeout=True"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+async def test_surveys_that_cannot_be(surveys, town, options, message):
+    mine = await surveys()
+    with pytest.raises(ConfigError, match=message):
+        await create(mine, **options)
+    assert await mine.ids() == []
+
+
+async def test_the_agents_of_groups(surveys, messagers, town):
+    await messagers(name="east", host=[11])
+    mine = await surveys()
+    assert [*await mine.agents_of(None)] == [1, 2, 3, 11, "ann"]
+    assert [*await mine.agents_of(["east"])] == [11]
+    with pytest.raises(UnknownName, match="no group 'west'"):
+        await mine.agents_of(["west"])
+
+
+async def test_an_asking_that_broke_off_leaves_agents_unasked(surveys, messagers, town):
+    mine = await surveys(send_timeout_s=0.3)
+    mine._engine.accepting = None  # as when its server is out of reach
+    with pytest.raises(Closed) as caught:
+        await create(mine)
+    assert "messaging.survey('mood').remind()" in caught.value.__notes__[0]
+    survey = await (await surveys()).open("mood", Mood)
+    assert survey.tally.unasked == [1, 2, 3, "ann"]
+    assert await survey.remind(None) == 4
+    await answer(town, lambda agent: {"mood": 1}, 4)
+    assert len((await finished(survey)).answers) == 4
+
+
+async def test_many_agents(surveys, messagers):
+    count = 40_000
+    town = await messagers(name="town", host=range(count))
+    survey = await create(await surveys(), agents=range(count))
+
+    async def serve():
+        left = count
+        while left:
+            questions = await town.fetch_messages(timeout=WAIT_S)
+            await town.reply_columns(questions, [{"mood": agent % 7} for agent in questions.to_ids.tolist()])
+            left -= len(questions)
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(serve())
+        tally = await finished(survey)
+    assert (len(tally.answers), tally.late) == (count, 0)
+    assert sum(found.mood for found in tally.answers.values()) == sum(agent % 7 for agent in range(count))

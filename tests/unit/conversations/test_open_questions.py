@@ -1,0 +1,75 @@
+"""The questions that wait: lone ones and those of columns, among answers of any batch."""
+
+import asyncio
+
+import numpy as np
+
+from ray_messaging.conversations.answers import Answers
+from ray_messaging.conversations.open_questions import OpenQuestions
+from ray_messaging.messages import Slice
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.columns import IdColumn, PayloadColumn
+from ray_messaging.model.extension import Extension
+from ray_messaging.model.message_ids import MessageIdColumn
+
+
+def batch(first, from_ids, to_ids, **extension):
+    lines = PayloadColumn.of([b"{}"] * len(from_ids))
+    made = Batch(
+        sender="me",
+        epoch=1,
+        first=first,
+        from_ids=IdColumn.of(from_ids),
+        to_ids=IdColumn.of(to_ids),
+        topics=("t",),
+        lines=lines,
+        rows=len(from_ids),
+    )
+    made.extension = Extension(**extension) if extension else None
+    return made
+
+
+def answers_to(numbers, from_ids):
+    found = batch(
+        0, from_ids, [1] * len(from_ids), in_reply_to=MessageIdColumn.of([f"me-1-{number}" for number in numbers])
+    )
+    return Slice(found, 0, found.rows, None)
+
+
+def asked(questions, first, agents):
+    """Ask agents, each by a question of its own."""
+    futures = [asyncio.get_running_loop().create_future() for _ in agents]
+    questions.add_lone(batch(first, [1] * len(agents), agents), futures)
+    return futures
+
+
+async def test_a_lone_question_takes_one_answer_of_the_agent_that_was_asked():
+    questions = OpenQuestions("town")
+    (future,) = asked(questions, 5, [7])
+    for number, agent in ((5, 8), (6, 7), (4, 7)):
+        assert questions.answer(answers_to([number], [agent])).tolist() == [0]
+    assert not future.done()
+    assert questions.answer(answers_to([5], [7])).tolist() == []
+    assert future.result().from_id == 7
+    assert questions.answer(answers_to([5], [7])).tolist() == [0]
+
+
+async def test_one_batch_answers_lone_questions_and_those_of_columns():
+    questions, answers = OpenQuestions("town"), Answers("town", 3, None)
+    first, second = asked(questions, 0, [7, 8])
+    questions.add(batch(2, [1, 1, 1], [7, 8, 9]), answers)
+    (third,) = asked(questions, 5, [9])
+    numbers, agents = [4, 5, 0, 3, 0, 9], [9, 9, 7, 7, 7, 7]  # of 3 from another agent, 0 twice, 9 of no question
+    assert questions.answer(answers_to(numbers, agents)).tolist() == [3, 4, 5]
+    assert (first.done(), second.done(), third.done()) == (True, False, True)
+    assert np.array_equal(answers.answered, [2])
+
+
+async def test_an_answer_after_its_question_was_given_up_is_late():
+    questions = OpenQuestions("town")
+    futures = asked(questions, 0, [7] * 200)
+    for future in futures:
+        future.cancel()
+    (last,) = asked(questions, 200, [7])  # by then, earlier ones are dropped
+    assert questions.answer(answers_to([3, 200], [7, 7])).tolist() == [0]
+    assert last.done()
