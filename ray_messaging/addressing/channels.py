@@ -11,6 +11,7 @@ agent's channel, or `:` and the whole name of a plain one. The two never collide
 """
 
 import re
+import secrets
 from enum import Enum
 from operator import index
 from typing import NamedTuple
@@ -42,6 +43,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]+")
 _UNFIT = re.compile(r"[:*?\[\]\\\x00-\x1f\x7f]")
 _UNFIT_CHANNEL = re.compile(r"[\x00-\x1f\x7f]")
 _OURS = "rm:{"
+_SURVEY = re.compile(r".*\.[0-9a-f]{16}\.survey")
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}")
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
@@ -194,6 +196,16 @@ def answer_mailbox(name: str) -> str:
     return f"{name[: NAME_LENGTH - 8]}.answers"
 
 
+def survey_mailbox(survey_id: str) -> str:
+    """Build a new name for the mailbox that keeps the answers to a survey."""
+    return f"{survey_id[: NAME_LENGTH - 24]}.{secrets.token_hex(8)}.survey"
+
+
+def is_survey_mailbox(name: str) -> bool:
+    """Tell whether a mailbox keeps the answers to a survey."""
+    return _SURVEY.fullmatch(name) is not None
+
+
 def all_agents(exp_id: str) -> str:
     """Build the pattern of all channels of an experiment's agents."""
     return f"exps:{exp_id}:agents:*"
@@ -251,7 +263,9 @@ class Keys:
         self.rules = prefix + "rules"  # the name of the active rules in Ray, then their own names
         self.answers = prefix + "answers"  # verdicts that depend on rules' counts
         self.dead = prefix + "dead"
+        self.surveys = prefix + "surveys"  # their records
         self.ended = prefix + "ended"  # streams of removed mailboxes that the event log still reads
+        self.mark = prefix + "mark"  # written so that WAIT covers what came before it
         self.own = prefix + "own"  # Pub/Sub: marks before and after our own script's messages
         self.wide = self.own + ":wide"  # Pub/Sub: messagers that take all agents' channels, and filter
         self.ears = self.own + ":ear:"  # Pub/Sub, with a mailbox's name: its messager is connected
@@ -275,6 +289,10 @@ class Keys:
     def lease(self, mailbox: str) -> str:
         """Build the key of a mailbox's lease, which its messager renews."""
         return f"{self.prefix}lease:{mailbox}"
+
+    def survey(self, survey_id: str) -> str:
+        """Build the key of a survey's parts: its askings, its end."""
+        return f"{self.prefix}survey:{survey_id}"
 
     def steps(self, part: str = "") -> str:
         """Build the key of an experiment's steps, or of a part of them: closed, holds, news, the number of a step."""

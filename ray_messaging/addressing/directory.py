@@ -1,21 +1,26 @@
 """Directory: the records of all mailboxes, and each message's route to them."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId, build_channel, check_name
+from ray_messaging.addressing.host_dates import ALWAYS, NO_DATES, HostDates
 from ray_messaging.addressing.patterns import GLOBS, Patterns
+from ray_messaging.audiences.records import NO_AUDIENCES, Audiences, AudienceTexts
 from ray_messaging.common.limits import FRAME_BYTES, FRAME_ROWS
 from ray_messaging.errors import FrameError
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet, ascending
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import INT, STR, IdColumn
+from ray_messaging.model.schemas.schema import Schemas
 
+NO_SCHEMAS: Mapping[str, bytes] = {}
 _CACHED_ROUTES = 100_000  # of messages that are sent one by one
 NOBODY = 0  # the route of a channel without a mailbox
+_MOST_CHANGES, _KEPT_CHANGES = 64, 100_000  # of the agents of a mailbox, and of agents in all of them
 _LEAST = -(2**63)  # int64
 
 
@@ -25,6 +30,33 @@ class Claim(msgspec.Struct, array_like=True):
     subtopics: tuple[str, ...]
     ints: bytes
     strings: tuple[str, ...]
+
+
+class Change(msgspec.Struct, array_like=True):
+    """Agents that came to a mailbox, and that went, at one time; as claims without subtopics.
+
+    In steps `version` is that of the directory with the change, by which the step is known from which it counts, and
+    `origin` the mailbox from which the agents came ("": none).
+    """
+
+    came: Claim
+    went: Claim
+    version: int = 0
+    origin: str = ""
+
+    def agents_gone(self) -> AgentSet:
+        """Return the agents that went."""
+        return agents_of(self.went)
+
+    def __len__(self) -> int:
+        return sum(len(claim.ints) // 8 + len(claim.strings) for claim in (self.came, self.went))
+
+
+class Origin(msgspec.Struct, array_like=True):
+    """A mailbox from which agents came, in steps: its boxes have their messages of before the step of a version."""
+
+    mailbox: str
+    version: int
 
 
 class Record(msgspec.Struct, array_like=True):
@@ -37,18 +69,100 @@ class Record(msgspec.Struct, array_like=True):
     exclusive: bool = False
     frame_rows: int = FRAME_ROWS // 4  # the largest frame this mailbox takes: a quarter of its limits
     frame_bytes: int = FRAME_BYTES
+    moved: bool = False  # agents came or went by a call of their own: a successor of its reader takes over what is here
+    changes: list[Change] = []  # of its agents, the last ones: broadcasts that wait name the agents of their time
+    origins: list[Origin] = []
 
-    def agents(self) -> AgentSet:
-        """Return the agents of its claims."""
+    def agents(self, subtopic: str | None = None) -> AgentSet:
+        """Return the agents of its claims, on a subtopic (None: any)."""
         found = NO_AGENTS
         for claim in self.claims:
-            found |= AgentSet(np.frombuffer(claim.ints, "<i8"), claim.strings)
+            if subtopic is None or subtopic in claim.subtopics:
+                found |= AgentSet(np.frombuffer(claim.ints, "<i8"), claim.strings)
         return found
+
+    def by_subtopic(self) -> dict[str, AgentSet]:
+        """Return the agents of each subtopic."""
+        found: dict[str, AgentSet] = {}
+        for claim in self.claims:
+            agents = AgentSet(np.frombuffer(claim.ints, "<i8"), claim.strings)
+            for subtopic in claim.subtopics:
+                found[subtopic] = found.get(subtopic, NO_AGENTS) | agents
+        return found
+
+    def former(self) -> Iterator[AgentSet]:
+        """Yield the agents of each subtopic as they were before each of the last changes, the newest first."""
+        now = self.by_subtopic()
+        for change in reversed(self.changes):
+            now = _before(change, now)
+            yield from now.values()
+
+    def at(self, step: int, dates: HostDates) -> "Record":
+        """Return this record as it counts in a step: without the changes that count from a later one."""
+        now = None
+        for change in reversed(self.changes):
+            if dates.since(change.version) > step:
+                now = _before(change, self.by_subtopic() if now is None else now)
+        return self if now is None else msgspec.structs.replace(self, claims=claims_of(now))
+
+    def succeeds(
+        self, before: "Record", version: int = 0, dates: HostDates = NO_DATES, came_from: "Record | None" = None
+    ) -> "Record":
+        """Return this record as the successor of another one of its mailbox, with the changes since.
+
+        Args: in steps, `version` is that of the directory with the change (0: it has no date), and `came_from` the
+        record of the mailbox that had the new agents.
+        """
+        here, there = self.agents(), before.agents()
+        came, went, changes = here - there, there - here, before.changes
+        if came or went:
+            origin = "" if came_from is None else came_from.mailbox
+            changes = [*changes, Change(_claim((), came), _claim((), went), version, origin)]
+            while len(changes) > _MOST_CHANGES or sum(map(len, changes)) > _KEPT_CHANGES:
+                if version and (dates.since(changes[0].version) != ALWAYS or changes[0].version == version):
+                    break  # steps to come need it
+                changes = changes[1:]
+        return msgspec.structs.replace(self, changes=changes, origins=_origins(before, version, dates, came_from))
 
     @property
     def agent_channels(self) -> int:
         """Return the number of agents' channels."""
         return sum(len(claim.subtopics) * (len(claim.ints) // 8 + len(claim.strings)) for claim in self.claims)
+
+
+def claims_of(by_subtopic: Mapping[str, AgentSet]) -> list[Claim]:
+    """Return the claims of agents by subtopic."""
+    found: dict[AgentSet, list[str]] = {}
+    for subtopic, agents in by_subtopic.items():
+        found.setdefault(agents, []).append(subtopic)
+    return [_claim(tuple(subtopics), agents) for agents, subtopics in found.items()]
+
+
+def _claim(subtopics: tuple[str, ...], agents: AgentSet) -> Claim:
+    return Claim(subtopics, agents.ints.astype("<i8").tobytes(), tuple(sorted(agents.strings)))
+
+
+def agents_of(claim: Claim) -> AgentSet:
+    """Return the agents of a claim."""
+    return AgentSet(np.frombuffer(claim.ints, "<i8"), claim.strings)
+
+
+def _before(change: Change, now: Mapping[str, AgentSet]) -> dict[str, AgentSet]:
+    """Return the agents of each subtopic as they were before a change."""
+    came, went = agents_of(change.came), agents_of(change.went)
+    return {subtopic: (agents - came) | went for subtopic, agents in now.items()}
+
+
+def _origins(before: Record, version: int, dates: HostDates, came_from: Record | None) -> list[Origin]:
+    """Return the origins of a record's agents, with those of the agents that come from another one."""
+    if came_from is None:
+        return before.origins
+    found: dict[tuple[str, int], Origin] = {}
+    for each in (*before.origins, *came_from.origins):
+        since = dates.since(each.version)
+        if each.mailbox != before.mailbox and since != ALWAYS:
+            found[each.mailbox, since] = each
+    return [*found.values(), Origin(came_from.mailbox, version)]
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -64,7 +178,7 @@ def decode_record(data: bytes) -> Record:
     """Decode a record from the store; raise FrameError."""
     try:
         record = _decode(data)
-        for claim in record.claims:
+        for claim in (*record.claims, *(part for change in record.changes for part in (change.came, change.went))):
             np.frombuffer(claim.ints, "<i8")
         check_name("mailbox", record.mailbox)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -105,6 +219,9 @@ class Directory:
         self.patterns = patterns
         self.version = -1
         self.logged = False  # whether an event log is registered
+        self.schemas = Schemas()
+        self.audiences = Audiences()
+        self.dates = NO_DATES  # of changes of hosts, in steps
         self.records: dict[str, Record] = {}
         self._compiled: dict[str, Callable[[str], bool]] = {}
         self._clear()
@@ -121,9 +238,20 @@ class Directory:
         self._globs: dict[str, list[tuple[Callable[[str], bool], str]]] = {}
         self._glob_lengths: list[int] = []
 
-    def update(self, version: int, changed: Iterable[Record], mailboxes: Iterable[str], logged: bool = False) -> None:  # noqa: FBT001 - a DirectoryDelta
+    def update(
+        self,
+        version: int,
+        changed: Iterable[Record],
+        mailboxes: Iterable[str],
+        logged: bool = False,  # noqa: FBT001 - a DirectoryDelta
+        schemas: Mapping[str, bytes] = NO_SCHEMAS,
+        audiences: AudienceTexts = NO_AUDIENCES,
+        dates: HostDates = NO_DATES,
+    ) -> None:
         """Apply the changed records; `mailboxes` names all mailboxes that exist."""
-        self.logged = logged
+        self.logged, self.dates = logged, dates
+        self.schemas.update(schemas)
+        self.audiences.update(audiences)
         found, there = list(changed), set(mailboxes)
         if not found and there.issuperset(self.records) and self.version >= 0:
             self.version = version  # the tables of a million agents take a tenth of a second

@@ -19,6 +19,7 @@ from ray_messaging.observability.health.findings import Finding, Health, critica
 from ray_messaging.observability.health.mailbox_checks import check_kept
 from ray_messaging.observability.health.reports import SERVER_ACTOR, ActorFacts
 from ray_messaging.observability.health.server_checks import check_server
+from ray_messaging.observability.metrics.experiment_metrics import ExperimentFacts
 from ray_messaging.transports.backend import backend_of
 from ray_messaging.transports.server_facts import Kept, ServerFacts
 
@@ -54,8 +55,17 @@ def check_health(exp_id: str, experiment: Experiment | None, handles: Mapping[st
         experiment: The experiment, if known. None, or without the password: its actors are asked for it.
         handles: Known actors, by their Ray names.
     """
+    found = ask_experiment(exp_id, experiment, handles)
+    return Health(f"experiment {exp_id!r}", [_NO_TASK] if found is None else found.findings)
+
+
+def ask_experiment(exp_id: str, experiment: Experiment | None, handles: Mapping[str, Any]) -> ExperimentFacts | None:
+    """Return the facts about an experiment, with the findings, after at most 5 s; arguments as of `check_health`.
+
+    None: on Ray Client, the task that asks gave no answer.
+    """
     if client.is_connected():
-        return _examine_on_cluster(exp_id, experiment, handles)
+        return _ask_on_cluster(exp_id, experiment, handles)
     deadline = time.monotonic() + DEADLINE_S
     probe = _ServerProbe(exp_id, experiment)
     prefix = f"{exp_id}/"
@@ -73,19 +83,19 @@ def check_health(exp_id: str, experiment: Experiment | None, handles: Mapping[st
         findings.append(_no_log(known))
     if facts is not None and facts.kept is not None:
         findings += check_kept(facts.kept, [] if named is None else _dead_owners(facts.kept, deadline))
-    return Health(f"experiment {exp_id!r}", findings)
+    return ExperimentFacts(found, facts, findings)
 
 
-def _examine_on_cluster(exp_id: str, experiment: Experiment | None, handles: Mapping[str, Any]) -> Health:
-    """Run the check in a task: a driver on Ray Client may not reach the server, nor list actors."""
+def _ask_on_cluster(exp_id: str, experiment: Experiment | None, handles: Mapping[str, Any]) -> ExperimentFacts | None:
+    """Ask in a task: a driver on Ray Client may not reach the server, nor list actors."""
     known = None if experiment is None else experiment.without_password()  # Ray keeps the arguments of tasks
-    asking = ray.remote(num_cpus=0, max_retries=0)(check_health).remote(exp_id, known, dict(handles))
+    asking = ray.remote(num_cpus=0, max_retries=0)(ask_experiment).remote(exp_id, known, dict(handles))
     try:
-        health: Health = ray.get(asking, timeout=DEADLINE_S + _TASK_S)
+        found: ExperimentFacts | None = ray.get(asking, timeout=DEADLINE_S + _TASK_S)
     except RayError as error:
         logger.debug("the task that examines %s failed: %s", exp_id, error)  # it is among the findings
-        return Health(f"experiment {exp_id!r}", [_NO_TASK])
-    return health
+        return None
+    return found
 
 
 def warn_of_data_loss(config: ServerConfig) -> None:

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from ray_messaging.errors import FrameError
-from ray_messaging.message import Messages, Slice
+from ray_messaging.messages import Messages, Slice
 from ray_messaging.model.batch import Batch, Origin
 from ray_messaging.receipt import UNDELIVERABLE, Outcome, Receipts
 from ray_messaging.receiving.delivery_leases import FetchOptions, Token
@@ -71,6 +71,7 @@ class LentSlice(msgspec.Struct, array_like=True, frozen=True):
     mailbox: str
     entry: str
     pattern: bytes | None
+    fetched: bytes = b""  # the span of the fetch, of a traced frame
 
 
 class Lent(msgspec.Struct, array_like=True, frozen=True):
@@ -110,6 +111,15 @@ def body_of(header: Call | Sent | Lent | Committed, frames: Sequence[bytes] = ()
 
 def parse_call(body: bytes) -> tuple[Call, list[bytes]]:
     """Decode a call, and cut off its frames; raise FrameError."""
+    head, *frames = parts_of(body)
+    try:
+        return _read_call(head), frames
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise FrameError(f"a call over the group's lane cannot be read: {error}") from error
+
+
+def parts_of(body: bytes) -> list[bytes]:
+    """Cut a call or an answer into its header and its frames; raise FrameError."""
     if len(body) < _COUNT.size:
         raise FrameError("a call over the group's lane has no table of sizes")
     (count,) = _COUNT.unpack_from(body)
@@ -123,10 +133,7 @@ def parse_call(body: bytes) -> tuple[Call, list[bytes]]:
     for size in sizes:
         parts.append(body[at : at + size])
         at += size
-    try:
-        return _read_call(parts[0]), parts[1:]
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise FrameError(f"a call over the group's lane cannot be read: {error}") from error
+    return parts
 
 
 def _parser(kind: type[Answer]) -> Callable[[bytes], Answer]:
@@ -191,7 +198,8 @@ def lent_of(token: Token | None, messages: Messages) -> Parts:
     slices, frames = [], []
     for batch, low, high, pattern in messages.slices:
         origin = batch.origin or Origin("", "")
-        slices.append(LentSlice(low, high, origin.mailbox, origin.entry, pattern))
+        fetched = b"" if batch.trace is None else batch.trace.fetched
+        slices.append(LentSlice(low, high, origin.mailbox, origin.entry, pattern, fetched))
         frames.append(batch.frame or encode(batch))
     return body_of(Lent(token, tuple(slices), messages.more), frames)
 
@@ -202,5 +210,7 @@ def messages_of(exp_id: str, lent: Lent, frames: Sequence[bytes]) -> Messages:
     for part, frame in zip(lent.slices, frames, strict=True):
         batch = decode(frame, checked=True)  # by the actor, when it read the mailbox
         batch.origin = Origin(part.mailbox, part.entry) if part.mailbox else None
+        if batch.trace is not None:
+            batch.trace = batch.trace._replace(fetched=part.fetched)
         slices.append(Slice(batch, part.low, part.high, part.pattern))
     return Messages(exp_id, slices, lent.more)

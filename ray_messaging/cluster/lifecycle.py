@@ -3,9 +3,13 @@
 import logging
 import os
 import secrets
+import shutil
+import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import ray
 from ray.exceptions import RayError
@@ -18,11 +22,12 @@ from ray_messaging.cluster.handles.actor_calls import NAMESPACE, find_actor, nam
 from ray_messaging.cluster.handles.connection import connect
 from ray_messaging.cluster.health_check import warn_of_data_loss
 from ray_messaging.cluster.rule_store import pickled
-from ray_messaging.cluster.spec import Experiment, InterceptorSpec, PickledRule, StartFacts, absolute
+from ray_messaging.cluster.spec import AudienceHome, Experiment, InterceptorSpec, PickledRule, StartFacts, absolute
 from ray_messaging.config import MessagingConfig, ServerConfig, Steps
 from ray_messaging.errors import AlreadyExists, Closed, ConfigError, Fenced, MessagingError, RuleError, UnknownName
 from ray_messaging.interception.rules import Rule
 from ray_messaging.interception.server.rule_set import RuleSet
+from ray_messaging.observability.tracing.settings import Tracing, check_tracing
 from ray_messaging.transports.backend import experiment_config
 
 logger = logging.getLogger(__name__)
@@ -48,10 +53,13 @@ class StartedExperiment:
         self._spec: Any = None
         self._ray_is_ours = ray_is_ours
         self._untouched = False  # the server has only data of this start
+        self._temporary: str | None = None  # the folder of audiences that end with the experiment
 
     def start(self, spec: InterceptorSpec, config: ServerConfig | None, data_dir: str | None) -> None:
         """Start the actors; config is a server of the user's (None: an embedded one with its data in `data_dir`)."""
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        if config is None and data_dir is None and spec.log_dir is None and spec.audiences is not None:
+            self._temporary = spec.audiences.folder
         if config is None:
             # Its data are on this node, so it must stay on it.
             options = {"num_cpus": 0, "namespace": NAMESPACE, "scheduling_strategy": here}
@@ -103,10 +111,12 @@ class StartedExperiment:
             if self.interceptor is not None:
                 leave([self.interceptor], erase=erase or self._untouched)
             if self._server is not None:
-                _attempt([self._server.stop.remote()], timeout_s=_SERVER_S)
+                _attempt([self._server.stop.remote(erase=erase)], timeout_s=_SERVER_S)
                 ray.kill(self._server)
             if self._ray_is_ours:
                 ray.shutdown()
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
 
 
 def start_experiment(
@@ -119,6 +129,8 @@ def start_experiment(
     settings: MessagingConfig,
     steps: Steps | None = None,
     data_dir: str | Path | None = None,
+    metrics: bool = False,
+    tracing: Tracing | None = None,
 ) -> StartedExperiment:
     """Start an experiment; arguments and errors are those of `Messaging.start`."""
     check_name("exp_id", exp_id)
@@ -126,6 +138,7 @@ def start_experiment(
         raise ConfigError(f"steps={steps!r} is no Steps: write steps=Steps(seed=7)")
     if on_existing not in {"error", "resume", "reset"}:
         raise ConfigError(f"on_existing={on_existing!r} is unknown: write 'error', 'resume' or 'reset'")
+    check_tracing(tracing)
     config = experiment_config(server)
     if config is not None and data_dir is not None:
         raise ConfigError(f"data_dir={str(data_dir)!r} is for the embedded server: leave out redis=, or data_dir=")
@@ -133,9 +146,11 @@ def start_experiment(
     try:
         _end_running(exp_id, on_existing)
         spec = InterceptorSpec(
-            exp_id, secrets.token_hex(4), settings, check_rules(rules), on_existing, absolute(log_dir), steps
+            exp_id, secrets.token_hex(4), settings, check_rules(rules), on_existing, absolute(log_dir), steps, metrics
         )
-        started.start(spec, config, _data_dir(data_dir, spec))
+        kept_in = _data_dir(data_dir, spec)
+        spec = replace(spec, audiences=_audience_home(spec, config, kept_in), tracing=tracing)
+        started.start(spec, config, kept_in)
         if config is not None:
             warn_of_data_loss(config)
     except BaseException:
@@ -153,6 +168,22 @@ def _data_dir(given: str | Path | None, spec: InterceptorSpec) -> str | None:
     if spec.steps is None or spec.log_dir is None or "://" in spec.log_dir:
         return None
     return f"{spec.log_dir.rstrip('/')}-server"
+
+
+def _audience_home(spec: InterceptorSpec, config: ServerConfig | None, data_dir: str | None) -> AudienceHome:
+    """Return where the files of audiences are: with the log, else with the server's data, else in a temporary folder.
+
+    They are on this node. A server of the user's keeps the experiment's data for a later start, which finds the files
+    here by the server's address.
+    """
+    if spec.log_dir is not None and "://" not in spec.log_dir:
+        folder = Path(spec.log_dir, "audiences")
+    elif data_dir is not None:
+        folder = Path(data_dir, "audiences")
+    else:
+        server = spec.run if config is None else f"{crc32(repr(config).encode()):08x}"
+        folder = Path(tempfile.gettempdir(), f"ray_messaging-audiences-{os.getuid()}", f"{spec.exp_id}-{server}")
+    return AudienceHome(ray.get_runtime_context().get_node_id(), str(folder))
 
 
 def _end_running(exp_id: str, on_existing: str) -> None:

@@ -1,29 +1,46 @@
 """The facade of an experiment: start or find it, use its groups, log and dead letters, shut it down."""
 
+import html
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
-from ray_messaging.addressing.channels import AgentId
+from ray_messaging.addressing.channels import AGENT_CHAT, USER_CHAT, USER_SURVEY, AgentId
 from ray_messaging.cluster.handles.connection import ExperimentConnection, connect
 from ray_messaging.cluster.spec import SUBTOPICS, Experiment
 
 if TYPE_CHECKING:
+    from ray_messaging.cluster.audiences.audience import Audience
+    from ray_messaging.cluster.audiences.audience_calls import AudienceCalls
     from ray_messaging.cluster.handles.blocked_messages import BlockedListener, BlockedMessage, BlockedMessages
     from ray_messaging.cluster.handles.dead_letters import DeadLetters
     from ray_messaging.cluster.handles.experiment_steps import ExperimentSteps
-    from ray_messaging.cluster.handles.group import Group
+    from ray_messaging.cluster.handles.group.group import Group
     from ray_messaging.cluster.handles.groups import Groups
+    from ray_messaging.cluster.handles.hosted_agents import HostedAgents
+    from ray_messaging.cluster.handles.user_messager import UserMessager
+    from ray_messaging.cluster.handles.user_questions import UserQuestions
+    from ray_messaging.cluster.inspector_process import Inspector
     from ray_messaging.cluster.lifecycle import StartedExperiment
+    from ray_messaging.cluster.moves import AgentMove
     from ray_messaging.cluster.run.result import Result
+    from ray_messaging.cluster.surveys.survey import Survey
+    from ray_messaging.cluster.surveys.survey_calls import SurveyCalls
+    from ray_messaging.compat.msg import Payload
     from ray_messaging.config import MessagingConfig, OnExisting, ServerConfig, Steps
+    from ray_messaging.conversations.answers import GroupAnswers
     from ray_messaging.eventlog.event_log import EventLog
     from ray_messaging.interception.rules.rule import Rule
+    from ray_messaging.message import Message
     from ray_messaging.messager import GroupMessager
     from ray_messaging.observability.health.findings import Health
     from ray_messaging.observability.observer import Observer
+    from ray_messaging.observability.tracing.settings import Tracing
+    from ray_messaging.receipt import Receipts
+
+T = TypeVar("T")
 
 # The modules behind a call are imported by the call: a process that only connects needs neither the actors' code nor
 # pyarrow (80 MB), and `from ray_messaging import Messaging` costs little more than `import ray`. The settings bring
@@ -67,6 +84,8 @@ class Messaging:
         mirror: bool = False,
         steps: "Steps | None" = None,
         data_dir: str | Path | None = None,
+        metrics: bool = False,
+        tracing: "Tracing | None" = None,
     ) -> "Messaging":
         """Start an experiment, and Ray where it does not run yet.
 
@@ -82,6 +101,8 @@ class Messaging:
             steps: Groups send and receive in steps (see docs/steps.md). None: as they like.
             data_dir: A folder on this machine where the embedded server keeps its data, for a later start with
                 on_existing="resume". None: with steps and a log_dir that is `<log_dir>-server`, else nothing is kept.
+            metrics: Groups count and time what they do, for `metrics_text()` and Ray's metrics (see docs/metrics.md).
+            tracing: Sampled batches have spans from sender to handler (see docs/tracing.md). None: none.
 
         Raises: AlreadyExists, ConfigError, ConnectionFailed within 5 s, ServerRefused, RuleError.
         """
@@ -100,6 +121,8 @@ class Messaging:
             settings=settings,
             steps=steps,
             data_dir=data_dir,
+            metrics=metrics,
+            tracing=tracing,
         )
         return cls(started.experiment, started.interceptor, started)
 
@@ -115,10 +138,13 @@ class Messaging:
         Only the process that started the experiment stops it. In other processes this only drops the handles.
 
         Args:
-            erase: Delete the experiment's data, unread messages included, from a server of yours. Otherwise
-                `on_existing` decides at the next start. An embedded server's data are deleted unless it has a
-                `data_dir`.
+            erase: Delete the experiment's data, unread messages included, from a server of yours or from `data_dir`.
+                Otherwise `on_existing` decides at the next start. An embedded server's data are deleted unless it has
+                a `data_dir`.
         """
+        _, _, user = (self.__dict__.pop(name, None) for name in ("_surveys", "_questions", "_user"))
+        if user is not None:
+            user.close()
         started, self._started = self._started, None
         if started is not None:
             started.close(erase=erase)
@@ -137,6 +163,9 @@ class Messaging:
 
     def __repr__(self) -> str:
         return f"Messaging({self.exp_id!r}{f', log_dir={self.log_dir!r}' if self.log_dir else ''})"
+
+    def _repr_html_(self) -> str:
+        return f"<p><b>{html.escape(repr(self))}</b></p>{self.agents()._repr_html_()}"
 
     # -- the experiment -------------------------------------------------------------------------------------------
 
@@ -166,9 +195,39 @@ class Messaging:
         """Return the findings of a health check, each problem with its remedy; takes at most 5 s."""
         from ray_messaging.cluster.health_check import check_health
 
+        return check_health(self.exp_id, *self._known)
+
+    def ui(
+        self, *, port: int = 8266, host: str = "127.0.0.1", control: bool = False, token: bool = False
+    ) -> "Inspector":
+        """Open the inspector, pages about this experiment, in a process of its own; return its handle, with the `url`.
+
+        Args: as the options of `ray-messaging ui` (see docs/inspector.md); port 0 is a free one.
+        Raises: ConfigError where it cannot be opened, as on a port that is taken, or without `ray-messaging[ui]`.
+        """
+        from ray_messaging.cluster.inspector_process import Inspector
+
+        options = ["--port", str(port), "--host", host, *["--control"] * control, *["--token"] * token]
+        return Inspector(self.exp_id, options)
+
+    def metrics_text(self) -> str:
+        """Return the metrics of server, interceptor, log and groups, as text in Prometheus' format; takes at most 5 s.
+
+        What each group counts is in it with `Messaging.start(..., metrics=True)`. Raises ImportError without
+        prometheus-client.
+        """
+        from ray_messaging.cluster.health_check import ask_experiment
+        from ray_messaging.observability.metrics.experiment_metrics import families_of
+        from ray_messaging.observability.metrics.prometheus import prometheus_text
+
+        return prometheus_text(families_of(self.exp_id, ask_experiment(self.exp_id, *self._known)))
+
+    @property
+    def _known(self) -> "tuple[Experiment, dict[str, Any]]":
+        """Return the experiment, and the actors that this process knows, by their Ray names."""
         experiment = self._connection.experiment
         groups = {experiment.group_name(name): group.actor for name, group in self._groups.known.items()}
-        return check_health(self.exp_id, experiment, {experiment.interceptor_name: self.interceptor} | groups)
+        return experiment, {experiment.interceptor_name: self.interceptor} | groups
 
     # -- groups ---------------------------------------------------------------------------------------------------
 
@@ -211,9 +270,107 @@ class Messaging:
         """Return the group that hosts an agent; raise UnknownName."""
         return self._groups.host_of(agent_id)
 
+    def agents(self) -> "HostedAgents":
+        """Return all agents with their groups, those of `open_messager` too: a mapping, and `to_pandas()`."""
+        from ray_messaging.cluster.handles.hosted_agents import HostedAgents
+
+        return HostedAgents(self._connection.ask(self.interceptor.agents.remote()))
+
+    def move_agents(self, agents: Iterable[AgentId], *, to: "str | Group", timeout: float = 30.0) -> None:
+        """Move agents to another group, with all that waits for them: in order, and each message once.
+
+        Those of one group move at once, or none of them. It waits up to `timeout` seconds until the messages that were
+        fetched for them are committed. In steps it counts from the next step that opens (see docs/moving-agents.md).
+
+        Raises: UnknownName for an agent or a group that does not exist, AlreadyExists for an agent that is there
+        already, MoveFailed, ConfigError on MQTT, or for agents of `open_messager` without steps.
+        """
+        from ray_messaging.cluster.moves import AgentMoves
+
+        AgentMoves(self._connection, self._groups).move(agents, to, timeout)
+
+    def rebalance(self, *, dry_run: bool = False, timeout: float = 30.0) -> "list[AgentMove]":
+        """Move agents from groups with much load to groups with little, and return the moves; raises as `move_agents`.
+
+        The load of a group is the number of messages that it fetched since it was started; if no group did, the number
+        of its agents. Groups within a tenth of the mean stay.
+
+        Args: with `dry_run` nothing moves.
+        """
+        from ray_messaging.cluster.moves import AgentMoves
+
+        return AgentMoves(self._connection, self._groups).rebalance(timeout, dry_run=dry_run)
+
     def remove_group(self, name: str) -> None:
         """Stop a group and remove its mailbox; its unread messages become dead letters."""
         self._groups.remove(name)
+
+    def schema(self, subtopic: str, kind: object) -> None:
+        """Have senders refuse payloads of a subtopic that do not fit a type, from now on; None: they take all again.
+
+        All senders know it before they send anything more, and it lasts as long as the experiment's data.
+
+        Args: kind is a pydantic model, a msgspec.Struct, a dataclass, a TypedDict, or a JSON Schema as a dict.
+        Raises: InvalidAddress, ConfigError for a type that senders cannot check without its class, or on MQTT.
+        """
+        from ray_messaging.addressing.channels import check_subtopic
+        from ray_messaging.model.schemas.description import described
+
+        text = None if kind is None else described(kind)
+        self._connection.ask(self.interceptor.set_schema.remote(check_subtopic(subtopic), text))
+
+    # -- audiences ------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _audiences(self) -> "AudienceCalls":
+        from ray_messaging.cluster.audiences.audience_calls import AudienceCalls
+
+        return AudienceCalls(self._connection)
+
+    def create_audience(
+        self,
+        name: str,
+        *,
+        graph: object = None,
+        members: object = None,
+        positions: object = None,
+        radius: float | None = None,
+        ids: object = None,
+        most_pairs: int = 250_000_000,
+    ) -> "Audience":
+        """Make an audience: pairs of sender and hearer, to which agents broadcast (see docs/audiences.md).
+
+        Args:
+            graph: Pairs (m, 2) of sender and hearer, as an int array, a list, chunks of arrays, or a networkx graph.
+            members: Ids: each member hears all that is broadcast, but its own.
+            positions: Positions (n, 2) or (n, 3): agents within `radius` of each other hear each other.
+            radius: The radius, for positions.
+            ids: The agents at the positions; None: all agents, ascending.
+            most_pairs: The most pairs that positions may make.
+
+        Raises: AlreadyExists, UnknownName for an agent that no group hosts, InvalidColumns, InvalidAddress,
+        AudienceTooLarge, ConfigError on MQTT, and for positions without scipy.
+        """
+        from ray_messaging.cluster.audiences.audience_calls import Layout
+
+        layout = None if positions is None else Layout(ids, positions, radius, most_pairs)
+        return self._audiences.create(name, graph=graph, members=members, positions=layout)
+
+    def audience(self, name: str) -> "Audience":
+        """Return an audience by its name; raise UnknownName."""
+        return self._audiences.find(name)
+
+    def audiences(self) -> "list[Audience]":
+        """Return all audiences, by name."""
+        return self._audiences.all()
+
+    def remove_audience(self, name: str) -> None:
+        """Remove an audience: a later broadcast to it raises UnknownName. Raises UnknownName."""
+        self._audiences.remove(name)
+
+    def broadcast(self, payload: "Payload", *, subtopic: str = AGENT_CHAT) -> "Receipts":
+        """Send one message of the user to all agents; one receipt for each. Raises as `Messager.broadcast`."""
+        return self._user.broadcast(payload, subtopic)
 
     # -- messagers in users' own actors ---------------------------------------------------------------------------
 
@@ -304,6 +461,85 @@ class Messaging:
 
         options = RunOptions(start, by, concurrency, timeout)
         return run(self, model, agents, groups, until, graph, options, shared, progress=progress)
+
+    # -- the user's questions -------------------------------------------------------------------------------------
+
+    @cached_property
+    def _user(self) -> "UserMessager":
+        from ray_messaging.cluster.handles.user_messager import UserMessager
+
+        return UserMessager(self._connection)
+
+    @cached_property
+    def _questions(self) -> "UserQuestions":
+        from ray_messaging.cluster.handles.user_questions import UserQuestions
+
+        return UserQuestions(self._user)
+
+    def ask(
+        self, to_id: AgentId, payload: "Payload", *, subtopic: str = USER_CHAT, timeout: float | None = 60.0
+    ) -> "Message":
+        """Ask an agent as the user; return its answer. Raises as `Messager.ask`."""
+        return self._questions.ask(to_id, payload, subtopic, timeout)
+
+    def ask_columns(
+        self, to_ids: object, payloads: object, *, subtopic: str = USER_CHAT, timeout: float | None = 60.0
+    ) -> "GroupAnswers":
+        """Ask many agents as the user; return their answers, which fill up as they come. See `Group.ask_columns`."""
+        return self._questions.ask_columns(to_ids, payloads, subtopic, timeout)
+
+    # -- surveys --------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _surveys(self) -> "SurveyCalls":
+        from ray_messaging.cluster.surveys.survey_calls import SurveyCalls
+
+        return SurveyCalls(self._user)
+
+    def create_survey(
+        self,
+        model: type[T],
+        *,
+        question: object,
+        to: object = None,
+        survey_id: str | None = None,
+        subtopic: str = USER_SURVEY,
+        timeout: float | None = 600.0,
+    ) -> "Survey[T]":
+        """Ask many agents as the user, and return the survey, whose answers fill up as they come.
+
+        Args:
+            model: The type of the answers: a pydantic model, a dataclass, a TypedDict or a msgspec.Struct.
+            question: The question, one payload for all.
+            to: Ids, a group, a list of groups, or None: all agents that groups host now.
+            survey_id: Its name, for `messaging.survey(id)`; None: a new one.
+            subtopic: The subtopic of the question.
+            timeout: Seconds for which `wait` waits; None: no limit.
+
+        Raises: AlreadyExists, ConfigError for a survey of nobody or a type without a JSON schema; else as
+        `Messager.send_columns`.
+        """
+        return self._surveys.create(model, to, question, survey_id=survey_id, subtopic=subtopic, timeout=timeout)
+
+    @overload
+    def survey(self, survey_id: str, model: None = None) -> "Survey[dict[str, Any]]": ...
+    @overload
+    def survey(self, survey_id: str, model: type[T]) -> "Survey[T]": ...
+    def survey(self, survey_id: str, model: type[T] | None = None) -> "Survey[Any]":
+        """Return a survey that any process has created, with all its answers; raise UnknownName.
+
+        Args: model is the type with which it was created (ConfigError for another one). None: its JSON schema checks
+        the answers, which stay dicts.
+        """
+        return self._surveys.find(survey_id, model)
+
+    def surveys(self) -> list[str]:
+        """Return the ids of all surveys."""
+        return self._surveys.ids()
+
+    def remove_survey(self, survey_id: str) -> None:
+        """Delete a survey with its answers; raise UnknownName."""
+        self._surveys.remove(survey_id)
 
     # -- the event log --------------------------------------------------------------------------------------------
 

@@ -10,12 +10,20 @@ from ray_messaging.addressing.channels import AGENT_CHAT, USER_CHAT, USER_SURVEY
 
 if TYPE_CHECKING:  # not loaded with `Messaging`: the settings bring pydantic
     from ray_messaging.config import MessagingConfig, ServerConfig, Steps
+    from ray_messaging.observability.tracing.settings import Tracing
 
 logger = logging.getLogger(__name__)
 
 _SESSION = re.compile(r"session_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_\d+_\d+")  # the name of a folder of Ray's
 
 SUBTOPICS = (AGENT_CHAT, USER_CHAT, USER_SURVEY)
+
+
+class AudienceHome(NamedTuple):
+    """Where the files of audiences are: a node of the cluster, and a folder on it."""
+
+    node: str
+    folder: str
 
 
 @dataclass(frozen=True)
@@ -28,7 +36,10 @@ class Experiment:
     settings: "MessagingConfig"
     log_dir: str | None = None
     steps: bool = False  # groups send and receive in steps
+    metrics: bool = False  # groups count what they send and fetch
     withheld: bool = False  # a copy without the server's password
+    audiences: AudienceHome | None = None
+    tracing: "Tracing | None" = None
 
     def without_password(self) -> "Experiment":
         """Return a copy that may be pickled: Ray stores the arguments of tasks, and users store files."""
@@ -50,6 +61,11 @@ class Experiment:
     def log_name(self) -> str:
         """Return the name within Ray of the event log's actor."""
         return f"{self.exp_id}/log"
+
+    @property
+    def audiences_name(self) -> str:
+        """Return the name within Ray of the actor that reads and writes audiences for other nodes."""
+        return f"{self.exp_id}/audiences"
 
     def group_name(self, group: str) -> str:
         """Return a group's name within Ray."""
@@ -84,6 +100,9 @@ class InterceptorSpec:
     on_existing: str
     log_dir: str | None = None
     steps: "Steps | None" = None
+    metrics: bool = False
+    audiences: AudienceHome | None = None
+    tracing: "Tracing | None" = None
 
 
 class StartFacts(NamedTuple):

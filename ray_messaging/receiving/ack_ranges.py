@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from ray_messaging.addressing.channels import answer_mailbox
 from ray_messaging.errors import ConfigError
-from ray_messaging.message import Message, Messages, Slice, slice_of
+from ray_messaging.message import Message
+from ray_messaging.messages import Messages, Slice, slice_of
 from ray_messaging.transports.cursors import AckRange, Cursor, before
 from ray_messaging.wire.frames import FOREIGN_SENDER
 

@@ -12,7 +12,7 @@ from copy import copy
 import msgspec
 
 from ray_messaging.errors import CommitFailed
-from ray_messaging.message import Slice
+from ray_messaging.messages import Slice
 from ray_messaging.receiving.ack_ranges import Span
 from ray_messaging.transports.cursors import (
     AckRange,
@@ -294,7 +294,8 @@ class Commits:
         self.handed_out: list[tuple[int, int]] = []  # numbers of the rows that the next fetch commits
         self._written = 0  # `in_flight.changes` as of the last write
         self._ranges_stored = bool(acked)  # the server may have ranges behind the cursor
-        self._writing = asyncio.Lock()
+        self.writing = asyncio.Lock()  # held by a write; an owner of it keeps others away
+        self.progress = asyncio.Event()  # set once something more is durable
         self._background: asyncio.Task[None] | None = None
 
     @property
@@ -343,10 +344,11 @@ class Commits:
         if conclusion.cursor is not None:
             self._written, acks = self.in_flight.changes, conclusion.acks
             self._ranges_stored = acks is not None and acks.ranges != b""
+            self.progress.set()
 
     async def write(self) -> None:
         """Write the cursor, unless the server has it; raise Fenced if a newer reader has the mailbox."""
-        async with self._writing:
+        async with self.writing:
             flight = self.in_flight
             changes = flight.changes
             if changes != self._written:
@@ -356,13 +358,22 @@ class Commits:
                     self._mailbox, self._epoch, flight.cursor, messages=flight.front, nbytes=flight.nbytes, acks=acks
                 )
                 self._written, self._ranges_stored = changes, acks is not None and acks.ranges != b""
+                self.progress.set()
+
+    def note_stored(self, acks: SelectiveAcks) -> None:
+        """Record that the server has what is acknowledged behind the cursor; the next write is of all that is."""
+        self._ranges_stored = self._ranges_stored or acks.ranges != b""
 
     def write_soon(self) -> None:
-        """Write the cursor in the background, unless a write is in progress."""
+        """Write the cursor in the background, until the server has all that is acknowledged."""
         if self._background is None or self._background.done():
             if self._background is not None:
                 self._background.result()  # raises the error of the last write
-            self._background = asyncio.create_task(self.write(), name="ray_messaging commit")
+            self._background = asyncio.create_task(self._write_all(), name="ray_messaging commit")
+
+    async def _write_all(self) -> None:
+        while self.unwritten:
+            await self.write()
 
     async def close(self) -> None:
         """Wait for a write in the background."""

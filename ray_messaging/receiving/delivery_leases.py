@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ray_messaging.errors import CommitFailed
-from ray_messaging.message import Messages, Slice
+from ray_messaging.messages import Messages, Slice
 from ray_messaging.receiving.ack_ranges import Span, range_of, spans_in
 from ray_messaging.receiving.fetcher import CommitMode
 from ray_messaging.receiving.subscription import Subscription
@@ -84,6 +84,8 @@ class DeliveryLeases:
         self, leases: Sequence[tuple[Token, Sequence[Span] | None]]
     ) -> tuple[list[Token], CommitFailed | None]:
         """Commit some rows of leases, or all (None), in one write; return the leases that are over, and an error."""
+        if self._fetcher.inbox.paused:
+            await self._fetcher.inbox.flowing()
         over: list[Token] = []
         late: CommitFailed | None = None
         for token, some in leases:

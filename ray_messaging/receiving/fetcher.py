@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import nullcontext
-from time import monotonic
-from typing import Literal, NamedTuple
+from time import monotonic, time
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import (
@@ -14,13 +14,17 @@ from ray_messaging.errors import (
     NotListening,
     TransactionError,
 )
-from ray_messaging.message import Message, Messages, Slice
+from ray_messaging.message import Message
+from ray_messaging.messages import Messages, Slice, slice_of
 from ray_messaging.observability.observer import Observer
 from ray_messaging.receiving.ack_ranges import Acked, spans_of
 from ray_messaging.receiving.commits import Commits, InFlight
 from ray_messaging.receiving.inbox import Inbox
 from ray_messaging.receiving.mailbox_lease import MailboxLease
 from ray_messaging.transports.transport import Conclusion, Transport
+
+if TYPE_CHECKING:
+    from ray_messaging.observability.tracing.tracer import Tracer
 
 CommitMode = Literal["next", "acked"]  # a message is committed by the next fetch, or only by `ack`
 
@@ -54,6 +58,16 @@ class FetchGate:
         self._before: InFlight | None = None  # as it was when the transaction was opened
         self._find_out: Callable[[], Awaitable[None]] | None = None
         self._finding_out = asyncio.Lock()
+        self._ended = asyncio.Event()
+
+    async def wait_ended(self) -> None:
+        """Wait until no transaction is open, and the outcome of the last one is known."""
+        while not self.free:
+            if self._commits is None:
+                await self.wait_free()
+            else:
+                self._ended.clear()
+                await self._ended.wait()
 
     async def wait_free(self) -> None:
         """Wait for the outcome of the last transaction; raise TransactionError while one is open."""
@@ -66,6 +80,8 @@ class FetchGate:
 
     async def open(self, commits: Commits) -> None:
         """Begin a transaction: commit earlier fetches, and keep from now on all that is taken."""
+        if self._inbox.paused:
+            await self._inbox.flowing()
         self._commits, self.free = commits, False
         self._inbox.keep()
         commits.acknowledge()
@@ -93,6 +109,7 @@ class FetchGate:
         if self._commits is not None and self._before is not None:
             self._commits.in_flight = self._before
         self._commits, self.free = None, True
+        self._ended.set()
 
     def commit(self, conclusion: Conclusion | None) -> None:
         """End the transaction: the server has confirmed it."""
@@ -101,6 +118,7 @@ class FetchGate:
             self._commits.concluded(conclusion)
             self.state = conclusion.state
         self._commits, self.free = None, True
+        self._ended.set()
 
     def resolve_later(self, conclusion: Conclusion, was_committed: Callable[[], Awaitable[bool]]) -> None:
         """End the transaction with an unknown outcome; the next caller asks `was_committed`."""
@@ -115,6 +133,7 @@ class FetchGate:
                 self.roll_back()
 
         self._find_out = find_out
+        self._ended.set()
 
 
 class Fetcher:
@@ -124,10 +143,16 @@ class Fetcher:
     """
 
     def __init__(
-        self, transport: Transport, name: str, settings: MessagingConfig, observer: Observer | None = None
+        self,
+        transport: Transport,
+        name: str,
+        settings: MessagingConfig,
+        observer: Observer | None = None,
+        tracer: "Tracer | None" = None,
     ) -> None:
         self.name = name
         self._observer = observer
+        self._tracer = tracer
         self.inbox = Inbox(settings.inbox_messages)
         self.gate = FetchGate(self.inbox)
         self.unavailable: Callable[[], MessagingError] | None = None
@@ -180,14 +205,25 @@ class Fetcher:
                 await self.gate.wait_free()
             due = monotonic() + timeout if timeout else None
             while True:
-                if commits.acknowledge():
+                if self._acknowledge():
                     await commits.write()
                 taken = await self.take(limit, timeout, complete=complete)
                 if commit == "next":
-                    commits.handed_out.append((taken.low, taken.high))
+                    self._hand_out(taken)
                 if taken.slices or not taken.passed:
                     return self.messages(taken.slices)
                 timeout = timeout if due is None else max(0.0, due - monotonic())
+
+    def _acknowledge(self, *, everything: bool = False) -> bool:
+        """Acknowledge what the last fetch returned, which is handled by now; return whether there is news to write."""
+        if self._tracer is not None:
+            self._tracer.committed()
+        return self.commits.acknowledge(everything=everything)
+
+    def _hand_out(self, taken: Taken) -> None:
+        self.commits.handed_out.append((taken.low, taken.high))
+        if self._tracer is not None:
+            self._tracer.hold(taken.slices)
 
     def _check(self, limit: int | None, commit: CommitMode, *, complete: bool) -> None:
         check_limit(limit, complete=complete)
@@ -225,6 +261,7 @@ class Fetcher:
             complete: take all that the mailbox has now.
         """
         if complete:
+            await self.inbox.undisturbed()
             await self._read_to_end()
         deadline, polled = None, False
         while True:
@@ -248,7 +285,22 @@ class Fetcher:
                 break
         if self._observer is not None and slices:
             self._observer.messages_fetched(sum(part.high - part.low for part in slices))
+            batch, row, *_ = slices[0]
+            self._observer.fetch_delayed(max(0.0, time() - batch.sent_time(row)))
+        if self._tracer is not None:
+            self._tracer.fetched(slices)
         return Taken(slices, low, flight.taken, passed)
+
+    def take_at_once(self) -> list[Slice]:
+        """Take what is in the inbox; nothing where the lease must be confirmed first, as `fetch` does."""
+        if (
+            self._commits is None
+            or self.inbox.error is not None
+            or self._lease is None
+            or self._lease.has_stood_still()
+        ):
+            return []
+        return self.inbox.take(None, self._commits.in_flight)
 
     async def _arrival(self, deadline: float | None, *, complete: bool) -> bool:
         """Wait until something is in the inbox; return whether it came before the deadline."""
@@ -290,10 +342,18 @@ class Fetcher:
         if not self.gate.free:
             await self.gate.wait_free()
         if spans is None:
-            commits.acknowledge(everything=True)
+            self._acknowledge(everything=True)
         else:
             commits.acknowledge_some(spans)
         await commits.write()
+
+    def is_committed(self, message: Message) -> bool:
+        """Tell whether a message of this mailbox that was fetched is committed."""
+        part = slice_of(message)
+        origin = part.batch.origin
+        if self._commits is None or origin is None or origin.mailbox != self.name:
+            return False
+        return not self._commits.in_flight.unacked([part])
 
     def iterate(self) -> AsyncIterator[Message]:
         """Yield message by message; each is committed in the background once the next one is requested."""
@@ -305,10 +365,10 @@ class Fetcher:
             async with self._fetching:
                 commits = self.commits
                 await self.gate.wait_free()
-                commits.acknowledge()
+                self._acknowledge()
                 commits.write_soon()
                 taken = await self.take(1, None)
-                commits.handed_out.append((taken.low, taken.high))
+                self._hand_out(taken)
             for batch, low, _, pattern in taken.slices:
                 yield Message(self._exp_id, batch, low, pattern)
 

@@ -6,6 +6,7 @@ import time
 from ray_messaging.addressing.channels import parse_channel
 from ray_messaging.addressing.directory import Directory
 from ray_messaging.errors import InvalidAddress
+from ray_messaging.model.agent_sets import NO_AGENTS
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.receiving.inbox import Inbox, Piece
@@ -44,6 +45,7 @@ class ForeignMessages:
         self.epoch = 0  # the reader's
         self.count = 0
         self.dropped = 0
+        self.left = NO_AGENTS  # agents that have left the mailbox
         self._inbox = inbox
         self._directory = directory
         self._mailbox = mailbox
@@ -61,6 +63,8 @@ class ForeignMessages:
                     "the inbox of %s is full: %d messages of foreign clients were dropped", self._mailbox, self.dropped
                 )
             return
+        batch = batch_of(ingress, self._directory, self._mailbox, self.epoch, self.count + 1)
+        if self.left and self.left.find(batch.to_ids)[0]:
+            return
         self.count += 1
-        batch = batch_of(ingress, self._directory, self._mailbox, self.epoch, self.count)
         inbox.put(Piece(None, batch, 0, 1, nbytes, None if ingress.pattern is None else ingress.pattern.encode()))

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import msgspec
 
 from ray_messaging.errors import MessagingError
-from ray_messaging.message import Slice
+from ray_messaging.messages import Slice
+from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.batch import Batch
 from ray_messaging.receiving.commits import InFlight
 from ray_messaging.transports.cursors import START, order
@@ -22,6 +23,7 @@ class Piece(msgspec.Struct):
     high: int
     nbytes: int
     pattern: bytes | None = None
+    came: bool = False  # it tells that agents came to the mailbox
 
 
 class Inbox:
@@ -41,6 +43,15 @@ class Inbox:
         self._arrived = asyncio.Event()
         self._grown = asyncio.Event()
         self._emptied = asyncio.Event()
+        # Is called with each frame and with `stop`, for a reader that does not wait for its turn.
+        self.on_news: Callable[[], None] | None = None
+        self.awaited = False  # a fetch has waited for what came last
+        self._withheld: AgentSet | None = None  # agents that are leaving: nothing goes out from their first message on
+        self.paused = False  # nothing goes out at all
+        self._guarded = False  # one of both
+        self._flowing, self._undisturbed = asyncio.Event(), asyncio.Event()
+        self._flowing.set()
+        self._undisturbed.set()
 
     def put(self, piece: Piece) -> None:
         """Add a frame."""
@@ -58,12 +69,17 @@ class Inbox:
         self._arrived.set()
         if self._reaching:
             self._grown.set()
+        if self.on_news is not None:
+            self.awaited = True
+            self.on_news()
 
     def stop(self, error: MessagingError) -> None:
         """Wake waiting fetches, which raise the error: the reader has stopped."""
         self.error = error
         self._arrived.set()
         self._grown.set()
+        if self.on_news is not None:
+            self.on_news()
 
     def note_dry(self) -> None:
         """Record that a read has found nothing."""
@@ -93,6 +109,7 @@ class Inbox:
 
     async def arrival(self) -> None:
         """Wait until something is there, or the reader has stopped."""
+        self.awaited = True
         await self._arrived.wait()
 
     def has_capacity(self, rows: int) -> bool:
@@ -117,6 +134,8 @@ class Inbox:
             if ahead and entry is not None and batch is not None:
                 known, stop = in_flight.acked_before(entry, low, piece.high)
                 high = stop if known else min(high, stop)
+            if self._guarded and (high := self._guard(piece, high, known=known)) < low:
+                break
             whole = high == piece.high
             if entry is None:
                 self.foreign_bytes -= piece.nbytes
@@ -138,6 +157,59 @@ class Inbox:
             self._arrived.clear()
         self._emptied.set()
         return slices
+
+    def _guard(self, piece: Piece, high: int, *, known: bool) -> int:
+        """Return the row before which a piece may be taken; -1: nothing of it may."""
+        if self.paused:
+            self._arrived.clear()
+            return -1
+        if self._withheld is None or piece.batch is None or piece.entry is None or known:
+            return high
+        leaving = self._withheld.find(piece.batch.to_ids)[piece.low : high]
+        if not leaving.any():
+            return high
+        if leaving[0]:
+            self._arrived.clear()  # until they have left
+            return -1
+        return piece.low + int(leaving.argmax())
+
+    def withhold(self, agents: AgentSet | None) -> None:
+        """Hand out nothing from the first message of these agents on; None: hand out all again."""
+        self._withheld = agents
+        self._guarded = self.paused or agents is not None
+        if agents is not None:
+            self._undisturbed.clear()
+        else:
+            self._undisturbed.set()
+            if self._pieces:
+                self._arrived.set()
+
+    def set_aside(self) -> list[Piece]:
+        """Hand out nothing until `resume`; take out all pieces of the mailbox, and return them."""
+        self.paused = self._guarded = True
+        self._flowing.clear()
+        aside = [piece for piece in self._pieces if piece.entry is not None]
+        self._pieces = deque(piece for piece in self._pieces if piece.entry is None)
+        self.size -= sum(piece.high - piece.low for piece in aside)
+        return aside
+
+    def resume(self, aside: list[Piece]) -> None:
+        """Put pieces that were set aside back in their place, and hand out again."""
+        self._pieces.extendleft(reversed(aside))
+        self.size += sum(piece.high - piece.low for piece in aside)
+        self.paused, self._guarded = False, self._withheld is not None
+        self._flowing.set()
+        self._emptied.set()
+        if self._pieces:
+            self._arrived.set()
+
+    async def flowing(self) -> None:
+        """Wait while it is paused."""
+        await self._flowing.wait()
+
+    async def undisturbed(self) -> None:
+        """Wait while messages of some agents are withheld."""
+        await self._undisturbed.wait()
 
     def keep(self) -> None:
         """Keep all that is taken from now on, so that it can be put back."""

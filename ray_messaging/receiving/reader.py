@@ -9,10 +9,19 @@ from typing import TypeVar
 
 from ray_messaging.addressing.channels import NAME_LENGTH
 from ray_messaging.common.task_health import TaskHealth, end
-from ray_messaging.errors import ConnectionFailed, FrameError, MailboxFull, MessagingError, ServerRefused
-from ray_messaging.model.batch import Origin
+from ray_messaging.errors import (
+    ConnectionFailed,
+    FrameError,
+    MailboxFull,
+    MessagingError,
+    ServerRefused,
+    UnknownName,
+)
+from ray_messaging.model.batch import Batch, Origin
 from ray_messaging.receiving.inbox import Inbox, Piece
+from ray_messaging.receiving.unfolder import Unfolder
 from ray_messaging.transports.cursors import Cursor, before
+from ray_messaging.transports.departures import ARRIVAL
 from ray_messaging.transports.transport import Transport
 from ray_messaging.wire.frames import FOREIGN_SENDER, decode
 
@@ -27,21 +36,38 @@ _READ_BYTES = 2 * 2**20
 _FRAME_BYTES = 64 * 2**10  # assumed size of the first frame
 # Decoding must not block the event loop for longer than this, in seconds.
 _TURN_S = 0.001
+# A read takes a system call. A fetch that has waited for the messages goes first, then their handler, then what that
+# sends: so many turns of the event loop.
+_TURNS = 4
 
 
 class Reader:
-    """Reader of one mailbox; `frame_rows` is the largest frame that senders write into it."""
+    """Reader of one mailbox; `frame_rows` is the largest frame that senders write into it.
 
-    def __init__(self, transport: Transport, mailbox: str, inbox: Inbox, cursor: Cursor, frame_rows: int) -> None:
+    `agents_came` is awaited where agents came to the mailbox, before any message for them is handed out.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        mailbox: str,
+        inbox: Inbox,
+        cursor: Cursor,
+        frame_rows: int,
+        unfolder: Unfolder,
+        agents_came: Callable[[], Awaitable[None]],
+    ) -> None:
         self.unreadable = 0
         self.foreign = 0  # messages of foreign clients in the mailbox
         self._transport = transport
         self._mailbox = mailbox
         self._inbox = inbox
         self._cursor = cursor
+        self._unfolder = unfolder
         inbox.behind = True
         inbox.read_to = cursor.entry if cursor.row == 0 else before(cursor.entry)
         self._frame_rows = frame_rows
+        self._agents_came = agents_came
         self._waits, self._turned_at = True, time.monotonic()
         self._task = asyncio.create_task(self._run(), name=f"ray_messaging reader of {mailbox}")
 
@@ -87,9 +113,13 @@ class Reader:
                 inbox.note_dry()
             for entry, frame in frames:
                 try:
-                    piece = self._piece(entry, frame)
-                except FrameError as error:
+                    batch = decode(frame)
+                    whole = batch if batch.fold is None else await self._persist(partial(self._unfolder.unfold, batch))
+                    piece = self._piece(entry, whole, len(frame))
+                except (FrameError, UnknownName) as error:
                     piece = await self._bury(entry, frame, error)
+                if piece.came:
+                    await self._persist(self._agents_came)
                 if entry == frames[-1][0]:
                     inbox.behind = len(frames) == count
                 inbox.put(piece)
@@ -97,10 +127,17 @@ class Reader:
                 if (now := time.monotonic()) - turned_at > _TURN_S:
                     turned_at = now
                     await asyncio.sleep(0)
-            # Waiting fetches go first: the next read takes a system call.
-            await asyncio.sleep(0)
+            await self._let_others_go(came=bool(frames))
             if frames:
                 frame_bytes = max(1, *(len(frame) for _, frame in frames))
+
+    async def _let_others_go(self, *, came: bool) -> None:
+        """Wait for the other tasks; for more turns where messages came for which a fetch has waited."""
+        turns = 1
+        if came and self._inbox.awaited:
+            turns, self._inbox.awaited = _TURNS, False
+        for _ in range(turns):
+            await asyncio.sleep(0)
 
     async def _persist(self, call: Callable[[], Awaitable[T]]) -> T:
         """Repeat a call while the server is away, or out of memory: its messages wait, too."""
@@ -112,9 +149,8 @@ class Reader:
             except (ConnectionFailed, MailboxFull) as error:
                 logger.warning("mailbox %s cannot be read, trying on: %s", self._mailbox, error)
 
-    def _piece(self, entry: str, frame: bytes) -> Piece:
-        """Decode a frame; raise FrameError."""
-        batch = decode(frame)
+    def _piece(self, entry: str, batch: Batch, nbytes: int) -> Piece:
+        """Return a decoded frame as a piece of the inbox; raise FrameError."""
         if batch.lines is None:
             raise FrameError("this is no valid frame: it has no payloads")
         rows = batch.rows
@@ -123,9 +159,11 @@ class Reader:
         low = min(self._cursor.row, rows) if entry == self._cursor.entry else 0
         batch.origin = Origin(self._mailbox, entry)
         # A frame without messages only moves the cursor.
-        return Piece(entry, batch if low < rows else None, low, rows, len(frame))
+        piece = Piece(entry, batch if low < rows else None, low, rows, nbytes)
+        piece.came = batch.sender == ARRIVAL
+        return piece
 
-    async def _bury(self, entry: str, frame: bytes, error: FrameError) -> Piece:
+    async def _bury(self, entry: str, frame: bytes, error: MessagingError) -> Piece:
         """Move an unreadable frame to the dead letters."""
         self.unreadable += 1
         logger.warning("entry %s of mailbox %s goes to the dead letters: %s", entry, self._mailbox, error)

@@ -2,20 +2,23 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.addressing.directory import Directory
 from ray_messaging.common.task_health import TaskHealth, end
 from ray_messaging.config import MessagingConfig
-from ray_messaging.errors import Closed, ConnectionFailed, Fenced, MessagingError, TransitError
+from ray_messaging.errors import Closed, ConfigError, ConnectionFailed, Fenced, MessagingError, MoveFailed, TransitError
+from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.receiving.commits import Commits
+from ray_messaging.receiving.departing.departure import Departure
 from ray_messaging.receiving.fetcher import Fetcher
 from ray_messaging.receiving.foreign_messages import ForeignMessages
 from ray_messaging.receiving.mailbox_lease import IsDead, MailboxLease, outlast
 from ray_messaging.receiving.reader import Reader
 from ray_messaging.receiving.subscription_spec import SubscriptionSpec, check_claims
+from ray_messaging.receiving.unfolder import Unfolder
 from ray_messaging.transports.transport import Held, Limits, Transport
 
 logger = logging.getLogger(__name__)
@@ -28,7 +31,14 @@ class Subscription:
     """The listening side of one messager; its mailbox opens with the first channel, and then feeds `fetcher`."""
 
     def __init__(
-        self, transport: Transport, directory: Directory, fetcher: Fetcher, settings: MessagingConfig, *, named: bool
+        self,
+        transport: Transport,
+        directory: Directory,
+        fetcher: Fetcher,
+        settings: MessagingConfig,
+        unfolder: Unfolder,
+        *,
+        named: bool,
     ) -> None:
         self.fetcher = fetcher
         self.inbox = fetcher.inbox
@@ -36,12 +46,20 @@ class Subscription:
         self._transport = transport
         self._directory = directory
         self._settings = settings
+        self._unfolder = unfolder
+        unfolder.former = self._former_agents
         self._named = named
         self._spec = SubscriptionSpec(directory.exp_id, directory.patterns)
         self._changing = asyncio.Lock()
         self._epoch: int | None = None
         self._reader: Reader | None = None
         self._commits: Commits | None = None
+        self._departing = asyncio.Lock()
+        self._leaving = NO_AGENTS
+        self._departures: set[asyncio.Task[None]] = set()
+        self._attempts = 0  # to let agents leave
+        self.stepped = False  # changes of the agents count from a step on
+        self.agents_changed: Callable[[AgentSet, AgentSet], None] = lambda _came, _went: None
         self._foreign = ForeignMessages(self.inbox, directory, self.name, settings.mailbox_bytes)
         self._lease = MailboxLease(transport, self.name, settings.lease_s, lambda: self._epoch, self.stop, named=named)
         self._renewing = asyncio.create_task(self._lease.run(), name=f"ray_messaging lease of {self.name}")
@@ -51,23 +69,54 @@ class Subscription:
     async def subscribe(self, channels: Iterable[str]) -> None:
         """Listen on channels and patterns."""
         async with self._changing:
-            await self._listen(self._spec.with_channels(channels))
+            await self._listen(lambda spec: spec.with_channels(channels))
 
     async def host(
         self, agents: Iterable[AgentId], subtopics: Sequence[str], *, owner: str, gone: IsDead | None = None
     ) -> None:
         """Claim agents exclusively and listen on their channels; `gone` returns whether another owner is dead."""
+        hosted = AgentSet.of(agents)
         async with self._changing:
-            await self._listen(self._spec.with_agents(agents, subtopics, owner), gone)
+            await self._listen(lambda spec: spec.with_agents(hosted, subtopics, owner), gone)
 
-    async def _listen(self, spec: SubscriptionSpec, is_dead: IsDead | None = None) -> None:
+    @property
+    def hosted(self) -> AgentSet:
+        """Return the agents of this mailbox."""
+        return self._spec.hosted
+
+    @property
+    def owner(self) -> str:
+        """Return the name of the mailbox's holder."""
+        return self._spec.owner
+
+    def listens_for(self, agent_id: AgentId) -> bool:
+        """Tell whether messages to an agent may come."""
+        spec = self._spec
+        return bool(spec.globs) or any(agent_id in agents for agents in spec.agents.values())
+
+    def _spec_here(self) -> SubscriptionSpec:
+        """Return the spec with the agents that the directory says: others may have moved some."""
+        record = self._directory.records.get(self.name)
+        return self._spec.hosting(record) if record is not None and record.moved else self._spec
+
+    async def _listen(
+        self, change: Callable[[SubscriptionSpec], SubscriptionSpec], is_dead: IsDead | None = None
+    ) -> None:
         settings = self._settings
         limits = Limits(settings.mailbox_messages, settings.mailbox_bytes, settings.lease_s, not self._named)
-        record, over = spec.record(self.name, settings), ""
+        over = ""
+        change(self._spec)  # raises for what cannot be
         while True:
             delta = await self._transport.load_directory(self._directory.version)
             self._directory.update(*delta)
+            here = self._spec_here()
+            spec = change(here)
+            known, record = self._directory.records.get(self.name), spec.record(self.name, settings)
+            if known is not None:
+                version = self._directory.version + 1 if self.stepped else 0
+                record = record.succeeds(known, version, self._directory.dates)
             check_claims(record, self._directory)
+            self._note(spec)  # a broadcast to them may be read before we have the answer
             listening = await self._transport.listen(
                 record, self._directory.version, limits, owner=spec.owner, epoch=self._epoch, over=over
             )
@@ -75,14 +124,99 @@ class Subscription:
                 over = await outlast(self._transport, self.name, listening, is_dead)
             elif listening is not None:
                 break
-        self._spec = spec
+        before, self._spec = self._spec, spec
         if self._epoch is None:
             self._epoch = self._foreign.epoch = listening.epoch
             self._commits = Commits(self._transport, self.name, listening.epoch, listening.cursor, listening.acked)
-            self._reader = Reader(self._transport, self.name, self.inbox, listening.cursor, record.frame_rows)
+            self._reader = Reader(
+                self._transport, self.name, self.inbox, listening.cursor, record.frame_rows, self._unfolder, self.adopt
+            )
             self.fetcher.gate.state = listening.state
             self.fetcher.start(self._commits, self._lease)
+        if here is not before:
+            await self._transport.subscribe(here.fresh, (), self._foreign.arrived)
         await self._transport.subscribe(spec.fresh, spec.fresh_globs, self._foreign.arrived)
+
+    # -- agents that come and go ----------------------------------------------------------------------------------
+
+    async def let_go(self, agents: AgentSet, target: str | None, timeout: float) -> None:
+        """Let agents leave, with all that waits for them: to the mailbox `target`, or (None) to the dead letters.
+
+        Raises: MoveFailed, UnknownName, ConfigError, Fenced.
+        """
+        if self._leaving & agents:
+            agent = next(iter(self._leaving & agents))
+            raise MoveFailed(
+                f"agent {agent!r} is leaving group {self.name!r} by another call: wait for that one",
+                group=self.name,
+                messages=0,
+            )
+        if self._transport.departures is None:
+            raise ConfigError(
+                "an MQTT broker has no scripts, so agents stay in their group there: use Redis or Valkey to move or "
+                "remove agents"
+            )
+        # It goes on where its caller is cancelled.
+        leaving = asyncio.create_task(self._let_go(agents, target, timeout), name=f"ray_messaging move of {self.name}")
+        self._departures.add(leaving)
+        leaving.add_done_callback(self._departures.discard)
+        await asyncio.shield(leaving)
+
+    async def _let_go(self, agents: AgentSet, target: str | None, timeout: float) -> None:
+        departures, settings = self._transport.departures, self._settings
+        assert departures is not None
+        assert self._epoch is not None
+        self._leaving |= agents
+        channels = self._spec.channels_of(agents)
+        try:
+            async with self._departing:
+                if target is None:  # its listening would count as a taker of what is sent from then on
+                    await self._transport.unsubscribe(channels)
+                limits = settings.complete_messages, settings.complete_bytes
+                departure = Departure(
+                    self._transport,
+                    departures,
+                    self._directory,
+                    self.fetcher,
+                    self._unfolder,
+                    self._epoch,
+                    agents,
+                    target,
+                    limits,
+                )
+                try:
+                    await departure.run(self._attempts + 1, timeout)
+                finally:
+                    self._attempts = departure.number
+            await self.adopt()
+            await self._transport.unsubscribe(channels)
+        except MessagingError:
+            await self._transport.subscribe(self._spec.channels_of(agents), (), self._foreign.arrived)
+            raise
+        finally:
+            self._leaving -= agents
+
+    def _former_agents(self) -> Iterable[AgentSet]:
+        record = self._directory.records.get(self.name)
+        return () if record is None else record.former()
+
+    def _note(self, spec: SubscriptionSpec) -> None:
+        for agents in spec.agents.values():
+            self._unfolder.add(agents)
+
+    async def adopt(self) -> None:
+        """Take over the agents that the directory says are here."""
+        async with self._changing:
+            self._directory.update(*await self._transport.load_directory(self._directory.version))
+            hosted = self._spec.hosted
+            self._spec = spec = self._spec_here()
+            came, went = spec.hosted - hosted, hosted - spec.hosted
+            self._foreign.left = (self._foreign.left | went) - came
+            self.agents_changed(came, went)
+            if came or went:
+                self._note(spec)
+            if came:
+                await self._transport.subscribe(spec.fresh, (), self._foreign.arrived)
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -96,6 +230,8 @@ class Subscription:
     async def close(self, *, commit: bool) -> None:
         """Stop listening; a mailbox without a given name leaves the directory."""
         await end(self._renewing)
+        for leaving in [*self._departures]:
+            await end(leaving)
         if self._reader is None or self._commits is None or self._epoch is None:
             return
         await self._transport.unsubscribe()
@@ -148,6 +284,7 @@ class Subscription:
         """Return counters."""
         return {
             "inbox": self.inbox.size,
+            "fetched": 0 if self._commits is None else self._commits.in_flight.taken,
             "unreadable": 0 if self._reader is None else self._reader.unreadable,
             "ingress": self._foreign.count + (0 if self._reader is None else self._reader.foreign),
             "ingress_dropped": self._foreign.dropped,

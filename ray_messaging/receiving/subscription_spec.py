@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from ray_messaging.addressing.channels import AgentId, build_channel, check_subtopic, parse_channel
-from ray_messaging.addressing.directory import Claim, Directory, Record
+from ray_messaging.addressing.directory import Directory, Record, claims_of
 from ray_messaging.addressing.patterns import Patterns
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import AlreadyExists, InvalidAddress
@@ -25,6 +25,7 @@ class SubscriptionSpec:
     globs: tuple[str, ...] = ()
     exclusive: bool = False
     owner: str = ""
+    moved: bool = False  # see Record
     fresh: Collection[str] = ()
     fresh_globs: tuple[str, ...] = ()
 
@@ -61,6 +62,23 @@ class SubscriptionSpec:
         wider, fresh = self._widened(added), self._fresh(added, ())
         return replace(self, agents=wider, exclusive=True, owner=owner, fresh=fresh, fresh_globs=())
 
+    def hosting(self, record: Record) -> "SubscriptionSpec":
+        """Take over the agents of a record: some may have come or gone since."""
+        here = record.by_subtopic()
+        return replace(self, agents=here, moved=record.moved, fresh=self._fresh(here, ()), fresh_globs=())
+
+    @property
+    def hosted(self) -> AgentSet:
+        """Return all agents."""
+        found = NO_AGENTS
+        for agents in self.agents.values():
+            found |= agents
+        return found
+
+    def channels_of(self, agents: AgentSet) -> ChannelSet:
+        """Return the channels of some of these agents."""
+        return ChannelSet(self.exp_id, {topic: here & agents for topic, here in self.agents.items()})
+
     def _widened(self, added: dict[str, AgentSet]) -> dict[str, AgentSet]:
         return self.agents | {topic: self.agents.get(topic, NO_AGENTS) | agents for topic, agents in added.items()}
 
@@ -70,18 +88,16 @@ class SubscriptionSpec:
 
     def record(self, name: str, settings: MessagingConfig) -> Record:
         """Build the mailbox's record for the directory."""
-        claims: dict[AgentSet, list[str]] = {}
-        for subtopic, agents in self.agents.items():
-            claims.setdefault(agents, []).append(subtopic)
         return Record(
             name,
-            [_claim(agents, subtopics) for agents, subtopics in claims.items()],
+            claims_of(self.agents),
             [*self.plain],
             [*self.globs],
             self.exclusive,
             # A quarter of a limit: a frame must not have to wait until the mailbox is empty.
             max(1, min(settings.frame_rows, settings.mailbox_messages // 4, settings.inbox_messages // 4)),
             max(1024, min(settings.frame_bytes, settings.mailbox_bytes // 4)),
+            self.moved,
         )
 
 
@@ -99,7 +115,3 @@ def check_claims(record: Record, directory: Directory) -> None:
             value=agent_id,
             owner=owner,
         )
-
-
-def _claim(agents: AgentSet, subtopics: list[str]) -> Claim:
-    return Claim(tuple(subtopics), agents.ints.astype("<i8").tobytes(), tuple(sorted(agents.strings)))

@@ -17,6 +17,7 @@ class AgentPlaces(Sequence[AgentId]):
     """The agents of a group in canonical order; an agent's place is its index."""
 
     def __init__(self, agents: AgentSet) -> None:
+        self.agents = agents
         self.column = agents.column
         self.ints = agents.ints
         self.strings = sorted(agents.strings)
@@ -55,11 +56,15 @@ class AgentPlaces(Sequence[AgentId]):
 
     def place(self, agent: AgentId) -> int:
         """Return the place of one agent; -1: it is none of these."""
+        if self._even and type(agent) is int:
+            if not self._low <= agent <= self._high:
+                return -1
+            place, between = agent - self._low, 0
+            if self._distance != 1:
+                place, between = divmod(place, self._distance)
+            return -1 if between else place
         if isinstance(agent, str):
             return self._place_of.get(agent, -1)
-        if self._even and type(agent) is int:
-            place, between = divmod(agent - self._low, self._distance)
-            return place if not between and self._low <= agent <= self._high else -1
         place = int(self.ints.searchsorted(agent))
         return place if place < len(self.ints) and self.ints[place] == agent else -1
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from ray_messaging.model.batch import Batch
-from ray_messaging.model.extension import Extension
+from ray_messaging.model.extension import AskedOutside, Extension, OutsideQuestion
 from ray_messaging.steps.supervision.amendments import amended, is_amendment
 from ray_messaging.transports.steps.values import OUTSIDE, SUPERVISOR, BoxFrame
 from ray_messaging.wire.frames import decode
@@ -42,7 +42,24 @@ def batch_of(frame: BoxFrame, step: int) -> Batch:
     """
     batch = decode(frame.frame)
     if frame.tag.group == OUTSIDE:
-        batch.step = step
         ordinals = np.arange(batch.rows, dtype=np.uint32) + np.uint32(FIRST_OUTSIDE + frame.first)
-        batch.extension = Extension(deliver=step, ordinal=ordinals)
+        given = batch.extension or Extension()
+        asked = _asked_outside(batch, given)  # by the ids that the messages have outside of steps
+        batch.step = step
+        batch.extension = Extension(
+            deliver=step,
+            ordinal=ordinals,
+            expects_answer=given.expects_answer,
+            asked_outside=asked,
+            audience=given.audience,
+            fold=given.fold,
+        )
     return batch
+
+
+def _asked_outside(batch: Batch, extension: Extension) -> AskedOutside:
+    """Return the questions of a batch from outside."""
+    if extension.expects_answer is None:
+        return {}
+    rows = np.flatnonzero(extension.expects_answer).tolist()
+    return {row: OutsideQuestion(extension.reply_mailbox, batch.message_id(row)) for row in rows}

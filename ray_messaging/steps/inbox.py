@@ -1,6 +1,6 @@
 """Inbox of a step: the messages for a group's agents, in canonical order."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from functools import cached_property
 from typing import Any
 
@@ -8,26 +8,56 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId
-from ray_messaging.message import Messages, Slice
+from ray_messaging.audiences.heard import Heard
+from ray_messaging.conversations.replies import check_questions
+from ray_messaging.errors import ConfigError, NoQuestion
+from ray_messaging.message import Message
+from ray_messaging.messages import Messages, Slice, decoded_messages
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.extension import Extension
 from ray_messaging.model.joining import joined_arrays, joined_ids, joined_payloads
+from ray_messaging.model.message_ids import MessageIdColumn
+from ray_messaging.receiving.ack_ranges import Acked, slices_of
 from ray_messaging.steps.agent_places import AgentPlaces
 from ray_messaging.steps.canonical_order import Order, canonical_order
+from ray_messaging.steps.heard_broadcasts import HeardBroadcasts
+
+NOTHING_HEARD = HeardBroadcasts()
+_AHEAD = 4096  # rows that are decoded together
 
 
 class StepInbox:
     """The messages of one step for some agents: all of them, or agent by agent.
 
-    Args: `batches` are those of the step's box that count. Each of their rows has a step and an ordinal.
+    Args: `batches` are those of the step's box that count. Each of their rows has a step and an ordinal. `broadcasts`
+    become messages only once a message is read.
     """
 
-    def __init__(self, exp_id: str, agents: AgentPlaces, batches: Sequence[Batch]) -> None:
+    def __init__(
+        self, exp_id: str, agents: AgentPlaces, batches: Sequence[Batch], broadcasts: HeardBroadcasts = NOTHING_HEARD
+    ) -> None:
         self._exp_id = exp_id
         self._agents = agents
-        filled = [batch for batch in batches if batch.rows]
-        self._batch = in_canonical_order(filled) if filled else None
-        self.messages = self._slice(0, 0 if self._batch is None else self._batch.rows)
+        self._batches = batches
+        self._broadcasts: HeardBroadcasts | None = broadcasts
+
+    @cached_property
+    def _batch(self) -> Batch | None:
+        """Return all messages, in canonical order; None: there are none."""
+        heard = [] if self._broadcasts is None else self._broadcasts.messages()
+        filled = [batch for batch in (*self._batches, *heard) if batch.rows]
+        return in_canonical_order(filled) if filled else None
+
+    @cached_property
+    def messages(self) -> Messages:
+        """Return all messages, in canonical order."""
+        return self._slice(0, 0 if self._batch is None else self._batch.rows)
+
+    def heard(self, name: str) -> Heard:
+        """Return the broadcasts to one audience; raise ConfigError in a part of a step."""
+        if self._broadcasts is None:
+            raise ConfigError("a part of a step has broadcasts as messages only: call step.heard before step.split")
+        return self._broadcasts.of(name, self._agents.agents)
 
     @property
     def _places(self) -> NDArray[np.int64]:
@@ -44,34 +74,87 @@ class StepInbox:
         return np.append(owned, 0)[np.cumsum(counts) - counts].tolist(), counts.tolist()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return StepInbox, (self._exp_id, self._agents, [] if self._batch is None else [self._batch])
+        return _of_part, (self._exp_id, self._agents, [] if self._batch is None else [self._batch])
 
     def part(self, low: int, high: int) -> "StepInbox":
         """Return the messages for the agents from one place to before another, without those for other recipients."""
         places, agents = self._places, self._agents.part(low, high)
         rows = np.flatnonzero((places >= low) & (places < high))
         if self._batch is None or not len(rows):
-            return StepInbox(self._exp_id, agents, [])
+            return _of_part(self._exp_id, agents, [])
         batch = self._batch.take(rows)
         assert batch.lines is not None
         batch.lines.pack()  # it is about to be pickled
         batch.numbers = None
-        return StepInbox(self._exp_id, agents, [batch])
+        return _of_part(self._exp_id, agents, [batch])
 
     def of(self, place: int) -> Messages:
         """Return the messages of the agent at a place."""
         lows, counts = self._spans
         return self._slice(lows[place], lows[place] + counts[place])
 
+    def questions_of(self, messages: Acked, number: int) -> list[Slice]:
+        """Return messages to reply to, as slices; raise NoQuestion where one is not of this step, or no question."""
+        found = slices_of(messages)
+        check_questions(found)
+        for part in found:
+            if part.batch is not self._batch:
+                question, agent = part.batch.message_id(part.low), part.batch.to_ids[part.low]
+                raise NoQuestion(
+                    f"agent {agent!r} cannot answer message {question} in step {number}, which has not read it: answer "
+                    "a question in the step that reads it, by deliver_at= also for a later one",
+                    question=question,
+                    agent=agent,
+                )
+        return found
+
+    def note_answered(self, questions: Set[str | None]) -> None:
+        """Note that questions are answered, by their ids: parts of the step did so."""
+        batch = self._batch
+        if batch is not None and batch.extension is not None and batch.extension.expects_answer is not None:
+            asked = np.flatnonzero(batch.extension.expects_answer).tolist()
+            batch.replied = (batch.replied or set()) | {row for row in asked if batch.message_id(row) in questions}
+
     def by_agent(self) -> Iterator[tuple[AgentId, Messages]]:
         """Yield each agent with its messages, in canonical order; also agents without messages."""
-        exp_id, batch = self._exp_id, self._batch
+        exp_id, batch, ahead, messages = self._exp_id, self._batch, None, None
         for agent, low, count in zip(self._agents, *self._spans, strict=True):
-            yield agent, Messages(exp_id, [Slice(batch, low, low + count)] if batch is not None and count else [])
+            if batch is None or not count:
+                yield agent, Messages(exp_id, [])
+                continue
+            high = low + count
+            if ahead is None or ahead.high < high:
+                ahead = _Ahead(exp_id, batch, low, max(high, min(low + _AHEAD, batch.rows)))
+                messages = ahead.messages
+            yield agent, Messages(exp_id, [Slice(batch, low, high)], False, messages)
 
     def _slice(self, low: int, high: int) -> Messages:
         found = [] if self._batch is None or low == high else [Slice(self._batch, low, high)]
         return Messages(self._exp_id, found)
+
+
+def _of_part(exp_id: str, agents: AgentPlaces, batches: Sequence[Batch]) -> StepInbox:
+    inbox = StepInbox(exp_id, agents, batches)
+    inbox._broadcasts = None
+    return inbox
+
+
+class _Ahead:
+    """Some rows of an inbox, which are decoded together once an agent reads its messages among them."""
+
+    __slots__ = ("_batch", "_exp_id", "_low", "_messages", "high")
+
+    def __init__(self, exp_id: str, batch: Batch, low: int, high: int) -> None:
+        self._exp_id, self._batch = exp_id, batch
+        self._low, self.high = low, high
+        self._messages: list[Message] | None = None
+
+    def messages(self, low: int, high: int) -> list[Message]:
+        """Return the messages of some of the rows. Each call gets its own rows: nobody else has these messages."""
+        found = self._messages
+        if found is None:
+            found = self._messages = decoded_messages(self._exp_id, self._batch, self._low, self.high)
+        return found[low - self._low : high - self._low]
 
 
 def in_canonical_order(batches: Sequence[Batch]) -> Batch:
@@ -89,9 +172,7 @@ def joined_in_order(batches: Sequence[Batch]) -> tuple[Batch, Order]:
     order = canonical_order(to_ids, np.broadcast_to(np.asarray(steps), len(ordinals)), from_ids, ordinals)
     table: dict[str, int] = {}
     topics = [_topics(batch, table) for batch in batches]
-    lines = joined_payloads([batch.lines for batch in batches if batch.lines is not None], rows)
-    assert lines.index is not None
-    lines.index = lines.index[order]
+    lines = joined_payloads([batch.lines for batch in batches if batch.lines is not None], rows, order)
     joined = Batch(
         sender="",
         epoch=0,
@@ -107,7 +188,25 @@ def joined_in_order(batches: Sequence[Batch]) -> tuple[Batch, Order]:
         labels=_labels(batches, rows, order),
         extension=Extension(ordinal=ordinals[order] if ordinals.any() else ordinals),
     )
+    if any(each.expects_answer is not None or each.in_reply_to is not None for each in extensions):
+        joined.extension = _with_conversation(extensions, rows, order)
     return joined, order
+
+
+def _with_conversation(extensions: Sequence[Extension], rows: Sequence[int], order: Order) -> Extension:
+    """Return the extension of rows among which there are questions or answers."""
+    parts = [
+        Extension(
+            ordinal=each.ordinal,
+            in_reply_to=MessageIdColumn.none(count) if each.in_reply_to is None else each.in_reply_to,
+            expects_answer=np.zeros(count, np.bool_) if each.expects_answer is None else each.expects_answer,
+            asked_outside=each.asked_outside,
+        )
+        for each, count in zip(extensions, rows, strict=True)
+    ]
+    joined = Extension.joined([*zip(parts, rows, strict=True)])
+    assert joined is not None
+    return joined.take(order)
 
 
 def _by_row(values: Sequence[Any], rows: Sequence[int]) -> Any:  # noqa: ANN401 - an array, or one value

@@ -4,8 +4,8 @@ from hashlib import blake2b
 from struct import pack
 from typing import Any
 
-import msgspec
 import numpy as np
+from numpy.random import PCG64DXSM, Generator
 from numpy.random.bit_generator import ISeedSequence
 from numpy.typing import NDArray
 
@@ -17,7 +17,7 @@ _BLOCK = 1024  # agents whose seeds are computed at once: single ones take a hun
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # SplitMix64's distance between two numbers
 
 
-def agent_generator(seed: int, step: int, agent: AgentId) -> np.random.Generator:
+def agent_generator(seed: int, step: int, agent: AgentId) -> Generator:
     """Return the random numbers of one agent in one step: the same for every layout, and after every fault."""
     return StepGenerators(seed, step, AgentPlaces(AgentSet.of([agent]))).at(0)
 
@@ -33,14 +33,14 @@ class StepGenerators:
         self.agents = agents
         self._keys = np.frombuffer(_hash_of(seed, step, 16), np.uint64)
         self._low = self._high = 0  # the places of `_seeds`
-        self._seeds = np.zeros((0, 4), np.uint64)
+        self._seeds: list[NDArray[np.uint64]] = []
 
-    def at(self, place: int) -> np.random.Generator:
+    def at(self, place: int) -> Generator:
         """Return the random numbers of the agent at a place; each call begins them anew."""
         if not self._low <= place < self._high:
             self._compute(place)
         seed = _Seed(self._seeds[place - self._low])
-        return np.random.Generator(np.random.PCG64DXSM(seed))  # type: ignore[arg-type]  # any ISeedSequence
+        return Generator(PCG64DXSM(seed))  # type: ignore[arg-type]  # any ISeedSequence
 
     def _compute(self, place: int) -> None:
         """Compute the seeds of a place and those around it."""
@@ -49,20 +49,20 @@ class StepGenerators:
         self._high = self._low + len(ids)
         with np.errstate(over="ignore"):
             starts = np.stack([_mix(ids ^ self._keys[0]), _mix(ids + self._keys[1])], axis=1)
-            self._seeds = np.concatenate([_mix(starts + _GOLDEN), _mix(starts + _GOLDEN + _GOLDEN)], axis=1)
+            self._seeds = list(np.concatenate([_mix(starts + _GOLDEN), _mix(starts + _GOLDEN + _GOLDEN)], axis=1))
 
 
-class _Seed(msgspec.Struct):
+class _Seed(ISeedSequence):
     """Four numbers in the place of a seed, which numpy would hash first: that takes ten times as long."""
 
-    words: NDArray[np.uint64]
+    __slots__ = ("words",)
+
+    def __init__(self, words: NDArray[np.uint64]) -> None:
+        self.words = words
 
     def generate_state(self, n_words: int, dtype: Any = np.uint64) -> NDArray[Any]:  # noqa: ANN401, ARG002 - numpy's
         """Return the four numbers for which a PCG64DXSM asks."""
         return self.words
-
-
-ISeedSequence.register(_Seed)
 
 
 def uniform_rows(seed: int, step: int, agents: AgentPlaces, k: int) -> NDArray[np.float64]:

@@ -1,5 +1,6 @@
 """One open step of a group, and its parts."""
 
+import html
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -7,12 +8,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AGENT_CHAT, AgentId, check_id
+from ray_messaging.audiences.heard import Heard
+from ray_messaging.audiences.storage.book import name_of
+from ray_messaging.conversations.replies import naming, note_replied
 from ray_messaging.errors import ConfigError, InvalidParts, UnknownName
-from ray_messaging.message import Messages
+from ray_messaging.message import Message
+from ray_messaging.messages import Messages, Slice
+from ray_messaging.model.agent_sets import AgentSet
+from ray_messaging.model.columns import IdColumn
+from ray_messaging.model.joining import joined_arrays, joined_ids
 from ray_messaging.steps.agent_places import AgentPlaces
+from ray_messaging.steps.hosting.arrivals import Arrival
 from ray_messaging.steps.inbox import StepInbox
+from ray_messaging.steps.moving.step_moves import StepMoves
 from ray_messaging.steps.random_numbers import StepGenerators, agent_generator, uniform_rows
-from ray_messaging.steps.step_sends import StepSends
+from ray_messaging.steps.sending.step_questions import StepQuestionIds
+from ray_messaging.steps.sending.step_sends import StepSends
 from ray_messaging.transaction import check_state
 
 
@@ -34,6 +45,9 @@ class StepPart:
     def __repr__(self) -> str:
         sizes = f"{len(self.places):,} agents, {len(self.messages):,} messages"
         return f"{type(self).__name__}({self.number}, {sizes})"
+
+    def _repr_html_(self) -> str:
+        return f"<p><b>{html.escape(repr(self))}</b></p>{self.messages._repr_html_()}"
 
     @property
     def agents(self) -> Sequence[AgentId]:
@@ -60,9 +74,8 @@ class StepPart:
 
     def rng(self, agent: AgentId) -> np.random.Generator:
         """Return the random numbers of one agent in this step; each call begins them anew. Raises InvalidAddress."""
-        checked = agent if type(agent) is int else check_id(agent)
-        place = self.places.place(checked)
-        return self.generators.at(place) if place >= 0 else agent_generator(self.seed, self.number, check_id(checked))
+        place = self.places.place(agent if type(agent) is int else check_id(agent))
+        return self.generators.at(place) if place >= 0 else agent_generator(self.seed, self.number, check_id(agent))
 
     def uniform(self, k: int = 1) -> NDArray[np.float64]:
         """Return k uniform random numbers in [0, 1) for each agent, float64 (n, k), rows as in `agents`.
@@ -85,12 +98,101 @@ class StepPart:
         """Send n messages given as columns, as `Messager.send_columns` takes them; raises as `send`."""
         self.sends.add_columns(from_ids, to_ids, payloads, subtopic, deliver_at)
 
+    def broadcast(
+        self,
+        from_id: AgentId,
+        audience: object,
+        payload: object,
+        *,
+        subtopic: str = AGENT_CHAT,
+        deliver_at: int | None = None,
+    ) -> None:
+        """Send one message to all hearers of an agent in an audience, by its handle or name.
+
+        Raises: as `send`, and UnknownName for an audience that does not count in this step.
+        """
+        self.sends.broadcast(from_id, audience, payload, subtopic, deliver_at)
+
+    def broadcast_columns(
+        self,
+        from_ids: object,
+        audience: object,
+        payloads: object,
+        *,
+        subtopic: str = AGENT_CHAT,
+        deliver_at: int | None = None,
+    ) -> None:
+        """Send n broadcasts given as columns; raises as `broadcast`, and InvalidColumns."""
+        self.sends.add_broadcasts(from_ids, audience, payloads, subtopic, deliver_at)
+
+    def heard(self, audience: object) -> Heard:
+        """Return the broadcasts to an audience, as the agents hear them: means, sums, columns in the order of `agents`.
+
+        They are among `messages`, too, which makes an object of each only when it is read.
+
+        Raises: UnknownName for what names no audience; ConfigError in a part of a step, or after a change between
+        the broadcasts.
+        """
+        return self._inbox.heard(name_of(audience))
+
+    def ask(
+        self,
+        from_id: AgentId,
+        to_id: AgentId,
+        payload: object,
+        *,
+        subtopic: str = AGENT_CHAT,
+        deliver_at: int | None = None,
+    ) -> str:
+        """Ask an agent in the next step, or in `deliver_at`; return the question's id.
+
+        The answer has that id as its `in_reply_to`. One that is given at once is read in the step after the question
+        is. Raises as `send`.
+        """
+        return self.sends.ask(from_id, to_id, payload, subtopic, deliver_at)
+
+    def ask_columns(
+        self,
+        from_ids: object,
+        to_ids: object,
+        payloads: object,
+        *,
+        subtopic: str = AGENT_CHAT,
+        deliver_at: int | None = None,
+    ) -> Sequence[str]:
+        """Ask n agents, with columns as of `send_columns`; return the questions' ids. Raises as `send_columns`."""
+        senders, ordinals = self.sends.add_columns(from_ids, to_ids, payloads, subtopic, deliver_at, asks=True)
+        return StepQuestionIds(self.number, joined_ids(senders), joined_arrays(ordinals))
+
+    def reply(self, message: Message, payload: object, *, deliver_at: int | None = None) -> None:
+        """Answer a question that this step has read; the answer is read in the next step, or in `deliver_at`.
+
+        Raises: NoQuestion for a message that is no question, was answered, or was read in another step; as `send`.
+        """
+        questions = self._inbox.questions_of(message, self.number)
+        with naming(questions):
+            self.sends.reply(questions[0], payload, self.messages.exp_id, deliver_at)
+        note_replied(questions)
+
+    def reply_columns(
+        self, messages: Message | Iterable[Message], payloads: object, *, deliver_at: int | None = None
+    ) -> None:
+        """Answer many questions, with a payload each or one for all; raises as `reply`, and InvalidColumns."""
+        questions = self._inbox.questions_of(messages, self.number)
+        if questions:
+            rows = np.concatenate([np.arange(part.low, part.high) for part in questions])
+            asked = Slice(questions[0].batch.take(rows), 0, len(rows))  # all are of the step's one batch
+            with naming(questions):
+                self.sends.add_replies(asked, payloads, self.messages.exp_id, deliver_at)
+            note_replied(questions)
+
 
 class Step(StepPart):
     """One step of a group: the messages that its agents read and send, and the state that they leave.
 
     Messages go out when the step is committed, which is when the next one is asked for. The inbox, its order and
-    the random numbers are the same each time the step runs again.
+    the random numbers are the same each time the step runs again. `arrivals` are the agents that came with this step
+    from other groups, with the states of these; `before` are the group's own agents of the step before.
     """
 
     def __init__(
@@ -103,8 +205,13 @@ class Step(StepPart):
         sends: StepSends,
         state: bytes | None,
         state_bytes: int,
+        arrivals: tuple[Arrival, ...] = (),
+        before: AgentSet | None = None,
     ) -> None:
         super().__init__(number, seed=seed, agents=agents, inbox=inbox, sends=sends)
+        self.moves = StepMoves()
+        self.arrivals = arrivals
+        self.before = agents.agents if before is None else before
         self._state = state
         self._state_bytes = state_bytes
 
@@ -147,7 +254,23 @@ class Step(StepPart):
                 f"step.join takes parts of `step.split`, or their `sends`, not a {type(strange[0]).__name__}",
                 step=self.number,
             )
-        self.sends.join(listed)
+        if answered := self.sends.join(listed):
+            self._inbox.note_answered(answered)
+
+    def move(self, audience: object, ids: object, positions: object) -> None:
+        """Set the positions of some of the group's agents in an audience, an array (n, 2) or (n, 3).
+
+        All groups read them in the next step, as one new version of the audience. Of an agent that moves twice in a
+        step the last position counts. An agent without a position, and another kind of audience, raise at the commit.
+
+        Raises: UnknownName for an audience that does not count in this step, UnknownSender for an agent of another
+        group, InvalidColumns, Closed; at the commit also UnknownName and ConfigError, and it does not happen.
+        """
+        self.sends.check_open()
+        name, column = name_of(audience), IdColumn.checked(ids)
+        self.sends.audiences.of(name, self.number)
+        self.sends.check_ours(column)
+        self.moves.add(name, column, positions)
 
     @property
     def state(self) -> bytes | None:

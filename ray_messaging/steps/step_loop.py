@@ -1,9 +1,11 @@
 """The loop over a group's steps: wait at the barrier, read the box, run the body, commit."""
 
 import asyncio
+import time
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from operator import index
 
 from ray_messaging.addressing.directory import Directory, Record
@@ -16,36 +18,31 @@ from ray_messaging.errors import (
     ConfigError,
     MessagingError,
     NotListening,
-    StepAborted,
-    StepTooLarge,
-    TransitError,
-    UndeclaredSend,
 )
-from ray_messaging.sending.accumulation.accumulator import Accumulator
-from ray_messaging.sending.accumulation.bulk_sender import BulkSender
-from ray_messaging.sending.delivery.frame_router import FrameRouter
-from ray_messaging.sending.delivery.frame_sender import FrameSender
+from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
+from ray_messaging.receiving.unfolder import Unfolder
 from ray_messaging.steps.accounts.step_account import StepAccount, StepCounts
 from ray_messaging.steps.agent_places import NO_PLACES, AgentPlaces
-from ray_messaging.steps.box_frames import batches_of, from_outside
 from ray_messaging.steps.call_memory import CallMemory
+from ray_messaging.steps.heard_broadcasts import HeardBroadcasts
+from ray_messaging.steps.hosting.arrivals import Arrival, arrivals_at
+from ray_messaging.steps.hosting.group_boxes import GroupBoxes
+from ray_messaging.steps.hosting.moved_agents import NOBODY_MOVED, moved_agents
 from ray_messaging.steps.inbox import StepInbox
+from ray_messaging.steps.sending.attempt_sender import AttemptSender
+from ray_messaging.steps.sending.step_sends import StepSends
 from ray_messaging.steps.step import Step
-from ray_messaging.steps.step_sends import StepSends
-from ray_messaging.steps.step_transport import StepTransport
 from ray_messaging.transports.steps.box_reader import BoxReader
 from ray_messaging.transports.steps.errors import without_steps
 from ray_messaging.transports.steps.store import StepStore
 from ray_messaging.transports.steps.values import (
-    Closing,
-    Committed,
     Done,
     Driven,
     Driver,
     Opened,
-    Refused,
     StepSettings,
     Taken,
+    WaitFor,
     Waiting,
     box_name,
 )
@@ -115,7 +112,10 @@ class StepLoop:
         self._driver = driver
         self._group = engine.name
         self.places = NO_PLACES
+        self.before = NO_AGENTS  # the agents of the step that was committed last, which `state` is of
         self._record: Record | None = None  # that the places are of
+        self._unfolder = Unfolder(engine.audiences)
+        self._boxes = GroupBoxes(store, self._unfolder)
         self.until = 0  # the first step that does not run; it may fall while the steps run
         self.committed = -1  # the last step that was committed
         self.state: bytes | None = None  # and what it left
@@ -133,9 +133,10 @@ class StepLoop:
         """
         self.until = check_until(until)
         taken = await self._take(self.until, leave=leave)
-        sender = _AttemptSender(self._engine, self._store, taken.attempt, self._account)
+        sender = AttemptSender(self._engine, self._store, taken.attempt, self._account, taken.closed + 1)
         await sender.open()
-        self._host(self._record_of(sender.directory))
+        self._host(sender.directory, taken.closed + 1)
+        self.before = self._record_of(sender.directory).at(taken.closed, sender.directory.dates).agents()
         step: Step | None = None
         renewing = asyncio.create_task(self._renew(taken.attempt), name="ray_messaging step lease")
         try:
@@ -143,27 +144,26 @@ class StepLoop:
             self._account.total = await self._sent_before()
             self.fates = Counter(self._account.total)
             found: Opened | Waiting | Done | None = None
-            heard = False
+            box = BoxReader(self._store, "", with_news=self._settings.wait_for is WaitFor.ALL)
             while (number := self.committed + 1) < self.until:
-                box = BoxReader(self._store, box_name(self._group, number))
-                opened = await self._open(taken.attempt, number, found, box, ahead=heard)
+                box = box.following(box_name(self._group, number))
+                opened = await self._open(taken.attempt, number, found, box)
                 if opened is None:
                     return
-                heard = bool(opened.covers)
-                self._host(self._record_of(sender.directory))
-                step = await self._step(opened, taken.attempt, box)
-                sender.begin(number)
+                await sender.begin(opened)
+                self._host(sender.directory, number)
+                step = await self._step(opened, taken.attempt, box, sender.directory)
                 again = number == taken.closed + 1
                 limit = self._engine.settings.payload_bytes
                 self.calls = CallMemory(self._store, self._group, taken.attempt, number, limit=limit, again=again)
+                began = time.perf_counter()
                 yield step
                 self._check_open()
-                counts = await sender.send(step)
-                state = (step.state, step.state != self.state)
-                closing = Closing(sender.rows, counts.encode(), *state)
-                found = await self._close(taken.attempt, number, closing, go_on=number + 1 < self.until)
-                sender.end()
-                self.committed, self.state = number, step.state
+                changed = step.state != self.state
+                found, counts = await sender.commit(step, changed=changed, go_on=number + 1 < self.until)
+                if self._engine.observer is not None:
+                    self._engine.observer.step_committed(number, time.perf_counter() - began)
+                self.committed, self.state, self.before = number, step.state, step.places.agents
                 self.fates = Counter(counts.total)
         finally:
             if step is not None:
@@ -224,22 +224,20 @@ class StepLoop:
     # -- one step -------------------------------------------------------------------------------------------------
 
     async def _open(
-        self, attempt: int, number: int, found: Opened | Waiting | Done | None, box: BoxReader, *, ahead: bool
+        self, attempt: int, number: int, found: Opened | Waiting | Done | None, box: BoxReader
     ) -> Opened | None:
         """Wait until the step is open; None: the group does not count any more, or the step is not to run.
 
-        Args: `found` is the last answer; with `ahead` the box is read during the wait.
+        Args: `found` is the last answer.
         """
         while not isinstance(found, Opened):
             if isinstance(found, Done) or number >= self.until:
                 return None
             if found is not None:
-                if ahead:  # a group that heard nothing in the step before has most often an empty box
-                    await box.read_ahead()
-                news = await self._store.wait(found.news, _NEWS_S)
+                news = await box.wait(found.news, _NEWS_S)
                 if news.opened >= number:
                     self._check_open()
-                    return Opened(number, tuple(await box.covers()) if news.boxes else ())
+                    return Opened(number, tuple(await box.covers()) if news.boxes else (), news.directory)
             self._check_open()
             found = await self._store.open(self._group, attempt, number)
         return found
@@ -256,119 +254,58 @@ class StepLoop:
             raise NotListening(f"group {self._group!r} was removed, so it has no steps: create it again")
         return record
 
-    def _host(self, record: Record) -> None:
-        """Take over the group's agents; some may come between two steps."""
+    def _host(self, directory: Directory, step: int) -> None:
+        """Take over the group's agents in a step; some may come or go between two steps."""
+        record = self._record_of(directory).at(step, directory.dates)
         if record is not self._record:
             self._record, self.places = record, AgentPlaces(record.agents())
+            for claim in record.claims:
+                self._unfolder.add(record.agents(claim.subtopics[0]))
 
-    async def _step(self, opened: Opened, attempt: int, box: BoxReader) -> Step:
-        frames = await box.covered(opened.covers)
-        batches = batches_of(frames, opened.step)
-        self._account.hear(from_outside(frames, opened.step) if self._settings.digest else [])
+    async def _step(self, opened: Opened, attempt: int, box: BoxReader, directory: Directory) -> Step:
+        record = self._record
+        assert record is not None
+        moved, arrivals, self.before = NOBODY_MOVED, tuple[Arrival, ...](), self.places.agents
+        if directory.dates.text:
+            moved = moved_agents(record, opened.step, directory.dates, self._settings.horizon)
+            self._unfolder.former = partial(_former, [record, *map(directory.records.get, moved.origins)])
+            arrivals = await self._arrivals(opened.step, record, directory)
+            self.before = record.at(opened.step - 1, directory.dates).agents()
+        found = await self._boxes.read(opened, box, record, moved)
+        self._account.hear(found.outside if self._settings.digest else [])
         settings = self._engine.settings
         return Step(
             opened.step,
             seed=self._settings.seed,
             agents=self.places,
-            inbox=StepInbox(self._engine.exp_id, self.places, batches),
-            sends=StepSends(self.places, opened.step, attempt, self._settings.horizon, settings.payload_bytes),
+            inbox=StepInbox(
+                self._engine.exp_id,
+                self.places,
+                found.batches,
+                HeardBroadcasts(found.folded),
+            ),
+            sends=StepSends(
+                self.places, opened.step, attempt, self._settings.horizon, settings.payload_bytes, directory.audiences
+            ),
             state=self.state,
             state_bytes=settings.state_bytes,
+            arrivals=arrivals,
+            before=self.before,
         )
 
-    async def _close(
-        self, attempt: int, number: int, closing: Closing, *, go_on: bool
-    ) -> Opened | Waiting | Done | None:
-        """Commit a step; return the answer for the next one."""
-        closed = await self._store.close(self._group, attempt, number, closing, go_on=go_on)
-        if isinstance(closed, Committed):
-            return closed.following
-        raise _not_closed(closed, self._group, closing)
+    async def _arrivals(self, step: int, record: Record, directory: Directory) -> tuple[Arrival, ...]:
+        """Return the agents that come with a step, and the states of their former groups."""
+        found, departures = [], self._engine.transport.departures
+        for group, agents in sorted(arrivals_at(step, record, directory.records, directory.dates).items()):
+            assert departures is not None
+            before = directory.records[group].at(step - 1, directory.dates).agents()
+            found.append(Arrival(agents, group, await departures.state_before(group, step), before))
+        return tuple(found)
 
 
-class _AttemptSender:
-    """The sending side of one attempt: an accumulator of frames for boxes."""
-
-    def __init__(self, engine: Engine, store: StepStore, attempt: int, account: StepAccount) -> None:
-        self._engine = engine
-        self._account = account
-        self._hostings = -1  # of the engine, at the last look at the directory
-        self.directory = Directory(engine.exp_id, engine.directory.patterns)  # of mailboxes with steps
-        router = FrameRouter(self.directory, mirror=engine.settings.mirror)
-        self._transport = StepTransport(engine.transport, store, engine.name, attempt, router.shut)
-        self._shut = router.shut
-        self._frames = FrameSender(self._transport, self.directory, router, engine.name, 0)
-        self._accumulator: Accumulator | None = None
-
-    async def open(self) -> None:
-        """Start the send loop, with the directory of now."""
-        await self._frames.begin()
-        await self._reload()
-        self._accumulator = Accumulator(
-            self._frames, self._engine.verdict_client, self._engine.settings, self._engine.checks, self._account
-        )
-
-    async def _reload(self) -> None:
-        self._hostings = self._engine.hostings
-        await self._frames.reload()
-
-    def begin(self, number: int) -> None:
-        """Send in this step from now on."""
-        self._shut.clear()
-        self._transport.begin(number)
-
-    @property
-    def rows(self) -> int:
-        """Return how many rows of the open step mailboxes' boxes have."""
-        return self._transport.rows
-
-    async def send(self, step: Step) -> StepCounts:
-        """Send the messages of a step, by the directory of now; return their fates.
-
-        Raises: StepAborted where some of it did not arrive.
-        """
-        assert self._accumulator is not None
-        batches = step.sends.take()
-        # A silent group that this process hosts asks the server for nothing.
-        if not batches and self._engine.hostings and self._hostings == self._engine.hostings:
-            return self._account.take()
-        await self._reload()
-        try:
-            await BulkSender(self._accumulator).send_batches(batches)
-        except (TransitError, Closed) as error:
-            broken = self._accumulator.broken
-            if isinstance(broken, StepAborted | StepTooLarge):
-                raise broken.with_traceback(None) from None
-            raise StepAborted(
-                f"step {step.number} of group {self._engine.name!r} is not committed, because its messages did not "
-                f"arrive: {error}",
-                step=step.number,
-                group=self._engine.name,
-            ) from error
-        return self._account.take()
-
-    def end(self) -> None:
-        """End a step that is closed: the numbers of frames begin again."""
-        self._frames.queues.reset()
-
-    async def stop(self) -> None:
-        """Stop the send loop."""
-        if self._accumulator is not None:
-            await self._accumulator.stop(Closed("this group's steps have ended"))
-
-
-def _not_closed(refused: Refused, group: str, closing: Closing) -> StepAborted | UndeclaredSend:
-    if refused.deaf:
-        hearers = ", ".join(map(repr, refused.deaf))
-        return UndeclaredSend(
-            f"step {refused.step} of group {group!r} is not committed: it sends to {hearers}, declared not to hear "
-            f"{group!r}. Declare before the first step that it does, or in a run with at_step=: "
-            f"messaging.steps.declare({{{refused.deaf[0]!r}: [{group!r}, ...]}})",
-            step=refused.step,
-            group=group,
-            hearers=refused.deaf,
-        )
-    why = f"the server has {refused.rows:,} of its messages, and {closing.rows:,} were acknowledged"
-    return StepAborted(
-        f"step {refused.step} of group {group!r} is not committed: {why}", step=refused.step, group=group
-    )
+def _former(records: Iterable[Record | None]) -> Iterator[AgentSet]:
+    """Yield all sets of agents that some mailboxes have or had."""
+    for record in records:
+        if record is not None:
+            yield from record.by_subtopic().values()
+            yield from record.former()

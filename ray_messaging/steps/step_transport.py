@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from ray_messaging.errors import StepAborted, StepTooLarge
+from ray_messaging.steps.hosting.dated_records import DatedRecords
 from ray_messaging.transports.steps.store import StepStore
 from ray_messaging.transports.steps.values import StepTag
 from ray_messaging.transports.transport import (
@@ -21,20 +22,24 @@ class StepTransport:
 
     An attempt is one sender's epoch: a step that fails in any way is given up whole, so nothing is fenced or resumed.
 
-    Args: `shut` gets the names of boxes that take nothing, because their group does not count in their step.
+    Args: `step` is the first one; `shut` gets the names of boxes that take nothing, because their group does not count
+    in their step.
     """
 
     logs_apart = False
     forgets = False
 
-    def __init__(self, transport: Transport, store: StepStore, group: str, attempt: int, shut: set[str]) -> None:
-        self.step = -1  # the open one
+    def __init__(
+        self, transport: Transport, store: StepStore, group: str, attempt: int, shut: set[str], step: int
+    ) -> None:
+        self.step = step  # the open one
         self.rows = 0  # that mailboxes' boxes took in it
         self._transport = transport
         self._store = store
         self._group = group
         self._attempt = attempt
         self._shut = shut
+        self.records = DatedRecords()
 
     def begin(self, step: int) -> None:
         """Send in this step from now on."""
@@ -46,12 +51,13 @@ class StepTransport:
         return self._transport.largest_frame
 
     async def load_directory(self, since: int) -> DirectoryDelta:
-        """Return the changes of the directory since a version, without mailboxes that host no agents.
+        """Return the changes of the directory since a version, with the hosts of the next step, which read messages.
 
-        These have no steps: nobody would read their boxes.
+        They are without mailboxes that host no agents. These have no steps: nobody would read their boxes.
         """
         delta = await self._transport.load_directory(since)
-        return delta._replace(changed=[record for record in delta.changed if record.exclusive])
+        exclusive = [record for record in delta.changed if record.exclusive]
+        return delta._replace(changed=self.records.take(exclusive, delta.dates, self.step + 1))
 
     async def take_sender_epoch(self, sender: str, *, keep_s: float, held: int | None = None) -> SenderState:  # noqa: ARG002
         """Return the attempt as the sender's epoch. A higher one is another attempt: raises StepAborted."""
@@ -89,7 +95,11 @@ class StepTransport:
                 raise await self._too_large(write.mailbox)
             if fate is FrameFate.GONE:
                 self._shut.add(write.mailbox)
-            if fate in (FrameFate.WRITTEN, FrameFate.DUPLICATE) and "@" in write.mailbox:
+            if (
+                fate in (FrameFate.WRITTEN, FrameFate.DUPLICATE)
+                and write.mailbox.find("@") > 0
+                and write.mailbox[0] != ":"
+            ):
                 self.rows += write.rows
         # What is published goes out at the seal: its takers are unknown now, so it counts as undeliverable.
         reply.takers = [0] * sum(len(write.publish) for write in request.writes if write.mailbox == "")

@@ -65,6 +65,10 @@ def backend_of(config: ServerConfig) -> Backend:
 
 def open_transport(server: object, exp_id: str, settings: MessagingConfig) -> Transport:
     """Make the transport for a server: a config, a URL, or a MemoryServer; raise ConfigError."""
+    if settings.wait_replicas and (isinstance(server, MemoryServer | MqttConfig) or str(server).startswith("mqtt")):
+        raise ConfigError(
+            "wait_replicas waits for replicas of a Redis or Valkey server, and this server has none: leave it at 0"
+        )
     if isinstance(server, MemoryServer):
         return MemoryTransport(server, exp_id, dead_bytes=settings.dead_bytes)
     if isinstance(server, str):

@@ -74,6 +74,12 @@ def before(entry: str) -> str:
     return f"{int(milliseconds) - 1}-{2**64 - 1}"
 
 
+def following(entry: str) -> str:
+    """Return the smallest entry id above one."""
+    milliseconds, _, number = entry.partition("-")
+    return f"{milliseconds}-{int(number) + 1}"
+
+
 def begins(found: AckRange, entry: str) -> float:
     """Return the first row of an entry that a range could hold; inf: it begins behind it."""
     at, after = order(entry), order(found.after.entry)

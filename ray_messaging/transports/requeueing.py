@@ -67,6 +67,8 @@ class Requeueing:
             batch = readable(letter.frame)
         except FrameError as error:
             return Outcome(0, 0, f"it cannot be decoded ({error}): export it, or drop it")
+        if batch.fold is not None:
+            return Outcome(0, batch.messages, _FOLDED)
         rows = unhandled(letter.row, letter.acked, len(batch))
         for _ in range(_ATTEMPTS):
             listeners = self._listeners = self._listeners or await self._store.listeners()
@@ -76,7 +78,7 @@ class Requeueing:
             frames = [
                 returned
                 for record, mine in found
-                for returned in _frames(record, batch, mine, logged=letter.born is not None)
+                for returned in frames_of(record, batch, mine, logged=letter.born is not None)
             ]
             rest = encode(batch.take(nobody)) if len(nobody) else b""
             fate, mailbox = await self._store.requeue(letter.id, listeners.version, frames, rest)
@@ -119,6 +121,7 @@ class Requeueing:
 
 
 _NONE, _CLAIMS, _WHOLE = range(3)  # of a mailbox's record
+_FOLDED = "it is a broadcast, of which only its mailbox knew the hearers: drop it, and have its sender broadcast again"
 _NOBODY = "nobody listens for its recipients now (mailboxes that may have these messages already do not count)"
 _OTHERS = "nobody listens for the others, which are a letter of their own now"
 _WHY = {
@@ -152,7 +155,7 @@ def _number(entry: str) -> float:
     return int(found) if found.isdecimal() and len(found) <= _DIGITS else inf
 
 
-def _frames(record: Record, batch: Batch, rows: Rows, *, logged: bool) -> list[Returned]:
+def frames_of(record: Record, batch: Batch, rows: Rows, *, logged: bool) -> list[Returned]:
     """Encode rows in frames that a mailbox takes; `logged`: the event log has them already."""
     part = batch.take(rows)
     if logged:
@@ -163,4 +166,4 @@ def _frames(record: Record, batch: Batch, rows: Rows, *, logged: bool) -> list[R
         return [Returned(record.mailbox, len(rows), frame)]
     bounds = np.linspace(0, len(rows), min(pieces, len(rows)) + 1).astype(int).tolist()
     halves: Sequence[Rows] = [rows[low:high] for low, high in pairwise(bounds)]
-    return [found for half in halves for found in _frames(record, batch, half, logged=logged)]
+    return [found for half in halves for found in frames_of(record, batch, half, logged=logged)]

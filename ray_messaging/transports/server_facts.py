@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from ray_messaging.addressing.channels import is_survey_mailbox
+
 
 @dataclass(frozen=True, slots=True)
 class Mailbox:
@@ -20,11 +22,17 @@ class Mailbox:
     hosts: bool  # no other mailbox listens for its agents
     owner: str = ""
     acked: int = 0  # messages acknowledged behind an unacknowledged one
+    in_steps: bool = False  # one that holds up a step is a straggler; else it may be that its run has ended
 
     @property
     def waits_for_its_name(self) -> bool:
         """Whether it belongs to a closed messager with a name, which may be opened again; a group's does not."""
-        return self.lease_s is None and not self.leased and not self.hosts
+        return self.lease_s is None and not self.leased and not self.hosts and not self.keeps_answers
+
+    @property
+    def keeps_answers(self) -> bool:
+        """Whether it is the record of a survey, which nobody commits."""
+        return is_survey_mailbox(self.name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
-from ray_messaging.addressing.directory import Record
+from ray_messaging.addressing.directory import NO_SCHEMAS, Record
+from ray_messaging.addressing.host_dates import NO_DATES, HostDates
 from ray_messaging.addressing.patterns import Patterns
+from ray_messaging.audiences.records import NO_AUDIENCES, AudienceTexts
 from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.errors import Closed, Fenced
 from ray_messaging.model.batch import Batch
@@ -19,7 +21,9 @@ from ray_messaging.observability.observer import Observer
 from ray_messaging.transports.cursors import Cursor, SelectiveAcks
 
 if TYPE_CHECKING:
+    from ray_messaging.transports.departures import Departures
     from ray_messaging.transports.steps.store import StepStore  # its calls take the requests defined here
+    from ray_messaging.transports.survey_store import SurveyStore
 
 
 class FrameFate(IntEnum):
@@ -225,12 +229,19 @@ class Ingress(NamedTuple):
 
 
 class DirectoryDelta(NamedTuple):
-    """Changes of the directory since a version, all mailboxes, and whether an event log is registered."""
+    """Changes of the directory since a version, all mailboxes, and whether an event log is registered.
+
+    `schemas` are the JSON Schemas of all subtopics that have one, `audiences` the versions of all audiences, `dates`
+    the steps from which changes of hosts count.
+    """
 
     version: int
     changed: list[Record]
     mailboxes: list[str]
     logged: bool = False
+    schemas: Mapping[str, bytes] = NO_SCHEMAS
+    audiences: AudienceTexts = NO_AUDIENCES
+    dates: HostDates = NO_DATES
 
 
 class FramePort(Protocol):
@@ -294,6 +305,14 @@ class Transport(FramePort, Protocol):
     def steps(self) -> "StepStore | None":
         """Return the store of the experiment's steps; None: this server can keep none."""
 
+    @property
+    def surveys(self) -> "SurveyStore | None":
+        """Return the records of the experiment's surveys; None: this server can keep none."""
+
+    @property
+    def departures(self) -> "Departures | None":
+        """Return the departures of agents from mailboxes; None: on this server agents stay where they are."""
+
     def ask_when_cut(self, ended: Callable[[], Awaitable[Closed | None]]) -> None:
         """Call `ended` while the server is out of reach: if the experiment has ended, calls raise its answer."""
 
@@ -353,6 +372,19 @@ class Transport(FramePort, Protocol):
         Raises: Fenced if a newer reader holds the mailbox.
         """
 
+    async def set_schema(self, subtopic: str, schema: bytes | None) -> None:
+        """Keep the JSON Schema of a subtopic's payloads in the directory (None: remove it); raise ConfigError."""
+
+    async def set_audience(self, name: str, version: int, facts: str, since: int | None = None) -> int | None:
+        """Keep a version of an audience in the directory ("": it is removed); return the step since which it counts.
+
+        No step has been opened that is `since` or later; without steps it is 0. None: the last version is not the one
+        before this one, and nothing has changed.
+
+        Args: since is given for what groups have done in the step before it: no group goes on before it is there.
+        Raises: ConfigError.
+        """
+
     async def leases(self, mailboxes: Collection[str]) -> dict[str, str]:
         """Return leases as they stand, `beat:ms that it lasts:...`: of some mailboxes, and of others by chance.
 
@@ -374,8 +406,8 @@ class Transport(FramePort, Protocol):
     async def subscribe(self, channels: Collection[str], globs: Sequence[str], sink: Callable[[Ingress], None]) -> None:
         """Pass publications of foreign clients to `sink`, at most once; never those of our own senders."""
 
-    async def unsubscribe(self) -> None:
-        """Stop listening to foreign clients."""
+    async def unsubscribe(self, channels: Collection[str] | None = None) -> None:
+        """Stop listening to foreign clients, on some channels or (None) on all."""
 
     async def waiting(self) -> dict[str, int]:
         """Return the number of unacknowledged messages in each mailbox."""

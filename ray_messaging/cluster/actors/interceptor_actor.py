@@ -13,10 +13,12 @@ import ray
 from ray.util import get_node_ip_address
 
 from ray_messaging.addressing.channels import AgentId, check_id
+from ray_messaging.audiences.records import Audiences
 from ray_messaging.cluster.actors.interceptor_host import InterceptorHost
 from ray_messaging.cluster.actors.restarts import ActorStart, unreachable
 from ray_messaging.cluster.actors.rule_schedule import RuleRequest
 from ray_messaging.cluster.handles.actor_calls import NAMESPACE
+from ray_messaging.cluster.ray_metrics import SERVER_S, RayMetrics
 from ray_messaging.cluster.rule_store import description
 from ray_messaging.cluster.spec import Experiment, InterceptorSpec, no_log
 from ray_messaging.common.process_tuning import tune_process
@@ -28,6 +30,7 @@ from ray_messaging.interception.rules.support.pairs import Pair, check_pairs
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import IdColumn
 from ray_messaging.observability.health.reports import Report
+from ray_messaging.observability.metrics.families import Family
 from ray_messaging.steps.accounts.sealed_counts import sealed_counts, sealed_history
 from ray_messaging.steps.accounts.step_account import StepCounts
 from ray_messaging.steps.stragglers import Straggler
@@ -48,6 +51,10 @@ class InterceptorActor:
             redis = await ray.get_actor(f"{spec.exp_id}/server", namespace=NAMESPACE).config.remote()
         self._start = ActorStart(f"the interceptor of {spec.exp_id}", partial(self._begin, spec, redis), unreachable)
         await self._start.run()
+        self._metrics: RayMetrics | None = None
+        if spec.metrics:
+            self._metrics = RayMetrics(self._families, (("experiment", spec.exp_id),), SERVER_S)
+            self._metrics.start()
         tune_process()
 
     async def _begin(self, spec: InterceptorSpec, redis: ServerConfig) -> None:
@@ -197,6 +204,14 @@ class InterceptorActor:
         """Return the names of the groups."""
         return await self._host.groups()
 
+    async def agents(self) -> dict[str, AgentSet]:
+        """Return all agents, by group."""
+        return await self._host.agents()
+
+    async def rehost(self, agents: AgentSet, source: str, target: str, timeout: float) -> None:
+        """Move agents to another group, in an experiment with steps."""
+        await self._host.rehost(agents, source, target, timeout)
+
     async def owner_of(self, agent_id: AgentId) -> str | None:
         """Return the group that hosts an agent."""
         return await self._host.owner_of(agent_id)
@@ -204,6 +219,10 @@ class InterceptorActor:
     async def hosted(self, groups: Collection[str]) -> dict[str, AgentSet]:
         """Return the agents of some groups, as far as these have a mailbox."""
         return await self._host.hosted(groups)
+
+    async def moved(self) -> dict[str, AgentSet]:
+        """Return the agents of the groups from which some have left, or to which some have come."""
+        return await self._host.moved()
 
     async def step_progress(self) -> Progress:
         """Return the progress of the steps of all groups."""
@@ -241,6 +260,18 @@ class InterceptorActor:
         """Return the digest of all steps up to one."""
         return await sealed_history(self._host.steps, step)
 
+    async def set_schema(self, subtopic: str, schema: bytes | None) -> None:
+        """Keep the JSON Schema of a subtopic's payloads (None: remove it)."""
+        await self._host.transport.set_schema(subtopic, schema)
+
+    async def audiences(self) -> Audiences:
+        """Return the audiences, as of now."""
+        return await self._host.audiences()
+
+    async def set_audience(self, name: str, version: int, facts: str, since: int | None = None) -> int | None:
+        """Keep a version of an audience ("": it is removed); return as `Transport.set_audience`."""
+        return await self._host.transport.set_audience(name, version, facts, since)
+
     async def remove(self, group: str) -> int:
         """Remove a group's mailbox; its unread frames become dead letters. Return their number."""
         return await self._host.remove(group)
@@ -257,8 +288,14 @@ class InterceptorActor:
         late = [(str(straggler), straggler.remedy) for straggler in self._newest.stragglers]
         return Report(time.time(), loops=self._newest.loops(), stats=self._newest.counters(), late=late)
 
+    async def _families(self) -> list[Family]:
+        over = self._start.failure is not None or self._newest.fenced is not None
+        return [] if over else await self._newest.families()
+
     async def close(self, *, erase: bool) -> None:
         """Stop; with `erase`, also delete the experiment's data from the server."""
+        if self._metrics is not None:
+            await self._metrics.stop(tell=False)
         await self._start.stop()
         await self._newest.close(erase=erase)
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from ray_messaging.addressing.channels import AgentId, check_id
 from ray_messaging.addressing.directory import Directory
+from ray_messaging.audiences.records import Audiences
 from ray_messaging.cluster.actors.heartbeat import Heartbeat
 from ray_messaging.cluster.actors.pending_changes import PendingChanges
 from ray_messaging.cluster.actors.rule_editor import RuleEditor
@@ -24,13 +25,16 @@ from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.config import ServerConfig
 from ray_messaging.errors import ConfigError, Fenced, InterceptorUnavailable, RuleError, UnknownName
 from ray_messaging.interception.rules import BlackList, Rule, StepRule
-from ray_messaging.interception.rules.step_rule import forces_all
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.server.lane_server import LaneServer
 from ray_messaging.interception.server.watchdog import Watchdog
 from ray_messaging.interception.wire.lane import LaneAddress
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import IdColumn
+from ray_messaging.observability.metrics.experiment_metrics import of_interceptor, of_mailboxes
+from ray_messaging.observability.metrics.families import Family
+from ray_messaging.observability.tracing.settings import flush_spans, tracer_of
+from ray_messaging.receiving.departing.rehosting import Rehoster
 from ray_messaging.steps.agent_places import AgentPlaces
 from ray_messaging.steps.stragglers import Straggler
 from ray_messaging.transports.backend import backend_of
@@ -51,8 +55,17 @@ class InterceptorHost:
 
     def __init__(self, spec: InterceptorSpec, redis: ServerConfig) -> None:
         self.experiment = Experiment(
-            spec.exp_id, spec.run, redis, spec.settings, spec.log_dir, steps=spec.steps is not None
+            spec.exp_id,
+            spec.run,
+            redis,
+            spec.settings,
+            spec.log_dir,
+            steps=spec.steps is not None,
+            metrics=spec.metrics,
+            audiences=spec.audiences,
+            tracing=spec.tracing,
         )
+        self._tracer = tracer_of(spec.tracing, spec.exp_id, "interceptor")
         stores = backend_of(redis).stores(spec.exp_id, spec.settings, run=spec.run)
         self.transport, self._server, self._dead_letters = stores.transport, stores.experiment, stores.dead_letters
         self.lane_address = LaneAddress("", 0, "")
@@ -65,7 +78,6 @@ class InterceptorHost:
         self._directory = Directory(spec.exp_id)
         self._changes = PendingChanges(redis, self._server.where, spec.settings.send_timeout_s)
         self._saving = asyncio.Lock()
-        self._waits_for_all = False
         self._schedule = RuleSchedule(self._store, lambda: self.interceptor, self._save_rules)
         self.editor = RuleEditor(self.experiment, self._store, self._schedule, self.change)
         self._stragglers: StragglerWatch | None = None
@@ -112,7 +124,6 @@ class InterceptorHost:
         if self._spec.steps is not None and not restarted:
             await self.steps.resume()  # the pause of a driver that died ends with it
         await self._take_rules(epoch, given, restarted=restarted)
-        await self._wait_for_all_groups()
         self._heartbeat = Heartbeat(self._store, self.interceptor)
         if self._spec.log_dir is None:
             await self._retire_log()
@@ -153,6 +164,7 @@ class InterceptorHost:
         interceptor = Interceptor(
             self._spec.exp_id, rules, epoch=epoch, store=self._store, keep_s=keep_s, publish_snapshot=publish
         )
+        interceptor.tracer = self._tracer
         interceptor.load(tables, answers, merge=kept is None)
         if not restarted:
             await self._store.forget_rules()
@@ -185,28 +197,10 @@ class InterceptorHost:
         return await self._changes.wait_stored(self.interceptor.change(change, also=self._save_rules))
 
     async def _save_rules(self) -> None:
-        await self._wait_for_all_groups()
         async with self._saving:  # the rules stored last must be those in force
             await self._store.save_rules(self.interceptor.rules.now)
         if self._step_rules is not None:
             await self._step_rules.follow()
-
-    async def _wait_for_all_groups(self) -> None:
-        """Have each group wait for all others where a rule needs whole steps."""
-        steps, rules = self._spec.steps, self.interceptor.rules
-        if steps is None or steps.wait_for != "senders" or self._waits_for_all:
-            return
-        for rule in rules:
-            if not forces_all([rule]):
-                continue
-            await self.steps.wait_for_all()
-            self._waits_for_all = True
-            logger.info(
-                "each group waits for all others before a step, although Steps has wait_for='senders': rule %r acts "
-                "between two steps",
-                rule.name,
-            )
-            return
 
     def admitted(self, rule: Rule) -> Rule:
         """Return this process's copy of a rule; an object that is no rule is returned, and refused by the change.
@@ -251,6 +245,20 @@ class InterceptorHost:
         records = self._directory.records
         return {name: records[name].agents() for name in groups if name in records}
 
+    async def moved(self) -> dict[str, AgentSet]:
+        """Return the agents of the groups from which some have left, or to which some have come."""
+        await self._reload()
+        return {name: record.agents() for name, record in self._directory.records.items() if record.moved}
+
+    async def rehost(self, agents: AgentSet, source: str, target: str, timeout: float) -> None:
+        """Move agents to another group, in an experiment with steps; raises as `Messaging.move_agents`."""
+        await Rehoster(self.transport, Directory(self._spec.exp_id)).move(agents, source, target, timeout)
+
+    async def agents(self) -> dict[str, AgentSet]:
+        """Return all agents that are hosted exclusively, by group."""
+        await self._reload()
+        return {name: record.agents() for name, record in self._directory.records.items() if record.exclusive}
+
     async def owner_of(self, agent_id: AgentId) -> str | None:
         """Return the group that hosts an agent."""
         await self._reload()
@@ -272,6 +280,11 @@ class InterceptorHost:
             if source >= 0 and target >= 0:
                 found[records[target].mailbox].add(records[source].mailbox)
         return found
+
+    async def audiences(self) -> Audiences:
+        """Return the audiences, as of now."""
+        await self._reload()
+        return self._directory.audiences
 
     async def _reload(self) -> None:
         self._directory.update(*await self.transport.load_directory(self._directory.version))
@@ -305,8 +318,15 @@ class InterceptorHost:
             "standing": self.interceptor.delegation.offer > 0,  # the former name of the key
             "server_behind": self.interceptor.server_behind,
             "rule_failures": self.failures(),
+            "rule_seconds": dict(self.interceptor.watch.spent),
             "kept": self.interceptor.kept(),
+            "stragglers": {late.group: late.idle_s for late in self.stragglers},
         }
+
+    async def families(self) -> list[Family]:
+        """Return the metrics of the interceptor, and of the mailboxes on the server, as far as it answers."""
+        facts = await asyncio.to_thread(backend_of(self.experiment.redis).probe, self._spec.exp_id)
+        return [*of_interceptor(self.counters()), *(() if facts.kept is None else of_mailboxes(facts.kept))]
 
     def failures(self) -> dict[str, dict[str, Any]]:
         """Return the failures of rules that failed, by name."""
@@ -362,6 +382,7 @@ class InterceptorHost:
         if self._watchdog is not None:
             self._watchdog.stop()
         await self.transport.close()
+        await flush_spans(self._spec.tracing)
 
 
 async def begin_steps(store: StepStore | None, spec: InterceptorSpec) -> None:

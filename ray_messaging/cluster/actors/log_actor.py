@@ -9,12 +9,15 @@ import pyarrow as pa
 from ray_messaging.cluster.actors.log_host import LogHost
 from ray_messaging.cluster.actors.restarts import ActorStart, worth_a_retry
 from ray_messaging.cluster.handles.remote_log import Seen
+from ray_messaging.cluster.ray_metrics import RayMetrics
 from ray_messaging.cluster.spec import Experiment, StartFacts
 from ray_messaging.common.process_tuning import tune_process
 from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.errors import MessagingError
 from ray_messaging.eventlog.rule_changes import RuleChange
 from ray_messaging.observability.health.reports import Disk, Report
+from ray_messaging.observability.metrics.experiment_metrics import of_log
+from ray_messaging.observability.metrics.families import Family
 
 _LOST_REMEDY = "shut the experiment down, see why the server lost its data, and start again by on_existing='resume'"
 
@@ -29,6 +32,10 @@ class LogActor:
         self._on_existing = on_existing
         self._start = ActorStart(f"the event log of {experiment.exp_id}", self._begin, worth_a_retry)
         await self._start.run()
+        self._metrics: RayMetrics | None = None
+        if experiment.metrics:
+            self._metrics = RayMetrics(self._families, (("experiment", experiment.exp_id),))
+            self._metrics.start()
         tune_process()
 
     async def _begin(self) -> None:
@@ -107,8 +114,13 @@ class LogActor:
         assert self._experiment.log_dir is not None
         return await asyncio.to_thread(log_report, await self.stats(), self._experiment.log_dir)
 
+    async def _families(self) -> list[Family]:
+        return of_log(await self.stats())
+
     async def close(self) -> None:
         """Write everything that was sent, and stop."""
+        if self._metrics is not None:
+            await self._metrics.stop()
         retried = await self._start.stop()
         if self._start.failure is None:
             await asyncio.shield(self._host.close())

@@ -64,9 +64,19 @@ class LogHost:
         self._cleared_ms = -1  # the server's time of that; a later process may number rows differently
         self._noting = asyncio.Lock()
         self._taken_over = 0  # rows in the folder when this process began
+        self._importing: asyncio.Task[Any] | None = None
 
     async def start(self) -> None:
         """Claim the folder and start the writer. Raises AlreadyExists, Fenced, LogError, ConnectionFailed."""
+        # Where pandas is there, the first array imports it, which takes up to a second.
+        self._importing = asyncio.create_task(asyncio.to_thread(pa.array, [0]), name="ray_messaging log import")
+        try:
+            await self._start()
+        except BaseException:
+            await asyncio.wait([self._importing])  # a thread cannot be stopped
+            raise
+
+    async def _start(self) -> None:
         await self._transport.connect()
         await self._check_run()
         await self._prepare_folder()
@@ -122,6 +132,8 @@ class LogHost:
             await self._note(note_end, self._experiment.run, groups)
         finally:
             await self._transport.close()
+            if self._importing is not None:
+                await asyncio.wait([self._importing])
 
     # -- the record of the run ------------------------------------------------------------------------------------
 
@@ -201,7 +213,7 @@ class LogHost:
             position = await asyncio.to_thread(_last_blocked, await self._view(), cursor)
         deadline = asyncio.get_running_loop().time() + timeout_s
         while True:
-            page, seen = await self.since(Seen("", position), {"limit": PAGE, "fate": "blocked"})
+            page, seen = await self.since(Seen("", position), {"limit": PAGE, "fate": "blocked", "text": True})
             position = seen.position
             left = deadline - asyncio.get_running_loop().time()
             if len(page) or left <= 0:
@@ -217,7 +229,7 @@ class LogHost:
         """Return the latest sends since `clear`, oldest first, in the form of AgentSociety's log list."""
         end = await self.ask("end", {})
         after = max(self._cleared, end - self._experiment.settings.log_list_messages)
-        found = await self.ask("query", {"after": after, "internal": True})
+        found = await self.ask("query", {"after": after, "internal": True, "text": True})
         return rows_as_seed(_later(found, self._cleared_ms).drop_columns(list(INTERNAL)))
 
     async def clear(self) -> None:

@@ -61,8 +61,7 @@ class RuleEditor:
     async def _edit_from(self, request: RuleRequest, at_step: int) -> dict[str, Any]:
         if self._steps is None:
             raise without_steps(self._experiment.exp_id)
-        steps, runner = self._steps
-        await steps.wait_for_all()
+        _, runner = self._steps
         earliest = await runner.earliest()
         if at_step < earliest and request.call not in self._store.calls:
             await runner.follow()

@@ -46,6 +46,6 @@ class ServerActor:
         disk = None if stats["data_dir"] is None else Disk.of(stats["data_dir"])
         return Report(time.time(), error=error, stats=stats, disk=disk)
 
-    def stop(self) -> None:
-        """Stop the server; its data go unless it has a `data_dir`."""
-        self._supervisor.stop()
+    def stop(self, *, erase: bool = False) -> None:
+        """Stop the server; its data go; those in a `data_dir` with `erase`, if no other experiment has any."""
+        self._supervisor.stop(erase=erase)

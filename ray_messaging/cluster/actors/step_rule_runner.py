@@ -1,6 +1,7 @@
 """Runner of the rules that act at the end of each step."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -14,8 +15,10 @@ from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.server.steps.reviewer import RuleReviewer
 from ray_messaging.steps.supervision.supervisor import Supervisor
 from ray_messaging.transports.steps.store import StepStore
-from ray_messaging.transports.steps.values import SUPERVISOR, Progress, StepSettings
+from ray_messaging.transports.steps.values import SUPERVISOR, Progress, StepSettings, WaitFor
 from ray_messaging.transports.transport import Transport
+
+logger = logging.getLogger(__name__)
 
 _FAILING_S = 1.0  # a supervisor that fails for so long is reported
 
@@ -46,6 +49,7 @@ class StepRuleRunner:
         schedule: Schedule,
     ) -> None:
         self._ended = -1  # the last step after which changes were made
+        self._wait_for = settings.wait_for
         self._store = store
         self._interceptor = interceptor
         self._schedule = schedule
@@ -65,16 +69,24 @@ class StepRuleRunner:
             return  # `step_closed` follows, once what the rules have changed in this step counts
         async with self._following:
             if self._needed and self._task is None:
-                await self._store.join(SUPERVISOR)
+                await self._join()
                 self._task = asyncio.create_task(self._supervisor.run(), name="ray_messaging step rules")
             elif not self._needed:
                 await self.close()
                 with suppress(UnknownName):  # there was none
                     await self._store.leave(SUPERVISOR, at_once=True)
+                await self._store.set_wait_for(self._wait_for)
+
+    async def _join(self) -> int:
+        """Join the steps, which each group begins after all others from now on; return the first one."""
+        if self._wait_for != WaitFor.ALL:
+            logger.info("each group waits for all others before a step, in spite of Steps(wait_for=%r)", self._wait_for)
+            await self._store.set_wait_for(WaitFor.ALL)
+        return await self._store.join(SUPERVISOR)
 
     async def earliest(self) -> int:
         """Join the steps; return the first one to which a change of the rules can apply as a whole."""
-        since = await self._store.join(SUPERVISOR)
+        since = await self._join()
         progress = await self._store.progress()
         closed = since - 1 if progress.supervisor is None else progress.supervisor.closed
         return max(closed, self._ended) + 2

@@ -1,1 +1,1 @@
-"""Handles on a running experiment: groups, the event log, dead letters."""
+"""Handles on a running experiment: groups, its steps, its log, its dead letters."""

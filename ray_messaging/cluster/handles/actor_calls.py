@@ -9,6 +9,7 @@ import ray
 from ray.core.generated.gcs_pb2 import ActorTableData  # type: ignore[attr-defined]
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayTaskError
 
+from ray_messaging.cluster.handles.group.waiting import Waiting
 from ray_messaging.common.backoff import ACTOR_CALL_RETRY
 from ray_messaging.errors import Closed, MessagingError, OutcomeUnknown
 
@@ -45,6 +46,14 @@ def result(ref: Any, *, actor_name: str, sends: bool = False) -> Any:  # noqa: A
         raise translated(error, actor_name=actor_name, sends=sends) from error
 
 
+async def value_of(waiting: Waiting, ref: Any, *, actor_name: str, sends: bool = False) -> Any:  # noqa: ANN401 - an ObjectRef and its value
+    """Wait for a call and return its result, as `result`."""
+    try:
+        return await waiting.value(ref)
+    except (RayTaskError, RayActorError) as error:
+        raise translated(error, actor_name=actor_name, sends=sends) from error
+
+
 def known_dead(actor: Any) -> bool:  # noqa: ANN401 - a Ray actor handle
     """Return whether this process knows that an actor is dead for good, so that a call would never begin.
 
@@ -70,7 +79,7 @@ def gone(actor_name: str) -> Closed:
     )
 
 
-def insist(actor: Any, call: Callable[[], Any], *, actor_name: str) -> Any:  # noqa: ANN401 - a handle, an ObjectRef, its value
+async def insist(waiting: Waiting, actor: Any, call: Callable[[], Any], *, actor_name: str) -> Any:  # noqa: ANN401 - a handle, an ObjectRef, its value
     """Repeat a call, which must be idempotent, while its actor restarts; raises as `result`.
 
     The actor must have a method `ready`. Ray's own retries are slower: they come up to a second after Ray has noticed
@@ -78,14 +87,14 @@ def insist(actor: Any, call: Callable[[], Any], *, actor_name: str) -> Any:  # n
     """
     while True:
         try:
-            return result(call(), actor_name=actor_name)
+            return await value_of(waiting, call(), actor_name=actor_name)
         except Closed as error:
             if not isinstance(error.__cause__, ActorUnavailableError):
                 raise
-        wait_restart(actor)
+        await wait_restart(waiting, actor)
 
 
-def wait_restart(actor: Any, timeout_s: float = math.inf) -> None:  # noqa: ANN401 - a Ray actor handle
+async def wait_restart(waiting: Waiting, actor: Any, timeout_s: float = math.inf) -> None:  # noqa: ANN401 - a Ray actor handle
     """Wait until an actor answers or is dead, with a limit.
 
     A call made during a restart fails only seconds later, when newer calls would succeed: several are made.
@@ -94,17 +103,17 @@ def wait_restart(actor: Any, timeout_s: float = math.inf) -> None:  # noqa: ANN4
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         calls.append(actor.ready.remote())
-        done, calls = ray.wait(calls, num_returns=len(calls), timeout=ACTOR_CALL_RETRY.first_s)
+        done, calls = await waiting.some(calls, ACTOR_CALL_RETRY.first_s)
         for ref in done:
             try:
-                ray.get(ref)
+                await waiting.value(ref)
             except ActorUnavailableError:
                 continue
             except (RayTaskError, RayActorError):  # the caller's next call gets the error
                 pass
             return
         if not calls:  # all failed at once
-            time.sleep(ACTOR_CALL_RETRY.first_s)
+            await waiting.pause(ACTOR_CALL_RETRY.first_s)
 
 
 def translated(error: RayTaskError | RayActorError, *, actor_name: str, sends: bool = False) -> Exception:

@@ -11,10 +11,12 @@ import numpy as np
 
 from ray_messaging.addressing.channels import check_name
 from ray_messaging.cluster.handles.own_loop import run_in_own_loop
-from ray_messaging.common.tables import data_frame
+from ray_messaging.common.notebook import SHOWN, html_table
+from ray_messaging.common.tables import data_frame, utc_times
+from ray_messaging.common.texts import utc_time
 from ray_messaging.config import MessagingConfig, ServerConfig
 from ray_messaging.errors import ConfigError, FrameError, UnknownName
-from ray_messaging.message import Messages, Slice
+from ray_messaging.messages import Messages, Slice
 from ray_messaging.model.batch import Batch
 from ray_messaging.transports.backend import backend_of
 from ray_messaging.transports.dead_letter_store import PAGE, DeadFrame, DeadLetterStore, unhandled
@@ -73,6 +75,12 @@ class DeadLetter:
 
 
 Letters = list[DeadLetter]  # `list` is a method's name below
+
+
+def _columns(letters: Iterable[DeadLetter]) -> dict[str, list[Any]]:
+    rows = [(one.id, one.mailbox, one.reason, one.at, one.rows, len(one.frame), one.readable) for one in letters]
+    names = ("id", "mailbox", "reason", "at", "rows", "bytes", "readable")
+    return {name: [row[place] for row in rows] for place, name in enumerate(names)}
 
 
 class Requeues(NamedTuple):
@@ -148,10 +156,15 @@ class DeadLetters:
         }
 
     def to_pandas(self) -> Any:  # noqa: ANN401 - pandas.DataFrame, where pandas is installed
-        """Return a pandas.DataFrame of id, mailbox, reason, at (unix s), rows, bytes, readable."""
-        rows = [(one.id, one.mailbox, one.reason, one.at, one.rows, len(one.frame), one.readable) for one in self]
-        names = ("id", "mailbox", "reason", "at", "rows", "bytes", "readable")
-        return data_frame({name: [row[place] for row in rows] for place, name in enumerate(names)})
+        """Return a pandas.DataFrame of id, mailbox, reason, at (UTC), rows, bytes, readable."""
+        columns = _columns(self)
+        return data_frame(columns | {"at": utc_times(columns["at"]).to_pandas()})
+
+    def _repr_html_(self) -> str:
+        columns = _columns(self.list(limit=SHOWN))
+        total = len(self)
+        title = f"{type(self).__name__}({self.exp_id!r}: {total:,} letters)"
+        return html_table(title, columns | {"at": [utc_time(at) for at in columns["at"]]}, total)
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("these dead letters hold the server's password: pass the Messaging, and ask it for them there")

@@ -3,9 +3,11 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from ray_messaging.addressing.channels import check_name
 from ray_messaging.cluster.handles.connection import ExperimentConnection
+from ray_messaging.common.notebook import html_table
 from ray_messaging.errors import ConfigError, RuleError
 from ray_messaging.interception.rules.support.graphs import read_network
 from ray_messaging.model.agent_sets import AgentSet
@@ -28,6 +30,19 @@ class ExperimentSteps:
     def __repr__(self) -> str:
         return f"ExperimentSteps({self._connection.exp_id!r})"
 
+    def _repr_html_(self) -> str:
+        progress = self.progress()
+        groups = progress.groups.values()
+        columns: dict[str, list[Any]] = {
+            "group": [*progress.groups],
+            "closed": [group.closed for group in groups],
+            "open": [group.open for group in groups],
+            "driver": [None if group.driver is None else group.driver.task for group in groups],
+            "idle (s)": [group.idle_ms / 1000 for group in groups],
+        }
+        paused = f", pauses after step {progress.target}" if progress.target is not None else ""
+        return html_table(f"{self!r}: step {progress.sealed + 1}{paused}", columns, len(groups))
+
     def progress(self) -> Progress:
         """Return how far each group is, and the pause."""
         progress: Progress = self._connection.ask(self._interceptor.step_progress.remote())
@@ -46,6 +61,11 @@ class ExperimentSteps:
     def hosted(self) -> dict[str, AgentSet]:
         """Return the agents of the groups that each step waits for."""
         found: dict[str, AgentSet] = self._connection.ask(self._interceptor.hosted.remote(self.groups))
+        return found
+
+    def moved(self) -> dict[str, AgentSet]:
+        """Return the agents of the groups from which some have left, or to which some have come."""
+        found: dict[str, AgentSet] = self._connection.ask(self._interceptor.moved.remote())
         return found
 
     @property

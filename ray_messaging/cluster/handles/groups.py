@@ -9,7 +9,7 @@ from ray_messaging.addressing.channels import AgentId, check_id, check_name, che
 from ray_messaging.cluster.actors.group.group_actor import GroupActor
 from ray_messaging.cluster.handles.actor_calls import find_actor, result
 from ray_messaging.cluster.handles.connection import ExperimentConnection
-from ray_messaging.cluster.handles.group import Group, check_agents
+from ray_messaging.cluster.handles.group.group import Group, check_agents
 from ray_messaging.cluster.lifecycle import ACTOR, StartedExperiment, leave, remote
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.errors import AlreadyExists, Closed, UnknownName, ended

@@ -5,13 +5,16 @@ from collections.abc import Iterable, Sequence
 import ray
 
 from ray_messaging.addressing.channels import AgentId, check_name
+from ray_messaging.cluster.audiences.home import AudienceFiles
 from ray_messaging.cluster.handles.actor_calls import find_actor
 from ray_messaging.cluster.handles.connection import ExperimentConnection
-from ray_messaging.cluster.handles.group import check_agents
+from ray_messaging.cluster.handles.group.group import check_agents
 from ray_messaging.cluster.owner_liveness import gone_for
+from ray_messaging.cluster.ray_metrics import RayMetrics
 from ray_messaging.common.process_tuning import relax_collector
 from ray_messaging.errors import ConfigError
 from ray_messaging.messager import GroupMessager
+from ray_messaging.observability.metrics.messager_metrics import MessagerMetrics
 from ray_messaging.observability.observer import Observer
 from ray_messaging.transports.backend import backend_of
 
@@ -26,6 +29,7 @@ async def open_messager(
     """Open a messager in this process that hosts agents; raise AlreadyExists where its name or an agent is taken."""
     check_agents(agents)
     experiment = await connection.with_password_async()
+    metrics = MessagerMetrics() if experiment.metrics and observer is None else None
     messager = GroupMessager(
         experiment.redis,
         experiment.exp_id,
@@ -33,6 +37,8 @@ async def open_messager(
         name=name,
         settings=experiment.group_settings,
         observer=observer,
+        tracing=experiment.tracing,
+        audiences=AudienceFiles(experiment, connection.interceptor),
     )
     context = ray.get_runtime_context()
     owner = f"{experiment.run}/{context.get_actor_id() or context.get_worker_id()}"
@@ -43,6 +49,9 @@ async def open_messager(
         await messager.close()
         raise
     relax_collector()
+    if metrics is not None:
+        labels = (("experiment", experiment.exp_id), ("messager", name))
+        RayMetrics(lambda: metrics.families(messager.stats()), labels).start(lambda: messager.engine.closed)
     return messager
 
 

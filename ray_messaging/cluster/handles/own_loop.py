@@ -5,21 +5,35 @@ import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 
-class OwnLoop:
-    """An event loop in a thread of its own, for objects that live through several calls; it ends with its block."""
+class SharedLoop:
+    """An event loop in a thread of its own, for all that enter it; the thread ends when the last one has left."""
 
     def __init__(self, name: str) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=f"ray_messaging {name}", daemon=True)
+        self._name = name
+        self._changing = threading.Lock()
+        self._users = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def enter(self) -> None:
+        """Use the loop from now on; `leave` comes later."""
+        with self._changing:
+            self._users += 1
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(
+                    target=_serve, args=(self._loop,), name=f"ray_messaging {self._name}", daemon=True
+                )
+                self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine, and wait for its result; Ctrl-C cancels it."""
+        assert self._loop is not None
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -27,16 +41,31 @@ class OwnLoop:
             future.cancel()
             raise
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
+    def leave(self, last: Coroutine[Any, Any, None] | None = None) -> None:
+        """Run a last coroutine, and use the loop no more.
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        The garbage collector may call this in the loop's own thread, which cannot wait for it.
+        """
+        if last is None:
+            self._left()
+            return
+        assert self._loop is not None
+        future = asyncio.run_coroutine_threadsafe(last, self._loop)
+        future.add_done_callback(lambda _: self._left())
+        if threading.current_thread() is not self._thread:
+            future.result()
+
+    def _left(self) -> None:
+        with self._changing:
+            self._users -= 1
+            if self._users == 0 and self._loop is not None:
+                self._loop.call_soon_threadsafe(self._loop.stop)
+                self._loop = self._thread = None
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    loop.run_forever()
+    loop.close()
 
 
 def run_in_own_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:

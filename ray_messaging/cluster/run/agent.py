@@ -12,13 +12,17 @@ import msgspec
 import numpy as np
 
 from ray_messaging.addressing.channels import AGENT_CHAT, AgentId
+from ray_messaging.cluster.run.homes import Homes
 from ray_messaging.cluster.run.remembered_calls import RememberedCalls
 from ray_messaging.common.awaitables import is_async
-from ray_messaging.errors import ConfigError, MessagingError, StepFailed
-from ray_messaging.message import Messages
+from ray_messaging.errors import ConfigError, MessagingError, NoQuestion, StepFailed
+from ray_messaging.message import Message
+from ray_messaging.messages import Messages
+from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.steps.accounts.digests import id_bytes
 from ray_messaging.steps.agent_places import NO_PLACES
 from ray_messaging.steps.call_memory import CallMemory
+from ray_messaging.steps.hosting.arrivals import Arrival
 from ray_messaging.steps.random_numbers import StepGenerators
 from ray_messaging.steps.step import Step
 
@@ -33,7 +37,7 @@ class Agent:
     object that `run` got, `neighbours` the agents that its edges of the graph lead to.
     """
 
-    __slots__ = ("_rng", "_society", "data", "id", "neighbours", "shared", "state", "stopped")
+    __slots__ = ("_place", "_rng", "_send", "_society", "data", "id", "neighbours", "shared", "state", "stopped")
 
     def __init__(self, society: "Society", agent_id: AgentId, place: int) -> None:
         self.id = agent_id
@@ -43,7 +47,13 @@ class Agent:
         self.neighbours: Sequence[AgentId] = society.neighbours[place] if society.neighbours else ()
         self.stopped = False
         self._society = society
-        self._rng: tuple[int, np.random.Generator] | None = None
+        self._place = place
+        self._rng: np.random.Generator | None = None
+        self._send: Callable[..., None] = self._refuse
+
+    def begin(self, step: Step) -> None:
+        """Send, and draw random numbers, in a step from now on."""
+        self._send, self._rng = step.send, None
 
     def __repr__(self) -> str:
         return f"Agent({self.id!r}, step={self.step})"
@@ -56,15 +66,45 @@ class Agent:
     @property
     def rng(self) -> np.random.Generator:
         """Return the agent's random numbers of this step; they depend on seed, step and agent alone."""
-        if self._rng is None or self._rng[0] != self.step:
-            self._rng = self.step, self._society.generator(self.id)
-        return self._rng[1]
+        if self._rng is None:
+            self._rng = self._society.generators.at(self._place)
+        return self._rng
 
     def send(self, to: AgentId, payload: object, *, subtopic: str = AGENT_CHAT, deliver_at: int | None = None) -> None:
         """Send a message, to be read in the next step or in `deliver_at`; raises as `Step.send`."""
+        self._send(self.id, to, payload, subtopic=subtopic, deliver_at=deliver_at)
+
+    def broadcast(
+        self, audience: object, payload: object, *, subtopic: str = AGENT_CHAT, deliver_at: int | None = None
+    ) -> None:
+        """Send one message to all hearers of this agent in an audience; raises as `Step.broadcast`."""
+        self._open_step.broadcast(self.id, audience, payload, subtopic=subtopic, deliver_at=deliver_at)
+
+    def _refuse(self, *_args: object, **_more: object) -> None:
+        raise self._at_start()
+
+    def ask(self, to: AgentId, payload: object, *, subtopic: str = AGENT_CHAT, deliver_at: int | None = None) -> str:
+        """Ask an agent; return the question's id, which is the `in_reply_to` of its answer. Raises as `Step.ask`."""
+        return self._open_step.ask(self.id, to, payload, subtopic=subtopic, deliver_at=deliver_at)
+
+    def reply(self, message: Message, payload: object, *, deliver_at: int | None = None) -> None:
+        """Answer a question of this step's inbox; raises as `Step.reply`, and NoQuestion for another agent's."""
+        if message.to_id != self.id:
+            raise NoQuestion(
+                f"agent {self.id!r} cannot answer message {message.id}, because agent {message.to_id!r} was asked",
+                question=message.id,
+                agent=self.id,
+            )
+        self._open_step.reply(message, payload, deliver_at=deliver_at)
+
+    @property
+    def _open_step(self) -> Step:
         if self._society.step is None:
-            raise ConfigError(f"agent {self.id!r} cannot send at its start: send in the model's function")
-        self._society.step.send(self.id, to, payload, subtopic=subtopic, deliver_at=deliver_at)
+            raise self._at_start()
+        return self._society.step
+
+    def _at_start(self) -> ConfigError:
+        return ConfigError(f"agent {self.id!r} cannot send at its start: send in the model's function")
 
     def remember(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Awaitable[Any]:  # noqa: ANN401 - a function of the user's
         """Call a function, async or plain, and keep its result: when the step runs again, it comes without a call.
@@ -113,6 +153,8 @@ class Society:
         self.shared = shared
         self.data = data
         self.neighbours = neighbours
+        self.homes: Homes | None = None  # of agents that have moved
+        self._places: Sequence[AgentId] = NO_PLACES
         self._group = group
         self._model = model
         self._start = start
@@ -120,7 +162,7 @@ class Society:
         self._timeout = timeout
         self._agents: list[Agent] = []
         self._ids = b""
-        self._at_start = StepGenerators(0, START, NO_PLACES)
+        self.generators = StepGenerators(0, START, NO_PLACES)  # of the step, by the places of the agents
         self._threads = ThreadPoolExecutor(concurrency, "remembered call")
 
     async def run(self, step: Step, memory: CallMemory | None = None) -> None:
@@ -129,9 +171,14 @@ class Society:
         Args: `memory` keeps the results of calls that agents remember.
         Raises: StepFailed for the first function that raises; StepAborted where a call could not be remembered.
         """
-        if not self._agents or self.step is None or step.number != self.step.number + 1:
+        if (
+            not self._agents
+            or self.step is None
+            or step.number != self.step.number + 1
+            or step.places is not self._places
+        ):
             self._load(step)
-        self.step = step
+        self.step, self.generators = step, step.generators
         self.calls = None if memory is None else RememberedCalls(memory, self._threads)
         calls = self._calls(step)
         if not is_async(self._model):  # its calls may return awaitables all the same, as those of a decorated one
@@ -148,34 +195,50 @@ class Society:
         """Return the state of each agent."""
         return {agent.id: agent.state for agent in self._agents}
 
-    def read(self, agents: Sequence[AgentId], state: bytes | None) -> None:
-        """Take over a group's committed state."""
+    def read(
+        self,
+        agents: Sequence[AgentId],
+        state: bytes | None,
+        before: AgentSet | None = None,
+        arrivals: Sequence[Arrival] = (),
+    ) -> list[Agent]:
+        """Take over a group's committed state; return the agents that have none.
+
+        Args: `before` are the agents that the state is of (None: the same), `arrivals` agents from other groups.
+        """
+        if self.homes is not None:
+            self.data, self.neighbours = self.homes.rows(agents)
         self._agents = [Agent(self, agent_id, place) for place, agent_id in enumerate(agents)]
         self._ids = b"".join(map(id_bytes, agents))
-        if state is not None:
-            ids, states, stopped = kept_parts(state, 3, self._group)
-            if ids != self._ids:
-                raise ConfigError(
-                    f"group {self._group!r} began with other agents than the {len(agents):,} of this run: resume with "
-                    "the same agents and groups, or begin anew by on_existing='reset'"
-                )
-            for agent, kept in zip(self._agents, states, strict=True):
-                agent.state = kept
-            for place in stopped:
-                self._agents[place].stopped = True
+        own = Arrival(NO_AGENTS, self._group, state, AgentSet.of(agents) if before is None else before)
+        known: dict[AgentId, tuple[dict[str, Any], bool]] = {}
+        for part in (own, *arrivals):
+            known |= self._kept(part, len(agents))
+        for agent in self._agents:
+            if agent.id in known:
+                agent.state, agent.stopped = known[agent.id]
+        return [agent for agent in self._agents if agent.id not in known]
 
-    def generator(self, agent: AgentId) -> np.random.Generator:
-        """Return the random numbers of an agent in the step, or at its start."""
-        if self.step is not None:
-            return self.step.rng(agent)
-        return self._at_start.at(self._at_start.agents.place(agent))
+    def _kept(self, part: Arrival, count: int) -> dict[AgentId, tuple[dict[str, Any], bool]]:
+        """Return what a group's state keeps of its agents: the state of each, and whether it has stopped."""
+        if part.state is None:
+            return {}
+        ids, states, stopped = kept_parts(part.state, 3, part.group)
+        if ids != b"".join(map(id_bytes, part.before)):
+            raise ConfigError(
+                f"group {part.group!r} began with other agents than the {count:,} of this run: resume with the same "
+                "agents and groups, or begin anew by on_existing='reset'"
+            )
+        ended = frozenset(stopped)
+        kept = enumerate(zip(part.before, states, strict=True))
+        return {agent: (state, place in ended) for place, (agent, state) in kept}
 
     def _load(self, step: Step) -> None:
-        self._at_start = StepGenerators(step.seed, START, step.places)
-        self.step, self.seed = None, step.seed
-        self.read(step.agents, step.state)
-        if step.state is None and self._start is not None:
-            for agent in self._agents:
+        self.generators = StepGenerators(step.seed, START, step.places)
+        self.step, self.seed, self._places = None, step.seed, step.places
+        new = self.read(step.agents, step.state, step.before, step.arrivals)
+        if self._start is not None:
+            for agent in new:
                 try:
                     agent.state = self._start(agent)
                 except (Exception, SystemExit) as error:
@@ -188,11 +251,12 @@ class Society:
         """Call the model for all agents, ascending; yield the calls that are to be awaited. Raises StepFailed."""
         for agent, (_, inbox) in zip(self._agents, step.by_agent(), strict=True):
             if not agent.stopped:
+                agent.begin(step)
                 try:
                     answer = self._model(agent, inbox)
                 except (Exception, SystemExit) as error:
                     raise self._failed(agent, error) from error
-                if inspect.isawaitable(answer):
+                if answer is not None and inspect.isawaitable(answer):
                     yield agent, answer
                 elif answer is not None or self._timeout is not None:
                     raise self._failed(agent, unfit_answer(answer))

@@ -1,7 +1,7 @@
 """The agents of a group as arrays, for a model's function that runs once per group and step."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -9,10 +9,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ray_messaging.audiences.places import places_in
 from ray_messaging.cluster.run.agent import kept_parts, step_failed, unfit_answer
 from ray_messaging.errors import ConfigError
+from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.steps.accounts.digests import id_bytes
 from ray_messaging.steps.call_memory import CallMemory
+from ray_messaging.steps.hosting.arrivals import Arrival
 from ray_messaging.steps.step import Step
 
 _encode = msgspec.msgpack.encode
@@ -51,8 +54,8 @@ class CrowdSociety:
 
     async def run(self, step: Step, _calls: CallMemory | None = None) -> None:
         """Run the model; raise StepFailed where it raises."""
-        if self._crowd is None or step.number != self._step + 1:
-            self.read(step.agents, step.state)
+        if self._crowd is None or step.number != self._step + 1 or step.arrivals or step.before != step.places.agents:
+            self.read(step.agents, step.state, step.before, step.arrivals)
             if step.state is None and self._start is not None:
                 await self._call(step, self._set_start, "start")
         await self._call(step, self._run, "the model")
@@ -82,18 +85,37 @@ class CrowdSociety:
         """Return the state of the group."""
         return {self._group: {} if self._crowd is None else self._crowd.state}
 
-    def read(self, agents: Any, state: bytes | None) -> None:  # noqa: ANN401 - a sequence of ids
-        """Take over a group's committed state."""
+    def read(
+        self,
+        agents: Any,  # noqa: ANN401 - a sequence of ids
+        state: bytes | None,
+        before: AgentSet | None = None,
+        arrivals: Sequence[Arrival] = (),
+    ) -> None:
+        """Take over a group's committed state.
+
+        Args: `before` are the agents that the state is of (None: the same), `arrivals` agents from other groups.
+        """
         ids = agents.column.to_numpy()
         self._crowd = Crowd(self._group, ids, self._shared)
-        if state is not None:
-            known, kept = kept_parts(state, 2, self._group)
-            if known != _ids_of(ids):
-                raise ConfigError(
-                    f"group {self._group!r} began with other agents than the {len(ids):,} of this run: resume with the "
-                    "same agents and groups, or begin anew by on_existing='reset'"
-                )
-            self._crowd.state = {name: _array(*parts) for name, parts in kept.items()}
+        own = Arrival(NO_AGENTS, self._group, state, agents.agents if before is None else before)
+        self._crowd.state = self._kept(own, len(ids))
+        if not arrivals and own.before == agents.agents:
+            return
+        parts = [(own.before, self._crowd.state), *((part.before, self._kept(part, len(ids))) for part in arrivals)]
+        self._crowd.state = _gathered(agents.agents, parts)
+
+    def _kept(self, part: Arrival, count: int) -> dict[str, NDArray[Any]]:
+        """Return the arrays of a group's state."""
+        if part.state is None:
+            return {}
+        known, kept = kept_parts(part.state, 2, part.group)
+        if known != _ids_of(part.before.column.to_numpy()):
+            raise ConfigError(
+                f"group {part.group!r} began with other agents than the {count:,} of this run: resume with the same "
+                "agents and groups, or begin anew by on_existing='reset'"
+            )
+        return {name: _array(*parts) for name, parts in kept.items()}
 
     def _encoded(self) -> bytes:
         assert self._crowd is not None
@@ -104,6 +126,23 @@ class CrowdSociety:
                 raise TypeError(f"group.state[{name!r}] holds Python objects: keep numbers or bools")
             kept[name] = found.dtype.str, found.shape, found.tobytes()
         return _encode((_ids_of(self._crowd.ids), kept))
+
+
+def _gathered(agents: AgentSet, parts: Sequence[tuple[AgentSet, dict[str, NDArray[Any]]]]) -> dict[str, NDArray[Any]]:
+    """Return the rows of agents from the arrays of several groups; the first one's other arrays stay as they are."""
+    hosted, own = parts[0]
+    gathered: dict[str, NDArray[Any]] = {}
+    for name, array in own.items():
+        if array.shape[:1] != (len(hosted),):
+            gathered[name] = array
+            continue
+        made = np.zeros((len(agents), *array.shape[1:]), array.dtype)
+        for before, arrays in parts:
+            if name in arrays and arrays[name].shape == (len(before), *array.shape[1:]):
+                here = agents.find(before.column)
+                made[places_in(agents, before.column)[here]] = arrays[name][here]
+        gathered[name] = made
+    return gathered
 
 
 def _array(dtype: str, shape: tuple[int, ...], data: bytes) -> NDArray[Any]:

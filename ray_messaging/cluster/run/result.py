@@ -2,8 +2,10 @@
 
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
+from ray_messaging.common.notebook import SHOWN, html_table
 from ray_messaging.common.tables import data_frame
 
 
@@ -26,6 +28,12 @@ class Result:
     def __repr__(self) -> str:
         stopped = ", stopped" if self.stopped else ""
         return f"Result({len(self.states):,} states after {self.steps:,} steps{stopped}, {dict(self.fates)})"
+
+    def _repr_html_(self) -> str:
+        first = dict(islice(self.states.items(), SHOWN))
+        keys = list(dict.fromkeys(key for state in first.values() for key in state))
+        columns = {"agent": [*first]} | {key: [state.get(key) for state in first.values()] for key in keys}
+        return html_table(repr(self), columns, len(self.states))
 
     def to_pandas(self) -> Any:  # noqa: ANN401 - pandas is an extra
         """Return a DataFrame of the states: a row per agent, a column per key. Raises ImportError without pandas."""

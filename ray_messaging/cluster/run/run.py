@@ -45,7 +45,8 @@ def run(
     plans = plan_groups(agents, groups, graph, int(ray.cluster_resources().get("CPU", 2)))
     if options.by == "group" and (graph is not None or any(plan.data for plan in plans)):
         raise ConfigError('with by="group" pass the graph and the data of agents as shared=')
-    check_same(plans, messaging.steps.hosted(), begun=messaging.steps.progress().latest >= 0)
+    moved = messaging.steps.moved()
+    check_same(plans, messaging.steps.hosted(), begun=messaging.steps.progress().latest >= 0, moved=moved.keys())
     shared_ref = ray.put(shared)  # once in the store, however many groups there are
     actors: dict[str, Any] = {}
     try:
@@ -56,10 +57,10 @@ def run(
         _note(messaging, model, until, options, plans)
         # All groups are there before the first step begins.
         _results([actors[name].open.remote(messaging, plan) for name, plan in plan_refs.items()])
-        if graph is not None and messaging.steps.wait_for == WaitFor.SENDERS:
+        if graph is not None and not moved and messaging.steps.wait_for == WaitFor.SENDERS:
             messaging.steps.declare(senders_of(plans))
         refs = [
-            actors[name].run.remote(messaging, plan, model, until, options, shared_ref)
+            actors[name].run.remote(messaging, plan, model, until, options, shared_ref, plan_refs)
             for name, plan in plan_refs.items()
         ]
         steps, all_actors = messaging.steps, list(actors.values())

@@ -1,13 +1,18 @@
 """Ray actor of one group of a run: it hosts the agents, and runs the model step by step."""
 
+import asyncio
 from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ray_messaging.cluster.run.agent import Society
 from ray_messaging.cluster.run.crowd import CrowdSociety
+from ray_messaging.cluster.run.homes import Homes
 from ray_messaging.cluster.run.plan import GroupPlan
 from ray_messaging.common.process_tuning import tune_process
-from ray_messaging.errors import StepAborted
+from ray_messaging.errors import AlreadyExists, StepAborted
+from ray_messaging.model.agent_sets import NO_AGENTS
+from ray_messaging.steps.agent_places import AgentPlaces
 from ray_messaging.steps.step_loop import StepLoop, step_loop
 
 if TYPE_CHECKING:
@@ -43,7 +48,14 @@ class RunActor:
     async def open(self, messaging: "Messaging", plan: GroupPlan) -> None:
         """Host the group's agents."""
         if self._messager is None:
-            self._messager = await messaging.open_messager(plan.name, plan.agents)
+            # Agents may have moved before the process was started anew: the directory knows which ones are here.
+            moved = await asyncio.to_thread(_has_moved, messaging, plan.name)
+            try:
+                self._messager = await messaging.open_messager(plan.name, NO_AGENTS if moved else plan.agents)
+            except AlreadyExists:
+                if moved or not await asyncio.to_thread(_has_moved, messaging, plan.name):
+                    raise
+                self._messager = await messaging.open_messager(plan.name, NO_AGENTS)  # the first ones moved just now
             tune_process()
 
     async def run(
@@ -54,9 +66,12 @@ class RunActor:
         until: int,
         options: RunOptions,
         shared: object,
+        plans: Mapping[str, Any],
     ) -> GroupResult:
         """Run the model up to a step; a step that was not committed runs again. Raises StepFailed."""
-        society = society_of(plan, model, options, shared)
+        society, homes = society_of(plan, model, options, shared), Homes(plan, plans)
+        if isinstance(society, Society):
+            society.homes = homes
         await self.open(messaging, plan)
         assert self._messager is not None
         ran = False
@@ -66,11 +81,13 @@ class RunActor:
             try:
                 async for step in loop.steps(end):
                     ran = True
+                    await homes.prepare(step.places.agents)
                     await society.run(step, loop.calls)
             except StepAborted:
                 continue
             if loop.committed < loop.until - 1 or not ran:
-                society.read(loop.places, loop.state)
+                await homes.prepare(loop.before)
+                society.read(AgentPlaces(loop.before), loop.state)
             return GroupResult(society.states, loop.fates, max(loop.committed + 1, 0))
 
     async def end_after(self, last: int) -> None:
@@ -99,3 +116,8 @@ def society_of(plan: GroupPlan, model: Any, options: RunOptions, shared: object)
         concurrency=options.concurrency,
         timeout=options.timeout,
     )
+
+
+def _has_moved(messaging: "Messaging", group: str) -> bool:
+    """Return whether agents have come to a group or left it. It waits for other actors: not on an event loop."""
+    return group in messaging.steps.moved()

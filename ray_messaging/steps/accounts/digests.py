@@ -1,23 +1,34 @@
 """Digests of the messages of a step: equal for equal rows, in any order and layout.
 
 A row's canonical bytes are, in this order: step sent, step read, from_id, its n-th send, to_id, subtopic, fate, rule,
-labels, payload. A number takes 8 bytes, little endian; a text has its length before it. The digest of a step is the sum
-of the rows' BLAKE2b-256 modulo 2**256. The history digest chains it: BLAKE2b-256 of the history before, the step, the
-number of rows, and the step's digest.
+labels, payload. A question has "q" after them, an answer "a" and the id of its question, without the ordinal of one
+from outside, because that depends on the layout. A broadcast has "b", its audience's name and the hash of its pairs in
+place of to_id, and counts once for each of its pairs. A number takes 8 bytes, little endian; a text has its length
+before it. The digest of a step is the sum of the rows' BLAKE2b-256 modulo 2**256. The history digest chains it:
+BLAKE2b-256 of the history before, the step, the number of rows, and the step's digest.
 """
 
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
+from itertools import repeat
 from struct import Struct as Packer
 from typing import NamedTuple
 
 from ray_messaging.addressing.channels import AgentId
+from ray_messaging.steps.box_frames import FIRST_OUTSIDE
 
 SIZE = 32  # bytes of a digest
 _MODULUS: int = 1 << 8 * SIZE
 _number = Packer("<q").pack
 _length = Packer("<I").pack
 _NONE = b"n"
+
+
+class HeardBy(NamedTuple):
+    """The audience of a broadcast: its name, and the hash of its pairs."""
+
+    name: str
+    digest: bytes
 
 
 class DigestRow(NamedTuple):
@@ -33,6 +44,9 @@ class DigestRow(NamedTuple):
     rule: str | None
     labels: Sequence[str]
     payload: bytes
+    in_reply_to: str | None = None
+    expects_answer: bool = False
+    audience: HeardBy | None = None
 
 
 def row_bytes(row: DigestRow) -> bytes:
@@ -43,22 +57,38 @@ def row_bytes(row: DigestRow) -> bytes:
             _number(row.step_read),
             id_bytes(row.from_id),
             _number(row.ordinal),
-            id_bytes(row.to_id),
+            id_bytes(row.to_id) if row.audience is None else _audience_bytes(row.audience),
             _text(row.subtopic.encode()),
             _text(row.fate.encode()),
             _NONE if row.rule is None else b"r" + _text(row.rule.encode()),
             _length(len(row.labels)),
             *(_text(label.encode()) for label in sorted(row.labels)),
             _text(row.payload),
+            b"q" if row.expects_answer else b"",
+            b"" if row.in_reply_to is None else b"a" + _text(_question(row.in_reply_to).encode()),
         )
     )
 
 
-def sum_of(rows: Iterable[DigestRow]) -> int:
-    """Return the digest of some rows as a number; those of the parts of a step add up to the step's."""
+def _audience_bytes(audience: HeardBy) -> bytes:
+    return b"b" + _text(audience.name.encode()) + _text(audience.digest)
+
+
+def _question(message_id: str) -> str:
+    step, _, rest = message_id.partition("-")
+    ordinal, _, asker = rest.partition("-")
+    outside = ordinal.isdecimal() and int(ordinal) >= FIRST_OUTSIDE
+    return f"{step}-outside-{asker}" if outside else message_id
+
+
+def sum_of(rows: Iterable[DigestRow], weights: Iterable[int] = repeat(1)) -> int:
+    """Return the digest of some rows as a number; those of the parts of a step add up to the step's.
+
+    Args: weights says how often each row counts.
+    """
     total: int = 0
-    for row in rows:
-        total += int.from_bytes(blake2b(row_bytes(row), digest_size=SIZE).digest(), "little")
+    for row, weight in zip(rows, weights, strict=False):
+        total += weight * int.from_bytes(blake2b(row_bytes(row), digest_size=SIZE).digest(), "little")
     return total % _MODULUS
 
 

@@ -4,13 +4,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import msgspec
+import numpy as np
 
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.model.batch import Batch
-from ray_messaging.receipt import DELIVERED, FATES, Outcome
-from ray_messaging.steps.accounts.digests import SIZE, DigestRow, sum_of
+from ray_messaging.model.extension import Audience
+from ray_messaging.receipt import DELIVERED, FATES, UNDELIVERABLE, UNKNOWN, Outcome, PairFates
+from ray_messaging.steps.accounts.digests import SIZE, DigestRow, HeardBy, sum_of
 from ray_messaging.steps.box_frames import FIRST_OUTSIDE
 
+NO_AUDIENCES: Mapping[Audience, bytes] = {}
 Pair = tuple[AgentId | None, AgentId | None]  # sender and recipient
 
 
@@ -47,14 +50,39 @@ class StepAccount:
         self._fates: Counter[str] = Counter()
         self._sum = self._outside = 0
         self.total: Counter[str] = Counter()
+        self.audiences: Mapping[Audience, bytes] = {}  # by version, the hash of its pairs
+
+    def copy(self) -> "StepAccount":
+        """Return the account as it is now."""
+        made = StepAccount(digest=self._digest)
+        made.restore(self)
+        return made
+
+    def restore(self, before: "StepAccount") -> None:
+        """Go back to an earlier copy."""
+        self._fates, self.total = Counter(before._fates), Counter(before.total)
+        self._sum, self._outside = before._sum, before._outside
 
     def add(self, batch: Batch, outcome: Outcome) -> None:
-        """Add a batch of rows with their fates."""
+        """Add a batch of rows with their fates. Where some have an error instead, its step is not committed."""
+        if outcome.pairs is not None:
+            self._add_broadcasts(batch, outcome.pairs)
+            return
         for code, fate in enumerate(FATES):
             if count := outcome.codes.count(code):
                 self._fates[fate] += count
-        if self._digest:
-            self._sum += sum_of(digest_rows(batch, outcome.codes, outcome.blocks))
+        if self._digest and UNKNOWN not in outcome.codes:
+            self._sum += sum_of(digest_rows(batch, outcome.codes, outcome.blocks, self.audiences))
+
+    def _add_broadcasts(self, batch: Batch, pairs: PairFates) -> None:
+        """Add broadcasts with the fates of their pairs: each is hashed once for each fate, and counted by its pairs."""
+        for code, counts in ((DELIVERED, pairs.delivered), (UNDELIVERABLE, pairs.undeliverable)):
+            rows = np.flatnonzero(counts)
+            if len(rows):
+                self._fates[FATES[code]] += int(counts.sum())
+            if self._digest:
+                found = digest_rows(batch.take(rows), [code] * len(rows), {}, self.audiences)
+                self._sum += sum_of(found, counts[rows].tolist())
 
     def hear(self, batches: Sequence[Batch]) -> None:
         """Add messages from outside, in the order of their arrival, to the digest."""
@@ -80,6 +108,7 @@ def outside_rows(batches: Sequence[Batch]) -> list[DigestRow]:
     """
     rows, places = [], Counter[Pair]()
     for batch in batches:
+        asks = _asks(batch)
         noted = set() if batch.noted is None else set(batch.noted.tolist())
         assert isinstance(batch.step, int)
         assert batch.lines is not None
@@ -87,8 +116,16 @@ def outside_rows(batches: Sequence[Batch]) -> list[DigestRow]:
         for row, pair in enumerate(pairs):
             if pair[1] is not None and row not in noted:
                 fields = (batch.topic_of(row), FATES[DELIVERED], None, batch.labels_of(row), batch.lines.row(row))
-                rows.append(DigestRow(batch.step, batch.step, pair[0], outside_ordinal(places, pair), pair[1], *fields))
+                ordinal = outside_ordinal(places, pair)
+                ends = (batch.step, batch.step, pair[0], ordinal, pair[1])
+                rows.append(DigestRow(*ends, *fields, expects_answer=asks[row]))
     return rows
+
+
+def _asks(batch: Batch) -> Sequence[bool]:
+    """Tell for each message whether it is a question."""
+    asks = None if batch.extension is None else batch.extension.expects_answer
+    return [False] * batch.rows if asks is None else asks.tolist()
 
 
 def outside_ordinal(places: "Counter[Pair]", pair: Pair) -> int:
@@ -97,8 +134,16 @@ def outside_ordinal(places: "Counter[Pair]", pair: Pair) -> int:
     return FIRST_OUTSIDE + places[pair] - 1
 
 
-def digest_rows(batch: Batch, codes: Sequence[int], blocks: Mapping[int, tuple[str, str]]) -> list[DigestRow]:
-    """Return the rows of a batch as they count for the digest: with their fates, and rule and reason if blocked."""
+def digest_rows(
+    batch: Batch,
+    codes: Sequence[int],
+    blocks: Mapping[int, tuple[str, str]],
+    audiences: Mapping[Audience, bytes] = NO_AUDIENCES,
+) -> list[DigestRow]:
+    """Return the rows of a batch as they count for the digest: with their fates, and rule and reason if blocked.
+
+    A broadcast counts with the hash of its audience, in place of a hearer.
+    """
     extension, lines = batch.extension, batch.lines
     assert extension is not None
     assert extension.ordinal is not None
@@ -106,9 +151,11 @@ def digest_rows(batch: Batch, codes: Sequence[int], blocks: Mapping[int, tuple[s
     assert isinstance(extension.deliver, int)
     assert lines is not None
     from_ids, to_ids, ordinals = batch.from_ids.tolist(), batch.to_ids.tolist(), extension.ordinal.tolist()
-    rows = []
+    replies = [None] * batch.rows if extension.in_reply_to is None else extension.in_reply_to.tolist()
+    asks, rows = _asks(batch), []
+    audience = None if extension.audience is None else HeardBy(extension.audience.name, audiences[extension.audience])
     for row in range(batch.rows):
-        rule = blocks[row][0] if row in blocks else None
+        rule, topic = blocks[row][0] if row in blocks else None, batch.topic_of(row)
         rows.append(
             DigestRow(
                 batch.step,
@@ -116,11 +163,14 @@ def digest_rows(batch: Batch, codes: Sequence[int], blocks: Mapping[int, tuple[s
                 from_ids[row],
                 ordinals[row],
                 to_ids[row],
-                batch.topic_of(row),
+                "" if topic[0] == ":" else topic,  # an answer to the user
                 FATES[codes[row]],
                 rule,
                 batch.labels_of(row),
                 lines.row(row),
+                replies[row],
+                asks[row],
+                audience,
             )
         )
     return rows

@@ -13,7 +13,7 @@ from ray_messaging.steps.inbox import joined_in_order
 from ray_messaging.steps.supervision.amendments import message_keys
 from ray_messaging.transports.steps.box_reader import BoxReader
 from ray_messaging.transports.steps.store import StepStore
-from ray_messaging.transports.steps.values import OUTSIDE, Cover, box_name
+from ray_messaging.transports.steps.values import ASKER, OUTSIDE, Cover, box_name
 
 Rows = NDArray[np.intp]
 
@@ -77,7 +77,7 @@ async def sent_messages(store: StepStore, number: int, horizon: int) -> SentMess
     boxes = {
         box: [cover for cover in covers if cover.sent == number and cover.group != OUTSIDE]
         for box, covers in covered.items()
-        if not box.startswith(":")
+        if not box.startswith((":", ASKER))
     }
     parts = await asyncio.gather(*(_sent_to(store, box, covers) for box, covers in boxes.items() if covers))
     sources = [source for part in parts for source in part]
@@ -88,4 +88,4 @@ async def _sent_to(store: StepStore, box: str, covers: Sequence[Cover]) -> list[
     mailbox, _, step = box.rpartition("@")
     frames = await BoxReader(store, box).covered(covers)
     batches = [BoxBatch(mailbox, int(step), batch_of(frame, int(step))) for frame in frames]
-    return [each for each in batches if each.batch.rows]
+    return [each for each in batches if each.batch.rows and each.batch.fold is None]  # rules see no broadcasts

@@ -11,12 +11,12 @@ import numpy as np
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.addressing.directory import Directory
 from ray_messaging.common.backoff import STEP_SUPERVISOR_RETRY, Backoff
+from ray_messaging.common.limits import CALL_BYTES
 from ray_messaging.errors import Fenced, MessagingError, StepAborted
 from ray_messaging.interception.server.steps.judge import StepReview
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.model.extension import Extension
-from ray_messaging.sending.delivery.frame_router import CALL_BYTES
 from ray_messaging.steps.accounts.digests import SIZE
 from ray_messaging.steps.accounts.step_account import StepCounts
 from ray_messaging.steps.step_transport import StepTransport
@@ -114,7 +114,7 @@ class Supervisor:
         assert isinstance(taken, Taken)  # all interceptors are one driver
         self._state, self._total = taken.state, await self._counted(taken.closed)
         self._reviewer.load(taken.state, taken.closed + 1)
-        sender = StepTransport(self._transport, self._store, SUPERVISOR, taken.attempt, self._shut)
+        sender = StepTransport(self._transport, self._store, SUPERVISOR, taken.attempt, self._shut, taken.closed + 1)
         number, found = taken.closed + 1, None
         while await self._opened(number, taken.attempt, found):
             if number != self._shut_in:

@@ -4,10 +4,10 @@ import re
 from dataclasses import dataclass, field
 
 from ray_messaging.transports.memory.step_data import Member, StepData
-from ray_messaging.transports.steps.values import NOTES, PUBLICATIONS, BoxFrame, StepTag, box_name
+from ray_messaging.transports.steps.values import ASKER, NOTES, PLACES, PUBLICATIONS, BoxFrame, StepTag, box_name
 from ray_messaging.transports.transport import FrameFate, FrameWrite, SendReply, SendRequest, SendStatus
 
-_BOX = re.compile(r"[^:@]+@([0-9]+)")
+_BOX = re.compile(r"(?:[^:@]+|:places)@([0-9]+)")
 Size = tuple[int, int]  # rows and bytes
 
 
@@ -26,6 +26,15 @@ class BoxCall:
     planned: dict[str, int] = field(default_factory=dict)
     refused: dict[str, FrameFate] = field(default_factory=dict)
     sizes: dict[str, Size] = field(default_factory=dict)
+
+    def run_whole(self) -> bool:
+        """Write all, or nothing; return whether all is written."""
+        fates = {self._decide(write) for write in self.request.writes}
+        if self.status is not SendStatus.OK or not fates <= {FrameFate.WRITTEN, FrameFate.DUPLICATE}:
+            return False
+        self.planned, self.sizes = {}, {}
+        self.run()
+        return True
 
     def run(self) -> SendReply:
         """Write all that fits."""
@@ -58,7 +67,9 @@ class BoxCall:
             named = _BOX.fullmatch(write.mailbox)
             if named is None or not sent < int(named[1]) <= sent + self.data.given.horizon:
                 return FrameFate.GONE
-            if not self.data.reads(write.mailbox.rpartition("@")[0], sent, int(named[1])):
+            if not write.mailbox.startswith((ASKER, PLACES)) and not self.data.reads(
+                write.mailbox.rpartition("@")[0], sent, int(named[1])
+            ):
                 return FrameFate.GONE
         for box, frame, nbytes in _parts(write, self.tag):
             held = taken.get(box) or self.sizes.get(box) or self.data.size_of(box)

@@ -7,7 +7,9 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ray_messaging.addressing.host_dates import NO_DATES, HostDates
 from ray_messaging.addressing.patterns import glob_pattern
+from ray_messaging.audiences.records import StoredVersion
 from ray_messaging.config import Steps
 from ray_messaging.transports.cursors import START, Cursor, SelectiveAcks
 from ray_messaging.transports.dead_letter_store import LETTER_BYTES, DeadFacts, DeadFrame
@@ -79,11 +81,16 @@ class Mailbox:
     since: int = 0  # the first entry that can have come to it
     acked: SelectiveAcks = NOTHING  # behind the cursor
     rejected: set[int] = field(default_factory=set)  # entries that are dead letters before they are handled
+    held: bool = False  # it is full to all, as agents are leaving it
+    released: tuple[int, int] = (0, 0)  # epoch and number of the last departure that was done or given up
+    departed: tuple[int, int] = (0, 0)  # and of the last one that was done
 
     def fate(self, size: int, rows: int, nbytes: int) -> FrameFate:
         """Return WRITTEN if frames of so many rows and bytes fit, the largest of `size` bytes; else why not."""
         if self.limits.leased and self.alive_until < time.monotonic():
             return FrameFate.GONE
+        if self.held:
+            return FrameFate.FULL
         unlogged = (0, 0) if self.backlog is None else (self.backlog.messages + rows, self.backlog.nbytes + nbytes)
         return self.limits.fate(size, self.messages + rows, self.nbytes + nbytes, unlogged)
 
@@ -196,6 +203,9 @@ class Experiment:
     """All data of one experiment."""
 
     directory: int = 0
+    dates: HostDates = NO_DATES
+    schemas: dict[str, bytes] = field(default_factory=dict)
+    audiences: dict[str, tuple[StoredVersion, ...]] = field(default_factory=dict)
     interceptor: int = 0
     standing: int = 0  # the number under which standing verdicts count
     mailboxes: dict[str, Mailbox] = field(default_factory=dict)
@@ -205,6 +215,7 @@ class Experiment:
     born: int = 0
     log: Log = field(default_factory=Log)
     steps: StepData = field(default_factory=StepData)
+    surveys: dict[str, tuple[bytes, dict[str, bytes]]] = field(default_factory=dict)  # by id: record, parts
     written: asyncio.Event = field(default_factory=asyncio.Event)
 
     def verdict_status(self, epoch: int) -> SendStatus:
@@ -212,6 +223,13 @@ class Experiment:
         if epoch == -2:
             return SendStatus.UNJUDGED if self.interceptor else SendStatus.OK
         return SendStatus.OK if epoch in {-1, self.interceptor, self.standing} else SendStatus.STALE_VERDICTS
+
+    def date_change(self) -> int:
+        """Date the change of hosts that the directory's version has made; return the step from which it counts."""
+        steps = self.steps
+        since = steps.latest + 1
+        self.dates = self.dates.with_change(self.directory, since, steps.sealed - steps.given.horizon)
+        return since
 
     def wake(self) -> None:
         """Wake waiting readers."""
@@ -284,6 +302,11 @@ class MemoryServer:
         subscriber = self._subscribers.setdefault(sink, _Subscriber(set(), {}, exp_id))
         subscriber.channels.update(channels)
         subscriber.globs.update(dict.fromkeys(globs))
+
+    def unsubscribe_from(self, sink: Callable[[Ingress], None], channels: Collection[str]) -> None:
+        """Let a subscriber go from some channels."""
+        if sink in self._subscribers:
+            self._subscribers[sink].channels.difference_update(channels)
 
     def unsubscribe(self, sink: Callable[[Ingress], None]) -> None:
         """Let a subscriber go."""

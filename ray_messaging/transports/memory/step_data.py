@@ -3,11 +3,14 @@
 import asyncio
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ray_messaging.errors import Fenced
 from ray_messaging.transports.steps.errors import overtaken, unknown_group
 from ray_messaging.transports.steps.values import (
+    ASKER,
     OUTSIDE,
     PUBLICATIONS,
     SUPERVISOR,
@@ -24,6 +27,13 @@ from ray_messaging.transports.steps.values import (
 )
 
 _NAMES = 16  # in the answer to a driver that must wait
+
+
+class Sealed(NamedTuple):
+    """What goes out with a seal: channels and data to publish; answers, with the mailboxes outside of the steps."""
+
+    publications: list[tuple[str, bytes]]
+    answers: list[tuple[str, BoxFrame]]
 
 
 @dataclass
@@ -56,6 +66,7 @@ class Member:
     numbers: dict[tuple[str, str], int] = field(default_factory=dict)
     sent: dict[str, tuple[int, int]] = field(default_factory=dict)
     results: dict[str, bytes] = field(default_factory=dict)  # of calls in the step after `closed`
+    left: dict[int, bytes | None] = field(default_factory=dict)  # states, by the step from which agents are elsewhere
 
     @property
     def lease(self) -> str:
@@ -66,6 +77,16 @@ class Member:
     def counts(self) -> bool:
         """Tell whether it has steps to close."""
         return self.until is None or self.closed + 1 < self.until
+
+    def keep_left_state(self, step: int, sealed: int) -> None:
+        """Keep the state of before a step, which is being closed, where agents have left the group from it on."""
+        self.left = {since: state for since, state in self.left.items() if since > sealed}
+        if step in self.left:
+            self.left[step] = self.state
+
+    def state_before(self, step: int) -> bytes | None:
+        """Return the state that the last step before another one left."""
+        return self.left[step] if step in self.left and self.closed >= step else self.state
 
     def fence(self, group: str, attempt: int) -> Fenced | None:
         """Return the error of an attempt that does not have the group."""
@@ -195,6 +216,22 @@ class StepData:
         needed = max((first for first in kept if first <= self.sealed + 1), default=0)
         self.hears[group] = {first: old for first, old in kept.items() if first >= needed} | {at: senders}
 
+    def widen(self, source: str, target: str, since: int) -> None:
+        """Have a group hear, from a step on, all that another one hears, and itself be heard where that one is."""
+        mine = self.declared(source, since)
+
+        def wider(group: str, senders: frozenset[str] | None) -> frozenset[str] | None:
+            if group == target:
+                return None if senders is None or mine is None else senders | mine | {source}
+            return senders if senders is None or source not in senders else senders | {target}
+
+        for group, declared in self.hears.items():
+            current = [first for first in declared if first <= since]
+            now = {since: wider(group, declared[max(current)])} if current else {}
+            later = {first: wider(group, senders) for first, senders in declared.items() if first > since}
+            before = {first: senders for first, senders in declared.items() if first < since}
+            self.hears[group] = before | now | later
+
     def open_of(self, member: Member) -> int | None:
         """Return the step that a group has open; None: it has none, though it may have asked for one."""
         step = member.asked
@@ -254,15 +291,16 @@ class StepData:
         total = len(names) if total is None else total
         return Waiting(step, reason, tuple(names[:_NAMES]), total, f"{self.news}-0")
 
-    def seal(self) -> list[tuple[str, bytes]]:
-        """Seal the steps that all groups have closed by now; return channels and data that are to be published now."""
+    def seal(self) -> Sealed:
+        """Seal the steps that all groups have closed by now; return what goes out of the steps with that."""
         settings = self.given
         sealed = min((member.closed for member in self.members.values() if member.counts), default=self.latest)
         others = [member.closed for name, member in self.members.items() if member.counts and name != SUPERVISOR]
-        outgoing: list[tuple[str, bytes]] = []
+        outgoing = Sealed([], [])
         if sealed > self.sealed:
             for step in range(self.sealed + 1, sealed + 1):
-                outgoing += self._publications(step)
+                outgoing.publications.extend(self._publications(step))
+                outgoing.answers.extend(self._answers(step))
                 if self.holds:
                     self.kept[step + 1] = sum(box.nbytes for box in self.boxes.values() if box.step == step + 1)
             self.sealed = sealed
@@ -282,6 +320,15 @@ class StepData:
         frames = [frame for frame in box.frames if (frame.tag.group, frame.tag.attempt) in covered] if box else []
         parts = [part for frame in frames for part in zip(frame.publish[::2], frame.publish[1::2], strict=True)]
         return [(channel.decode(), data) for channel, data in parts]
+
+    def _answers(self, step: int) -> Iterator[tuple[str, BoxFrame]]:
+        """Yield what counts of the answers that mailboxes outside of the steps get at the end of a step."""
+        for name, box in self.boxes.items():
+            if name.startswith(ASKER) and box.step == step + 1:
+                covered = {StepTag(cover.group, cover.sent, cover.attempt) for cover in box.covers.values()}
+                for frame in box.frames:
+                    if frame.tag in covered:
+                        yield name.rpartition("@")[0].removeprefix(ASKER), frame
 
     def drop(self) -> None:
         """Delete the boxes of steps that are sealed, and handled by all holds."""

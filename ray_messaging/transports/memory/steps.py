@@ -22,6 +22,7 @@ from ray_messaging.transports.steps.values import (
     SUPERVISOR,
     BoxFrame,
     BoxSize,
+    BoxStart,
     ClosedStep,
     Closing,
     Committed,
@@ -42,7 +43,7 @@ from ray_messaging.transports.steps.values import (
     Waiting,
     box_name,
 )
-from ray_messaging.transports.transport import Published, SendReply, SendRequest, SendStatus
+from ray_messaging.transports.transport import FrameFate, Published, SendReply, SendRequest, SendStatus
 
 
 class MemorySteps:
@@ -60,8 +61,15 @@ class MemorySteps:
         return self._exp.steps
 
     def _seal(self) -> None:
-        for channel, data in self._data.seal():
+        sealed = self._data.seal()
+        for channel, data in sealed.publications:
             self._publish(Published(channel, data))
+        for name, frame in sealed.answers:
+            box = self._exp.mailboxes.get(name)
+            if box is not None and box.fate(0, 0, 0) is not FrameFate.GONE:
+                self._exp.entry += 1
+                box.append(self._exp.entry, frame.rows, frame.frame)
+                self._exp.wake()
 
     async def settings(self) -> StepSettings | None:
         """Return the settings of the experiment's steps; None: it has no steps."""
@@ -111,9 +119,11 @@ class MemorySteps:
         if changed:
             data.tell()
 
-    async def wait_for_all(self) -> None:
-        """Have each group wait for all others, whatever the settings say."""
-        self._data.wait_for = WaitFor.ALL
+    async def set_wait_for(self, mode: WaitFor) -> None:
+        """Set which groups a group waits for, whatever the settings say."""
+        if self._data.wait_for != mode:
+            self._data.wait_for = mode
+            self._data.tell()
 
     async def leave(self, group: str, *, at_once: bool = False) -> int:
         """End a membership; return the first step in which the group does not count."""
@@ -192,7 +202,7 @@ class MemorySteps:
         if (against := self._ask(group, member, step)) is not None:
             return against
         box = data.boxes.get(box_name(group, step), Box(step))
-        return Opened(step, tuple(box.covers.values()))
+        return Opened(step, tuple(box.covers.values()), self._exp.directory)
 
     def _ask(self, group: str, member: Member, step: int) -> Waiting | None:
         """Open a step to a group, if nothing speaks against it."""
@@ -219,6 +229,21 @@ class MemorySteps:
         if member is None or member.attempt != tag.attempt or data.open_of(member) != tag.sent:
             return SendReply(SendStatus.STEP_OVER)
         return BoxCall(data, member, request, tag, self._exp.verdict_status(request.interceptor_epoch)).run()
+
+    async def commit(
+        self, request: SendRequest, tag: StepTag, closing: Closing, *, go_on: bool = False
+    ) -> Committed | Refused | None:
+        """Write all frames of a step, and close it; None: nothing was written. Nothing here awaits anything else."""
+        data, member = self._data, self._data.members.get(tag.group)
+        record = data.records.get(tag.sent, {}).get(tag.group)
+        if member is None or member.attempt != tag.attempt:
+            if record is None or record.attempt != tag.attempt:
+                return None
+        elif member.closed < tag.sent:
+            call = BoxCall(data, member, request, tag, self._exp.verdict_status(request.interceptor_epoch))
+            if data.open_of(member) != tag.sent or not call.run_whole():
+                return None
+        return await self.close(tag.group, tag.attempt, tag.sent, closing, go_on=go_on)
 
     async def close(
         self, group: str, attempt: int, step: int, closing: Closing, *, go_on: bool = False
@@ -253,6 +278,7 @@ class MemorySteps:
         for name, (rows, _) in member.sent.items():
             data.boxes[name].covers[group, step] = Cover(group, step, member.attempt, rows)
         data.records[step][group] = ClosedStep(member.attempt, closing.counts)
+        member.keep_left_state(step, data.sealed)
         if closing.state_changed:
             member.state = closing.state
         member.closed, member.changed = step, time.monotonic()
@@ -277,7 +303,7 @@ class MemorySteps:
         member = self._data.members.get(group)
         return dict(member.results) if member is not None and member.closed + 1 == step else {}
 
-    async def wait(self, news: str, block_s: float) -> News:
+    async def wait(self, news: str, block_s: float, *, box: str = "", count: int = 0) -> News:
         """Return the newest of the news, once there are some after a place; at the latest after `block_s`."""
         data = self._data
         try:
@@ -286,9 +312,14 @@ class MemorySteps:
                     await data.told.wait()
         except TimeoutError:
             return News(news)
-        return News(f"{data.news}-0", data.opened, len(await self.boxes(data.opened)))
+        start = BoxStart(*await self.open_box(box, count)) if box else None
+        return News(f"{data.news}-0", data.opened, len(await self.boxes(data.opened)), self._exp.directory, start)
 
     # -- boxes ----------------------------------------------------------------------------------------------------
+
+    async def open_box(self, box: str, count: int) -> tuple[list[Cover], list[BoxFrame]]:
+        """Return all that counts of a box so far, and its first frames."""
+        return await self.covers(box), await self.read_box(box, count=count)
 
     async def read_box(self, box: str, after: str = "0-0", count: int = 64) -> list[BoxFrame]:
         """Return up to `count` frames of a box after an entry, those of all attempts."""

@@ -7,16 +7,19 @@ from math import inf
 
 from ray_messaging.addressing.directory import Record, decode_record, encode_record
 from ray_messaging.addressing.patterns import GLOBS, Patterns
+from ray_messaging.audiences.records import StoredVersion, needed
 from ray_messaging.common.limits import DEAD_BYTES
 from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.errors import Closed
 from ray_messaging.observability.observer import Observer
 from ray_messaging.transports.cursors import START, Cursor, SelectiveAcks, decode_ranges, encode_rows, rows_of
 from ray_messaging.transports.dead_letter_store import DeadFrame, kept_of
+from ray_messaging.transports.memory.departures import MemoryDepartures
 from ray_messaging.transports.memory.log import MemoryLog
 from ray_messaging.transports.memory.send_call import SendCall
 from ray_messaging.transports.memory.server import Backlog, Mailbox, MemoryServer, Sender, number
 from ray_messaging.transports.memory.steps import MemorySteps
+from ray_messaging.transports.memory.surveys import MemorySurveys
 from ray_messaging.transports.transport import (
     LOG,
     DirectoryDelta,
@@ -52,6 +55,8 @@ class MemoryTransport:
         self.exp = server.experiments[exp_id]
         self.log = MemoryLog(self.exp)
         self.steps = MemorySteps(self.exp, exp_id, self._publish)
+        self.surveys = MemorySurveys(self.exp)
+        self.departures = MemoryDepartures(self.exp, dead_bytes)
         self._dead_bytes = dead_bytes
         self._sink: Callable[[Ingress], None] | None = None
 
@@ -75,7 +80,34 @@ class MemoryTransport:
             if box.limits.leased and box.alive_until < time.monotonic():
                 self._bury_mailbox(name, "the lease of its messager has expired")
         changed = [decode_record(box.record) for box in exp.mailboxes.values() if box.changed > since]
-        return DirectoryDelta(exp.directory, changed, list(exp.mailboxes), logged=exp.log.limits is not None)
+        logged = exp.log.limits is not None
+        schemas, audiences = dict(exp.schemas), dict(exp.audiences)
+        return DirectoryDelta(exp.directory, changed, list(exp.mailboxes), logged, schemas, audiences, exp.dates)
+
+    async def set_schema(self, subtopic: str, schema: bytes | None) -> None:
+        """Keep the JSON Schema of a subtopic's payloads in the directory (None: remove it)."""
+        exp = self.exp
+        if exp.schemas.get(subtopic) != schema:
+            exp.schemas[subtopic] = schema or b""
+            exp.schemas = {name: text for name, text in exp.schemas.items() if text}
+            exp.directory += 1
+
+    async def set_audience(self, name: str, version: int, facts: str, since: int | None = None) -> int | None:
+        """Keep a version of an audience in the directory ("": it is removed); return the step since which it counts.
+
+        None: the last version is not the one before this one.
+        """
+        exp = self.exp
+        versions = exp.audiences.get(name, ())
+        last = versions[-1] if versions else StoredVersion(0, 0, "")
+        if (last.version, last.facts) == (version, facts):
+            return last.since
+        if version != last.version + 1:
+            return None
+        added = StoredVersion(version, exp.steps.latest + 1 if since is None else since, facts)
+        exp.audiences[name] = needed((*versions, added), exp.steps.sealed)
+        exp.directory += 1
+        return added.since
 
     async def take_sender_epoch(
         self,
@@ -127,14 +159,18 @@ class MemoryTransport:
             lease = f"{box.alive_until}:{int(box.limits.lease_s * 1000)}"
             if over != lease:
                 return Held(box.owner, lease, overdue=False)
+        stepped = box is not None and record.mailbox in exp.steps.members
         box = box or self._make(record.mailbox, limits, owner)
         box.limits, box.owner, box.alive_until = limits, owner, now + limits.lease_s
         if epoch is None:
             box.epoch += 1
             box.handled = (0, 0)
+            box.held = False
         if box.record != encode_record(record):
             exp.directory += 1
             box.record, box.changed = encode_record(record), exp.directory
+            if stepped:
+                exp.date_change()
         return Listening(exp.directory, box.epoch, box.cursor, box.state, box.acked.ranges)
 
     def _make(self, name: str, limits: Limits, owner: str) -> Mailbox:
@@ -268,9 +304,11 @@ class MemoryTransport:
         self._sink = sink
         self.server.subscribe(channels, globs, sink, exp_id=self.exp_id)
 
-    async def unsubscribe(self) -> None:
-        """Stop listening to foreign clients."""
-        if self._sink is not None:
+    async def unsubscribe(self, channels: Collection[str] | None = None) -> None:
+        """Stop listening to foreign clients, on some channels or (None) on all."""
+        if self._sink is not None and channels is not None:
+            self.server.unsubscribe_from(self._sink, channels)
+        elif self._sink is not None:
             self.server.unsubscribe(self._sink)
             self._sink = None
 

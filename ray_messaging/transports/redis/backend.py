@@ -25,8 +25,14 @@ class RedisBackend:
 
     def transport(self, exp_id: str, settings: MessagingConfig, *, run: str = "") -> RedisTransport:
         """Make the transport of a messager."""
-        patience_s, dead_bytes = settings.send_timeout_s, settings.dead_bytes
-        return RedisTransport(self._config, exp_id, patience_s=patience_s, dead_bytes=dead_bytes, run=run)
+        return RedisTransport(
+            self._config,
+            exp_id,
+            patience_s=settings.send_timeout_s,
+            dead_bytes=settings.dead_bytes,
+            run=run,
+            wait_replicas=settings.wait_replicas,
+        )
 
     def stores(self, exp_id: str, settings: MessagingConfig, *, run: str = "") -> RedisStores:
         """Make the stores of an experiment; `run` is the start of it that must hold it ("": any)."""

@@ -87,6 +87,20 @@ class RedisIngress:
             self._confirm()
         await ready
 
+    async def unsubscribe(self, channels: Collection[str]) -> None:
+        """Take channels away; return when the server has confirmed it. A pattern for all agents stays."""
+        gone = [channel for channel in channels if channel in self._few or (self._exact and self._many)]
+        for channel in gone:
+            self._few.pop(channel, None)
+        if not gone or self._connection is None or not self._connection.is_open:
+            return
+        ready = asyncio.get_running_loop().create_future()
+        self._waiting.append(ready)
+        self._commands.append(_commands("UNSUBSCRIBE", gone))
+        self._unconfirmed += len(gone)
+        self._ask()
+        await ready
+
     def loop(self) -> TaskHealth:
         """Return the health of the subscription."""
         return TaskHealth("subscription", self._task is not None and not self._task.done(), busy=False, age_s=0.0)
@@ -123,7 +137,7 @@ class RedisIngress:
         heard = True  # since it was cut last
         while True:
             try:
-                self._connection = await Feed.open(self._link.dedicated(), self._take)
+                self._connection = await Feed.open(await self._link.dedicated(), self._take)
                 heard = True
                 self._ours = False
                 self._commands.clear()

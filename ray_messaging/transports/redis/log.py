@@ -6,10 +6,11 @@ from typing import Any
 import msgspec
 
 from ray_messaging.addressing.channels import Keys
+from ray_messaging.transports.cursors import following
 from ray_messaging.transports.epochs import successor_of
 from ray_messaging.transports.experiment_store import other_run
 from ray_messaging.transports.log_store import LogItem, LogMark, LogStreams, log_fenced
-from ray_messaging.transports.redis.connection.blocking_reads import BlockingReads, after
+from ray_messaging.transports.redis.connection.blocking_reads import BlockingReads
 from ray_messaging.transports.redis.connection.link import RedisLink
 from ray_messaging.transports.transport import LOG, LOG_STREAM, Limits
 
@@ -130,7 +131,7 @@ class RedisLog:
         """Record the log's position in each stream, and trim entries that are not needed; raises Fenced."""
         args: list[Any] = [epoch, self.keys.prefix, len(written)]
         for stream, mark in written.items():
-            args += [stream, after(mark.entry), mark.messages, mark.nbytes]
+            args += [stream, following(mark.entry), mark.messages, mark.nbytes]
         await self._under_epoch(
             "note_written", [self.keys.meta, self.keys.state(LOG), self.keys.ended], [*args, *dropped]
         )

@@ -1,7 +1,9 @@
 """Probe of a server, from outside the event loops that use it: blocking, and bounded in time."""
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import redis
@@ -13,7 +15,9 @@ from ray_messaging.addressing.channels import Keys
 from ray_messaging.config import RedisConfig
 from ray_messaging.errors import ServerRefused
 from ray_messaging.transports.redis.connection.facts import read_info
-from ray_messaging.transports.redis.connection.link import RedisLink, connection_options, script_text
+from ray_messaging.transports.redis.connection.link import RedisLink, script_text
+from ray_messaging.transports.redis.connection.opening.connector import connection_options
+from ray_messaging.transports.redis.connection.opening.sentinels import Sentinels
 from ray_messaging.transports.server_facts import Kept, Mailbox, ServerFacts
 
 ANSWER_S = 2.0  # of one command
@@ -21,13 +25,17 @@ _PINGS = 3
 _MAILBOXES = 1_000  # that are looked at
 _LOOK_BYTES = 64 * 2**20
 _NAMES, _CLOSED_S = 100_000, 10.0
-_HEAD, _COLUMNS = 9, 13
+_HEAD, _COLUMNS = 9, 14
 COPY_FROM = "min-string-size-avoid-copy-reply"  # of Valkey 9.1 on, in bytes
 _SETTINGS = ("appendfsync", "save", "timeout", "client-output-buffer-limit", COPY_FROM)
 
 
 def client_of(config: RedisConfig, timeout_s: float = ANSWER_S) -> "redis.Redis":
-    """Make a blocking client that gives up soon."""
+    """Make a blocking client that gives up soon; raises redis-py's errors where Sentinels name no server."""
+    if config.sentinels:
+        with ThreadPoolExecutor(1) as thread:  # the caller's may have an event loop
+            server, port = thread.submit(asyncio.run, Sentinels(config).primary()).result()
+        config = config.model_copy(update={"server": server, "port": port})
     options = connection_options(config) | {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
     return redis.Redis(**options, retry=Retry(NoBackoff(), 0), max_connections=1)
 
@@ -101,7 +109,7 @@ def _kept(client: "redis.Redis", keys: Keys, now: float, most: int = _MAILBOXES,
 
 def _mailbox(row: Sequence[Any], now: float) -> Mailbox:
     name, messages, nbytes, max_messages, max_bytes, oldest, lease_ms, leased, *rest = row
-    unlogged, unlogged_bytes, hosts, owner, acked = rest
+    unlogged, unlogged_bytes, hosts, owner, acked, since = rest
     return Mailbox(
         name.decode(),
         # An entry that waits is something, whatever was counted.
@@ -117,4 +125,5 @@ def _mailbox(row: Sequence[Any], now: float) -> Mailbox:
         hosts == b"1",
         owner.decode(),
         int(acked),
+        since != b"",
     )

@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 from weakref import WeakValueDictionary
 
-from ray_messaging.transports.redis.connection.blocking_reads import BlockingReads
+from ray_messaging.transports.redis.connection.blocking_reads import BlockingReads, Commands
 from ray_messaging.transports.redis.connection.link import RedisLink
 from ray_messaging.transports.steps.values import News
 
@@ -30,7 +30,8 @@ class StepNewsReader:
 
     def __init__(self, link: RedisLink, stream: str) -> None:
         self._reads = BlockingReads(link)
-        self._server = link.config.server, link.config.port, link.config.db
+        config = link.config
+        self._server = config.server, config.port, config.db, config.sentinels, config.service, link.guard is None
         self._stream = stream
         self._round: _Round | None = None
 
@@ -38,8 +39,12 @@ class StepNewsReader:
         """Close the connection; the next read opens another one."""
         self._reads.close()
 
-    async def wait(self, news: str, block_s: float) -> News:
-        """Return the newest of the news, once there are some after a place; at the latest after `block_s`."""
+    async def wait(self, news: str, block_s: float, behind: Commands = (), replies: list[Any] | None = None) -> News:
+        """Return the newest of the news, once there are some after a place; at the latest after `block_s`.
+
+        Args: `behind` are commands that run right after the news, in the same round trip. Their replies are put into
+        `replies`; it stays empty where another messager of the process has read the news.
+        """
         loop = asyncio.get_running_loop()
         if self._round is None:
             self._round = _ROUNDS.setdefault((loop, *self._server, self._stream), _Round())
@@ -49,7 +54,9 @@ class StepNewsReader:
             if left <= 0:
                 return News(news)
             if not shared.reading:
-                await self._read(shared, news, left)
+                found = await self._read(shared, news, left, behind)
+                if replies is not None:
+                    replies[:] = found
                 continue
             try:
                 async with asyncio.timeout(left):
@@ -58,13 +65,15 @@ class StepNewsReader:
                 return News(news)
         return shared.newest
 
-    async def _read(self, shared: _Round, news: str, block_s: float) -> None:
+    async def _read(self, shared: _Round, news: str, block_s: float, behind: Commands) -> list[Any]:
         shared.reading, shared.done = True, asyncio.Event()
         try:
-            found = await self._reads.read({self._stream: news}, 1000, block_s)
+            found, *replies = await self._reads.read_with({self._stream: news}, 1000, block_s, behind)
             if found:
-                place, (_, _, _, opened, _, boxes) = found[0][1][-1]
-                shared.newest = News(place.decode(), int(opened), int(boxes))
+                place, (_, _, _, opened, _, boxes, *more) = found[0][1][-1]
+                directory = int(more[1]) if more else -1  # news of an earlier version of this library have none
+                shared.newest = News(place.decode(), int(opened), int(boxes), directory)
+            return replies if found else []  # without news a box may still change
         finally:
             shared.reading = False
             shared.done.set()

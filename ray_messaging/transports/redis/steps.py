@@ -24,6 +24,7 @@ from ray_messaging.transports.steps.values import (
     SUPERVISOR,
     BoxFrame,
     BoxSize,
+    BoxStart,
     ClosedStep,
     Closing,
     Committed,
@@ -46,6 +47,7 @@ from ray_messaging.transports.steps.values import (
 from ray_messaging.transports.transport import FrameFate, SendReply, SendRequest, SendStatus
 
 _RESULTS = 256  # of calls, in one reply
+_UNWRITTEN = 4  # reply of commit_step.lua
 
 
 class RedisSteps:
@@ -97,9 +99,9 @@ class RedisSteps:
         if latest != -1:
             raise too_late(at_step, latest)
 
-    async def wait_for_all(self) -> None:
-        """Have each group wait for all others, whatever the settings say."""
-        if await self._link.script("wait_for_all", [self._steps], [self._keys.prefix]) == -2:
+    async def set_wait_for(self, mode: WaitFor) -> None:
+        """Set which groups a group waits for, whatever the settings say."""
+        if await self._link.script("set_wait_for", [self._steps], [self._keys.prefix, mode]) == -2:
             raise without_steps(self._keys.exp_id)
 
     async def leave(self, group: str, *, at_once: bool = False) -> int:
@@ -153,32 +155,34 @@ class RedisSteps:
 
     async def send(self, request: SendRequest, tag: StepTag) -> SendReply:
         """Write frames to boxes in one script call."""
-        key = self._keys.step(tag.group)
-        args: list[Any] = [*self._of(tag.group), tag.attempt, tag.sent, request.sender, request.interceptor_epoch]
+        keys, args = self._sending(request, tag)
         large = add_writes(args, request.writes)
         cuts: list[None] = []
-        keys = [self._keys.meta, self._steps, key, f"{key}:sent"]
         reply = await self._link.script("send_to_boxes", keys, args, lambda: cuts.append(None), large)
         return SendReply(SendStatus(reply[0]), [FrameFate(fate) for fate in reply[1:]], repeated=bool(cuts))
+
+    def _sending(self, request: SendRequest, tag: StepTag) -> tuple[list[str], list[Any]]:
+        """Return the keys, and the arguments before the writes, of a script that writes frames."""
+        key = self._keys.step(tag.group)
+        args = [*self._of(tag.group), tag.attempt, tag.sent, request.sender, request.interceptor_epoch]
+        return [self._keys.meta, self._steps, key, f"{key}:sent"], args
 
     async def close(
         self, group: str, attempt: int, step: int, closing: Closing, *, go_on: bool = False
     ) -> Committed | Refused:
         """Close a step; raise Fenced."""
-        state: tuple[str, bytes] = "=", b""
-        if closing.state_changed:
-            state = ("-", b"") if closing.state is None else ("+", closing.state)
-        reply = await self._script("close_step", group, attempt, step, closing.rows, closing.counts, *state, int(go_on))
-        if reply[0] == 2:
-            return Refused(step, reply[1], tuple(name.decode() for name in reply[2:]))
-        if reply[0] == 3:
-            raise not_closable(group, step, reply[1], None if reply[2] is None else int(reply[2]))
-        if reply[0] != 1:
-            raise _not_ours(reply[0], group, attempt)
-        following = reply[2] if len(reply) > 2 else None
-        if following is None or following[0] <= 0:  # with a successor, the close of this step counts all the same
-            return Committed(step, reply[1])
-        return Committed(step, reply[1], _opening(following, group, attempt, step + 1))
+        reply = await self._script("close_step", group, attempt, step, *_closing(closing, go_on=go_on))
+        return _closed(reply, group, attempt, step)
+
+    async def commit(
+        self, request: SendRequest, tag: StepTag, closing: Closing, *, go_on: bool = False
+    ) -> Committed | Refused | None:
+        """Write all frames of a step, and close it; None: nothing was written. Raises Fenced."""
+        keys, args = self._sending(request, tag)
+        args += _closing(closing, go_on=go_on)
+        large = add_writes(args, request.writes)
+        reply = await self._link.script("commit_step", keys, args, large=large)
+        return None if reply[0] == _UNWRITTEN else _closed(reply, tag.group, tag.attempt, tag.sent)
 
     async def remember(self, group: str, attempt: int, step: int, results: Mapping[str, bytes]) -> bool:
         """Keep results of calls until the step is closed; return whether the attempt has the step open."""
@@ -204,9 +208,13 @@ class RedisSteps:
     def _results(self, group: str) -> str:
         return f"{self._keys.step(group)}:results"
 
-    async def wait(self, news: str, block_s: float) -> News:
+    async def wait(self, news: str, block_s: float, *, box: str = "", count: int = 0) -> News:
         """Return the newest of the news, once there are some after a place; at the latest after `block_s`."""
-        return await self._news.wait(news, block_s)
+        if not box:
+            return await self._news.wait(news, block_s)
+        replies: list[Any] = []
+        found = await self._news.wait(news, block_s, self._start_of(box, count), replies)
+        return found._replace(start=BoxStart(*_start(*replies))) if replies else found
 
     # -- boxes ----------------------------------------------------------------------------------------------------
 
@@ -215,12 +223,17 @@ class RedisSteps:
         entries = await self._link.command("XRANGE", self._keys.box(box), f"({after}", "+", "COUNT", count)
         return [_box_frame(entry.decode(), fields) for entry, fields in entries]
 
+    async def open_box(self, box: str, count: int) -> tuple[list[Cover], list[BoxFrame]]:
+        """Return all that counts of a box so far, and its first frames."""
+        return _start(*await self._link.commands(*self._start_of(box, count)))
+
+    def _start_of(self, box: str, count: int) -> list[tuple[Any, ...]]:
+        # A script would copy the frames once more, which takes four times as long.
+        return [("HGETALL", self._keys.cover(box)), ("XRANGE", self._keys.box(box), "-", "+", "COUNT", count)]
+
     async def covers(self, box: str) -> list[Cover]:
         """Return all that counts of a box so far."""
-        found = await self._link.command("HGETALL", self._keys.cover(box))
-        return [
-            _cover(name, value) for name, value in zip(found[::2], found[1::2], strict=True) if name.startswith(b"c:")
-        ]
+        return _covers(await self._link.command("HGETALL", self._keys.cover(box)))
 
     async def boxes(self, step: int) -> list[str]:
         """Return the names of the boxes for a step."""
@@ -314,13 +327,43 @@ def _not_ours(has: int, group: str, attempt: int) -> Exception:
     return overtaken(group, attempt) if has == 0 else unknown_group(group, attempt)
 
 
+def _start(covers: list[bytes], entries: list[Any]) -> tuple[list[Cover], list[BoxFrame]]:
+    return _covers(covers), [_box_frame(entry.decode(), fields) for entry, fields in entries]
+
+
+def _covers(fields: list[bytes]) -> list[Cover]:
+    pairs = zip(fields[::2], fields[1::2], strict=True)
+    return [_cover(name, value) for name, value in pairs if name.startswith(b"c:")]
+
+
+def _closing(closing: Closing, *, go_on: bool) -> list[Any]:
+    """Return the arguments of a script that closes a step."""
+    state: tuple[str, bytes] = "=", b""
+    if closing.state_changed:
+        state = ("-", b"") if closing.state is None else ("+", closing.state)
+    return [closing.rows, closing.counts, *state, int(go_on)]
+
+
+def _closed(reply: list[Any], group: str, attempt: int, step: int) -> Committed | Refused:
+    if reply[0] == 2:
+        return Refused(step, reply[1], tuple(name.decode() for name in reply[2:]))
+    if reply[0] == 3:
+        raise not_closable(group, step, reply[1], None if reply[2] is None else int(reply[2]))
+    if reply[0] != 1:
+        raise _not_ours(reply[0], group, attempt)
+    following = reply[2] if len(reply) > 2 else None
+    if following is None or following[0] <= 0:  # with a successor, the close of this step counts all the same
+        return Committed(step, reply[1])
+    return Committed(step, reply[1], _opening(following, group, attempt, step + 1))
+
+
 def _opening(reply: list[Any], group: str, attempt: int, step: int) -> Opened | Waiting | Done:
     code, *rest = reply
     if code == 1:
-        parts = zip(rest[::4], rest[1::4], rest[2::4], rest[3::4], strict=True)
-        return Opened(
-            step, tuple(Cover(name.decode(), int(sent), int(by), int(rows)) for name, sent, by, rows in parts)
-        )
+        directory, *covers = rest
+        parts = zip(covers[::4], covers[1::4], covers[2::4], covers[3::4], strict=True)
+        found = tuple(Cover(name.decode(), int(sent), int(by), int(rows)) for name, sent, by, rows in parts)
+        return Opened(step, found, directory)
     if code == 2:
         reason, total, news, *names = rest
         return Waiting(step, Reason(reason.decode()), tuple(name.decode() for name in names), total, news.decode())

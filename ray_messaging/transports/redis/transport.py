@@ -9,7 +9,9 @@ import msgspec
 
 from ray_messaging.addressing.channels import Keys, all_agents
 from ray_messaging.addressing.directory import Record, decode_record, encode_record
+from ray_messaging.addressing.host_dates import HostDates
 from ray_messaging.addressing.patterns import GLOBS, Patterns
+from ray_messaging.audiences.records import decode_audiences
 from ray_messaging.common.limits import DEAD_BYTES
 from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.config import RedisConfig
@@ -18,12 +20,15 @@ from ray_messaging.observability.observer import Observer
 from ray_messaging.transports.cursors import START, Cursor, SelectiveAcks
 from ray_messaging.transports.dead_letter_store import kept_of
 from ray_messaging.transports.experiment_format import FORMAT
-from ray_messaging.transports.redis.connection.blocking_reads import BlockingReads, after
+from ray_messaging.transports.redis.connection.blocking_reads import BlockingReads, keep_of
 from ray_messaging.transports.redis.connection.link import RedisLink, script_text
+from ray_messaging.transports.redis.connection.replica_guard import ReplicaGuard
+from ray_messaging.transports.redis.connection.server_runs import ServerRuns
+from ray_messaging.transports.redis.departures import RedisDepartures
 from ray_messaging.transports.redis.ingress import WIDE, RedisIngress
 from ray_messaging.transports.redis.log import RedisLog
-from ray_messaging.transports.redis.server_runs import ServerRuns
 from ray_messaging.transports.redis.steps import RedisSteps
+from ray_messaging.transports.redis.surveys import RedisSurveys
 from ray_messaging.transports.redis.write_arguments import add_writes
 from ray_messaging.transports.transport import (
     LOG,
@@ -59,19 +64,33 @@ class RedisTransport:
     largest_frame: int | None = None
 
     def __init__(
-        self, config: RedisConfig, exp_id: str, *, patience_s: float, dead_bytes: int = DEAD_BYTES, run: str = ""
+        self,
+        config: RedisConfig,
+        exp_id: str,
+        *,
+        patience_s: float,
+        dead_bytes: int = DEAD_BYTES,
+        run: str = "",
+        wait_replicas: int = 0,
     ) -> None:
         self.exp_id = exp_id
         self.run = run
-        self.link, self.keys = RedisLink(config, patience_s), Keys(exp_id)
+        self.keys = Keys(exp_id)
+        guard = None
+        if wait_replicas:
+            marker = script_text("write_mark")
+            guard = ReplicaGuard(wait_replicas, marker=marker, key=self.keys.mark, patience_s=patience_s)
+        self.link = RedisLink(config, patience_s, guard)
         self._server_runs = ServerRuns(self.keys, script_text("raise_entry_ids"), config.timeout)
         self.link.greet = self._server_runs.greet
         self.log = RedisLog(self.link, self.keys, run)
         self.steps = RedisSteps(self.link, self.keys)
+        self.surveys = RedisSurveys(self.link, self.keys)
         self._caller = secrets.token_hex(8)
         self._dead_bytes = dead_bytes
         self._reading = BlockingReads(self.link)
         self._born: dict[str, str] = {}  # of the mailboxes that are ours: which incarnation of its name we read
+        self.departures = RedisDepartures(self.link, self.keys, self._born, dead_bytes)
         self._ingress: RedisIngress | None = None
 
     def ask_when_cut(self, ended: Callable[[], Awaitable[Closed | None]]) -> None:
@@ -97,11 +116,28 @@ class RedisTransport:
     async def load_directory(self, since: int) -> DirectoryDelta:
         """Return the changes since a version, after removing mailboxes with an expired lease."""
         keys = [self.keys.meta, self.keys.records, self.keys.changes, self.keys.dead]
-        version, names, changed, logged = await self.link.script(
+        version, names, changed, logged, schemas, audiences, dates = await self.link.script(
             "load_directory", keys, [since, self.keys.prefix, self._dead_bytes]
         )
         records = [decode_record(data) for data in changed if data is not None]
-        return DirectoryDelta(version, records, [name.decode() for name in names], logged=bool(logged))
+        texts = {name: text.encode() for name, text in msgspec.json.decode(schemas, type=dict[str, str]).items()}
+        there = [name.decode() for name in names]
+        versions = decode_audiences(audiences)
+        return DirectoryDelta(version, records, there, bool(logged), texts, versions, HostDates(dates.decode()))
+
+    async def set_schema(self, subtopic: str, schema: bytes | None) -> None:
+        """Keep the JSON Schema of a subtopic's payloads in the directory (None: remove it)."""
+        await self.link.script("set_schema", [self.keys.meta], [subtopic, schema or b""])
+
+    async def set_audience(self, name: str, version: int, facts: str, since: int | None = None) -> int | None:
+        """Keep a version of an audience in the directory ("": it is removed); return the step since which it counts.
+
+        None: the last version is not the one before this one.
+        """
+        done, number = await self.link.script(
+            "set_audience", [self.keys.meta, self.keys.steps()], [name, version, facts, "" if since is None else since]
+        )
+        return int(number) if done else None
 
     async def take_sender_epoch(self, sender: str, *, keep_s: float, held: int | None = None) -> SenderState:
         """Raise a sender's epoch, which fences earlier senders under this name; raise Fenced if it is not `held`."""
@@ -138,7 +174,7 @@ class RedisTransport:
         """Enter a record in the directory if it is still at `version`, and take the mailbox; None: it is not."""
         name = record.mailbox
         keys = [self.keys.meta, self.keys.records, self.keys.changes, self.keys.state(name), self.keys.lease(name)]
-        keys += [self.keys.stream(LOG_STREAM), self.keys.step(name)]
+        keys += [self.keys.stream(LOG_STREAM), self.keys.step(name), self.keys.steps()]
         args = [
             max(version, 0),
             name,
@@ -190,8 +226,8 @@ class RedisTransport:
         return SendReply(status, [FrameFate(fate) for fate in reply[1:end]], reply[end + 1 :], repeated)
 
     def _failed(self, why: str, *, unsent: bool) -> ConnectionFailed:
-        config = self.link.config
-        return ConnectionFailed(why, host=config.server, port=config.port, unsent=unsent)
+        host, port = self.link.address
+        return ConnectionFailed(why, host=host, port=port, unsent=unsent)
 
     def _asked(self, request: SendRequest) -> tuple[list[str], list[Any], list[int]]:
         """Return the keys and arguments of the script for a call, and the places of large frames among these."""
@@ -213,7 +249,7 @@ class RedisTransport:
         """Return the arguments of the script that conclude a transaction."""
         entry, row, keep = "", 0, ""
         if done.cursor is not None:
-            entry, row, keep = *done.cursor, _keep(done.cursor)
+            entry, row, keep = *done.cursor, keep_of(done.cursor)
         blob: tuple[str, bytes] = "=", b""
         if done.state_changed:
             blob = ("-", b"") if done.state is None else ("+", done.state)
@@ -258,7 +294,7 @@ class RedisTransport:
         acks: SelectiveAcks | None = None,
     ) -> None:
         """Move the durable cursor and trim the entries before it."""
-        args: list[Any] = [epoch, cursor.entry, cursor.row, _keep(cursor), messages, nbytes]
+        args: list[Any] = [epoch, cursor.entry, cursor.row, keep_of(cursor), messages, nbytes]
         args += [self.keys.stream(mailbox), *(acks or ())]
         moved = await self.link.script("commit", [self.keys.state(mailbox)], args)
         if moved != 1:
@@ -311,8 +347,12 @@ class RedisTransport:
             self._ingress = RedisIngress(self.link, self.keys, all_agents(self.exp_id), sink, ears)
         await self._ingress.subscribe(channels, globs)
 
-    async def unsubscribe(self) -> None:
-        """Stop listening to foreign clients."""
+    async def unsubscribe(self, channels: Collection[str] | None = None) -> None:
+        """Stop listening to foreign clients, on some channels or (None) on all."""
+        if channels is not None:
+            if self._ingress is not None:
+                await self._ingress.unsubscribe(channels)
+            return
         ingress, self._ingress = self._ingress, None
         if ingress is not None:
             await ingress.close()
@@ -327,8 +367,3 @@ class RedisTransport:
         fields = ("messages", "acked_messages")
         counts = [await self.link.command("HMGET", self.keys.state(name), *fields) for name in names]
         return {name: int(held or 0) - int(acked or 0) for name, (held, acked) in zip(names, counts, strict=True)}
-
-
-def _keep(cursor: Cursor) -> str:
-    """Return the oldest entry that a reader at a cursor needs."""
-    return after(cursor.entry) if cursor.row == 0 else cursor.entry

@@ -44,6 +44,7 @@ from ray_messaging.transports.steps.values import (
     StepSettings,
     StepTag,
     Taken,
+    WaitFor,
     Waiting,
 )
 from ray_messaging.transports.transport import SendReply, SendRequest
@@ -74,8 +75,8 @@ class StepStore(Protocol):
         Raises: ConfigError where somebody may have sent for the step already.
         """
 
-    async def wait_for_all(self) -> None:
-        """Have each group wait for all others from now on, whatever the settings say."""
+    async def set_wait_for(self, mode: WaitFor) -> None:
+        """Set which groups a group waits for from now on, whatever the settings say."""
 
     async def leave(self, group: str, *, at_once: bool = False) -> int:
         """End a membership; return the first step in which the group does not count.
@@ -125,6 +126,17 @@ class StepStore(Protocol):
         Raises: Fenced, and nothing has happened.
         """
 
+    async def commit(
+        self, request: SendRequest, tag: StepTag, closing: Closing, *, go_on: bool = False
+    ) -> Committed | Refused | None:
+        """Write all frames of a step, and close it, in one call; the frames' numbers begin at 1.
+
+        None: some frame cannot be written, or the attempt does not have the step open, and nothing has happened. The
+        calls `send` and `close` then say why.
+
+        Raises: Fenced, and nothing has happened.
+        """
+
     async def remember(self, group: str, attempt: int, step: int, results: Mapping[str, bytes]) -> bool:
         """Keep results of calls until the step is closed: later attempts find what this one has kept.
 
@@ -134,13 +146,19 @@ class StepStore(Protocol):
     async def remembered(self, group: str, step: int) -> dict[str, bytes]:
         """Return the results that all attempts at a group's open step have kept."""
 
-    async def wait(self, news: str, block_s: float) -> News:
-        """Return the newest of the news, once there are some after a place; at the latest after `block_s`."""
+    async def wait(self, news: str, block_s: float, *, box: str = "", count: int = 0) -> News:
+        """Return the newest of the news, once there are some after a place; at the latest after `block_s`.
+
+        Args: box may be read with the news, as `open_box` reads it ("": none).
+        """
 
     # -- boxes ----------------------------------------------------------------------------------------------------
 
     async def read_box(self, box: str, after: str = "0-0", count: int = 64) -> list[BoxFrame]:
         """Return up to `count` frames of a box after an entry, those of all attempts: `counted` chooses."""
+
+    async def open_box(self, box: str, count: int) -> tuple[list[Cover], list[BoxFrame]]:
+        """Return all that counts of a box so far, and its first `count` frames, as `covers` and `read_box` do."""
 
     async def covers(self, box: str) -> list[Cover]:
         """Return all that counts of a box so far; it is final once the step before is sealed."""

@@ -11,6 +11,8 @@ OUTSIDE = ""  # the group of frames from outside
 SUPERVISOR = ":rules"  # the member that closes each step after all groups; it is in no list of groups
 NOTES = ":log"  # the box of notes for the event log; users' mailboxes have no colon
 PUBLICATIONS = ":out"  # the box of messages for plain channels
+PLACES = ":places"  # the box of new positions, which all groups read
+ASKER = "+"  # before the name of a mailbox outside of the steps: its boxes are answers, which a seal hands over
 
 
 class WaitFor(StrEnum):
@@ -28,7 +30,7 @@ class StepSettings(NamedTuple):
     groups: int = 0  # step 0 waits until so many have joined
     window: int = 8  # how many steps a group may be ahead of the slowest
     horizon: int = 64  # how many steps ahead a message may be sent
-    lag: int = 32  # how many steps a hold may be behind
+    lag: int = 64  # how many steps a hold may be behind; at most `horizon`, as counts are kept for so long
     lag_large: int = 4  # the same where the boxes that it keeps have more than `lag_bytes`
     lag_bytes: int = LAG_BYTES
     digest: bool = False  # whether groups leave the digests of what they send
@@ -87,10 +89,14 @@ class Cover(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """An open step, and all that counts of the group's box for it."""
+    """An open step, and all that counts of the group's box for it.
+
+    `directory` is the version that the directory had at its opening, or later; -1: it is not known.
+    """
 
     step: int
     covers: tuple[Cover, ...]
+    directory: int = -1
 
 
 class Reason(StrEnum):
@@ -116,15 +122,25 @@ class Waiting(NamedTuple):
     news: str
 
 
+class BoxStart(NamedTuple):
+    """All that counts of a box, and its first frames."""
+
+    covers: Sequence[Cover]
+    frames: Sequence["BoxFrame"]
+
+
 class News(NamedTuple):
     """News that woke those who wait: their place, the last step that is open to all who asked, how many boxes it has.
 
-    After a wait for nothing `opened` is -1.
+    `directory` is the directory's version. After a wait for nothing it is -1, as `opened` is. `start` is of the box
+    that the caller named, as it was after the news; None: it was not read with them.
     """
 
     place: str
     opened: int = -1
     boxes: int = 0
+    directory: int = -1
+    start: BoxStart | None = None
 
 
 class Done(NamedTuple):

@@ -3,12 +3,11 @@
 import asyncio
 
 import pytest
+from support.patience import WAIT_S
 
 from ray_messaging.cluster.actors.group import caller_admission as module
 from ray_messaging.cluster.actors.group.caller_admission import CallerAdmission
 from ray_messaging.errors import OutcomeUnknown
-
-WAIT_S = 10
 
 
 class Calls:

@@ -23,7 +23,7 @@ from ray_messaging.cluster.lane_calls import (
     receipts_of,
 )
 from ray_messaging.errors import FrameError
-from ray_messaging.message import Messages, Slice
+from ray_messaging.messages import Messages, Slice
 from ray_messaging.model.batch import Batch, Origin
 from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.receipt import BLOCKED, DELIVERED, UNDELIVERABLE, Outcome, Receipts

@@ -1,4 +1,4 @@
-"""Ctrl-C ends background work at any moment."""
+"""Ctrl-C ends background work at any moment; one loop serves all that share it."""
 
 import asyncio
 import threading
@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ray_messaging.cluster.handles.own_loop import run_in_own_loop
+from ray_messaging.cluster.handles.own_loop import SharedLoop, run_in_own_loop
 
 
 def test_ctrl_c_while_the_work_is_handed_over_ends_it(monkeypatch):
@@ -24,3 +24,53 @@ def test_ctrl_c_while_the_work_is_handed_over_ends_it(monkeypatch):
     monkeypatch.setattr(ThreadPoolExecutor, "submit", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_in_own_loop(wait_for_ever)
+
+
+async def here():
+    return asyncio.get_running_loop(), threading.current_thread()
+
+
+def test_all_that_enter_share_one_loop_which_ends_with_the_last():
+    shared = SharedLoop("test")
+    shared.enter()
+    shared.enter()
+    with ThreadPoolExecutor(1) as other:
+        loop, thread = other.submit(shared.run, here()).result()
+    assert shared.run(here()) == (loop, thread)
+    shared.leave()
+    assert shared.run(here()) == (loop, thread)
+    shared.leave(asyncio.sleep(0))
+    thread.join(timeout=10)
+    assert loop.is_closed()
+    shared.enter()
+    again, thread = shared.run(here())
+    assert again is not loop
+    shared.leave()
+    thread.join(timeout=10)
+
+
+def test_the_loop_is_left_in_its_own_thread_too():
+    shared, ended = SharedLoop("test"), []
+    shared.enter()
+
+    async def end():
+        ended.append(True)
+
+    async def collect():
+        shared.leave(end())
+        return threading.current_thread()
+
+    thread = shared.run(collect())
+    thread.join(timeout=10)
+    assert ended == [True]
+
+
+def test_an_error_of_the_last_work_is_raised():
+    shared = SharedLoop("test")
+    shared.enter()
+
+    async def fail():
+        raise ValueError("it fails")
+
+    with pytest.raises(ValueError, match="it fails"):
+        shared.leave(fail())

@@ -3,6 +3,8 @@
 import asyncio
 import logging
 
+from support.patience import WAIT_S
+
 from ray_messaging.cluster.actors.straggler_watch import StragglerWatch
 from ray_messaging.transports.memory import MemoryServer, MemoryTransport
 from ray_messaging.transports.steps.values import Closing, Driver, GroupProgress, Progress, StepSettings
@@ -52,7 +54,7 @@ async def test_it_looks_by_itself(caplog):
     logger.addHandler(handler)
     watch = StragglerWatch(steps, "town", 0.01)
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             await named.wait()
     finally:
         logger.removeHandler(handler)

@@ -1,15 +1,19 @@
 """The inbox of a step."""
 
+import pickle
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ray_messaging.errors import FrameError
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.model.extension import Extension
 from ray_messaging.steps.agent_places import AgentPlaces
-from ray_messaging.steps.inbox import StepInbox
+from ray_messaging.steps.inbox import _AHEAD, StepInbox
 from ray_messaging.wire.frames import decode, encode
 
 AGENTS = [1, 2, 30, "x", "ä"]
@@ -69,3 +73,45 @@ def test_an_empty_step_has_agents_without_messages():
     inbox = StepInbox("exp", AgentPlaces(AgentSet.of([2, 1])), [])
     assert [(agent, len(messages)) for agent, messages in inbox.by_agent()] == [(1, 0), (2, 0)]
     assert len(inbox.messages) == 0
+
+
+def numbered(lines):
+    """Return the inbox of agents 1 and 2, by turns, of lines from agent 7."""
+    rows = [(1 + place % 2, 3, 7, "a") for place in range(len(lines))]
+    batch = frame_of(rows, 0)
+    batch.lines = PayloadColumn.of(lines)
+    return StepInbox("exp", AgentPlaces(AgentSet.of([1, 2])), [batch])
+
+
+@pytest.mark.parametrize("bad", [b"no JSON", b"[1", b"", b"1,2", b'{"n":1}{"n":2}', b"\xff"])
+def test_a_payload_that_is_no_json_spoils_no_other_one(bad):
+    inbox = numbered([b'{"n":0}', b'{"n":1}', bad, b"3]"])
+    heard = {agent: list(messages) for agent, messages in inbox.by_agent()}
+    assert heard[1][0].payload == {"n": 0}
+    assert heard[2][0].payload == {"n": 1}
+    assert heard[1][1].data == bad
+    with pytest.raises(FrameError, match="not JSON"):
+        _ = heard[1][1].payload
+
+
+def test_an_agent_that_changes_a_payload_changes_its_own_alone():
+    for _, messages in numbered([b'{"n":[0]}', b'{"n":[1]}', b'{"n":[2]}']).by_agent():
+        for message in messages:
+            message.payload["n"].append("changed")
+        assert all(len(message.payload["n"]) == 1 for message in messages)
+
+
+def test_messages_of_an_agent_read_pickle_as_others_do():
+    for agent, messages in numbered([b'{"n":0}', b'{"n":1}', b'{"n":2}']).by_agent():
+        read = list(messages)
+        again = pickle.loads(pickle.dumps((messages, read)))
+        assert again == (messages, read)
+        assert [message.payload["n"] for message in again[1]] == [agent - 1, agent + 1][: len(read)]
+
+
+def test_long_inboxes_are_decoded_in_parts():
+    inbox = numbered([b'{"n":%d}' % place for place in range(3 * _AHEAD)])
+    heard = [message.payload["n"] for _, messages in inbox.by_agent() for message in messages]
+    assert heard == [*range(0, 3 * _AHEAD, 2), *range(1, 3 * _AHEAD, 2)]
+    few = StepInbox("exp", AgentPlaces(AgentSet.of(range(5000))), [frame_of([(n, 3, 7, "a") for n in range(5000)], 0)])
+    assert [[m.payload["n"] for m in messages] for _, messages in few.by_agent()] == [[n] for n in range(5000)]

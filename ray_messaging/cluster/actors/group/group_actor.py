@@ -13,11 +13,14 @@ from ray_messaging.cluster.actors.group.group_host import GroupHost
 from ray_messaging.cluster.actors.group.group_questions import MoreAnswers
 from ray_messaging.cluster.actors.restarts import restarted, worth_a_retry
 from ray_messaging.cluster.handles.actor_calls import NAMESPACE
+from ray_messaging.cluster.ray_metrics import RayMetrics
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.common.backoff import ACTOR_RECONNECT
 from ray_messaging.common.process_tuning import tune_process
 from ray_messaging.errors import CommitFailed, MessagingError
-from ray_messaging.message import Message, Messages
+from ray_messaging.message import Message
+from ray_messaging.messages import Messages
+from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import IdColumn
 from ray_messaging.observability.health.reports import Report
 from ray_messaging.receipt import Receipts
@@ -37,12 +40,17 @@ class GroupActor:
         # All processes that Ray starts for this actor have this name, and succeed each other as owners of its mailbox.
         owner = f"{experiment.run}/{context.get_actor_id()}"
         self._failure: MessagingError | None = None
+        self._metrics: RayMetrics | None = None
         self._host = GroupHost(experiment, interceptor, name, owner)
         if restarted():
             while not await self._begin(self._host.resume()):
                 # The server does not answer, or its memory is full: that may pass.
                 await asyncio.sleep(ACTOR_RECONNECT.first_s)
                 self._host = GroupHost(experiment, interceptor, name, owner)
+        if experiment.metrics:
+            labels = (("experiment", experiment.exp_id), ("messager", name))
+            self._metrics = RayMetrics(self._host.metrics, labels)
+            self._metrics.start()
         tune_process()
 
     async def _begin(self, start: Coroutine[Any, Any, None]) -> bool:
@@ -124,8 +132,20 @@ class GroupActor:
         await self.ready()
         return await self._host.steps.fates(step)
 
+    async def add_agents(self, agents: IdColumn) -> None:
+        """Host more agents."""
+        await self.ready()
+        await self._host.messager.add_agents(AgentSet.of(agents))
+
+    async def let_go(self, agents: IdColumn, target: str | None, timeout: float, *, again: bool) -> None:
+        """Move agents to another group, or (None) remove them; `again`: an earlier process may have done it."""
+        await self.ready()
+        await self._host.let_go(AgentSet.of(agents), target, timeout, again=again)
+
     async def agents(self) -> IdColumn:
-        """Return the agents of this group."""
+        """Return the agents of this group; in steps any process may have moved some."""
+        if self._host.messager.engine.steps is not None:
+            await self._host.messager.subscription.adopt()
         return self._host.agents
 
     async def stats(self) -> dict[str, Any]:
@@ -136,8 +156,13 @@ class GroupActor:
         """Return a health report, at once and without a call to the server."""
         if self._failure is not None:
             return Report(time.time(), error=str(self._failure))
-        return self._host.health()
+        report = self._host.health()
+        if self._metrics is not None:
+            report.loops += self._metrics.health()
+        return report
 
     async def close(self) -> None:
         """Send accepted messages, commit handled ones, and leave the mailbox."""
+        if self._metrics is not None:
+            await self._metrics.stop()
         await asyncio.shield(self._host.close())

@@ -8,14 +8,18 @@ from ray_messaging.cluster.actors.group.caller_admission import CallerAdmission
 from ray_messaging.cluster.actors.group.group_lane_server import GroupLaneServer
 from ray_messaging.cluster.actors.group.group_questions import GroupQuestions
 from ray_messaging.cluster.actors.group.group_steps import GroupSteps
+from ray_messaging.cluster.audiences.home import AudienceFiles
 from ray_messaging.cluster.owner_liveness import gone_for
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.errors import CommitFailed, NotListening, OutcomeUnknown
-from ray_messaging.message import Messages
 from ray_messaging.messager import Messager
-from ray_messaging.model.agent_sets import AgentSet
+from ray_messaging.messages import Messages
+from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.model.columns import IdColumn
 from ray_messaging.observability.health.reports import Report
+from ray_messaging.observability.metrics.families import Family
+from ray_messaging.observability.metrics.messager_metrics import MessagerMetrics
+from ray_messaging.observability.tracing.settings import flush_spans
 from ray_messaging.receipt import Receipts
 from ray_messaging.receiving.ack_ranges import Span
 from ray_messaging.receiving.delivery_leases import NEXT, DeliveryLeases, FetchOptions, Token
@@ -25,13 +29,22 @@ class GroupHost:
     """Host of one group's agents; `owner` names the actor to the mailbox, in all of its processes."""
 
     def __init__(self, experiment: Experiment, interceptor: object, name: str, owner: str) -> None:
-        self.agents = IdColumn.of([])
+        self._metrics = MessagerMetrics() if experiment.metrics else None
         self.messager = Messager(
-            experiment.redis, experiment.exp_id, interceptor, name=name, settings=experiment.group_settings
+            experiment.redis,
+            experiment.exp_id,
+            interceptor,
+            name=name,
+            settings=experiment.group_settings,
+            observer=self._metrics,
+            tracing=experiment.tracing,
+            audiences=AudienceFiles(experiment, interceptor),
         )
+        self._given = IdColumn.of([])
         self._name = name
         self._owner = owner
         self._run = experiment.run
+        self._tracing = experiment.tracing
         self._admission = CallerAdmission()
         self._loan_s = experiment.settings.loan_s
         self._leases: DeliveryLeases | None = None
@@ -40,11 +53,18 @@ class GroupHost:
         self.questions = GroupQuestions(self.messager)
         self.messager.conversation.keeps_late = False  # handles commit by leases, which are of the group's mailbox
 
+    @property
+    def agents(self) -> IdColumn:
+        """Return the agents that are hosted now, in the order in which they were given unless some came or went."""
+        subscription = self.messager.engine.subscription
+        hosted = NO_AGENTS if subscription is None else subscription.hosted
+        return self._given if hosted == AgentSet.of(self._given) else hosted.column
+
     async def start(self, agents: IdColumn, subtopics: Sequence[str]) -> None:
         """Claim the agents and listen; raise AlreadyExists where one is claimed or the group's name is taken."""
         await self.messager.init()
         await self.messager.host_agents(AgentSet.of(agents), subtopics, owner=self._owner, gone=gone_for(self._run))
-        self.agents = agents
+        self._given = agents
         self._leases = DeliveryLeases(self.messager.subscription, self._loan_s)
 
     async def resume(self) -> None:
@@ -57,6 +77,16 @@ class GroupHost:
             )
         subtopics = [subtopic for claim in record.claims for subtopic in claim.subtopics]
         await self.start(record.agents().column, subtopics)
+
+    async def let_go(self, agents: AgentSet, target: str | None, timeout: float, *, again: bool) -> None:
+        """Move agents to another group, or (None) remove them; `again`: those that are not here have left before."""
+        if again:
+            await self.messager.subscription.adopt()
+            agents &= self.messager.subscription.hosted
+        if target is None:
+            await self.messager.remove_agents(agents, timeout=timeout)
+        else:
+            await self.messager.move_agents(agents, to=target, timeout=timeout)
 
     async def relay(self, caller: str, number: int, oldest: int, frames: Sequence[bytes]) -> Receipts:
         """Send the frames of a handle: in the handle's order, and once."""
@@ -98,12 +128,18 @@ class GroupHost:
         """Return counters of this group."""
         return self.messager.stats() | {"lent": 0 if self._leases is None else self._leases.lent}
 
+    def metrics(self) -> list[Family]:
+        """Return what this group has counted; nothing without `Messaging.start(..., metrics=True)`."""
+        return [] if self._metrics is None else self._metrics.families(self.stats())
+
     def health(self) -> Report:
         """Return a health report."""
         engine = self.messager.engine
-        return Report(time.time(), loops=[*engine.loops(), *engine.transport.loops()], stats=self.stats())
+        loops = [*engine.loops(), *engine.transport.loops()]
+        return Report(time.time(), loops=loops, stats=self.stats(), metrics=self.metrics())
 
     async def close(self) -> None:
         """Send accepted messages, commit handled ones, and leave the mailbox."""
         await self.lane.close()
         await self.messager.close()
+        await flush_spans(self._tracing)

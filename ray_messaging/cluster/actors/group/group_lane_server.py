@@ -19,7 +19,7 @@ from ray_messaging.cluster.lane_calls import (
 from ray_messaging.errors import CommitFailed, MessagingError
 from ray_messaging.interception.server.lane_server import LaneServer
 from ray_messaging.interception.wire.lane import LaneAddress
-from ray_messaging.message import Messages
+from ray_messaging.messages import Messages
 from ray_messaging.receipt import Receipts
 from ray_messaging.receiving.ack_ranges import Span
 from ray_messaging.receiving.delivery_leases import FetchOptions, Token

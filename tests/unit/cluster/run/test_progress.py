@@ -2,8 +2,8 @@
 
 import pytest
 
-from ray_messaging.cluster.run import progress as module
 from ray_messaging.cluster.run.progress import RunProgress
+from ray_messaging.common import progress_line as module
 from ray_messaging.steps.stragglers import Straggler
 from ray_messaging.transports.steps.values import GroupProgress, Progress
 
@@ -61,5 +61,5 @@ def test_a_terminal_gets_a_bar(capsys, monkeypatch):
     monkeypatch.setattr(module.sys.stderr, "isatty", lambda: True, raising=False)
     with RunProgress(Steps(), 20, shown=True) as progress:
         progress.show()
-        assert progress._bar.tasks[0].completed == 5
-        assert "waiting for west" in progress._bar.tasks[0].description
+        assert progress._line._bar.tasks[0].completed == 5
+        assert "waiting for west" in progress._line._bar.tasks[0].description

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_messaging.steps.accounts.digests import DigestRow, history_digest, row_bytes, step_digest, sum_of
+from ray_messaging.steps.accounts.digests import DigestRow, HeardBy, history_digest, row_bytes, step_digest, sum_of
 
 TEXT = st.text(max_size=4)
 AGENTS = st.one_of(st.none(), st.integers(-(2**63), 2**63 - 1), TEXT)
@@ -19,7 +19,8 @@ ROWS = st.builds(
     rule=st.none() | TEXT,
     labels=st.lists(TEXT, max_size=2, unique=True).map(sorted),
     payload=st.binary(max_size=4),
-)
+    audience=st.none() | st.builds(HeardBy, TEXT, st.binary(max_size=4)),
+).map(lambda row: row if row.audience is None else row._replace(to_id=None))  # a broadcast has its audience instead
 
 
 @given(ROWS, ROWS)
@@ -39,8 +40,22 @@ def test_a_row_that_comes_twice_counts_twice():
     assert len({step_digest([sum_of([row] * count)]) for count in range(4)}) == 4
 
 
+def test_a_row_of_a_weight_counts_as_often():
+    row = DigestRow(1, 2, 3, 0, None, "agent-chat", "delivered", None, (), b"{}", audience=HeardBy("friends", b"x"))
+    assert sum_of([row], [3]) == sum_of([row] * 3)
+
+
 def test_the_history_depends_on_all_that_was_before():
     digest = step_digest([sum_of([])])
     assert history_digest(b"", 0, 0, digest) != history_digest(b"", 1, 0, digest)
     assert history_digest(b"", 0, 0, digest) != history_digest(digest, 0, 0, digest)
     assert history_digest(b"", 0, 0, digest) != history_digest(b"", 0, 1, digest)
+
+
+def test_an_answer_to_a_question_from_outside_does_not_name_its_place_among_the_others():
+    row = DigestRow(5, 6, 3, 0, None, ":exps:x:user-payback", "delivered", None, (), b"{}")
+    first, second, other = (
+        row._replace(in_reply_to=f"{step}-{ordinal}-None") for step, ordinal in ((5, 2**31), (5, 2**31 + 7), (4, 2**31))
+    )
+    assert row_bytes(first) == row_bytes(second) != row_bytes(other)
+    assert row_bytes(row._replace(in_reply_to="5-0-1")) != row_bytes(row._replace(in_reply_to="5-1-1"))

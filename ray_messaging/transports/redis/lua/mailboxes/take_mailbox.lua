@@ -8,7 +8,7 @@
 --         logged, unlogged, unlogged_bytes, taken, taken_bytes (see note_written.lua)
 -- KEYS[5] lease  string: the owner's messager lives, see renew_lease.lua
 -- KEYS[6] log    stream: an entry (m = mailbox:born) wakes the log's writer
--- KEYS[7] step:<group>  hash: its group has joined the steps, see step_barrier.lua
+-- KEYS[7] step:<group>  hash: its group has joined the steps  [8] steps: see step_barrier.lua
 -- ARGV[1] directory version the record was checked against  [2] mailbox  [3] record  [4] the reader's epoch or -1
 -- ARGV[5] max messages  [6] max bytes  [7] lease in ms  [8] leased 1/0  [9] owner
 -- ARGV[10] 1: only take over what is there, under the same record  [11] 1: it alone listens for its agents, else 0
@@ -60,5 +60,6 @@ if redis.call('HGET', KEYS[2], ARGV[2]) ~= ARGV[3] then
   version = redis.call('HINCRBY', KEYS[1], 'directory', 1)
   redis.call('HSET', KEYS[2], ARGV[2], ARGV[3])
   redis.call('HSET', KEYS[3], ARGV[2], version)
+  if state[1] and redis.call('EXISTS', KEYS[7]) == 1 then date_change(KEYS[1], KEYS[8], version) end
 end
 return {0, version, tonumber(epoch), state[2] or '0-0', tonumber(state[3] or 0), tonumber(born), left[1], left[2]}

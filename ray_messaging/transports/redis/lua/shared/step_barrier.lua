@@ -5,7 +5,8 @@
 --               final and there are holds, kept = of all these; sealed = last step that all groups have closed, latest = last one that some group has opened,
 --               target = last one that may be opened (none: no end), dropped = last one the boxes of which are deleted,
 --               joined = how many groups have joined, news = last entry of steps:news, asked = last step that some group has
---               asked for, opened = last step that is open to all groups that ask for it, opened_ms = since when
+--               asked for, opened = last step that is open to all groups that ask for it, opened_ms = since when,
+--               answering = last step with boxes of answers for mailboxes outside of the steps
 -- steps:hears   hash: group -> groups that may send to it: <first step read>:<names with commas, * for all>, with ; between,
 --               ascending by step (none: all)
 -- steps:closed  sorted set: group -> last step that it has closed, of the groups that count
@@ -15,17 +16,22 @@
 -- step:<group>  hash: since = first step in which it counts, until = first one in which it does not (none: it stays), closed,
 --               open = step that its driver has asked for (none: none), ahead = step that is open to it before it is to all,
 --               attempt, task and start = its driver ("" and 0: none), lease_ms, beat = rises with each sign of life,
---               changed = ms of the last change, state,
+--               changed = ms of the last change, state, parting = steps from which agents are elsewhere, with commas: see
+--               step:<group>:left,
 --               ending = 1: until is there because its driver leaves then
 --               The group :rules is the supervisor: it closes a step after all others, has no mailbox, and is in no list.
 -- step:<group>:sent  hash of the open step: s:<sender>@<box> = last number, r:<box> = <rows>:<bytes>
+-- step:<group>:left  hash: for each such step, "+" and the state that the last step before it left, once a later one is
+--               closed; "": that one is the last
 -- step:<group>:results  hash of the open step, for all its attempts: <step>:<name of a call> = its result
 local SUPERVISOR = ':rules'
 
 local function tell(prefix, what)
   local opened = redis.call('HGET', prefix .. 'steps', 'opened')
   local boxes = redis.call('SCARD', prefix .. 'steps:' .. opened .. ':boxes')
-  local news = redis.call('XADD', prefix .. 'steps:news', 'MAXLEN', '~', 100, '*', 'e', what, 'o', opened, 'b', boxes)
+  local directory = redis.call('HGET', prefix .. 'meta', 'directory') or 0
+  local news = redis.call('XADD', prefix .. 'steps:news', 'MAXLEN', '~', 100, '*', 'e', what, 'o', opened, 'b', boxes,
+                          'd', directory)
   redis.call('HSET', prefix .. 'steps', 'news', news)
 end
 
@@ -92,6 +98,36 @@ local function publish_step(prefix, step)
   redis.pcall('PUBLISH', prefix .. 'own', ')')
 end
 
+-- Hand what counts of a box of answers to its mailbox, which is outside of the steps: see take_mailbox.lua.
+local function deliver_answers(prefix, box, mailbox)
+  local state, counts, from = prefix .. 'state:' .. mailbox, {}, '-'
+  local now, cover = redis.call('HMGET', state, 'born', 'leased', 'logged'), redis.call('HGETALL', prefix .. 'cover:' .. box)
+  if not now[1] or (now[2] == '1' and redis.call('EXISTS', prefix .. 'lease:' .. mailbox) == 0) then return end
+  for i = 1, #cover, 2 do
+    local sent, group = cover[i]:match('^c:(%-?%d+):(.*)$')
+    if group then counts[sent .. ':' .. cover[i + 1]:match('^%d+') .. ':' .. group] = true end
+  end
+  local stream, last, rows, bytes = prefix .. 'mailbox:' .. mailbox .. ':' .. now[1], nil, 0, 0
+  while from do
+    local entries = redis.call('XRANGE', prefix .. 'box:' .. box, from, '+', 'COUNT', 16)
+    for _, entry in ipairs(entries) do
+      local field = {}
+      for i = 1, #entry[2], 2 do field[entry[2][i]] = entry[2][i + 1] end
+      local sent, attempt, count, group = field.t:match('^(%-?%d+):(%d+):(%d+):%d+:(.*)$')
+      if counts[sent .. ':' .. attempt .. ':' .. group] then
+        last, rows, bytes = redis.call('XADD', stream, '*', 'f', field.f), rows + tonumber(count), bytes + #field.f
+      end
+    end
+    from = #entries == 16 and '(' .. entries[16][1] or nil
+  end
+  if not last then return end
+  redis.call('HSET', state, 'last', last)
+  for field, more in pairs({messages = rows, bytes = bytes}) do
+    redis.call('HINCRBY', state, field, more)
+    if now[3] then redis.call('HINCRBY', state, field == 'bytes' and 'unlogged_bytes' or 'unlogged', more) end
+  end
+end
+
 -- The names of those who are too far behind, 16 at most, and how many there are, as an answer of open_step.
 local function waiting(reason, news, names, total)
   local answer = {2, reason, total or #names, news or '0-0'}
@@ -134,12 +170,18 @@ end
 -- Seal the steps that all groups have closed by now.
 local function seal(prefix)
   local lowest = redis.call('ZRANGE', prefix .. 'steps:closed', 0, 1, 'WITHSCORES')
-  local now = redis.call('HMGET', prefix .. 'steps', 'sealed', 'horizon', 'latest', 'wait_for')
+  local now = redis.call('HMGET', prefix .. 'steps', 'sealed', 'horizon', 'latest', 'wait_for', 'answering')
   local before, sealed = tonumber(now[1]), tonumber(lowest[2] or now[3])
   if sealed > before then
     redis.call('HSET', prefix .. 'steps', 'sealed', sealed)
     for step = before + 1, sealed do
       publish_step(prefix, step)
+      if now[5] and step < tonumber(now[5]) then
+        for _, box in ipairs(redis.call('SMEMBERS', string.format('%ssteps:%.0f:boxes', prefix, step + 1))) do
+          local mailbox = box:match('^%+(.*)@%d+$')
+          if mailbox then deliver_answers(prefix, box, mailbox) end
+        end
+      end
       count_kept(prefix, step + 1)
       redis.call('UNLINK', string.format('%ssteps:%.0f', prefix, step - 1 - tonumber(now[2])))
     end
@@ -223,7 +265,7 @@ local function obstacle(prefix, group, step)
   return nil
 end
 
--- Open a step. Returns {1, then group, step sent, attempt, rows of each cover of its box}; {0} a later driver has the
+-- Open a step. Returns {1, directory version, then group, step sent, attempt, rows of each cover of its box}; {0} a later driver has the
 -- group; {-1} the server knows neither; {2, reason, how many, news, names...} it must wait; {3, closed} it is closed, or the
 -- group has left; {4, closed} it is beyond the next one
 local function open_step(prefix, group, attempt, step)
@@ -258,6 +300,7 @@ local function open_step(prefix, group, attempt, step)
   redis.call('HSET', key, unpack(fields))
   if against then return against end
   local cover, answer = redis.call('HGETALL', string.format('%scover:%s@%.0f', prefix, group, step)), {1}
+  answer[2] = tonumber(redis.call('HGET', prefix .. 'meta', 'directory') or 0)
   for i = 1, #cover, 2 do
     local sent, from = cover[i]:match('^c:(-?%d+):(.*)$')
     if sent then

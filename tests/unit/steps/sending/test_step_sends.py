@@ -5,14 +5,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ray_messaging.audiences.records import Audiences
 from ray_messaging.errors import ConfigError, InvalidColumns, UnknownSender
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.steps.agent_places import AgentPlaces
-from ray_messaging.steps.step_sends import StepSends
+from ray_messaging.steps.sending.step_sends import StepSends
 
 
 def sends_of(agents=(1, 2, "x"), step=3):
-    return StepSends(AgentPlaces(AgentSet.of(agents)), step, attempt=1, horizon=8, payload_bytes=1000)
+    return StepSends(
+        AgentPlaces(AgentSet.of(agents)), step, attempt=1, horizon=8, payload_bytes=1000, audiences=Audiences()
+    )
 
 
 def rows_of(sends):

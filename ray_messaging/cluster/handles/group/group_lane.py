@@ -7,19 +7,20 @@ calls open it, bring errors, and do what the socket does not answer.
 
 Outside of steps handles do not write to the server themselves: each would need its own epoch and connection there, the
 directory, the delegated rules and the server's password. The group's actor stays the only sender of its name. A task
-that drives a group's steps pays for all of that once, and its attempt is its epoch (`cluster/handles/group_steps.py`).
+that drives a group's steps pays for all of that once, and its attempt is its epoch (`group_steps.py`).
 """
 
 import logging
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from struct import Struct as Packer
 from struct import unpack
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
-from ray_messaging.cluster.handles.actor_calls import result, wait_restart
+from ray_messaging.cluster.handles.actor_calls import value_of, wait_restart
+from ray_messaging.cluster.handles.group.waiting import Waiting
 from ray_messaging.cluster.lane_calls import Call, body_of
 from ray_messaging.common.backoff import LANE_RETRY
 from ray_messaging.common.limits import FRAME_LIMIT
@@ -39,36 +40,98 @@ _TIME = Packer("@ll")  # struct timeval
 _PREFIX = Packer("<I")
 
 
-class GroupLane:
-    """The connections of one handle to its group's actor: one for each of its threads that call at the same time."""
+def patience_s(size: int) -> float:
+    """Return the seconds to wait for the answer to so many bytes."""
+    return _PATIENCE_S + size // _BYTES_PER_S
 
-    def __init__(self, actor: Any, actor_name: str, wait_s: float) -> None:  # noqa: ANN401 - a Ray actor handle
+
+class LaneReply(NamedTuple):
+    """The header and the frames of an answer, None where the call must go by Ray; whether the actor may have it."""
+
+    begun: bool
+    answer: tuple[bytes, list[bytes]] | None
+
+
+class Connection(Protocol):
+    """A connection to the group's actor; `process` names the actor's process, which a call by Ray must meet, too."""
+
+    process: str
+
+    @property
+    def closed(self) -> bool:
+        """Return whether this side has closed it."""
+
+    def alive(self) -> bool:
+        """Return whether the actor's side is open, as far as is known."""
+
+    def close(self) -> None:
+        """Close the connection."""
+
+    async def ask(self, call: Call, frames: Sequence[bytes] = ()) -> LaneReply:
+        """Make a call."""
+
+
+class GroupLane:
+    """The connections of one handle to its group's actor.
+
+    A handle that blocks has one for each of its threads that call at the same time. The calls of an event loop share
+    one: then `shared`.
+    """
+
+    def __init__(
+        self,
+        actor: Any,  # noqa: ANN401 - a Ray actor handle
+        actor_name: str,
+        wait_s: float,
+        waiting: Waiting,
+        connect: Callable[[LaneAddress], Awaitable[Connection]],
+        *,
+        shared: bool,
+    ) -> None:
         self._actor = actor
         self._actor_name = actor_name
         self._wait_s = wait_s  # for the actor to start again
+        self._waiting = waiting
+        self._connect = connect
+        self._shared = shared
         self._lost = False  # its process may have died
         self._address: LaneAddress | None = None
-        self._idle: list[LaneConnection] = []
+        self._idle: list[Connection] = []
+        self._opening = waiting.lock()
         self._by_ray_until = 0.0  # monotonic s
 
-    def connection(self) -> "LaneConnection | None":
+    async def connection(self) -> Connection | None:
         """Return a connection for one call; None: the call must go by Ray."""
+        found = self._known()
+        if found is not None or _ENCRYPTED or time.monotonic() < self._by_ray_until:
+            return found
+        async with self._opening:
+            found = self._known() or await self._open()
+            if found is not None and self._shared and found not in self._idle:
+                self._idle.append(found)
+            return found
+
+    def _known(self) -> Connection | None:
         while self._idle:
             found = self._idle.pop()
             if found.alive():
+                if self._shared:
+                    self._idle.append(found)
                 return found
             found.close()
             self._lost = True
-        if _ENCRYPTED or time.monotonic() < self._by_ray_until:
-            return None
+        return None
+
+    async def _open(self) -> Connection | None:
         if self._lost:  # its successor has another lane, and a call during the restart would fail seconds later
-            wait_restart(self._actor, self._wait_s)
+            await wait_restart(self._waiting, self._actor, self._wait_s)
             self._address, self._lost = None, False
         try:
             if self._address is None:
-                self._address = LaneAddress(*result(self._actor.lane.remote(), actor_name=self._actor_name))
+                answer = self._actor.lane.remote()
+                self._address = LaneAddress(*await value_of(self._waiting, answer, actor_name=self._actor_name))
             keep_memory()
-            return LaneConnection(self._address)
+            return await self._connect(self._address)
         except (MessagingError, OSError) as error:
             logger.info("no lane to %s, so it is called by Ray: %s", self._actor_name, error)
             self._address = None
@@ -76,23 +139,19 @@ class GroupLane:
                 self._by_ray_until = time.monotonic() + LANE_RETRY.first_s  # meanwhile calls go by Ray
             return None
 
-    def release(self, connection: "LaneConnection") -> None:
+    def release(self, connection: Connection) -> None:
         """Keep a connection for later calls, unless it is closed."""
         if connection.closed:
             self._lost = True  # another program may have the port by now: the actor is asked again
-        else:
+        elif not self._shared:
             self._idle.append(connection)
 
 
 class LaneConnection:
-    """A connection to the group's actor; after a call without an answer it is closed.
-
-    `process` names the actor's process, which a call by Ray must meet, too, if this process may have begun the call.
-    """
+    """A connection for one thread; after a call without an answer it is closed."""
 
     def __init__(self, address: LaneAddress) -> None:
         self.process = address.token
-        self.begun = False  # the actor may have the last call
         self._limit_s = 0.0
         self._socket = socket.create_connection((address.host, address.port), timeout=_OPENING_S)
         try:
@@ -104,6 +163,11 @@ class LaneConnection:
         except BaseException:
             self._socket.close()
             raise
+
+    @classmethod
+    async def open(cls, address: LaneAddress) -> "LaneConnection":
+        """Connect; raise OSError."""
+        return cls(address)
 
     def __del__(self) -> None:
         if hasattr(self, "_socket"):  # its handle is gone
@@ -128,24 +192,24 @@ class LaneConnection:
         """Close the connection: the actor stops waiting for messages on its behalf."""
         self._socket.close()
 
-    def ask(self, call: Call, frames: Sequence[bytes] = ()) -> tuple[bytes, list[bytes]] | None:
-        """Make a call; return its answer's header and frames, None where it has to go by Ray."""
+    async def ask(self, call: Call, frames: Sequence[bytes] = ()) -> LaneReply:
+        """Make a call, without suspending."""
         head, _ = body_of(call, frames)
         size = REQUEST.size + len(head) + sum(map(len, frames))
-        answered = self.begun = False
+        answered = begun = False
         if size > FRAME_LIMIT:
-            return None
+            return LaneReply(begun, None)
         try:
-            self._wait_at_most(_PATIENCE_S + size // _BYTES_PER_S)
+            self._wait_at_most(patience_s(size))
             self._send(_PREFIX.pack(size) + REQUEST.pack(0, JUDGE) + head, frames)
-            self.begun = True
+            begun = True
             found = self._answer()
             answered = True
         except (OSError, FrameError) as error:
             logger.info("the group's actor did not answer over its lane, so it is asked by Ray: %r", error)
-            return None
+            return LaneReply(begun, None)
         else:
-            return found
+            return LaneReply(begun, found)
         finally:
             if not answered:  # also after an interrupt
                 self.close()

@@ -1,0 +1,496 @@
+"""The calls of a group's handle, as coroutines."""
+
+import itertools
+import secrets
+import threading
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+import numpy as np
+from ray.exceptions import ActorUnavailableError
+
+from ray_messaging.addressing.channels import AGENT_CHAT, AgentId, check_subtopic, parse_channel
+from ray_messaging.audiences.storage.book import UNRESOLVED, name_of
+from ray_messaging.cluster.handles.actor_calls import gone, insist, known_dead, value_of, wait_restart
+from ray_messaging.cluster.handles.group.fetched import Fetched
+from ray_messaging.cluster.handles.group.group_lane import WAIT_S, GroupLane, LaneConnection
+from ray_messaging.cluster.handles.group.loop_connection import LoopConnection
+from ray_messaging.cluster.handles.group.waiting import InLoop, Waiting
+from ray_messaging.cluster.lane_calls import (
+    AckCall,
+    Call,
+    FetchCall,
+    RelayCall,
+    messages_of,
+    parse_committed,
+    parse_lent,
+    parse_sent,
+    receipts_of,
+)
+from ray_messaging.cluster.spec import Experiment
+from ray_messaging.compat.msg import Payload
+from ray_messaging.conversations.answers import AnswerPart, Answers, AnswerTable, MoreAnswers
+from ray_messaging.conversations.replies import note_replied, replies_to
+from ray_messaging.conversations.server import Handler, MessageServer
+from ray_messaging.errors import CommitFailed, ConfigError, OutcomeUnknown
+from ray_messaging.message import Message
+from ray_messaging.messages import Messages
+from ray_messaging.model.agent_sets import AgentSet, column_of
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.columns import IdColumn
+from ray_messaging.model.extension import Audience
+from ray_messaging.observability.tracing.settings import tracer_of
+from ray_messaging.outgoing import Outgoing
+from ray_messaging.receipt import Receipt, Receipts
+from ray_messaging.receiving.ack_ranges import Acked, by_loan, slices_of, spans_of
+from ray_messaging.receiving.delivery_leases import FetchOptions, Token
+from ray_messaging.receiving.fetcher import CommitMode, check_commit, check_limit
+from ray_messaging.sending.accumulation.broadcast_input import unspread_batches
+from ray_messaging.sending.accumulation.bulk_input import batches_of_columns, batches_of_entries, columns_of, entries_of
+from ray_messaging.sending.accumulation.pending_batch import Entry
+from ray_messaging.wire.frames import decode, encode
+
+if TYPE_CHECKING:
+    from ray_messaging.steps.step import Step
+
+Table = TypeVar("Table", bound=AnswerTable)
+
+
+class StepStamp(msgspec.Struct):
+    """The simulation step that a handle stamps on its sends."""
+
+    step: int | None = None
+
+
+class AsyncGroup:
+    """The calls of a group's handle for async code: `await group.aio.send(...)`, in one event loop at a time.
+
+    It is a handle of its own, with the same `step`: its fetches and those of `group` are apart. The blocking calls of
+    `Group` are these, with a `waiting` that blocks.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        name: str,
+        actor: Any,  # noqa: ANN401 - a Ray actor handle
+        stamp: StepStamp,
+        waiting: Waiting | None = None,
+        keep: object = None,
+    ) -> None:
+        waiting = InLoop() if waiting is None else waiting
+        self.name = name
+        self.actor = actor
+        self.waiting = waiting
+        self._experiment = experiment
+        self._stamp = stamp
+        self._caller = secrets.token_hex(8)
+        self._numbers = 0
+        self._waiting: dict[int, None] = {}  # sends that have no answer yet, ascending
+        self._sending = threading.Lock()
+        self._fetching = waiting.lock()
+        self._token: Token | None = None
+        self._fetches = self._received = 0  # numbers of fetches with commit="acked": the last begun, the last returned
+        self._unacked: dict[tuple[str, int], Token] = {}  # their tokens
+        self._restarting = False  # its actor died during a send
+        connect = LaneConnection.open if waiting.blocks else LoopConnection.open
+        wait_s = experiment.settings.send_timeout_s
+        self._lane = GroupLane(actor, self._actor_name, wait_s, waiting, connect, shared=not waiting.blocks)
+        self._tracer = tracer_of(experiment.tracing, experiment.exp_id, name)
+        self._keep = keep  # the experiment lives as long as a reference to its actors
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return AsyncGroup, (self._experiment.without_password(), self.name, self.actor, self._stamp)
+
+    def __repr__(self) -> str:
+        return f"AsyncGroup({self.name!r}, exp_id={self._experiment.exp_id!r})"
+
+    @property
+    def step(self) -> int | None:
+        """Return the simulation step that is stamped on messages as they are sent; None in a group with steps.
+
+        Setting it raises ConfigError in a group with steps.
+        """
+        return self._stamp.step
+
+    @step.setter
+    def step(self, step: int | None) -> None:
+        if self._experiment.steps:
+            raise ConfigError(
+                f"the step of group {self.name!r} is that of its loop: `for step in group.steps(until=...)`"
+            )
+        self._stamp.step = step
+
+    @property
+    def _actor_name(self) -> str:
+        return f"group {self.name!r} of experiment {self._experiment.exp_id!r}"
+
+    # -- sending --------------------------------------------------------------------------------------------------
+
+    async def send(
+        self, from_id: AgentId | None, to_id: AgentId, payload: Payload, subtopic: str = AGENT_CHAT
+    ) -> Receipt:
+        """Send one message to an agent and return its receipt; raises as `Messager.send_message`."""
+        return (await self.send_many([Outgoing.to_agent(to_id, payload, from_id, subtopic)]))[0]
+
+    async def send_many(self, messages: Sequence[Outgoing]) -> Receipts:
+        """Send many messages; one receipt for each message and recipient, in order."""
+        return await self._relay(batches_of_entries(self._entries(messages), self.step))
+
+    def _entries(self, messages: Sequence[Outgoing]) -> list[Entry]:
+        exp_id = self._experiment.exp_id
+        strict = self.name if self._experiment.group_settings.strict_senders else None
+        return entries_of(messages, lambda channel: parse_channel(exp_id, channel), self._payload_bytes, strict)
+
+    async def send_columns(
+        self, from_ids: object, to_ids: object, payloads: object, *, subtopic: str = AGENT_CHAT
+    ) -> Receipts:
+        """Send n messages given as columns, as `Messager.send_columns` does; they cross as bytes."""
+        columns = columns_of(from_ids, to_ids, payloads, self._payload_bytes)
+        return await self._relay(batches_of_columns(columns, check_subtopic(subtopic), self.step))
+
+    async def broadcast(
+        self, audience: object, payload: Payload, from_id: AgentId | None = None, *, subtopic: str = AGENT_CHAT
+    ) -> Receipts:
+        """Send one message to all hearers of an agent in an audience; one receipt for each, as `Messager.broadcast`."""
+        return await self.broadcast_columns(from_id, audience, payload, subtopic=subtopic)
+
+    async def broadcast_columns(
+        self, from_ids: object, audience: object, payloads: object, *, subtopic: str = AGENT_CHAT
+    ) -> Receipts:
+        """Send n broadcasts given as columns; one receipt for each pair, as `Messager.broadcast_columns`."""
+        columns, named = columns_of(from_ids, 0, payloads, self._payload_bytes), Audience(name_of(audience), UNRESOLVED)
+        batches = unspread_batches(columns, named, check_subtopic(subtopic), self.step)
+        return await self._relay(batches, by_lane=False)  # the lane's answer has a fate for each row of its frames
+
+    @property
+    def _payload_bytes(self) -> int:
+        return self._experiment.settings.payload_bytes
+
+    async def _relay(self, batches: list[Batch], *, by_lane: bool = True) -> Receipts:
+        if not batches:
+            return Receipts([])
+        if known_dead(self.actor):
+            raise gone(self._actor_name)
+        if self._restarting:  # a call during the restart would fail with an unknown outcome
+            await wait_restart(self.waiting, self.actor, self._experiment.settings.send_timeout_s)
+            self._restarting = False
+        if self._tracer is None:
+            return await self._relay_frames(batches, by_lane=by_lane)
+        with self._tracer.sending(batches):
+            return await self._relay_frames(batches, by_lane=by_lane)
+
+    async def _relay_frames(self, batches: list[Batch], *, by_lane: bool) -> Receipts:
+        frames = [encode(batch) for batch in batches]
+        lane, number = None, -1
+        try:
+            lane = await self._lane.connection() if by_lane else None
+            if lane is None and known_dead(self.actor):  # found out just now
+                raise gone(self._actor_name)
+            with self._sending:
+                number = self._numbers
+                self._numbers += 1
+                self._waiting[number] = None
+                call = RelayCall(self._caller, number, next(iter(self._waiting)))
+            reply = None if lane is None else await lane.ask(call, frames)
+            if reply is not None and reply.answer is not None:
+                return receipts_of(parse_sent(reply.answer[0]), batches)
+            return await self._relay_by_ray(call, frames, lane.process if lane and reply and reply.begun else None)
+        except OutcomeUnknown as error:
+            self._restarting = isinstance(error.__cause__, ActorUnavailableError)
+            raise
+        finally:
+            with self._sending:  # later calls must not wait for this number
+                self._waiting.pop(number, None)
+            if lane is not None:
+                self._lane.release(lane)
+
+    async def _relay_by_ray(self, call: RelayCall, frames: list[bytes], begun_in: str | None) -> Receipts:
+        """Make a call by Ray; `begun_in` names the process that may have begun it over the lane."""
+        receipts: Receipts | None = None
+        if begun_in is not None:  # most often that process has the frames
+            ref = self.actor.relay_again.remote(*msgspec.structs.astuple(call), begun_in)
+            receipts = await value_of(self.waiting, ref, actor_name=self._actor_name, sends=True)
+        if receipts is None:
+            ref = self.actor.relay.remote(*msgspec.structs.astuple(call), frames)
+            receipts = await value_of(self.waiting, ref, actor_name=self._actor_name, sends=True)
+        return receipts
+
+    # -- conversations --------------------------------------------------------------------------------------------
+
+    async def ask(
+        self,
+        from_id: AgentId | None,
+        to_id: AgentId,
+        payload: Payload,
+        *,
+        subtopic: str = AGENT_CHAT,
+        timeout: float | None = 60.0,
+    ) -> Message:
+        """Ask an agent; return its answer. Raises as `Messager.ask`."""
+        entries = self._entries([Outgoing.to_agent(to_id, payload, from_id, subtopic)])
+        [batch] = batches_of_entries(entries, self.step)
+        call, frame = secrets.token_hex(8), encode(batch)
+        answer: Message = await self._insist(lambda: self.actor.ask.remote(call, frame, timeout))
+        return answer
+
+    async def ask_columns(
+        self,
+        from_ids: object,
+        to_ids: object,
+        payloads: object,
+        *,
+        subtopic: str = AGENT_CHAT,
+        timeout: float | None = 60.0,
+    ) -> Answers:
+        """Ask many agents, with columns as of `send_columns`; return their answers, which fill up as they come.
+
+        `async for answer in answers` gives them as they come, `await answers.wait()` waits for all; both end after
+        `timeout` seconds. Raises as `send_columns`.
+        """
+        return await self.ask_into(Answers, from_ids, to_ids, payloads, subtopic, timeout)
+
+    async def ask_into(
+        self,
+        table: Callable[[str, int, float | None, MoreAnswers], Table],
+        from_ids: object,
+        to_ids: object,
+        payloads: object,
+        subtopic: str,
+        timeout: float | None,
+    ) -> Table:
+        """Ask many agents; return their answers in a table of some kind."""
+        columns = columns_of(from_ids, to_ids, payloads, self._payload_bytes)
+        frames = [encode(batch) for batch in batches_of_columns(columns, check_subtopic(subtopic), self.step)]
+        call, rows = secrets.token_hex(8), sum(len(chunk.from_ids) for chunk in columns)
+        answers = table(self._experiment.exp_id, rows, timeout, partial(self._more_answers, call))
+        answers.sent(await self._insist(lambda: self.actor.ask_many.remote(call, frames, timeout)))
+        return answers
+
+    async def _more_answers(self, call: str, answers: AnswerTable) -> None:
+        left = answers.seconds_left
+        wait_s = WAIT_S if left is None else min(WAIT_S, left)
+        parts = len(answers.parts)
+        found = await self._insist(lambda: self.actor.more_answers.remote(call, parts, wait_s))
+        for places, frame in found.parts[len(answers.parts) - parts :]:  # another task may have got the first ones
+            answers.add(AnswerPart(np.frombuffer(places, "<i8").astype(np.intp), decode(frame)))
+        answers.late = found.late
+
+    async def reply(self, message: Message, payload: Payload) -> Receipt:
+        """Answer a question that a fetch returned, and return the receipt. Raises as `Messager.reply`."""
+        return (await self.reply_columns(message, payload))[0]
+
+    async def reply_columns(self, messages: Acked, payloads: object) -> Receipts:
+        """Answer many questions, with a payload each or one for all; one receipt for each. Raises as `reply`."""
+        questions = slices_of(messages)
+        receipts = await self._relay(
+            replies_to(questions, payloads, self._experiment.exp_id, self._payload_bytes, self.step)
+        )
+        note_replied(questions)
+        return receipts
+
+    async def serve(self, handler: Handler, *, concurrency: int = 1000) -> None:
+        """Await `handler(message)` for each message, as `Messager.serve` does.
+
+        A handler that takes longer than `MessagingConfig.loan_s` loses its message to the next fetch of another handle.
+        Raises: CommitFailed then, and as `Messager.serve`.
+        """
+        await MessageServer(self.fetch, self._commit, self.reply, handler, concurrency, self._tracer).run()
+
+    # -- receiving ------------------------------------------------------------------------------------------------
+
+    async def fetch(
+        self,
+        *,
+        limit: int | None = None,
+        timeout: float | None = 0.0,
+        commit: CommitMode = "next",
+        complete: bool = False,
+    ) -> Fetched:
+        """Return the arrived messages; wait up to `timeout` seconds (None: for ever) for the first.
+
+        The messages of this handle's last fetch are committed now. Messages that a handle holds for longer than
+        `MessagingConfig.loan_s`, because its task died or ended without `ack`, go to the next fetch of any handle.
+
+        Args:
+            limit: The most messages to return.
+            timeout: Seconds to wait for the first message.
+            commit: "acked": only `ack`, or a `with` block over the result, commits these messages.
+            complete: Return all messages that the server had at the call, except those that other handles hold.
+
+        Raises: CommitFailed where another handle has got the messages of the last fetch, FetchTooLarge.
+        """
+        check_limit(limit, complete=complete)
+        check_commit(commit)
+        async with self._fetching:
+            if self._tracer is not None:
+                self._tracer.committed()
+            self._fetches += commit == "acked"
+            number = self._fetches if commit == "acked" else 0
+            limit = None if limit is None else int(limit)  # it may be numpy's
+            options = FetchOptions(commit, complete, number, self._received)
+            try:
+                token, messages = await self._fetch(limit, timeout, options)
+            except CommitFailed:
+                self._token = None  # another handle has the messages
+                raise
+            self._token = None
+            if commit == "next":
+                self._token = token
+                if self._tracer is not None:
+                    self._tracer.hold(messages.slices)
+            elif token is not None:
+                self._received, self._unacked[token[:2]] = number, token
+        return Fetched(messages, self, token)
+
+    async def _fetch(
+        self, limit: int | None, timeout: float | None, options: FetchOptions
+    ) -> tuple[Token | None, Messages]:
+        until = None if timeout is None else time.monotonic() + timeout
+        wait_s = WAIT_S if timeout is None else float(min(WAIT_S, max(0.0, timeout)))
+        answer = await self._ask(FetchCall(self._caller, self._token, limit, wait_s, options))
+        if answer is not None:
+            lent = parse_lent(answer[0])
+            messages = messages_of(self._experiment.exp_id, lent, answer[1])
+            if messages or wait_s == timeout:
+                return lent.token, messages
+            self._token = None  # it is committed
+        left = None if until is None else max(0.0, until - time.monotonic())
+        arguments = (self._caller, self._token, limit, left, options)
+        found: tuple[Token | None, Messages] = await self._insist(lambda: self.actor.fetch.remote(*arguments))
+        return found
+
+    async def _ask(self, call: Call) -> tuple[bytes, list[bytes]] | None:
+        """Make a call that may be repeated over the lane; None: it must go by Ray."""
+        lane = await self._lane.connection()
+        if lane is None:
+            return None
+        try:
+            return (await lane.ask(call)).answer
+        finally:
+            self._lane.release(lane)
+
+    async def ack(self, messages: Acked | None = None) -> None:
+        """Commit fetched messages: one, some, or all that this handle holds (None).
+
+        On return the commit is durable, even where other handles hold earlier messages. A second call does nothing.
+
+        Raises: CommitFailed where this handle held a message for longer than `MessagingConfig.loan_s` and another
+        handle has it now; ConfigError for messages that no handle of this group has fetched.
+        """
+        if messages is None:
+            async with self._fetching:
+                token, self._token = self._token, None
+                if self._tracer is not None:
+                    self._tracer.committed()
+                await self._ack([(held, None) for held in (token, *self._unacked.values()) if held is not None])
+        else:
+            await self._commit(messages)
+            if self._tracer is not None:
+                self._tracer.committed(slices_of(messages))
+
+    async def _commit(self, messages: Acked) -> None:
+        await self._ack(by_loan(spans_of(messages, self.name)))
+
+    async def _ack(self, loans: list[Any]) -> None:
+        over: list[Token]
+        answer = None
+        if all(some is None for _, some in loans):
+            answer = await self._ask(AckCall(tuple(token for token, _ in loans)))
+        if answer is not None:
+            over, late = list(parse_committed(answer[0]).over), None
+        else:
+            over, late = await self._insist(lambda: self.actor.ack_some.remote(loans))
+        for token in over:
+            self._unacked.pop(token[:2], None)
+        if late is not None:
+            raise late
+
+    async def _insist(self, call: Callable[[], Any]) -> Any:  # noqa: ANN401 - an ObjectRef, its value
+        return await insist(self.waiting, self.actor, call, actor_name=self._actor_name)
+
+    async def give_up(self) -> None:
+        """Return the messages of this handle's last fetch to the mailbox unhandled; the next fetch gets them."""
+        async with self._fetching:
+            await self.give_up_lease(self._token)
+
+    async def give_up_lease(self, token: Token | None) -> None:
+        """Return the messages of a lease to the mailbox."""
+        await self._insist(lambda: self.actor.give_up.remote(self._caller, token))
+        self._forget(token)
+
+    async def commit_lease(self, token: Token) -> None:
+        """Commit the messages of a lease."""
+        self._forget(token)
+        if self._tracer is not None:
+            self._tracer.committed()
+        await self._ack([(token, None)])
+
+    def _forget(self, token: Token | None) -> None:
+        if token is not None:
+            self._unacked.pop(token[:2], None)
+            self._token = None if self._token == token else self._token
+
+    # -- steps ----------------------------------------------------------------------------------------------------
+
+    def steps(self, *, until: int, leave: bool = False) -> "AsyncGenerator[Step, None]":
+        """Iterate over the steps of this group's agents, as `Group.steps` does, with `async for`."""
+        from ray_messaging.cluster.handles.group.group_steps import (  # noqa: PLC0415 - most groups have no steps
+            driven_steps,
+            driving_task,
+        )
+
+        return driven_steps(self._experiment, self.name, driving_task(), until, leave=leave)
+
+    async def state(self) -> bytes | None:
+        """Return the state that the group's last committed step left; None: there is none.
+
+        Raises: ConfigError where the experiment has no steps.
+        """
+        state: bytes | None = await self._insist(self.actor.step_state.remote)
+        return state
+
+    async def fates(self, step: int) -> "Counter[str]":
+        """Return how many messages that this group sent in a step met each fate, once all groups have committed it.
+
+        Raises: UnknownName for a step that is not committed, or too long ago (the server keeps the last 64);
+        ConfigError where the experiment has no steps.
+        """
+        fates: Counter[str] = await self._insist(partial(self.actor.step_fates.remote, step))
+        return fates
+
+    # -- agents that come and go ----------------------------------------------------------------------------------
+
+    async def add_agents(self, agents: Iterable[AgentId]) -> None:
+        """Host more agents. Raises as `Messager.add_agents`."""
+        await self._insist(partial(self.actor.add_agents.remote, column_of(agents)))
+
+    async def remove_agents(self, agents: Iterable[AgentId], *, timeout: float = 30.0) -> None:
+        """Host agents no longer; what waits for them becomes dead letters. Raises as `Messager.remove_agents`."""
+        await self._let_go(agents, None, timeout)
+
+    async def move_agents(self, agents: Iterable[AgentId], *, to: str, timeout: float = 30.0) -> None:
+        """Move agents to another group, with all that waits for them. Raises as `Messager.move_agents`."""
+        await self._let_go(agents, to, timeout)
+
+    async def _let_go(self, agents: Iterable[AgentId], target: str | None, timeout: float) -> None:
+        attempts = itertools.count()
+        leaving = AgentSet.of(agents).column
+        await self._insist(lambda: self.actor.let_go.remote(leaving, target, timeout, again=next(attempts) > 0))
+
+    # -- facts ----------------------------------------------------------------------------------------------------
+
+    async def agents(self) -> list[AgentId]:
+        """Return the agents of this group."""
+        agents: IdColumn = await self._insist(self.actor.agents.remote)
+        # The user, None, is never an agent of a group.
+        return [agent_id for agent_id in agents.tolist() if agent_id is not None]
+
+    async def stats(self) -> dict[str, Any]:
+        """Return counters of this group."""
+        stats: dict[str, Any] = await self._insist(self.actor.stats.remote)
+        return stats

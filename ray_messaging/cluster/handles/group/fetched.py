@@ -1,0 +1,71 @@
+"""Messages that a handle of a group has fetched."""
+
+from contextlib import suppress
+from types import TracebackType
+from typing import Protocol, Self
+
+from ray.exceptions import RayError
+
+from ray_messaging.cluster.handles.group.waiting import Waiting
+from ray_messaging.common.blocking import finish
+from ray_messaging.errors import ConfigError, MessagingError
+from ray_messaging.messages import Messages
+from ray_messaging.receiving.delivery_leases import Token
+
+
+class Lender(Protocol):
+    """The handle that has fetched the messages."""
+
+    waiting: Waiting
+
+    async def commit_lease(self, token: Token) -> None:
+        """Commit the messages of a lease."""
+
+    async def give_up_lease(self, token: Token | None) -> None:
+        """Return the messages of a lease to the mailbox."""
+
+
+class Fetched(Messages):
+    """Fetched messages; a `with` block over them commits them at its end, or returns them to the mailbox at an error.
+
+    Those of `group.aio` take `async with`. The block's end raises CommitFailed where it took longer than
+    `MessagingConfig.loan_s` and another handle has the messages now.
+    """
+
+    __slots__ = ("_lender", "_token")
+
+    def __init__(self, messages: Messages, lender: Lender, token: Token | None) -> None:
+        super().__init__(messages.exp_id, messages.slices, messages.more)
+        self._lender, self._token = lender, token
+        for part in self.slices:
+            if part.batch.origin is not None:
+                part.batch.origin = part.batch.origin._replace(loan=token)
+
+    def __enter__(self) -> Self:
+        if not self._lender.waiting.blocks:
+            raise ConfigError("messages that `group.aio` fetched need `async with`: their commit waits in the loop")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        finish(self._end(error))
+
+    async def __aenter__(self) -> Self:
+        if self._lender.waiting.blocks:
+            raise ConfigError("messages that a Group fetched need `with`; `group.aio.fetch` is for async code")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._end(error)
+
+    async def _end(self, error: BaseException | None) -> None:
+        if self._token is None:
+            return
+        if error is None:
+            await self._lender.commit_lease(self._token)
+        else:
+            with suppress(MessagingError, RayError):  # the block's error is raised
+                await self._lender.give_up_lease(self._token)

@@ -1,0 +1,151 @@
+"""Handle of a group: picklable and blocking, for drivers and tasks."""
+
+from collections.abc import Callable, Coroutine, Iterator
+from functools import cached_property, wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+from ray_messaging.addressing.channels import AGENT_CHAT, AgentId
+from ray_messaging.cluster.handles.group.async_group import AsyncGroup, StepStamp
+from ray_messaging.cluster.handles.group.waiting import Blocking
+from ray_messaging.cluster.spec import Experiment
+from ray_messaging.common.blocking import finish
+from ray_messaging.common.notebook import html_table
+from ray_messaging.conversations.answers import GroupAnswers
+from ray_messaging.errors import InvalidAddress
+
+if TYPE_CHECKING:
+    from ray_messaging.steps.step import Step
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _blocking(
+    call: Callable[Concatenate[AsyncGroup, P], Coroutine[Any, Any, T]],
+) -> "Callable[Concatenate[Group, P], T]":
+    """Make a call of `AsyncGroup` one that blocks, with the same arguments."""
+
+    @wraps(call)
+    def blocking(group: "Group", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return finish(call(group._calls, *args, **kwargs))
+
+    return blocking
+
+
+class Group:
+    """Handle of a group: sends for its agents, and fetches their messages.
+
+    `actor` is the raw Ray handle, `aio` has the same calls for async code. Sends of one handle keep their order, and a
+    send that Ray repeats happens once. A task gets its own copy of a handle. A task that fetches and then ends should
+    `ack()`, or fetch by `with`:
+
+        with group.fetch(timeout=5) as messages: ...      # committed when the block ends without an error
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        name: str,
+        actor: Any,  # noqa: ANN401 - a Ray actor handle
+        step: int | None = None,
+        keep: object = None,
+    ) -> None:
+        self.name = name
+        self.actor = actor
+        self._experiment = experiment
+        self._stamp = StepStamp(step)
+        self._keep = keep  # the experiment lives as long as a reference to its actors
+        self._calls = AsyncGroup(experiment, name, actor, self._stamp, Blocking())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Group, (self._experiment.without_password(), self.name, self.actor, self.step)
+
+    def __repr__(self) -> str:
+        return f"Group({self.name!r}, exp_id={self._experiment.exp_id!r})"
+
+    def _repr_html_(self) -> str:
+        stats = self.stats()
+        return html_table(repr(self), {"": [*stats], "now": [*stats.values()]}, len(stats))
+
+    @cached_property
+    def aio(self) -> AsyncGroup:
+        """Return the calls of this handle for async code: `await group.aio.send(...)`."""
+        return AsyncGroup(self._experiment, self.name, self.actor, self._stamp, keep=self._keep)
+
+    @property
+    def step(self) -> int | None:
+        """Return the simulation step that is stamped on messages as they are sent; None in a group with steps.
+
+        Setting it raises ConfigError in a group with steps.
+        """
+        return self._calls.step
+
+    @step.setter
+    def step(self, step: int | None) -> None:
+        self._calls.step = step
+
+    send = _blocking(AsyncGroup.send)
+    send_many = _blocking(AsyncGroup.send_many)
+    send_columns = _blocking(AsyncGroup.send_columns)
+    broadcast = _blocking(AsyncGroup.broadcast)
+    broadcast_columns = _blocking(AsyncGroup.broadcast_columns)
+    ask = _blocking(AsyncGroup.ask)
+    reply = _blocking(AsyncGroup.reply)
+    reply_columns = _blocking(AsyncGroup.reply_columns)
+    fetch = _blocking(AsyncGroup.fetch)
+    ack = _blocking(AsyncGroup.ack)
+    give_up = _blocking(AsyncGroup.give_up)
+    fates = _blocking(AsyncGroup.fates)
+    stats = _blocking(AsyncGroup.stats)
+    add_agents = _blocking(AsyncGroup.add_agents)
+    remove_agents = _blocking(AsyncGroup.remove_agents)
+    move_agents = _blocking(AsyncGroup.move_agents)
+
+    def ask_columns(
+        self,
+        from_ids: object,
+        to_ids: object,
+        payloads: object,
+        *,
+        subtopic: str = AGENT_CHAT,
+        timeout: float | None = 60.0,
+    ) -> GroupAnswers:
+        """Ask many agents, with columns as of `send_columns`; return their answers, which fill up as they come.
+
+        `for answer in answers` gives them as they come, `answers.wait()` waits for all; both end after `timeout`
+        seconds. Raises as `send_columns`.
+        """
+        return finish(self._calls.ask_into(GroupAnswers, from_ids, to_ids, payloads, subtopic, timeout))
+
+    def steps(self, *, until: int, leave: bool = False) -> "Iterator[Step]":
+        """Iterate over the steps of this group's agents, from the first one that is not committed to before `until`.
+
+        To ask for the next step commits the one before; `break`, or an exception, leaves it uncommitted, and it runs
+        again. All groups must be driven at the same time, so give their tasks num_cpus=0.
+
+        Args: with `leave` the group leaves before step `until`: the others go on without it.
+        Raises: ConfigError where the experiment has no steps, AlreadyExists where another task drives the group,
+        StepAborted, StepTooLarge.
+        """
+        from ray_messaging.cluster.handles.group.group_steps import group_steps  # noqa: PLC0415 - most groups have no steps
+
+        return group_steps(self._experiment, self.name, until, leave=leave)
+
+    @property
+    def state(self) -> bytes | None:
+        """Return the state that the group's last committed step left; None: there is none.
+
+        Raises: ConfigError where the experiment has no steps.
+        """
+        return finish(self._calls.state())
+
+    @property
+    def agents(self) -> list[AgentId]:
+        """Return the agents of this group."""
+        return finish(self._calls.agents())
+
+
+def check_agents(agents: object) -> None:
+    """Raise InvalidAddress where agents are no collection of ids."""
+    if isinstance(agents, str | bytes) or not hasattr(agents, "__iter__"):
+        raise InvalidAddress(f"agents must be a list, range or array of ids, not {agents!r}", value=agents)

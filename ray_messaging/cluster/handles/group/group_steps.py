@@ -1,0 +1,115 @@
+"""The steps of a group, in the task that drives it."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator
+from functools import partial
+
+import ray
+
+from ray_messaging.cluster.audiences.home import AudienceFiles
+from ray_messaging.cluster.handles.actor_calls import find_actor, gone
+from ray_messaging.cluster.handles.connection import ExperimentConnection
+from ray_messaging.cluster.handles.own_loop import SharedLoop
+from ray_messaging.cluster.ray_metrics import RayMetrics
+from ray_messaging.cluster.spec import Experiment
+from ray_messaging.common.backoff import REDIS_RETRY, Backoff
+from ray_messaging.common.process_tuning import relax_collector
+from ray_messaging.errors import ConnectionFailed
+from ray_messaging.messager import GroupMessager, Messager
+from ray_messaging.observability.metrics.messager_metrics import MessagerMetrics
+from ray_messaging.steps.step import Step
+from ray_messaging.steps.step_loop import check_until, driven_loop
+
+# The groups that this process drives wait for news of steps together: with a loop for each, the server would wake each.
+_LOOP = SharedLoop("steps")
+
+
+def group_steps(experiment: Experiment, name: str, until: int, *, leave: bool = False) -> Iterator[Step]:
+    """Yield the steps of a group."""
+    check_until(until)
+    steps = driven_steps(experiment, name, driving_task(), until, leave=leave)
+
+    async def following() -> Step | None:
+        return await anext(steps, None)
+
+    async def end() -> None:
+        await steps.aclose()
+
+    _LOOP.enter()
+    try:
+        while (step := _LOOP.run(following())) is not None:
+            yield step
+    finally:
+        _LOOP.leave(end())
+
+
+async def driven_steps(
+    experiment: Experiment, name: str, task: str, until: int, *, leave: bool = False
+) -> AsyncGenerator[Step, None]:
+    """Yield the steps of a group that a task drives.
+
+    This process reads and writes on the server itself, under the number of its attempt: a pass through the group's
+    actor would double the work of a step. Its messager hosts nothing.
+    """
+    check_until(until)
+    interceptor = await asyncio.to_thread(find_actor, f"{experiment.exp_id}/interceptor")
+    if interceptor is None:
+        raise gone(f"group {name!r} of experiment {experiment.exp_id!r}")
+    connection = ExperimentConnection(experiment, interceptor)
+    experiment = await connection.with_password_async()
+    relax_collector()
+    settings = experiment.group_settings
+    metrics = MessagerMetrics() if experiment.metrics else None
+    make = partial(
+        GroupMessager,
+        experiment.redis,
+        experiment.exp_id,
+        interceptor,
+        name=name,
+        settings=settings,
+        observer=metrics,
+        audiences=AudienceFiles(experiment, interceptor),
+    )
+    messager = await connected(make, settings.send_timeout_s)
+    telling = None
+    if metrics is not None:  # the group's actor counts what the group sends and fetches outside of steps
+        labels = (("experiment", experiment.exp_id), ("messager", name))
+        telling = RayMetrics(lambda: metrics.families({}), labels)
+        telling.start()
+    try:
+        steps = (await driven_loop(messager.engine, task)).steps(until, leave=leave)
+        try:
+            async for step in steps:
+                yield step
+        finally:
+            await steps.aclose()
+    finally:
+        if telling is not None:
+            await telling.stop()
+        await messager.close()
+
+
+async def connected(make: Callable[[], Messager], patience_s: float) -> Messager:
+    """Return a messager that is connected, which is tried again while the server is out of reach, as later calls are.
+
+    Raises: ConnectionFailed after `patience_s`.
+    """
+    backoff = Backoff(REDIS_RETRY, deadline=time.monotonic() + patience_s)
+    while True:
+        messager = make()
+        try:
+            await messager.init()
+        except BaseException as error:
+            await messager.close()
+            if not isinstance(error, ConnectionFailed) or backoff.exhausted:
+                raise
+        else:
+            return messager
+        await backoff.sleep()
+
+
+def driving_task() -> str:
+    """Return the name of the running task, or of the driver."""
+    context = ray.get_runtime_context()
+    return context.get_task_id() or f"driver {context.get_worker_id()}"

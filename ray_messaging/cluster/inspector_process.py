@@ -1,0 +1,84 @@
+"""The inspector of an experiment in a process of its own, for drivers and notebooks."""
+
+import html
+import os
+import subprocess
+import sys
+from tempfile import TemporaryFile
+from types import TracebackType
+from typing import Self
+
+import msgspec
+import ray
+from ray.util.client import ray as client
+
+from ray_messaging.errors import ConfigError
+
+_END_S = 10.0
+
+
+class Inspector:
+    """Handle of an inspector: `url` to open in a browser, and `close`. It ends with the process that opened it."""
+
+    def __init__(self, exp_id: str, options: list[str]) -> None:
+        """Start it, and wait until its pages can be opened; raise ConfigError with the reason where it cannot."""
+        if client.is_connected():
+            raise ConfigError(
+                f"on Ray Client this machine may not reach the experiment: run `ray-messaging ui {exp_id}` on a node "
+                "of the cluster"
+            )
+        self.exp_id = exp_id
+        command = [sys.executable, "-m", "ray_messaging.cli", "ui", exp_id, "--json", "--of-process", *options]
+        self._said = TemporaryFile()  # noqa: SIM115 - closed with it; a pipe that nobody reads would fill up
+        address = {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+        self._process = subprocess.Popen(  # noqa: S603 - our own command
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            env=os.environ | address,
+        )
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise ConfigError(self._why())
+        self.url: str = msgspec.json.decode(line)["url"]
+
+    @property
+    def pid(self) -> int:
+        """Return its process."""
+        return self._process.pid
+
+    def _why(self) -> str:
+        """Return the reason for which it ended."""
+        self._process.communicate()
+        self._said.seek(0)
+        said = self._said.read().decode(errors="replace").strip().splitlines()
+        self._said.close()
+        return (said or ["the inspector ended without a reason"])[-1].removeprefix("error: ")
+
+    def close(self) -> None:
+        """End it; a second call does nothing."""
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+        self._process.communicate()
+        self._said.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Inspector({self.exp_id!r}, {self.url})"
+
+    def _repr_html_(self) -> str:
+        url = html.escape(self.url)
+        return f'<p>Inspector of {html.escape(self.exp_id)}: <a href="{url}" target="_blank">{url}</a></p>'

@@ -1,0 +1,137 @@
+"""Moves of agents between the groups of an experiment."""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from ray_messaging.addressing.channels import AgentId, check_name
+from ray_messaging.cluster.handles.connection import ExperimentConnection
+from ray_messaging.cluster.handles.group.group import Group, check_agents
+from ray_messaging.cluster.handles.groups import Groups
+from ray_messaging.errors import AlreadyExists, ConfigError, UnknownName
+from ray_messaging.model.agent_sets import AgentSet
+
+_TOLERANCE = 0.1  # of the mean load: groups that differ by less stay as they are
+
+
+class AgentMove(NamedTuple):
+    """Agents that move from one group to another one."""
+
+    agents: AgentSet
+    source: str
+    target: str
+
+    def __repr__(self) -> str:
+        return f"AgentMove({len(self.agents):,} agents, {self.source!r} -> {self.target!r})"
+
+
+class AgentMoves:
+    """Moves of agents between the groups of one experiment."""
+
+    def __init__(self, connection: ExperimentConnection, groups: Groups) -> None:
+        self._connection = connection
+        self._groups = groups
+
+    def move(self, agents: Iterable[AgentId], to: str | Group, timeout: float) -> None:
+        """Move agents to a group; those of one group all at once, or none of them."""
+        target = to.name if isinstance(to, Group) else check_name("group name", to)
+        check_agents(agents)
+        self._carry_out(plan_move(AgentSet.of(agents), target, self._hosted()), timeout)
+
+    def rebalance(self, timeout: float, *, dry_run: bool) -> list[AgentMove]:
+        """Move agents from groups with much load to groups with little; return the moves."""
+        groups = [] if self._in_steps else self._groups.all()
+        hosted = self._hosted()
+        # In steps nothing is fetched: all groups count, also those of your own actors, by their agents.
+        agents = (
+            hosted if self._in_steps else {group.name: hosted[group.name] for group in groups if group.name in hosted}
+        )
+        fetched = {group.name: float(group.stats()["fetched"]) for group in groups if group.name in agents}
+        moves = plan_balance(agents, fetched)
+        if not dry_run:
+            self._carry_out(moves, timeout)
+        return moves
+
+    def _hosted(self) -> dict[str, AgentSet]:
+        hosted: dict[str, AgentSet] = self._connection.ask(self._connection.interceptor.agents.remote())
+        return hosted
+
+    @property
+    def _in_steps(self) -> bool:
+        return self._connection.experiment.steps
+
+    def _carry_out(self, moves: Iterable[AgentMove], timeout: float) -> None:
+        if self._in_steps:  # it takes no part of the groups' processes
+            for move in moves:
+                self._connection.ask(self._connection.interceptor.rehost.remote(*move, timeout))
+            return
+        sources = [(self._source(move), move) for move in moves]
+        for group, move in sources:
+            group.move_agents(move.agents, to=move.target, timeout=timeout)
+
+    def _source(self, move: AgentMove) -> Group:
+        try:
+            return self._groups.find(move.source)
+        except UnknownName as error:
+            raise ConfigError(
+                f"group {move.source!r} lives in an actor of yours, and only that one can let agents go: "
+                f"`await messager.move_agents(ids, to={move.target!r})` there"
+            ) from error
+
+
+def plan_move(asked: AgentSet, target: str, hosted: Mapping[str, AgentSet]) -> list[AgentMove]:
+    """Return the moves of agents to a group; raise UnknownName, AlreadyExists."""
+    if target not in hosted:
+        raise UnknownName(
+            f"there is no group {target!r} to move to; there are: {', '.join(hosted) or 'none'}",
+            kind="group",
+            value=target,
+        )
+    there = asked & hosted[target]
+    if there:
+        agent = next(iter(there))
+        raise AlreadyExists(
+            f"agent {agent!r} is in group {target!r} already: leave it out", kind="agent", value=agent, owner=target
+        )
+    moves = [AgentMove(asked & agents, name, target) for name, agents in hosted.items() if asked & agents]
+    left = asked
+    for move in moves:
+        left -= move.agents
+    if left:
+        agent = next(iter(left))
+        raise UnknownName(f"no group hosts agent {agent!r}: nothing was moved", kind="agent", value=agent)
+    return moves
+
+
+def plan_balance(hosted: Mapping[str, AgentSet], fetched: Mapping[str, float]) -> list[AgentMove]:
+    """Return the moves after which the groups have about the same load.
+
+    The load of a group is the number of messages that it fetched; if none did, the number of its agents. Each of its
+    agents counts as the same part of its load.
+    """
+    loads = fetched if any(fetched.values()) else {name: float(len(agents)) for name, agents in hosted.items()}
+    if len(hosted) < 2:
+        return []
+    mean = sum(loads.values()) / len(loads)
+    missing = {name: mean - load for name, load in loads.items() if load < mean * (1 - _TOLERANCE)}
+    moves: list[AgentMove] = []
+    for source in sorted(loads, key=lambda name: (-loads[name], name)):
+        excess, left = loads[source] - mean, hosted[source]
+        if excess <= mean * _TOLERANCE or not left:
+            continue
+        each = loads[source] / len(left)
+        for target in sorted(missing, key=lambda name: (-missing[name], name)):
+            count = min(int(min(excess, missing[target]) / each), len(left) - 1)
+            if count > 0:
+                chosen = _last(left, count)
+                moves.append(AgentMove(chosen, source, target))
+                left -= chosen
+                excess -= count * each
+                missing[target] -= count * each
+    return moves
+
+
+def _last(agents: AgentSet, count: int) -> AgentSet:
+    """Return so many agents of a set, those at its end."""
+    names = sorted(agents.strings)
+    ints = max(0, count - len(names))
+    return AgentSet(agents.ints[len(agents.ints) - ints :], names[max(0, len(names) - count) :])

@@ -1,0 +1,1 @@
+"""Agents that leave a mailbox, with their messages."""

@@ -1,0 +1,327 @@
+"""Departure of agents from a mailbox: to another one with what waits for them, or to nowhere."""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_messaging.addressing.directory import Directory, Record
+from ray_messaging.addressing.moved_records import MovedRecords, moved_records
+from ray_messaging.common.backoff import FULL_MAILBOX_RETRY, Backoff
+from ray_messaging.errors import ConnectionFailed, FrameError, MailboxFull, MoveFailed, ServerRefused, UnknownName
+from ray_messaging.messages import Slice
+from ray_messaging.model.agent_sets import AgentSet
+from ray_messaging.model.batch import Batch, Origin
+from ray_messaging.model.columns import IdColumn, PayloadColumn
+from ray_messaging.receiving.commits import InFlight
+from ray_messaging.receiving.fetcher import Fetcher
+from ray_messaging.receiving.inbox import Piece
+from ray_messaging.receiving.unfolder import Unfolder
+from ray_messaging.transports.cursors import following, order
+from ray_messaging.transports.departures import ARRIVAL, Departures, Parcel, Release, Released
+from ray_messaging.transports.requeueing import frames_of
+from ray_messaging.transports.transport import Transport
+from ray_messaging.wire.frames import decode, encode
+
+logger = logging.getLogger(__name__)
+
+Mask = NDArray[np.bool_]
+
+
+class Departure:
+    """One departure of agents from the mailbox of a messager; `target` names their new mailbox, None is nowhere.
+
+    Messages for them are handed out no more from the first one on. Once those that were fetched are committed, one call
+    of the server moves all that waits, and the agents. Before that call nothing has happened, after it all has: a
+    process that dies leaves nothing to be resumed.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        departures: Departures,
+        directory: Directory,
+        fetcher: Fetcher,
+        unfolder: Unfolder,
+        epoch: int,
+        agents: AgentSet,
+        target: str | None,
+        limits: tuple[int, int],
+    ) -> None:
+        self._transport = transport
+        self._departures = departures
+        self._directory = directory
+        self._fetcher = fetcher
+        self._inbox = fetcher.inbox
+        self._name = fetcher.name
+        self._epoch = epoch
+        self._agents = agents
+        self._target = target
+        self._unfolder = unfolder
+        self._most_messages, self._most_bytes = limits
+        self._last: Release | None = None  # the last attempt
+        self.number = 0
+        self._deadline = 0.0  # loop time
+        self._end = ""  # the mailbox's last entry, when it was asked
+
+    async def run(self, first_number: int, timeout: float) -> None:
+        """Let the agents leave, with attempts from a number on; `number` is that of the last one.
+
+        Raises: MoveFailed after `timeout` seconds, UnknownName, Fenced.
+        """
+        self.number, self._deadline = first_number - 1, asyncio.get_running_loop().time() + timeout
+        self._inbox.withhold(self._agents)
+        try:
+            await self._await_commits(timeout)
+            await self._let_go(timeout)
+        finally:
+            self._inbox.withhold(None)
+
+    # -- what was fetched -----------------------------------------------------------------------------------------
+
+    async def _await_commits(self, timeout: float) -> None:
+        """Wait until all that was fetched for the agents is committed."""
+        commits, left = self._fetcher.commits, 0
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                held = await self._in_hand(commits.in_flight)
+                while True:
+                    await self._fetcher.gate.wait_ended()
+                    commits.progress.clear()
+                    left = sum(part.high - part.low for part in commits.in_flight.unacked(held))
+                    if not left:
+                        return
+                    await commits.progress.wait()
+        except TimeoutError as error:
+            raise MoveFailed(
+                f"agents cannot leave group {self._name!r}: after {timeout:g} s, {left:,} messages that were fetched "
+                "for them are not committed. Nothing has changed: let their handlers end, or ack() what was fetched, "
+                "then try again, with a longer timeout if handling takes longer",
+                group=self._name,
+                messages=left,
+            ) from error
+
+    async def _in_hand(self, flight: InFlight) -> list[Slice]:
+        """Return the messages for the agents among the entries that were fetched, and are not behind the cursor."""
+        cursor, end, found = flight.cursor, flight.at.entry, list[Slice]()
+        first = cursor.entry if cursor.row else following(cursor.entry)
+        while order(first) <= order(end):
+            entries = await self._departures.entries(self._name, first, end)
+            for entry, frame in entries:
+                found += await self._slices_in(entry, frame)
+            first = following(entries[-1][0] if entries else end)
+        return found
+
+    async def _slices_in(self, entry: str, frame: bytes) -> list[Slice]:
+        try:
+            batch = decode(frame)
+            batch = batch if batch.fold is None else await self._unfolder.unfold(batch)
+        except (FrameError, UnknownName):  # it was not handed out
+            return []
+        batch.origin = Origin(self._name, entry)
+        rows = np.flatnonzero(self._agents.find(batch.to_ids))
+        return [Slice(batch, low, high) for low, high in _runs(rows)]
+
+    # -- what waits -----------------------------------------------------------------------------------------------
+
+    async def _let_go(self, timeout: float) -> None:
+        """Make attempts until one is done; raise MoveFailed, UnknownName, Fenced."""
+        backoff = Backoff(FULL_MAILBOX_RETRY)
+        try:
+            while (outcome := await self._attempt()) is not Released.DONE:
+                self._check(outcome, timeout)
+                if outcome in (Released.FULL, Released.LOG_FULL):
+                    await backoff.sleep()
+        except BaseException:
+            await self._give_up()
+            raise
+
+    async def _attempt(self) -> Released:
+        """Make one attempt: with all that is there, which is neither fetched nor committed meanwhile."""
+        await self._read_to_end()
+        self._directory.update(*await self._transport.load_directory(self._directory.version))
+        commits, gate = self._fetcher.commits, self._fetcher.gate
+        while True:
+            await gate.wait_ended()
+            async with commits.writing:
+                if not gate.free:
+                    continue
+                aside = self._inbox.set_aside()
+                try:
+                    self._last = self._prepare(commits.in_flight.copy(), aside)
+                    outcome = await self._insist(self._last)
+                    if outcome is Released.DONE:
+                        pass_over(commits.in_flight, aside)
+                        commits.note_stored(self._last.acks)
+                        aside = []
+                finally:
+                    self._inbox.resume(aside)
+            return outcome
+
+    async def _read_to_end(self) -> None:
+        """Wait until the inbox has all that the mailbox has; raise MoveFailed where that is too much."""
+        end = await self._transport.end_of(self._name)
+        self._end = end.entry
+        flight = self._fetcher.commits.in_flight
+        messages, nbytes = end.messages - flight.waiting, end.nbytes - flight.waiting_bytes
+        fits = messages <= self._most_messages and nbytes <= self._most_bytes
+        if not fits or not await self._inbox.reach(end.entry, self._most_messages, lambda: self._fetcher.commits):
+            raise MoveFailed(
+                f"agents cannot leave group {self._name!r} while {messages:,} messages of {nbytes:,} bytes wait in its "
+                f"mailbox, as they are all read for that: fetch until there are at most {self._most_messages:,} of "
+                f"{self._most_bytes:,} bytes, or raise MessagingConfig.complete_messages or complete_bytes",
+                group=self._name,
+                messages=messages,
+            )
+
+    def _prepare(self, flight: InFlight, aside: list[Piece]) -> Release:
+        """Build the next attempt; `flight` is a copy of what is in flight."""
+        slices = pass_over(flight, aside)
+        record, target = self._records()
+        subtopics = set(record.by_subtopic())
+        stay: list[Parcel] = []
+        go: list[Parcel] = [] if target is None else [Parcel(0, _arrival())]
+        for batch, low, high, _ in slices:
+            leaving = self._leaving(batch, subtopics)[low:high]
+            stay += _parcels(record, batch, low + np.flatnonzero(~leaving))
+            go += _parcels(target or record, batch, low + np.flatnonzero(leaving))
+        read_to = max(self._end, self._inbox.read_to, key=order)
+        self.number += 1
+        reason = f"its agent was removed from group {self._name!r}"
+        return Release(
+            record,
+            self._epoch,
+            self.number,
+            self._directory.version,
+            read_to,
+            flight.cursor,
+            flight.front,
+            flight.nbytes,
+            flight.acks(),
+            stay,
+            go,
+            target,
+            reason,
+        )
+
+    def _records(self) -> MovedRecords:
+        """Return the records of the mailbox and of the target as they will be; raise UnknownName."""
+        here = self._directory.records[self._name]
+        missing = self._agents - here.agents()
+        if missing:
+            agent = next(iter(missing))
+            raise UnknownName(f"group {self._name!r} hosts no agent {agent!r}", kind="agent", value=agent)
+        there = None if self._target is None else self._directory.records.get(self._target)
+        if self._target is not None and (there is None or not there.exclusive):
+            raise self._refused(Released.GONE)
+        moved = moved_records(here, there, self._agents)
+        for agents in moved.source.by_subtopic().values():
+            self._unfolder.add(agents)  # a broadcast to them may be read before we have the answer
+        return moved
+
+    def _leaving(self, batch: Batch, subtopics: set[str]) -> Mask:
+        """Return which rows of a batch go with the agents."""
+        found = self._agents.find(batch.to_ids)
+        claimed = np.array([topic in subtopics for topic in batch.topics], np.bool_)
+        return found & (claimed[0] if batch.topic is None else claimed[batch.topic])
+
+    # -- calls ----------------------------------------------------------------------------------------------------
+
+    async def _insist(self, attempt: Release) -> Released:
+        """Repeat an attempt until the server answers: until then nobody knows where the agents are."""
+        backoff = Backoff(FULL_MAILBOX_RETRY)
+        while True:
+            try:
+                return await self._departures.release(attempt)
+            except ServerRefused:
+                raise
+            except (ConnectionFailed, MailboxFull) as error:
+                logger.warning("agents are leaving %s, trying on: %s", self._name, error)
+                await backoff.sleep()
+
+    async def _give_up(self) -> None:
+        """Have the server refuse the last attempt, should it still be on its way, and fill the mailbox again."""
+        while self._last is not None:
+            try:
+                await self._departures.give_up(self._name, self._epoch, self.number)
+            except ServerRefused:
+                raise
+            except ConnectionFailed as error:
+                logger.warning("agents do not leave %s after all, trying on: %s", self._name, error)
+            else:
+                return
+
+    def _check(self, outcome: Released, timeout: float) -> None:
+        """Raise MoveFailed, UnknownName where another attempt would be no better, or too late."""
+        if outcome in (Released.GONE, Released.TOO_LARGE):
+            raise self._refused(outcome)
+        if asyncio.get_running_loop().time() > self._deadline:
+            raise self._late(outcome, timeout)
+
+    def _refused(self, outcome: Released) -> MoveFailed | UnknownName:
+        if outcome is Released.GONE:
+            return UnknownName(f"there is no group {self._target!r} to move to", kind="group", value=self._target)
+        return MoveFailed(
+            f"group {self._target!r} takes no frame as large as one that waits in {self._name!r}: let {self._name!r} "
+            f"fetch it first, or raise the mailbox_bytes of {self._target!r}",
+            group=self._name,
+            messages=0,
+        )
+
+    def _late(self, outcome: Released, timeout: float) -> MoveFailed:
+        why = {
+            Released.FULL: f"the mailbox of {self._target!r} has no room for what waits: let it fetch",
+            Released.LOG_FULL: "the event log is behind",
+        }.get(outcome, "mailboxes come and go, or fill faster than they are read")
+        return MoveFailed(
+            f"agents could not leave group {self._name!r} within {timeout:g} s, and nothing has changed: {why}, then "
+            "try again",
+            group=self._name,
+            messages=0,
+        )
+
+
+def pass_over(flight: InFlight, pieces: Iterable[Piece]) -> list[Slice]:
+    """Take and acknowledge the rows of pieces; return them, without those that were acknowledged before."""
+    found: list[Slice] = []
+    for piece in pieces:
+        assert piece.entry is not None
+        low, whole = piece.low, False
+        while not whole:
+            known, stop = False, piece.high
+            if flight.ahead and piece.batch is not None:
+                known, stop = flight.acked_before(piece.entry, low, piece.high)
+            whole = stop == piece.high
+            if known:
+                flight.skip(piece.entry, low, stop, whole, piece.nbytes)
+            else:
+                number = flight.taken
+                flight.take(piece.entry, low, stop, whole, piece.nbytes)
+                flight.ack(number, flight.taken)
+                if piece.batch is not None:
+                    found.append(Slice(piece.batch, low, stop))
+            low = stop
+    return found
+
+
+def _parcels(record: Record, batch: Batch, rows: NDArray[np.intp]) -> list[Parcel]:
+    """Return rows as frames that a mailbox takes; the event log has them from their first mailbox."""
+    return [Parcel(each.rows, each.frame) for each in frames_of(record, batch, rows, logged=True)] if len(rows) else []
+
+
+def _runs(rows: NDArray[np.intp]) -> Iterable[tuple[int, int]]:
+    """Return ascending rows as runs, from one row to before another."""
+    ends = [0, *(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]
+    return [(int(rows[low]), int(rows[high - 1]) + 1) for low, high in pairwise(ends) if low < high]
+
+
+def _arrival() -> bytes:
+    """Encode the frame that tells a mailbox that agents came."""
+    nobody = IdColumn.of([])
+    lines = PayloadColumn.of([], raw=True)
+    return encode(
+        Batch(sender=ARRIVAL, epoch=0, first=0, from_ids=nobody, rows=0, to_ids=nobody, topics=("agents",), lines=lines)
+    )

@@ -1,0 +1,110 @@
+"""Moves of agents between the groups of an experiment with steps."""
+
+import asyncio
+from typing import NoReturn
+
+from ray_messaging.addressing.directory import Directory
+from ray_messaging.addressing.moved_records import moved_records
+from ray_messaging.errors import AlreadyExists, ConfigError, MoveFailed, UnknownName
+from ray_messaging.model.agent_sets import AgentSet
+from ray_messaging.transports.departures import Rehosted, Rehosting, Released
+from ray_messaging.transports.transport import Transport
+
+_NEWS_S = 1.0  # the longest wait for news in one call
+
+
+class Rehoster:
+    """Changes of the hosts of agents, each in one call of the server; any process may make them.
+
+    Args: `directory` is of all mailboxes, with the newest records.
+    """
+
+    def __init__(self, transport: Transport, directory: Directory) -> None:
+        self._transport = transport
+        self._directory = directory
+
+    async def move(self, agents: AgentSet, source: str, target: str | None, timeout: float) -> int:
+        """Move agents to another group, or (None) remove them; return the first step in which that counts.
+
+        It waits up to `timeout` seconds for a group that counts from a later step than the next one.
+
+        Raises: UnknownName, AlreadyExists, MoveFailed.
+        """
+        deadline = asyncio.get_running_loop().time() + timeout
+        tried: list[int] = []  # versions of the directory, each with an attempt that may have been taken
+        while True:
+            self._directory.update(*await self._transport.load_directory(self._directory.version))
+            version = next((each for each in tried if self._is_done(agents, source, each)), None)
+            if version is not None:
+                return self._directory.dates.since(version)
+            attempt = self._attempt(agents, source, target)
+            departures = self._transport.departures
+            assert departures is not None
+            found = await departures.rehost(attempt)
+            if found.outcome is Released.DONE:
+                self._directory.update(*await self._transport.load_directory(self._directory.version))
+                return found.since
+            if found.outcome is Released.STALE_DIRECTORY:
+                tried.append(attempt.version + 1)
+            elif found.outcome is Released.NOT_YET:
+                await self._await_target(found, source, target, deadline)
+            else:
+                self._refuse(source, target)
+
+    def _is_done(self, agents: AgentSet, source: str, version: int) -> bool:
+        """Tell whether an attempt was taken, though its answer was lost."""
+        record = self._directory.records.get(source)
+        return record is not None and any(
+            change.version == version and change.agents_gone() == agents for change in record.changes
+        )
+
+    def _attempt(self, agents: AgentSet, source: str, target: str | None) -> Rehosting:
+        records = self._directory.records
+        here, there = records.get(source), None if target is None else records.get(target)
+        if here is None or not here.exclusive:
+            raise UnknownName(f"there is no group {source!r} with agents", kind="group", value=source)
+        if target is not None and (there is None or not there.exclusive):
+            self._refuse(source, target)
+        if target == source:
+            agent = next(iter(agents))
+            raise AlreadyExists(
+                f"agent {agent!r} is in group {target!r} already: leave it out", kind="agent", value=agent, owner=target
+            )
+        missing = agents - here.agents()
+        if missing:
+            agent = next(iter(missing))
+            raise UnknownName(f"group {source!r} hosts no agent {agent!r}", kind="agent", value=agent)
+        if here.globs:
+            raise ConfigError(
+                f"group {source!r} listens to patterns ({here.globs[0]!r}), so its agents cannot leave it in steps: a "
+                "pattern may be for some of them"
+            )
+        version = self._directory.version
+        moved = moved_records(here, there, agents, version + 1, self._directory.dates)
+        return Rehosting(moved.source, moved.target, version)
+
+    async def _await_target(self, found: Rehosted, source: str, target: str | None, deadline: float) -> None:
+        """Wait for the step before the first one in which the target counts; raise MoveFailed."""
+        store = self._transport.steps
+        assert store is not None
+        while (progress := await store.progress()).latest + 1 < found.since:
+            left = deadline - asyncio.get_running_loop().time()
+            if left <= 0:
+                raise MoveFailed(
+                    f"agents cannot go from group {source!r} to {target!r} yet, which counts from step {found.since} "
+                    f"on, and step {progress.latest} is the last that was opened: drive the groups on, then try again",
+                    group=source,
+                    messages=0,
+                )
+            await store.wait(progress.news, min(_NEWS_S, left))
+
+    def _refuse(self, source: str, target: str | None) -> NoReturn:
+        record = None if target is None else self._directory.records.get(target)
+        if record is not None and record.exclusive:
+            raise MoveFailed(
+                f"agents cannot go from group {source!r} to {target!r}, which leaves the steps, or has left them: "
+                "drive it on, or choose another group",
+                group=source,
+                messages=0,
+            )
+        raise UnknownName(f"there is no group {target!r} to move to", kind="group", value=target)

@@ -1,0 +1,60 @@
+"""The unfolding of broadcasts that a mailbox has received."""
+
+from collections.abc import Callable, Iterable
+
+from ray_messaging.audiences.edges import Edges
+from ray_messaging.audiences.frames.folding import agents_digest, unfold
+from ray_messaging.audiences.storage.book import AudienceBook, audience_of
+from ray_messaging.errors import FrameError
+from ray_messaging.model.agent_sets import AgentSet
+from ray_messaging.model.batch import Batch
+
+
+class Unfolder:
+    """The agents of one mailbox, now and before, and the audiences that its frames name.
+
+    A frame is folded for the agents that the mailbox had when it was written.
+    """
+
+    def __init__(self, book: AudienceBook) -> None:
+        self.former: Callable[[], Iterable[AgentSet]] = lambda: ()  # agents that the mailbox had before, newest first
+        self._book = book
+        self._unnamed: list[AgentSet] = []
+        self._named: dict[bytes, AgentSet] = {}
+
+    def add(self, agents: AgentSet) -> None:
+        """Note agents for which the mailbox listens."""
+        self._unnamed.append(agents)
+
+    async def unfold(self, broadcasts: Batch) -> Batch:
+        """Return the messages of a folded frame, one for each hearer.
+
+        Raises: FrameError, UnknownName where they cannot be known.
+        """
+        return unfold(broadcasts, await self.edges(broadcasts))
+
+    async def edges(self, broadcasts: Batch) -> Edges:
+        """Return the pairs of a folded frame's audience toward the agents that it names; raises as `unfold`."""
+        folded = broadcasts.fold
+        assert folded is not None
+        agents = self.agents_of(folded.agents)
+        return await self._book.toward(audience_of(broadcasts), agents, folded.agents)
+
+    async def toward(self, broadcasts: Batch, agents: AgentSet) -> Edges:
+        """Return the pairs of a folded frame's audience toward other agents; raises as `unfold`."""
+        return await self._book.toward(audience_of(broadcasts), agents, agents_digest(agents))
+
+    def agents_of(self, digest: bytes) -> AgentSet:
+        """Return the agents that a frame names; raise FrameError."""
+        self._named |= {agents_digest(agents): agents for agents in self._unnamed}
+        self._unnamed.clear()
+        found = self._named.get(digest)
+        if found is None:  # this process began after they had changed
+            found = next((agents for agents in self.former() if agents_digest(agents) == digest), None)
+            self._named |= {} if found is None else {digest: found}
+        if found is None:
+            raise FrameError(
+                "this is a broadcast to agents that the mailbox does not have: they have changed since, and this "
+                "process does not know the former ones"
+            )
+        return found

@@ -1,0 +1,92 @@
+"""The boxes that a group reads in a step: its own, and those of mailboxes from which its agents came."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_messaging.addressing.directory import Record
+from ray_messaging.model.agent_sets import AgentSet
+from ray_messaging.model.batch import Batch
+from ray_messaging.receiving.unfolder import Unfolder
+from ray_messaging.steps.box_frames import batch_of, batches_of, from_outside
+from ray_messaging.steps.heard_broadcasts import FoldedBatch
+from ray_messaging.steps.hosting.moved_agents import MovedAgents
+from ray_messaging.steps.hosting.moved_broadcasts import toward_agents
+from ray_messaging.transports.steps.box_reader import BoxReader
+from ray_messaging.transports.steps.store import StepStore
+from ray_messaging.transports.steps.values import OUTSIDE, BoxFrame, Opened, box_name
+
+Mask = NDArray[np.bool_]
+
+
+class ReadBoxes(NamedTuple):
+    """The messages that a group reads in a step, its broadcasts, and again those from outside, in order of arrival."""
+
+    batches: list[Batch]
+    folded: list[FoldedBatch]
+    outside: list[Batch]
+
+
+class OpenBox(NamedTuple):
+    """The frames that count of a box, and agents: the group reads them for these, or for all besides them."""
+
+    frames: Sequence[BoxFrame]
+    agents: AgentSet
+    besides: bool
+
+
+class GroupBoxes:
+    """The boxes of one group. A message of an agent that has moved lies in the box of its host at the time."""
+
+    def __init__(self, store: StepStore, unfolder: Unfolder) -> None:
+        self._store = store
+        self._unfolder = unfolder
+
+    async def read(self, opened: Opened, box: BoxReader, record: Record, moved: MovedAgents) -> ReadBoxes:
+        """Read all frames that count for an open step; raise FrameError."""
+        own, step = await box.covered(opened.covers), opened.step
+        late = all(cover.sent >= moved.changed for cover in opened.covers)
+        others = [frames for origin in moved.origins.items() if (frames := await self._of_origin(*origin, step))]
+        if late and not others:  # the common case
+            batches = batches_of(own, step)
+            folded = [FoldedBatch(each, await self._unfolder.edges(each)) for each in batches if each.fold is not None]
+            return ReadBoxes([each for each in batches if each.fold is None], folded, from_outside(own, step))
+        boxes = [OpenBox(own, moved.left, besides=True)]
+        boxes += [OpenBox(frames, moved.came, besides=False) for frames in others]
+        found = ReadBoxes([], [], [])
+        for each in boxes:
+            for batch in batches_of(each.frames, step):
+                if batch.fold is None:
+                    found.batches.append(_read_by(batch, each))
+                else:
+                    agents = record.agents(batch.topics[0])
+                    found.folded.append(await toward_agents(self._unfolder, batch, agents, _chosen(each, agents)))
+        outside = [(frame.first, _read_by(batch_of(frame, step), each)) for each in boxes for frame in _outside(each)]
+        found.outside.extend(batch for _, batch in sorted(outside, key=lambda each: each[0]))
+        return found
+
+    async def _of_origin(self, mailbox: str, since: int, step: int) -> list[BoxFrame]:
+        """Return the frames that count of an origin's box, of steps before the agents had left it."""
+        name = box_name(mailbox, step)
+        covers = [cover for cover in await self._store.covers(name) if cover.sent < since]
+        return await BoxReader(self._store, name).covered(covers)
+
+
+def _outside(box: OpenBox) -> list[BoxFrame]:
+    return [frame for frame in box.frames if frame.tag.group == OUTSIDE]
+
+
+def _chosen(box: OpenBox, agents: AgentSet) -> Callable[[AgentSet], AgentSet]:
+    """Return which agents of the mailbox, as it was then, the group reads the box for."""
+    return lambda then: then & (agents - box.agents if box.besides else agents & box.agents)
+
+
+def _read_by(batch: Batch, box: OpenBox) -> Batch:
+    """Return the rows of a batch that the group reads; those on plain channels stay in their box."""
+    found = box.agents.find(batch.to_ids)
+    plain = np.array([topic[:1] == ":" for topic in batch.topics], np.bool_)
+    on_plain: Mask = plain[np.zeros(batch.rows, np.intp) if batch.topic is None else batch.topic]
+    kept = ~found | on_plain if box.besides else found & ~on_plain
+    return batch if bool(kept.all()) else batch.take(np.flatnonzero(kept))

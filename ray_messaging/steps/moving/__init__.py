@@ -1,0 +1,1 @@
+"""Positions that groups change in their steps."""

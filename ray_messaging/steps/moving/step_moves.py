@@ -1,0 +1,89 @@
+"""The new positions that a group gives its agents in one step, in the audiences of positions."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_messaging.audiences.positions import checked_points
+from ray_messaging.errors import FrameError, InvalidColumns
+from ray_messaging.model.columns import IdColumn
+from ray_messaging.transports.steps.values import PLACES, box_name
+from ray_messaging.transports.transport import FrameWrite
+
+_ROWS = 30_000  # of a frame: about 1 MB
+
+
+class NewPositions(NamedTuple):
+    """Agents, each once and ascending, and their new positions, float64 (n, d)."""
+
+    ids: NDArray[np.int64]
+    points: NDArray[np.float64]
+
+
+class _Frame(msgspec.Struct, array_like=True):
+    """New positions as bytes, little endian."""
+
+    audience: str
+    ids: bytes
+    points: bytes
+    dimensions: int
+
+
+class StepMoves:
+    """The moves of one attempt at a step; of an agent that moves twice the last position counts."""
+
+    def __init__(self) -> None:
+        self._moves: dict[str, list[NewPositions]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._moves)
+
+    def add(self, audience: str, ids: IdColumn, points: object) -> None:
+        """Add new positions; raise InvalidColumns."""
+        if ids.kinds is not None:
+            raise InvalidColumns("agents with positions have int ids")
+        checked = checked_points(points, len(ids))
+        if len(ids):
+            self._moves.setdefault(audience, []).append(NewPositions(ids.values, checked))
+
+    def by_audience(self) -> Mapping[str, NewPositions]:
+        """Return the new positions of each audience; raise InvalidColumns where they differ in dimensions."""
+        return {name: _merged(name, parts) for name, parts in self._moves.items()}
+
+    def writes(self, step: int) -> Iterator[FrameWrite]:
+        """Yield the frames of a step; raise InvalidColumns."""
+        number = 0
+        for name, found in self.by_audience().items():
+            for low in range(0, len(found.ids), _ROWS):
+                number += 1
+                ids, points = found.ids[low : low + _ROWS], found.points[low : low + _ROWS]
+                frame = _Frame(name, ids.astype("<i8").tobytes(), points.astype("<f8").tobytes(), points.shape[1])
+                yield FrameWrite(box_name(PLACES, step + 1), number, len(ids), msgspec.msgpack.encode(frame))
+
+
+def read_moves(frames: Iterable[bytes]) -> Mapping[str, NewPositions]:
+    """Return the moves of all groups in one step, by audience; their order does not matter. Raises FrameError."""
+    found: dict[str, list[NewPositions]] = {}
+    for encoded in frames:
+        try:
+            frame = msgspec.msgpack.decode(encoded, type=_Frame)
+            ids, points = np.frombuffer(frame.ids, "<i8"), np.frombuffer(frame.points, "<f8")
+            found.setdefault(frame.audience, []).append(NewPositions(ids, points.reshape(len(ids), frame.dimensions)))
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise FrameError(f"the moves of a step cannot be read: {error}") from error
+    return {name: _merged(name, parts) for name, parts in sorted(found.items())}
+
+
+def _merged(name: str, parts: list[NewPositions]) -> NewPositions:
+    if len({part.points.shape[1] for part in parts}) > 1:
+        raise InvalidColumns(
+            f"the positions of audience {name!r} have two dimensions in one call, and three in another"
+        )
+    ids, points = np.concatenate([part.ids for part in parts]), np.concatenate([part.points for part in parts])
+    if bool((ids[1:] > ids[:-1]).all()):
+        return NewPositions(ids, points)
+    distinct, last = np.unique(ids[::-1], return_index=True)
+    return NewPositions(distinct, points[::-1][last])

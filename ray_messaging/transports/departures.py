@@ -1,0 +1,100 @@
+"""Port to departures: agents leave a mailbox in one call, with all that waits for them."""
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from ray_messaging.addressing.directory import Record
+from ray_messaging.transports.cursors import Cursor, SelectiveAcks
+
+ARRIVAL = ":agents"  # the sender of a frame without messages: agents came to the mailbox, and its record has them
+
+
+class Parcel(NamedTuple):
+    """A frame that goes with agents, or stays behind them, and the number of its messages."""
+
+    rows: int
+    frame: bytes
+
+
+class Release(msgspec.Struct):
+    """One attempt to let agents leave a mailbox, numbered from 1 under the epoch of its reader.
+
+    All entries from the first one that was not fetched up to `last` are acknowledged. What is in them for other agents,
+    `stay`, is written into the mailbox again. `go` is written into the mailbox of `target`, or with None among the dead
+    letters. `cursor`, `messages`, `nbytes` and `acks` are as in `Transport.commit`. The attempt counts only under the
+    `version` of the directory from which its records were made.
+    """
+
+    record: Record
+    epoch: int
+    number: int
+    version: int
+    last: str
+    cursor: Cursor
+    messages: int
+    nbytes: int
+    acks: SelectiveAcks
+    stay: Sequence[Parcel]
+    go: Sequence[Parcel]
+    target: Record | None
+    reason: str
+
+
+class Released(IntEnum):
+    """Outcome of an attempt; if it is not DONE, nothing has changed but for BEHIND."""
+
+    DONE = 0
+    STALE_DIRECTORY = 1
+    BEHIND = 2  # the mailbox has later entries; it takes no more of them until the next attempts end, or are given up
+    FULL = 3  # the target is full
+    TOO_LARGE = 4  # the target would not hold a frame if it were empty
+    LOG_FULL = 5
+    GONE = 6  # the target's mailbox does not exist
+    OVER = 7  # it was given up
+    NOT_YET = 8  # in steps: the target counts from a later step than the next one
+
+
+class Rehosting(msgspec.Struct):
+    """One attempt to move agents in an experiment with steps, or (`target` None) to remove them.
+
+    The records name the directory's version after `version` as that of the change.
+    """
+
+    record: Record
+    target: Record | None
+    version: int
+
+
+class Rehosted(NamedTuple):
+    """Outcome of an attempt, and the step from which it counts; with NOT_YET that from which the target counts."""
+
+    outcome: Released
+    since: int
+
+
+class Departures(Protocol):
+    """Departures of agents from the mailboxes of one experiment. Any call may be repeated, and has its effect once."""
+
+    async def entries(self, mailbox: str, first: str, last: str) -> list[tuple[str, bytes]]:
+        """Return the first entries from one to another, some at a time."""
+
+    async def release(self, attempt: Release) -> Released:
+        """Let agents leave a mailbox; raise Fenced."""
+
+    async def give_up(self, mailbox: str, epoch: int, number: int) -> bool:
+        """Refuse an attempt and those before it from now on; return whether it is done. Raises Fenced."""
+
+    # -- in steps -------------------------------------------------------------------------------------------------
+
+    async def rehost(self, attempt: Rehosting) -> Rehosted:
+        """Change the hosts of agents from the first step on that nobody has opened; any process may do so.
+
+        Messages for them stay in the boxes where they are: their new group reads them there. A repetition may find the
+        directory changed, by itself.
+        """
+
+    async def state_before(self, group: str, step: int) -> bytes | None:
+        """Return the state that a group's last step before another one left, from which agents have left the group."""

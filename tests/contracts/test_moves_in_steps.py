@@ -1,0 +1,257 @@
+"""Agents that move in an experiment with steps: the same society, on any hosts of its agents."""
+
+import asyncio
+import json
+from contextlib import aclosing
+
+import numpy as np
+import pytest
+from support.step_society import AGENTS, FRIENDS, SEED, STEPS, digests_of, run_step, sequential
+
+from ray_messaging import AlreadyExists, Messager, MoveFailed, UnknownName
+from ray_messaging.audiences.building import build_edges
+from ray_messaging.audiences.records import AudienceFacts, Kind, encode_facts
+from ray_messaging.interception.rules import BlackList
+from ray_messaging.interception.server.interceptor import Interceptor
+from ray_messaging.transports.memory import MemoryServer
+from ray_messaging.transports.steps.values import StepSettings, WaitFor
+
+GROUPS = 3
+
+
+@pytest.fixture(params=["memory", "valkey", pytest.param("redis", marks=pytest.mark.long)])
+def server(request):
+    return MemoryServer() if request.param == "memory" else request.getfixturevalue(f"{request.param}_config")
+
+
+@pytest.fixture
+async def opened(server, exp_id):
+    """Open stepped groups, which share the agents round robin."""
+    found = []
+
+    async def open_one(name, agents):
+        messager = Messager(server, exp_id, name=name)
+        found.append(messager)
+        await messager.init()
+        await messager.host_agents(agents, ["agent-chat", "user-chat"])
+        return messager
+
+    async def open_groups(count=GROUPS, **settings):
+        setup = Messager(server, exp_id, name="setup")
+        found.append(setup)
+        await setup.init()
+        await setup.engine.transport.steps.begin(StepSettings(seed=SEED, groups=count, digest=True, **settings))
+        return [await open_one(f"group{number}", range(number, AGENTS, count)) for number in range(count)]
+
+    open_groups.one = open_one
+    yield open_groups
+    for messager in found:
+        await messager.close()
+
+
+def run_with_arrivals(step):
+    """Run one step of the society, with the states that agents bring from their former groups."""
+    states = json.loads(step.state) if step.state else {}
+    for arrival in step.arrivals:
+        brought = json.loads(arrival.state) if arrival.state else {}
+        states |= {str(agent): brought[str(agent)] for agent in arrival.agents if str(agent) in brought}
+    step.state = json.dumps(states).encode()
+    return run_step(step)
+
+
+async def live(messager, hook=None, until=STEPS):
+    states = {}
+    async with aclosing(messager.steps(until=until)) as steps:
+        async for step in steps:
+            if hook is not None:
+                await hook(step)
+            states = run_with_arrivals(step)
+    return states
+
+
+async def test_states_and_digests_do_not_depend_on_moves(opened):
+    groups = await opened()
+    first, second, third = groups
+
+    async def hook(step):
+        if step.number == 0:
+            await first.move_agents([0, 3, 6], to="group1")
+        if step.number == 1:
+            await second.move_agents([1, 4], to="group2")
+            await third.move_agents([2, 1], to="group0")
+        if step.number == 2:
+            await second.move_agents([0, 3], to="group0")
+        if step.number == 3:
+            await first.move_agents([1], to="group1")
+            await third.move_agents([4], to="group1")
+
+    async with asyncio.timeout(60):
+        found = await asyncio.gather(live(first, hook), live(second), live(third))
+    states, digests = sequential()
+    assert {agent: state for part in found for agent, state in part.items()} == states
+    assert sum(map(len, found)) == AGENTS
+    assert await digests_of(first.engine.transport.steps) == digests
+
+
+async def test_groups_that_wait_for_their_senders_alone_hear_for_agents_that_came(opened):
+    first, second, third = groups = await opened(wait_for=WaitFor.SENDERS)
+    hears = {f"group{number}": set() for number in range(GROUPS)}
+    for agent, friends in FRIENDS.items():
+        for friend in friends:
+            hears[f"group{friend % GROUPS}"].add(f"group{agent % GROUPS}")
+    await first.engine.transport.steps.declare(hears)
+
+    async def hook(step):
+        if step.number in (1, 3):
+            await first.move_agents([3 * step.number, 3 * step.number + 3], to="group1")
+
+    async with asyncio.timeout(60):
+        found = await asyncio.gather(live(first, hook), live(second), live(third))
+    states, digests = sequential()
+    assert {agent: state for part in found for agent, state in part.items()} == states
+    assert await digests_of(groups[0].engine.transport.steps) == digests
+
+
+async def test_a_step_that_runs_again_reads_the_same_for_agents_that_came(opened):
+    first, second, third = await opened()
+
+    async def hook(step):
+        if step.number == 1:
+            await first.move_agents([0, 3, 6], to="group1")
+
+    async def dies_once():
+        seen = []
+        async with aclosing(second.steps(until=STEPS)) as steps:
+            async for step in steps:
+                if step.number == 2:
+                    seen.append(([*step.agents], [m.id for m in step.messages], step.arrivals))
+                    break
+                run_with_arrivals(step)
+        again = []
+
+        async def look(step):
+            if step.number == 2:
+                again.append(([*step.agents], [m.id for m in step.messages], step.arrivals))
+
+        states = await live(second, look)
+        assert seen == again
+        [arrival] = seen[0][2]
+        assert ([*arrival.agents], arrival.group) == ([0, 3, 6], "group0")
+        assert set(json.loads(arrival.state)) == {str(agent) for agent in range(0, AGENTS, 3)}
+        return states
+
+    async with asyncio.timeout(60):
+        found = await asyncio.gather(live(first, hook), dies_once(), live(third))
+    assert {agent: state for part in found for agent, state in part.items()} == sequential()[0]
+
+
+async def test_messages_from_outside_and_later_ones_reach_agents_that_moved_once(opened, server, exp_id):
+    west, east = (await opened(count=2))[:2]
+    outside = Messager(server, exp_id)
+    await outside.init()
+    heard = {}
+
+    async def run(messager):
+        async with aclosing(messager.steps(until=8)) as steps:
+            async for step in steps:
+                for agent, inbox in step.by_agent():
+                    heard.setdefault(agent, []).extend(message.payload["n"] for message in inbox)
+                if step.number == 0 and messager is west:
+                    for later in (1, 2, 3, 6):
+                        step.send(0, 2, {"n": later}, deliver_at=later)
+                    await outside.send(None, 2, {"n": "before"})
+                    await west.move_agents([2], to="group1")
+                    await outside.send(None, 2, {"n": "after"})
+                if step.number == 3 and messager is east:
+                    await east.move_agents([2], to="group0")
+
+    async with asyncio.timeout(60):
+        await asyncio.gather(run(west), run(east))
+    await outside.close()
+    assert heard[2] == [1, "before", "after", 2, 3, 6]
+
+
+async def test_impossible_moves_in_steps(opened):
+    west, east = await opened(count=2)
+    for ids, to, error, match in [
+        ([1], "group1", UnknownName, "hosts no agent 1"),
+        ([0], "south", UnknownName, "no group 'south'"),
+        ([0], "group0", AlreadyExists, "in group 'group0' already"),
+    ]:
+        with pytest.raises(error, match=match):
+            await west.move_agents(ids, to=to)
+    await asyncio.gather(live(west, until=1), live(east, until=1))
+    late = await opened.one("late", [1000])
+    with pytest.raises(MoveFailed, match="counts from step 2 on"):
+        await west.move_agents([0], to="late", timeout=0.1)
+    await east.engine.transport.steps.leave("group1")
+    with pytest.raises(MoveFailed, match="leaves the steps"):
+        await late.move_agents([1000], to="group1")
+
+
+async def test_agents_that_were_removed_are_in_no_later_step(opened):
+    west, east = await opened(count=2)
+
+    async def hook(step):
+        if step.number == 2:
+            await west.remove_agents([0, 2])
+
+    def seen(messager):
+        return live(messager, hook if messager is west else None)
+
+    async with asyncio.timeout(60):
+        found = await asyncio.gather(seen(west), seen(east))
+    assert [*found[0]] == [*range(4, AGENTS, 2)]
+
+
+class Shelf(dict):
+    """A source of audiences in memory."""
+
+    async def load(self, name, version):
+        return self[name, version]
+
+
+@pytest.mark.parametrize("ruled", [False, True])
+async def test_broadcasts_reach_hearers_that_have_moved_since(server, exp_id, ruled):
+    pairs = [(a, b) for a in range(AGENTS) for b in range(AGENTS) if (a * 7 + b) % 5 == 0 and a != b]
+    barred = {pair for pair in pairs if sum(pair) % 3 == 0} if ruled else set()
+    edges, shelf, groups = build_edges([np.array(pairs)]), Shelf(), []
+    rules = Interceptor(exp_id, [BlackList(pairs=sorted(barred))]) if ruled else None
+    for number in range(-1, GROUPS):
+        name = f"group{number}" if number >= 0 else "setup"
+        groups.append(Messager(server, exp_id, rules, name=name, audiences=shelf))
+        await groups[-1].init()
+        if number >= 0:
+            await groups[-1].host_agents(range(number, AGENTS, GROUPS), ["agent-chat"])
+        else:
+            transport = groups[-1].engine.transport
+            await transport.steps.begin(StepSettings(groups=GROUPS, digest=True))
+    first, second = groups[1:3]
+    shelf["friends", 1] = edges
+    facts = encode_facts(AudienceFacts(Kind.GRAPH, edges.pairs, edges.digest.hex()))
+    assert await transport.set_audience("friends", 1, facts) == 0
+    heard, read = {}, {}
+
+    async def speak(messager):
+        async with aclosing(messager.steps(until=STEPS)) as steps:
+            async for step in steps:
+                for agent, count in zip(step.agents, step.heard("friends").count().tolist(), strict=True):
+                    heard[step.number, agent] = count
+                    read[step.number, agent] = [message.from_id for message in step.inbox(agent)]
+                step.broadcast_columns(np.array(step.agents), "friends", {"n": step.number})
+                step.broadcast_columns(np.array(step.agents), "friends", {"n": step.number}, deliver_at=step.number + 3)
+                if messager is first and step.number in (1, 2, 4):
+                    await first.move_agents([step.number * 6, step.number * 6 + 3], to="group1")
+                if messager is second and step.number == 3:
+                    await second.move_agents([1, 6], to="group2")
+
+    async with asyncio.timeout(60):
+        await asyncio.gather(*map(speak, groups[1:]))
+    for (step, agent), count in heard.items():
+        friends = sorted(a for a, b in pairs if b == agent and (a, b) not in barred)
+        times = (step >= 1) + (step >= 3)
+        assert count == len(friends) * times
+        assert read[step, agent] == sorted(friends * int(step >= 3)) + friends * int(step >= 1)
+    assert len(heard) == AGENTS * STEPS
+    for messager in groups:
+        await messager.close()
