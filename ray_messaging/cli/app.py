@@ -13,7 +13,11 @@ from ray_messaging.cli.dead_letters.commands import app as dead_letters_app
 from ray_messaging.cli.demo import demo
 from ray_messaging.cli.doctor.command import doctor
 from ray_messaging.cli.log.commands import app as log_app
+from ray_messaging.cli.metrics.commands import app as metrics_app
 from ray_messaging.cli.replay import replay
+from ray_messaging.cli.report import report
+from ray_messaging.cli.surveys import surveys
+from ray_messaging.cli.ui import ui
 
 app = typer.Typer(
     name="ray-messaging",
@@ -26,8 +30,12 @@ app = typer.Typer(
 app.command(short_help="Run a society of agents, filtered by a black list.")(demo)
 app.command(short_help="Send a real trace through groups, and check each message.")(replay)
 app.command(short_help="Check the health of an experiment, a server, or this machine.")(doctor)
+app.command(short_help="List the surveys of an experiment.")(surveys)
+app.command(short_help="Write an HTML page about a run, or about two.")(report)
+app.command(short_help="Show a run in the browser.")(ui)
 app.add_typer(log_app, name="log")
 app.add_typer(dead_letters_app, name="deadletters")
+app.add_typer(metrics_app, name="metrics")
 
 
 def _show_version(wanted: bool) -> None:  # noqa: FBT001 - typer calls it

@@ -12,7 +12,7 @@ Try next:
   ray-messaging demo --log-dir town-log && ray-messaging log stats town-log
   ray-messaging replay TRACE --groups 4      (your own file: edge list, CSV or JSONL)
   ray-messaging replay TRACE --rules 'black-list:1-2,3-*' --rules max-length:500
-In Python: from ray_messaging import Messaging (the README: the first ten lines)"""
+In Python: from ray_messaging import Messaging (docs/tutorial, in four pages)"""
 
 
 def demo(

@@ -28,6 +28,13 @@ COLUMNS = 2
 HEADERS = {("from", "to"), ("from_id", "to_id"), ("src", "dst"), ("sender", "receiver"), ("source", "target")}
 
 
+class Argument(NamedTuple):
+    """What is behind a rule's name; with `files` it may name a file, which is read."""
+
+    text: str
+    files: bool = True
+
+
 def parse_rules(specs: Sequence[str]) -> list[Rule]:
     """Build rules in the given order; raise ConfigError, with the known rules, for an invalid one."""
     rules: list[Rule] = []
@@ -38,7 +45,12 @@ def parse_rules(specs: Sequence[str]) -> list[Rule]:
     return rules
 
 
-def _parse(spec: str) -> Rule:
+def parse_rule(spec: str) -> Rule:
+    """Build one rule, for a reader of another machine: it may name no files. Raises ConfigError."""
+    return _parse(spec, files=False)
+
+
+def _parse(spec: str, *, files: bool = True) -> Rule:
     kind, _, argument = spec.partition(":")
     known = KNOWN.get(kind.strip().lower().replace("_", "-"))
     if known is None:
@@ -52,7 +64,7 @@ def _parse(spec: str) -> Rule:
     if not argument.strip():
         raise ConfigError(f"--rules {spec!r} says no more than its name: write {known.example}", value=spec)
     try:
-        return known.make(argument.strip())
+        return known.make(Argument(argument.strip(), files))
     except (InvalidAddress, RuleError) as error:
         raise ConfigError(f"cannot use --rules {spec!r}: {error}", value=spec) from error
 
@@ -65,46 +77,50 @@ def _rename(rule: Rule, others: Sequence[Rule]) -> None:
         rule.name = f"{name}_{number}"
 
 
-def _black_list(argument: str) -> Rule:
+def _black_list(argument: Argument) -> Rule:
     return BlackList(_pairs("black-list", argument))
 
 
-def _allow_graph(argument: str) -> Rule:
+def _allow_graph(argument: Argument) -> Rule:
     edges = _pairs("allow-graph", argument)
     if any(None in edge for edge in edges):
-        raise ConfigError(f"allow-graph:{argument}: an edge has two agents, so {ANY} is invalid: name them")
+        raise ConfigError(f"allow-graph:{argument.text}: an edge has two agents, so {ANY} is invalid: name them")
     return AllowGraph(edges)
 
 
-def _max_length(argument: str) -> Rule:
-    return MaxLength(**_settings("max-length", argument, {"limit_bytes": int}, bare="limit_bytes"))
+def _max_length(argument: Argument) -> Rule:
+    return MaxLength(**_settings("max-length", argument.text, {"limit_bytes": int}, bare="limit_bytes"))
 
 
-def _pattern(argument: str) -> Rule:
-    path = Path(argument)
-    if path.suffix.lower() == ".txt" or _is_file(path):
+def _pattern(argument: Argument) -> Rule:
+    path = Path(argument.text)
+    if argument.files and (path.suffix.lower() == ".txt" or _is_file(path)):
         return Pattern([word.strip() for _, word in _lines("pattern", path) if word.strip()])
-    return Pattern([word.strip() for word in argument.split("|") if word.strip()])
+    return Pattern([word.strip() for word in argument.text.split("|") if word.strip()])
 
 
-def _rate_limit(argument: str) -> Rule:
-    return RateLimit(**_settings("rate-limit", argument, {"per_second": float, "per_round": int}))
+def _rate_limit(argument: Argument) -> Rule:
+    return RateLimit(**_settings("rate-limit", argument.text, {"per_second": float, "per_round": int}))
 
 
-def _round_quota(argument: str) -> Rule:
-    return RoundQuota(**_settings("round-quota", argument, {"contacts": int, "blocked": int}))
+def _round_quota(argument: Argument) -> Rule:
+    return RoundQuota(**_settings("round-quota", argument.text, {"contacts": int, "blocked": int}))
 
 
-def _sample(argument: str) -> Rule:
-    return Sample(**_settings("sample", argument, {"share": float, "seed": int}, bare="share"))
+def _sample(argument: Argument) -> Rule:
+    return Sample(**_settings("sample", argument.text, {"share": float, "seed": int}, bare="share"))
 
 
-def _ban(make: Callable[[Rule, int], Rule], kind: str) -> Callable[[str], Rule]:
-    def build(argument: str) -> Rule:
-        after, _, check = argument.partition(":")
+def _ban(make: Callable[[Rule, int], Rule], kind: str) -> Callable[[Argument], Rule]:
+    def build(argument: Argument) -> Rule:
+        after, _, check = argument.text.partition(":")
         if not check.strip():
-            raise ConfigError(f"{kind}:{argument}: name the rule that finds violations, as in {kind}:3:max-length:500")
-        return make(_parse(check.strip()), _settings(kind, after, {"after": int}, bare="after")["after"])
+            raise ConfigError(
+                f"{kind}:{argument.text}: name the rule that finds violations, as in {kind}:3:max-length:500"
+            )
+        return make(
+            _parse(check.strip(), files=argument.files), _settings(kind, after, {"after": int}, bare="after")["after"]
+        )
 
     return build
 
@@ -139,11 +155,11 @@ def _settings(
     return settings
 
 
-def _pairs(kind: str, argument: str) -> list[Pair]:
-    path = Path(argument)
-    if path.suffix.lower() == ".csv" or _is_file(path):
+def _pairs(kind: str, argument: Argument) -> list[Pair]:
+    path = Path(argument.text)
+    if argument.files and (path.suffix.lower() == ".csv" or _is_file(path)):
         return _pairs_of_file(kind, path)
-    return [_pair(pair.strip(), kind) for pair in argument.split(",") if pair.strip()]
+    return [_pair(pair.strip(), kind) for pair in argument.text.split(",") if pair.strip()]
 
 
 def _is_file(path: Path) -> bool:
@@ -201,7 +217,7 @@ def _pairs_of_file(kind: str, path: Path) -> list[Pair]:
 class Known(NamedTuple):
     """Builder of a rule from its arguments, with an example."""
 
-    make: Callable[[str], Rule]
+    make: Callable[[Argument], Rule]
     example: str
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -13,7 +12,6 @@ from ray_messaging.replay.account import Account
 from ray_messaging.replay.runner import Progress as OnProgress
 
 GAP = 2  # blanks between columns
-TEXT_WIDTH = 80  # characters of a payload in a table
 
 # From pale to dark blue, with a readable text colour on each.
 SHADES = (
@@ -143,24 +141,6 @@ def plain_table(title: str, *columns: str, right: Collection[str] = (), whole: C
     return table
 
 
-def printable(text: str) -> str:
-    """Return a text without control characters, which could attack a terminal."""
-    return "".join(character if character.isprintable() else "\ufffd" for character in text)
-
-
-def shortened(text: str) -> str:
-    """Return the beginning of a text, for a table."""
-    return text if len(text) <= TEXT_WIDTH else text[: TEXT_WIDTH - 3] + "..."
-
-
 def counted(count: int, noun: str) -> str:
     """Return a number with its noun."""
     return f"{count:,} {noun}{'s' * (count != 1)}"
-
-
-def utc_time(seconds: float) -> str:
-    """Return a time in UTC, to the millisecond; the number itself if no date can represent it."""
-    try:
-        return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S.%f}"[:-3]
-    except (ValueError, OverflowError, OSError):  # any value from a sender's clock
-        return f"{seconds:g}"

@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.text import Text
 
-from ray_messaging.cli.show import TEXT_WIDTH, counted, plain_table, print_table, printable, shortened, utc_time
+from ray_messaging.cli.show import counted, plain_table, print_table
 from ray_messaging.cluster.handles.dead_letters import DeadLetter
+from ray_messaging.common.texts import TEXT_WIDTH, printable, shortened, utc_time
 from ray_messaging.message import Message
 
 _WIDE = 120  # columns of a terminal in which reasons are beside the letters

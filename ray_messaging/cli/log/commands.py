@@ -1,4 +1,4 @@
-"""The event log on the command line: `ray-messaging log stats|query|conversation|tail|export|diff`."""
+"""The event log on the command line: `ray-messaging log stats|query|conversation|thread|tail|export|diff`."""
 
 from collections import deque
 from contextlib import nullcontext
@@ -14,15 +14,16 @@ from ray_messaging.cli.options import Json
 from ray_messaging.cli.session import check_file, clean_errors, output, print_json
 from ray_messaging.cli.show import counted
 from ray_messaging.errors import Closed, ConfigError
+from ray_messaging.eventlog.plot import check_picture, plot
 from ray_messaging.eventlog.reading.event_rows import rows_of
 from ray_messaging.eventlog.reading.export import json_line, json_lines
-from ray_messaging.eventlog.reading.plot import check_picture, plot
 
 SHOWN = 50  # rows of a table without --limit
 
 Plot = Annotated[
     Path | None, typer.Option("--plot", metavar="FILE", help="Plot traffic and groups to a .png, .pdf or .svg file.")
 ]
+Expand = Annotated[bool, typer.Option("--expand", help="A row for each hearer of a broadcast.")]
 Lines = Annotated[int, typer.Option("--lines", "-n", min=0, help="Start this many rows (of all) before the end.")]
 TailLimit = Annotated[
     int | None,
@@ -59,15 +60,15 @@ def stats(target: Target, fields: dict[str, Any], as_json: Json = False, plot_fi
 
 @app.command(short_help="Print the matching rows.")
 @with_fields()
-def query(target: Target, fields: dict[str, Any], as_json: Json = False) -> None:
+def query(target: Target, fields: dict[str, Any], as_json: Json = False, expand: Expand = False) -> None:
     """Print the matching rows in log order: with --json all of them, else the first ones."""
     log = open_log(target)
     if as_json:
-        for page in log.pages(**fields):
+        for page in log.pages(**fields, text=True, expand=expand):
             print_json(*json_lines(page))
         return
     fields = {"limit": SHOWN} | fields
-    table = log.query(**fields)
+    table = log.query(**fields, text=True, expand=expand)
     console = output()
     if len(table):
         show_rows(console, rows_of(table))
@@ -89,7 +90,7 @@ def conversation(
     as_json: Json = False,
 ) -> None:
     """Print the messages between two agents, in both directions, by time."""
-    table = open_log(target).conversation(read_id(one), read_id(other), **fields)
+    table = open_log(target).conversation(read_id(one), read_id(other), text=True, **fields)
     if as_json:
         print_json(*json_lines(table))
         return
@@ -98,6 +99,25 @@ def conversation(
         console.print(line_of(row))
     if not len(table):
         console.print("They said nothing to each other.")
+
+
+@app.command(short_help="Print a question and its answers.")
+def thread(
+    target: Target,
+    message_id: Annotated[str, typer.Argument(metavar="ID", help="The message_id of the question, or of an answer.")],
+    as_json: Json = False,
+) -> None:
+    """Print the thread that a message is in: its first question, the answers to that, the answers to those."""
+    with clean_errors():
+        table = open_log(target).thread(message_id, text=True)
+    if as_json:
+        print_json(*json_lines(table))
+        return
+    console = output()
+    for row in rows_of(table):
+        console.print(line_of(row))
+    if not len(table):
+        console.print("No message has this id.")
 
 
 @app.command(short_help="Print new rows as they are logged.")

@@ -1,6 +1,7 @@
 """Arguments of the log commands: the log to read, and the options that select rows."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -29,6 +30,10 @@ FateOption = Annotated[
     typer.Option("--fate", metavar="FATE", help="delivered, published, undeliverable or blocked; repeatable."),
 ]
 Rule = Annotated[list[str] | None, typer.Option("--rule", metavar="NAME", help="The rule that acted; repeatable.")]
+MessageId = Annotated[list[str] | None, typer.Option("--message-id", metavar="ID", help="The message; repeatable.")]
+InReplyTo = Annotated[
+    list[str] | None, typer.Option("--in-reply-to", metavar="ID", help="The question that it answers; repeatable.")
+]
 Step = Annotated[
     str | None,
     typer.Option("--step", metavar="N|A:B", help="The simulation step, or steps from A to B, without B."),
@@ -39,6 +44,10 @@ Since = Annotated[
 Until = Annotated[str | None, typer.Option("--until", metavar="TIME", help="Sent before: ISO (UTC) or unix seconds.")]
 Contains = Annotated[
     str | None, typer.Option("--contains", metavar="TEXT", help="A part of the payload's JSON; case-sensitive.")
+]
+Payload = Annotated[
+    list[str] | None,
+    typer.Option("--payload", metavar="NAME=VALUE", help="A value of typed payloads, or LOW:HIGH, without HIGH."),
 ]
 Limit = Annotated[int | None, typer.Option("--limit", min=0, metavar="N", help="Only the first N rows.")]
 After = Annotated[int | None, typer.Option("--after", min=-1, metavar="POSITION", help="Only rows after this one.")]
@@ -58,10 +67,13 @@ OPTIONS: dict[str, Any] = {
     "subtopic": Subtopic,
     "fate": FateOption,
     "rule": Rule,
+    "message_id": MessageId,
+    "in_reply_to": InReplyTo,
     "step": Step,
     "since": Since,
     "until": Until,
     "contains": Contains,
+    "payload": Payload,
     "limit": Limit,
     "after": After,
 }
@@ -101,7 +113,29 @@ def read_fields(given: dict[str, Any]) -> dict[str, Any]:
     for name in ("since", "until"):
         if name in fields:
             fields[name] = _read_time(fields[name])
+    if "payload" in fields:
+        fields["payload"] = dict(map(_read_value, fields["payload"]))
     return fields
+
+
+def _read_value(text: str) -> tuple[str, object]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise InvalidQuery(
+            f"cannot read --payload {text!r}: write price=3.5 or price=1:10", field="payload", value=text
+        )
+    low, colon, high = value.partition(":")
+    bounds = [_number(part) if part else None for part in (low, high)]
+    if colon and not any(isinstance(bound, str) for bound in bounds):
+        return name, slice(*bounds)
+    return name, _number(value)
+
+
+def _number(text: str) -> float | str:
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(text)
+    return {"true": True, "false": False}.get(text, text)
 
 
 def read_id(text: str) -> str | None:

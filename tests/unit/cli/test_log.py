@@ -125,6 +125,12 @@ def test_conversation(run):
     assert run("conversation", 7, 8) == "They said nothing to each other.\n"
 
 
+def test_thread(run):
+    assert run("thread", "s-1-0").endswith('{"content":"hello 0"}  [kind]\n')
+    assert [one["message_id"] for one in objects(run("thread", "s-1-0", "--json"))] == ["s-1-0"]
+    assert run("thread", "unknown") == "No message has this id.\n"
+
+
 def test_tail_of_a_finished_run(run):
     assert [line.split("  ")[1] for line in run("tail", "-n", 2).splitlines()] == [
         "the user -> -5",

@@ -1,0 +1,192 @@
+"""The load of the inspector: the first view of a long log, and what an open page costs a bulk run.
+
+    python -m benchmarks.inspector                 # both
+    python -m benchmarks.inspector --rows 1000000 --rounds 4 --json
+
+It needs chromium on PATH, and playwright. Bulk is sent with and without an open page by turns.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+AGENTS = 100_000
+GROUPS = 16
+BATCH = 50_000
+COUNT_CHANGES = """
+window.seen = 0;
+new MutationObserver(() => window.seen++).observe(
+  document.querySelector('[data-mark=figure-rows]'), {childList: true, characterData: true, subtree: true})
+"""
+
+
+def write_log(path, rows):
+    """Write a log of messages between agents of GROUPS groups, over ten minutes."""
+    from ray_messaging.eventlog.folder import Folder
+    from ray_messaging.eventlog.schema import SCHEMA
+
+    folder, chance, first = Folder(path), np.random.default_rng(1), 0
+    folder.prepare("long")
+    names = np.array([f"group-{n}" for n in range(GROUPS)])
+    for number in range(-(-rows // 250_000)):
+        count = min(250_000, rows - first)
+        at = 1_700_000_000_000_000 + (np.arange(first, first + count) * 600_000_000) // rows
+        ends = chance.integers(0, AGENTS, (2, count))
+        blocked = chance.random(count) < 0.05
+        given = {
+            "message_id": [f"s-1-{n}" for n in range(first, first + count)],
+            "channel": ["exps:long:agents:1:agent-chat"] * count,
+            "subtopic": ["agent-chat"] * count,
+            "from_id": ends[0],
+            "to_id": ends[1],
+            "payload": [f'{{"content":"number {n}"}}' for n in range(first, first + count)],
+            "sent_at": at,
+            "fate": np.where(blocked, "blocked", "delivered"),
+            "rule": np.where(blocked, "black_list", None),
+            "sender": names[ends[0] * GROUPS // AGENTS],
+            "mailbox": np.where(blocked, None, names[ends[1] * GROUPS // AGENTS]),
+            "noted": blocked,
+            "entry": ["1-0"] * count,
+            "row": np.arange(count, dtype=np.int32),
+        }
+        columns = [
+            pa.array(given[field.name]).cast(field.type) if field.name in given else pa.nulls(count, field.type)
+            for field in SCHEMA
+        ]
+        facts = {"exp_id": "long", "epoch": 1, "first_row": first, "cursors": {}}
+        span = {"first_s": at[0] / 1e6, "last_s": at[-1] / 1e6}
+        folder.write(number, pa.table(columns, schema=SCHEMA), facts | span)
+        first += count
+
+
+@contextmanager
+def page():
+    """Open a browser."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+        yield browser.new_page(viewport={"width": 1280, "height": 800})
+        browser.close()
+
+
+def resident_mib(pid):
+    """Return the resident memory of a process."""
+    line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS"))
+    return int(line.split()[1]) // 1024
+
+
+def cpu_s(pid):
+    """Return the processor time of a process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def until_seen(shown, url, mark):
+    """Open a page; return the seconds until an element shows a figure."""
+    began = time.monotonic()
+    shown.goto(url)
+    script = f"/^[0-9]/.test(document.querySelector('[data-mark={mark}]')?.innerText)"
+    shown.wait_for_function(script, timeout=300_000)
+    return time.monotonic() - began
+
+
+def first_view(rows):
+    """Measure the start, the first view, a second one, and a search, in a log of many rows."""
+    with tempfile.TemporaryDirectory() as folder, page() as shown:
+        write_log(f"{folder}/long", rows)
+        began = time.monotonic()
+        command = [sys.executable, "-m", "ray_messaging.cli", "ui", f"{folder}/long", "--port", "0", "--json"]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        url = json.loads(process.stdout.readline())["url"]
+        found = {"rows": rows, "start_s": time.monotonic() - began}
+        found["first_view_s"] = until_seen(shown, url, "figure-rows")
+        found["second_view_s"] = until_seen(shown, url, "figure-rows")
+        began = time.monotonic()
+        shown.goto(f"{url}search?agent=77")
+        shown.get_by_text("The last").wait_for(timeout=300_000)
+        found["search_s"] = time.monotonic() - began
+        found["resident_mib"] = resident_mib(process.pid)
+        process.terminate()
+        process.wait()
+        process.stdout.close()
+    return found
+
+
+def bulk(groups, messages):
+    """Send columns between two groups for some messages, and wait for the log; return the messages per second."""
+    began = time.monotonic()
+    west, east = groups
+    for _ in range(messages // BATCH):
+        west.send_columns(np.arange(BATCH) % 1000, 1000 + np.arange(BATCH) % 1000, {"content": "hello"})
+        while len(east.fetch()):
+            pass
+    east.ack()
+    return messages / (time.monotonic() - began)
+
+
+def cost(rounds, messages):
+    """Send in bulk with and without an open page by turns."""
+    from ray_messaging import Messaging
+
+    rates = {"without": [], "with": []}
+    updates, spent = [], []
+    with tempfile.TemporaryDirectory() as folder, Messaging.start("inspected", log_dir=f"{folder}/log") as messaging:
+        west, east = messaging.create_groups({"west": range(1000), "east": range(1000, 2000)}).values()
+        bulk((west, east), messages)
+        with page() as shown, messaging.ui(port=0) as inspector:
+            for _ in range(rounds):
+                rates["without"].append(bulk((west, east), messages))
+                until_seen(shown, inspector.url, "figure-rate")
+                shown.evaluate(COUNT_CHANGES)
+                began, cpu = time.monotonic(), cpu_s(inspector.pid)
+                rates["with"].append(bulk((west, east), messages))
+                seconds = time.monotonic() - began
+                updates.append(shown.evaluate("window.seen") / seconds)
+                spent.append((cpu_s(inspector.pid) - cpu) / seconds)
+                shown.goto("about:blank")
+            memory = resident_mib(inspector.pid)
+    medians = {name: statistics.median(found) for name, found in rates.items()}
+    return {
+        "messages_per_s": {name: [round(rate) for rate in found] for name, found in rates.items()},
+        "cost": 1 - medians["with"] / medians["without"],
+        "updates_per_s": statistics.median(updates),
+        "processors_of_the_inspector": statistics.median(spent),
+        "resident_mib": memory,
+    }
+
+
+def main():
+    """Run what is asked for, and print it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--messages", type=int, default=2_000_000, help="in each turn")
+    parser.add_argument("--part", choices=["view", "cost"])
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    found = {}
+    if given.part != "cost":
+        found["view"] = first_view(given.rows)
+    if given.part != "view":
+        found["cost"] = cost(given.rounds, given.messages)
+    if given.json:
+        print(json.dumps(found))
+    for part, figures in {} if given.json else found.items():
+        print(part)
+        for name, figure in figures.items():
+            print(f"  {name}: {figure:.3g}" if isinstance(figure, float) else f"  {name}: {figure}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The commands `ray-messaging metrics`."""

@@ -1,0 +1,55 @@
+"""`ray-messaging metrics`: the metrics of an experiment as text, and a dashboard for Grafana."""
+
+import os
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ray_messaging.cli.clusters import join_experiment
+from ray_messaging.cli.session import clean_errors, output
+from ray_messaging.errors import ConfigError
+
+app = typer.Typer(help="Show metrics, or write a dashboard for Grafana.", no_args_is_help=True)
+
+_FILE = "ray_messaging_grafana_dashboard.json"
+
+
+@app.command(short_help="Print the metrics of an experiment.")
+def show(exp_id: Annotated[str, typer.Argument(metavar="EXP_ID", help="A running experiment.")]) -> None:
+    """Print the metrics of a running experiment, in Prometheus' format."""
+    with clean_errors(), join_experiment(exp_id, "start the experiment") as messaging:
+        try:
+            typer.echo(messaging.metrics_text(), nl=False)
+        except ImportError as error:
+            raise ConfigError(str(error)) from error
+
+
+@app.command(short_help="Write a dashboard for Grafana.")
+def dashboard(
+    folder: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[FOLDER]", help="Where Grafana finds it; by default where Ray puts its own dashboards."
+        ),
+    ] = None,
+) -> None:
+    """Write a dashboard for Grafana, of the metrics that Ray's Prometheus endpoint has with metrics=True."""
+    with clean_errors():
+        target = folder or _folder_of_ray()
+        if not target.is_dir():
+            raise ConfigError(
+                f"{target} is no folder: start Ray with its dashboard (pip install 'ray[default]'; ray start --head), "
+                "or name the folder from which your Grafana takes dashboards"
+            )
+        text = files("ray_messaging.observability.metrics").joinpath("grafana_dashboard.json").read_text("utf-8")
+        target.joinpath(_FILE).write_text(text, encoding="utf-8")
+        output().print(f"The dashboard is in {target / _FILE}.")
+
+
+def _folder_of_ray() -> Path:
+    """Return the folder in which the running Ray writes its dashboards."""
+    given = os.environ.get("RAY_METRICS_GRAFANA_DASHBOARD_OUTPUT_DIR")
+    session = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "session_latest")  # noqa: S108 - Ray's own default
+    return Path(given) if given else session / "metrics" / "grafana" / "dashboards"

@@ -1,0 +1,34 @@
+"""`ray-messaging surveys`: the surveys of a running experiment."""
+
+from typing import Annotated
+
+import typer
+from msgspec.json import encode
+
+from ray_messaging.cli.clusters import join_experiment
+from ray_messaging.cli.options import Json
+from ray_messaging.cli.session import clean_errors, output, print_json
+from ray_messaging.cli.show import plain_table, print_table
+from ray_messaging.common.texts import utc_time
+
+_COUNTS = ("answered", "pending", "invalid", "blocked", "undeliverable")
+
+
+def surveys(
+    exp_id: Annotated[str, typer.Argument(metavar="EXP_ID", help="A running experiment.")], as_json: Json = False
+) -> None:
+    """List the surveys of an experiment, with the number of agents that have answered, and of the others."""
+    with clean_errors(), join_experiment(exp_id, "start the experiment") as messaging:
+        found = [messaging.survey(survey_id) for survey_id in messaging.surveys()]
+        if as_json:
+            print_json(*(encode({"id": each.id, "created_at": each.created_at, **each.counts()}) for each in found))
+            return
+        names = ("id", "created at (UTC)", *_COUNTS)
+        table = plain_table("", *names, right=_COUNTS, whole=names)
+        for each in found:
+            counts = each.counts()
+            table.add_row(each.id, utc_time(each.created_at)[:19], *(f"{counts[name]:,}" for name in _COUNTS))
+        if found:
+            print_table(output(), table)
+        else:
+            output().print(f"Experiment {exp_id} has no surveys.")

@@ -1,0 +1,108 @@
+"""The command `ray-messaging ui`."""
+
+import sys
+import threading
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from msgspec.json import encode
+
+from ray_messaging.cli.clusters import join_experiment
+from ray_messaging.cli.rule_specs import KNOWN, parse_rule
+from ray_messaging.cli.session import clean_errors, output, print_json
+from ray_messaging.cluster.messaging import Messaging
+from ray_messaging.errors import ConfigError
+from ray_messaging.inspector.server.serve import Bound, Place, bind, serve
+from ray_messaging.inspector.sources.folder import FolderSource
+from ray_messaging.inspector.sources.live import LiveSource
+from ray_messaging.inspector.sources.live_control import LiveControl
+from ray_messaging.inspector.sources.source import Source
+
+Target = Annotated[
+    str, typer.Argument(metavar="EXP_ID|LOG_DIR", help="A running experiment, or the log_dir of a run that has ended.")
+]
+Host = Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Listen there; others than loopback ask a token.")]
+Port = Annotated[int, typer.Option("--port", metavar="N", help="0: a free one.")]
+AllowHost = Annotated[
+    list[str] | None,
+    typer.Option("--allow-host", metavar="NAME", help="A name by which browsers may ask, as of a proxy; repeatable."),
+]
+Token = Annotated[bool, typer.Option("--token", help="Ask for a token on loopback, too: others may use this machine.")]
+Steer = Annotated[
+    bool,
+    typer.Option(
+        "--control", help="Let the page steer: steps, rules, dead letters, messages of the user. Asks a token."
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the URL as JSON.")]
+OfProcess = Annotated[bool, typer.Option("--of-process", hidden=True)]  # of `messaging.ui`: it ends with its stdin
+
+
+def ui(
+    target: Target,
+    host: Host = "127.0.0.1",
+    port: Port = 8266,
+    allow_host: AllowHost = None,
+    token: Token = False,
+    control: Steer = False,
+    as_json: Json = False,
+    of_process: OfProcess = False,
+) -> None:
+    """Show a run in the browser: flow between groups, rates, steps, conversations, rules, dead letters, health.
+
+    It ends with Ctrl-C.
+    """
+    with clean_errors():
+        check_extra()
+        bound = bind(Place(host, port, tuple(allow_host or ())), token=token or control)
+        with bound.socket:
+            found = join_experiment(target, "start it first") if of_process else open_run(target)
+            if control and not isinstance(found, Messaging):
+                raise ConfigError(f"--control steers a running experiment, and {target!r} is the folder of a log")
+            source = LiveSource(found) if isinstance(found, Messaging) else found
+            examples = [known.example for known in KNOWN.values()]
+            steering = LiveControl(found, parse_rule, examples) if control and isinstance(found, Messaging) else None
+            from ray_messaging.inspector.server.application import application  # noqa: PLC0415 - of the extra
+            from ray_messaging.inspector.server.desk import Desk  # noqa: PLC0415
+
+            app = application(Desk(source, steering))
+            until = _stdin_closed() if of_process else None
+            serve(app, bound, on_ready=lambda: _tell(source, bound, as_json=as_json), until=until)
+
+
+def check_extra() -> None:
+    """Raise ConfigError where the extra is not installed."""
+    if find_spec("nicegui") is None:
+        raise ConfigError("the inspector needs NiceGUI: pip install 'ray-messaging[ui]'")
+
+
+def open_run(target: str) -> FolderSource | Messaging:
+    """Open the folder of a log, or a running experiment; raise LogError, ConfigError."""
+    if Path(target).is_file():
+        raise ConfigError(f"{target!r} is a file: pass the folder that holds the log's events-*.parquet")
+    if "/" in target or Path(target).is_dir():
+        return FolderSource(target)
+    missing = f"there is no folder {target!r} here, and "
+    return join_experiment(target, "pass the log_dir of a run", missing=missing)
+
+
+def _tell(source: Source, bound: Bound, *, as_json: bool) -> None:
+    if as_json:
+        print_json(encode({"url": bound.url}))
+    else:
+        output().print(f"The inspector of {source.title} is at {bound.url} (Ctrl-C ends it)")
+    sys.stdout.flush()
+
+
+def _stdin_closed() -> threading.Event:
+    """Return an event that is set when the process that started this one has ended."""
+    closed = threading.Event()
+
+    def wait() -> None:
+        sys.stdin.buffer.read()
+        closed.set()
+
+    threading.Thread(target=wait, daemon=True).start()
+    return closed

@@ -1,0 +1,1 @@
+"""The inspector: pages about a run for people, in a browser. Nothing here is imported without the extra `[ui]`."""

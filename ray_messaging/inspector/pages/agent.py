@@ -1,0 +1,103 @@
+"""The page of an agent: its messages by fate, its neighbours, its last messages."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from urllib.parse import urlencode
+
+from nicegui import ui
+
+from ray_messaging.inspector.pages.frame import Changes, Problem, card, frame
+from ray_messaging.inspector.pages.row_table import row_table, shown
+from ray_messaging.inspector.server.desk import Desk
+from ray_messaging.inspector.sources.control import Control
+from ray_messaging.inspector.texts import number
+from ray_messaging.inspector.values import AgentFacts
+
+_EVERY_S = 3.0
+
+
+class Agent:
+    """The agent's facts; they follow a running experiment."""
+
+    def __init__(self, desk: Desk, agent: str) -> None:
+        self._desk = desk
+        with card("Agent"):
+            with ui.row().classes("gap-3 items-end"):
+                self._id = ui.input("id", value=agent).props("dense").classes("w-48").props("data-mark=id")
+                self._id.on("keydown.enter", self.show)
+                ui.button("Show", on_click=self.show).props("dense unelevated no-caps color=primary").props(
+                    "data-mark=show"
+                )
+                self._where = ui.label().classes("note").props("data-mark=where")
+            self._problem = Problem()
+        with ui.row().classes("w-full no-wrap gap-3 items-stretch"):
+            self._columns = {title: self._card(title) for title in ("Sent", "Received", "Writes to", "Hears from")}
+        if desk.control is not None:
+            with card("Write to it as the user"):
+                self._write(desk.control)
+        with card("Its last messages"):
+            self._table = row_table()
+        if agent:
+            ui.timer(0.05, self.show, once=True)
+        if desk.source.live:
+            ui.timer(_EVERY_S, self.show)
+
+    def _write(self, control: Control) -> None:
+        with ui.row().classes("w-full gap-3 items-end no-wrap"):
+            text = ui.input("a text, or a payload as JSON").props("dense data-mark=message").classes("grow")
+            for label, call in (("Write", control.write), ("Ask", control.ask)):
+                send = partial(self._send, call, text)
+                ui.button(label, on_click=send).props(f"dense outline no-caps data-mark={label.lower()}")
+        self._changes = Changes(self._desk)
+
+    async def _send(self, call: Callable[[str, str], str], text: ui.input) -> None:
+        await self._changes.make(call, self._id.value or "", text.value or "")
+        await self.show()
+
+    def _card(self, title: str) -> ui.column:
+        with card(title, grow="1 1 0"):
+            return ui.column().classes("gap-0 w-full").props(f"data-mark={title.lower().replace(' ', '-')}")
+
+    async def show(self) -> None:
+        """Show the facts about the agent."""
+        agent = (self._id.value or "").strip()
+        if not agent:
+            return
+        with self._problem.told():
+            self._draw(await self._desk.ask(self._desk.source.agent, agent))
+
+    def _draw(self, facts: AgentFacts) -> None:
+        where = [] if facts.group is None else [f"in group {facts.group}"]
+        where += [] if facts.waiting is None else [f"{number(facts.waiting)} messages wait there"]
+        self._where.set_text(", ".join(where))
+        self._counts("Sent", facts.sent)
+        self._counts("Received", facts.received)
+        self._neighbours("Writes to", facts.name, facts.writes_to)
+        self._neighbours("Hears from", facts.name, facts.hears_from)
+        self._table.rows = shown(facts.rows)
+
+    def _counts(self, title: str, counts: dict[str, int]) -> None:
+        self._columns[title].clear()
+        with self._columns[title]:
+            for fate, messages in counts.items():
+                with ui.row().classes("w-full justify-between no-wrap"):
+                    ui.label(fate).classes(f"row fate-{fate}")
+                    ui.label(number(messages)).classes("row")
+            if not counts:
+                ui.label("nothing").classes("note")
+
+    def _neighbours(self, title: str, agent: str, found: Sequence[tuple[str, int]]) -> None:
+        self._columns[title].clear()
+        with self._columns[title]:
+            for other, messages in found:
+                with ui.row().classes("w-full justify-between no-wrap"):
+                    ui.link(other, f"/conversation?{urlencode({'a': agent, 'b': other})}").classes("row")
+                    ui.label(number(messages)).classes("row")
+            if not found:
+                ui.label("nobody").classes("note")
+
+
+def page(desk: Desk, agent: str) -> None:
+    """Draw the page."""
+    with frame(desk, "/agent"):
+        Agent(desk, agent)

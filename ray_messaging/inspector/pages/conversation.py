@@ -1,0 +1,92 @@
+"""The conversation of two agents: texts, fates, labels, and texts before a rule rewrote them."""
+
+from collections.abc import Sequence
+
+from nicegui import ui
+
+from ray_messaging.inspector.pages.frame import Problem, card, frame
+from ray_messaging.inspector.pages.row_table import clock
+from ray_messaging.inspector.server.desk import Desk
+from ray_messaging.inspector.texts import size
+from ray_messaging.inspector.values import Row, RowQuery
+
+_EVERY_S = 2.0
+_LIMIT = 60
+
+
+class Conversation:
+    """The two names, and their messages; it follows a running experiment."""
+
+    def __init__(self, desk: Desk, one: str, other: str) -> None:
+        self._desk = desk
+        self._shown: list[int] | None = None
+        with card("Conversation"):
+            with ui.row().classes("gap-3 items-end"):
+                self._one, self._other = self._input("one agent", one, "a"), self._input("the other", other, "b")
+                ui.button("Show", on_click=self.show).props("dense unelevated no-caps color=primary").props(
+                    "data-mark=show"
+                )
+                ui.label("Without an id it is the user.").classes("note")
+            self._problem = Problem()
+            self._said = ui.column().classes("w-full gap-2").props("data-mark=said")
+        ui.timer(0.05, self.show, once=True)
+        if desk.source.live:
+            ui.timer(_EVERY_S, self.show)
+
+    def _input(self, label: str, value: str, mark: str) -> ui.input:
+        return (
+            ui.input(label, value=value)
+            .props("dense")
+            .classes("w-40")
+            .props(f"data-mark={mark}")
+            .on("keydown.enter", self.show)
+        )
+
+    async def show(self) -> None:
+        """Show the last messages between the two."""
+        one, other = self._one.value or "", self._other.value or ""
+        if not one and not other:
+            return
+        with self._problem.told():
+            query = RowQuery(between=(one, other), limit=_LIMIT)
+            rows = await self._desk.ask(self._desk.source.rows, query)
+            if [row.position for row in rows] != self._shown:
+                self._shown = [row.position for row in rows]
+                self._draw(rows)
+
+    def _draw(self, rows: Sequence[Row]) -> None:
+        self._said.clear()
+        with self._said:
+            if not rows:
+                ui.label("They said nothing to each other.").classes("note")
+            for row in rows:
+                _message(row, left=row.from_id == rows[0].from_id)
+
+
+def _message(row: Row, *, left: bool) -> None:
+    colour = "var(--line)" if row.fate == "delivered" else "#e5484d" if row.fate == "blocked" else "#d99a1c"
+    with (
+        ui.row().classes("w-full" + ("" if left else " justify-end")),
+        ui.column()
+        .classes("gap-0")
+        .style(f"max-width: 72%; border-left: 3px solid {colour}; padding: 2px 10px; min-width: 260px"),
+    ):
+        about = [f"{row.from_id} to {row.to_id}", clock(row.sent_at)]
+        about += [] if row.step is None else [f"step {row.step:,}"]
+        about += [row.fate] if row.fate != "delivered" else []
+        ui.label(" \u00b7 ".join(about)).classes("note")
+        ui.label(row.text).classes("mono")
+        if row.text.endswith("\u2026"):
+            ui.label(f"the beginning of {size(row.size)}").classes("note")
+        if row.text_before:
+            ui.label(f"before {row.rule} rewrote it: {row.text_before}").classes("note mono")
+        elif row.rule or row.reason:
+            ui.label(f"{row.rule}: {row.reason}").classes("note fate-blocked")
+        if row.labels:
+            ui.label(f"labels: {row.labels}").classes("note")
+
+
+def page(desk: Desk, one: str, other: str) -> None:
+    """Draw the page."""
+    with frame(desk, "/conversation"):
+        Conversation(desk, one, other)

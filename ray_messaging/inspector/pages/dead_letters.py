@@ -1,0 +1,71 @@
+"""The dead letters."""
+
+from collections.abc import Sequence
+from functools import partial
+
+from nicegui import ui
+
+from ray_messaging.inspector.pages.frame import Changes, Problem, card, frame
+from ray_messaging.inspector.pages.row_table import clock
+from ray_messaging.inspector.server.desk import Desk
+from ray_messaging.inspector.sources.control import Control
+from ray_messaging.inspector.texts import number, size
+from ray_messaging.inspector.values import LetterFacts
+
+_EVERY_S = 5.0
+
+
+class DeadLetters:
+    """The first dead letters; the list follows a running experiment."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._shown: list[LetterFacts] | None = None
+        self._problem = Problem()
+        self._changes = Changes(desk)
+        with card("Dead letters, the oldest first"):
+            self._list = ui.column().classes("w-full gap-2").props("data-mark=letters")
+        ui.timer(_EVERY_S, self.show)
+
+    async def show(self) -> None:
+        """Show the letters as of now."""
+        with self._problem.told():
+            found = await self._desk.shared("letters", self._desk.source.dead_letters, _EVERY_S / 2)
+            if found is None:
+                self._list.clear()
+                with self._list:
+                    ui.label("They are on the server of a running experiment, not in its log.").classes("note")
+            elif found != self._shown:
+                self._shown = found
+                self._draw(found)
+
+    def _draw(self, letters: Sequence[LetterFacts]) -> None:
+        self._list.clear()
+        with self._list:
+            for letter in letters:
+                self._letter(letter)
+            if not letters:
+                ui.label("There are none.").classes("note")
+
+    def _letter(self, letter: LetterFacts) -> None:
+        with ui.row().classes("w-full no-wrap gap-3 items-baseline"):
+            ui.label(clock(letter.at)).classes("note").style("width: 130px")
+            ui.label(letter.mailbox).classes("row").style("width: 140px")
+            with ui.column().classes("gap-0").style("flex: 1 1 0"):
+                what = f"{number(letter.messages)} messages" if letter.readable else "not readable"
+                ui.label(f"{what}, {size(letter.size)}: {letter.reason}").classes("row")
+                for text in letter.texts:
+                    ui.label(text).classes("note mono")
+            if self._desk.control is not None and letter.readable:
+                requeue = partial(self._requeue, self._desk.control, letter.id)
+                ui.button("Send again", on_click=requeue).props("dense outline no-caps size=sm data-mark=requeue")
+
+    async def _requeue(self, control: Control, letter: str) -> None:
+        await self._changes.make(control.requeue, letter)
+        await self.show()
+
+
+def page(desk: Desk) -> None:
+    """Draw the page."""
+    with frame(desk, "/deadletters"):
+        DeadLetters(desk)

@@ -1,0 +1,142 @@
+"""The frame of every page: title, ways to the other pages, colours; and how a page tells of an error."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple, TypeVar
+
+from nicegui import ui
+
+from ray_messaging.errors import MessagingError
+from ray_messaging.inspector.server.desk import Desk
+from ray_messaging.inspector.texts import cut
+
+T = TypeVar("T")
+
+COLOURS = {"delivered": "#3b82f6", "published": "#14b8a6", "undeliverable": "#d99a1c", "blocked": "#e5484d"}
+LEVELS = {"ok": "#2f9e5f", "warning": "#d99a1c", "critical": "#e5484d"}
+GREY = "#8b93a1"
+
+_STYLE = """
+:root { --page: #f4f5f7; --card: #ffffff; --line: #e3e6ea; --ink: #1c2330; --faint: #6b7380; --accent: #2f6fde }
+.body--dark { --page: #12161c; --card: #1a2029; --line: #2a323d; --ink: #dfe4ea; --faint: #8b93a1; --accent: #6ea8fe }
+body, .q-page { background: var(--page) !important; color: var(--ink) }
+.nicegui-content { padding: 14px 18px; gap: 12px; max-width: 1500px; margin: 0 auto; width: 100% }
+.bar { background: var(--card) !important; color: var(--ink) !important; border-bottom: 1px solid var(--line);
+  padding: 0 18px; height: 46px; align-items: center; gap: 18px; box-shadow: none !important; flex-wrap: nowrap }
+.bar a { color: var(--faint); text-decoration: none; font-size: 13px; line-height: 46px; white-space: nowrap }
+.bar a:hover { color: var(--ink) }
+.bar a.here { color: var(--ink); font-weight: 600; box-shadow: inset 0 -2px var(--accent) }
+.brand { font-weight: 650; font-size: 14px; max-width: 280px; overflow: hidden; text-overflow: ellipsis;
+  white-space: nowrap }
+.pill { font-size: 11px; border: 1px solid var(--line); border-radius: 9px; padding: 0 8px; color: var(--faint);
+  line-height: 17px; white-space: nowrap }
+.card { background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: 10px 14px; min-width: 0 }
+.card > .nicegui-echart { margin: 0 }
+.head { font-size: 12px; font-weight: 600; color: var(--ink) }
+.note { font-size: 12px; color: var(--faint); overflow-wrap: anywhere }
+.value { font-size: 21px; font-weight: 600; line-height: 26px; font-variant-numeric: tabular-nums; white-space: nowrap }
+.label { font-size: 11px; color: var(--faint); white-space: nowrap }
+.row { font-size: 12.5px; overflow-wrap: anywhere; line-height: 1.4 }
+.mono { font-family: ui-monospace, "DejaVu Sans Mono", monospace; font-size: 12px; overflow-wrap: anywhere;
+  white-space: pre-wrap; line-height: 1.45 }
+.problem { border-left: 3px solid #e5484d; padding: 6px 10px; font-size: 13px; background: var(--card);
+  overflow-wrap: anywhere }
+.q-table__card, .q-table { background: transparent !important; color: var(--ink) !important;
+  box-shadow: none !important }
+.depth { height: 8px; border-radius: 3px; background: #3b82f6; opacity: 0.75; min-width: 2px }
+.card .q-btn { padding: 2px 10px }
+.q-table th { font-size: 11px; color: var(--faint); font-weight: 500 }
+.q-table td { font-size: 12.5px; vertical-align: top; padding: 4px 8px !important; height: auto !important }
+.q-table td.text { white-space: pre-wrap; overflow-wrap: anywhere; min-width: 240px;
+  font-family: ui-monospace, "DejaVu Sans Mono", monospace; font-size: 12px }
+.q-table td a { color: var(--accent); text-decoration: none }
+.fate-blocked { color: #e5484d } .fate-undeliverable { color: #d99a1c } .fate-delivered { color: var(--faint) }
+.fate-published { color: #14b8a6 }
+"""
+
+
+class View(NamedTuple):
+    """One of the pages, as the frame leads to it."""
+
+    path: str
+    title: str
+
+
+VIEWS = (
+    View("/", "Overview"),
+    View("/search", "Search"),
+    View("/conversation", "Conversation"),
+    View("/agent", "Agent"),
+    View("/rules", "Rules"),
+    View("/deadletters", "Dead letters"),
+)
+
+
+@contextmanager
+def frame(desk: Desk, here: str) -> Iterator[None]:
+    """Draw the frame; the block draws the content of the page."""
+    ui.page_title(f"{desk.source.title} - inspector")
+    ui.add_css(_STYLE)
+    dark = ui.dark_mode(None)
+    with ui.header().classes("bar row"):
+        ui.label(desk.source.title).classes("brand").props("data-mark=title")
+        ui.label("live" if desk.source.live else "from its log").classes("pill")
+        ui.label("control" if desk.control is not None else "watching only").classes("pill")
+        ui.space()
+        for view in VIEWS:
+            ui.link(view.title, view.path).classes("here" if view.path == here else "")
+        ui.button(icon="contrast", on_click=lambda: dark.set_value(not dark.value)).props(
+            'flat dense round size=sm color=grey aria-label="light or dark"'
+        )
+    yield
+
+
+@contextmanager
+def card(title: str, *, grow: str = "") -> Iterator[ui.column]:
+    """Draw a card under its title."""
+    with ui.column().classes("card gap-1").style(f"flex: {grow}" if grow else "width: 100%") as column:
+        ui.label(title).classes("head")
+        yield column
+
+
+class Problem:
+    """Line that tells of the last error, until the next success."""
+
+    def __init__(self) -> None:
+        self._label = ui.label().classes("problem w-full").props("data-mark=problem")
+        self._label.set_visibility(False)
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """Show an error of the block, which ends with it."""
+        try:
+            yield
+        except (MessagingError, OSError) as error:
+            self.show(str(error))
+        else:
+            self._label.set_visibility(False)
+
+    def show(self, text: str) -> None:
+        """Show an error."""
+        self._label.set_text(cut(text, 1000))
+        self._label.set_visibility(True)
+
+
+class Changes:
+    """Line that tells the result of the last change, or why it was not made."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._problem = Problem()
+        self._done = ui.label().classes("note").props("data-mark=done")
+
+    async def make(self, call: Callable[..., T], *arguments: object) -> T | None:
+        """Make a change, and return its result; None where it failed. A text is shown."""
+        self._done.set_text("...")
+        found = None
+        try:
+            with self._problem.told():
+                found = await self._desk.change(call, *arguments)
+        finally:
+            self._done.set_text(cut(found, 1000) if isinstance(found, str) else "")
+        return found

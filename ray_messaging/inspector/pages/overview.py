@@ -1,0 +1,183 @@
+"""The overview: flow between groups, rates, steps, health."""
+
+from nicegui import ui
+
+from ray_messaging.inspector.pages import charts
+from ray_messaging.inspector.pages.frame import LEVELS, Problem, card, frame
+from ray_messaging.inspector.pages.step_panel import StepPanel
+from ray_messaging.inspector.server.desk import Desk
+from ray_messaging.inspector.texts import cut, name, number
+from ray_messaging.inspector.values import GroupFacts, State, Traffic
+from ray_messaging.observability.health.findings import Health, worst_first
+
+_EVERY_S = 1.0
+_STATE_S, _HEALTH_S, _SIDE_S = 1.5, 15.0, 3.0
+_OF_A_LOG = ("rows", "rate", "blocked")
+_PROBLEMS = 6
+_DEPTHS = 6
+
+
+class Overview:
+    """The page's elements, and their renewal."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._problem = Problem()
+        with ui.row().classes("w-full no-wrap gap-3"):
+            self._figures = {
+                key: self._figure(label, key)
+                for key, label in (
+                    ("rows", "rows in the log"),
+                    ("rate", "messages per second"),
+                    ("blocked", "blocked"),
+                    ("waiting", "waiting in mailboxes"),
+                    ("letters", "dead letters"),
+                    ("step", "open step"),
+                )
+                if desk.source.live or key in _OF_A_LOG
+            }
+        with ui.row().classes("w-full no-wrap gap-3 items-stretch"):
+            with card("Flow between groups", grow="2 1 0") as column:
+                column.style("min-height: 372px")
+                self._flows = (
+                    ui.echart({"series": []}).classes("w-full").style("height: 330px").props("data-mark=flows")
+                )
+                self._period = ui.label().classes("note")
+            with ui.column().classes("gap-3").style("flex: 1 1 0; min-width: 0"):
+                if desk.source.live:
+                    self._steps = StepPanel(desk)
+                    with card("Waiting in mailboxes"):
+                        self._depths = ui.column().classes("gap-1 w-full").props("data-mark=depths")
+                    with card("Health"):
+                        self._health = ui.column().classes("gap-1 w-full").props("data-mark=health")
+                else:
+                    with card("The run"):
+                        self._record = ui.column().classes("gap-1 w-full").props("data-mark=record")
+        with ui.row().classes("w-full no-wrap gap-3"):
+            with card("Messages per second, by fate", grow="1 1 0"):
+                self._rates = (
+                    ui.echart({"series": []}).classes("w-full").style("height: 176px").props("data-mark=rates")
+                )
+            with card("Blocked per second, by rule", grow="1 1 0"):
+                self._blocked = (
+                    ui.echart({"series": []}).classes("w-full").style("height: 176px").props("data-mark=blocked")
+                )
+        self._seen: Traffic | None = None
+        self._known: Health | None = None
+        self._deep: list[GroupFacts] | None = None
+        ui.timer(_EVERY_S, self.renew)
+        ui.timer(_SIDE_S, self.renew_side)
+
+    def _figure(self, label: str, key: str) -> ui.label:
+        with ui.column().classes("card gap-0").style("flex: 1 1 0"):
+            value = ui.label("\u2013").classes("value").props(f"data-mark=figure-{key}")
+            ui.label(label).classes("label")
+        return value
+
+    async def renew(self) -> None:
+        """Show the newest values."""
+        source = self._desk.source
+        with self._problem.told():
+            traffic = await self._desk.shared("traffic", source.traffic, 0.9 * _EVERY_S)
+            state = await self._desk.shared("state", source.state, _STATE_S)
+            self._show(traffic, state)
+
+    async def renew_side(self) -> None:
+        """Show health, which may take seconds, or the facts of the run."""
+        source = self._desk.source
+        with self._problem.told():
+            if source.live:
+                self._show_health(await self._desk.shared("health", source.health, _HEALTH_S))
+            elif not self._record.default_slot.children:
+                self._show_record(await self._desk.shared("record", source.record, _HEALTH_S))
+
+    def _show(self, traffic: Traffic | None, state: State | None) -> None:
+        depths = {} if state is None else {name(group.name): group.waiting or 0 for group in state.groups}
+        if traffic is not None and traffic is not self._seen:
+            self._seen = traffic
+            self._draw(self._flows, charts.flows(traffic, depths))
+            self._draw(self._rates, charts.rates(traffic))
+            self._draw(self._blocked, charts.blocked(traffic))
+            sampled = f", estimated from {traffic.share:.1%} of the rows" if traffic.share < 1 else ""
+            of = "the last minute" if self._desk.source.live else "the whole run"
+            self._period.set_text(f"Of {of}{sampled}. Dots move where messages flow; a red ring is of blocked ones.")
+        elif traffic is None:
+            self._period.set_text("This experiment keeps no event log, so its messages cannot be seen: log_dir=...")
+        self._show_figures(traffic, state)
+        if state is not None:
+            self._steps.show(state)
+            self._show_depths(state)
+
+    def _show_figures(self, traffic: Traffic | None, state: State | None) -> None:
+        shown: dict[str, str] = {}
+        if traffic is not None:
+            stopped = traffic.total("blocked")
+            shown["rows"] = number(traffic.rows)
+            shown["rate"] = number(traffic.messages / traffic.seconds)
+            shown["blocked"] = f"{stopped / traffic.messages:.1%}" if traffic.messages else "0%"
+        if state is not None:
+            shown["waiting"] = number(sum(group.waiting or 0 for group in state.groups))
+            shown["letters"] = number(state.dead_letters)
+            shown["step"] = "none" if state.steps is None else number(state.steps.now)
+        for key, text in shown.items():
+            self._figures[key].set_text(text)
+
+    def _show_record(self, record: list[tuple[str, str]]) -> None:
+        with self._record:
+            for title, value in record:
+                with ui.row().classes("w-full no-wrap gap-2 items-baseline"):
+                    ui.label(title).classes("note").style("flex: 0 0 112px")
+                    ui.label(value).classes("row")
+
+    def _show_depths(self, state: State) -> None:
+        """Show the longest queues, as bars."""
+        groups = sorted(state.groups, key=lambda group: -(group.waiting or 0))
+        longest = groups[:_DEPTHS]
+        if longest == self._deep:
+            return
+        self._deep = longest
+        self._depths.clear()
+        with self._depths:
+            for group in longest:
+                share = (group.waiting or 0) / max(1, longest[0].waiting or 0)
+                with ui.row().classes("w-full no-wrap items-center gap-2"):
+                    ui.label(name(group.name)).classes("note ellipsis").style("width: 90px")
+                    ui.element("div").classes("depth").style(f"width: calc((100% - 170px) * {share:.3f})")
+                    ui.label(number(group.waiting)).classes("note")
+            if rest := sum(group.waiting or 0 for group in groups[_DEPTHS:]):
+                ui.label(f"{number(rest)} in {len(groups) - _DEPTHS:,} others").classes("note")
+            if not groups:
+                ui.label("There are no mailboxes yet.").classes("note")
+
+    def _show_health(self, health: Health | None) -> None:
+        if health is self._known and self._health.default_slot.children:
+            return
+        self._known = health
+        self._health.clear()
+        with self._health:
+            if health is None:
+                return
+            problems = [found for found in worst_first(health.findings) if found.level != "ok"]
+            with ui.row().classes("items-center gap-2"):
+                ui.icon("circle", size="10px").style(f"color: {LEVELS[health.level]}")
+                ui.label(f"{health.level}, {len(health.findings)} checks").classes("row")
+            for found in problems[:_PROBLEMS]:
+                with ui.row().classes("no-wrap gap-2 items-start"):
+                    ui.icon("circle", size="7px").style(f"color: {LEVELS[found.level]}; margin-top: 5px")
+                    with ui.column().classes("gap-0"):
+                        ui.label(cut(f"{found.what}: {found.value}", 300)).classes("row")
+                        ui.label(cut(found.remedy, 300)).classes("note")
+            if problems[_PROBLEMS:]:
+                ui.label(f"and {len(problems) - _PROBLEMS} more").classes("note")
+
+    @staticmethod
+    def _draw(chart: ui.echart, options: charts.Options) -> None:
+        chart.options.clear()
+        chart.options.update(options)
+        chart.update()
+
+
+def page(desk: Desk) -> None:
+    """Draw the page."""
+    with frame(desk, "/"):
+        Overview(desk)

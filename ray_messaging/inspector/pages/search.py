@@ -1,0 +1,63 @@
+"""The search in the log's rows."""
+
+from typing import Any
+
+from nicegui import ui
+
+from ray_messaging.inspector.pages.frame import Problem, card, frame
+from ray_messaging.inspector.pages.row_table import row_table, shown
+from ray_messaging.inspector.server.desk import Desk
+from ray_messaging.inspector.values import RowQuery
+from ray_messaging.receipt import FATES
+
+_FIELDS = (
+    ("agent", "agent"),
+    ("from_id", "from"),
+    ("to_id", "to"),
+    ("contains", "text contains"),
+    ("rule", "rule"),
+    ("step", "step, 5 or 5:10"),
+)
+
+
+class Search:
+    """The form, and the rows that it found."""
+
+    def __init__(self, desk: Desk, first: RowQuery) -> None:
+        self._desk = desk
+        with card("Search the last rows that match"):
+            with ui.row().classes("w-full gap-3 items-end"):
+                self._fields = {key: self._input(key, label, getattr(first, key)) for key, label in _FIELDS}
+                self._fate = ui.select(["", *FATES], value=first.fate, label="fate").props("dense").classes("w-32")
+                ui.button("Search", on_click=self.search).props("dense unelevated no-caps color=primary").props(
+                    "data-mark=search"
+                )
+            self._problem = Problem()
+            self._found = ui.label().classes("note").props("data-mark=found")
+            self._table = row_table()
+        ui.timer(0.05, self.search, once=True)
+
+    def _input(self, key: str, label: str, value: str) -> ui.input:
+        wide = "w-56" if key == "contains" else "w-32"
+        return (
+            ui.input(label, value=value)
+            .props("dense")
+            .classes(wide)
+            .props(f"data-mark={key}")
+            .on("keydown.enter", self.search)
+        )
+
+    async def search(self) -> None:
+        """Show the matching rows."""
+        given: dict[str, Any] = {key: found.value or "" for key, found in self._fields.items()}
+        query = RowQuery(**given, fate=self._fate.value or "")
+        with self._problem.told():
+            rows = await self._desk.ask(self._desk.source.rows, query)
+            self._table.rows = shown(rows)
+            self._found.set_text(f"The last {len(rows):,} rows, the newest first." if rows else "No row matches.")
+
+
+def page(desk: Desk, query: RowQuery) -> None:
+    """Draw the page."""
+    with frame(desk, "/search"):
+        Search(desk, query)

@@ -1,0 +1,53 @@
+"""The web application: a path for each view."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from nicegui import ui
+
+from ray_messaging.inspector.pages import agent, conversation, dead_letters, overview, rules, search
+from ray_messaging.inspector.server.desk import Desk
+from ray_messaging.inspector.values import RowQuery
+
+
+def application(desk: Desk) -> FastAPI:
+    """Return the application; a process has one."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await desk.close()
+
+    app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    _add_pages(desk)
+    ui.run_with(app, title="inspector", dark=None, show_welcome_message=False, reconnect_timeout=10.0)
+    return app
+
+
+def _add_pages(desk: Desk) -> None:
+    """Register the views under their paths."""
+
+    @ui.page("/")
+    def show_overview() -> None:
+        overview.page(desk)
+
+    @ui.page("/search")
+    def show_search(agent: str = "", contains: str = "", rule: str = "", fate: str = "", step: str = "") -> None:
+        search.page(desk, RowQuery(agent=agent, contains=contains, rule=rule, fate=fate, step=step))
+
+    @ui.page("/conversation")
+    def show_conversation(a: str = "", b: str = "") -> None:
+        conversation.page(desk, a, b)
+
+    @ui.page("/agent")
+    def show_agent(id: str = "") -> None:  # noqa: A002 - in the URL
+        agent.page(desk, id)
+
+    @ui.page("/rules")
+    def show_rules() -> None:
+        rules.page(desk)
+
+    @ui.page("/deadletters")
+    def show_dead_letters() -> None:
+        dead_letters.page(desk)

@@ -1,0 +1,76 @@
+"""Desk between the pages and a source: answers are shared by all pages, and made in threads."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+from ray_messaging.inspector.sources.control import Control
+from ray_messaging.inspector.sources.source import Source
+
+T = TypeVar("T")
+
+_THREADS = 4
+_WAITING = 32  # questions of readers at a time; more of them wait
+
+
+@dataclass(slots=True)
+class _Answer:
+    """A value, and when it was asked for; or the question that is under way."""
+
+    value: Any = None
+    at: float = float("-inf")
+    coming: "asyncio.Task[Any] | None" = None
+
+
+class Desk:
+    """Shared answers of a source. No call of it blocks the event loop, and a question is asked once at a time."""
+
+    def __init__(self, source: Source, control: Control | None = None) -> None:
+        self.source = source
+        self.control = control
+        self._answers: dict[str, _Answer] = {}
+        self._threads = ThreadPoolExecutor(_THREADS, "ray_messaging-inspector")
+        self._changes = ThreadPoolExecutor(_THREADS, "ray_messaging-inspector-control")
+        self._room = asyncio.Semaphore(_WAITING)
+
+    async def shared(self, key: str, question: Callable[[], T], max_age_s: float) -> T:
+        """Return a question's answer, one that is young enough or a new one. Raises as the question."""
+        answer = self._answers.setdefault(key, _Answer())
+        if answer.coming is None:
+            if time.monotonic() - answer.at <= max_age_s:
+                return cast(T, answer.value)
+            answer.coming = asyncio.create_task(self._renew(answer, question), name=f"ray_messaging inspector {key}")
+        return cast(T, await asyncio.shield(answer.coming))
+
+    async def _renew(self, answer: _Answer, question: Callable[[], Any]) -> Any:  # noqa: ANN401 - the question's
+        began = time.monotonic()
+        try:
+            answer.value = await self.ask(question)
+            # An answer that takes long is asked for less often: at most a tenth of the time goes into it.
+            answer.at = time.monotonic() + 9 * (time.monotonic() - began)
+        finally:
+            answer.coming = None
+        return answer.value
+
+    async def ask(self, question: Callable[..., T], *arguments: object) -> T:
+        """Return the answer to a reader's own question, made in a thread. Raises as the question."""
+        async with self._room:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, question, *arguments)
+
+    async def change(self, call: Callable[..., T], *arguments: object) -> T:
+        """Return the result of a change, made in a thread; answers that are shared are old from then on."""
+        async with self._room:
+            done = await asyncio.get_running_loop().run_in_executor(self._changes, call, *arguments)
+        for answer in self._answers.values():
+            answer.at = float("-inf")
+        return done
+
+    async def close(self) -> None:
+        """End the threads; questions under way are not waited for."""
+        if self.control is not None:
+            await asyncio.to_thread(self.control.close)
+        self._changes.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)

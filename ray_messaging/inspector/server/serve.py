@@ -1,0 +1,84 @@
+"""The server's process: its socket, its URL, its end."""
+
+import socket
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ray_messaging.errors import ConfigError
+from ray_messaging.inspector.server.access import Access, is_loopback, names_of, new_token
+
+_GRACE_S = 2  # open pages are not waited for any longer
+
+
+class Place(NamedTuple):
+    """Where to serve: an address, a port (0: a free one), and further names by which browsers may ask."""
+
+    host: str = "127.0.0.1"
+    port: int = 8266
+    allowed: tuple[str, ...] = ()
+
+
+class Bound(NamedTuple):
+    """A socket that is taken, the access to it, and the URL to open."""
+
+    socket: socket.socket
+    access: Access
+    port: int
+    url: str
+
+
+def bind(place: Place, *, token: bool) -> Bound:
+    """Take a place, before anything else is started; raise ConfigError.
+
+    Args: token demands one on loopback, too; elsewhere there is always one.
+    """
+    if not 0 <= place.port <= 65535:
+        raise ConfigError(f"--port {place.port} is no port: write one from 1 to 65535, or 0 for a free one")
+    try:
+        family = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)[0][0]
+        listening = socket.create_server((place.host, place.port), family=family)
+    except OverflowError as error:
+        raise ConfigError(f"--host {place.host!r} is no address of this machine") from error
+    except socket.gaierror as error:
+        raise ConfigError(f"--host {place.host!r} is no address of this machine ({error.strerror})") from error
+    except OSError as error:
+        raise ConfigError(
+            f"port {place.port} of {place.host} cannot be taken ({error.strerror}): is another inspector open there? "
+            "Write another --port, or --port 0 for a free one"
+        ) from error
+    port = listening.getsockname()[1]
+    hosts = names_of(place.host) | {name.lower().strip("[]") for name in place.allowed}
+    demanded = token or not is_loopback(place.host)
+    access = Access(hosts, new_token() if demanded else None)
+    name = "127.0.0.1" if place.host == "localhost" else place.host
+    if place.host in {"0.0.0.0", "::"}:  # noqa: S104 - what a user asked for
+        name = socket.gethostname()
+    shown = f"[{name}]" if ":" in name else name
+    return Bound(listening, access, port, f"http://{shown}:{port}/" + (f"?token={access.token}" if demanded else ""))
+
+
+def serve(app: object, bound: Bound, *, on_ready: Callable[[], None], until: "threading.Event | None" = None) -> None:
+    """Serve until Ctrl-C, SIGTERM, or an event; `on_ready` is called once pages can be opened."""
+    import uvicorn  # noqa: PLC0415 - of the extra
+
+    from ray_messaging.inspector.server.gate import Gate  # noqa: PLC0415
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            if self.started:
+                on_ready()
+
+    gate = Gate(app, bound.access, bound.port)  # type: ignore[arg-type]
+    # No log of requests: the URL of the first one has the token.
+    config = uvicorn.Config(gate, access_log=False, log_level="warning", timeout_graceful_shutdown=_GRACE_S)
+    server = Server(config)
+    if until is not None:
+        threading.Thread(target=_end_with, args=(server, until), daemon=True).start()
+    server.run(sockets=[bound.socket])
+
+
+def _end_with(server: object, until: threading.Event) -> None:
+    until.wait()
+    server.should_exit = True  # type: ignore[attr-defined]

@@ -1,0 +1,157 @@
+"""A running experiment as a source: its log's newest rows, its actors, its server."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from ray_messaging.cluster.handles.connection import connect
+from ray_messaging.cluster.handles.dead_letters import DeadLetter
+from ray_messaging.cluster.messaging import Messaging
+from ray_messaging.errors import ConfigError
+from ray_messaging.eventlog.event_log import EventLog
+from ray_messaging.inspector.sources.log_rows import agent_facts, agent_id, rows_of
+from ray_messaging.inspector.sources.traffic import RollingTraffic, counted, scaled
+from ray_messaging.inspector.texts import cut, name, settings
+from ray_messaging.inspector.values import (
+    AgentFacts,
+    GroupFacts,
+    LetterFacts,
+    Row,
+    RowQuery,
+    RuleFacts,
+    State,
+    StepFacts,
+    Traffic,
+)
+from ray_messaging.observability.health.findings import Health
+
+PERIOD_S = 60
+_MOST_COUNTED = 50_000  # rows at a look; of more, these are a sample
+_LETTERS = 50
+_TEXTS = 3  # of a dead letter
+_TEXT = 300  # characters of each
+
+
+class LiveSource:
+    """Source of a running experiment. Each look counts only the rows that came since the last one."""
+
+    live = True
+
+    def __init__(self, messaging: Messaging) -> None:
+        self._messaging = messaging
+        self._connection = connect(messaging.exp_id)
+        self.title = name(messaging.exp_id)
+        self._rolling = RollingTraffic(PERIOD_S)
+        self._position: int | None = None
+        self._share = 1.0
+        self._log: EventLog | None = None
+
+    @property
+    def log(self) -> EventLog:
+        """Return the log; raise ConfigError where none is kept."""
+        if self._messaging.log_dir is None:
+            raise ConfigError("this experiment keeps no event log: start it with log_dir=... to see its messages")
+        if self._log is None:
+            self._log = self._messaging.log
+        return self._log
+
+    def traffic(self) -> Traffic | None:
+        """Return the traffic of the last minute; where much came at once, estimated from the newest rows."""
+        if self._messaging.log_dir is None:
+            return None
+        end = self.log.end
+        since: dict[str, Any] = {}
+        begin = self._position
+        if begin is None:
+            begin, since = max(-1, end - 10 * _MOST_COUNTED), {"since": time.time() - PERIOD_S}
+        new = end - begin
+        if new > 0:
+            taken = new if since else min(new, _MOST_COUNTED)
+            share = taken / new
+            counts = counted(self.log, "second", after=end - taken, limit=taken, **since)
+            self._rolling.add(scaled(counts, share))
+            self._share = share
+        self._position = end
+        now = time.time()
+        self._rolling.forget(now)
+        return self._rolling.traffic(now, end + 1, self._share)
+
+    def state(self) -> State:
+        """Return groups, steps and counters."""
+        stats = self._messaging.stats()
+        steps = self._steps()
+        log = stats.get("log", {})
+        return State(
+            [GroupFacts(mailbox, waiting=waiting) for mailbox, waiting in sorted(stats["waiting"].items())],
+            steps,
+            stats["judged"],
+            stats["blocked"],
+            stats["dead_letters"]["letters"],
+            cut(log.get("error") or "", 200),
+        )
+
+    def _steps(self) -> StepFacts | None:
+        try:
+            progress = self._messaging.steps.progress()
+        except ConfigError:
+            return None
+        late = [str(straggler) for straggler in self._messaging.steps.stragglers()]
+        return StepFacts(
+            progress.sealed + 1, progress.latest, progress.target, str(progress.wait_for), progress.waiting_for(), late
+        )
+
+    def record(self) -> list[tuple[str, str]]:
+        """Return nothing: the experiment runs."""
+        return []
+
+    def health(self) -> Health:
+        """Return the findings of a health check."""
+        return self._messaging.health()
+
+    def rules(self) -> list[RuleFacts]:
+        """Return the rules, in order."""
+        found = self._connection.ask(self._connection.interceptor.rules.remote())
+        return [
+            RuleFacts(
+                cut(rule["name"], 60),
+                cut(rule["kind"], 60),
+                settings(rule),
+                rule.get("failures", 0),
+                cut(rule.get("last_error", ""), 300),
+                rule["name"],
+            )
+            for rule in found
+        ]
+
+    def rows(self, query: RowQuery) -> Sequence[Row]:
+        """Return the last matching rows; raise InvalidQuery, ConfigError without a log."""
+        return rows_of(self.log, query)
+
+    def agent(self, agent: str) -> AgentFacts:
+        """Return the facts about an agent; raise InvalidQuery, ConfigError without a log."""
+        found = agent_id(agent)
+        group = None if found is None else self._connection.ask(self._connection.interceptor.owner_of.remote(found))
+        waiting = None if group is None else self._messaging.stats()["waiting"].get(group)
+        return agent_facts(self.log, agent, None if group is None else name(group), waiting)
+
+    def dead_letters(self) -> list[LetterFacts]:
+        """Return the first dead letters."""
+        return [_letter(found) for found in self._messaging.dead_letters.list(limit=_LETTERS)]
+
+
+def _letter(letter: DeadLetter) -> LetterFacts:
+    first = letter.messages[:_TEXTS] if letter.readable else ()
+    texts = [
+        f"{name(message.from_id)} to {name(message.to_id)}: {cut(message.data.decode(errors='replace'), _TEXT)}"
+        for message in first
+    ]
+    return LetterFacts(
+        letter.id,
+        name(letter.mailbox),
+        cut(letter.reason, 300),
+        letter.at,
+        letter.rows,
+        len(letter.frame),
+        letter.readable,
+        texts,
+    )

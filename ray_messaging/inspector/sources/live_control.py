@@ -1,0 +1,142 @@
+"""Control of a running experiment by its handles."""
+
+import json
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from threading import Lock
+from typing import Any
+
+from ray_messaging.addressing.channels import USER_CHAT, AgentId
+from ray_messaging.cluster.handles.connection import connect
+from ray_messaging.cluster.handles.user_messager import UserMessager
+from ray_messaging.cluster.messaging import Messaging
+from ray_messaging.errors import ConfigError, InvalidPayload
+from ray_messaging.inspector.sources.log_rows import agent_id
+from ray_messaging.inspector.sources.preview import preview
+from ray_messaging.inspector.texts import cut, name
+from ray_messaging.inspector.values import Preview
+from ray_messaging.interception.rules import Rule
+
+ASK_S = 20.0
+_LONGEST = 100_000  # characters of a text or of a rule that a page sends
+
+ReadRule = Callable[[str], Rule]
+
+
+class LiveControl:
+    """Changes of a running experiment, as the user and its owner could make them."""
+
+    def __init__(self, messaging: Messaging, read_rule: ReadRule, examples: Sequence[str]) -> None:
+        self.examples = examples
+        self._messaging = messaging
+        self._read_rule = read_rule
+        self._connection = connect(messaging.exp_id)
+        self._opening = Lock()
+
+    # -- steps ----------------------------------------------------------------------------------------------------
+
+    def pause(self) -> str:
+        """Begin no further step."""
+        return f"paused after step {self._messaging.steps.pause():,}"
+
+    def resume(self) -> str:
+        """Let the steps go on."""
+        self._messaging.steps.resume()
+        return "the steps go on"
+
+    def advance(self, steps: int) -> str:
+        """Let some steps run, and pause again."""
+        return f"runs up to step {self._messaging.steps.advance(steps):,}"
+
+    # -- messages of the user -------------------------------------------------------------------------------------
+
+    @cached_property
+    def _opened(self) -> UserMessager:
+        return UserMessager(self._connection)
+
+    @property
+    def _user(self) -> UserMessager:
+        with self._opening:
+            return self._opened
+
+    def write(self, to_id: str, text: str) -> str:
+        """Send a message of the user to an agent; return its fate."""
+        agent, payload = _recipient(to_id), payload_of(text)
+        receipt = self._user.run(self._user.messager.send(None, agent, payload, subtopic=USER_CHAT))
+        return f"{receipt.fate}{f': {cut(receipt.reason, 300)}' if receipt.reason else ''}"
+
+    def ask(self, to_id: str, text: str) -> str:
+        """Ask an agent as the user; return its answer. Raises NoAnswer after ASK_S seconds."""
+        agent, payload = _recipient(to_id), payload_of(text)
+        ask = self._user.messager.ask
+        answer = self._user.run(ask(None, agent, payload, subtopic=USER_CHAT, timeout=ASK_S))
+        return f"{name(answer.from_id)} answers: {cut(answer.data.decode(errors='replace'))}"
+
+    # -- rules ----------------------------------------------------------------------------------------------------
+
+    def _rule(self, spec: str) -> Rule:
+        if len(spec) > _LONGEST:
+            raise ConfigError(f"a rule of {len(spec):,} characters is too long for a page: use messaging.interceptor")
+        return self._read_rule(spec.strip())
+
+    def preview(self, spec: str) -> Preview:
+        """Return the messages that a rule would have blocked in the last minute; raise ConfigError."""
+        return preview(self._messaging.log, self._messaging.exp_id, self._rule(spec))
+
+    def insert_rule(self, spec: str, index: int | None) -> str:
+        """Insert a rule, under a name that no other has."""
+        rule = self._rule(spec)
+        taken = {found["name"] for found in self._ask("rules")}
+        free = (f"{rule.name}_{number}" if number > 1 else rule.name for number in range(1, len(taken) + 2))
+        rule.name = next(each for each in free if each not in taken)
+        self._ask("insert_rule", rule, index)
+        return f"rule {name(rule.name)} is in force"
+
+    def replace_rule(self, which: str, spec: str) -> str:
+        """Replace a rule; the new one takes its name."""
+        rule = self._rule(spec)
+        rule.name = which
+        self._ask("replace_rule", which, rule)
+        return f"rule {name(which)} is replaced"
+
+    def pop_rule(self, which: str) -> str:
+        """Remove a rule."""
+        self._ask("pop_rule", which)
+        return f"rule {name(which)} is removed"
+
+    def _ask(self, call: str, *arguments: object) -> Any:  # noqa: ANN401 - the call's
+        return self._connection.ask(getattr(self._connection.interceptor, call).remote(*arguments))
+
+    # -- dead letters ---------------------------------------------------------------------------------------------
+
+    def requeue(self, letter: str) -> str:
+        """Send the messages of a dead letter again."""
+        done = self._messaging.dead_letters.requeue(letter)
+        if done.left:
+            raise ConfigError("; ".join(f"letter {each} stays: {cut(why, 300)}" for each, why in done.left.items()))
+        return f"{done.messages:,} messages were sent again"
+
+    def close(self) -> None:
+        """Disconnect the user's messager."""
+        with self._opening:
+            if "_opened" in self.__dict__:
+                self._opened.close()
+
+
+def payload_of(text: str) -> dict[str, Any]:
+    """Return the payload that a reader wrote: a JSON object, or a text, which becomes its `content`."""
+    if len(text) > _LONGEST:
+        raise ConfigError(f"a text of {len(text):,} characters is too long for a page")
+    if text.lstrip().startswith("{"):
+        try:
+            return dict(json.loads(text))
+        except ValueError as error:
+            raise InvalidPayload(f"this begins like JSON and is none ({error}): mend it, or write a text") from error
+    return {"content": text}
+
+
+def _recipient(text: str) -> AgentId:
+    found = agent_id(text)
+    if found is None:
+        raise ConfigError("write the id of an agent")
+    return found

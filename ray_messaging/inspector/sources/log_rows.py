@@ -1,0 +1,115 @@
+"""Rows and agents of a log, as the pages show them."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from ray_messaging.addressing.channels import USER_PAYBACK, AgentId, check_id
+from ray_messaging.errors import InvalidAddress, InvalidQuery
+from ray_messaging.eventlog.event_log import EventLog
+from ray_messaging.eventlog.reading.event_rows import dicts_of
+from ray_messaging.eventlog.reading.result_columns import as_id
+from ray_messaging.inspector.texts import NAME_WIDTH, TEXT_WIDTH, cut, name
+from ray_messaging.inspector.values import AgentFacts, Row, RowQuery
+
+MOST_ROWS = 500
+NEIGHBOURS = 12
+_USER = "the user"
+
+
+def agent_id(text: str) -> AgentId | None:
+    """Return the id that a reader wrote; "the user" and "" are the user. Raises InvalidQuery."""
+    if text.strip() in {"", _USER}:
+        return None
+    try:
+        return check_id(text.strip())
+    except InvalidAddress as error:
+        raise InvalidQuery(str(error), field="agent", value=text) from error
+
+
+def rows_of(log: EventLog, query: RowQuery) -> list[Row]:
+    """Return the last matching rows, the newest last; raise InvalidQuery, LogError."""
+    limit = max(1, min(query.limit, MOST_ROWS))
+    table = log.recent(limit=limit, width=TEXT_WIDTH + 1, **_fields(query))
+    rows = [row_of(found) for found in dicts_of(table)]
+    if query.between is not None and len(set(query.between)) > 1:
+        rows = [row for row in rows if row.from_id != row.to_id]
+    return rows
+
+
+def _fields(query: RowQuery) -> dict[str, Any]:
+    """Return the fields of a query of the log; raise InvalidQuery."""
+    fields: dict[str, Any] = {}
+    for end in ("from_id", "to_id", "agent"):
+        if text := getattr(query, end):
+            fields[end] = [agent_id(text)]
+    if query.between is not None:
+        ends = [agent_id(text) for text in query.between]
+        fields["from_id"] = fields["to_id"] = ends
+    for key in ("contains", "fate", "rule", "subtopic", "message_id"):
+        if text := getattr(query, key):
+            fields[key] = text
+    if query.step:
+        fields["step"] = _step(query.step)
+    return fields
+
+
+def _step(text: str) -> int | slice:
+    with suppress(ValueError):
+        low, colon, high = text.partition(":")
+        return slice(int(low) if low else None, int(high) if high else None) if colon else int(low)
+    raise InvalidQuery(f"cannot read the step {text!r}: write 5 or 5:10", field="step", value=text)
+
+
+def row_of(found: Mapping[str, Any]) -> Row:
+    """Return a row of the log for people."""
+    return Row(
+        found["position"],
+        cut(found["message_id"], NAME_WIDTH),
+        found["sent_at"],
+        name(found["from_id"]),
+        _recipient(found),
+        cut(found["subtopic"] or "", NAME_WIDTH),
+        cut(found["payload"]),
+        found["payload_bytes"] or 0,
+        found["fate"],
+        cut(found["payload_before"]),
+        cut(", ".join(found["labels"] or ()), 200),
+        cut(found["rule"] or "", NAME_WIDTH),
+        cut(found["reason"] or "", 300),
+        found["step"],
+    )
+
+
+def _recipient(found: Mapping[str, Any]) -> str:
+    if found["audience"] is not None:
+        return f"{found['pairs']:,} of audience {cut(found['audience'], NAME_WIDTH)}"
+    if found["channel"].endswith(f":{USER_PAYBACK}"):
+        return name(None)
+    if found["to_id"] is None and found["subtopic"] is None:
+        return cut(found["channel"], NAME_WIDTH)
+    return name(found["to_id"])
+
+
+def agent_facts(log: EventLog, text: str, group: str | None = None, waiting: int | None = None) -> AgentFacts:
+    """Return the facts that a log has about an agent; raise InvalidQuery, LogError."""
+    agent = agent_id(text)
+    return AgentFacts(
+        name(agent),
+        group,
+        waiting,
+        _fates(log, from_id=[agent]),
+        _fates(log, to_id=[agent]),
+        _neighbours(log, "to_id", from_id=[agent]),
+        _neighbours(log, "from_id", to_id=[agent]),
+        rows_of(log, RowQuery(agent=text or _USER)),
+    )
+
+
+def _fates(log: EventLog, **fields: Any) -> dict[str, int]:  # noqa: ANN401 - see Fields
+    return {row["fate"]: row["count"] for row in log.count(by="fate", **fields).to_pylist()}
+
+
+def _neighbours(log: EventLog, end: str, **fields: Any) -> list[tuple[str, int]]:  # noqa: ANN401 - see Fields
+    first = log.count(by=end, **fields).slice(0, NEIGHBOURS)
+    return [(name(as_id(row[end])), row["count"]) for row in first.to_pylist()]

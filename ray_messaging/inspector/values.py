@@ -1,0 +1,176 @@
+"""Values that the pages show: aggregates and cut texts, small however large the run is."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Flow(NamedTuple):
+    """Messages of a period from one messager to one mailbox."""
+
+    sender: str
+    mailbox: str
+    messages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Messages of a period: over time by fate, blocked ones by rule, and flows between groups.
+
+    `start` is the first bin's time (unix s), `width_s` a bin's length. `shares` says which share of the rows was
+    counted, 1.0 for all: the counts are scaled up. `blocked_from` counts the blocked messages of each messager.
+    """
+
+    start: float
+    width_s: float
+    bins: int
+    fates: dict[str, list[int]]
+    blocked: dict[str, list[int]]
+    flows: list[Flow]
+    blocked_from: dict[str, int]
+    rows: int  # of the whole log
+    share: float = 1.0
+
+    @property
+    def seconds(self) -> float:
+        """Return the length of the period."""
+        return self.bins * self.width_s
+
+    def total(self, fate: str) -> int:
+        """Return the messages of one fate."""
+        return sum(self.fates.get(fate, ()))
+
+    @property
+    def messages(self) -> int:
+        """Return all messages of the period."""
+        return sum(map(sum, self.fates.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFacts:
+    """A group: its agents, the messages that wait for it; in steps the last one that it closed."""
+
+    name: str
+    agents: int | None = None
+    waiting: int | None = None
+    closed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepFacts:
+    """The steps: the first one that is not sealed, the pause, and the groups that hold up the others."""
+
+    now: int
+    latest: int
+    target: int | None
+    wait_for: str
+    waiting: dict[str, int]
+    stragglers: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """State of an experiment now."""
+
+    groups: list[GroupFacts]
+    steps: StepFacts | None = None
+    judged: int | None = None
+    blocked: int | None = None
+    dead_letters: int | None = None
+    log_lag: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of the log, for people: names and texts are cut and printable, `size` is the payload's in bytes."""
+
+    position: int
+    message_id: str
+    sent_at: float
+    from_id: str
+    to_id: str
+    subtopic: str
+    text: str
+    size: int
+    fate: str
+    text_before: str = ""
+    labels: str = ""
+    rule: str = ""
+    reason: str = ""
+    step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RowQuery:
+    """A search of rows, as a reader writes it: empty texts ask for nothing.
+
+    `between` are the two agents of a conversation.
+    """
+
+    from_id: str = ""
+    to_id: str = ""
+    agent: str = ""
+    between: tuple[str, str] | None = None
+    contains: str = ""
+    fate: str = ""
+    rule: str = ""
+    subtopic: str = ""
+    step: str = ""
+    message_id: str = ""
+    limit: int = 100
+
+
+@dataclass(frozen=True, slots=True)
+class AgentFacts:
+    """An agent: its group, its messages by fate, and its most frequent neighbours."""
+
+    name: str
+    group: str | None
+    waiting: int | None
+    sent: dict[str, int]
+    received: dict[str, int]
+    writes_to: list[tuple[str, int]]
+    hears_from: list[tuple[str, int]]
+    rows: list[Row]
+
+
+@dataclass(frozen=True, slots=True)
+class RuleFacts:
+    """A rule: its settings, the messages that it has blocked in the period, and its failures."""
+
+    name: str
+    kind: str
+    settings: str
+    failures: int = 0
+    last_error: str = ""
+    key: str = ""  # its whole name
+
+
+@dataclass(frozen=True, slots=True)
+class LetterFacts:
+    """A dead letter: where it lay, why, since when, and its first texts."""
+
+    id: str
+    mailbox: str
+    reason: str
+    at: float
+    messages: int
+    size: int
+    readable: bool
+    texts: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """Messages that a rule would have blocked of those that passed lately.
+
+    `seconds` is the time in which the judged messages were sent. `left_out` counts those that were too long to be
+    judged. `examples` are the first ones that it would have blocked, with its reasons.
+    """
+
+    rule: str
+    judged: int
+    blocked: int
+    changed: int
+    seconds: float
+    left_out: int = 0
+    examples: list[Row] = field(default_factory=list)

@@ -1,0 +1,93 @@
+"""The views of a log in a real browser, with texts that attack it."""
+
+import random
+
+import pytest
+from support.inspector import browser, inspector, picture
+from support.log_queries import T0, row, write_folder
+
+pytestmark = pytest.mark.long
+
+GROUPS = ("north", "south", "east", "west", "harbour", "market")
+MARKUP = "<img src=x onerror=alert(1)>"
+SCRIPT = "</script><script>alert(2)</script>{{ constructor.constructor('alert(3)')() }}"
+
+
+def rows():
+    """Return some rows of a small town, the last ones with texts that attack."""
+    chance = random.Random(3)
+    found = []
+    for number in range(3000):
+        sender, hearer = chance.randrange(60), chance.randrange(60)
+        fate = chance.choices(["delivered", "blocked", "undeliverable"], [90, 8, 2])[0]
+        facts = {"sent_at": T0 + number / 25, "sender": GROUPS[sender // 10], "fate": fate, "step": number // 100}
+        if fate == "delivered":
+            facts["mailbox"] = GROUPS[hearer // 10]
+        elif fate == "blocked":
+            facts |= {"rule": chance.choice(["black_list", "manners"]), "reason": "this pair is on the black list"}
+        found.append(row(number, sender, hearer, text=chance.choice(["Good morning.", "Not today."]), **facts))
+    attack = {"sent_at": T0 + 120, "sender": MARKUP, "mailbox": ":north", "labels": [MARKUP], "reason": "\x1b[2J"}
+    found += [
+        row(3000, MARKUP, "ann\u202eknil", text=SCRIPT, rule=MARKUP, payload_before=MARKUP, **attack),
+        row(3001, 1, 2, text="x" * 2**20, sent_at=T0 + 121, sender="north", mailbox="north"),
+        row(3002, 3, MARKUP, fate="blocked", rule=MARKUP, sent_at=T0 + 121, sender=":north"),
+    ]
+    return found
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory):
+    """Give a browser in which the log is open. A script of a text that ran is an error of the browser."""
+    folder = write_folder(tmp_path_factory.mktemp("ended") / f"town{MARKUP.replace('/', '')}", [rows()])
+    with browser() as found, inspector(folder.where) as url:
+        found.base = url
+        yield found
+
+
+def test_the_overview_of_the_whole_run(seen):
+    seen.go("/")
+    seen.sees("title", f"town{MARKUP}")
+    seen.sees("figure-rows", "3,003")
+    seen.sees("figure-blocked", "%")
+    seen.sees("record", "an earlier version wrote this log")
+    assert seen.element("flows").locator("canvas").count() >= 1
+    seen.element("flows").hover()
+    seen.element("blocked").hover()  # its tooltip has the names of the rules
+    picture(seen, "inspector-log")
+
+
+def test_texts_are_texts_in_every_view(seen):
+    seen.go("/search?contains=script")
+    seen.sees("rows", SCRIPT)
+    seen.sees("rows", f"before: {MARKUP}")
+    seen.sees("rows", "ann\u27e8U+202E\u27e9knil")
+    seen.sees("rows", "\u241b[2J")
+    seen.element("rows").get_by_text(MARKUP, exact=True).first.click()
+    seen.sees("received", "blocked")
+    seen.sees("sent", "delivered")
+    seen.element("hears-from").get_by_text("3", exact=True).click()
+    seen.sees("said", MARKUP)
+    seen.go("/rules")
+    seen.sees("rules", MARKUP)
+
+
+def test_a_payload_of_a_mebibyte_is_cut(seen):
+    seen.go("/search?agent=1")
+    seen.sees("rows", "the beginning of 1.0 MiB")
+    assert len(seen.page.content()) < 300_000
+    seen.go("/conversation?a=1&b=2")
+    seen.sees("said", "the beginning of 1.0 MiB")
+    assert len(seen.page.content()) < 300_000
+
+
+def test_a_log_has_no_dead_letters(seen):
+    seen.go("/deadletters")
+    seen.sees("letters", "on the server of a running experiment")
+
+
+def test_light_and_dark(seen):
+    seen.go("/")
+    dark = seen.page.locator("body.body--dark")
+    before = dark.count()
+    seen.page.get_by_label("light or dark").click()
+    seen.page.wait_for_function(f"document.querySelectorAll('body.body--dark').length != {before}")

@@ -1,0 +1,59 @@
+"""The steps of a running experiment in a real browser: the groups that are late; pause, resume, advance."""
+
+import threading
+import uuid
+
+import pytest
+from support.cluster import wait_for
+from support.inspector import browser, picture
+
+from ray_messaging import Messaging, Steps
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture(scope="module")
+def town(ray_cluster):
+    """Give an experiment in steps with two groups, of which east is not driven."""
+    with Messaging.start(f"steps-{uuid.uuid4().hex[:8]}", steps=Steps(groups=2)) as messaging:
+        yield messaging, messaging.create_group("west", range(3)), messaging.create_group("east", range(3, 6))
+
+
+def drive(group, until):
+    """Take a group through its steps, in a thread."""
+
+    def run():
+        for _ in group.steps(until=until):
+            pass
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_the_steps_are_seen_paused_and_advanced(town):
+    messaging, west, east = town
+    threads = [drive(west, 5)]
+    with browser() as seen, messaging.ui(port=0, control=True) as inspector:
+        seen.open(inspector.url)
+        seen.sees("steps", "Step 0 is open")
+        seen.sees("figure-step", "0")
+        seen.sees("waiting", "Waited for: east (step 0)")
+        picture(seen, "inspector-steps")
+        seen.element("pause").click()
+        seen.sees("done", "paused after step")
+        last = messaging.steps.progress().target
+        assert last is not None
+        seen.sees("steps", f"paused after step {last}")
+        threads.append(drive(east, 5))
+        seen.sees("steps", f"Step {last + 1} is open")
+        seen.element("advance").click()
+        seen.sees("done", f"runs up to step {last + 1}")
+        seen.sees("steps", f"Step {last + 2} is open")
+        wait_for(lambda: messaging.steps.now == last + 2)
+        seen.element("resume").click()
+        seen.sees("done", "the steps go on")
+        seen.sees("steps", "Step 5 is open")
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()

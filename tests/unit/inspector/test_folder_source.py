@@ -1,0 +1,121 @@
+"""The folder of a log, as the inspector shows it."""
+
+import pytest
+from support.log_queries import ROWS, T0, log_of, row, write_folder
+
+from ray_messaging.errors import InvalidQuery, LogError
+from ray_messaging.eventlog.folder import Folder
+from ray_messaging.eventlog.run_record import RunStart, note_start
+from ray_messaging.inspector.sources.folder import FolderSource
+from ray_messaging.inspector.sources.traffic import OTHERS
+from ray_messaging.inspector.texts import TEXT_WIDTH
+from ray_messaging.inspector.values import Flow, RowQuery
+
+
+@pytest.fixture
+def source(tmp_path):
+    return FolderSource(write_folder(tmp_path / "log", [ROWS[:4], ROWS[4:]]).where)
+
+
+def test_traffic_counts_each_row_once(source):
+    traffic = source.traffic()
+    assert (source.title, source.live, traffic.rows, traffic.messages) == ("log", False, 8, 8)
+    assert {fate: sum(counts) for fate, counts in traffic.fates.items()} == {
+        "delivered": 5,
+        "published": 1,
+        "undeliverable": 1,
+        "blocked": 1,
+    }
+    assert traffic.blocked == {"black_list": [0, 0, 0, 1, 0, 0, 0, 0]}
+    assert traffic.flows == [Flow("s", "m", 5)]
+    assert traffic.blocked_from == {"s": 1}
+    assert (traffic.start, traffic.seconds) == (T0, 8)
+
+
+def test_it_is_counted_once_until_the_log_grows(tmp_path):
+    folder = write_folder(tmp_path / "log", [ROWS])
+    source = FolderSource(folder.where)
+    first = source.traffic()
+    assert source.traffic() is first
+    source.log = log_of(folder, [[row(8)]])
+    assert source.traffic().messages == 9
+
+
+def test_a_long_run_has_wider_bins(tmp_path):
+    rows = [row(0), row(1, sent_at=T0 + 7200)]
+    traffic = FolderSource(write_folder(tmp_path / "log", [rows]).where).traffic()
+    assert (traffic.width_s, traffic.messages, traffic.bins) == (60.0, 2, 121)
+
+
+def test_many_groups_are_drawn_together(tmp_path):
+    rows = [row(n, sender=f"g{n % 30}", mailbox=f"g{(n + 1) % 30}") for n in range(90)]
+    rows += [row(90 + n, sender="big", mailbox="big") for n in range(50)]
+    traffic = FolderSource(write_folder(tmp_path / "log", [rows]).where).traffic()
+    ends = {end for flow in traffic.flows for end in flow[:2]}
+    assert len(ends) <= 13
+    assert {"big", OTHERS} <= ends
+    assert sum(flow.messages for flow in traffic.flows) == 140
+
+
+def test_rules_that_acted(source):
+    assert [(rule.name, rule.settings) for rule in source.rules()] == [
+        ("black_list", "1 blocked"),
+        ("polite", "1 changed, published"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("query", "positions"),
+    [
+        (RowQuery(), [0, 1, 2, 3, 4, 5, 6, 7]),
+        (RowQuery(limit=2), [6, 7]),
+        (RowQuery(from_id="ann"), [2]),
+        (RowQuery(agent="1", to_id="2"), [0, 1, 7]),
+        (RowQuery(from_id="the user"), [5]),
+        (RowQuery(between=("1", "2")), [0, 1, 3, 7]),
+        (RowQuery(between=("2", "")), [5, 6]),
+        (RowQuery(between=("2", "2")), [4]),
+        (RowQuery(contains="quoted"), [2]),
+        (RowQuery(fate="blocked"), [3]),
+        (RowQuery(rule="polite"), [7]),
+        (RowQuery(step="1"), [0]),
+        (RowQuery(step="0:5"), [0]),
+        (RowQuery(message_id="s-1-4"), [4]),
+    ],
+)
+def test_rows(source, query, positions):
+    assert [found.position for found in source.rows(query)] == positions
+
+
+@pytest.mark.parametrize("query", [RowQuery(step="soon"), RowQuery(fate="lost"), RowQuery(agent="a:b")])
+def test_a_search_that_cannot_be_read_is_an_error(source, query):
+    with pytest.raises(InvalidQuery):
+        source.rows(query)
+
+
+def test_an_agent(source):
+    facts = source.agent("1")
+    assert (facts.sent, facts.received) == ({"delivered": 2, "published": 1}, {"blocked": 1, "delivered": 1})
+    assert (facts.writes_to, facts.hears_from) == ([("2", 3)], [("2", 1), ("ann", 1)])
+    assert [found.position for found in facts.rows] == [0, 1, 2, 3, 7]
+
+
+def test_what_ran(source, tmp_path):
+    assert source.record() == [("record", "none: an earlier version wrote this log")]
+    start = RunStart("r", "2026-01-01", "error", ["run.py"], {}, "valkey 9 at here", [{"name": "no"}])
+    note_start(Folder(tmp_path / "log"), "town", None, start)
+    facts = dict(source.record())
+    assert (facts["experiment"], facts["started"], facts["rules"]) == ("town", "2026-01-01, valkey 9 at here", "no")
+
+
+def test_long_texts_are_cut_and_control_characters_are_visible(tmp_path):
+    rows = [row(0, "<b>\u202e", 1, text="x" * 2**20), row(1, 1, 2, reason="\x07", labels=["<b>\x01"])]
+    long, odd = FolderSource(write_folder(tmp_path / "log", [rows]).where).rows(RowQuery())
+    assert (len(long.text), long.text[-1], long.size) == (TEXT_WIDTH, "\u2026", 2**20 + 14)
+    assert long.from_id == "<b>\u27e8U+202E\u27e9"
+    assert (odd.reason, odd.labels) == ("\u2407", "<b>\u2401")
+
+
+def test_a_folder_without_a_log_is_an_error(tmp_path):
+    with pytest.raises(LogError, match="holds no event log"):
+        FolderSource(tmp_path)
