@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from ray_messaging.common.notebook import html_table
+
 Level = Literal["ok", "warning", "critical"]
 LEVELS: tuple[Level, ...] = ("ok", "warning", "critical")
 
@@ -76,6 +78,13 @@ class Health:
             return f"Health of {self.subject}: ok, {len(self.findings)} checks"
         problems = self.problems
         return "\n".join([f"Health of {self.subject}: {self.level}", *(f"  {problem}" for problem in problems)])
+
+    def _repr_html_(self) -> str:
+        findings = worst_first(self.findings)
+        columns = {
+            name: [getattr(finding, name) for finding in findings] for name in ("level", "what", "value", "remedy")
+        }
+        return html_table(f"Health of {self.subject}: {self.level}", columns, len(findings), whole=True)
 
 
 def worst_first(findings: Iterable[Finding]) -> list[Finding]:

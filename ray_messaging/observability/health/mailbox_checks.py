@@ -54,9 +54,13 @@ def _names(kept: Kept) -> Finding:
 def _mailbox(mailbox: Mailbox, *, dead: bool) -> Iterator[Finding]:
     name = f"mailbox {mailbox.name!r}"
     remedy = "fetch more often, or in larger batches, or spread its agents over more groups: senders wait for room"
+    if mailbox.keeps_answers:
+        remedy = "messaging.remove_survey(id) for surveys of the past, or raise mailbox_bytes: agents wait with answers"
     if mailbox.max_messages:
         messages = (mailbox.messages, mailbox.max_messages, "{:,} messages".format)
         yield from _problems(name, remedy, messages, (mailbox.nbytes, mailbox.max_bytes, in_bytes))[:1]
+    if mailbox.keeps_answers:
+        return
     if dead and mailbox.lease_s is not None:
         yield warning(
             name,
@@ -69,7 +73,7 @@ def _mailbox(mailbox: Mailbox, *, dead: bool) -> Iterator[Finding]:
             f"{mailbox.messages:,} messages wait, and nobody reads it",
             "open its group or messager again under this name, or remove it: what is unread becomes dead letters",
         )
-    elif mailbox.hosts and mailbox.lease_s is None:
+    elif mailbox.hosts and mailbox.lease_s is None and not mailbox.in_steps:
         yield warning(
             name,
             "nobody reads it, and it is the mailbox of agents: what is sent to them will wait",

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ray_messaging.common.task_health import TaskHealth
+from ray_messaging.observability.metrics.families import Family
 
 SERVER_ACTOR = "server's actor"  # its name in findings
 
@@ -35,7 +36,7 @@ class Report:
     """An actor's report of its clock (unix s), loops and counters.
 
     `error` is the reason why it does not work. `remedy` is the action to take; without one the actor retries itself.
-    `late` are groups that hold up a step, each with a remedy.
+    `late` are groups that hold up a step, each with a remedy. `metrics` are counts since the actor's process began.
     """
 
     now: float
@@ -45,6 +46,7 @@ class Report:
     stats: dict[str, Any] = field(default_factory=dict)
     disk: Disk | None = None
     late: list[tuple[str, str]] = field(default_factory=list)
+    metrics: list[Family] = field(default_factory=list)
 
 
 @dataclass(slots=True)

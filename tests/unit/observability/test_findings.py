@@ -126,6 +126,8 @@ def kept(*mailboxes, **changes):
 def test_mailboxes_that_are_well():
     findings = kept(mailbox(), mailbox("east", messages=0, oldest_s=None, lease_s=None))
     assert problems(findings) == []
+    ended = mailbox(messages=0, oldest_s=None, lease_s=None, hosts=True, in_steps=True)  # as after a run
+    assert problems(kept(ended)) == []
     assert findings[0].value == "2, in which 5 messages wait, the oldest for 1.0 s"
 
 

@@ -1,0 +1,1 @@
+"""Metrics: counts and durations of an experiment, for Prometheus and for Ray's dashboard."""

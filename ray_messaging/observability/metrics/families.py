@@ -1,0 +1,113 @@
+"""Families of samples, as Prometheus has them: plain data that actors send."""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
+from typing import Literal, NamedTuple
+
+Labels = tuple[tuple[str, str], ...]  # name and value of each
+Kind = Literal["counter", "gauge", "histogram"]
+
+SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+MESSAGES = (1.0, 4.0, 16.0, 64.0, 256.0, 1_024.0, 4_096.0, 16_384.0)
+
+
+class Distribution(NamedTuple):
+    """Counts of observed values: those up to each bound and above the one before, and those above all bounds."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    total: float
+
+
+class Sample(NamedTuple):
+    """A value with its labels; of a histogram, a distribution."""
+
+    labels: Labels
+    value: "float | Distribution"
+
+
+class Family(NamedTuple):
+    """Samples of one name; counters count from the start of their process."""
+
+    name: str
+    kind: Kind
+    help: str
+    samples: list[Sample]
+
+
+class NamedValue(NamedTuple):
+    """One value under the name that Prometheus has for it, as `messages_total` or `send_seconds_bucket`."""
+
+    name: str
+    labels: Labels
+    value: float
+
+
+class Histogram:
+    """Distribution of values that are observed one by one."""
+
+    __slots__ = ("_bounds", "_counts", "_total")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._total = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count a value."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._total += value
+
+    def distribution(self) -> Distribution:
+        """Return what was observed until now."""
+        return Distribution(self._bounds, tuple(self._counts), self._total)
+
+
+def counter(name: str, about: str, values: Mapping[str, float], label: str) -> Family:
+    """Build a family of counters with one label."""
+    return Family(name, "counter", about, [Sample(((label, key),), value) for key, value in values.items()])
+
+
+def gauge(name: str, about: str, values: Mapping[str, float], label: str) -> Family:
+    """Build a family of gauges with one label."""
+    return counter(name, about, values, label)._replace(kind="gauge")
+
+
+def single(name: str, kind: Kind, about: str, value: "float | Distribution") -> Family:
+    """Build a family of one sample without labels."""
+    return Family(name, kind, about, [Sample((), value)])
+
+
+def labelled(families: Iterable[Family], **labels: str) -> list[Family]:
+    """Return the families with more labels on each sample, before their own."""
+    more = tuple(labels.items())
+    return [
+        family._replace(samples=[Sample(more + sample.labels, sample.value) for sample in family.samples])
+        for family in families
+    ]
+
+
+def joined(families: Iterable[Family]) -> list[Family]:
+    """Join the samples of families of one name, in the order of the first ones."""
+    found: dict[str, Family] = {}
+    for family in families:
+        if family.name in found:
+            found[family.name].samples.extend(family.samples)
+        else:
+            found[family.name] = family._replace(samples=[*family.samples])
+    return [*found.values()]
+
+
+def named_values(family: Family) -> Iterator[NamedValue]:
+    """Yield the values of a family: of a histogram those of its buckets, their count and their sum."""
+    suffix = "_total" if family.kind == "counter" else ""
+    for labels, value in family.samples:
+        if not isinstance(value, Distribution):
+            yield NamedValue(family.name + suffix, labels, value)
+            continue
+        sums = [*accumulate(value.counts)]
+        for bound, count in zip([*map(str, value.bounds), "+Inf"], sums, strict=True):
+            yield NamedValue(f"{family.name}_bucket", (*labels, ("le", bound)), count)
+        yield NamedValue(f"{family.name}_count", labels, sums[-1])
+        yield NamedValue(f"{family.name}_sum", labels, value.total)

@@ -1,0 +1,1 @@
+"""Tracing: spans of sampled batches, for OpenTelemetry."""

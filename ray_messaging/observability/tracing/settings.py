@@ -1,0 +1,64 @@
+"""Settings of tracing."""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ray_messaging.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ray_messaging.observability.tracing.tracer import Tracer
+
+logger = logging.getLogger(__name__)
+
+_FLUSH_S = 5.0
+
+
+@dataclass(frozen=True)
+class Tracing:
+    """Tracing by OpenTelemetry: `sample` is the share of batches that begin a trace, from 0 to 1.
+
+    A batch whose sender is in a span belongs to the trace of that span instead, where that is sampled.
+    """
+
+    sample: float = 0.001
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.sample, int | float) or not 0 <= self.sample <= 1:
+            raise ConfigError(f"Tracing(sample={self.sample!r}) must be a share from 0 to 1: write Tracing(0.001)")
+
+
+def check_tracing(tracing: object) -> None:
+    """Raise ConfigError for an object that is no Tracing, ImportError where OpenTelemetry is missing."""
+    if tracing is None:
+        return
+    if not isinstance(tracing, Tracing):
+        raise ConfigError(f"tracing={tracing!r} is no Tracing: write tracing=Tracing(sample=0.001)")
+    try:
+        import opentelemetry.sdk.trace  # noqa: F401, PLC0415 - an extra
+    except ImportError as error:
+        raise ImportError("tracing needs OpenTelemetry: pip install 'ray-messaging[otel]'") from error
+
+
+def tracer_of(tracing: Tracing | None, exp_id: str, name: str) -> "Tracer | None":
+    """Return the tracer of a messager, handle or interceptor; None without tracing. Raises as `check_tracing`."""
+    if tracing is None:
+        return None
+    check_tracing(tracing)
+    from ray_messaging.observability.tracing.tracer import Tracer  # noqa: PLC0415 - an extra
+
+    return Tracer(tracing, exp_id, name)
+
+
+async def flush_spans(tracing: Tracing | None) -> None:
+    """Export the spans that have ended, if there is tracing; wait up to 5 s, and log where that is not enough."""
+    if tracing is None:
+        return
+    from ray_messaging.observability.tracing.provider import flush  # noqa: PLC0415 - an extra
+
+    try:
+        async with asyncio.timeout(_FLUSH_S):
+            await asyncio.to_thread(flush)
+    except TimeoutError:
+        logger.warning("the last spans were not exported within %g s: does the collector run?", _FLUSH_S)

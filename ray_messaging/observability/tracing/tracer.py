@@ -1,0 +1,135 @@
+"""The tracer of one messager, handle or interceptor."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from random import random
+from time import time
+
+from opentelemetry.context import Context, get_current
+from opentelemetry.trace import Link, Span, SpanKind, get_current_span, use_span
+
+from ray_messaging.message import Message
+from ray_messaging.messages import Slice
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.trace_point import TracePoint
+from ray_messaging.observability.tracing.contexts import packed, unpacked
+from ray_messaging.observability.tracing.provider import tracer_provider
+from ray_messaging.observability.tracing.sent_batch import SentBatch
+from ray_messaging.observability.tracing.settings import Tracing
+
+_SYSTEM = "ray_messaging"
+
+
+class Tracer:
+    """The maker of the spans of one messager, handle or interceptor, which `name` tells apart.
+
+    Only a batch that has a trace gets spans; whether it has one is decided once, where it begins.
+    """
+
+    def __init__(self, tracing: Tracing, exp_id: str, name: str) -> None:
+        self._tracer = tracer_provider().get_tracer(_SYSTEM)
+        self._sample = tracing.sample
+        self._held: list[Slice] = []  # traced messages that the next fetch commits
+        self._facts = {"messaging.system": _SYSTEM, "messaging.client.id": name, "ray_messaging.experiment": exp_id}
+
+    def start(self, name: str, parent: Context, kind: SpanKind, since: float | None = None, messages: int = 0) -> Span:
+        """Start a span; `since` is its begin in unix seconds (None: now)."""
+        begin = None if since is None else int(since * 1e9)
+        facts = self._facts | ({"messaging.batch.message_count": messages} if messages else {})
+        return self._tracer.start_span(name, parent, kind, facts, start_time=begin, links=_links(parent))
+
+    # -- sending --------------------------------------------------------------------------------------------------
+
+    def open(self) -> SentBatch | None:
+        """Return the spans of a batch that begins; None: it has no trace."""
+        parent = self._parent()
+        return None if parent is None else self._accept(parent, None)
+
+    def follow(self, point: TracePoint | None) -> SentBatch | None:
+        """Return the spans of a batch that another process has begun; None: it has no trace."""
+        return None if point is None else self._accept(unpacked(point.sent), point.since)
+
+    def _accept(self, parent: Context, since: float | None) -> SentBatch | None:
+        accept = self.start("accept", parent, SpanKind.PRODUCER, since)
+        return SentBatch(self, accept) if accept.is_recording() else None  # OpenTelemetry's sampler may say no
+
+    def _parent(self) -> Context | None:
+        """Return the context in which a batch is traced: the caller's span, or none for a sampled one.
+
+        A background task has the span in which it was started, as that of an actor's constructor: ended, it is no
+        parent.
+        """
+        current = get_current_span()
+        context = current.get_span_context()
+        if context.is_valid and not context.trace_flags.sampled:
+            return None
+        if current.is_recording() or context.is_remote:
+            return get_current()
+        return Context() if random() < self._sample else None  # noqa: S311 - no secret
+
+    @contextmanager
+    def sending(self, batches: Sequence[Batch]) -> Iterator[None]:
+        """Trace a call that sends batches through the actor of a group, where it is sampled."""
+        parent = self._parent()
+        if parent is None:
+            yield
+            return
+        span = self.start("send", parent, SpanKind.PRODUCER, messages=sum(batch.rows for batch in batches))
+        if span.is_recording():
+            for batch in batches:
+                batch.trace = TracePoint(packed(span), time())
+        with use_span(span, end_on_exit=True):
+            yield
+
+    @contextmanager
+    def judging(self, batch: Batch) -> Iterator[None]:
+        """Trace the rules' work on a batch, which is the parent of the rules' own spans."""
+        assert batch.trace is not None
+        span = self.start("judge", unpacked(batch.trace.sent), SpanKind.SERVER, messages=batch.rows)
+        with use_span(span, end_on_exit=True):
+            yield
+
+    # -- receiving ------------------------------------------------------------------------------------------------
+
+    def fetched(self, slices: Iterable[Slice]) -> None:
+        """Trace the way of traced messages from the mailbox to a fetch."""
+        for part in slices:
+            point = part.batch.trace
+            if point is not None:
+                parent, rows = unpacked(point.sent), part.high - part.low
+                span = self.start("fetch", parent, SpanKind.CONSUMER, point.since, rows)
+                span.end()
+                part.batch.trace = TracePoint(point.sent, time(), packed(span))
+
+    def hold(self, slices: Iterable[Slice]) -> None:
+        """Note messages that were handed out, and that the next fetch commits."""
+        self._held = [part for part in slices if part.batch.trace is not None]
+
+    def committed(self, slices: Iterable[Slice] | None = None) -> None:
+        """Trace the handling of messages (None: those on hold), which ends with their commit: now."""
+        if slices is None:
+            slices, self._held = self._held, []
+        for part in slices:
+            point = part.batch.trace
+            if point is not None:
+                self._handle(point, part.high - part.low, point.since).end()
+
+    @contextmanager
+    def handling(self, message: Message) -> Iterator[None]:
+        """Trace the handler of one message, where it has a trace; the handler's spans and sends are part of it."""
+        point = message._batch.trace
+        if point is None:
+            yield
+            return
+        with use_span(self._handle(point, 1, None), end_on_exit=True):
+            yield
+
+    def _handle(self, point: TracePoint, messages: int, since: float | None) -> Span:
+        return self.start("handle", unpacked(point.fetched or point.sent), SpanKind.CONSUMER, since, messages)
+
+
+def _links(parent: Context) -> list[Link]:
+    """Return a link to the span that is current, where it is not the parent: as that of the Ray task that fetches."""
+    current, known = get_current_span(), get_current_span(parent).get_span_context()
+    context = current.get_span_context()
+    return [Link(context)] if current.is_recording() and context.span_id != known.span_id else []

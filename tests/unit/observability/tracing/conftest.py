@@ -1,0 +1,5 @@
+"""Fixtures of tests of tracing."""
+
+from support.spans import spans
+
+__all__ = ["spans"]

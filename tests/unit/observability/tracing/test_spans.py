@@ -1,0 +1,141 @@
+"""Spans of messages in one process: their parents and attributes."""
+
+import asyncio
+
+import pytest
+
+from ray_messaging import ConfigError, Messager, Tracing, rules
+from ray_messaging.interception.server.interceptor import Interceptor
+from ray_messaging.transports.memory import MemoryServer
+
+ALL = Tracing(sample=1.0)
+
+
+def to(agent):
+    return f"exps:e:agents:{agent}:agent-chat"
+
+
+@pytest.fixture
+async def west():
+    async with Messager(MemoryServer(), "e", name="west", tracing=ALL) as messager:
+        await messager.host_agents([1, 2], ["agent-chat"])
+        yield messager
+
+
+async def test_a_message_has_a_span_for_each_stage(spans, west):
+    await west.send_columns([1, 1], [2, 2], [{"n": 1}] * 2)
+    assert len(await west.fetch_messages(timeout=30)) == 2
+    assert spans.of("handle") == []
+    await west.fetch_messages()
+    accept, judge, write, fetch, handle = map(spans.one, ("accept", "judge", "write", "fetch", "handle"))
+    assert accept.parent is None
+    assert [*map(spans.parent, (judge, write, fetch, handle))] == [accept, accept, write, fetch]
+    assert {span.context.trace_id for span in spans.all()} == {accept.context.trace_id}
+    assert {span.attributes["messaging.batch.message_count"] for span in spans.all()} == {2}
+    assert {span.attributes["messaging.client.id"] for span in spans.all()} == {"west"}
+    assert write.attributes["ray_messaging.delivered"] == 2
+    assert accept.end_time <= judge.start_time <= judge.end_time <= write.start_time
+    assert fetch.end_time <= handle.start_time <= handle.end_time
+
+
+async def test_no_frame_carries_a_trace_without_a_sample(spans):
+    async with Messager(MemoryServer(), "e", name="west", tracing=Tracing(sample=0)) as west:
+        await west.host_agents([1, 2], ["agent-chat"])
+        for n in range(20):
+            await west.send_message(to(2), {"n": n}, 1)
+        [first, *_] = await west.fetch_messages(timeout=30, limit=1)
+        assert first._batch.trace is None
+    assert spans.all() == []
+
+
+async def test_the_callers_span_is_the_parent_whatever_the_sample(spans):
+    async with Messager(MemoryServer(), "e", name="west", tracing=Tracing(sample=0)) as west:
+        await west.host_agents([1, 2], ["agent-chat"])
+        with spans.tracer.start_as_current_span("my work"):
+            await west.send_message(to(2), {}, 1)
+            await west.send_columns([1], [2], [{}])
+        await west.send_message(to(2), {}, 1)
+    assert {spans.parent(accept).name for accept in spans.of("accept")} == {"my work"}
+    assert len(spans.of("accept")) == 2
+
+
+async def test_a_span_that_has_ended_is_no_parent(spans):
+    async with Messager(MemoryServer(), "e", name="west", tracing=Tracing(sample=0)) as west:
+        await west.host_agents([1, 2], ["agent-chat"])
+        begin = asyncio.Event()
+
+        async def work():
+            await begin.wait()
+            await west.send_message(to(2), {}, 1)
+
+        with spans.tracer.start_as_current_span("a constructor"):
+            task = asyncio.create_task(work())
+        begin.set()
+        await task
+    assert spans.of("accept") == []
+
+
+async def test_a_fetch_within_a_span_is_linked_to_it(spans, west):
+    await west.send_message(to(2), {}, 1)
+    with spans.tracer.start_as_current_span("my task") as task:
+        await west.fetch_messages(timeout=30)
+    assert [link.context.span_id for link in spans.one("fetch").links] == [task.get_span_context().span_id]
+
+
+async def test_what_a_handler_sends_belongs_to_the_trace_of_its_message(spans, west):
+    handled = asyncio.Event()
+
+    async def handler(message):
+        if message.to_id == 2:
+            await west.send_message(to(1), {"heard": message.payload}, 2)
+        else:
+            handled.set()
+
+    serving = asyncio.create_task(west.serve(handler))
+    await west.send_message(to(2), {"say": "hi"}, 1)
+    async with asyncio.timeout(30):
+        await handled.wait()
+    serving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await serving
+    assert {span.context.trace_id for span in spans.all()} == {spans.of("accept")[0].context.trace_id}
+    first, second = spans.of("accept")
+    assert spans.parent(first) is None
+    assert spans.parent(second).name == "handle"
+    assert spans.parent(second).attributes["messaging.batch.message_count"] == 1
+
+
+async def test_blocked_messages_are_counted_in_the_spans(spans):
+    blocking = Interceptor("e", [rules.BlackList([(1, 2)])])
+    async with Messager(MemoryServer(), "e", blocking, name="west", tracing=ALL) as west:
+        await west.host_agents([1, 2], ["agent-chat"])
+        await west.send_columns([1, 2, 1], [2, 1, 2], [{}] * 3)
+    assert spans.one("judge").attributes["ray_messaging.blocked"] == 2
+    assert spans.one("write").attributes["ray_messaging.blocked"] == 2
+    assert spans.one("write").attributes["ray_messaging.delivered"] == 1
+
+
+async def test_the_messages_of_a_transaction_are_traced(spans, west):
+    async with west.transaction() as tx:
+        tx.send_message(to(2), {}, 1)
+    await west.fetch_messages(timeout=30)
+    assert spans.parent(spans.one("fetch")) == spans.one("write")
+
+
+async def test_acknowledged_messages_are_handled(spans, west):
+    await west.send_columns([1, 1], [2, 2], [{}] * 2)
+    messages = await west.fetch_messages(timeout=30, commit="acked")
+    assert spans.of("handle") == []
+    await west.ack(messages)
+    assert spans.parent(spans.one("handle")) == spans.one("fetch")
+
+
+@pytest.mark.parametrize("sample", [-0.1, 1.1, float("nan"), "often"])
+def test_an_impossible_sample_is_refused(sample):
+    with pytest.raises(ConfigError, match="must be a share from 0 to 1"):
+        Tracing(sample=sample)
+
+
+def test_something_else_in_its_place_is_refused():
+    with pytest.raises(ConfigError, match="is no Tracing: write tracing=Tracing"):
+        Messager(MemoryServer(), "e", tracing=0.5)
