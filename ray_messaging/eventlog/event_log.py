@@ -7,6 +7,7 @@ from typing import Any, Unpack
 import pyarrow as pa
 
 from ray_messaging.addressing.channels import AgentId
+from ray_messaging.common.notebook import SHOWN, html_table
 from ray_messaging.errors import LogError
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.missing_rows import read_account
@@ -18,6 +19,8 @@ from ray_messaging.eventlog.reading.filtering.scan import View
 from ray_messaging.eventlog.reading.query import answer
 from ray_messaging.eventlog.reading.result_columns import as_id
 from ray_messaging.eventlog.reading.tail import Source, Tail
+
+_SHOWN_COLUMNS = ["sent_at", "from_id", "to_id", "subtopic", "payload", "labels", "fate", "rule", "reason"]
 
 
 class FolderSource:
@@ -41,7 +44,15 @@ class FolderSource:
 
     def ask(self, question: str, **arguments: Any) -> Any:  # noqa: ANN401 - each query has its own
         """Answer a query."""
-        return answer(View(self._folder, self._folder.segments()), question, arguments)
+        segments = self._folder.segments()
+        try:
+            return answer(View(self._folder, segments), question, arguments)
+        except LogError:
+            found = self._folder.segments()
+            if found == segments:
+                raise
+            # A running writer has replaced files meanwhile.
+            return answer(View(self._folder, found), question, arguments)
 
     def wait(self, position: int, timeout_s: float) -> bool:  # noqa: ARG002 - no rows will come
         """Return whether there are rows after a position."""
@@ -52,8 +63,8 @@ class EventLog:
     """Queries of the event log: each send, its fate and its reason.
 
     Most methods take the fields of a query, see `fields.Fields`: from_id, to_id, agent, channel, subtopic, fate, rule,
-    step, since, until, contains, limit, after. They raise InvalidQuery for an invalid field, and LogError if the folder
-    cannot be read.
+    message_id, in_reply_to, step, since, until, contains, payload, limit, after. They raise InvalidQuery for an invalid
+    field, and LogError if the folder cannot be read.
     """
 
     def __init__(self, source: Source) -> None:
@@ -78,18 +89,50 @@ class EventLog:
         found: dict[str, Any] | None = self._source.ask("run")
         return found
 
-    def query(self, *, internal: bool = False, **fields: Unpack[Fields]) -> pa.Table:
+    def _repr_html_(self) -> str:
+        fates = ", ".join(f"{row['count']:,} {row['fate']}" for row in self.count().to_pylist())
+        last = self.query(after=max(-1, self.end - SHOWN), text=True).select(_SHOWN_COLUMNS)
+        columns = {name: last[name].to_pylist() for name in _SHOWN_COLUMNS}
+        return html_table(f"EventLog({self.end + 1:,} rows: {fates or 'none'}), the last rows", columns, len(last))
+
+    def query(
+        self, *, internal: bool = False, text: bool = False, expand: bool = False, **fields: Unpack[Fields]
+    ) -> pa.Table:
         """Return the matching rows in log order: one per send and recipient.
 
-        from_id and to_id are int64, or both texts if one id among them is a str. `position` numbers the rows of the
-        log; pass the last one as `after` to get the next page. Args: internal adds noted, entry and row: the source of
-        a row in its stream.
-        """
-        return self._table("query", internal=internal, **fields)
+        A broadcast has one row per mailbox with hearers, without a recipient: `pairs` is the number of hearers there.
 
-    def conversation(self, a: AgentId | None, b: AgentId | None, **fields: Unpack[Fields]) -> pa.Table:
+        from_id and to_id are int64, or both texts if one id among them is a str. `position` numbers the rows of the
+        log; pass the last one as `after` to get the next page. Payloads in typed columns have null as `payload`, and a
+        column `payload.x` for each of theirs; one that has several types in the result is a number or text.
+
+        Args:
+            internal: Add noted, entry and row: the source of a row in its stream.
+            text: Return all payloads as JSON text in `payload`, and no other columns of payloads.
+            expand: Return a row for each hearer of a broadcast, of one position; fields and `limit` are of these rows.
+        """
+        return self._table("query", internal=internal, text=text, expand=expand, **fields)
+
+    def recent(self, *, width: int = 1000, **fields: Unpack[Fields]) -> pa.Table:
+        """Return the last matching rows, at most `limit` (100), in log order: payloads as JSON text, cut to `width`.
+
+        `payload_bytes` is the size of the whole text. It reads the log from its end, so it is fast in a long one. A
+        broadcast has one row per mailbox, as in `query`.
+        """
+        return self._table("recent", width=width, **({"limit": 100} | fields))
+
+    def conversation(
+        self, a: AgentId | None, b: AgentId | None, *, text: bool = False, **fields: Unpack[Fields]
+    ) -> pa.Table:
         """Return the messages between two agents, in both directions, by time; None is the user."""
-        return self._table("conversation", a=a, b=b, **fields)
+        return self._table("conversation", a=a, b=b, text=text, **fields)
+
+    def thread(self, message_id: str, *, text: bool = False) -> pa.Table:
+        """Return the thread that a message is in: its first question, the answers to that, the answers to those.
+
+        Rows as of `query`, each generation in order of time; none where no message has the id.
+        """
+        return self._table("thread", message_id=message_id, text=text)
 
     def count(self, by: str | Collection[str] = "fate", **fields: Unpack[Fields]) -> pa.Table:
         """Count rows by one or several columns, or by second, minute, hour, day of sent_at; largest counts first."""
@@ -126,12 +169,14 @@ class EventLog:
         graph.add_edges_from(zip(*_ends(edges), data, strict=True))
         return graph
 
-    def balance(self) -> Balance:
+    def balance(self, *, expand: bool = False) -> Balance:
         """Check that every send ended in exactly one fate; raise Unbalanced with the offenders otherwise.
 
         It is also raised if rows are known to be missing because the server lost them.
+
+        Args: expand looks at each hearer of each broadcast; without it, at their rows.
         """
-        found: Balance = self._source.ask("balance")
+        found: Balance = self._source.ask("balance", expand=expand)
         return found
 
     def digest(self, step: int) -> bytes:
@@ -152,7 +197,7 @@ class EventLog:
         For runs in steps: it goes by step, recipient, sender and n-th send, and compares what `digest` covers. Raises
         ConfigError where neither run had steps.
         """
-        return first_difference(self.pages(), other.pages())
+        return first_difference(self.pages(text=True), other.pages(text=True))
 
     def stats(self, **fields: Unpack[Fields]) -> dict[str, Any]:
         """Return statistics of the matching rows, as JSON types: see `statistics.stats`."""
@@ -171,9 +216,14 @@ class EventLog:
         """Write the matching rows to a .parquet, .csv or .jsonl file; return their number. Memory stays flat."""
         return export(self._source.follower(), path, on_progress, {**fields})
 
-    def pages(self, *, rows: int = PAGE, **fields: Unpack[Fields]) -> Iterator[pa.Table]:
-        """Yield the result of `query` as tables of at most `rows` rows, up to the log's present end; at least one."""
-        return pages(self._source.follower(), {**fields}, rows)
+    def pages(
+        self, *, rows: int = PAGE, text: bool = False, expand: bool = False, **fields: Unpack[Fields]
+    ) -> Iterator[pa.Table]:
+        """Yield the result of `query` as tables of at most `rows` rows, up to the log's present end; at least one.
+
+        Args: with expand a table may have more rows, those of the hearers of its broadcasts.
+        """
+        return pages(self._source.follower(), {**fields, "text": text, "expand": expand}, rows)
 
     def _table(self, question: str, **arguments: Any) -> pa.Table:  # noqa: ANN401 - a query's
         return self._source.ask(question, **arguments)

@@ -3,6 +3,10 @@
 A segment is `events-{number:08d}.parquet`, so that any reader of Parquet folders can read this one. It is written under
 a name that readers ignore, made durable, and renamed. File systems that are not local have no renaming: there a file
 appears, complete, when it is closed.
+
+Payloads in typed columns have a file for each set of columns. Where a segment has several files, the one with the
+cursors names the others, and comes last: a file that none names does not count. The others have names that no earlier
+one had, `events-{number:08d}-{rows}-{n}.parquet`.
 """
 
 import errno
@@ -10,7 +14,7 @@ import fcntl
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,13 +24,15 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from ray_messaging.errors import ConfigError, LogError
-from ray_messaging.eventlog.encoding import ROW_GROUP_ROWS, parquet_options
-from ray_messaging.eventlog.schema import VERSION, in_lowest_schema
+from ray_messaging.eventlog.encoding import ROW_GROUP_ROWS, as_stored, parquet_options, type_record
+from ray_messaging.eventlog.schema import VERSION, channel_head, in_lowest_schema
 
 KEY = b"ray_messaging"  # in the footer's metadata
 
 _SEGMENT = re.compile(r"events-(\d{8,})\.parquet")
-_LEFTOVER = re.compile(r"_events-\d+\.parquet\.tmp|_probe|_\w+\.json\.tmp")
+_OTHER = re.compile(r"events-\d{8,}-\d+-\d+\.parquet")
+_AGENTS = re.compile(r"_agents-(\w+)\.bin")
+_LEFTOVER = re.compile(r"_events-[\d-]+\.parquet\.tmp|_probe|_\w+\.json\.tmp|_agents-\w+\.bin\.tmp")
 _LOCK = "_lock"
 
 
@@ -42,7 +48,7 @@ class StepPosition(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """One file of the log; `first_row` counts the rows of all earlier segments."""
+    """One piece of the log; `first_row` counts the rows of all earlier segments."""
 
     path: str
     number: int
@@ -57,13 +63,19 @@ class Segment(NamedTuple):
     last_s: float | None = None  # latest sent_at
     taken: dict[str, tuple[int, int]] | None = None  # stream -> messages and bytes in this and all earlier ones
     steps: StepPosition | None = None  # in the experiment's steps; None: it has none
+    others: tuple[str, ...] = ()  # the files beside `path`; then each has positions
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Return the paths of all files."""
+        return (self.path, *self.others)
 
 
 class Staged(NamedTuple):
-    """A durable segment that does not have its name yet."""
+    """A durable segment whose files do not have their names yet: `temporary` has one for each of the files."""
 
     segment: Segment
-    temporary: str
+    temporary: tuple[str, ...]
 
 
 class Folder:
@@ -105,48 +117,75 @@ class Folder:
         """Return the segments by number, from their footers; raise LogError with the first damaged one."""
         return sorted((self._read(info) for info in self._listed()), key=lambda segment: segment.number)
 
-    def open(self, segment: Segment) -> pq.ParquetFile:
-        """Open a segment; the caller closes it. Raises LogError."""
+    def open(self, segment: Segment, path: str | None = None) -> pq.ParquetFile:
+        """Open a file of a segment, that with the cursors unless another is named; the caller closes it.
+
+        Raises: LogError.
+        """
+        path = path or segment.path
         try:
-            return pq.ParquetFile(segment.path, filesystem=self.filesystem, page_checksum_verification=True)
+            return pq.ParquetFile(path, filesystem=self.filesystem, page_checksum_verification=True)
         except (OSError, pa.ArrowInvalid) as error:
-            raise self._damaged(segment.path, error) from error
+            raise self._damaged(path, error) from error
 
-    def write(self, number: int, table: pa.Table, meta: dict[str, Any]) -> Segment:
+    def write(self, number: int, tables: pa.Table | Sequence[pa.Table], meta: dict[str, Any]) -> Segment:
         """Write a segment durably, or replace the one of that number completely. Raises OSError."""
-        return self.publish(self.stage(number, table, meta))
+        return self.publish(self.stage(number, tables, meta))
 
-    def stage(self, number: int, table: pa.Table, meta: dict[str, Any]) -> Staged:
+    def stage(self, number: int, tables: pa.Table | Sequence[pa.Table], meta: dict[str, Any]) -> Staged:
         """Make a segment's bytes durable, but not visible yet (on local file systems). Raises OSError.
 
         Args: meta has exp_id, epoch, first_row and cursors; first_s, last_s, begun, taken and steps are optional.
         """
-        table, version = in_lowest_schema(table)
-        meta = {"version": version, "number": number, "rows": table.num_rows, **meta}
-        path = self._file(f"events-{number:08d}.parquet")
-        temporary = self._file(f"_events-{number:08d}.parquet.tmp") if self.local else path
+        last, *others = [tables] if isinstance(tables, pa.Table) else tables
+        last, version = in_lowest_schema(last)
+        rows = sum(map(len, (last, *others)))
+        named = [f"events-{number:08d}-{rows}-{place}.parquet" for place in range(1, len(others) + 1)]
+        meta = {"version": version, "number": number, "rows": rows, **meta} | ({"others": named} if named else {})
+        names = [*named, f"events-{number:08d}.parquet"]
+        temporary = tuple(self._file(f"_{name}.tmp" if self.local else name) for name in names)
         try:
-            size = self._write_table(temporary, table, meta)
+            of_others = meta | {"cursors": {}, "begun": {}, "taken": {}}
+            sizes = [self._write_table(path, table, of_others) for path, table in zip(temporary, others, strict=False)]
+            meta["nbytes"] = sum(sizes)
+            size = self._write_table(temporary[-1], last, meta)
         except BaseException:
             if self.local:  # elsewhere an unclosed file does not exist, and the path has the previous one
-                with suppress(OSError):
-                    self.filesystem.delete_file(temporary)
+                for path in temporary:
+                    with suppress(OSError):
+                        self.filesystem.delete_file(path)
             raise
-        return Staged(_segment(path, size, meta), temporary)
+        return Staged(_segment(self._file(names[-1]), size, meta), temporary)
 
     def publish(self, staged: Staged) -> Segment:
-        """Give a staged segment its name, durably. Raises OSError."""
+        """Give the files of a staged segment their names, durably. Raises OSError."""
         segment, temporary = staged
         if self.local:
-            Path(temporary).replace(segment.path)
+            for path, name in zip(temporary[:-1], segment.others, strict=True):
+                Path(path).replace(name)
+            if segment.others:
+                _fsync(self.path)  # the file that names them must not be there without them
+            Path(temporary[-1]).replace(segment.path)
             _fsync(self.path)
+        if segment.others:
+            self.drop_unused([segment], segment.number)
         return segment
+
+    def drop_unused(self, segments: Sequence[Segment], number: int | None = None) -> None:
+        """Remove the files that no segment names, of one number or of all. Only the folder's writer may call this."""
+        used = {path for segment in segments for path in segment.others}
+        prefix = "events-" if number is None else f"events-{number:08d}-"
+        for info in self._files(_OTHER):
+            if info.base_name.startswith(prefix) and info.path not in used:
+                self.filesystem.delete_file(info.path)
 
     def erase(self) -> None:
         """Remove the segments, and leftovers of a crash. Raises LogError."""
         try:
             # The newest first: an interruption leaves a log that ends early, not one with a gap.
-            for info in reversed([*self._listed(), *self._files(_LEFTOVER)]):
+            for info in reversed(
+                [*self._files(_OTHER), *self._listed(), *self._files(_LEFTOVER), *self._files(_AGENTS)]
+            ):
                 self.filesystem.delete_file(info.path)
             if self.local and Path(self.path).is_dir():
                 _fsync(self.path)
@@ -162,6 +201,10 @@ class Folder:
             return b""
         except OSError as error:
             raise self._error(f"its {name} cannot be read: {error}; {_advice(error)}") from error
+
+    def agent_sets(self) -> list[str]:
+        """Return the digests of the sets of agents in it."""
+        return [found[1] for info in self._files(_AGENTS) if (found := _AGENTS.fullmatch(info.base_name)) is not None]
 
     def write_small(self, name: str, data: bytes) -> None:
         """Write a small file beside the segments, atomically and durably. Raises OSError."""
@@ -195,10 +238,12 @@ class Folder:
             os.close(handle)
 
     def _write_table(self, path: str, table: pa.Table, meta: dict[str, Any]) -> int:
-        schema = table.schema.with_metadata({KEY: json.dumps(meta).encode()})
+        stored = as_stored(table)
+        of_schema = type_record(table.schema) | channel_head(table.schema)
         with self.filesystem.open_output_stream(path) as stream:
-            with pq.ParquetWriter(stream, schema, **parquet_options(table)) as writer:
-                writer.write_table(table.replace_schema_metadata(schema.metadata), row_group_size=ROW_GROUP_ROWS)
+            with pq.ParquetWriter(stream, stored.schema, **parquet_options(stored)) as writer:
+                writer.write_table(stored, row_group_size=ROW_GROUP_ROWS)
+                writer.add_key_value_metadata({KEY.decode(): json.dumps(meta)} | of_schema)
             size = stream.tell()
         if self.local:
             _fsync(path)
@@ -220,7 +265,8 @@ class Folder:
             footer = pq.read_metadata(info.path, filesystem=self.filesystem)
             meta = json.loads((footer.metadata or {})[KEY])
             _check_schema(info.path, meta["version"])
-            if (meta["rows"], meta["number"]) != (footer.num_rows, _number(info.base_name)):
+            rows = meta["rows"] if not meta.get("others") else footer.num_rows  # the others have the rest
+            if (rows, meta["number"]) != (footer.num_rows, _number(info.base_name)):
                 raise ValueError("its footer is of another segment")  # noqa: TRY301 - one way out
             return _segment(info.path, info.size, meta)
         except ConfigError:  # which is a ValueError
@@ -274,12 +320,13 @@ def _segment(path: str, size: int, meta: dict[str, Any]) -> Segment:
         dict(meta["cursors"]),
         meta["exp_id"],
         meta["epoch"],
-        size,
+        size + meta.get("nbytes", 0),  # of the others
         {stream: (entry, rows) for stream, (entry, rows) in meta.get("begun", {}).items()},
         meta.get("first_s"),
         meta.get("last_s"),
         {stream: (messages, nbytes) for stream, (messages, nbytes) in meta.get("taken", {}).items()},
         None if meta.get("steps") is None else StepPosition(*meta["steps"]),
+        tuple(f"{path.rpartition('/')[0]}/{name}" for name in meta.get("others", ())),
     )
 
 

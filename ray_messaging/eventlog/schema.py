@@ -1,14 +1,28 @@
 """Columns of the event log, schema 2: one row per send and recipient.
 
 Schema 1 lacks the columns of ADDED, which read as null in its files. A file has the lowest schema that can hold it:
-plain messages are logged as they always were. A file may have more columns, as `payload.x` of typed payloads: queries
-leave out those that are not here.
+plain messages are logged as they always were. Payloads in typed columns have a column `payload.x` each in place of
+`payload`, and a file for each set of columns, which lacks the columns that have no value. Where a segment has several
+files, each has `position`: the number of the row in the log. Where the channel of a row with a typed payload is that
+of its recipient for its subtopic, it is null: readers compose it (see `channel_head`).
 """
+
+from collections.abc import Sequence
+from functools import lru_cache
 
 import pyarrow as pa
 
 VERSION = 2
+# Of broadcasts, one row each: files without them lack these columns.
+OF_BROADCASTS = ("pairs", "hearing_agents", "kept_pairs")
 ADDED = ("step_read", "ordinal", "audience", "audience_version", "in_reply_to", "expects_answer")
+
+TEXT = "payload"  # the column of payloads that are JSON text
+TYPED = "payload."  # the names of columns of typed payloads begin with it
+POSITION = pa.field("position", pa.int64(), nullable=False)
+
+_CHANNEL = "channel"
+_HEAD = b"channel_head"  # in the metadata of tables and files with typed payloads
 
 _NAME = pa.dictionary(pa.int32(), pa.string())
 
@@ -29,6 +43,9 @@ SCHEMA = pa.schema(
         pa.field("to_name", _NAME),
         pa.field("audience", _NAME),
         pa.field("audience_version", pa.int64()),
+        pa.field("pairs", pa.int64()),  # of a broadcast: the hearers in the mailbox
+        pa.field("hearing_agents", _NAME),  # digest of the mailbox's agents
+        pa.field("kept_pairs", pa.binary()),  # see `audiences.frames.kept_pairs`; null: all hearers among the agents
         pa.field("in_reply_to", pa.string()),  # message_id of the question
         pa.field("expects_answer", pa.bool_()),
         pa.field("payload", pa.large_string(), nullable=False),  # JSON text
@@ -50,8 +67,41 @@ SCHEMA = pa.schema(
 )
 
 
+@lru_cache(maxsize=256)
+def schema_with(typed: tuple[pa.Field, ...], exp_id: str) -> pa.Schema:
+    """Return the schema of an experiment's rows with typed payloads; without any fields that of JSON text."""
+    if not typed:
+        return SCHEMA
+    at = SCHEMA.get_field_index(TEXT)
+    fields = [*(SCHEMA.field(place) for place in range(at)), *typed, *[*SCHEMA][at + 1 :]]
+    place = SCHEMA.get_field_index(_CHANNEL)
+    fields[place] = fields[place].with_nullable(True)
+    return pa.schema(fields, metadata={_HEAD: f"exps:{exp_id}:agents:"})
+
+
+def channel_head(schema: pa.Schema) -> dict[str, str]:
+    """Return the entry of the metadata that begins the channels of agents in typed rows; empty for JSON text.
+
+    A channel that is null is this text, the recipient's id, ":" and the subtopic.
+    """
+    head = (schema.metadata or {}).get(_HEAD)
+    return {} if head is None else {_HEAD.decode(): head.decode()}
+
+
+def typed_names(names: Sequence[str]) -> list[str]:
+    """Return those of some columns that hold typed payloads."""
+    return [name for name in names if name.startswith(TYPED)]
+
+
 def in_lowest_schema(table: pa.Table) -> tuple[pa.Table, int]:
     """Return a table in the lowest schema that can hold it, and the number of that schema."""
+    if table["pairs"].null_count == len(table):
+        table = table.drop_columns(list(OF_BROADCASTS))
+    if TEXT not in table.column_names:  # each column costs a fiftieth of the time to write, even without a value
+        empty = [name for name in table.column_names if name in SCHEMA.names and table[name].null_count == len(table)]
+        return table.drop_columns(empty), VERSION
+    if POSITION.name in table.column_names:
+        return table, VERSION
     if any(table[name].null_count < len(table) for name in ADDED):
         return table, VERSION
     return table.drop_columns(list(ADDED)), 1

@@ -5,18 +5,21 @@ again by id, so that a hash collision is never reported.
 """
 
 from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from tempfile import TemporaryFile
-from typing import IO, Any
+from typing import IO, Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ray_messaging.errors import Unbalanced
 from ray_messaging.eventlog.missing_rows import read_account
+from ray_messaging.eventlog.reading.expansion import NEEDED, Expansion, matching_and_expanded
 from ray_messaging.eventlog.reading.filtering.filters import Filters
 from ray_messaging.eventlog.reading.filtering.hashing import hashes
 from ray_messaging.eventlog.reading.filtering.scan import View, scan
@@ -28,15 +31,17 @@ OFFENDERS = 100
 _MOST_FILES = 200  # of each of two kinds: a common limit per process is 1,024
 _SUSPECTS = 10 * OFFENDERS
 
-_COLUMNS = ("message_id", "mailbox", "fate", "noted", "entry", "row")
+_COLUMNS = ("message_id", "to_id", "to_name", "audience", "pairs", "mailbox", "fate", "noted", "entry", "row")
 _NO_FATE = len(FATES)
+_SPREAD = np.uint64(0x9E3779B97F4A7C15)
+T = TypeVar("T")
 _SEND = np.dtype([("message", "<u8"), ("mailbox", "<u8"), ("fate", "u1")])
 _PLACE = np.dtype([("place", "<u8"), ("message", "<u8")])
 
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """Result for a balanced log: its sends, its rows (one per recipient), and the fates."""
+    """Result for a balanced log: its sends, its rows, and the fates. A broadcast is a send to each of its hearers."""
 
     sends: int
     rows: int
@@ -44,10 +49,10 @@ class Balance:
     duplicates: int = 0
 
 
-def balance(view: View, *, partition_rows: int = PARTITION_ROWS) -> Balance:
+def balance(view: View, *, partition_rows: int = PARTITION_ROWS, expand: bool = False) -> Balance:
     """Return the balance; raise Unbalanced for sends with two fates, repeated rows, or rows known to be missing.
 
-    Args: partition_rows is the approximate number of rows in memory.
+    Args: partition_rows is the approximate number of rows in memory; expand looks at each hearer of each broadcast.
     """
     missing = read_account(view.folder).missing
     if missing:
@@ -57,26 +62,61 @@ def balance(view: View, *, partition_rows: int = PARTITION_ROWS) -> Balance:
     fates = np.zeros(_NO_FATE + 1, np.int64)
     suspects = _Suspects()
     with _Partitions(_SEND, "message", partitions) as by_message, _Partitions(_PLACE, "place", partitions) as by_place:
-        for records, places in scan(view, Filters(), _COLUMNS, _records):
-            rows += len(records)
-            by_message.put(records)
-            by_place.put(places)
+        for found in _scan(view, _records, expand=expand):
+            rows += found.rows
+            by_message.put(found.sends)
+            by_place.put(found.places)
+            fates += found.more
+            sends += int(found.more.sum())
         for records in by_message:
-            found = _check_sends(records, suspects)
-            sends += int(found.sum())
-            fates += found
+            counted = _check_sends(records, suspects)
+            sends += int(counted.sum())
+            fates += counted
         for places in by_place:
             _check_places(places, suspects)
     if suspects.messages:
-        _check_suspects(view, suspects, sends)
+        _check_suspects(view, suspects, sends, expand=expand)
     return Balance(sends, rows, dict(zip(FATES, fates.tolist(), strict=False)))
 
 
-def _records(part: pa.Table) -> tuple[NDArray[Any], NDArray[Any]]:
+class _Records(NamedTuple):
+    """The sends and places of some rows, and by fate the hearers of broadcasts beside the first of each row."""
+
+    rows: int
+    sends: NDArray[Any]
+    places: NDArray[Any]
+    more: NDArray[np.int64]
+
+
+def _scan(view: View, then: Callable[[pa.Table], T], *, expand: bool) -> Iterator[T]:
+    """Yield `then(part)` of all rows of the log, or with `expand` of all messages and hearers."""
+    if not expand:
+        yield from scan(view, Filters(), _COLUMNS, then)
+        return
+    expanded = matching_and_expanded(Expansion(view.folder), Filters())
+    columns = [*dict.fromkeys([*_COLUMNS, *NEEDED])]
+    for pieces in scan(view, Filters(), columns, lambda part: [then(piece) for piece in expanded(part)]):
+        yield from pieces
+
+
+def _messages(part: pa.Table) -> NDArray[np.uint64]:
+    """Return a hash of each send: of a broadcast's message and hearer, or its frame in a row for many hearers."""
+    messages = hashes(part["message_id"])
+    rows = np.flatnonzero(part["audience"].is_valid().to_numpy())
+    if len(rows):
+        some = part.take(pa.array(rows))
+        ends = some["to_id"].fill_null(0).to_numpy().astype(np.uint64) * _SPREAD + hashes(some["to_name"])
+        nobody = pc.and_(some["to_id"].is_null(), some["to_name"].is_null()).to_numpy()
+        messages[rows] += np.where(nobody, hashes(some["mailbox"]) ^ hashes(some["entry"]), ends) * _SPREAD + _SPREAD
+    return messages
+
+
+def _records(part: pa.Table) -> _Records:
     part = part.combine_chunks()
-    messages, mailboxes, entries = (hashes(part[name]) for name in ("message_id", "mailbox", "entry"))
+    messages, mailboxes, entries = _messages(part), hashes(part["mailbox"]), hashes(part["entry"])
     known = {fate: code for code, fate in enumerate(FATES)}
     fates = part["fate"].chunk(0)
+    fates = fates if pa.types.is_dictionary(fates.type) else fates.dictionary_encode()
     codes = np.array([known.get(fate, _NO_FATE) for fate in fates.dictionary.to_pylist()], np.uint8)
     sends = np.empty(len(part), _SEND)
     sends["message"], sends["mailbox"], sends["fate"] = messages, mailboxes, codes[fates.indices.to_numpy()]
@@ -87,7 +127,21 @@ def _records(part: pa.Table) -> tuple[NDArray[Any], NDArray[Any]]:
     mixed = mailboxes * np.uint64(0x9E3779B97F4A7C15) + entries * np.uint64(0xC2B2AE3D27D4EB4F)
     places["place"] = mixed + (row * np.uint64(2) + noted) * np.uint64(0x165667B19E3779F9)
     places["message"] = messages
-    return sends, places
+    more = np.zeros(_NO_FATE + 1, np.int64)
+    pairs = part["pairs"].fill_null(1).to_numpy()
+    folded = np.flatnonzero(pairs != 1)
+    if len(folded):
+        nobody = _of_many(part)[folded]
+        places["place"][folded[~nobody]] += messages[folded[~nobody]]  # the hearers of one row share its place
+        np.add.at(more, sends["fate"][folded[nobody]], pairs[folded[nobody]] - 1)
+    return _Records(len(part), sends, places, more)
+
+
+def _of_many(part: pa.Table) -> NDArray[np.bool_]:
+    """Tell of each row whether it stands for the hearers of a broadcast."""
+    nobody = pc.and_(part["to_id"].is_null(), part["to_name"].is_null())
+    found: NDArray[np.bool_] = pc.and_(nobody, part["pairs"].is_valid()).to_numpy()
+    return found
 
 
 class _Partitions:
@@ -162,13 +216,13 @@ def _check_places(records: NDArray[Any], suspects: _Suspects) -> None:
         suspects.add(np.concatenate([records["message"][1:][same], records["message"][:-1][same]]))
 
 
-def _check_suspects(view: View, suspects: _Suspects, sends: int) -> None:
+def _check_suspects(view: View, suspects: _Suspects, sends: int, *, expand: bool) -> None:
     """Look the suspects up by id; raise Unbalanced if one is an offender."""
     wanted = np.array(sorted(suspects.messages), np.uint64)
-    rows = [row for part in scan(view, Filters(), _COLUMNS, partial(_rows_of, wanted=wanted)) for row in part]
+    rows = [row for part in _scan(view, partial(_rows_of, wanted=wanted), expand=expand) for row in part]
     by_message: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
-        by_message[row["message_id"]].append(row)
+        by_message[_name(row)].append(row)
     places = Counter(map(_place, rows))
     wrong = {name: why for name, found in by_message.items() if (why := _violation(found, places))}
     if not wrong:
@@ -186,12 +240,22 @@ def _check_suspects(view: View, suspects: _Suspects, sends: int) -> None:
 
 def _rows_of(part: pa.Table, wanted: NDArray[np.uint64]) -> list[dict[str, Any]]:
     part = part.combine_chunks()
-    found: list[dict[str, Any]] = plain(part.filter(pa.array(np.isin(hashes(part["message_id"]), wanted)))).to_pylist()
+    found: list[dict[str, Any]] = plain(part.filter(pa.array(np.isin(_messages(part), wanted)))).to_pylist()
     return found
 
 
+def _name(row: dict[str, Any]) -> str:
+    """Return the name of a send for people."""
+    if row["audience"] is None:
+        return str(row["message_id"])
+    hearer = row["to_id"] if row["to_name"] is None else row["to_name"]
+    where = f"in entry {row['entry']} of {row['mailbox']}" if hearer is None else f"to {hearer}"
+    return f"{row['message_id']} {where}"
+
+
 def _place(row: dict[str, Any]) -> tuple[Any, ...]:
-    return row["mailbox"], row["noted"], row["entry"], row["row"]
+    hearer = (row["to_id"], row["to_name"]) if row["pairs"] is not None else None
+    return row["mailbox"], row["noted"], row["entry"], row["row"], hearer
 
 
 def _violation(rows: list[dict[str, Any]], places: Counter[tuple[Any, ...]]) -> str:

@@ -61,7 +61,8 @@ def _sent_by_groups(pages: Iterable[pa.Table]) -> Iterator[LogRow]:
 
 def _content(row: LogRow) -> tuple[Any, ...]:
     rule = row.rule if row.fate == "blocked" else None
-    return _key(row), row.step_read, row.subtopic, row.fate, rule, sorted(row.labels), row.text
+    asked = bool(row.expects_answer), row.in_reply_to
+    return _key(row), row.step_read, row.subtopic, row.fate, rule, sorted(row.labels), row.text, *asked
 
 
 def _key(row: LogRow) -> _Key:

@@ -23,7 +23,7 @@ class LogRow:
     """One row of the log: one send to one recipient (or none); times in unix seconds.
 
     `text` is the payload as JSON, `text_before` the payload before a rule rewrote it. `position` is the row's number in
-    the log: pass it as `after` to continue from here.
+    the log: pass it as `after` to continue from here. A broadcast has a row for each mailbox, `pairs` hearers in it.
     """
 
     message_id: str
@@ -36,6 +36,7 @@ class LogRow:
     to_id: AgentId | None
     audience: str | None
     audience_version: int | None
+    pairs: int | None
     in_reply_to: str | None
     expects_answer: bool | None
     text: str

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from ray_messaging.errors import InvalidQuery, LogError
 from ray_messaging.eventlog.reading.event_rows import LogRow, dicts_of
 from ray_messaging.eventlog.reading.filtering.filters import Filters
+from ray_messaging.eventlog.reading.filtering.stored_columns import with_columns, with_texts
 from ray_messaging.eventlog.reading.query import REACHED
 from ray_messaging.eventlog.reading.tail import Source
 
@@ -45,7 +46,7 @@ def export(source: Source, path: str | Path, on_progress: OnProgress | None, fie
         raise InvalidQuery(
             f"cannot export to {str(path)!r}: name a file that ends in {', '.join(_WRITERS)}", field="path", value=path
         )
-    Filters(**fields)
+    Filters(**{name: value for name, value in fields.items() if name != "expand"})
     unfinished = path.with_name(f".{path.name}.part")
     try:
         rows = _write(source, unfinished, writer_of, on_progress, fields)
@@ -66,8 +67,12 @@ def _write(
 ) -> int:
     rows = 0
     with path.open("wb") as file:
-        as_text = source.ask("has_names", **fields)
-        paged = pages(source, fields | {"as_text": as_text})
+        of_log = {name: value for name, value in fields.items() if name != "expand"}
+        as_text = source.ask("has_names", **of_log)
+        text = writer_of is _JsonLines
+        typed = pa.schema([]) if text else source.ask("typed", **of_log)
+        found = pages(source, fields | {"as_text": as_text, "text": text})
+        paged = (page if text else with_columns(page, typed) for page in found)
         first = next(paged)
         with closing(writer_of(file, first.schema)) as writer:
             for page in chain([first], paged):
@@ -87,7 +92,8 @@ def pages(source: Source, fields: dict[str, Any], size: int = PAGE) -> Iterator[
     while first or (position < end and limit != 0):
         page = source.ask("since", position=position, limit=size if limit is None else min(size, limit), **fields)
         position = int(page.schema.metadata[REACHED])
-        if limit is not None:
+        if limit is not None:  # an expanded broadcast may have more rows
+            page = page.slice(0, limit)
             limit -= len(page)
         if len(page) or first:
             yield page.replace_schema_metadata(None)
@@ -128,7 +134,7 @@ class _JsonLines:
 
 
 class _Csv:
-    """CSV writer: labels joined by `;`, times as ISO text, UTC."""
+    """CSV writer: labels joined by `;`, times as ISO text, UTC, vectors as text."""
 
     def __init__(self, file: IO[bytes], schema: pa.Schema) -> None:
         self._writer = pacsv.CSVWriter(file, _flat(schema.empty_table()).schema)
@@ -142,7 +148,9 @@ class _Csv:
 
 def _flat(table: pa.Table) -> pa.Table:
     at = table.column_names.index("labels")
-    return table.set_column(at, pa.field("labels", pa.string()), pc.binary_join(table["labels"], ";"))
+    table = table.set_column(at, pa.field("labels", pa.string()), pc.binary_join(table["labels"], ";"))
+    vectors = {name for name in table.column_names if pa.types.is_nested(table[name].type)}
+    return with_texts(table, vectors)
 
 
 _WRITERS: dict[str, Callable[[IO[bytes], pa.Schema], Writer]] = {

@@ -1,8 +1,8 @@
 """Queries that the event log answers from a view of it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -11,15 +11,28 @@ import pyarrow.compute as pc
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.eventlog.reading.balance import balance
 from ray_messaging.eventlog.reading.counting import count
+from ray_messaging.eventlog.reading.expansion import NEEDED, Expansion, matching_and_expanded
 from ray_messaging.eventlog.reading.filtering.fields import check_agent, invalid, refuse_name
 from ray_messaging.eventlog.reading.filtering.filters import Filters
 from ray_messaging.eventlog.reading.filtering.hashing import hashes
-from ray_messaging.eventlog.reading.filtering.scan import View, scan
-from ray_messaging.eventlog.reading.result_columns import COLUMNS, joined, plain, stored, with_ids
+from ray_messaging.eventlog.reading.filtering.scan import View, scan, schemas
+from ray_messaging.eventlog.reading.filtering.stored_columns import ALL_TYPED, typed_schema
+from ray_messaging.eventlog.reading.recent.rows import recent
+from ray_messaging.eventlog.reading.result_columns import (
+    COLUMNS,
+    joined,
+    plain,
+    stored,
+    text_named,
+    with_ids,
+    with_text,
+    with_typed,
+)
 from ray_messaging.eventlog.reading.statistics import stats
 from ray_messaging.eventlog.reading.step_digests import digest, history
+from ray_messaging.eventlog.reading.thread import thread
 from ray_messaging.eventlog.run_record import run_facts
-from ray_messaging.eventlog.schema import SCHEMA
+from ray_messaging.eventlog.schema import SCHEMA, typed_names
 
 REACHED = b"reached"  # in a page's metadata: the last position examined
 EDGE = ("from_id", "to_id", "sent_at", "step", "subtopic", "message_id")
@@ -33,40 +46,81 @@ def answer(view: View, question: str, arguments: dict[str, Any]) -> Any:  # noqa
     return QUESTIONS[question](view, **arguments)
 
 
-def query(view: View, *, internal: bool = False, as_text: bool | None = None, **fields: Any) -> pa.Table:  # noqa: ANN401
+def query(
+    view: View,
+    *,
+    internal: bool = False,
+    text: bool = False,
+    as_text: bool | None = None,
+    expand: bool = False,
+    **fields: Any,  # noqa: ANN401
+) -> pa.Table:
     """Return the matching rows in log order.
 
-    Args: internal adds the columns with a row's source; as_text is that of `result_columns.with_ids`.
+    Args: internal adds the columns with a row's source, text makes JSON text of typed payloads; expand makes a row of
+    each hearer of a broadcast; as_text is that of `result_columns.with_ids`.
     """
+    names = _names(internal=internal, text=text)
+    found = _expanded(view, Filters(**fields), names) if expand else _stored(view, Filters(**fields), names)
+    return with_ids(text_named(found), as_text=as_text)
+
+
+def _names(*, internal: bool, text: bool) -> list[str]:
+    """Return the stored columns of a query."""
     columns = SCHEMA.names if internal else COLUMNS
-    return with_ids(_rows(view, Filters(**fields), columns), as_text=as_text)
+    return stored(with_text(columns) if text else with_typed(columns))
 
 
-def since(view: View, *, position: int, limit: int, **fields: Any) -> pa.Table:  # noqa: ANN401
-    """Return the next matching rows; REACHED in the table's metadata is the position for the next call."""
+def since(view: View, *, position: int, limit: int, expand: bool = False, **fields: Any) -> pa.Table:  # noqa: ANN401
+    """Return the next matching rows; REACHED in the table's metadata is the position for the next call.
+
+    Args: with expand, `limit` is of the rows before broadcasts are expanded.
+    """
+    if expand:
+        return _expanded_since(view, position, limit, fields)
     found = query(view, **(fields | {"after": position, "limit": limit}))
     reached = found["position"][-1].as_py() if len(found) == limit and limit else max(position, view.end - 1)
     return found.replace_schema_metadata({REACHED: str(reached)})
 
 
-def conversation(view: View, *, a: AgentId | None, b: AgentId | None, **fields: Any) -> pa.Table:  # noqa: ANN401
+def _expanded_since(view: View, position: int, limit: int, fields: dict[str, Any]) -> pa.Table:
+    shape = {name: fields.pop(name) for name in ("text", "as_text", "internal") if name in fields}
+    names = _names(internal=shape.get("internal", False), text=shape.get("text", False))
+    found: list[pa.Table] = []
+    rows, reached = 0, max(position, view.end - 1)
+    for part in _expansions(view, Filters(**fields, after=position), names, limit):
+        rows, last = rows + part.rows, part.last
+        found += part.pieces
+        reached = last if rows == limit else reached
+    table = with_ids(text_named(joined(found, names)), as_text=shape.get("as_text"))
+    return table.replace_schema_metadata({REACHED: str(reached)})
+
+
+def conversation(
+    view: View,
+    *,
+    a: AgentId | None,
+    b: AgentId | None,
+    text: bool = False,
+    **fields: Any,  # noqa: ANN401
+) -> pa.Table:
     """Return the messages between two agents, by time; None is the user."""
     for name in ("from_id", "to_id", "agent"):
         if name in fields:
             raise invalid(name, fields[name], "in a conversation: it is between the two that it names")
     one, other = (None if end is None else check_agent(name, end) for name, end in (("a", a), ("b", b)))
     limit = Filters(**fields).limit
-    table = query(view, **(fields | {"from_id": [one, other], "to_id": [one, other], "limit": None}))
+    ends = {"from_id": [one, other], "to_id": [one, other]}
+    table = query(view, text=text, expand=True, **(fields | ends | {"limit": None}))
     if one != other:  # without messages to themselves
-        ends = (table[name].cast(pa.string()).fill_null("") for name in ("from_id", "to_id"))
-        table = table.filter(pc.not_equal(*ends))
+        table = table.filter(pc.not_equal(*(table[name].cast(pa.string()).fill_null("") for name in ends)))
     return table.sort_by(_IN_TIME).slice(0, limit)
 
 
 def edges(view: View, **fields: Any) -> pa.Table:  # noqa: ANN401
     """Return the edges of the message graph by time: one row per message from an agent to an agent."""
     filters = Filters(**({"fate": "delivered"} | fields))
-    table = with_ids(_rows(view, filters, EDGE, then=_between_agents)).select([*EDGE, "position"])
+    table = with_ids(_expanded(view, filters, stored(EDGE), then=_between_agents)).select([*EDGE, "position"])
     return _once_each(table).sort_by(_IN_TIME)
 
 
@@ -76,18 +130,55 @@ def _between_agents(part: pa.Table) -> pa.Table:
 
 
 def _once_each(table: pa.Table) -> pa.Table:
-    """Keep the first row of each message: one in several mailboxes has a row for each."""
+    """Keep the first row of each message and recipient: a message in several mailboxes has a row for each."""
     if len(np.unique(hashes(table["message_id"]))) == len(table):  # then no ids are equal
         return table
-    first = table.group_by("message_id").aggregate([("position", "min")])["position_min"]
-    return table.filter(pc.is_in(table["position"], value_set=first))
+    table = table.append_column("row", pa.array(np.arange(len(table))))
+    first = table.group_by(["message_id", "to_id"]).aggregate([("row", "min")])["row_min"]
+    return table.take(first.sort()).drop_columns(["row"])
 
 
-def _rows(
-    view: View, filters: Filters, columns: Sequence[str], then: Callable[[pa.Table], pa.Table] = plain
+def _stored(view: View, filters: Filters, names: Sequence[str]) -> pa.Table:
+    return joined(list(scan(view, filters, names, plain)), names)
+
+
+class _Expanded(NamedTuple):
+    """A part of the log: its number of rows, their last position, and the matching rows once it is expanded."""
+
+    rows: int
+    last: int
+    pieces: list[pa.Table]
+
+
+def _expansions(view: View, filters: Filters, names: Sequence[str], limit: int | None = None) -> Iterator[_Expanded]:
+    """Yield the parts of the log, expanded. Args: limit is of the rows before."""
+    read = [*dict.fromkeys([*names, *NEEDED, *filters.columns])]
+    unasked = [name for name in read if name not in names and not (ALL_TYPED in names and typed_names([name]))]
+    expand = matching_and_expanded(Expansion(view.folder), filters)
+
+    def expanded(part: pa.Table) -> _Expanded:
+        pieces = [piece.drop_columns(unasked) for piece in expand(part)]
+        return _Expanded(len(part), part["position"][-1].as_py(), pieces)
+
+    return scan(view, filters.loosened(limit), read, expanded)
+
+
+def _expanded(
+    view: View, filters: Filters, names: Sequence[str], then: Callable[[pa.Table], pa.Table] = plain
 ) -> pa.Table:
-    names = stored(columns)
-    return joined(list(scan(view, filters, names, then)), names)
+    """Return the matching rows of messages and of hearers; `then` is applied to each piece of them."""
+    found: list[pa.Table] = []
+    left = filters.limit
+    for part in _expansions(view, filters, names) if left != 0 else ():
+        found += map(then, part.pieces)
+        if left is not None and sum(map(len, found)) >= left:
+            break
+    return joined(found, names).slice(0, left)
+
+
+def typed(view: View, **fields: Any) -> pa.Schema:  # noqa: ANN401
+    """Return the columns of typed payloads of the files that may have matching rows, as `query` returns them."""
+    return typed_schema(schemas(view, Filters(**fields)))
 
 
 def end(view: View) -> int:
@@ -113,7 +204,9 @@ def run(view: View) -> dict[str, Any] | None:
 QUESTIONS: dict[str, Callable[..., Any]] = {
     "query": query,
     "since": since,
+    "recent": recent,
     "conversation": conversation,
+    "thread": thread,
     "edges": edges,
     "count": count,
     "stats": stats,
@@ -123,4 +216,5 @@ QUESTIONS: dict[str, Callable[..., Any]] = {
     "end": end,
     "run": run,
     "has_names": has_names,
+    "typed": typed,
 }

@@ -6,10 +6,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ray_messaging.addressing.channels import AgentId, check_id
-from ray_messaging.eventlog.reading.filtering.scan import POSITION
-from ray_messaging.eventlog.schema import SCHEMA
+from ray_messaging.eventlog.reading.filtering.stored_columns import ALL_TYPED, AS_TEXT, completed, unified
+from ray_messaging.eventlog.schema import POSITION, SCHEMA, TEXT
 
-INTERNAL = ("noted", "entry", "row")
+INTERNAL = ("hearing_agents", "kept_pairs", "noted", "entry", "row")
 COLUMNS: tuple[str, ...] = tuple(name for name in SCHEMA.names if name not in INTERNAL)
 _NAMES_OF = {"from_id": "from_name", "to_id": "to_name"}
 
@@ -20,6 +20,21 @@ def stored(columns: Iterable[str]) -> list[str]:
     for name in columns:
         found += [name, _NAMES_OF[name]] if name in _NAMES_OF else [name]
     return list(dict.fromkeys(found))
+
+
+def with_text(columns: Iterable[str]) -> list[str]:
+    """Return columns with the payload as JSON text."""
+    return [AS_TEXT if name == TEXT else name for name in columns]
+
+
+def text_named(table: pa.Table) -> pa.Table:
+    """Return the result of a scan with the payload's JSON text under its usual name."""
+    return table.rename_columns([TEXT if name == AS_TEXT else name for name in table.column_names])
+
+
+def with_typed(columns: Iterable[str]) -> list[str]:
+    """Return columns with those of typed payloads."""
+    return [*columns, ALL_TYPED]
 
 
 def as_id(value: AgentId | None) -> AgentId | None:
@@ -38,11 +53,10 @@ def plain(part: pa.Table) -> pa.Table:
 
 def joined(parts: Sequence[pa.Table], columns: Sequence[str]) -> pa.Table:
     """Join plain parts; without any, return an empty table of these columns (and `position`)."""
-    return pa.concat_tables(parts) if parts else plain(_empty(columns))
+    return unified(parts) if parts else plain(completed(_EMPTY, [*columns, POSITION.name]))
 
 
-def _empty(columns: Sequence[str]) -> pa.Table:
-    return pa.schema([*(SCHEMA.field(name) for name in columns), POSITION]).empty_table()
+_EMPTY = SCHEMA.append(POSITION).empty_table()
 
 
 def with_ids(table: pa.Table, *, as_text: bool | None = None) -> pa.Table:

@@ -8,16 +8,17 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from ray_messaging.eventlog.reading.event_rows import dicts_of
+from ray_messaging.eventlog.reading.expansion import Expansion
 from ray_messaging.eventlog.reading.filtering.filters import Filters
 from ray_messaging.eventlog.reading.filtering.scan import View, scan
-from ray_messaging.eventlog.reading.result_columns import plain, stored, with_ids
-from ray_messaging.steps.accounts.digests import DigestRow, history_digest, step_digest, sum_of
+from ray_messaging.eventlog.reading.result_columns import plain, stored, text_named, with_ids, with_text
+from ray_messaging.steps.accounts.digests import DigestRow, HeardBy, history_digest, step_digest, sum_of
 from ray_messaging.steps.accounts.step_account import Pair, outside_ordinal
 from ray_messaging.steps.box_frames import FIRST_OUTSIDE
 
-_COLUMNS = (
-    "message_id step step_read ordinal from_id to_id subtopic fate rule labels payload".split()  # noqa: SIM905 - shorter
-)
+_OF_MESSAGES = ["message_id", "step", "step_read", "ordinal", "from_id", "to_id", "subtopic", "payload"]
+_OF_BROADCASTS = ["audience", "audience_version", "pairs", "hearing_agents"]
+_COLUMNS = [*_OF_MESSAGES, *_OF_BROADCASTS, "fate", "rule", "labels", "in_reply_to", "expects_answer"]
 
 
 class StepSum(NamedTuple):
@@ -48,24 +49,29 @@ def _sums(view: View, **fields: Any) -> dict[int, StepSum]:  # noqa: ANN401 - as
     """Return the sums of steps. Messages from outside may come in the log before those of earlier steps."""
     messages: Counter[int] = Counter()
     totals: Counter[int] = Counter()
-    for row in _rows(view, Filters(**fields)):
-        messages[row.step] += 1
-        totals[row.step] += sum_of([row])
+    for row, weight in _rows(view, Filters(**fields)):
+        messages[row.step] += weight
+        totals[row.step] += sum_of([row], [weight])
     return {step: StepSum(step, messages[step], step_digest([total])) for step, total in totals.items()}
 
 
-def _rows(view: View, filters: Filters) -> Iterator[DigestRow]:
-    """Yield the messages of steps; one that several mailboxes have comes once."""
+def _rows(view: View, filters: Filters) -> Iterator[tuple[DigestRow, int]]:
+    """Yield the messages of steps; one that several mailboxes have comes once. A broadcast counts by its pairs."""
     before, places = "", defaultdict[int, Counter[Pair]](Counter)
-    for part in scan(view, filters, stored(_COLUMNS), partial(_in_steps)):
-        for row in dicts_of(with_ids(part)):
-            if row["message_id"] != before:
+    expansion = Expansion(view.folder)
+    for part in scan(view, filters, with_text(stored(_COLUMNS)), partial(_in_steps)):
+        for row in dicts_of(with_ids(text_named(part))):
+            if row["audience"] is not None:
+                found = expansion.audience_digest(row["audience"], row["audience_version"])
+                heard_by = HeardBy(row["audience"], found)
+                yield digest_row(row)._replace(to_id=None, audience=heard_by), row["pairs"] or 1
+            elif row["message_id"] != before:
                 before = row["message_id"]
                 if row["ordinal"] < FIRST_OUTSIDE:
-                    yield digest_row(row)
+                    yield digest_row(row), 1
                 elif row["to_id"] is not None:
                     pair = row["from_id"], row["to_id"]
-                    yield digest_row(row | {"ordinal": outside_ordinal(places[row["step"]], pair)})
+                    yield digest_row(row | {"ordinal": outside_ordinal(places[row["step"]], pair)}), 1
 
 
 def _in_steps(part: pa.Table) -> pa.Table:
@@ -81,9 +87,11 @@ def digest_row(row: dict[str, Any]) -> DigestRow:
         row["from_id"],
         row["ordinal"],
         row["to_id"],
-        row["subtopic"],
+        row["subtopic"] or "",
         row["fate"],
         row["rule"] if row["fate"] == "blocked" else None,
         row["labels"] or (),
         row["payload"].encode(),
+        row["in_reply_to"],
+        bool(row["expects_answer"]),
     )

@@ -58,7 +58,7 @@ class Tail(Iterator[LogRow]):
         deadline = None if self._timeout_s is None else monotonic() + self._timeout_s
         while True:
             before = self.position
-            page = self._source.ask("since", position=before, limit=PAGE, **self._fields)
+            page = self._source.ask("since", position=before, limit=PAGE, text=True, **self._fields)
             self.position = int(page.schema.metadata[REACHED])
             self._rows = rows_of(page)
             if len(page):

@@ -1,12 +1,16 @@
 """The open segment: rows in memory until the segment is full."""
 
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from ray_messaging.eventlog.folder import Segment, StepPosition
-from ray_messaging.eventlog.schema import SCHEMA
+from ray_messaging.eventlog.schema import POSITION
+from ray_messaging.eventlog.writing.rows.payloads import Kind
+from ray_messaging.eventlog.writing.rows.placed_rows import PlacedRows, Places
 from ray_messaging.eventlog.writing.stream_cursors import StreamCursors
 from ray_messaging.transports.log_store import LogMark
 
@@ -14,6 +18,46 @@ from ray_messaging.transports.log_store import LogMark
 # frame of the bulk path.
 _MERGED = 64
 _LEVELS = (64, 4_096)
+_KINDS = 32  # of payloads, each with a file of its own: a segment with more is full
+
+
+class KindRows:
+    """The rows of one segment whose payloads have the same columns."""
+
+    def __init__(self) -> None:
+        self._batches: list[pa.RecordBatch] = []
+        self._places: list[Places] = []  # in the segment, of the rows of each batch
+
+    def add(self, batch: pa.RecordBatch, places: Places) -> None:
+        """Append rows."""
+        self._batches.append(batch)
+        self._places.append(places)
+        for limit in _LEVELS:
+            self._merge(limit)
+
+    def _merge(self, limit: int) -> None:
+        small = 0
+        for batch in reversed(self._batches):
+            if batch.num_rows >= limit:
+                break
+            small += 1
+        if small >= _MERGED:
+            merged = pa.Table.from_batches(self._batches[-small:]).combine_chunks().to_batches()
+            self._places[-small:] = [np.concatenate(self._places[-small:])]
+            self._batches[-small:] = merged
+
+    def tables(self) -> list[pa.Table]:
+        """Return the rows in order, in several tables."""
+        return [pa.Table.from_batches([batch]) for batch in self._batches]
+
+    def table(self) -> pa.Table:
+        """Return the rows in order."""
+        return pa.Table.from_batches(self._batches)
+
+    def placed_table(self, first_row: int) -> pa.Table:
+        """Return the rows with their positions in the log; `first_row` is that of the segment."""
+        positions = pa.array(np.concatenate(self._places) + first_row)
+        return self.table().append_column(POSITION, positions)
 
 
 class Sealed(NamedTuple):
@@ -21,7 +65,7 @@ class Sealed(NamedTuple):
 
     number: int
     first_row: int
-    batches: list[pa.RecordBatch]
+    tables: list[pa.Table]  # one, or one for each kind of payloads, with positions
     rows: int
     cursors: dict[str, str]
     begun: dict[str, tuple[str, int]]
@@ -31,10 +75,6 @@ class Sealed(NamedTuple):
     nbytes: int
     stored: Segment | None  # its file, if it has all these rows
     steps: StepPosition | None
-
-    def table(self) -> pa.Table:
-        """Return the rows."""
-        return pa.Table.from_batches(self.batches, SCHEMA)
 
 
 class OpenSegment:
@@ -46,16 +86,21 @@ class OpenSegment:
         self.rows = 0
         self.nbytes = 0
         self.stored: Segment | None = None  # its file, if any
-        self._batches: list[pa.RecordBatch] = []
+        self._kinds: dict[Kind, KindRows] = {}
         self._since: float | None = None
 
-    def add(self, batch: pa.RecordBatch) -> None:
+    @property
+    def scattered(self) -> bool:
+        """Tell whether the payloads are of so many kinds that the segment would have too many files."""
+        return len(self._kinds) >= _KINDS
+
+    def add(self, found: Sequence[PlacedRows]) -> None:
         """Append rows."""
-        self._batches.append(batch)
-        self.rows += batch.num_rows
-        self.nbytes += batch.nbytes
-        for limit in _LEVELS:
-            self._merge(limit)
+        first = self.rows
+        for kind, batch, places in found:
+            self._kinds.setdefault(kind, KindRows()).add(batch, places + first)
+            self.rows += batch.num_rows
+            self.nbytes += batch.nbytes
 
     def touch(self) -> None:
         """Note that there are rows or cursors that are not stored yet."""
@@ -72,8 +117,14 @@ class OpenSegment:
         return self._since is not None
 
     def tables(self) -> list[pa.Table]:
-        """Return the rows in order."""
-        return [pa.Table.from_batches([batch]) for batch in self._batches]
+        """Return the rows in order; where their payloads are of several kinds, a table for each, with positions."""
+        if len(self._kinds) == 1:
+            (only,) = self._kinds.values()
+            return only.tables()
+        return [rows.placed_table(self.first_row) for rows in self._kinds.values()]
+
+    def _whole_tables(self) -> list[pa.Table]:
+        return self.tables() if len(self._kinds) != 1 else [rows.table() for rows in self._kinds.values()]
 
     def seal(self, streams: StreamCursors) -> Sealed:
         """Return the present content with the present cursors. More rows may be added later."""
@@ -81,7 +132,7 @@ class OpenSegment:
         return Sealed(
             number=self.number,
             first_row=self.first_row,
-            batches=[*self._batches],
+            tables=self._whole_tables(),
             rows=self.rows,
             cursors=dict(streams.cursors),
             begun=dict(streams.begun),
@@ -92,13 +143,3 @@ class OpenSegment:
             stored=self.stored if self.stored is not None and self.stored.rows == self.rows else None,
             steps=streams.steps,
         )
-
-    def _merge(self, limit: int) -> None:
-        small = 0
-        for batch in reversed(self._batches):
-            if batch.num_rows >= limit:
-                break
-            small += 1
-        if small >= _MERGED:
-            merged = pa.Table.from_batches(self._batches[-small:]).combine_chunks().to_batches()
-            self._batches[-small:] = merged

@@ -7,7 +7,7 @@ only copy. They are written all the same, unless a newer writer owns the folder.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -71,7 +71,9 @@ class SegmentStore:
 
     def _list(self) -> list[Segment]:
         claim(self._folder, self._writer)
-        return self._folder.segments()
+        segments = self._folder.segments()
+        self._folder.drop_unused(segments)
+        return segments
 
     async def resume(self, taken: dict[str, tuple[int, int]]) -> None:
         """Report to the transport the segments' rows, as their writer may have died before. Raises Fenced."""
@@ -147,8 +149,7 @@ class SegmentStore:
         return self._folder.publish(staged)
 
     def _stage(self, sealed: Sealed) -> Staged:
-        table = sealed.table().unify_dictionaries()  # else Parquet drops dictionaries that change
-        first_s, last_s = _times(table)
+        first_s, last_s = _times(sealed.tables)
         meta = {
             "exp_id": self._exp_id,
             "epoch": self.epoch,
@@ -160,7 +161,7 @@ class SegmentStore:
             "first_s": first_s,
             "last_s": last_s,
         }
-        return self._folder.stage(sealed.number, table, meta)
+        return self._folder.stage(sealed.number, sealed.tables, meta)
 
     async def _retry(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Retry until it succeeds. Nothing is dropped meanwhile; senders wait once the streams are full."""
@@ -233,7 +234,8 @@ def _without_cursors(segment: Segment) -> Segment:
     return segment._replace(cursors={}, begun={}, taken=None)
 
 
-def _times(table: pa.Table) -> tuple[Any, Any]:
+def _times(tables: Sequence[pa.Table]) -> tuple[Any, Any]:
     """Return the first and the last sent_at in unix seconds, None without rows."""
-    found = pc.min_max(pc.cast(table["sent_at"], pa.int64())).as_py()
+    times = [chunk.cast(pa.int64()) for table in tables for chunk in table["sent_at"].chunks]
+    found = pc.min_max(pa.chunked_array(times, pa.int64())).as_py()
     return tuple(None if found[end] is None else found[end] / 1e6 for end in ("min", "max"))  # type: ignore[return-value]

@@ -11,10 +11,14 @@ import numpy as np
 import pyarrow as pa
 
 from ray_messaging.errors import FrameError
+from ray_messaging.eventlog.encoding import stored_column
 from ray_messaging.eventlog.folder import Folder, StepPosition
+from ray_messaging.eventlog.writing.broadcast_hearers import BroadcastHearers
 from ray_messaging.eventlog.writing.log_errors import box_lost
 from ray_messaging.eventlog.writing.rows.columns import Part, record_batch
 from ray_messaging.eventlog.writing.rows.entries import delivered, noted, payload_bytes, pieces, without
+from ray_messaging.eventlog.writing.rows.placed_rows import PlacedRows, by_kind
+from ray_messaging.eventlog.writing.rows.repeated_columns import each_its_own
 from ray_messaging.eventlog.writing.stream_reader import CHUNK_ROWS, PIECE_BYTES
 from ray_messaging.model.joining import joined_arrays
 from ray_messaging.receipt import FATES
@@ -24,8 +28,10 @@ from ray_messaging.steps.canonical_order import canonical_order, id_ranks
 from ray_messaging.steps.supervision.amendments import message_keys
 from ray_messaging.transports.steps.store import StepStore
 from ray_messaging.transports.steps.values import (
+    ASKER,
     NOTES,
     OUTSIDE,
+    PLACES,
     PUBLICATIONS,
     SUPERVISOR,
     BoxFrame,
@@ -41,16 +47,17 @@ HOLD = "event log"
 _START = "0-0"
 _FRAMES = 16  # in one read of a box
 _STEPS = 8  # that are asked for at once
+_TEXT_BYTES = 2**30
 _AHEAD = 3  # a group that joins may take messages from outside for the step after the next
 
 
 class StepRows(NamedTuple):
-    """The rows of one step in canonical order (None: it has none), and the position after them.
+    """The rows of one step in canonical order, and the position after them.
 
     `missing` says what the groups counted and the log does not have.
     """
 
-    batches: Sequence[pa.RecordBatch]
+    rows: Sequence[PlacedRows]
     position: StepPosition
     missing: str = ""
 
@@ -69,6 +76,7 @@ class StepBoxes:
         folder: Folder,
         settings: StepSettings,
         retry: Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]],
+        hearers: BroadcastHearers,
     ) -> None:
         self.unreadable = 0
         self._store = store
@@ -76,6 +84,7 @@ class StepBoxes:
         self._folder = folder
         self._settings = settings
         self._retry = retry
+        self._hearers = hearers
         self._held = -1
         self._sizes: dict[int, int] = {}  # step -> bytes of its frames, of the steps after the hold
         self._after: dict[str, str] = {}  # box -> the last entry with only steps that are in the log
@@ -125,16 +134,13 @@ class StepBoxes:
         for step in range(position.handled + 1, progress.sealed + 1):
             if step > listed:
                 listed = min(progress.sealed, step + _STEPS - 1)
-                boxes = await self._boxes(step, listed + self._settings.horizon)
-            reads = [self._parts(box, step, covers, position.outside) for box, covers in boxes.items()]
+                boxes = _by_step(await self._boxes(step, listed + self._settings.horizon))
+            own = boxes.get(step, {})
+            reads = [self._parts(box, step, covers, position.outside) for box, covers in own.items()]
             found, counts = await asyncio.gather(asyncio.gather(*reads), self._counts(step))
             parts = [part for some in found for part, by_rules in some if not by_rules]
-            changed = [
-                part for some in found for part, by_rules in some if by_rules
-            ]  # as the rules left them at the end
-            parts = await asyncio.to_thread(_superseded, parts, changed) if changed else parts
-            rows = await asyncio.to_thread(in_order, self._exp_id, parts)
-            sent = await asyncio.to_thread(_sent, parts)
+            changed = [part for some in found for part, by_rules in some if by_rules]
+            rows, sent = await asyncio.to_thread(_rows_and_fates, self._exp_id, parts, changed)
             outside = {box: taken for box, taken in position.outside.items() if _step_of(box) > step}
             position = StepPosition(step, outside)
             self._after = {box: entry for box, entry in self._after.items() if _step_of(box) > step + 1}
@@ -158,17 +164,10 @@ class StepBoxes:
         return StepRows(rows, StepPosition(position.handled, outside))
 
     async def _parts(
-        self, box: str, step: int, every: Sequence[Cover], outside: dict[str, int]
+        self, box: str, step: int, covers: list[Cover], outside: dict[str, int]
     ) -> list[tuple[Part, bool]]:
-        """Return the rows of a box that were sent in a step, and whether they are the supervisor's notes.
-
-        Of the step's own box, it returns those from outside.
-        """
-        at = _step_of(box)
-        covers = [cover for cover in every if _belongs(cover, at, step)]
-        if not covers or box.startswith(PUBLICATIONS):
-            return []
-        if at == step:
+        """Return the rows of a box that are logged with a step, and whether they are the supervisor's notes."""
+        if _step_of(box) == step:
             fresh = self._fresh(box, await self._frames(box, covers, _START), outside)
             return [(part, False) for part in fresh]
         frames = await self._frames(box, covers, self._after.get(box, _START), step)
@@ -200,6 +199,7 @@ class StepBoxes:
             return await self._frames(box, covers, _START, step)
         if found is None:
             raise box_lost(self._exp_id, self._folder, box)
+        await self._hearers.prepare(frame.frame for frame in found)
         return found
 
     def _fresh(self, box: str, frames: Sequence[BoxFrame], taken: dict[str, int]) -> list[Part]:
@@ -224,7 +224,7 @@ class StepBoxes:
             entry = f"{frame.entry}@{at}"
             if mailbox == NOTES:
                 return noted(batch, entry, frame.note or b"", [0] * batch.rows)
-            return delivered(batch, entry, mailbox)
+            return delivered(batch, entry, mailbox.removeprefix(ASKER), self._hearers.of(batch))
         except FrameError as error:
             self.unreadable += 1
             logger.warning("entry %s of %s is not logged: %s", frame.entry, box, error)
@@ -256,26 +256,47 @@ def _superseded(parts: Sequence[Part], changed: Sequence[Part]) -> list[Part]:
     return [*(part for part in cut if part is not None), *changed]
 
 
-def in_order(exp_id: str, parts: Sequence[Part]) -> list[pa.RecordBatch]:
-    """Return the rows of some parts in canonical order, as at most one batch."""
+def _rows_and_fates(
+    exp_id: str, parts: Sequence[Part], changed: Sequence[Part]
+) -> tuple[list[PlacedRows], Counter[str]]:
+    """Return the rows of a step, those that rules changed as these left them, and the fates of its messages."""
+    left = _superseded(parts, changed) if changed else parts
+    return in_order(exp_id, left), _sent(left)
+
+
+def in_order(exp_id: str, parts: Sequence[Part]) -> list[PlacedRows]:
+    """Return the rows of some parts in canonical order."""
     cut = [piece for part in parts for piece, _ in pieces(part, 0, PIECE_BYTES)]
+    kinds = {kind: [cut[number] for number in numbers] for kind, numbers in by_kind(cut).items()}
     if not cut:
         return []
-    order = pa.array(_order([piece for chunk in _chunks(cut) for piece in chunk]))
-    # Parquet and `take` want one dictionary for all rows.
-    table = pa.Table.from_batches([record_batch(exp_id, chunk) for chunk in _chunks(cut)]).unify_dictionaries()
+    order = _order([piece for same in kinds.values() for piece in same])
+    made, low = [], 0
+    for kind, same in kinds.items():
+        high = low + sum(len(piece.batch) for piece in same)
+        places = np.arange(high) if len(kinds) == 1 else np.flatnonzero((order >= low) & (order < high))
+        made.append(PlacedRows(kind, _reordered(exp_id, same, pa.array(order[places] - low)), places))
+        low = high
+    return made
+
+
+def _reordered(exp_id: str, cut: Sequence[Part], order: pa.Array) -> pa.RecordBatch:
+    """Return the rows of some parts, whose payloads are of one kind, in another order."""
+    table = pa.Table.from_batches([record_batch(exp_id, chunk) for chunk in _chunks(cut)])
     columns, schema = table.columns, table.schema
     del table
     for at in range(len(columns)):  # so that the memory of each is free before the next one is sorted
         columns[at] = _sorted(columns[at], order)
-    return [pa.RecordBatch.from_arrays(columns, schema=schema)]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _sorted(column: pa.ChunkedArray, order: pa.Array) -> pa.Array:
-    whole = column.combine_chunks()
+    # `take` wants one dictionary for all rows, and Arrow joins at most 2 GiB of texts.
+    whole = (stored_column(column) if column.nbytes < _TEXT_BYTES else column.unify_dictionaries()).combine_chunks()
     if whole.null_count == len(whole) or (not whole.null_count and _is_constant(whole)):
         return whole
-    return whole.take(order)
+    found = whole.take(order)
+    return each_its_own(found) if whole.type != column.type else found
 
 
 def _is_constant(column: pa.Array) -> bool:
@@ -312,7 +333,24 @@ def _chunks(parts: Sequence[Part]) -> Iterator[list[Part]]:
 
 
 def _sent(parts: Sequence[Part]) -> Counter[str]:
-    """Count the messages of groups by fate; one that several mailboxes have counts once."""
+    """Count the messages of groups by fate; one that several mailboxes have counts once, a broadcast by its pairs."""
+    counts = sum((_pairs_sent(part) for part in parts if _is_said(part)), Counter[str]())
+    return counts + _messages_sent([part for part in parts if not _is_said(part)])
+
+
+def _is_said(part: Part) -> bool:
+    """Tell whether the rows are broadcasts, or hearers of them."""
+    return part.batch.extension is not None and part.batch.extension.audience is not None
+
+
+def _pairs_sent(part: Part) -> Counter[str]:
+    if isinstance(part.fates, int):
+        pairs = part.batch.messages if part.hearers is None else int(part.hearers.pairs.sum())
+        return Counter({FATES[part.fates]: pairs})
+    return Counter(FATES[fate] for fate in part.fates.tolist())
+
+
+def _messages_sent(parts: Sequence[Part]) -> Counter[str]:
     if not parts:
         return Counter()
     ordinals, ranks = _ordinals(parts), id_ranks([part.batch.from_ids for part in parts])
@@ -334,9 +372,17 @@ def _text(counts: Counter[str]) -> str:
     return ", ".join(f"{count:,} {fate}" for fate, count in sorted(counts.items())) or "nothing"
 
 
-def _belongs(cover: Cover, at: int, step: int) -> bool:
-    """Tell whether a cover of a box for step `at` is logged with a step."""
-    return at == step if cover.group == OUTSIDE else at > step and cover.sent == step
+def _by_step(boxes: Mapping[str, Sequence[Cover]]) -> dict[int, dict[str, list[Cover]]]:
+    """Return the covers of boxes by the step with which they are logged: the one in which groups sent.
+
+    Messages from outside are logged with the step that reads them.
+    """
+    found: dict[int, dict[str, list[Cover]]] = {}
+    for box, covers in boxes.items():
+        for cover in () if box.startswith((PUBLICATIONS, PLACES)) else covers:
+            step = _step_of(box) if cover.group == OUTSIDE else cover.sent
+            found.setdefault(step, {}).setdefault(box, []).append(cover)
+    return found
 
 
 def _step_of(box: str) -> int:

@@ -7,14 +7,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from functools import partial
 from typing import NamedTuple, TypeVar
 
-import pyarrow as pa
-
 from ray_messaging.addressing.channels import NAME_LENGTH
 from ray_messaging.common import task_health
 from ray_messaging.common.backoff import LOG_READ_RETRY
 from ray_messaging.errors import ConnectionFailed, FrameError, MailboxFull, ServerRefused
-from ray_messaging.eventlog.writing.rows.columns import Part, record_batch
+from ray_messaging.eventlog.folder import Folder
+from ray_messaging.eventlog.writing.broadcast_hearers import BroadcastHearers
+from ray_messaging.eventlog.writing.rows.columns import Part
 from ray_messaging.eventlog.writing.rows.entries import NOTHING, decode_entry, payload_bytes, pieces
+from ray_messaging.eventlog.writing.rows.placed_rows import PlacedRows, placed_rows
 from ray_messaging.eventlog.writing.stream_cursors import READ_BYTES, Read, StreamCursors, key, size
 from ray_messaging.transports.log_store import LoggedTransport, LogItem, LogStreams
 from ray_messaging.transports.transport import LOG, LOG_STREAM
@@ -42,18 +43,19 @@ class Done(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Some entries and their rows in the log (None: none)."""
+    """Some entries and their rows in the log."""
 
     done: Sequence[Done]
-    batch: pa.RecordBatch | None
+    rows: Sequence[PlacedRows]
     streams_changed: bool  # mailboxes were added or removed
 
 
 class StreamReader:
     """Reader of one experiment's streams."""
 
-    def __init__(self, transport: LoggedTransport, exp_id: str) -> None:
+    def __init__(self, transport: LoggedTransport, exp_id: str, folder: Folder) -> None:
         self.unreadable = 0
+        self.hearers = BroadcastHearers(transport, folder, self.retry)
         self._age_s = 0.0  # of the last read's oldest entry
         self._read_at = 0.0
         self.away: str | None = None
@@ -81,6 +83,7 @@ class StreamReader:
 
     async def chunks(self, items: list[LogItem]) -> AsyncIterator[Chunk]:
         """Turn entries into rows; many of them in a thread, so that others can use the event loop."""
+        await self.hearers.prepare(item.frame for item in items if item.note is None)
         chunks = self._chunks(items)
         if sum(map(size, items)) < _SMALL_BYTES:
             for chunk in chunks:
@@ -119,13 +122,13 @@ class StreamReader:
 
     def _chunk(self, done: list[Done], parts: list[Part]) -> Chunk:
         streams_changed = any(not one.item.frame for one in done)
-        return Chunk(done, record_batch(self._exp_id, parts) if parts else None, streams_changed)
+        return Chunk(done, placed_rows(self._exp_id, parts) if parts else (), streams_changed)
 
     def _take(self, item: LogItem) -> Iterator[tuple[Part | None, Done]]:
         """Yield an entry's rows piece by piece; the entry is done with the last one."""
         entry, begin = self.begun.pop(item.stream, ("", 0))
         try:
-            part, messages = decode_entry(item) if item.frame else NOTHING
+            part, messages = decode_entry(item, self.hearers.of) if item.frame else NOTHING
         except FrameError as error:
             self.unreadable += 1
             logger.warning("entry %s of %s is not logged: %s", item.entry, item.stream, error)
@@ -155,7 +158,7 @@ class StreamReader:
                 return result
 
 
-_NONE = Chunk((), None, streams_changed=False)
+_NONE = Chunk((), (), streams_changed=False)
 
 
 class ReadAhead:

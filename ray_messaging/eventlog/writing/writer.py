@@ -76,7 +76,7 @@ class LogWriter:
         self._segments = SegmentStore(
             self._log, folder, exp_id, writer=writer, known=known, crash=crash, on_trouble=self._fail_waiters
         )
-        self._reader = StreamReader(transport, exp_id)
+        self._reader = StreamReader(transport, exp_id, folder)
         self._streams = StreamCursors()
         self._read_ahead = ReadAhead(self._reader, self._streams)
         self._waiters = Waiters(self._reached)
@@ -84,7 +84,6 @@ class LogWriter:
         self._feed: StepFeed | None = None  # None: the experiment has no steps
         self._open = OpenSegment(1, 0)
         self._sealed: Sealed | None = None  # not durable yet
-        self._warming: asyncio.Task[Any] | None = None
         self._read_task: asyncio.Task[None] | None = None
         self._feed_task: asyncio.Task[None] | None = None
         self._write_task: asyncio.Task[None] | None = None
@@ -94,8 +93,6 @@ class LogWriter:
 
     async def start(self) -> None:
         """Register the log, and continue after the last segment in the folder. Raises LogError, ConnectionFailed."""
-        # Where pandas is there, the first array imports it, which takes up to a second.
-        self._warming = asyncio.create_task(asyncio.to_thread(pa.array, [0]), name="ray_messaging log import")
         await asyncio.to_thread(self.folder.prepare, self.exp_id)
         await self._segments.take_over(await self._log.register(self._limits))
         if self._segments.closed:
@@ -116,7 +113,7 @@ class LogWriter:
         settings = None if store is None else await store.settings()
         if store is None or settings is None:
             return
-        boxes = StepBoxes(store, self.exp_id, self.folder, settings, self._reader.retry)
+        boxes = StepBoxes(store, self.exp_id, self.folder, settings, self._reader.retry, self._reader.hearers)
         self._streams.steps = await boxes.begin(self._streams.steps)
         self._feed = StepFeed(boxes, self._streams.steps, self._take_step, self._waiters.notify)
         self._feed_task = self._spawn(self._follow_steps, "steps")
@@ -159,7 +156,7 @@ class LogWriter:
 
     def snapshot(self) -> tuple[list[Segment], list[pa.Table], int]:
         """Return the closed segments, the later rows in order, and the number of rows before these."""
-        full = [] if self._sealed is None else [self._sealed.table()]
+        full = [] if self._sealed is None else self._sealed.tables
         first_row = self._open.first_row if self._sealed is None else self._sealed.first_row
         return [*self._segments.closed], [*full, *self._open.tables()], first_row
 
@@ -255,8 +252,7 @@ class LogWriter:
 
     def _add(self, chunk: Chunk) -> None:
         """Add a chunk's rows, and advance the cursors over its entries. Nothing may come between the two."""
-        if chunk.batch is not None:
-            self._open.add(chunk.batch)
+        self._open.add(chunk.rows)
         self._open.touch()
         for item, messages, rows in chunk.done:
             if rows is None:
@@ -278,8 +274,7 @@ class LogWriter:
 
     async def _take_step(self, found: StepRows) -> None:
         """Add a step's rows, with the position after them. Nothing may come between the two."""
-        for batch in found.batches:
-            self._open.add(batch)
+        self._open.add(found.rows)
         self._streams.steps = found.position
         self._open.touch()
         self._waiters.notify()
@@ -299,7 +294,8 @@ class LogWriter:
 
     @property
     def _full(self) -> bool:
-        return self._open.rows >= self._segment_rows or self._open.nbytes >= self._segment_bytes
+        segment = self._open
+        return segment.rows >= self._segment_rows or segment.nbytes >= self._segment_bytes or segment.scattered
 
     async def _rotate(self) -> None:
         """Start writing the open segment, and open the next one."""

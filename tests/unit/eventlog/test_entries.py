@@ -1,5 +1,6 @@
 """From entries to rows: every kind of frame, with the facts of its note."""
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,9 +11,10 @@ from support.log_writing import batch_of, expected, note_of, rows_of
 from ray_messaging.errors import FrameError
 from ray_messaging.eventlog.schema import SCHEMA
 from ray_messaging.eventlog.writing.rows.columns import record_batch
-from ray_messaging.eventlog.writing.rows.entries import decode_entry, payload_bytes, pieces
+from ray_messaging.eventlog.writing.rows.entries import Taken, decode_entry, payload_bytes, pieces
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn
+from ray_messaging.model.extension import Extension
 from ray_messaging.receipt import NO_LISTENER
 from ray_messaging.transports.log_store import LogItem
 from ray_messaging.transports.transport import LOG_STREAM
@@ -75,8 +77,13 @@ def batches(draw):
             name: np.array(sorted(found), np.uint32)
             for name, found in draw(st.dictionaries(TEXTS, st.sets(st.integers(0, rows - 1)), max_size=3)).items()
         },
-        extension=draw(st.none() | extensions(rows)),
+        extension=draw(st.none() | extensions(rows).map(without_ordinals)),
     )
+
+
+def without_ordinals(extension):
+    """Return an extension of messages that belong to no step."""
+    return msgspec.structs.replace(extension, ordinal=None)
 
 
 @given(st.lists(batches(), min_size=1, max_size=4))
@@ -102,6 +109,12 @@ def test_the_columns_are_the_schema_s_and_whole(frames):
     found = record_batch("exp", [decode_entry(item_of(batch)).part for batch in frames])
     found.validate(full=True)
     assert found.schema == SCHEMA
+
+
+@given(batches())
+def test_messages_of_a_step_are_left_to_its_boxes(batch):
+    batch.step, batch.extension = 3, Extension(ordinal=np.arange(len(batch), dtype=np.uint32))
+    assert decode_entry(item_of(batch)) == Taken(None, len(batch))
 
 
 def test_the_rows_do_not_keep_the_frame_alive():

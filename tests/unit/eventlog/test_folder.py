@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 import duckdb
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -19,7 +20,7 @@ from support.log_writing import batch_of
 from ray_messaging.errors import ConfigError, LogError
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.folder import KEY, Folder
-from ray_messaging.eventlog.schema import ADDED, SCHEMA
+from ray_messaging.eventlog.schema import ADDED, OF_BROADCASTS, SCHEMA
 from ray_messaging.eventlog.writing.rows.columns import Part, record_batch
 from ray_messaging.model.extension import Extension
 from ray_messaging.receipt import DELIVERED
@@ -63,8 +64,9 @@ def test_a_segment_reads_back_as_it_was_written(folder):
     table = table_of(5, step=3, extension=Extension(attempt=1, deliver=4))
     with folder.open(folder.write(1, table, meta())) as file:
         found = file.read()
-    assert found.schema.remove_metadata() == SCHEMA
-    assert found.to_pylist() == table.to_pylist()
+    written = [(field.name, field.type) for field in SCHEMA if field.name not in OF_BROADCASTS]
+    assert [(field.name, field.type) for field in found.schema] == written
+    assert found.to_pylist() == table.drop_columns([*OF_BROADCASTS]).to_pylist()
 
 
 def test_a_segment_of_plain_messages_has_the_first_schema(folder):
@@ -72,7 +74,7 @@ def test_a_segment_of_plain_messages_has_the_first_schema(folder):
     with folder.open(folder.write(1, table, meta())) as file:
         found = file.read()
     assert json.loads(found.schema.metadata[KEY])["version"] == 1
-    assert found.to_pylist() == table.drop_columns(list(ADDED)).to_pylist()
+    assert found.to_pylist() == table.drop_columns([*ADDED, *OF_BROADCASTS]).to_pylist()
 
 
 def test_segments_that_were_packed_in_another_way_are_read_beside_ours(folder, monkeypatch):
@@ -101,8 +103,20 @@ def test_columns_of_which_every_row_differs_are_written_too(folder):
             for _ in range(2)
         ]
     )
-    with folder.open(folder.write(1, table.unify_dictionaries(), meta())) as file:
+    with folder.open(folder.write(1, table, meta())) as file:
         assert file.read(["entry", "message_id"]).to_pylist() == table.select(["entry", "message_id"]).to_pylist()
+
+
+def test_any_reader_of_parquet_reads_segments_in_which_a_column_has_nulls_and_others_in_which_it_has_none(folder):
+    table = table_of(5)
+    some = pa.array([None, "m", None, "n", "m"], SCHEMA.field("mailbox").type)
+    folder.write(1, table, meta())
+    folder.write(2, table.set_column(table.column_names.index("mailbox"), "mailbox", some), meta(5))
+    mailboxes = ["m"] * 5 + some.to_pylist()
+    assert pq.read_table(folder.path)["mailbox"].to_pylist() == mailboxes
+    assert pd.read_parquet(folder.path)["mailbox"].astype(object).replace({np.nan: None}).tolist() == mailboxes
+    assert duckdb.sql(f"select mailbox from '{folder.path}/*.parquet'").fetchall() == [(name,) for name in mailboxes]
+    assert EventLog.open(folder.where).query()["mailbox"].to_pylist() == mailboxes
 
 
 def test_begun_entries_and_times_are_kept(folder):

@@ -15,7 +15,7 @@ from support.log_writing import batch_of
 
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.folder import Folder
-from ray_messaging.eventlog.schema import ADDED, SCHEMA
+from ray_messaging.eventlog.schema import ADDED, OF_BROADCASTS, SCHEMA
 from ray_messaging.eventlog.writing.rows.columns import Part, record_batch
 from ray_messaging.eventlog.writing.writer import LogWriter
 from ray_messaging.model.extension import Extension
@@ -37,7 +37,7 @@ def test_it_answers_as_it_did_and_new_columns_are_null(where):
     assert [(row["from_id"], row["to_id"]) for row in rows[4:]] == [("1", "2"), ("Ann", "2"), (None, "Ann")]
     assert [row["payload_before"] for row in rows] == [None, '{"text":"before"}', *[None] * 5]
     assert [row["labels"] for row in rows] == [None, None, None, ["odd"], None, None, None]
-    assert all(row[name] is None for row in rows for name in ADDED)
+    assert all(row[name] is None for row in rows for name in (*ADDED, "pairs"))
     assert [row.message_id for row in log.tail(from_id="Ann", after=-1)] == ["s-1-4"]
     assert log.count(["rule", "audience"]).num_rows == 3
     assert log.query(step=3)["ordinal"].to_pylist() == [None, None]
@@ -67,4 +67,4 @@ async def test_a_writer_goes_on_in_it(where):
 
 def test_the_file_is_of_the_schema_before():
     file = Path(__file__).with_name("written_before") / "schema_1" / "events-00000001.parquet"
-    assert pq.read_schema(file).names == [name for name in SCHEMA.names if name not in ADDED]
+    assert pq.read_schema(file).names == [name for name in SCHEMA.names if name not in (*ADDED, *OF_BROADCASTS)]

@@ -5,7 +5,8 @@ import asyncio
 import pytest
 import redis
 import redis.asyncio as aioredis
-from support.log_writing import WAIT_S, Society, logged, seen
+from support.log_writing import Society, logged, seen
+from support.patience import WAIT_S
 from support.servers import RedisProcess
 
 from ray_messaging.addressing.channels import Keys

@@ -7,7 +7,8 @@ from contextlib import suppress
 import numpy as np
 import pyarrow.dataset as ds
 import pytest
-from support.log_writing import WAIT_S, Society, logged, seen
+from support.log_writing import Society, logged, seen
+from support.patience import WAIT_S
 
 from ray_messaging.common.backoff import RetryPolicy
 from ray_messaging.config import MessagingConfig

@@ -1,6 +1,6 @@
 """Fields of a query of the event log, and validation of their values."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from math import isfinite
@@ -23,10 +23,12 @@ MICROSECONDS = 1_000_000
 class Fields(TypedDict, total=False):
     """Fields of a query. None selects rows without such a value, from_id=None the user's.
 
-    from_id, to_id, agent (either end), channel, subtopic, fate, rule and step take a value or a collection of values;
-    step a range or a slice, too. since (inclusive) and until (exclusive) limit sent_at: unix seconds, a datetime with a
-    time zone, or ISO text (UTC, unless it has a time zone). contains is a part of the payload's JSON text,
-    case-sensitive. limit is a number of rows, the first ones; after is the `position` of the row before them.
+    from_id, to_id, agent (either end), channel, subtopic, fate, rule, message_id, in_reply_to (the id of the question)
+    and step take a value or a collection of values; step a range or a slice, too. since (inclusive) and until
+    (exclusive) limit sent_at: unix seconds, a datetime with a time zone, or ISO text (UTC, unless it has a time zone).
+    contains is a part of the payload's JSON text, case-sensitive. payload, as {"price": 3.5, "n": slice(1, 10)}, gives
+    values of typed columns: one, several, or those from the first to before the second; rows without the column do not
+    match. limit is a number of rows, the first ones; after is the `position` of the row before them.
     """
 
     from_id: AgentIds
@@ -36,16 +38,19 @@ class Fields(TypedDict, total=False):
     subtopic: Names
     fate: str | Collection[str]
     rule: Names
+    message_id: str | Collection[str]
+    in_reply_to: Names
     step: Steps
     since: Moment | None
     until: Moment | None
     contains: str | None
+    payload: Mapping[str, Any] | None
     limit: int | None
     after: int | None
 
 
 NAMES: tuple[str, ...] = tuple(Fields.__annotations__)
-NEVER_NULL = ("channel", "fate")
+NEVER_NULL = ("channel", "fate", "message_id")
 
 
 def invalid(name: str, value: object, reason: str) -> InvalidQuery:
@@ -162,5 +167,7 @@ CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "subtopic": check_text,
     "fate": _fate,
     "rule": check_text,
+    "message_id": check_text,
+    "in_reply_to": check_text,
     "step": _number,
 }

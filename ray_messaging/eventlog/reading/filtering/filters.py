@@ -1,6 +1,7 @@
 """Filters: the validated fields of a query, and the rows that match them."""
 
 from collections.abc import Callable, Iterable
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,10 @@ from ray_messaging.eventlog.reading.filtering.fields import (
     is_collection,
     refuse_name,
 )
+from ray_messaging.eventlog.reading.filtering.payload_filters import payload_filters
+from ray_messaging.eventlog.reading.filtering.stored_columns import AS_TEXT
 
+_OF_RECIPIENT = ("to_id", "agent", "channel")
 _NEEDS = {"from": ("from_id", "from_name"), "to": ("to_id", "to_name")}
 
 
@@ -69,6 +73,7 @@ class Filters:
     """
 
     def __init__(self, **fields: Any) -> None:  # noqa: ANN401 - whatever a user passed
+        self.loose = False
         for name, value in fields.items():
             if name not in NAMES:
                 refuse_name(name, value, NAMES, "a question has no field")
@@ -80,6 +85,7 @@ class Filters:
         self.since = check_moment("since", fields.get("since"))
         self.until = check_moment("until", fields.get("until"))
         self.contains = check_text("contains", fields.get("contains"))
+        self.payloads = payload_filters(fields.get("payload"))
         self.limit = check_count("limit", fields.get("limit"), at_least=0)
         self.after = check_count("after", fields.get("after"), at_least=-1)
 
@@ -94,33 +100,48 @@ class Filters:
         if name in NEVER_NULL and self.wanted[name].none:
             raise invalid(name, value, "but every row has one: leave the field out to get all")
 
+    def loosened(self, limit: int | None) -> "Filters":
+        """Return filters with another limit, which broadcasts pass whatever recipient is wanted: they name none."""
+        made = copy(self)
+        made.loose, made.limit = True, limit
+        return made
+
+    def wants(self, name: str) -> bool:
+        """Return whether rows without the value of a field are left out."""
+        return not (self.loose and name in _OF_RECIPIENT)
+
     @property
     def columns(self) -> list[str]:
         """Return the columns to read in order to find the matching rows."""
-        needed: list[str] = []
+        needed = ["pairs"] if self.loose else []
         for name in self.wanted:
             needed += [column for end in _ends(name) for column in _NEEDS[end]] or [name]
         if self.steps is not None:
             needed.append("step")
         if self.since is not None or self.until is not None:
             needed.append("sent_at")
+        needed += [each.column for each in self.payloads]
         if self.contains is not None:
-            needed.append("payload")
+            needed.append(AS_TEXT)
         return list(dict.fromkeys(needed))
 
     def mask(self, table: pa.Table) -> NDArray[np.bool_] | None:
         """Return for each row of a table, bool (n,), whether it matches; None: all do, for lack of filters."""
         masks = [self._mask_of(name, wanted, table) for name, wanted in self.wanted.items()]
+        if self.loose:
+            said = _to_numpy(_one(table["pairs"]).is_valid())
+            masks = [mask if self.wants(name) else mask | said for name, mask in zip(self.wanted, masks, strict=True)]
         if self.steps is not None:
             masks.append(_within(table["step"], *self.steps))
         if self.since is not None or self.until is not None:
             since = INT64_MIN if self.since is None else self.since
             until = INT64_MAX if self.until is None else self.until
             masks.append(_within(table["sent_at"].cast(pa.int64()), since, until))
+        masks += [each.mask(table) for each in self.payloads]
         mask = np.logical_and.reduce(masks) if masks else None
         if self.contains is None:
             return mask
-        found = _to_numpy(pc.match_substring(_one(table["payload"]), self.contains))
+        found = _to_numpy(pc.match_substring(_one(table[AS_TEXT]), self.contains))
         return found if mask is None else mask & found
 
     def _mask_of(self, name: str, wanted: Wanted, table: pa.Table) -> NDArray[np.bool_]:

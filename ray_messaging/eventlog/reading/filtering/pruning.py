@@ -6,13 +6,14 @@ import pyarrow.parquet as pq
 
 from ray_messaging.eventlog.reading.filtering.fields import MICROSECONDS
 from ray_messaging.eventlog.reading.filtering.filters import Filters
+from ray_messaging.eventlog.reading.filtering.stored_columns import CHANNEL
 
 
 def may_match(file: pq.ParquetFile, group: int, filters: Filters) -> bool:
     """Return whether a row group may have matching rows; False only if the statistics exclude it."""
     footer = _Footer(file, group)
     for name, wanted in filters.wanted.items():
-        if wanted.none:
+        if wanted.none or name == CHANNEL or not filters.wants(name):  # a file may lack channels that readers compose
             continue
         if name == "agent":
             if not (footer.may_hold_id("from", wanted) or footer.may_hold_id("to", wanted)):
@@ -37,7 +38,9 @@ class _Footer:
     def _range(self, column: str) -> tuple[Any, Any] | None:
         """Return minimum and maximum; None: unknown. A column of nulls has (None, None)."""
         place = self._places.get(column)
-        statistics = None if place is None else self._group.column(place).statistics
+        if place is None:  # the file has an earlier schema, which lacks the column
+            return None, None
+        statistics = self._group.column(place).statistics
         if statistics is None:
             return None
         if statistics.has_null_count and statistics.null_count == self._group.num_rows:

@@ -14,22 +14,27 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from ray_messaging.errors import LogError
 from ray_messaging.eventlog.folder import Folder, Segment
 from ray_messaging.eventlog.reading.filtering.fields import MICROSECONDS
 from ray_messaging.eventlog.reading.filtering.filters import Filters
 from ray_messaging.eventlog.reading.filtering.pruning import may_match
-from ray_messaging.eventlog.schema import SCHEMA
+from ray_messaging.eventlog.reading.filtering.stored_columns import completed, needed_of, unified
+from ray_messaging.eventlog.schema import POSITION
 
-POSITION = pa.field("position", pa.int64(), nullable=False)
 THREADS = min(8, os.cpu_count() or 1)
 
 T = TypeVar("T")
+Positions = NDArray[np.int64]
 
 
 class View(NamedTuple):
-    """The data of a query: closed segments, and tables (by `schema.SCHEMA`) of the later rows."""
+    """The data of a query: closed segments, and tables of the later rows.
+
+    The tables are in order, unless each has positions (see `schema`).
+    """
 
     folder: Folder
     segments: Sequence[Segment]
@@ -84,14 +89,46 @@ def _ahead(view: View, filters: Filters, columns: Sequence[str], then: Callable[
             yield jobs.popleft().result()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
-    first = view.closed
+    if parts := _live(view, filters, columns):
+        yield [then(part) for part in parts]
+
+
+def schemas(view: View, filters: Filters) -> Iterator[pa.Schema]:
+    """Yield the schemas of the files and tables that may have matching rows."""
+    for segment in view.segments:
+        if _may_hold(segment, filters):
+            for path in segment.files:
+                with view.folder.open(segment, path) as file:
+                    yield file.schema_arrow
+    yield from (table.schema for table in view.live)
+
+
+def _live(view: View, filters: Filters, columns: Sequence[str]) -> list[pa.Table]:
+    """Return the hits of the tables in memory."""
+    parts, first = [], view.closed
     for table in view.live:
-        seen = 0 if filters.after is None else min(len(table), max(0, filters.after + 1 - first))
-        if seen < len(table):  # a follower asks often, and has seen nearly all rows
-            part = _part_of(table.slice(seen), first + seen, filters, columns)
-            if part is not None:
-                yield [then(part)]
+        if POSITION.name in table.column_names:
+            parts.append(_part_of(table, table[POSITION.name].to_numpy(), filters, columns))
+        else:
+            seen = 0 if filters.after is None else min(len(table), max(0, filters.after + 1 - first))
+            if seen < len(table):  # a follower asks often, and has seen nearly all rows
+                rows = np.arange(first + seen, first + len(table))
+                parts.append(_part_of(table.slice(seen), rows, filters, columns))
         first += len(table)
+    return _in_order([part for part in parts if part is not None], filters.limit)
+
+
+def _in_order(parts: list[pa.Table], limit: int | None) -> list[pa.Table]:
+    """Return the first rows of parts in log order: joined, where one begins before another ends."""
+    if limit is not None and sum(map(len, parts)) > limit:  # before they get the types of rows that are cut off
+        last = np.sort(np.concatenate([part[POSITION.name].to_numpy() for part in parts]))[limit - 1]
+        kept = [int(np.searchsorted(part[POSITION.name].to_numpy(), last, "right")) for part in parts]
+        parts = [part.slice(0, rows) for part, rows in zip(parts, kept, strict=True) if rows]
+    ends = [(part[POSITION.name][0].as_py(), part[POSITION.name][-1].as_py()) for part in parts]
+    if all(low > high for (low, _), (_, high) in zip(ends[1:], ends, strict=False)):
+        return parts
+    joined = unified(parts).unify_dictionaries()
+    return [joined.take(pa.array(np.argsort(joined[POSITION.name].to_numpy())))]
 
 
 def _may_hold(segment: Segment, filters: Filters) -> bool:
@@ -110,94 +147,99 @@ def _read(
     folder: Folder, segment: Segment, filters: Filters, columns: Sequence[str], then: Callable[[pa.Table], T]
 ) -> list[T]:
     """Read one segment's hits, row group by row group."""
-    found: list[T] = []
-    file = folder.open(segment)
+    if not segment.others:
+        rows = iter(_read_file(folder, segment, segment.path, filters, columns))
+        return [then(part) for part in _up_to(filters.limit, rows)]
+    parts = [part for path in segment.files for part in _read_file(folder, segment, path, filters, columns)]
+    return [then(part) for part in _in_order(parts, filters.limit)]
+
+
+def _up_to(limit: int | None, parts: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    """Yield parts until they have so many rows."""
+    for part in parts:
+        yield part
+        if limit is not None:
+            limit -= len(part)
+            if limit <= 0:
+                return
+
+
+def _read_file(
+    folder: Folder, segment: Segment, path: str, filters: Filters, columns: Sequence[str]
+) -> Iterator[pa.Table]:
+    """Yield the hits of one file of a segment, row group by row group."""
+    file = folder.open(segment, path)
     try:
-        first, left = segment.first_row, filters.limit
+        first = segment.first_row
         for group in range(file.num_row_groups):
             rows = file.metadata.row_group(group).num_rows
             part = None
-            if (filters.after is None or first + rows > filters.after + 1) and may_match(file, group, filters):
+            unseen = bool(segment.others) or filters.after is None or first + rows > filters.after + 1
+            if unseen and may_match(file, group, filters):
                 part = _part_of_group(file, group, first, filters, columns)
             first += rows
-            if part is None:
-                continue
-            found.append(then(part))
-            if left is not None:
-                left -= len(part)
-                if left <= 0:
-                    break
+            if part is not None:
+                yield part
     except (OSError, pa.ArrowInvalid) as error:
         raise LogError(
-            f"segment {segment.path} of the event log cannot be read: {error}; if it is damaged, move it away: the "
+            f"segment {path} of the event log cannot be read: {error}; if it is damaged, move it away: the "
             "other segments stay readable",
-            path=segment.path,
+            path=path,
         ) from error
     finally:
         file.close(force=True)
-    return found
 
 
 def _part_of_group(
     file: pq.ParquetFile, group: int, first: int, filters: Filters, columns: Sequence[str]
 ) -> pa.Table | None:
     """Read one row group's hits: first the filtered columns, then the others."""
-    filtered = filters.columns
-    first_columns = _columns_of_group(file, group, filtered) if filtered else None
-    hits = None if first_columns is None else _hits(first_columns, first, filters)
+    there = file.schema_arrow.names
+    filtered = needed_of(filters.columns, there)
+    if POSITION.name in there:
+        filtered.append(POSITION.name)
+    table = file.read_row_group(group, columns=filtered, use_threads=False)
+    rows = file.metadata.row_group(group).num_rows
+    positions = table[POSITION.name].to_numpy() if POSITION.name in there else np.arange(first, first + rows)
+    hits = _hits(table, positions, filters)
     if hits is not None and not len(hits):
         return None
-    others = [name for name in columns if name not in filtered]
-    rest = _columns_of_group(file, group, others)
-    return _select_hits(
-        rest if first_columns is None else _join_columns(first_columns, rest), columns, hits, first, filters
-    )
+    others = [name for name in needed_of(columns, there) if name not in filtered]
+    if others:
+        rest = file.read_row_group(group, columns=others, use_threads=False)
+        table = _join_columns(table, rest) if filtered else rest
+    return _select_hits(table, columns, hits, positions)
 
 
-def _columns_of_group(file: pq.ParquetFile, group: int, columns: Sequence[str]) -> pa.Table:
-    """Read columns of a row group; one that the file's schema lacks has only nulls."""
-    table = file.read_row_group(group, columns=list(columns), use_threads=False)
-    for name in columns:
-        if name not in table.column_names:
-            table = table.append_column(SCHEMA.field(name), pa.nulls(len(table), SCHEMA.field(name).type))
-    return table
-
-
-def _part_of(table: pa.Table, first: int, filters: Filters, columns: Sequence[str]) -> pa.Table | None:
+def _part_of(table: pa.Table, positions: Positions, filters: Filters, columns: Sequence[str]) -> pa.Table | None:
     """Return the hits of a table in memory."""
-    hits = _hits(table, first, filters) if filters.columns else None
+    hits = _hits(table, positions, filters)
     if hits is not None and not len(hits):
         return None
-    return _select_hits(table, columns, hits, first, filters)
+    return _select_hits(table, columns, hits, positions)
 
 
-def _hits(table: pa.Table, first: int, filters: Filters) -> Any:  # noqa: ANN401 - row numbers (n,)
-    mask = filters.mask(table)
-    hits = np.arange(len(table)) if mask is None else np.flatnonzero(mask)
+def _hits(table: pa.Table, positions: Positions, filters: Filters) -> Positions | None:
+    """Return the numbers of the rows that match; None: all do, and there are some."""
+    if not len(positions):
+        return positions
+    mask = filters.mask(completed(table, filters.columns)) if filters.columns else None
+    if mask is None and filters.limit is None and (filters.after is None or positions[0] > filters.after):
+        return None
+    hits = np.arange(len(positions)) if mask is None else np.flatnonzero(mask)
     if filters.after is not None:
-        hits = hits[np.searchsorted(hits, filters.after + 1 - first) :]
+        hits = hits[np.searchsorted(positions[hits], filters.after + 1) :]
     return hits if filters.limit is None else hits[: filters.limit]
 
 
-def _select_hits(
-    table: pa.Table,
-    columns: Sequence[str],
-    hits: Any,  # noqa: ANN401 - as `_hits`
-    first: int,
-    filters: Filters,
-) -> pa.Table | None:
-    table = table.select(list(columns))
-    if hits is None:  # filtered by position only
-        start = 0 if filters.after is None else min(len(table), max(0, filters.after + 1 - first))
-        table = table.slice(start, filters.limit)
-        if not len(table):
-            return None
-        positions = pa.array(np.arange(first + start, first + start + len(table)))
-    else:
-        if len(hits) < len(table):
-            table = table.take(pa.array(hits))
-        positions = pa.array(hits + first)
-    return table.append_column(POSITION, positions)
+def _select_hits(table: pa.Table, columns: Sequence[str], hits: Positions | None, positions: Positions) -> pa.Table:
+    if hits is not None and len(hits) < len(positions):
+        needed = table.select(needed_of(columns, table.column_names))
+        low, high = int(hits[0]), int(hits[-1]) + 1
+        adjoin = high - low == len(hits)
+        table = needed.slice(low, len(hits)) if adjoin else needed.take(pa.array(hits))
+        positions = positions[hits]
+    return completed(table, columns).append_column(POSITION, pa.array(positions))
 
 
 def _join_columns(left: pa.Table, right: pa.Table) -> pa.Table:

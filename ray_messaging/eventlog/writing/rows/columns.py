@@ -9,14 +9,15 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ray_messaging.eventlog.schema import SCHEMA
-from ray_messaging.eventlog.writing.rows.addresses import channels, ends
+from ray_messaging.audiences.storage.book import audience_of
+from ray_messaging.eventlog.schema import schema_with, typed_names
+from ray_messaging.eventlog.writing.rows.addresses import are_of_agents, channels, ends, subtopics
 from ray_messaging.eventlog.writing.rows.extension_columns import extension_columns, number_column
+from ray_messaging.eventlog.writing.rows.hearers import Hearers, hearer_columns
 from ray_messaging.eventlog.writing.rows.message_ids import message_ids
-from ray_messaging.eventlog.writing.rows.payloads import payload_column, sparse_column
+from ray_messaging.eventlog.writing.rows.payloads import payload_columns, sparse_column
 from ray_messaging.eventlog.writing.rows.repeated_columns import NAME, Codes, coded, nulls, places, repeated, truth
 from ray_messaging.model.batch import Batch
-from ray_messaging.model.columns import PayloadColumn
 from ray_messaging.receipt import FATES, NO_LISTENER, PUBLISHED, UNDELIVERABLE
 from ray_messaging.wire.log_notes import LogNote
 
@@ -35,6 +36,7 @@ class Part(NamedTuple):
     mailbox: str | None
     fates: int | NDArray[np.uint8]
     note: LogNote | None = None
+    hearers: Hearers | None = None  # of broadcasts
 
 
 class _Run(NamedTuple):
@@ -51,14 +53,21 @@ class _Run(NamedTuple):
 
 
 def record_batch(exp_id: str, parts: Sequence[Part]) -> pa.RecordBatch:
-    """Build the rows of some parts, in their order."""
+    """Build the rows of some parts, in their order; their payloads are of one kind."""
     counts = [len(part.batch) for part in parts]
     run = _Run(parts, [0, *accumulate(counts[:-1])], counts, _fates(parts, counts))
     from_ids, to_ids = ends([part.batch.from_ids for part in parts]), ends([part.batch.to_ids for part in parts])
-    channel, subtopic = channels(exp_id, to_ids, *_topics(run))
     rule, reason, before = _notes(run)
     batches = [part.batch for part in parts]
-    columns = extension_columns(batches) | {
+    payloads = payload_columns([batch.lines for batch in batches])
+    schema = schema_with(tuple(pa.field(name, payloads[name].type) for name in typed_names([*payloads])), exp_id)
+    folded = any(map(_is_folded, parts))
+    topics, of = _topics(run)
+    if schema.metadata and not folded and are_of_agents(to_ids, topics):
+        channel, subtopic = nulls(run.rows, NAME), subtopics(run.rows, topics, of)
+    else:
+        channel, subtopic = channels(exp_id, to_ids, topics, of)
+    columns = {
         "message_id": message_ids(batches),
         "step": number_column([batch.step for batch in batches], counts, np.int64),
         "channel": channel,
@@ -67,7 +76,6 @@ def record_batch(exp_id: str, parts: Sequence[Part]) -> pa.RecordBatch:
         "to_id": to_ids.numbers(),
         "from_name": from_ids.texts(),
         "to_name": to_ids.texts(),
-        "payload": payload_column([_lines(part) for part in parts]),
         "payload_before": before,
         "labels": _labels(run),
         "sent_at": _times(run),
@@ -81,12 +89,29 @@ def record_batch(exp_id: str, parts: Sequence[Part]) -> pa.RecordBatch:
         "entry": repeated([part.entry for part in parts], counts),
         "row": pa.array(np.concatenate([_places(part) for part in parts])),
     }
-    return pa.RecordBatch.from_arrays([columns[name] for name in SCHEMA.names], schema=SCHEMA)
+    columns |= extension_columns(batches) | hearer_columns([part.hearers for part in parts], counts) | payloads
+    if folded:
+        columns["channel"] = _channels_of_broadcasts(exp_id, run, channel)
+    return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
 
 
-def _lines(part: Part) -> PayloadColumn:
-    assert part.batch.lines is not None
-    return part.batch.lines
+def _is_folded(part: Part) -> bool:
+    """Tell whether each row stands for the hearers of a broadcast."""
+    return part.hearers is not None or part.batch.fold is not None
+
+
+def _channels_of_broadcasts(exp_id: str, run: _Run, channel: pa.Array) -> pa.Array:
+    """Return the channels of all rows; a broadcast's names its audience, as there is no recipient."""
+    pieces = []
+    for part, start, count in zip(run.parts, run.starts, run.counts, strict=True):
+        found = channel.slice(start, count).dictionary_decode()
+        if _is_folded(part):
+            head = f"exps:{exp_id}:audiences:{audience_of(part.batch).name}"
+            topics = pa.array([f"{head}:{each}" for each in part.batch.topics])
+            codes = np.zeros(count, np.int64) if part.batch.topic is None else part.batch.topic
+            found = topics.take(pa.array(codes))
+        pieces.append(found)
+    return pa.concat_arrays(pieces).dictionary_encode()
 
 
 def _places(part: Part) -> Codes:

@@ -3,7 +3,7 @@
 One payload to many recipients is short as a frame, and long as rows.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ray_messaging.errors import FrameError
 from ray_messaging.eventlog.writing.rows.columns import Part
+from ray_messaging.eventlog.writing.rows.hearers import Hearers
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.extension import Extension
 from ray_messaging.receipt import DELIVERED, PUBLISHED, UNDELIVERABLE
@@ -29,25 +30,30 @@ class Taken(NamedTuple):
 NOTHING = Taken(None, 0)
 
 
-def decode_entry(item: LogItem) -> Taken:
+def decode_entry(item: LogItem, hearers_of: Callable[[Batch], Hearers | None] = lambda _: None) -> Taken:
     """Decode an entry that has a frame; raise FrameError.
 
-    Rows of a mailbox that have a note in the log stream are left to that note.
+    Args: `hearers_of` returns the hearers of a batch's rows, which are broadcasts.
+    Rows of a mailbox that have a note in the log stream are left to that note, messages of a step to the step's boxes.
     """
     batch = decode(item.frame)
     if batch.lines is None:
         raise FrameError("this is no valid frame: it has no payloads")
+    if item.note is None and batch.ordinal is not None:
+        return Taken(None, batch.messages)
     if item.note is None:
-        return Taken(delivered(batch, item.entry, item.stream.rpartition(":")[0]), len(batch))
+        mailbox = item.stream.rpartition(":")[0]
+        return Taken(delivered(batch, item.entry, mailbox, hearers_of(batch)), batch.messages)
     if item.step is not None:
-        batch.step, batch.extension = item.step, Extension(deliver=item.step)
+        asks = None if batch.extension is None else batch.extension.expects_answer
+        batch.step, batch.extension = item.step, Extension(deliver=item.step, expects_answer=asks)
     return Taken(noted(batch, item.entry, item.note, item.takers), len(batch))
 
 
-def delivered(batch: Batch, entry: str, mailbox: str) -> Part | None:
+def delivered(batch: Batch, entry: str, mailbox: str, hearers: Hearers | None = None) -> Part | None:
     """Return the rows of a mailbox's frame that no note has; None: there are none."""
     if batch.noted is None or not len(batch.noted):
-        return Part(batch, None, entry, mailbox, DELIVERED) if len(batch) else None
+        return Part(batch, None, entry, mailbox, DELIVERED, hearers=hearers) if len(batch) else None
     kept = np.ones(len(batch), np.bool_)
     kept[batch.noted] = False
     rows = np.flatnonzero(kept)
@@ -85,7 +91,7 @@ def pieces(part: Part, begin: int, limit: int) -> Iterator[tuple[Part, int]]:
     if begin == 0 and not rewritten and (lines.index is None or rows * lines.nbytes <= limit):
         yield part, rows
         return
-    lengths = np.fromiter(map(len, lines.list), np.int64, lines.count)
+    lengths = lines.weights
     lengths = lengths if lines.index is None else lengths[lines.index]
     for each in rewritten:
         lengths[np.frombuffer(each.rows, "<u4")] += len(each.line)
@@ -113,6 +119,7 @@ def without(part: Part, gone: NDArray[np.bool_]) -> Part | None:
         mailbox=part.mailbox,
         fates=part.fates[stay] if isinstance(part.fates, np.ndarray) else part.fates,
         note=None if part.note is None else _moved_note(part.note, places),
+        hearers=None if part.hearers is None else part.hearers.take(stay),
     )
 
 
@@ -142,6 +149,7 @@ def _cut(part: Part, begin: int, end: int) -> Part:
         mailbox=part.mailbox,
         fates=part.fates[begin:end] if isinstance(part.fates, np.ndarray) else part.fates,
         note=None if part.note is None else _cut_note(part.note, begin, end),
+        hearers=None if part.hearers is None else part.hearers.take(rows),
     )
 
 

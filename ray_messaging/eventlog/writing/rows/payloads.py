@@ -1,4 +1,4 @@
-"""Payload columns: from lines of JSON text to Arrow, in few passes over the bytes."""
+"""Payload columns: JSON text in few passes over the bytes, typed columns without a look at them."""
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -6,16 +6,40 @@ from itertools import groupby
 import numpy as np
 import pyarrow as pa
 
+from ray_messaging.eventlog.schema import TEXT, TYPED
 from ray_messaging.eventlog.writing.rows.repeated_columns import nulls, places
 from ray_messaging.model.columns import PayloadColumn
+from ray_messaging.model.payloads import Payloads
+from ray_messaging.model.typed.column import ColumnType
+from ray_messaging.model.typed.table import TypedColumns
+
+Kind = tuple[tuple[str, ColumnType], ...]  # the names and types of typed columns; empty: JSON text
 
 _TEXT = pa.large_string()
 _FIRST_NOT_ASCII, _LINE_END = 128, ord("\n")
 _MANY_BYTES = 2**16  # fits the processor's cache for four passes
 
 
-def payload_column(payloads: Sequence[PayloadColumn]) -> pa.LargeStringArray:
-    """Build the column of all payloads, in order."""
+def kind_of(payloads: Payloads | None) -> Kind:
+    """Return the columns of payloads: a table has rows of one kind."""
+    return tuple(payloads.schema.items()) if isinstance(payloads, TypedColumns) else ()
+
+
+def payload_columns(payloads: Sequence[Payloads | None]) -> dict[str, pa.Array]:
+    """Build the columns of all payloads, which are of one kind, in order."""
+    typed = [each for each in payloads if isinstance(each, TypedColumns)]
+    if not typed:
+        return {TEXT: _text_column([each for each in payloads if isinstance(each, PayloadColumn)])}
+    return {TYPED + name: _stored(column.to_arrow()) for name, column in TypedColumns.joined(typed).columns.items()}
+
+
+def _stored(column: pa.Array) -> pa.Array:
+    """Return a typed column as it is stored: offsets of 32 bits would limit the texts of a step."""
+    return column.cast(_TEXT) if pa.types.is_string(column.type) else column
+
+
+def _text_column(payloads: Sequence[PayloadColumn]) -> pa.LargeStringArray:
+    """Build the column of JSON text, in order."""
     columns = []
     for few, found in groupby(payloads, _is_few):
         if few:

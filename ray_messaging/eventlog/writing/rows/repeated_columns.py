@@ -35,6 +35,11 @@ def coded(codes: pa.Array, names: Sequence[str]) -> pa.DictionaryArray:
     return pa.DictionaryArray.from_arrays(codes, pa.array(names, pa.string()), safe=False)
 
 
+def each_its_own(names: pa.StringArray) -> pa.DictionaryArray:
+    """Return a column of names in which every row has an entry of its own in the dictionary."""
+    return pa.DictionaryArray.from_arrays(pa.array(places(len(names))), names, safe=False)
+
+
 def repeated(names: Sequence[str | None], counts: Sequence[int]) -> pa.Array:
     """Return a column that repeats each name, or null, `counts` times."""
     table: dict[str, int] = {}

@@ -8,7 +8,7 @@ from ray_messaging.errors import InvalidQuery, LogError
 from ray_messaging.receipt import FATES
 
 # Okabe and Ito's colours for the colour-blind; the heat map goes from pale to dark in one hue.
-_COLOURS = {"delivered": "#0072B2", "published": "#56B4E9", "undeliverable": "#E69F00", "blocked": "#D55E00"}
+COLOURS = {"delivered": "#0072B2", "published": "#56B4E9", "undeliverable": "#E69F00", "blocked": "#D55E00"}
 _MAP = "Blues"
 _SUFFIXES = (".png", ".pdf", ".svg")
 _DPI = 150
@@ -24,24 +24,35 @@ def plot(stats: dict[str, Any], path: str | Path, *, title: str = "") -> None:
     """
     path = Path(path)
     check_picture(path)
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - an optional dependency
-        from matplotlib.figure import Figure  # noqa: PLC0415 - likewise
-    except ImportError as error:
-        raise ImportError("drawing needs matplotlib: pip install 'ray-messaging[plot]'") from error
-    groups = stats["groups"]
-    height = max(2.6, 0.38 * len(groups["from"]) + 1.3)
-    figure = Figure(figsize=(10, 3.6 + height), layout="constrained")
-    FigureCanvasAgg(figure)  # without a display, and without state between pictures
-    above, below = figure.subplots(2, 1, height_ratios=[3.6, height])
-    _draw_traffic(above, stats)
-    _draw_groups(figure, below, groups)
+    figure = figure_of(stats)
     if title:
         figure.suptitle(title, fontsize=13, fontweight="bold")
     try:
         figure.savefig(path, dpi=_DPI)
     except OSError as error:
         raise LogError(f"cannot write {str(path)!r}: {error}; draw into another file", path=str(path)) from error
+
+
+def figure_of(stats: dict[str, Any]) -> Any:  # noqa: ANN401 - matplotlib's Figure
+    """Draw the result of `EventLog.stats`; raise ImportError that says how to install matplotlib."""
+    groups = stats["groups"]
+    height = max(2.6, 0.38 * len(groups["from"]) + 1.3)
+    figure, (above, below) = new_figure(10, 3.6, height)
+    _draw_traffic(above, stats)
+    _draw_groups(figure, below, groups)
+    return figure
+
+
+def new_figure(width: float, *heights: float) -> tuple[Any, Any]:
+    """Return a figure and its axes, one below the other, in inches; raise ImportError as above."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - an optional dependency
+        from matplotlib.figure import Figure  # noqa: PLC0415 - likewise
+    except ImportError as error:
+        raise ImportError("drawing needs matplotlib: pip install 'ray-messaging[plot]'") from error
+    figure = Figure(figsize=(width, sum(heights)), layout="constrained")
+    FigureCanvasAgg(figure)  # without a display, and without state between pictures
+    return figure, figure.subplots(len(heights), 1, height_ratios=heights)
 
 
 def check_picture(path: Path) -> None:
@@ -70,7 +81,7 @@ def _draw_traffic(axes: Any, stats: dict[str, Any]) -> None:  # noqa: ANN401 - m
     floor = [0] * (len(edges) - 1)
     for fate in dict.fromkeys(drawn):
         top = [low + rows for low, rows in zip(floor, fates[fate], strict=True)]
-        colour = _COLOURS.get(fate, "#999999")
+        colour = COLOURS.get(fate, "#999999")
         axes.stairs(
             top, edges, baseline=floor, fill=True, color=colour, label=f"{fate} ({stats['fates'].get(fate, 0):,})"
         )
@@ -79,7 +90,7 @@ def _draw_traffic(axes: Any, stats: dict[str, Any]) -> None:  # noqa: ANN401 - m
     axes.set_ylim(bottom=0)
     start = datetime.fromtimestamp(traffic["start"], UTC)
     axes.set_xlabel(f"{unit} since {start:%Y-%m-%d %H:%M:%S} UTC")
-    axes.legend(ncols=len(_COLOURS), frameon=False, loc="lower left", bbox_to_anchor=(0, 1.09), borderaxespad=0)
+    axes.legend(ncols=len(COLOURS), frameon=False, loc="lower left", bbox_to_anchor=(0, 1.09), borderaxespad=0)
 
 
 def span_in_words(seconds: float) -> str:

@@ -1,0 +1,189 @@
+"""Expansion of broadcasts: each row of one becomes a row for each of its hearers."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from ray_messaging.audiences.edges import Edges
+from ray_messaging.audiences.frames.kept_pairs import kept_places
+from ray_messaging.audiences.member_edges import MemberEdges
+from ray_messaging.audiences.storage.book import EVERYBODY
+from ray_messaging.audiences.storage.files import read_edges, version_folder
+from ray_messaging.errors import FrameError, LogError, UnknownName
+from ray_messaging.eventlog.agent_sets import all_agents, read_agents
+from ray_messaging.eventlog.folder import Folder
+from ray_messaging.eventlog.reading.filtering.filters import Filters
+from ray_messaging.eventlog.reading.result_columns import plain
+from ray_messaging.model.columns import INT, NONE, STR, IdColumn
+from ray_messaging.model.extension import Audience
+
+PIECE_PAIRS = 2**20
+NEEDED = (
+    "from_id", "from_name", "to_id", "to_name", "channel", "subtopic", "audience", "audience_version", "pairs",
+    "hearing_agents", "kept_pairs",
+)  # fmt: skip
+
+
+class _Rows(NamedTuple):
+    """Rows of a table (ascending), repeated for each hearer, and these."""
+
+    rows: NDArray[np.intp]
+    hearers: IdColumn
+
+
+class Expansion:
+    """The hearers of the broadcasts in one folder's log. It reads the audiences there, and keeps those it has read."""
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self._edges: dict[tuple[Audience, str], Edges] = {}
+        self._digests: dict[Audience, bytes] = {}
+
+    def expanded(self, part: pa.Table, filters: Filters) -> Iterator[pa.Table]:
+        """Yield the matching rows of a part, in its order, a piece of about PIECE_PAIRS rows at a time.
+
+        Args: part has the columns NEEDED, and those of the filters.
+        Raises: LogError where the hearers of a broadcast are not known.
+        """
+        part = plain(part.combine_chunks())
+        pairs = part["pairs"].fill_null(0).to_numpy()
+        if not pairs.any():
+            yield _matching(part, filters)
+            return
+        ends, low = np.cumsum(np.maximum(pairs, 1)), 0
+        while low < len(part):
+            before = int(ends[low - 1]) if low else 0
+            high = max(low + 1, int(np.searchsorted(ends, before + PIECE_PAIRS, side="right")))
+            yield _matching(self._piece(part.slice(low, high - low).combine_chunks()), filters)
+            low = high
+
+    def _piece(self, part: pa.Table) -> pa.Table:
+        said = np.flatnonzero(part["pairs"].is_valid().to_numpy())
+        if not len(said):
+            return part
+        groups: dict[tuple[Audience, str], list[int]] = {}
+        names, versions, agents = (part[name].to_pylist() for name in NEEDED[6:8] + NEEDED[9:10])
+        for row in said.tolist():
+            groups.setdefault((Audience(names[row], versions[row]), agents[row]), []).append(row)
+        found = [self._hearers(part, audience, digest, rows) for (audience, digest), rows in groups.items()]
+        others = np.setdiff1d(np.arange(len(part)), said)
+        rows = np.concatenate([others, *(each.rows for each in found)])
+        order = np.argsort(rows, kind="stable")
+        table = part.take(pa.array(rows[order]))
+        ids = [
+            pa.concat_arrays([_ids(part, others, end), *(_column(each.hearers, end) for each in found)])
+            for end in _ENDS
+        ]
+        for name, column in zip(_ENDS, ids, strict=True):
+            table = _replaced(table, name, column.take(pa.array(order)))
+        return _replaced(table, "channel", _channels(table))
+
+    def _hearers(self, part: pa.Table, audience: Audience, digest: str, rows: Sequence[int]) -> _Rows:
+        places = pa.array(rows)
+        counts, kept = part["pairs"].take(places).to_numpy(), part["kept_pairs"].take(places).to_pylist()
+        from_ids = _senders(part["from_id"].take(places), part["from_name"].take(places))
+        edges = self._toward(audience, digest)
+        whole = edges.counts(from_ids)
+        at, hearers = edges.expand(from_ids)
+        starts = np.cumsum(whole) - whole
+        stay = np.ones(len(at), np.bool_)
+        for row in [row for row, some in enumerate(kept) if some is not None]:
+            own = slice(starts[row], starts[row] + whole[row])
+            stay[own] = False
+            stay[starts[row] + kept_places(kept[row], int(whole[row]))] = True
+        if not stay.all():
+            at, hearers = at[stay], hearers.take(stay)
+        if not np.array_equal(np.bincount(at, minlength=len(rows)), counts):
+            raise self._unknown(audience, "its files give other pairs than the log has counted")
+        return _Rows(np.asarray(rows)[at], hearers)
+
+    def audience_digest(self, name: str, version: int) -> bytes:
+        """Return the hash of a version's pairs; of everybody, that of all agents in the folder. Raises LogError."""
+        audience = Audience(name, version)
+        if audience not in self._digests:
+            edges = MemberEdges.among(all_agents(self._folder)) if audience == EVERYBODY else self._read(audience)
+            self._digests[audience] = edges.digest
+        return self._digests[audience]
+
+    def _read(self, audience: Audience) -> Edges:
+        if not self._folder.local:
+            raise self._unknown(audience, "audiences can be read in a local folder only: copy it")
+        try:
+            return read_edges(version_folder(Path(self._folder.path) / "audiences", *audience), *audience)
+        except (UnknownName, FrameError) as error:
+            raise self._unknown(audience, str(error)) from error
+
+    def _toward(self, audience: Audience, digest: str) -> Edges:
+        key = audience, digest
+        if key not in self._edges:
+            agents = read_agents(self._folder, digest)
+            if agents is None:
+                raise self._unknown(audience, f"the agents {digest} of a mailbox are not in it")
+            everybody = audience == EVERYBODY
+            self._edges[key] = MemberEdges.among(agents) if everybody else self._read(audience).toward(agents)
+        return self._edges[key]
+
+    def _unknown(self, audience: Audience, why: str) -> LogError:
+        return LogError(
+            f"the hearers of audience {audience.name!r}, version {audience.version}, are not known in the event log's "
+            f"folder {self._folder.where}: {why}. Leave out expand to get one row for each broadcast",
+            path=self._folder.where,
+        )
+
+
+_ENDS = ("to_id", "to_name")
+
+
+def _ids(part: pa.Table, rows: NDArray[np.intp], name: str) -> pa.Array:
+    return part[name].take(pa.array(rows)).combine_chunks()
+
+
+def _column(ids: IdColumn, name: str) -> pa.Array:
+    if name == "to_id":
+        return pa.array(ids.values, pa.int64(), mask=None if ids.kinds is None else ids.kinds != INT)
+    if ids.kinds is None:
+        return pa.nulls(len(ids), pa.string())
+    named = ids.kinds == STR
+    codes = pa.array(np.where(named, ids.values, 0), mask=~named)
+    return pa.array(ids.strings, pa.string()).take(codes)
+
+
+def _senders(numbers: pa.ChunkedArray, names: pa.ChunkedArray) -> IdColumn:
+    if not numbers.null_count:
+        return IdColumn(numbers.to_numpy())
+    kinds = np.full(len(numbers), NONE, np.uint8)
+    kinds[numbers.is_valid().to_numpy()] = INT
+    kinds[names.is_valid().to_numpy()] = STR
+    table = pc.unique(names.drop_null().combine_chunks())
+    places = pc.index_in(names.combine_chunks(), value_set=table)
+    values = np.where(kinds == STR, places.fill_null(0).to_numpy(), numbers.fill_null(0).to_numpy())
+    return IdColumn(values.astype(np.int64), kinds, tuple(table.to_pylist()))
+
+
+def _replaced(table: pa.Table, name: str, column: pa.Array) -> pa.Table:
+    place = table.column_names.index(name)
+    return table.set_column(place, table.schema.field(place), column)
+
+
+def _channels(table: pa.Table) -> pa.Array:
+    """Return the channels of all rows: of expanded ones those of their hearers."""
+    channel = table["channel"].combine_chunks()
+    heads = pc.replace_substring_regex(channel, ":audiences:.*", ":agents:")
+    ends = pc.coalesce(table["to_name"].combine_chunks(), table["to_id"].combine_chunks().cast(pa.string()))
+    made = pc.binary_join_element_wise(heads, ends, ":", table["subtopic"].combine_chunks(), "")
+    return pc.if_else(table["pairs"].is_valid().combine_chunks(), made, channel)
+
+
+def _matching(table: pa.Table, filters: Filters) -> pa.Table:
+    mask = filters.mask(table)
+    return table if mask is None else table.filter(pa.array(mask))
+
+
+def matching_and_expanded(expansion: Expansion, filters: Filters) -> Callable[[pa.Table], list[pa.Table]]:
+    """Return a function of parts of a scan by loose filters, for their rows that match the filters."""
+    return lambda part: [table for table in expansion.expanded(part, filters) if len(table)]

@@ -1,0 +1,1 @@
+"""The newest rows of the log, for people who watch a run."""

@@ -1,0 +1,112 @@
+"""Audiences and agents, as far as the rows of broadcasts name them."""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ray_messaging.audiences.edges import Edges
+from ray_messaging.audiences.frames.folding import agents_digest
+from ray_messaging.audiences.storage.book import AudienceBook, audience_of
+from ray_messaging.audiences.storage.source import LocalFolder
+from ray_messaging.errors import FrameError, MessagingError
+from ray_messaging.eventlog.agent_sets import read_agents, write_agents
+from ray_messaging.eventlog.folder import Folder
+from ray_messaging.eventlog.writing.rows.hearers import Hearers, hearers_of
+from ray_messaging.model.agent_sets import AgentSet
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.extension import Audience
+from ray_messaging.transports.transport import DirectoryDelta, Transport
+from ray_messaging.wire.frames import EXTENDED, decode
+
+logger = logging.getLogger(__name__)
+
+_KEPT = 256  # pairs of an audience's version and a mailbox
+_VERSION_AT = 2  # in a frame
+
+_Key = tuple[Audience, bytes]
+
+
+class BroadcastHearers:
+    """The pairs that the rows of broadcasts stand for, and the agents of their mailboxes, kept in the log's folder.
+
+    A row whose hearers cannot be known is logged without them. Args: `retry` repeats a call while the server is away.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        folder: Folder,
+        retry: Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]],
+    ) -> None:
+        self._transport = transport
+        self._retry = retry
+        self._folder = folder
+        self._book = AudienceBook(LocalFolder(Path(folder.path) / "audiences") if folder.local else None)
+        self._agents: dict[bytes, AgentSet] = {}
+        self._edges: OrderedDict[_Key, Edges | None] = OrderedDict()
+
+    async def prepare(self, frames: Iterable[bytes]) -> None:
+        """Load what the rows of frames need, before `of` is called for them."""
+        for frame in frames:
+            if frame[_VERSION_AT : _VERSION_AT + 1] == bytes((EXTENDED,)):
+                try:
+                    batch = decode(frame)
+                except FrameError:  # reported where it is logged
+                    continue
+                if batch.fold is not None:
+                    await self._load(batch, audience_of(batch), batch.fold.agents)
+
+    async def _load(self, batch: Batch, audience: Audience, digest: bytes) -> None:
+        key = audience, digest
+        if self._edges.get(key) is None:
+            try:
+                agents = await self._agents_of(digest)
+                edges = None if agents is None else await self._book.toward(audience, agents, digest)
+                why = f"no mailbox has the agents {digest.hex()} any more"
+            except (MessagingError, OSError) as error:
+                edges, why = None, str(error)
+            if edges is None:
+                logger.warning("broadcasts of %s to %s are logged without hearers: %s", batch.sender, audience, why)
+            else:
+                await asyncio.to_thread(edges.counts, batch.from_ids)  # the first time takes a pass over all pairs
+            self._edges[key] = edges
+        self._edges.move_to_end(key)
+        while len(self._edges) > _KEPT:
+            self._edges.popitem(last=False)
+
+    async def _agents_of(self, digest: bytes) -> AgentSet | None:
+        """Return the agents with a digest, which are in the folder from now on."""
+        if digest not in self._agents:
+            found = await asyncio.to_thread(read_agents, self._folder, digest.hex())
+            if found is None:
+                found = await self._of_a_mailbox(digest)
+                if found is None:
+                    return None
+                await asyncio.to_thread(write_agents, self._folder, digest.hex(), found)
+            self._agents[digest] = found
+        return self._agents[digest]
+
+    async def _of_a_mailbox(self, digest: bytes) -> AgentSet | None:
+        directory: DirectoryDelta = await self._retry(partial(self._transport.load_directory, 0))
+        for record in directory.changed:
+            for agents in (*record.by_subtopic().values(), *record.former()):
+                if agents_digest(agents) == digest:
+                    return agents
+        return None
+
+    def of(self, batch: Batch) -> Hearers | None:
+        """Return the hearers of a frame's rows; None: they are not broadcasts, or not known."""
+        if batch.fold is None:
+            return None
+        edges = self._edges.get((audience_of(batch), batch.fold.agents))
+        if edges is None:
+            return None
+        try:
+            return hearers_of(batch, edges)
+        except FrameError as error:
+            logger.warning("broadcasts of %s are logged without hearers: %s", batch.sender, error)
+            return None

@@ -1,0 +1,441 @@
+"""Payloads in typed columns in the log: their types, a file for each set of columns, rows in their order."""
+
+import csv
+import json
+from contextlib import suppress
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+from support.log_writing import Society, batch_of
+from support.typed_tables import tables, values_of
+
+from ray_messaging import InvalidQuery, LogError
+from ray_messaging.errors import MessagingError
+from ray_messaging.eventlog import folder as folders
+from ray_messaging.eventlog.event_log import EventLog
+from ray_messaging.eventlog.folder import Folder
+from ray_messaging.eventlog.reading.filtering.scan import View
+from ray_messaging.eventlog.reading.query import answer
+from ray_messaging.eventlog.writing.open_segment import OpenSegment
+from ray_messaging.eventlog.writing.rows.columns import Part
+from ray_messaging.eventlog.writing.rows.placed_rows import placed_rows
+from ray_messaging.eventlog.writing.stream_cursors import StreamCursors
+from ray_messaging.eventlog.writing.writer import LogWriter
+from ray_messaging.model.columns import IdColumn
+from ray_messaging.model.typed.input import columns
+from ray_messaging.receipt import DELIVERED
+from ray_messaging.transports.memory import MemoryServer
+
+PAIRS = ["price", "n", "text", "ok", "at"]
+
+
+def offers(rows, first=0):
+    """Return payloads of five types."""
+    number = np.arange(first, first + rows)
+    return columns(
+        price=number / 4,
+        n=number.astype(np.int32),
+        text=[f"offer {n} é" for n in number],
+        ok=number % 2 == 0,
+        at=np.stack([number, -number], axis=1).astype(np.float32),
+    )
+
+
+class Traffic:
+    """Messages of one mailbox whose payloads have several sets of columns; `sent` are the payloads, in their order."""
+
+    def __init__(self, society):
+        self.society = society
+        self.sent = []
+        self.topics = []
+
+    async def send(self, topic, payloads):
+        rows = len(payloads)
+        self.sent += payloads if isinstance(payloads, list) else payloads.payloads()
+        self.topics += [topic] * rows
+        facts = {} if isinstance(payloads, list) else {"lines": payloads}
+        if isinstance(payloads, list):
+            assert rows == 1
+            facts["payload"] = payloads[0]
+        await self.society.send("a", rows, topics=(topic,), **facts)
+
+    async def mixed(self, rounds):
+        for n in range(rounds):
+            await self.send("offers", offers(3, n))
+            await self.send("agent-chat", [{"hello": n}])
+            await self.send("bids", columns(price=[f"{n} francs", "none"]))
+
+
+@pytest.fixture(params=["memory", pytest.param("valkey", marks=pytest.mark.long)])
+async def traffic(request, exp_id):
+    server = MemoryServer() if request.param == "memory" else request.getfixturevalue("valkey_config")
+    society = Society(server, exp_id)
+    await society.transport.connect()
+    await society.mailbox("a")
+    yield Traffic(society)
+    await society.transport.close()
+
+
+@pytest.fixture
+async def writers(traffic, tmp_path):
+    opened = []
+
+    async def open_one(**facts):
+        transport = traffic.society.connection()
+        await transport.connect()
+        writer = LogWriter(
+            transport, Folder(tmp_path / "log"), traffic.society.exp_id, **{"segment_age_s": 1e9} | facts
+        )
+        opened.append((writer, transport))
+        await writer.start()
+        return writer
+
+    yield open_one
+    for writer, transport in opened:
+        if writer.error is None:
+            with suppress(MessagingError):
+                await writer.close()
+        await transport.close()
+
+
+def read(where):
+    return EventLog.open(where)
+
+
+def payloads_of(table):
+    return [json.loads(text) for text in table["payload"].to_pylist()]
+
+
+# -- one set of columns ---------------------------------------------------------------------------------------------
+
+
+async def test_columns_are_stored_with_their_types_and_without_json(traffic, writers, tmp_path):
+    writer = await writers()
+    await traffic.send("offers", offers(100))
+    await writer.close()
+    (file,) = (tmp_path / "log").glob("*.parquet")
+    table = pq.read_table(file)
+    assert "payload" not in table.column_names
+    kinds = {name: table.schema.field(f"payload.{name}").type for name in PAIRS}
+    assert kinds == {
+        "price": pa.float64(),
+        "n": pa.int32(),
+        "text": pa.large_string(),
+        "ok": pa.bool_(),
+        "at": pa.list_(pa.float32(), 2),
+    }
+    assert "rule" not in table.column_names  # no row has one
+    log = read(tmp_path / "log")
+    assert len(log.query(rule="none", in_reply_to="s-1-1")) == 0
+    assert len(log.query(rule=None, step=None)) == 100
+    found = log.query()
+    assert found["payload"].null_count == 100
+    assert found["payload.price"].to_pylist() == [payload["price"] for payload in traffic.sent]
+    assert found["payload.at"].to_pylist() == [payload["at"] for payload in traffic.sent]
+    frame = found.to_pandas()
+    assert frame["payload.price"].dtype == np.float64
+    assert frame["payload.n"].dtype == np.int32
+
+
+async def test_texts_are_what_the_recipient_reads(traffic, writers, tmp_path):
+    writer = await writers()
+    await traffic.send("offers", offers(4))
+    await writer.close()
+    log = read(tmp_path / "log")
+    assert payloads_of(log.query(text=True)) == traffic.sent
+    assert "payload.price" not in log.query(text=True).column_names
+    assert [row.payload for row in log.tail(after=-1)] == traffic.sent
+    assert [row.payload for row in log.tail(after=-1, contains="offer 2 é")] == traffic.sent[2:3]
+    assert payloads_of(log.conversation(0, 0, text=True)) == traffic.sent[:1]
+    one = log.query()["message_id"][2].as_py()
+    assert payloads_of(log.thread(one, text=True)) == traffic.sent[2:3]
+    assert log.thread(one)["payload.price"].to_pylist() == [traffic.sent[2]["price"]]
+
+
+async def test_running_writers_answer_as_their_files_do(traffic, writers, tmp_path):
+    writer = await writers()
+    await traffic.mixed(3)
+    await writer.caught_up()
+    segments, live, _ = writer.snapshot()
+    running = answer(View(writer.folder, segments, live), "query", {"text": True})
+    assert payloads_of(running) == traffic.sent
+    typed = answer(View(writer.folder, segments, live), "query", {})
+    await writer.close()
+    assert read(tmp_path / "log").query(text=True).equals(running)
+    assert read(tmp_path / "log").query().equals(typed)
+
+
+# -- channels --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("to_ids", [[5, 7, -3, 5], [5, "mayor", 7, "mayor"]], ids=["numbers", "names"])
+async def test_channels_of_agents_are_composed_by_readers(traffic, writers, tmp_path, to_ids):
+    writer = await writers()
+    topics = {"topics": ("offers", "bids"), "topic": np.array([0, 1, 1, 0], np.uint16)}
+    await traffic.society.send("a", 4, lines=offers(4), to_ids=IdColumn.of(to_ids), **topics)
+    await writer.caught_up()
+    segments, live, _ = writer.snapshot()
+    view = View(writer.folder, segments, live)
+    head = f"exps:{traffic.society.exp_id}:agents:"
+    channels = [f"{head}{to}:{topic}" for to, topic in zip(to_ids, ["offers", "bids", "bids", "offers"], strict=True)]
+    running = answer(view, "query", {})
+    await writer.close()
+    (file,) = (tmp_path / "log").glob("*.parquet")
+    assert "channel" not in pq.read_schema(file).names
+    assert pq.read_metadata(file).metadata[b"channel_head"] == head.encode()
+    log = read(tmp_path / "log")
+    assert running["channel"].to_pylist() == log.query()["channel"].to_pylist() == channels
+    assert log.query(channel=channels[1:3])["to_id"].to_pylist() == log.query()["to_id"].to_pylist()[1:3]
+    assert log.query(channel=f"{head}5:none").num_rows == 0
+    found = answer(view, "query", {"channel": channels[3], "fate": "delivered"})["channel"].to_pylist()
+    assert found == [channel for channel in channels if channel == channels[3]]
+    assert dict(zip(*log.count(by="channel").select(["channel", "count"]).to_pydict().values(), strict=True)) == {
+        channel: channels.count(channel) for channel in channels
+    }
+
+
+async def test_plain_channels_are_stored(traffic, writers, tmp_path):
+    writer = await writers()
+    await traffic.society.send("a", 1, lines=offers(1), topics=(":news",), to_ids=IdColumn.of([None]))
+    await traffic.send("offers", offers(1))
+    await traffic.send("agent-chat", [{"hello": 1}])
+    await writer.close()
+    own = f"exps:{traffic.society.exp_id}:agents:0"
+    assert read(tmp_path / "log").query()["channel"].to_pylist() == ["news", f"{own}:offers", f"{own}:agent-chat"]
+
+
+# -- several sets of columns ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("traffic", ["memory", "valkey"], indirect=True)
+@pytest.mark.parametrize("facts", [{}, {"segment_rows": 7}, {"segment_age_s": 0.0}])
+async def test_rows_keep_their_order_whatever_their_columns(traffic, writers, tmp_path, facts):
+    writer = await writers(**facts)
+    for _ in range(4):
+        await traffic.mixed(2)
+        await writer.caught_up()
+    await writer.close()
+    log = read(tmp_path / "log")
+    found = log.query(text=True)
+    assert payloads_of(found) == traffic.sent
+    assert found["subtopic"].to_pylist() == traffic.topics
+    assert found["position"].to_pylist() == [*range(len(traffic.sent))]
+    assert found["message_id"].to_pylist() == traffic.society.written
+    assert log.end == len(traffic.sent) - 1
+    for after in (0, 3, 5, 20):
+        assert payloads_of(log.query(text=True, after=after, limit=4)) == traffic.sent[after + 1 : after + 5]
+    assert [row.payload for row in log.tail(after=4)] == traffic.sent[5:]
+    assert [payload for page in log.pages(rows=3, text=True) for payload in payloads_of(page)] == traffic.sent
+    assert log.count("subtopic")["count"].to_pylist() == [24, 16, 8]
+    log.balance()
+
+
+async def test_a_name_has_another_type_under_another_subtopic(traffic, writers, tmp_path):
+    writer = await writers()
+    await traffic.mixed(3)
+    await writer.close()
+    files = {path.name: pq.read_schema(path) for path in (tmp_path / "log").glob("*.parquet")}
+    kinds = {str(schema.field("payload.price").type) for schema in files.values() if "payload.price" in schema.names}
+    assert kinds == {"double", "large_string"}
+    log = read(tmp_path / "log")
+    assert log.query(subtopic="offers")["payload.price"].type == pa.float64()
+    assert log.query(subtopic="bids")["payload.price"].type == pa.large_string()
+    both = log.query()
+    assert both["payload.price"].type == pa.large_string()
+    assert both["payload.price"].to_pylist()[:6] == ["0", "0.25", "0.5", None, "0 francs", "none"]
+    assert both["payload"].null_count == len(both) - 3
+
+
+async def test_rows_are_found_by_values_of_typed_payloads(traffic, writers, tmp_path):
+    writer = await writers()
+    await traffic.mixed(3)
+    await writer.close()
+    log = read(tmp_path / "log")
+    for wanted, prices in [
+        ({"price": 0.5}, [0.5, 0.5, 0.5]),
+        ({"price": [0.25, 0.75]}, [0.25, 0.25, 0.75, 0.75]),
+        ({"price": slice(0.5, 1)}, [0.5, 0.5, 0.75, 0.5, 0.75]),
+        ({"price": "none"}, ["none"] * 3),
+        ({"ok": True, "n": slice(None, np.int64(2))}, [0.0]),
+        ({"n": 1.5}, []),
+        ({"text": ["offer 3 é", 3]}, [0.75, 0.75]),
+        ({"none": 1}, []),
+        ({"at": 1}, []),
+    ]:
+        found = log.query(payload=wanted, text=True)
+        assert [payload["price"] for payload in payloads_of(found)] == prices
+    for bad in ([], {"price": {}}, {"price": slice(None)}, {"price": None}, {1: 2}):
+        with pytest.raises(InvalidQuery, match="payload="):
+            log.query(payload=bad)
+
+
+async def test_numbers_of_several_types_are_numbers(traffic, writers, tmp_path):
+    writer = await writers()
+    await traffic.send("offers", columns(price=np.array([1, 2], np.int32)))
+    await traffic.send("offers", columns(price=[0.5]))
+    await writer.close()
+    assert read(tmp_path / "log").query()["payload.price"].to_pylist() == [1.0, 2.0, 0.5]
+
+
+async def test_very_many_sets_of_columns_make_several_segments(traffic, writers, tmp_path):
+    writer = await writers()
+    for n in range(70):
+        await traffic.send("offers", columns({f"x{n}": [n]}))
+    await writer.close()
+    folder = Folder(tmp_path / "log")
+    assert max(len(segment.files) for segment in folder.segments()) <= 70
+    assert len(folder.segments()) > 1 or len(folder.segments()[0].files) == 70
+    assert payloads_of(read(tmp_path / "log").query(text=True)) == traffic.sent
+
+
+# -- crashes ----------------------------------------------------------------------------------------------------------
+
+
+class Died(Exception):
+    """The end of a process."""
+
+
+@pytest.mark.parametrize("by_age", [False, True])
+@pytest.mark.parametrize("point", ["checked", "staged", "locked", "named", "renamed", "written"])
+@pytest.mark.parametrize("after", [0, pytest.param(1, marks=pytest.mark.long)])
+async def test_a_crash_neither_doubles_nor_drops_a_row(traffic, writers, tmp_path, monkeypatch, point, by_age, after):
+    times = {"left": after, "over": False}
+
+    def crash(reached):
+        if times["over"] or (reached == point and times["left"] == 0):
+            times["over"] = True
+            raise Died
+        times["left"] -= reached == point
+
+    def fsync(path, fsync=folders._fsync):
+        fsync(path)
+        if str(path) == str(tmp_path / "log"):
+            crash("named")  # some files of a segment have their names
+
+    facts = {"segment_age_s": 0.0} if by_age else {"segment_rows": 8}
+    writer = await writers(crash=crash, **facts)
+    monkeypatch.setattr(folders, "_fsync", fsync)
+    for _ in range(40):
+        if times["over"]:
+            break
+        await traffic.mixed(1)
+        with suppress(MessagingError):
+            await writer.caught_up()
+    else:
+        with suppress(MessagingError):
+            await writer.close()
+    assert times["over"]
+    monkeypatch.undo()
+    writer = await writers(segment_rows=8)
+    await traffic.mixed(1)
+    await writer.close()
+    log = read(tmp_path / "log")
+    assert payloads_of(log.query(text=True)) == traffic.sent
+    assert log.query()["message_id"].to_pylist() == traffic.society.written
+    used = {path for segment in Folder(tmp_path / "log").segments() for path in segment.files}
+    assert {str(path) for path in (tmp_path / "log").glob("*.parquet")} == used
+
+
+async def test_a_missing_file_is_named(traffic, writers, tmp_path):
+    writer = await writers()
+    await traffic.mixed(1)
+    await writer.close()
+    (segment,) = Folder(tmp_path / "log").segments()
+    log = read(tmp_path / "log")
+    (tmp_path / "log" / segment.others[0].rpartition("/")[2]).unlink()
+    with pytest.raises(LogError, match="is not there any more") as caught:
+        log.query()
+    assert caught.value.path == segment.others[0]
+
+
+async def test_a_segment_counts_the_bytes_of_all_its_files(traffic, writers, tmp_path):
+    writer = await writers()
+    await traffic.mixed(2)
+    await writer.close()
+    sizes = [path.stat().st_size for path in (tmp_path / "log").glob("*.parquet")]
+    assert len(sizes) == 3
+    assert read(tmp_path / "log").stats()["bytes"] == sum(sizes)
+
+
+async def test_erasing_leaves_no_file(traffic, writers, tmp_path):
+    writer = await writers()
+    await traffic.mixed(1)
+    await writer.close()
+    Folder(tmp_path / "log").erase()
+    assert not [*(tmp_path / "log").glob("*.parquet")]
+
+
+# -- exports ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def log(traffic, writers, tmp_path):
+    writer = await writers(segment_rows=7)
+    await traffic.mixed(4)
+    await traffic.send("places", columns(at=np.ones((2, 2), np.float32)))
+    await writer.close()
+    return read(tmp_path / "log")
+
+
+async def test_exports_have_all_columns_on_every_page(traffic, log, tmp_path, monkeypatch):
+    monkeypatch.setattr("ray_messaging.eventlog.reading.export.pages.__defaults__", (3,))
+    rows = len(traffic.sent)
+    assert log.export(tmp_path / "all.parquet") == rows
+    table = pq.read_table(tmp_path / "all.parquet")
+    assert table["payload.n"].type == pa.int32()
+    assert table["payload.price"].to_pylist()[:5] == ["0", "0.25", "0.5", None, "0 francs"]
+    assert log.export(tmp_path / "offers.parquet", subtopic="offers") == 12
+    assert pq.read_table(tmp_path / "offers.parquet")["payload.at"].to_pylist()[1] == [1.0, -1.0]
+    assert log.export(tmp_path / "all.jsonl") == rows
+    lines = [json.loads(line) for line in (tmp_path / "all.jsonl").read_text().splitlines()]
+    assert [line["payload"] for line in lines] == traffic.sent
+    assert not any("." in name for line in lines for name in line)
+    assert log.export(tmp_path / "all.csv") == rows
+    with (tmp_path / "all.csv").open(newline="") as file:
+        found = [*csv.DictReader(file)]
+    assert found[1]["payload.at"] == "[1.0, -1.0]"
+    assert found[0]["payload.text"] == "offer 0 é"
+    assert found[3]["payload"] == '{"hello":0}'
+
+
+async def test_a_data_frame_has_no_value_where_a_row_has_no_column(log):
+    frame = log.query(subtopic=["offers", "agent-chat"]).to_pandas()
+    assert frame["payload.price"].isna().sum() == 4
+    assert frame["payload.price"].dtype == np.float64
+    assert isinstance(frame, pd.DataFrame)
+
+
+# -- rows of frames ---------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=25)
+@given(some.data())
+def test_any_columns_are_stored_and_read_as_they_were(data):
+    made = [data.draw(tables(rows)) for rows in data.draw(some.lists(some.integers(1, 4), min_size=1, max_size=4))]
+    made += made[: data.draw(some.integers(0, 2))]  # so that some have the same columns
+    parts = [
+        Part(batch_of(len(table), first=10 * n, lines=table), None, f"{n}-0", "m", DELIVERED)
+        for n, table in enumerate(made)
+    ]
+    segment = OpenSegment(1, 0)
+    segment.add(placed_rows("exp", parts))
+    with TemporaryDirectory() as where:
+        folder = Folder(where)
+        facts = {"exp_id": "exp", "epoch": 1, "first_row": 0, "cursors": {}}
+        folder.write(1, segment.seal(StreamCursors()).tables, facts)
+        log = EventLog.open(where)
+        ids = [part.batch.message_id(row) for part in parts for row in range(len(part.batch))]
+        assert log.query()["message_id"].to_pylist() == ids
+        assert log.query(text=True)["payload"].to_pylist() == [line.decode() for table in made for line in table.list]
+        low = -1
+        for table in made:
+            found = log.query(after=low, limit=len(table))
+            stored = {name: found[f"payload.{name}"] for name in table.columns}
+            assert values_of(columns(stored)) == values_of(table)
+            low += len(table)
