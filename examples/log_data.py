@@ -1,0 +1,53 @@
+"""Ray Data over a log: questions that read more than one machine's memory holds.
+
+    pip install "ray[data]"
+    python examples/moderation.py
+    python examples/log_data.py moderation-logs/moderated
+
+Ray Data reads the Parquet files of the folder in parallel, in the processes of the cluster. Say in `schema` which
+columns you want, and as which type: the files keep names as dictionaries of their own, which Ray Data cannot join.
+"""
+
+import argparse
+import json
+import logging
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import ray
+import ray.data
+
+COLUMNS = pa.schema({"fate": pa.string(), "rule": pa.string(), "payload": pa.string()})
+
+
+def word_counts(rows):
+    """Count the words in the payloads of a batch, which is an Arrow table."""
+    payloads = [json.loads(text) for text in rows["payload"].to_pylist() if text]  # none: it has typed columns
+    texts = [value for payload in payloads for value in payload.values() if isinstance(value, str)]
+    words = Counter(word for text in texts for word in text.lower().split())
+    return pa.table({"word": pa.array(words.keys(), pa.string()), "count": pa.array(words.values(), pa.int64())})
+
+
+def main():
+    """Print the fates of all messages, and their most frequent words."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="the log_dir of a run that has ended")
+    plan = parser.parse_args()
+    ray.init(ignore_reinit_error=True)
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.default_hash_shuffle_parallelism = 4  # a groupby has 200 tasks otherwise, for a small log, too
+    logging.getLogger("ray.data").setLevel(logging.WARNING)
+
+    log = ray.data.read_parquet(str(plan.folder.resolve()), schema=COLUMNS)
+    print(f"{log.count():,} rows")
+    for row in sorted(log.groupby(["fate", "rule"]).count().take_all(), key=lambda row: -row["count()"]):
+        print(f"{row['count()']:>8,}  {row['fate']}{', ' + row['rule'] if row['rule'] else ''}")
+    words = log.map_batches(word_counts, batch_format="pyarrow").groupby("word").sum("count").take_all()
+    for row in sorted(words, key=lambda row: (-row["sum(count)"], row["word"]))[:5]:
+        print(f"{row['sum(count)']:>8,}  {row['word']}")
+
+
+if __name__ == "__main__":
+    main()
