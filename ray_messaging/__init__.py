@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from ray_messaging.errors import (
     AlreadyExists,
+    AudienceTooLarge,
     Closed,
     CommitFailed,
     ConfigError,
@@ -22,11 +23,14 @@ from ray_messaging.errors import (
     LogError,
     MailboxFull,
     MessagingError,
+    MoveFailed,
     NoAnswer,
     NoQuestion,
     NotListening,
     NotRepeatable,
+    NotReplicated,
     OutcomeUnknown,
+    PayloadMismatch,
     PayloadTooLarge,
     QuestionBlocked,
     RuleError,
@@ -46,9 +50,13 @@ from ray_messaging.errors import (
 
 if TYPE_CHECKING:
     from ray_messaging import mqtt as mqtt
+    from ray_messaging.cluster.audiences.audience import Audience
     from ray_messaging.cluster.handles.blocked_messages import BlockedListener, BlockedMessage
-    from ray_messaging.cluster.handles.group import Group
+    from ray_messaging.cluster.handles.group.async_group import AsyncGroup
+    from ray_messaging.cluster.handles.group.group import Group
+    from ray_messaging.cluster.inspector_process import Inspector
     from ray_messaging.cluster.messaging import Messaging
+    from ray_messaging.cluster.surveys.survey import Survey
     from ray_messaging.compat.msg import Msg
     from ray_messaging.config import MessagingConfig, MqttConfig, RedisConfig, Steps
     from ray_messaging.conversations.answers import Answers
@@ -56,9 +64,13 @@ if TYPE_CHECKING:
     from ray_messaging.eventlog.reading.event_rows import LogRow
     from ray_messaging.interception import rules
     from ray_messaging.interception.rules.rule import Rule
-    from ray_messaging.message import Message, Messages, Outgoing
+    from ray_messaging.message import Message
     from ray_messaging.messager import Messager
+    from ray_messaging.messages import Messages
+    from ray_messaging.model.typed.input import columns
     from ray_messaging.observability.health.findings import Finding, Health
+    from ray_messaging.observability.tracing.settings import Tracing
+    from ray_messaging.outgoing import Outgoing
     from ray_messaging.receipt import Receipt, Receipts
 
 # The module of a name is imported when the name is first used. A process thus loads only what it needs: `errors` comes
@@ -66,31 +78,40 @@ if TYPE_CHECKING:
 _MODULES = {"mqtt": "ray_messaging.mqtt", "rules": "ray_messaging.interception.rules"}
 _HOMES = {
     "Answers": "ray_messaging.conversations.answers",
+    "AsyncGroup": "ray_messaging.cluster.handles.group.async_group",
+    "Audience": "ray_messaging.cluster.audiences.audience",
     "BlockedListener": "ray_messaging.cluster.handles.blocked_messages",
     "BlockedMessage": "ray_messaging.cluster.handles.blocked_messages",
     "EventLog": "ray_messaging.eventlog.event_log",
     "Finding": "ray_messaging.observability.health.findings",
-    "Group": "ray_messaging.cluster.handles.group",
+    "Group": "ray_messaging.cluster.handles.group.group",
     "Health": "ray_messaging.observability.health.findings",
+    "Inspector": "ray_messaging.cluster.inspector_process",
     "LogRow": "ray_messaging.eventlog.reading.event_rows",
     "Message": "ray_messaging.message",
     "Messager": "ray_messaging.messager",
-    "Messages": "ray_messaging.message",
+    "Messages": "ray_messaging.messages",
     "Messaging": "ray_messaging.cluster.messaging",
     "MessagingConfig": "ray_messaging.config",
     "MqttConfig": "ray_messaging.config",
     "Msg": "ray_messaging.compat.msg",
-    "Outgoing": "ray_messaging.message",
+    "Outgoing": "ray_messaging.outgoing",
     "Receipt": "ray_messaging.receipt",
     "Receipts": "ray_messaging.receipt",
     "RedisConfig": "ray_messaging.config",
     "Rule": "ray_messaging.interception.rules.rule",
     "Steps": "ray_messaging.config",
+    "Survey": "ray_messaging.cluster.surveys.survey",
+    "Tracing": "ray_messaging.observability.tracing.settings",
+    "columns": "ray_messaging.model.typed.input",
 }
 
 __all__ = [
     "AlreadyExists",
     "Answers",
+    "AsyncGroup",
+    "Audience",
+    "AudienceTooLarge",
     "BlockedListener",
     "BlockedMessage",
     "Closed",
@@ -104,6 +125,7 @@ __all__ = [
     "FrameError",
     "Group",
     "Health",
+    "Inspector",
     "InterceptorUnavailable",
     "InvalidAddress",
     "InvalidColumns",
@@ -120,14 +142,17 @@ __all__ = [
     "Messaging",
     "MessagingConfig",
     "MessagingError",
+    "MoveFailed",
     "MqttConfig",
     "Msg",
     "NoAnswer",
     "NoQuestion",
     "NotListening",
     "NotRepeatable",
+    "NotReplicated",
     "OutcomeUnknown",
     "Outgoing",
+    "PayloadMismatch",
     "PayloadTooLarge",
     "QuestionBlocked",
     "Receipt",
@@ -141,13 +166,16 @@ __all__ = [
     "StepFailed",
     "StepTooLarge",
     "Steps",
+    "Survey",
     "TraceError",
+    "Tracing",
     "TransactionError",
     "TransitError",
     "Unbalanced",
     "UndeclaredSend",
     "UnknownName",
     "UnknownSender",
+    "columns",
     "rules",
 ]
 

@@ -70,6 +70,8 @@ def settings_of(config: type[BaseModel]) -> Iterator[Setting]:
 
 
 def _shown(name: str, value: object) -> str:
+    if value in ("", ()):
+        return "none"
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
     if name.endswith("_bytes"):
@@ -115,7 +117,7 @@ class RedisConfig(ServerConfig):
     # An error about another field must not print the password.
     model_config = ConfigDict(extra="ignore", hide_input_in_errors=True)
 
-    server: str = Field(description="its host name or address; a path that begins with / is a unix socket")
+    server: str = _setting("", "its host name or address; a path that begins with / is a unix socket; or sentinels")
     port: int = _setting(6379, "its TCP port", ge=0, le=65535)
     password: str | None = _setting(None, "its password", repr=False)
     db: int = _setting(0, "the number of the database", ge=0)
@@ -129,6 +131,11 @@ class RedisConfig(ServerConfig):
         False, "accept a server that deletes data, unread messages too, when its memory is full"
     )
     socket_dir: str | None = _setting(None, "a folder with its unix socket, PORT.sock, which is faster if it exists")
+
+    sentinels: tuple[str, ...] = _setting((), "in place of server and port: the Sentinels' addresses, host:port each")
+    service: str | None = _setting(None, "the service of the Sentinels, whose primary is the server")
+    sentinel_username: str | None = _setting(None, "the user's name at the Sentinels, where they have an ACL")
+    sentinel_password: str | None = _setting(None, "the password of the Sentinels", repr=False)
 
     @model_validator(mode="before")
     @classmethod
@@ -151,14 +158,35 @@ class RedisConfig(ServerConfig):
             raise ValueError("ssl_keyfile needs ssl_certfile")
         if self.socket_dir is not None and (self.ssl or self.server.startswith("/")):
             raise ValueError("socket_dir stands beside a host and a port, without ssl")
+        if bool(self.server) == bool(self.sentinels):
+            raise ValueError("give server=, or sentinels= with service=, and not both")
+        if bool(self.sentinels) != bool(self.service):
+            raise ValueError("sentinels= and service= go together: the name of their `sentinel monitor` line")
+        if self.sentinel_password is None and self.sentinel_username is not None:
+            raise ValueError("sentinel_username needs sentinel_password")
+        self.sentinel_addresses()
         return self
+
+    def sentinel_addresses(self) -> list[tuple[str, int]]:
+        """Return the host and port of each Sentinel; raise ValueError for an address that is none."""
+        found = []
+        for text in self.sentinels:
+            parts = urlsplit(f"//{text}")
+            if not parts.hostname or parts.path or parts.username is not None:
+                raise ValueError(f"the address of a Sentinel is host:port, not {text!r}")
+            found.append((parts.hostname, parts.port or 26379))
+        return found
 
     @classmethod
     def from_url(cls, url: str) -> "RedisConfig":
-        """Parse redis://, rediss:// or unix:// ([user][:password]@host[:port][/db]); raise ConfigError otherwise.
+        """Parse redis://, rediss:// or unix:// (`[user][:password]@host[:port][/db]`); raise ConfigError otherwise.
 
+        By Sentinels: redis+sentinel:// or rediss+sentinel://
+        (`[user][:password]@host[:port],host[:port],.../service[/db]`).
         After a question mark: allow_eviction=1, and db=number.
         """
+        if url.startswith(("redis+sentinel://", "rediss+sentinel://")):
+            return cls._from_sentinel_url(url)
         try:
             parts = urlsplit(url)
         except ValueError:
@@ -185,6 +213,23 @@ class RedisConfig(ServerConfig):
             raise ConfigError(
                 "invalid server address: write redis://[user:password@]host:port/db, with a port of 0 to "
                 "65535, a number for db, 0 or 1 for allow_eviction, and / @ : in the password as %2F %40 %3A"
+            ) from None
+
+    @classmethod
+    def _from_sentinel_url(cls, url: str) -> "RedisConfig":
+        scheme, _, rest = url.partition("+sentinel://")
+        at, _, path = rest.partition("/")
+        login, at_sign, addresses = at.rpartition("@")
+        service, _, more = path.partition("/")
+        service, question, query = service.partition("?")
+        config = cls.from_url(f"{scheme}://{login}{at_sign}sentinel/{more}{question}{query}")
+        fields = {"server": "", "sentinels": tuple(addresses.split(",")), "service": unquote(service)}
+        try:
+            return cls(**config.model_dump() | fields)
+        except ValidationError:
+            raise ConfigError(
+                "invalid addresses of Sentinels: write redis+sentinel://[user:password@]host:port,host:port/service, "
+                "with the name of their `sentinel monitor` line as service"
             ) from None
 
 
@@ -218,7 +263,7 @@ class MqttConfig(ServerConfig):
 
     @classmethod
     def from_url(cls, url: str) -> "MqttConfig":
-        """Parse mqtt:// or mqtts:// ([user[:password]@]host[:port]; mqtts: port 8883); raise ConfigError otherwise."""
+        """Parse mqtt:// or mqtts:// (`[user[:password]@]host[:port]`; mqtts: 8883); raise ConfigError otherwise."""
         how = "write mqtt://[user:password@]host:port, or mqtts:// for TLS"
         try:
             parts = urlsplit(url)
@@ -284,6 +329,9 @@ class MessagingConfig(_Settings):
     mirror: bool = _setting(False, "PUBLISH messages to mailboxes too, for foreign clients that listen")
     strict_senders: bool | None = _setting(None, "send only for one's own agents, or the user; None: if it is a group")
     strict_answers: bool = _setting(True, "an answer counts only from the agent that was asked")
+    wait_replicas: int = _setting(
+        0, "replicas of the server that must have what is acknowledged; 0: the primary alone", ge=0
+    )
     delegate_rules: bool = _setting(True, "let senders apply rules that read ids only; False: ask for each batch")
 
     @model_validator(mode="before")

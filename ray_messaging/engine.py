@@ -16,11 +16,21 @@ from ray_messaging.addressing.channels import (
     Address,
     AgentId,
 )
-from ray_messaging.addressing.directory import Directory
+from ray_messaging.addressing.directory import Directory, Record
+from ray_messaging.audiences.storage.book import AudienceBook
+from ray_messaging.audiences.storage.source import AudienceSource
 from ray_messaging.common.process_tuning import keep_memory
 from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.config import MessagingConfig
-from ray_messaging.errors import Closed, ConfigError, MessagingError, NotListening, TransitError
+from ray_messaging.errors import (
+    AlreadyExists,
+    Closed,
+    ConfigError,
+    MessagingError,
+    NotListening,
+    TransitError,
+    UnknownName,
+)
 from ray_messaging.interception.client.verdict_client import (
     PassAll,
     RemoteVerdictClient,
@@ -29,12 +39,17 @@ from ray_messaging.interception.client.verdict_client import (
 )
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.observability.observer import Observer
+from ray_messaging.observability.tracing.settings import Tracing, tracer_of
+from ray_messaging.receiving.departing.rehosting import Rehoster
 from ray_messaging.receiving.fetcher import Fetcher
 from ray_messaging.receiving.mailbox_lease import KEEP_S, IsDead
 from ray_messaging.receiving.subscription import Subscription
+from ray_messaging.receiving.unfolder import Unfolder
 from ray_messaging.sending.accumulation.accumulator import Accumulator
 from ray_messaging.sending.accumulation.bulk_sender import BulkSender
 from ray_messaging.sending.accumulation.message_checks import MessageChecks
+from ray_messaging.sending.accumulation.pending_batch import TransactionBatch
+from ray_messaging.sending.broadcaster import Broadcaster
 from ray_messaging.sending.delivery.frame_router import FrameRouter
 from ray_messaging.sending.delivery.frame_sender import FrameSender
 from ray_messaging.sending.local_log import LocalLog
@@ -66,13 +81,16 @@ class Engine:
         make_verdict_client: Callable[[object], VerdictClient] | None = None,
         user_is_explicit: bool = False,
         observer: Observer | None = None,
+        audiences: AudienceSource | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         self.exp_id = transport.exp_id
         self.name = names.check_name("name", name) if name is not None else f"anon-{secrets.token_hex(8)}"
         self.named = name is not None
         self.settings = settings or MessagingConfig()
         self.transport = transport
-        self._observer = observer
+        self.observer = observer
+        self.tracer = tracer_of(tracing, self.exp_id, self.name)
         if observer is not None:
             self.transport.observe(observer)
         self.directory = Directory(self.exp_id, transport.patterns)
@@ -86,7 +104,8 @@ class Engine:
         self.accumulator: Accumulator | None = None
         self.accepting: Accumulator | None = None  # the accumulator, while this is open
         self.subscription: Subscription | None = None
-        self.fetcher = Fetcher(transport, self.name, self.settings, self._observer)
+        self.audiences = AudienceBook(audiences)
+        self.fetcher = Fetcher(transport, self.name, self.settings, self.observer, self.tracer)
         self.fetcher.unavailable = self._not_listening
         self._make_verdict_client = make_verdict_client or self._verdict_client_for
         self._interceptor = interceptor
@@ -117,11 +136,17 @@ class Engine:
     async def _start(self, verdict_client: VerdictClient) -> None:
         keep_s = 0 if self.named else KEEP_S
         router = FrameRouter(self.directory, mirror=self.settings.mirror, logs_apart=self.transport.logs_apart)
-        self.frame_sender = FrameSender(self.transport, self.directory, router, self.name, keep_s, self._observer)
+        self.frame_sender = FrameSender(self.transport, self.directory, router, self.name, keep_s, self.observer)
         await self.frame_sender.reload()
-        self.subscription = Subscription(self.transport, self.directory, self.fetcher, self.settings, named=self.named)
+        unfolder = Unfolder(self.audiences)
+        self.subscription = Subscription(
+            self.transport, self.directory, self.fetcher, self.settings, unfolder, named=self.named
+        )
+        self.subscription.agents_changed = self._agents_changed
         self.fetcher.unavailable = None
-        self.accumulator = Accumulator(self.frame_sender, verdict_client, self.settings, self.checks, self.log)
+        self.accumulator = Accumulator(
+            self.frame_sender, verdict_client, self.settings, self.checks, self.log, self.tracer
+        )
         self.accumulator.step = self._step
         self.accepting = self.accumulator
         self.transport.ask_when_cut(self._ended)
@@ -131,6 +156,8 @@ class Engine:
         if self.closed:
             return
         self.closed = True
+        if self.tracer is not None and commit:
+            self.tracer.committed()
         self.accepting, self.fetcher.unavailable = None, self._not_listening
         accumulator, subscription = self.accumulator, self.subscription
         async with AsyncExitStack() as last_first:
@@ -231,7 +258,18 @@ class Engine:
     @property
     def bulk_sender(self) -> BulkSender:
         """Return a sender of many messages; raise Closed."""
-        return BulkSender(self.sending)
+        sending = self.sending
+        assert self.frame_sender is not None
+        return BulkSender(sending, self.frame_sender)
+
+    @property
+    def broadcaster(self) -> Broadcaster:
+        """Return a sender of broadcasts; raise Closed, and ConfigError where the server keeps no audiences."""
+        sender = self.bulk_sender
+        if not self.transport.acks_apart:
+            raise ConfigError("an MQTT broker keeps no audiences: use Redis or Valkey, or send_columns to each hearer")
+        assert self.frame_sender is not None
+        return Broadcaster(self.frame_sender, self.directory, self.audiences, sender)
 
     # -- receiving ------------------------------------------------------------------------------------------------
 
@@ -259,6 +297,63 @@ class Engine:
         if self.settings.strict_senders:
             self.checks.allow_only(hosted)
 
+    async def add(self, agents: Iterable[AgentId]) -> None:
+        """Claim more agents, on the subtopics of those that are here; raise AlreadyExists, ConfigError."""
+        record = await self._own_record()
+        await self.host(agents, [*record.by_subtopic()], owner=self.receiving.owner)
+
+    async def release(self, agents: Iterable[AgentId], target: str | None, timeout: float) -> None:
+        """Let agents leave, with all that waits for them: to another mailbox, or (None) to the dead letters.
+
+        Raises: MoveFailed, UnknownName, AlreadyExists, ConfigError, Fenced.
+        """
+        leaving, record = AgentSet.of(agents), await self._own_record()
+        if self.steps is not None:
+            if leaving:
+                await Rehoster(self.transport, self.directory).move(leaving, self.name, target, timeout)
+                await self.receiving.adopt()
+            return
+        self._check_leaving(leaving, record, target)
+        if not leaving:
+            return
+        self.checks.refuse(leaving)
+        try:
+            # What they have sent goes first: they may send from their new group at once.
+            accumulator, question = self.sending, TransactionBatch(None)
+            await accumulator.transact(question)
+            await asyncio.shield(question.future)
+            await self.receiving.let_go(leaving, target, timeout)
+        except BaseException:
+            if self.settings.strict_senders:
+                self.checks.allow_only(leaving & self.receiving.hosted)
+            raise
+
+    async def _own_record(self) -> Record:
+        await self.receiving.adopt()
+        record = self.directory.records.get(self.name)
+        if record is None or not record.exclusive:
+            raise ConfigError(f"{self.name!r} hosts no agents: `await messager.host_agents(ids, subtopics)` first")
+        if not self.named:
+            raise ConfigError("agents come and go in a mailbox that lasts: give the messager a name")
+        return record
+
+    def _check_leaving(self, leaving: AgentSet, record: Record, target: str | None) -> None:
+        """Raise where agents cannot leave for a mailbox, as far as the directory is known here."""
+        if target == self.name and leaving:
+            agent = next(iter(leaving))
+            raise AlreadyExists(
+                f"agent {agent!r} is in group {target!r} already: leave it out", kind="agent", value=agent, owner=target
+            )
+        missing = leaving - record.agents()
+        if missing:
+            agent = next(iter(missing))
+            raise UnknownName(f"group {self.name!r} hosts no agent {agent!r}", kind="agent", value=agent)
+
+    def _agents_changed(self, came: AgentSet, went: AgentSet) -> None:
+        if self.settings.strict_senders:
+            self.checks.allow_only(came)
+        self.checks.refuse(went)
+
     async def _join_steps(self) -> None:
         """Become a stepped group where the experiment has steps: it sends and receives in its steps only."""
         store = self.transport.steps
@@ -266,6 +361,7 @@ class Engine:
         if store is not None and self.steps is not None:
             await store.join(self.name)
             self.accepting, self.fetcher.unavailable = None, self._in_steps_only
+            self.receiving.stepped = True
 
     def _in_steps_only(self) -> MessagingError:
         return self.not_open(NotListening)

@@ -6,6 +6,7 @@ MessagingError
 ├── InvalidAddress              an invalid id, channel, subtopic, group or experiment name
 │   └── UnknownSender           a from_id that is not an agent of the sending group
 ├── InvalidPayload              a payload that is not a JSON object
+│   └── PayloadMismatch         a payload that does not fit a type or a schema
 ├── InvalidMsg                  an invalid Msg, or dict of one: its role, its keys, its class
 ├── InvalidColumns              columns of a bulk send that do not fit together
 ├── PayloadTooLarge             a payload above the limit
@@ -16,13 +17,14 @@ MessagingError
 ├── NotRepeatable               a model that gives another result when it runs again
 ├── StepAborted                 a step that was not committed: the group's next driver runs it again
 ├── StepFailed                  the model's function failed in a step of `Messaging.run`
+├── AudienceTooLarge            positions that make more pairs than the limit
 ├── StepTooLarge                more messages in a step than a group can read in one
 ├── UndeclaredSend              a send in a step to a group that was not declared to hear the sender
-=======
 ├── NoAnswer                    a question without an answer in its time, or without a recipient
 ├── QuestionBlocked             a question that a rule blocked
 ├── NoQuestion                  a reply to a message that expects no answer, or has one already
 ├── CommitFailed                processed messages that could not be committed: they were redelivered
+├── MoveFailed                  agents that could not leave their group: nothing has changed
 ├── FetchTooLarge               a complete fetch above its limits
 ├── NotListening                a fetch from a messager that does not listen
 ├── Closed                      a messager, group or experiment that was closed
@@ -39,6 +41,7 @@ MessagingError
     ├── InterceptorUnavailable  there was no verdict, so nothing may pass
     ├── MailboxFull             a receiver is too slow
     └── OutcomeUnknown          a send that may or may not have happened
+        └── NotReplicated       too few replicas confirmed it (also a ConnectionFailed)
 
 Every error has its facts as attributes, and keeps them when pickled.
 """
@@ -82,6 +85,20 @@ class InvalidPayload(MessagingError, TypeError):
     """A payload is not a JSON object."""
 
 
+class PayloadMismatch(InvalidPayload, ValueError):
+    """A payload does not fit a type or a schema; `field` is the part that does not (empty: the whole payload).
+
+    `agent` is its sender. `message_id` is known for a received message, `row` (its place in the call) and `subtopic`
+    for one that a schema refused.
+    """
+
+    field: str
+    agent: int | str | None
+    message_id: str | None = None
+    row: int | None = None
+    subtopic: str | None = None
+
+
 class InvalidMsg(MessagingError, ValueError, AssertionError):
     """A Msg, or the dict of one, is invalid: `value`, and for a dict the `missing` and `extra` keys.
 
@@ -113,6 +130,13 @@ class AlreadyExists(MessagingError, ValueError):
     kind: str
     value: object
     owner: str | None
+
+
+class MoveFailed(MessagingError, RuntimeError):
+    """Agents could not leave their `group`, and nothing has changed; `messages` of theirs are in the way."""
+
+    group: str
+    messages: int
 
 
 class NotListening(MessagingError, RuntimeError):
@@ -164,6 +188,13 @@ class StepFailed(MessagingError, RuntimeError):
     group: str
 
 
+class AudienceTooLarge(MessagingError, ValueError):
+    """Positions make more pairs than the limit of their audience; `pairs` and `limit`."""
+
+    pairs: int
+    limit: int
+
+
 class StepTooLarge(MessagingError, ValueError):
     """A group would read more in one step than its limit.
 
@@ -204,9 +235,10 @@ class QuestionBlocked(MessagingError, PermissionError):
 
 
 class NoQuestion(MessagingError, ValueError):
-    """A reply that cannot be sent: the message `question` expects no answer, or this process has answered it."""
+    """A reply of `agent` that cannot be sent: message `question` expects no answer from it, or has one."""
 
     question: str
+    agent: object = None
 
 
 class CommitFailed(MessagingError, RuntimeError):
@@ -260,7 +292,13 @@ class FrameError(MessagingError, ValueError):
 
 
 class InvalidColumns(MessagingError, ValueError):
-    """Columns of a bulk send do not fit together."""
+    """Columns of a bulk send do not fit together, or have values that cannot travel.
+
+    `column` is the name of a typed column, `row` the row of the value, where it is about one.
+    """
+
+    column: str | None = None
+    row: int | None = None
 
 
 class RuleError(MessagingError, ValueError):
@@ -329,6 +367,16 @@ class MailboxFull(TransitError):
 
 class OutcomeUnknown(TransitError):
     """A send may or may not have happened: the server did not answer."""
+
+
+class NotReplicated(OutcomeUnknown, ConnectionFailed):
+    """Too few replicas of the server confirmed a call in time; the primary may have it, and may lose it.
+
+    `replicas` confirmed it, `wanted` (`MessagingConfig.wait_replicas`) must. `host` and `port` are the primary's.
+    """
+
+    replicas: int
+    wanted: int
 
 
 class ServerRefused(ConfigError, ConnectionFailed):

@@ -1,32 +1,22 @@
-"""The messages that users hold: one received, a fetched batch, one to send."""
+"""One message that users receive."""
 
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, chain, repeat
-from typing import Any, NamedTuple, overload
+from collections.abc import Iterator
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from ray_messaging.addressing.channels import (
-    AGENT_CHAT,
-    OMITTED,
-    AgentId,
-    SenderId,
-    build_channel,
-    check_id,
-    check_subtopic,
-    no_channel,
-)
-from ray_messaging.common.tables import data_frame
-from ray_messaging.compat.msg import Msg, Payload, msg_of
-from ray_messaging.errors import FrameError, InvalidPayload
+from ray_messaging.addressing.channels import AgentId, build_channel
+from ray_messaging.compat.msg import Msg, msg_of
+from ray_messaging.compat.payload_objects import Misfit, reader_of
+from ray_messaging.errors import FrameError, InvalidPayload, PayloadMismatch
 from ray_messaging.model.batch import Batch
+from ray_messaging.model.typed.table import TypedColumns
 
 # One reused decoder: payloads are JSON of any shape, foreign clients' included.
 _decode = msgspec.json.Decoder().decode
-_UNSET: Any = object()
+T = TypeVar("T")
+UNSET: Any = object()
 
 
 # A struct is built in C, in a third of the time.
@@ -41,8 +31,8 @@ class Message(msgspec.Struct, eq=False, gc=False):
     _batch: Batch
     _row: int
     _pattern: bytes | None = None
-    _payload: Any = _UNSET  # bytes, which JSON has not: they are not decoded yet
-    _msg: Msg | None = _UNSET
+    _payload: Any = UNSET  # bytes, which JSON has not: they are not decoded yet
+    _msg: Msg | None = UNSET
 
     @property
     def id(self) -> str:
@@ -84,13 +74,13 @@ class Message(msgspec.Struct, eq=False, gc=False):
     def payload(self) -> Any:  # noqa: ANN401 - JSON of any shape
         """Return the payload, decoded on first use; raise FrameError where a foreign client sent no JSON."""
         found = self._payload
-        if found is _UNSET or type(found) is bytes:
+        if found is UNSET and isinstance(self._batch.lines, TypedColumns):
+            found = self._payload = self._batch.lines.payload(self._row)
+        if found is UNSET or type(found) is bytes:
             try:
-                found = self._payload = _decode(self.data if found is _UNSET else found)
+                found = self._payload = _decode(self.data if found is UNSET else found)
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-                raise FrameError(
-                    f"the payload of message {self.id} on {self.channel} is not JSON ({error}): read message.data"
-                ) from error
+                raise self._no_json(error) from error
         return found
 
     @property
@@ -99,13 +89,38 @@ class Message(msgspec.Struct, eq=False, gc=False):
 
         Raises: InvalidMsg for a payload that has a Msg's marks, and is broken.
         """
-        if self._msg is _UNSET:
+        if self._msg is UNSET:
             try:
                 payload = self.payload
             except FrameError:
                 payload = None
             self._msg = msg_of(payload)
         return self._msg
+
+    def to(self, kind: type[T]) -> T:
+        """Return the payload as an object of a type: a pydantic model, a msgspec.Struct, a dataclass, a TypedDict.
+
+        Raises: PayloadMismatch for a payload that does not fit, FrameError where a foreign client sent no JSON.
+        """
+        typed = isinstance(self._batch.lines, TypedColumns)  # their NaN would be null in JSON
+        try:
+            return reader_of(kind)(self.payload if typed else self.data)
+        except Misfit as misfit:
+            where = misfit.field or "it"
+            raise PayloadMismatch(
+                f"message {self.id} of agent {self.from_id!r} on {self.channel} is no {_name(kind)}: "
+                f"{where}: {misfit.reason}",
+                field=misfit.field,
+                agent=self.from_id,
+                message_id=self.id,
+            ) from misfit
+        except (ValueError, RecursionError) as error:
+            raise self._no_json(error) from error
+
+    def _no_json(self, error: Exception) -> FrameError:
+        return FrameError(
+            f"the payload of message {self.id} on {self.channel} is not JSON ({error}): read message.data"
+        )
 
     @property
     def step(self) -> int | None:
@@ -116,8 +131,7 @@ class Message(msgspec.Struct, eq=False, gc=False):
     @property
     def sent_at(self) -> float:
         """Return the time of sending, in unix seconds."""
-        times = self._batch.sent_at
-        return times if isinstance(times, float) else float(times[self._row])
+        return self._batch.sent_time(self._row)
 
     @property
     def in_reply_to(self) -> str | None:
@@ -184,193 +198,14 @@ class Message(msgspec.Struct, eq=False, gc=False):
         return f"Message(id={self.id!r}, channel={self.channel!r}, from_id={self.from_id!r}, {len(self.data)} bytes)"
 
 
+class DecodedMessage(Message, eq=False, gc=False):
+    """A message with its payload as a field: a read of it calls no Python."""
+
+    payload: Any = None
+
+
+def _name(kind: object) -> str:
+    return getattr(kind, "__name__", None) or repr(kind)
+
+
 _KEYS = ("type", "pattern", "channel", "data")
-
-
-class Slice(NamedTuple):
-    """Rows `low` to `high` of one frame."""
-
-    batch: Batch
-    low: int
-    high: int
-    pattern: bytes | None = None
-
-
-def slice_of(message: Message) -> Slice:
-    """Return a message as a slice of one row."""
-    return Slice(message._batch, message._row, message._row + 1, message._pattern)
-
-
-class Messages(Sequence[Message]):
-    """A batch of received messages in order of arrival: a sequence, with columns as numpy arrays.
-
-    `more` is False where the reader's last answer from the server had nothing behind these messages. True: there are
-    more, or the reader has not asked since. Only a fetch with `complete=True` asks by itself.
-    """
-
-    __slots__ = ("_ends", "exp_id", "more", "slices")
-
-    def __init__(self, exp_id: str, slices: Sequence[Slice], more: bool = False) -> None:  # noqa: FBT001 - as unpickled
-        self.exp_id = exp_id
-        self.slices = list(slices)
-        self.more = more
-        self._ends: list[int] | None = None  # of the slices, once it is asked for
-
-    def __len__(self) -> int:
-        return sum([part.high - part.low for part in self.slices])
-
-    @overload
-    def __getitem__(self, index: int) -> Message: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Message]: ...
-    def __getitem__(self, index: int | slice) -> Message | list[Message]:
-        if isinstance(index, slice):
-            return [self[row] for row in range(*index.indices(len(self)))]
-        row = index + len(self) if index < 0 else index
-        if not 0 <= row < len(self):
-            raise IndexError(f"message {index} of {len(self)}")
-        if self._ends is None:
-            self._ends = [*accumulate([part.high - part.low for part in self.slices])]
-        at = bisect_right(self._ends, row)
-        part = self.slices[at]
-        return Message(self.exp_id, part.batch, row - self._ends[at] + part.high, part.pattern)
-
-    def __iter__(self) -> Iterator[Message]:
-        if len(self.slices) == 1:
-            return self._messages_of(self.slices[0])
-        return chain.from_iterable(map(self._messages_of, self.slices))
-
-    def _messages_of(self, part: Slice) -> Iterator[Message]:
-        batch, low, high, pattern = part
-        lines = repeat(_UNSET) if batch.lines is None else batch.lines.by_row[low:high]
-        return map(Message, repeat(self.exp_id), repeat(batch), range(low, high), repeat(pattern), lines)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Messages | list):
-            return NotImplemented
-        return len(self) == len(other) and all(mine == theirs for mine, theirs in zip(self, other, strict=True))
-
-    __hash__ = None  # type: ignore[assignment]  # as a list's
-
-    def __add__(self, other: Iterable[Message]) -> list[Message]:
-        return [*self, *other]
-
-    def __radd__(self, other: Iterable[Message]) -> list[Message]:
-        return [*other, *self]
-
-    @property
-    def from_ids(self) -> NDArray[Any]:
-        """Return the senders: int64 (n,), or object where some are str or None."""
-        return _joined([part.batch.from_ids.take(slice(part.low, part.high)).to_numpy() for part in self.slices])
-
-    @property
-    def to_ids(self) -> NDArray[Any]:
-        """Return the recipients: int64 (n,), or object where some are str or None."""
-        return _joined([part.batch.to_ids.take(slice(part.low, part.high)).to_numpy() for part in self.slices])
-
-    @property
-    def sent_at(self) -> NDArray[np.float64]:
-        """Return the times of sending, float64 (n,), in unix seconds."""
-        return np.array(_joined([_column(part, part.batch.sent_at) for part in self.slices]), np.float64)
-
-    @property
-    def steps(self) -> NDArray[Any]:
-        """Return the senders' simulation steps: int64 (n,), or object where some have none."""
-        return _joined([_column(part, part.batch.step) for part in self.slices])
-
-    @property
-    def payloads(self) -> list[Any]:
-        """Return the payloads, decoded; raise FrameError where a foreign client sent no JSON."""
-        return [message.payload for message in self]
-
-    @property
-    def data(self) -> list[bytes]:
-        """Return the encoded payloads."""
-        found: list[bytes] = []
-        for part in self.slices:
-            lines = part.batch.lines
-            if lines is not None and lines.index is None:
-                found += lines.list[part.low : part.high]
-            elif lines is not None:
-                found += [lines.row(row) for row in range(part.low, part.high)]
-        return found
-
-    def to_pandas(self) -> Any:  # noqa: ANN401 - pandas.DataFrame, where pandas is installed
-        """Return a pandas.DataFrame of id, channel, from_id, to_id, step, sent_at (unix s), payload."""
-        return data_frame(
-            {
-                "id": [message.id for message in self],
-                "channel": [message.channel for message in self],
-                "from_id": self.from_ids,
-                "to_id": self.to_ids,
-                "step": self.steps,
-                "sent_at": self.sent_at,
-                "payload": self.payloads,
-            }
-        )
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Messages, (self.exp_id, self.slices, self.more)
-
-    def __repr__(self) -> str:
-        return f"Messages({len(self):,} messages)"
-
-
-def _column(part: Slice, values: Any) -> NDArray[Any]:  # noqa: ANN401 - a column, or one value for all
-    if isinstance(values, np.ndarray):
-        return values[part.low : part.high]
-    return np.full(part.high - part.low, values, None if values is not None else object)
-
-
-def _joined(columns: list[NDArray[Any]]) -> NDArray[Any]:
-    return np.concatenate(columns) if columns else np.zeros(0, np.int64)
-
-
-class Outgoing:
-    """One message to send, or one payload for many recipients.
-
-    Build it with a channel, or with recipients by `to_agent` and `to_agents`. Ids are checked here, the channel when it
-    is sent. A from_id of None is the user. So is a missing one, except in a group, where from_id is required.
-    """
-
-    __slots__ = ("channel", "from_id", "payload", "subtopic", "to_id", "to_ids", "unnamed")
-
-    def __init__(
-        self, channel: str | None, payload: Payload, from_id: SenderId = OMITTED, to_id: AgentId | None = None
-    ) -> None:
-        if not isinstance(channel, str | None):
-            raise no_channel(channel)
-        self.channel = channel
-        self.payload = payload
-        self.unnamed = from_id is OMITTED
-        self.from_id = None if from_id is None or from_id is OMITTED else check_id(from_id)
-        self.to_id = None if to_id is None else check_id(to_id)
-        self.to_ids: list[AgentId] | None = None
-        self.subtopic = ""
-
-    @classmethod
-    def to_agent(
-        cls, to_id: AgentId, payload: Payload, from_id: SenderId = OMITTED, subtopic: str = AGENT_CHAT
-    ) -> "Outgoing":
-        """Build a message for one agent."""
-        made = cls(None, payload, from_id, to_id)
-        made.subtopic = check_subtopic(subtopic)
-        return made
-
-    @classmethod
-    def to_agents(
-        cls,
-        to_ids: Iterable[AgentId],
-        payload: Payload,
-        from_id: SenderId = OMITTED,
-        subtopic: str = AGENT_CHAT,
-    ) -> "Outgoing":
-        """Build a message with one payload for many agents. It is encoded once; each agent has a receipt."""
-        made = cls(None, payload, from_id)
-        made.to_ids = [check_id(to_id) for to_id in to_ids]
-        made.subtopic = check_subtopic(subtopic)
-        return made
-
-    def __repr__(self) -> str:
-        where = self.channel or (self.to_id if self.to_ids is None else f"{len(self.to_ids)} agents")
-        return f"Outgoing({where!r}, from_id={self.from_id!r})"

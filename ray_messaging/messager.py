@@ -8,19 +8,27 @@ from typing import TYPE_CHECKING, Any, Self
 from ray_messaging.addressing import channels as names
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.addressing.directory import Directory
+from ray_messaging.audiences.storage.source import AudienceSource
 from ray_messaging.compat.msg import Payload
 from ray_messaging.config import MessagingConfig
 from ray_messaging.conversations.answers import Answers
 from ray_messaging.conversations.conversation import Conversation
+from ray_messaging.conversations.inboxes import Inboxes, InboxMessages
 from ray_messaging.conversations.server import Handler, MessageServer
+from ray_messaging.conversations.whole_fetches import WholeFetches
 from ray_messaging.engine import Engine
-from ray_messaging.errors import Closed
-from ray_messaging.message import Message, Messages, Outgoing
+from ray_messaging.errors import Closed, ConfigError
+from ray_messaging.message import Message
+from ray_messaging.messages import Messages
 from ray_messaging.observability.observer import Observer
+from ray_messaging.observability.tracing.settings import Tracing
+from ray_messaging.outgoing import Outgoing
 from ray_messaging.receipt import Receipt, Receipts
+from ray_messaging.receiving.ack_ranges import slices_of
 from ray_messaging.receiving.fetcher import CommitMode
 from ray_messaging.receiving.mailbox_lease import IsDead
 from ray_messaging.receiving.subscription import Subscription
+from ray_messaging.sending.accumulation.broadcast_input import is_unspread
 from ray_messaging.transaction import Transaction
 from ray_messaging.transports.backend import open_transport
 from ray_messaging.wire.frames import decode
@@ -36,6 +44,8 @@ class Messager(names.ChannelNames):
     `messaging.interceptor`, or any Ray actor that answers `forward(from_id, to_id, msg) -> bool`. With a `name` the
     mailbox outlives this process, and the next messager of that name goes on where this one stopped; without one it
     goes when this messager closes. An `observer` is called for each batch, frame, fetch, retry and new connection.
+    With `tracing`, sampled batches have spans (see docs/tracing.md). `audiences` is where the pairs of audiences are
+    read.
     Use it as an async context manager, or call `init` and `close`.
     """
 
@@ -50,6 +60,8 @@ class Messager(names.ChannelNames):
         name: str | None = None,
         settings: MessagingConfig | None = None,
         observer: Observer | None = None,
+        tracing: Tracing | None = None,
+        audiences: AudienceSource | None = None,
     ) -> None:
         super().__init__(exp_id)
         self.settings = settings or MessagingConfig()
@@ -61,9 +73,12 @@ class Messager(names.ChannelNames):
             settings=self.settings,
             user_is_explicit=self._user_is_explicit,
             observer=observer,
+            audiences=audiences,
+            tracing=tracing,
         )
         self.name = self.engine.name
         self.conversation = Conversation(self.engine, make_transport)
+        self._inboxes = Inboxes(self.fetch_messages, self.ack, self.engine.fetcher.is_committed)
 
     def __repr__(self) -> str:
         return f"Messager(exp_id={self.exp_id!r}, name={self.name!r})"
@@ -90,6 +105,7 @@ class Messager(names.ChannelNames):
 
     async def _close(self, *, commit: bool) -> None:
         try:
+            await self._inboxes.close(commit=commit)
             await self.conversation.close(commit=commit)
         finally:
             await self.engine.close(commit=commit)
@@ -156,10 +172,38 @@ class Messager(names.ChannelNames):
         columns = self.engine.checks.columns(from_ids, to_ids, payloads)
         return await bulk_sender.send_columns(columns, names.check_subtopic(subtopic))
 
+    async def broadcast(
+        self,
+        audience: object,
+        payload: Payload,
+        from_id: AgentId | None = None,
+        *,
+        subtopic: str = names.AGENT_CHAT,
+    ) -> Receipts:
+        """Send one message to all hearers of an agent in an audience; one receipt for each. from_id None is the user.
+
+        Args: audience is its handle or name, or EVERYBODY.
+        Raises: UnknownName for an audience that is gone, ConfigError on MQTT; else as `send_message`.
+        """
+        return await self.broadcast_columns(from_id, audience, payload, subtopic=subtopic)
+
+    async def broadcast_columns(
+        self, from_ids: object, audience: object, payloads: object, *, subtopic: str = names.AGENT_CHAT
+    ) -> Receipts:
+        """Send n broadcasts given as columns; one receipt for each pair of sender and hearer, row by row.
+
+        Raises: as `broadcast`, and InvalidColumns.
+        """
+        broadcaster, engine = self.engine.broadcaster, self.engine
+        chunks = engine.checks.columns(from_ids, 0, payloads)
+        return await broadcaster.send(audience, chunks, names.check_subtopic(subtopic), engine.step)
+
     async def relay(self, frames: Sequence[bytes]) -> Receipts:
         """Send batches that `sending.accumulation.bulk_input` encoded in another process; one receipt for each row."""
         batches = [decode(frame) for frame in frames]
         self.engine.checks.check_senders(batch.from_ids for batch in batches)
+        if batches and is_unspread(batches[0]):
+            return await self.engine.broadcaster.relay(batches)
         return await self.engine.bulk_sender.relay(batches)
 
     async def ask(
@@ -210,12 +254,18 @@ class Messager(names.ChannelNames):
 
         A message is committed when its handler has ended well, in any order; if this process dies before, it comes
         again. A value that the handler returns is the answer to the question. Nothing else may fetch meanwhile. After
-        an error the handlers that run end first, then it is raised; its message is not committed.
+        an error the handlers that run end first, then it is raised; its message is not committed. On MQTT the messages
+        of one fetch are committed together, and the next fetch waits for that.
 
         Raises: the error of a handler; NoQuestion where one returns a value for a message that expects no answer;
         ConfigError.
         """
-        await MessageServer(self, handler, concurrency).run()
+        tracer = self.engine.tracer
+        if self.engine.transport.acks_apart:
+            await MessageServer(self.fetch_messages, self._commit, self.reply, handler, concurrency, tracer).run()
+        else:
+            whole = WholeFetches(self.fetch_messages, self._commit)
+            await MessageServer(whole.fetch, whole.ack, self.reply, handler, concurrency, tracer).run()
 
     async def flush(self) -> None:
         """Wait until everything accepted has its receipt."""
@@ -238,6 +288,35 @@ class Messager(names.ChannelNames):
         """
         await self.engine.host(agents, subtopics, owner=owner, gone=gone)
         await self.conversation.resume()
+
+    async def add_agents(self, agents: Iterable[AgentId]) -> None:
+        """Host more agents, on the subtopics of those that it hosts; those that it hosts already change nothing.
+
+        Raises: AlreadyExists, with the agent's group as `owner`, where one is hosted elsewhere; ConfigError.
+        """
+        await self.engine.add(agents)
+
+    async def remove_agents(self, agents: Iterable[AgentId], *, timeout: float = 30.0) -> None:
+        """Host agents no longer; what waits for them becomes dead letters. All of them, or none.
+
+        It waits up to `timeout` seconds until what was fetched for them is committed.
+
+        In steps it counts from the next step that opens, and waits for nothing (see docs/moving-agents.md).
+
+        Raises: MoveFailed, UnknownName for an agent that is not here, ConfigError on MQTT.
+        """
+        await self.engine.release(agents, None, timeout)
+
+    async def move_agents(self, agents: Iterable[AgentId], *, to: str, timeout: float = 30.0) -> None:
+        """Move agents to another group, with all that waits for them, in order. All of them, or none.
+
+        It waits up to `timeout` seconds until what was fetched for them is committed. Meanwhile this messager hands out
+        nothing from their first message on. In steps it counts from the next step that opens, and waits for nothing.
+
+        Raises: MoveFailed, UnknownName for an agent that is not here or a group that does not exist, AlreadyExists for
+        a move to where they are, ConfigError on MQTT.
+        """
+        await self.engine.release(agents, names.check_name("group", to), timeout)
 
     async def fetch_messages(
         self,
@@ -271,6 +350,11 @@ class Messager(names.ChannelNames):
         Raises: ConfigError for messages that were not fetched here, and on MQTT for some of them; CommitFailed where
         too many ranges would lie apart; Fenced.
         """
+        await self._commit(messages)
+        if self.engine.tracer is not None and messages is not None:
+            self.engine.tracer.committed(slices_of(messages))
+
+    async def _commit(self, messages: Message | Iterable[Message] | None = None) -> None:
         await self.engine.fetcher.ack(messages)
         if self.conversation.opened:
             await self.conversation.commit(messages)
@@ -278,6 +362,23 @@ class Messager(names.ChannelNames):
     def __aiter__(self) -> AsyncIterator[Message]:
         """Iterate over messages as they arrive; the request for the next message commits the one before."""
         return self.engine.fetcher.iterate()
+
+    def inbox(self, agent_id: AgentId | None) -> InboxMessages:
+        """Iterate over one agent's messages as they arrive (None: those for no agent); many inboxes at once.
+
+        The request for the next message commits the one before, whatever the other agents do. A message whose handling
+        ends by `break` or an exception is not committed: the agent's next inbox gets it, or the next messager of this
+        name. Nothing else may fetch from then on. An agent whose inbox has no reader holds up the others once 5,000
+        messages are in hand.
+
+        Raises: ConfigError for an agent for which this messager does not listen, and on MQTT; Closed, Fenced.
+        """
+        if agent_id is not None and not self.engine.receiving.listens_for(names.check_id(agent_id)):
+            raise ConfigError(
+                f"{self.name!r} does not listen for agent {agent_id!r}, so its inbox stays empty: host_agents, or open "
+                "the inbox at the messager that hosts it"
+            )
+        return self._inboxes.messages_of(agent_id)
 
     def steps(self, *, until: int, leave: bool = False) -> "AsyncGenerator[Step, None]":
         """Iterate over the steps of this group's agents, from the first one that is not committed to before `until`.

@@ -5,7 +5,7 @@ from asyncio import InvalidStateError
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import msgspec
 import numpy as np
@@ -22,8 +22,18 @@ DELIVERED, PUBLISHED, UNDELIVERABLE, BLOCKED, UNKNOWN = range(5)
 _UNKNOWN = bytes((UNKNOWN,))
 
 
+class PairFates(NamedTuple):
+    """How many pairs of each broadcast are delivered, and how many have no mailbox, int64 (n,)."""
+
+    delivered: NDArray[np.int64]
+    undeliverable: NDArray[np.int64]
+
+
 class Outcome:
-    """The fates of one batch: `codes` has a byte for each row, an index into FATES, UNKNOWN until it has one."""
+    """The fates of one batch: `codes` has a byte for each row, an index into FATES, UNKNOWN until it has one.
+
+    With `pairs` each row is a broadcast, and these are the fates of its pairs.
+    """
 
     __slots__ = (
         "_addresses",
@@ -34,6 +44,7 @@ class Outcome:
         "done_at",
         "epoch",
         "first",
+        "pairs",
         "sender",
         "sent_at",
     )
@@ -52,6 +63,7 @@ class Outcome:
         self.blocks: dict[int, tuple[str, str]] = {}
         self._addresses: tuple[IdColumn, tuple[str, ...], NDArray[np.uint16] | None] | None = None
         self.done_at = 0.0
+        self.pairs: PairFates | None = None
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -254,3 +266,16 @@ class Receipts(Sequence[Receipt]):
 
     def __repr__(self) -> str:
         return f"Receipts({', '.join(f'{count:,} {fate}' for fate, count in self.counts().items() if count) or 'none'})"
+
+    def _repr_html_(self) -> str:
+        from ray_messaging.common.notebook import SHOWN, html_table  # noqa: PLC0415 - only notebooks need it
+
+        troubles = np.flatnonzero(~self.sent)
+        first = [self[row] for row in troubles[:SHOWN].tolist()]
+        columns: dict[str, list[Any]] = {
+            "message_id": [receipt.message_id for receipt in first],
+            "fate": [receipt.fate for receipt in first],
+            "rule": [receipt.rule for receipt in first],
+            "reason": [receipt.reason for receipt in first],
+        }
+        return html_table(repr(self), columns, len(troubles))

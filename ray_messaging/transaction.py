@@ -12,7 +12,8 @@ from ray_messaging.addressing.channels import AgentId, SenderId
 from ray_messaging.compat.msg import Payload
 from ray_messaging.engine import Engine
 from ray_messaging.errors import ConfigError, Fenced, InvalidPayload, OutcomeUnknown, PayloadTooLarge, TransactionError
-from ray_messaging.message import Messages, Outgoing
+from ray_messaging.messages import Messages
+from ray_messaging.outgoing import Outgoing
 from ray_messaging.receipt import Receipts
 from ray_messaging.receiving.fetcher import FetchGate
 from ray_messaging.sending.accumulation.accumulator import Accumulator

@@ -23,6 +23,17 @@ FRAME_LIMIT = 256 * MIB
 BATCH_ROWS = FRAME_ROWS
 BATCH_BYTES = 32 * MIB
 
+# The most bytes of a frame that is written, unless one payload is larger. A script call holds up all clients of the
+# server, for a time that grows faster than its size: 2 MiB take some ms, 32 MiB half a second.
+CALL_BYTES = 2 * MIB
+
+# Rows of typed columns are small, and none is an object: more of them make a batch, and a frame of a mailbox that takes
+# FRAME_ROWS. With two columns of numbers that is 1.5 MiB, and a fifth less work a row.
+COLUMN_ROWS = 65_536
+
+# The pairs of sender and hearer of one batch of broadcasts, unless one sender has more: some ten MiB in its sender.
+BROADCAST_PAIRS = 2**18
+
 # One payload as JSON: the highest `MessagingConfig.payload_bytes`.
 PAYLOAD_LIMIT = 64 * MIB
 

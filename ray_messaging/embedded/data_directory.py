@@ -21,6 +21,7 @@ OWNER_NAME: Final = ".ray_messaging.owner"
 SUCCESSOR_NAME: Final = ".ray_messaging.successor"  # a successor of the owner waits for the guard's lock
 AWAITED_NAME: Final = ".ray_messaging.heir"  # a successor may come; its mtime: first seen without owner and guard
 CONFIG_NAME, LOG_NAME = "valkey.conf", "valkey.log"
+APPEND_ONLY_NAME: Final = "appendonlydir"
 LOG_LINES: Final = 20
 LOCK_TIMEOUT_S: Final = 0.5  # a killed server loses its lock within milliseconds
 KEPT_TIMEOUT_S: Final = 2.0  # the owner of a server whose driver was killed ends a moment later
@@ -172,6 +173,19 @@ def remove(path: Path) -> None:
             child.unlink()
     (path / LOCK_NAME).unlink()
     path.rmdir()
+
+
+def erase(path: Path) -> None:
+    """Remove the files of a stopped server from a user's directory, which stays where it has others. Raises OSError."""
+    lock = take_lock(path, create=True)
+    try:
+        shutil.rmtree(path / APPEND_ONLY_NAME)
+        for name in (LOG_NAME, CONFIG_NAME, OWNER_NAME, SUCCESSOR_NAME, AWAITED_NAME, LOCK_NAME):
+            (path / name).unlink(missing_ok=True)
+        if not any(path.iterdir()):
+            path.rmdir()
+    finally:
+        os.close(lock)
 
 
 def discard(path: Path) -> None:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, Self, get_args
 
+import redis
+
 from ray_messaging.common.process_tuning import KEPT_VARIABLES
 from ray_messaging.config import RedisConfig
 from ray_messaging.embedded import data_directory
@@ -22,6 +24,7 @@ logger = logging.getLogger(__name__)
 Durability = Literal["no", "everysec", "always"]
 
 PORT_ATTEMPTS: Final = 5
+_ANSWER_S: Final = 5.0  # for the answer whether data are left
 HANDOVER_S: Final = 15.0  # a server that frees gigabytes of memory takes seconds to stop
 HOST: Final = re.compile(r"[A-Za-z0-9:][A-Za-z0-9.:_%-]*")  # it becomes a line of Valkey's config
 LEFT: Final = re.compile(r"port (?P<port>\d+)\nrequirepass (?P<password>\S+)\n")
@@ -266,8 +269,12 @@ class EmbeddedServer:
         text = f"the embedded server did not start on {self._host}: {reason}; {HINTS[kind]}\n{log}"
         return ServerFailed(text.rstrip(), log=log, host=self._host)
 
-    def stop(self) -> None:
-        """Stop the server, and wait until it and its temporary directory are gone; a second call does nothing."""
+    def stop(self, *, erase: bool = False) -> None:
+        """Stop the server, and wait until it and its temporary directory are gone; a second call does nothing.
+
+        With `erase` its files in a `data_dir` go, too, unless it holds data.
+        """
+        erased = Path(self._kept_dir) if erase and self._kept_dir is not None and self._is_empty() else None
         guard, self._guard = self._guard, None
         started, self._started = self._started, {}
         running, self._running = self._running, None
@@ -278,6 +285,20 @@ class EmbeddedServer:
         if owner is not None and running is not None:
             data_directory.discard(running[1])
             os.close(owner)
+        if erased is not None:
+            data_directory.erase(erased)
+
+    def _is_empty(self) -> bool:
+        """Tell whether the server runs and has no data."""
+        if self._running is None:
+            return False
+        config = self._running[0]
+        with redis.Redis(config.server, config.port, password=config.password, socket_timeout=_ANSWER_S) as client:
+            try:
+                return not client.info("keyspace")
+            except redis.RedisError as error:
+                logger.warning("the files in %s stay, because their server does not answer: %s", self._kept_dir, error)
+                return False
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until the server is dead or stopped, for at most `timeout_s` (None: for ever); return whether it is.

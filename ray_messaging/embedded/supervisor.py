@@ -67,10 +67,10 @@ class ServerSupervisor:
             "last_end": self._last_end,
         }
 
-    def stop(self) -> None:
-        """Stop the server and remove its data."""
+    def stop(self, *, erase: bool = False) -> None:
+        """Stop the server and remove its data; those in a `data_dir` with `erase`, once they are deleted."""
         self._stopping.set()
-        self._server.stop()
+        self._server.stop(erase=erase)
         if self._thread.is_alive():
             self._thread.join(JOIN_S)
         self._server.stop()  # a restart may have been in progress

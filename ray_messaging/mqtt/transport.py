@@ -52,6 +52,8 @@ class MqttTransport:
     checks_verdicts = False
     forgets = False
     steps = None
+    surveys = None
+    departures = None
 
     def __init__(
         self, config: MqttConfig, exp_id: str, settings: MessagingConfig, *, log: Transport | None = None
@@ -176,6 +178,20 @@ class MqttTransport:
     def _on_entry(self, mailbox: str, entry: DirectoryEntry | None) -> None:
         self._senders.on_entry(mailbox, entry)
         self._receiver.on_entry(mailbox, entry)
+
+    async def set_schema(self, subtopic: str, schema: bytes | None) -> None:  # noqa: ARG002 - a Transport's
+        """Raise ConfigError: retained entries of the directory are those of mailboxes."""
+        raise ConfigError(f"subtopic {subtopic!r} cannot have a schema on MQTT: experiments with schemas need Redis")
+
+    async def set_audience(
+        self,
+        name: str,
+        version: int,  # noqa: ARG002 - a Transport's
+        facts: str,  # noqa: ARG002 - a Transport's
+        since: int | None = None,  # noqa: ARG002 - a Transport's
+    ) -> int | None:
+        """Raise ConfigError: retained entries of the directory are those of mailboxes."""
+        raise ConfigError(f"audience {name!r} cannot be made on MQTT: experiments with audiences need Redis")
 
     async def load_directory(self, since: int) -> DirectoryDelta:
         """Return the changes since a version; mailboxes with an expired lease are removed first."""
@@ -346,8 +362,8 @@ class MqttTransport:
         if self._receiver.session is not None:
             await self._receiver.session.subscribe()
 
-    async def unsubscribe(self) -> None:
-        """Leave further messages of foreign clients at the broker, for our successor."""
+    async def unsubscribe(self, channels: Collection[str] | None = None) -> None:  # noqa: ARG002 - a Transport's
+        """Stop listening to foreign clients: on all channels, as no agent leaves its mailbox here."""
         if self._receiver.mailbox is not None:
             self._receiver.mailbox.ignores_users = True
 

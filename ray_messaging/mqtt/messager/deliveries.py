@@ -4,7 +4,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, overload
 
-from ray_messaging.message import Message, Messages, Slice
+from ray_messaging.message import Message
+from ray_messaging.messages import Messages, Slice
 from ray_messaging.mqtt.messager.addresses import agent_of, uuid_of
 from ray_messaging.mqtt.wire.topics import topic_of_received
 

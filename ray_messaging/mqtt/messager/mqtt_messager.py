@@ -13,12 +13,13 @@ from ray_messaging.compat.msg import Payload
 from ray_messaging.config import MessagingConfig, MqttConfig
 from ray_messaging.engine import Engine, check_step
 from ray_messaging.errors import Closed, InvalidAddress, MessagingError, NotListening
-from ray_messaging.message import Messages, Outgoing
+from ray_messaging.messages import Messages
 from ray_messaging.mqtt.messager.actor import ActorClass
 from ray_messaging.mqtt.messager.addresses import Addresses, subscriptions_of
 from ray_messaging.mqtt.messager.broker import PORT, TIMEOUT_S, broker_config
 from ray_messaging.mqtt.messager.deliveries import Deliveries, Delivery
 from ray_messaging.mqtt.messager.experiment import NO_EXPERIMENT, join, verdict_client
+from ray_messaging.outgoing import Outgoing
 from ray_messaging.receipt import Receipt, Receipts
 from ray_messaging.sending.accumulation.bulk_input import entries_of
 from ray_messaging.sending.local_log import LocalLog

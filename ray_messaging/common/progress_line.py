@@ -1,0 +1,47 @@
+"""Progress of a long call, on a terminal or as lines of text."""
+
+import sys
+import time
+from typing import Any, Self
+
+_LINE_S = 10.0  # between two lines of text
+
+
+class ProgressLine:
+    """The progress of a long call on stderr: a bar on a terminal, else a line of text now and then."""
+
+    def __init__(self, total: int, *, shown: bool) -> None:
+        self.began = self._said = time.monotonic()
+        self._shown = shown
+        self._bar: Any = _bar() if shown and sys.stderr.isatty() else None
+        self._task = None if self._bar is None else self._bar.add_task("", total=total)
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def is_due(self) -> bool:
+        """Tell whether it is time to show something."""
+        return self._shown and (self._bar is not None or time.monotonic() >= self._said + _LINE_S)
+
+    def show(self, completed: int, text: str) -> None:
+        """Show how far the call is."""
+        self._said = time.monotonic()
+        if self._bar is None:
+            sys.stderr.write(f"{text}\n")
+            sys.stderr.flush()
+        else:
+            self._bar.update(self._task, completed=completed, description=text)
+
+
+def _bar() -> Any:  # noqa: ANN401 - rich's Progress, which is loaded on a terminal only
+    from rich.console import Console  # noqa: PLC0415
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
+
+    columns = (BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+    return Progress(*columns, console=Console(stderr=True), transient=True)

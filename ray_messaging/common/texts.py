@@ -1,0 +1,23 @@
+"""Texts that are shown to people: without control characters, shortened, times in UTC."""
+
+from datetime import UTC, datetime
+
+TEXT_WIDTH = 80  # characters of a payload in a table
+
+
+def printable(text: str) -> str:
+    """Return a text without control characters, which could attack a terminal."""
+    return "".join(character if character.isprintable() else "\ufffd" for character in text)
+
+
+def shortened(text: str) -> str:
+    """Return the beginning of a text, for a table."""
+    return text if len(text) <= TEXT_WIDTH else text[: TEXT_WIDTH - 3] + "..."
+
+
+def utc_time(seconds: float) -> str:
+    """Return a time in UTC, to the millisecond; the number itself if no date can represent it."""
+    try:
+        return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S.%f}"[:-3]
+    except (ValueError, OverflowError, OSError):  # any value from a sender's clock
+        return f"{seconds:g}"

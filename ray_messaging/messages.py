@@ -1,0 +1,259 @@
+"""Fetched messages: a sequence, and its columns."""
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import accumulate, chain, repeat
+from typing import Any, NamedTuple, TypeVar, overload
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_messaging.common.notebook import SHOWN, html_table
+from ray_messaging.common.tables import data_frame, utc_times
+from ray_messaging.message import UNSET, DecodedMessage, Message
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.columns import PayloadColumn
+from ray_messaging.model.typed.table import TypedColumns
+from ray_messaging.model.typed.values import PayloadPart, arrow_columns, column_of, filled_column, names_of
+
+_decoder = msgspec.json.Decoder()
+T = TypeVar("T")
+
+
+class Slice(NamedTuple):
+    """Rows `low` to `high` of one frame."""
+
+    batch: Batch
+    low: int
+    high: int
+    pattern: bytes | None = None
+
+
+def slice_of(message: Message) -> Slice:
+    """Return a message as a slice of one row."""
+    return Slice(message._batch, message._row, message._row + 1, message._pattern)
+
+
+class Messages(Sequence[Message]):
+    """A batch of received messages in order of arrival: a sequence, with columns as numpy arrays.
+
+    `more` is False where the reader's last answer from the server had nothing behind these messages. True: there are
+    more, or the reader has not asked since. Only a fetch with `complete=True` asks by itself.
+
+    Args: `ahead` returns the messages of the only slice; it is called for the first iteration.
+    """
+
+    __slots__ = ("_ahead", "_ends", "exp_id", "more", "slices")
+
+    def __init__(
+        self,
+        exp_id: str,
+        slices: Sequence[Slice],
+        more: bool = False,  # noqa: FBT001 - as unpickled
+        ahead: Callable[[int, int], list[Message]] | None = None,
+    ) -> None:
+        self.exp_id = exp_id
+        self.slices = slices if type(slices) is list else list(slices)
+        self.more = more
+        self._ends: list[int] | None = None  # of the slices, once it is asked for
+        self._ahead = ahead
+
+    def __len__(self) -> int:
+        return sum([part.high - part.low for part in self.slices])
+
+    @overload
+    def __getitem__(self, index: int) -> Message: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Message]: ...
+    def __getitem__(self, index: int | slice) -> Message | list[Message]:
+        if isinstance(index, slice):
+            return [self[row] for row in range(*index.indices(len(self)))]
+        row = index + len(self) if index < 0 else index
+        if not 0 <= row < len(self):
+            raise IndexError(f"message {index} of {len(self)}")
+        if self._ends is None:
+            self._ends = [*accumulate([part.high - part.low for part in self.slices])]
+        at = bisect_right(self._ends, row)
+        part = self.slices[at]
+        return Message(self.exp_id, part.batch, row - self._ends[at] + part.high, part.pattern)
+
+    def __iter__(self) -> Iterator[Message]:
+        if self._ahead is not None:  # once: a user may change what it got
+            ahead, self._ahead = self._ahead, None
+            return iter(ahead(self.slices[0].low, self.slices[0].high))
+        if len(self.slices) == 1:
+            return self._messages_of(self.slices[0])
+        return chain.from_iterable(map(self._messages_of, self.slices))
+
+    def _messages_of(self, part: Slice) -> Iterator[Message]:
+        batch, low, high, pattern = part
+        payloads: Iterable[Any] = repeat(UNSET)
+        if isinstance(batch.lines, TypedColumns):
+            payloads = batch.lines.payloads(low, high)
+        elif batch.lines is not None:
+            payloads = batch.lines.by_row[low:high]
+        return map(Message, repeat(self.exp_id), repeat(batch), range(low, high), repeat(pattern), payloads)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Messages | list):
+            return NotImplemented
+        return len(self) == len(other) and all(mine == theirs for mine, theirs in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]  # as a list's
+
+    def __add__(self, other: Iterable[Message]) -> list[Message]:
+        return [*self, *other]
+
+    def __radd__(self, other: Iterable[Message]) -> list[Message]:
+        return [*other, *self]
+
+    @property
+    def from_ids(self) -> NDArray[Any]:
+        """Return the senders: int64 (n,), or object where some are str or None."""
+        return _joined([part.batch.from_ids.take(slice(part.low, part.high)).to_numpy() for part in self.slices])
+
+    @property
+    def to_ids(self) -> NDArray[Any]:
+        """Return the recipients: int64 (n,), or object where some are str or None."""
+        return _joined([part.batch.to_ids.take(slice(part.low, part.high)).to_numpy() for part in self.slices])
+
+    @property
+    def sent_at(self) -> NDArray[np.float64]:
+        """Return the times of sending, float64 (n,), in unix seconds."""
+        return np.array(_joined([_column(part, part.batch.sent_at) for part in self.slices]), np.float64)
+
+    @property
+    def steps(self) -> NDArray[Any]:
+        """Return the senders' simulation steps: int64 (n,), or object where some have none."""
+        return _joined([_column(part, part.batch.step) for part in self.slices])
+
+    @property
+    def payloads(self) -> list[Any]:
+        """Return the payloads, decoded; raise FrameError where a foreign client sent no JSON."""
+        return [message.payload for message in self]
+
+    def to(self, kind: type[T]) -> list[T]:
+        """Return the payloads as objects of a type; raises as `Message.to`."""
+        return [message.to(kind) for message in self]
+
+    @property
+    def data(self) -> list[bytes]:
+        """Return the encoded payloads."""
+        found: list[bytes] = []
+        for part in self.slices:
+            lines = part.batch.lines
+            if lines is not None and lines.index is None:
+                found += lines.list[part.low : part.high]
+            elif lines is not None:
+                found += [lines.row(row) for row in range(part.low, part.high)]
+        return found
+
+    @property
+    def _payload_parts(self) -> list[PayloadPart]:
+        return [PayloadPart(part.batch.lines, part.low, part.high) for part in self.slices]
+
+    def column(self, name: str) -> NDArray[Any]:
+        """Return one value of each payload, by its name: (n,), or (n, k) of vectors; strings are objects.
+
+        The array of typed columns is read-only where the messages are of one frame. Raises InvalidColumns where a
+        payload has no such value.
+        """
+        return column_of(self._payload_parts, name)
+
+    def to_arrow(self) -> Any:  # noqa: ANN401 - pyarrow.Table
+        """Return a pyarrow.Table with the columns of `to_pandas`; a payload of JSON is its text, ids are all of a type.
+
+        Raises: InvalidColumns where a column has two types.
+        """
+        import pyarrow as pa  # noqa: PLC0415 - 80 MB that a group need not load
+
+        facts = {name: _arrow_column(values) for name, values in self._facts().items()}
+        return pa.table(facts | arrow_columns(self._payload_parts))
+
+    def to_pandas(self) -> Any:  # noqa: ANN401 - pandas.DataFrame, where pandas is installed
+        """Return a pandas.DataFrame whose columns have the names and types of the event log's.
+
+        message_id, step, channel, subtopic, from_id, to_id, in_reply_to, labels, sent_at (UTC), and payload; payloads
+        in typed columns have a column each, as `payload.price`.
+        """
+        parts = self._payload_parts
+        typed = {f"payload.{name}": filled_column(parts, name) for name in names_of(parts)}
+        facts = self._facts()
+        facts["sent_at"] = facts["sent_at"].to_pandas()
+        if all(part.table is not None for part in parts) and parts:
+            return data_frame(facts | typed)
+        payloads = [None if isinstance(found._batch.lines, TypedColumns) else found.payload for found in self]
+        return data_frame(facts | {"payload": payloads} | typed)
+
+    def _facts(self) -> dict[str, Any]:
+        messages = list(self)
+        return {
+            "message_id": [message.id for message in messages],
+            "step": self.steps,
+            "channel": [message.channel for message in messages],
+            "subtopic": [message.subtopic for message in messages],
+            "from_id": self.from_ids,
+            "to_id": self.to_ids,
+            "in_reply_to": [message.in_reply_to for message in messages],
+            "labels": [list(message.labels) or None for message in messages],
+            "sent_at": utc_times(self.sent_at),
+        }
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Messages, (self.exp_id, self.slices, self.more)
+
+    def __repr__(self) -> str:
+        return f"Messages({len(self):,} messages)"
+
+    def _repr_html_(self) -> str:
+        first = self[:SHOWN]
+        columns: dict[str, list[Any]] = {
+            "from": [message.from_id for message in first],
+            "to": [message.to_id for message in first],
+            "subtopic": [message.subtopic or message.channel for message in first],
+            "step": [message.step for message in first],
+            "payload": [message.data for message in first],
+            "labels": [", ".join(message.labels) for message in first],
+        }
+        return html_table(repr(self), columns, len(self))
+
+
+def _column(part: Slice, values: Any) -> NDArray[Any]:  # noqa: ANN401 - a column, or one value for all
+    if isinstance(values, np.ndarray):
+        return values[part.low : part.high]
+    return np.full(part.high - part.low, values, None if values is not None else object)
+
+
+def _arrow_column(values: Any) -> Any:  # noqa: ANN401 - values of any kind, as a pyarrow.Array
+    import pyarrow as pa  # noqa: PLC0415 - 80 MB that a group need not load
+
+    listed = values.tolist() if isinstance(values, np.ndarray) and values.dtype == object else values
+    if isinstance(listed, list) and str in set(map(type, listed)):  # ids of both kinds
+        listed = [None if value is None else str(value) for value in listed]
+    return pa.array(listed)
+
+
+def _joined(columns: list[NDArray[Any]]) -> NDArray[Any]:
+    return np.concatenate(columns) if columns else np.zeros(0, np.int64)
+
+
+def decoded_messages(exp_id: str, batch: Batch, low: int, high: int) -> list[Message]:
+    """Return the messages of some rows. Payloads that are JSON are decoded together, in a third of the time."""
+    if isinstance(batch.lines, PayloadColumn) and not batch.lines.raw:
+        with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            payloads = _payloads(batch.lines, low, high, batch.rows)
+            if len(payloads) == high - low:  # an empty line is no value
+                same = repeat(exp_id), repeat(batch), range(low, high), repeat(None), repeat(UNSET), repeat(UNSET)
+                return list(map(DecodedMessage, *same, payloads))
+    return list(Messages(exp_id, [Slice(batch, low, high)]))  # each decodes its own, or tells its error
+
+
+def _payloads(lines: PayloadColumn, low: int, high: int, rows: int) -> list[Any]:
+    """Decode the payloads of some of the rows; fewer where some line has no value."""
+    index = lines.index
+    if index is None or not high - low == rows == lines.count or np.bincount(index).max() > 1:
+        return _decoder.decode_lines(b"\n".join(lines.by_row[low:high]))
+    found = _decoder.decode_lines(lines.view)  # all of them, each for one row: no line becomes an object
+    return list(map(found.__getitem__, index.tolist())) if len(found) == rows else []

@@ -1,0 +1,64 @@
+"""Message to send."""
+
+from collections.abc import Iterable
+
+from ray_messaging.addressing.channels import (
+    AGENT_CHAT,
+    OMITTED,
+    AgentId,
+    SenderId,
+    check_id,
+    check_subtopic,
+    no_channel,
+)
+from ray_messaging.compat.msg import Payload
+
+
+class Outgoing:
+    """One message to send, or one payload for many recipients.
+
+    Build it with a channel, or with recipients by `to_agent` and `to_agents`. Ids are checked here, the channel when it
+    is sent. A from_id of None is the user. So is a missing one, except in a group, where from_id is required.
+    """
+
+    __slots__ = ("channel", "from_id", "payload", "subtopic", "to_id", "to_ids", "unnamed")
+
+    def __init__(
+        self, channel: str | None, payload: Payload, from_id: SenderId = OMITTED, to_id: AgentId | None = None
+    ) -> None:
+        if not isinstance(channel, str | None):
+            raise no_channel(channel)
+        self.channel = channel
+        self.payload = payload
+        self.unnamed = from_id is OMITTED
+        self.from_id = None if from_id is None or from_id is OMITTED else check_id(from_id)
+        self.to_id = None if to_id is None else check_id(to_id)
+        self.to_ids: list[AgentId] | None = None
+        self.subtopic = ""
+
+    @classmethod
+    def to_agent(
+        cls, to_id: AgentId, payload: Payload, from_id: SenderId = OMITTED, subtopic: str = AGENT_CHAT
+    ) -> "Outgoing":
+        """Build a message for one agent."""
+        made = cls(None, payload, from_id, to_id)
+        made.subtopic = check_subtopic(subtopic)
+        return made
+
+    @classmethod
+    def to_agents(
+        cls,
+        to_ids: Iterable[AgentId],
+        payload: Payload,
+        from_id: SenderId = OMITTED,
+        subtopic: str = AGENT_CHAT,
+    ) -> "Outgoing":
+        """Build a message with one payload for many agents. It is encoded once; each agent has a receipt."""
+        made = cls(None, payload, from_id)
+        made.to_ids = [check_id(to_id) for to_id in to_ids]
+        made.subtopic = check_subtopic(subtopic)
+        return made
+
+    def __repr__(self) -> str:
+        where = self.channel or (self.to_id if self.to_ids is None else f"{len(self.to_ids)} agents")
+        return f"Outgoing({where!r}, from_id={self.from_id!r})"
