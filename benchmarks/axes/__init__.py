@@ -15,6 +15,7 @@ ROOMS = {
     "cost": {
         "interceptor": "cost of the interceptor and its rules",
         "log": "cost of the event log, and its completeness",
+        "metrics": "cost of metrics and of tracing, by turns with none",
         "processor": "processor time of a message in each process",
         "memory": "bytes per agent and per waiting message",
     },

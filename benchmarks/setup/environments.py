@@ -16,7 +16,7 @@ PINS = Path(__file__).parent / "pins"
 STAMP = "pins.sha256"
 PIP_LINES = 15  # pip's last lines, shown in an error
 PATIENCE_S = 1800
-ENVIRONMENTS = (*dict.fromkeys(peer.environment for peer in PEERS if peer.environment), "mesa")
+ENVIRONMENTS = (*dict.fromkeys(peer.environment for peer in PEERS if peer.environment), "mesa", "agentscope-0.1.6")
 
 
 def _pins(name: str) -> Path:

@@ -2,6 +2,7 @@
 
     python -m benchmarks.steps                # all parts: about 10 minutes
     python -m benchmarks.steps --part small   # a step of 6,000 messages over 4 groups
+    python -m benchmarks.steps --part idle    # the barrier alone, over 64 groups
     python -m benchmarks.steps --part mesa    # a rumour in Mesa 3, in an environment of its own (see --envs)
     python -m benchmarks.steps --part large   # 300,000 and 5,000,000 messages to one group in a step
     python -m benchmarks.steps --steps 10 --rounds 2
@@ -12,41 +13,23 @@ loop, beside the same of plain Ray.
 """
 
 import argparse
-import json
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
-
-from rich.table import Table
+from typing import Any
 
 from benchmarks.axes.society.society import cluster
-from benchmarks.reports.screen import console
+from benchmarks.reports.lines import Line, as_json, ratios, show
 from benchmarks.setup.environments import FOLDER
-from benchmarks.steps.idle import Idle
+from benchmarks.steps.idle import IdleByHandles, IdleInOwnActors
 from benchmarks.steps.large import measure
 from benchmarks.steps.mesa import SIZES, compare
 from benchmarks.steps.million import Million
 from benchmarks.steps.model import MESSAGES, alone_ms
-from benchmarks.steps.sides import SIDES, OwnActors, PlainRay
+from benchmarks.steps.sides import SIDES, PlainRay
 
-IDLE_MS, MILLION, ABOVE = 15.0, 1.3, 0.4
-
-
-class Line(NamedTuple):
-    """One line of the table: the values of the rounds, and the most that they may be."""
-
-    part: str
-    side: str
-    unit: str
-    values: list[float]
-    most: float | None = None
-
-    @property
-    def median(self) -> float:
-        """Return the median of the rounds."""
-        return statistics.median(self.values)
+MILLION, ABOVE = 1.3, 0.4
 
 
 def by_turns(sides: Mapping[str, Any], steps: int, rounds: int) -> dict[str, list[float]]:
@@ -80,9 +63,12 @@ def small(steps: int, rounds: int) -> list[Line]:
 
 
 def idle(steps: int, rounds: int) -> list[Line]:
-    """Measure 64 idle groups."""
-    values = by_turns({OwnActors.name: Idle()}, steps, rounds)
-    return [Line("64 idle groups", name, "ms", found, IDLE_MS) for name, found in values.items()]
+    """Measure 64 idle groups, one side after the other: each has up to 73 processes."""
+    lines = []
+    for kind in (IdleInOwnActors, IdleByHandles):
+        values = by_turns({kind.name: kind()}, steps, rounds)
+        lines.append(Line("64 idle groups", kind.name, "ms", values[kind.name], kind.most))
+    return lines
 
 
 def million(steps: int, rounds: int) -> list[Line]:
@@ -131,23 +117,6 @@ PARTS: dict[str, Callable[[int, int], list[Line]]] = {
 }
 
 
-def ratios(mine: Sequence[float], theirs: Sequence[float]) -> list[float]:
-    """Return the ratio of each round."""
-    return [one / other for one, other in zip(mine, theirs, strict=True)]
-
-
-def show(lines: Sequence[Line]) -> None:
-    """Print the table."""
-    table = Table("part", "side", "median", "spread", "target", title="ms of one step, and ratios")
-    for line in lines:
-        verdict = (
-            "" if line.most is None else f"{'met' if line.median <= line.most else 'missed'}: {line.most:g} {line.unit}"
-        )
-        spread = f"{min(line.values):.2f} to {max(line.values):.2f}"
-        table.add_row(line.part, line.side, f"{line.median:.2f} {line.unit}", spread, verdict)
-    console().print(table)
-
-
 def main() -> None:
     """Measure, and print the table or JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -163,9 +132,9 @@ def main() -> None:
         for name in plan.part or measures:
             lines += measures[name](plan.steps, plan.rounds)
     if plan.json:
-        print(json.dumps([{**line._asdict(), "median": line.median} for line in lines]))
+        print(as_json(lines))
     else:
-        show(lines)
+        show(lines, "ms of one step, and ratios")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """The sides of a step of 6,000 messages: plain Ray actors, own actors, handles, `messaging.run`."""
 
-import random
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -17,10 +16,15 @@ Row = tuple[int, int, dict[str, float]]  # to, from, payload
 
 @ray.remote(num_cpus=0)
 class RayGroup:
-    """A group of plain Ray: a step is one call with its inbox, by sender, and returns its outbox, by recipient."""
+    """A group of plain Ray: a step is one call with its inbox, by sender, and returns its outbox, by recipient.
+
+    Each agent has random numbers of its own, as on our sides, so that groups do not change them. Its generator is made
+    once, because nobody restores it after a fault.
+    """
 
     def __init__(self, agents: range) -> None:
         self._moods = dict.fromkeys(agents, 0.0)
+        self._noise = {agent: np.random.Generator(np.random.PCG64DXSM((7, agent))).normal for agent in agents}
 
     @ray.method(num_returns=len(MEMBERS))
     def step(self, *inboxes: Sequence[Row]) -> list[list[Row]]:
@@ -31,7 +35,7 @@ class RayGroup:
                 heard[to].append(payload["mood"])
         outbox: list[list[Row]] = [[] for _ in MEMBERS]
         for agent, moods in heard.items():
-            self._moods[agent] = mood = next_mood(self._moods[agent], moods, random.gauss())
+            self._moods[agent] = mood = next_mood(self._moods[agent], moods, self._noise[agent]())
             for friend in TO[agent]:
                 outbox[friend // len(self._moods)].append((friend, agent, {"mood": mood}))
         return outbox

@@ -33,9 +33,10 @@ def measure(plan: Plan) -> Iterator[Figure]:
 
 
 def _seconds(processes: dict[str, list[int]]) -> dict[str, float]:
-    return {name: sum(map(_taken, pids)) for name, pids in processes.items()}
+    return {name: sum(map(seconds_of, pids)) for name, pids in processes.items()}
 
 
-def _taken(pid: int) -> float:
+def seconds_of(pid: int) -> float:
+    """Return the processor time of a process, the system's work for it included."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS_PER_S  # its own, and the system's for it

@@ -11,7 +11,7 @@ from benchmarks.axes.society.society import BLACK_LIST, cluster
 from benchmarks.figures import OURS, Figure, Plan
 from benchmarks.work import payload
 from ray_messaging import Messaging
-from ray_messaging.cluster.handles.group import Group
+from ray_messaging.cluster.handles.group.group import Group
 
 WORKERS = (1, 2, 4, 8)
 QUICK = (1, 4)
