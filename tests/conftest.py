@@ -261,6 +261,7 @@ def ray_cluster():
     from support import step_society
 
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    ray._private.worker._global_node.kill_log_monitor()  # it reads the files of hundreds of processes, for nobody
     # Tasks of the tests may use it, and workers cannot import it.
     for module in (cluster_support, step_society):
         ray.cloudpickle.register_pickle_by_value(module)

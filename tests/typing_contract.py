@@ -1,11 +1,15 @@
 """The public face as a type checker sees it; mypy reads this, nobody runs it."""
 
+from dataclasses import dataclass
 from typing import Any, Literal, assert_type
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel
 
 from ray_messaging import (
+    AsyncGroup,
     BlockedListener,
     BlockedMessage,
     EventLog,
@@ -20,11 +24,37 @@ from ray_messaging import (
     Receipt,
     Receipts,
     RedisConfig,
+    Survey,
     rules,
 )
 from ray_messaging.mqtt import Deliveries, Delivery, MqttConfig
 from ray_messaging.mqtt import Messager as MqttMessager
 from ray_messaging.transaction import Transaction
+
+
+class Offer(BaseModel):
+    price: float
+
+
+@dataclass
+class Bid:
+    price: float
+
+
+async def objects(messager: Messager, group: Group, message: Message) -> None:
+    await messager.send(1, 2, Offer(price=1))
+    assert_type(group.send(1, 2, Bid(1)), Receipt)
+    assert_type(message.to(Offer), Offer)
+    assert_type((await messager.fetch_messages()).to(Bid), list[Bid])
+    await messager.send(1, 2, "text")  # type: ignore[arg-type]  # no payload
+
+
+async def in_a_loop(group: Group) -> None:
+    aio = group.aio
+    assert_type(aio, AsyncGroup)
+    assert_type(await aio.send(1, 2, {"a": 1}), Receipt)
+    assert_type(await aio.send_columns([1], np.array([2]), [{"a": 1}]), Receipts)
+    assert_type(await aio.ask(1, 2, {"a": 1}, timeout=5), Message)
 
 
 async def in_process(messager: Messager) -> None:
@@ -73,6 +103,9 @@ def on_ray() -> None:
         with group.fetch(timeout=1) as messages:
             assert_type(messages[0], Message)
         assert_type(group.agents, list[int | str])
+        assert_type(group.send_columns([1], np.array([2]), [{"a": 1}]), Receipts)
+        group.send(1, 2, {"a": 1}, topic="x")  # type: ignore[call-arg]  # no such argument
+        assert_type(group.stats(), dict[str, Any])
         assert_type(messaging.log, EventLog)
         assert_type(next(messaging.log.tail()), LogRow)
         assert_type(messaging.log.stats(), dict[str, Any])
@@ -81,6 +114,32 @@ def on_ray() -> None:
         assert_type(listener.cursor, int)
     assert_type(Messaging.connect("e"), Messaging)
     assert_type(EventLog.open("folder"), EventLog)
+
+
+async def by_a_handle(group: Group) -> None:
+    assert_type(await group.aio.send(1, 2, {"a": 1}), Receipt)
+    assert_type(await group.aio.ask(1, 2, {"a": 1}, timeout=3), Message)
+    async with await group.aio.fetch(timeout=1) as messages:
+        assert_type(messages[0], Message)
+    async for answer in await group.aio.ask_columns([1], [2], {"a": 1}):
+        assert_type(answer, Message)
+    assert_type(await group.aio.agents(), list[int | str])
+    await group.aio.send(1, {"a": 1})  # type: ignore[call-arg, arg-type]  # for no one
+
+
+class Mood(msgspec.Struct):
+    mood: int
+
+
+def surveys(messaging: Messaging) -> None:
+    survey = messaging.create_survey(Mood, question={"text": "How are you?"})
+    assert_type(survey, Survey[Mood])
+    assert_type(survey.wait().answers, dict[int | str, Mood])
+    assert_type(messaging.survey("moods", Mood), Survey[Mood])
+    assert_type(messaging.survey("moods"), Survey[dict[str, Any]])
+    for agent, answer in survey:
+        assert_type(agent, int | str)
+        assert_type(answer, Mood)
 
 
 async def blocked(messaging: Messaging) -> None:

@@ -2,11 +2,13 @@
 
 import itertools
 import uuid
+from contextlib import suppress
 
 import pytest
-from support.cluster import control, new_handle
+from support.cluster import EmptyGroups, control, emptied
 
 from ray_messaging import Messaging, rules
+from ray_messaging.errors import MessagingError
 
 
 @pytest.fixture(scope="session")
@@ -17,39 +19,52 @@ def messaging(ray_cluster):
 
 
 @pytest.fixture(scope="session")
-def logged(ray_cluster, tmp_path_factory):
-    """Give an experiment with a log and groups of ten, west (agent 0 may write to nobody) and east."""
+def logged_experiment(ray_cluster, tmp_path_factory):
     silenced = [rules.BlackList([(0, None)])]
     log_dir = tmp_path_factory.mktemp("log") / "events"
     with Messaging.start(f"logged-{uuid.uuid4().hex[:8]}", rules=silenced, log_dir=log_dir) as started:
-        yield started, started.create_group("west", range(10)), started.create_group("east", range(10, 20))
+        found_town(started)
+        yield started
 
 
 @pytest.fixture(scope="session")
-def ruled(ray_cluster):
-    """Give an experiment with rules for tests to change, and groups of ten, west and east."""
+def ruled_experiment(ray_cluster):
     with Messaging.start(f"ruled-{uuid.uuid4().hex[:8]}") as started:
-        yield started, started.create_group("west", range(10)), started.create_group("east", range(10, 20))
+        found_town(started)
+        yield started
+
+
+def found_town(messaging):
+    messaging.create_group("west", range(10))
+    messaging.create_group("east", range(10, 20))
+
+
+@pytest.fixture
+def logged(logged_experiment):
+    """Give an experiment with a log and empty groups of ten, west (agent 0 may write to nobody) and east."""
+    return logged_experiment, emptied(logged_experiment, "west"), emptied(logged_experiment, "east")
+
+
+@pytest.fixture
+def ruled(ruled_experiment):
+    """Give an experiment with rules for tests to change, and empty groups of ten, west and east."""
+    return ruled_experiment, emptied(ruled_experiment, "west"), emptied(ruled_experiment, "east")
 
 
 @pytest.fixture
 def town(ruled):
-    """Return a function that sets the experiment's rules; afterwards rules, counters and messages are cleared."""
+    """Return a function that sets the experiment's rules; afterwards rules and counters are cleared."""
     messaging, west, east = ruled
 
     def give(*listed):
         for rule in listed:
             control(messaging, "insert_rule", rule)
-        return messaging, new_handle(west), new_handle(east)
+        return messaging, west, east
 
     yield give
     while control(messaging, "rules"):
         control(messaging, "pop_rule")
     control(messaging, "reset_violation_counts")
-    for group in (new_handle(west), new_handle(east)):
-        while group.fetch():
-            pass
-        group.ack()
 
 
 _numbers = itertools.count()
@@ -73,17 +88,15 @@ def make_group():
 
 
 @pytest.fixture(scope="session")
-def pairs():
-    """Keep used groups empty for the next test: making a group takes half a second."""
-    return []
+def empty_groups(messaging):
+    return EmptyGroups(messaging)
 
 
 @pytest.fixture
-def pair(messaging, pairs):
+def pair(empty_groups):
     """Give new handles of two groups of four agents each, with empty mailboxes."""
-    if not pairs or any(messaging.stats()["waiting"][group.name] for group in pairs[-1]):
-        number = len(pairs)
-        low = 1_000_000 + 10 * number
-        west = messaging.create_group(f"west-{number}", range(low, low + 4))
-        pairs.append([west, messaging.create_group(f"east-{number}", range(low + 5, low + 9))])
-    return [new_handle(group) for group in pairs[-1]]
+    handles = [empty_groups.give("west"), empty_groups.give("east")]
+    yield handles
+    for handle in handles:
+        with suppress(MessagingError):  # a test may end both
+            handle.ack()

@@ -94,7 +94,7 @@ def test_a_second_group_of_a_name_is_refused(messaging, pair):
     name = pair[0].name
     raised(AlreadyExists, lambda: messaging.create_group(name, [-1]), repr(name), "another", kind="group", value=name)
     assert pair[0].send(pair[0].agents[0], pair[0].agents[1], {}).fate == "delivered"  # the first one lives
-    pair[0].fetch(timeout=10)
+    pair[0].fetch(timeout=60)
     pair[0].ack()
 
 

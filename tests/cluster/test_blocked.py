@@ -11,8 +11,6 @@ from support.cluster import PATIENCE_S, kill, numbered, wait_for
 from ray_messaging import Messaging
 from ray_messaging.errors import Closed, ConfigError
 
-pytestmark = pytest.mark.timeout(90)
-
 BANNED = 0  # see conftest.logged
 
 
@@ -64,7 +62,7 @@ async def test_a_cancelled_wait_misses_no_blocked_message(logged):
 def listen(messaging, after, count):
     async def some():
         events = messaging.blocked(after=after)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             return [await anext(events) for _ in range(count)]
 
     return [(event.payload["n"], event.cursor) for event in asyncio.run(some())]

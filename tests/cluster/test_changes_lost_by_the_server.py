@@ -11,7 +11,7 @@ from support.servers import RedisProcess
 
 from ray_messaging import Messaging, MessagingConfig, rules
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture(params=["valkey", "redis"])

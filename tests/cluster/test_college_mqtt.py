@@ -14,7 +14,7 @@ from ray_messaging import Messaging, Outgoing, mqtt, rules
 from ray_messaging.receipt import FATES
 from ray_messaging.replay.traces.trace import read_trace
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.long
 
 CHUNK = 500
 SOME, BANNED = 6000, 20

@@ -13,7 +13,7 @@ from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.receipt import FATES
 from ray_messaging.replay.traces.trace import read_trace
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(150)]
+pytestmark = pytest.mark.long
 
 GROUPS, CHUNK, KILLS = 4, 500, 10
 BANNED, PER_ROUND = 20, 100

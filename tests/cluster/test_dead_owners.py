@@ -24,7 +24,7 @@ class Member:
         self.messager = await self.messaging.open_messager(name, [7])
 
     async def receive(self):
-        return await self.messager.fetch_messages(timeout=10)
+        return await self.messager.fetch_messages(timeout=60)
 
 
 @pytest.fixture

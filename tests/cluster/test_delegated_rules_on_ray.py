@@ -9,7 +9,7 @@ from support.cluster import PATIENCE_S, control, drain, kill, pid_of, stopped, w
 from ray_messaging import Messaging, MessagingConfig, rules
 from ray_messaging.errors import InterceptorUnavailable
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture

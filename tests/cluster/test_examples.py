@@ -5,9 +5,25 @@ import runpy
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-RUMOUR = Path(__file__).resolve().parents[2] / "examples" / "rumour.py"
+from ray_messaging import EventLog, Messaging, columns, rules
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+RUMOUR = EXAMPLES / "rumour.py"
+
+
+def run(program, *arguments, monkeypatch, capsys):
+    """Run an example, and return its output."""
+    monkeypatch.setattr(sys, "argv", [program, *arguments])
+    runpy.run_path(str(EXAMPLES / program), run_name="__main__")
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("program", sorted(EXAMPLES.glob("*.py")), ids=lambda program: program.name)
+def test_an_example_is_short(program):
+    assert len(program.read_text().splitlines()) < 80
 
 
 @pytest.mark.long
@@ -23,3 +39,93 @@ def test_a_rumour_spreads_and_gives_the_same_table_for_each_number_of_groups(ray
     assert len(known) == 6
     assert known == sorted(known)
     assert known[-1] > 1
+
+
+@pytest.mark.long
+def test_a_town_agrees_on_a_place(ray_cluster, capsys, monkeypatch):
+    table = run("town.py", "--agents", "24", capsys=capsys, monkeypatch=monkeypatch)
+    evenings = [list(map(int, line.split())) for line in table.splitlines()[1:]]
+    assert [evening for evening, *_ in evenings] == [1, 2, 3, 4, 5, 6]
+    assert {sum(counts) for _, *counts in evenings} == {24}
+    assert min(evenings[-1][1:]) == 0 < min(evenings[0][1:])  # nobody goes to one of the places any more
+
+
+@pytest.mark.long
+def test_a_survey_reminds_those_that_answered_wrongly(ray_cluster, capsys, monkeypatch):
+    printed = run("survey.py", "--agents", "200", capsys=capsys, monkeypatch=monkeypatch)
+    lines = printed.splitlines()
+    assert lines[0] == "Survey('moods', 190 answered, 10 invalid)"
+    assert lines[1].startswith("agent ")
+    assert "why: String should have at least 1 character" in lines[1]
+    assert lines[3] == "Survey('moods', 200 answered)"
+    assert [line.split()[-2:] for line in lines[-2:]] == [["80", "1.5"], ["120", "4.0"]]
+
+
+@pytest.mark.long
+def test_followers_agree_alike_for_each_number_of_groups(ray_cluster, capsys, monkeypatch):
+    printed = [
+        run("followers.py", "--generated", "--steps", "6", "--groups", groups, capsys=capsys, monkeypatch=monkeypatch)
+        for groups in ("1", "3")
+    ]
+    assert printed[0] == printed[1]
+    counts = re.findall(r"([\d,]+) (?:broadcasts|messages)", printed[0])
+    broadcasts, messages = (int(count.replace(",", "")) for count in counts)
+    assert broadcasts == 6 * 1000
+    assert messages > 15 * broadcasts
+    low, high = map(float, re.search(r"between ([\d.]+) and ([\d.]+)", printed[0]).groups())
+    assert high - low < 0.5
+
+
+@pytest.mark.long
+def test_a_rule_in_the_middle_of_a_run_changes_it_from_its_step_on(ray_cluster, tmp_path, capsys, monkeypatch):
+    given = ("--agents", "60", "--steps", "6", "--at", "3", "--folder", str(tmp_path))
+    printed = run("moderation.py", *given, capsys=capsys, monkeypatch=monkeypatch)
+    table = [tuple(map(int, line.split())) for line in printed.splitlines()[1:7]]
+    assert [free == moderated for _, free, moderated in table[:3]] == [True] * 3
+    assert [moderated for _, _, moderated in table[3:]] == [0] * 3
+    assert min(free for _, free, _ in table) > 0
+    assert "the runs differ first in step 3: {'says': 'you idiot'} became {'says': 'you ***'}" in printed
+
+
+@pytest.mark.long
+def test_birds_flock_alike_for_each_number_of_groups(ray_cluster, capsys, monkeypatch):
+    tables = [
+        run("flocking.py", "--steps", "10", "--groups", groups, capsys=capsys, monkeypatch=monkeypatch)
+        for groups in ("1", "3")
+    ]
+    assert tables[0] == tables[1]
+    orders = [float(order) for order in re.findall(r"order ([\d.]+)", tables[0])]
+    assert len(orders) == 2
+    assert orders[1] > orders[0]
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("default")  # Ray Tune's and Ray Data's own
+def test_each_trial_of_a_sweep_is_an_experiment(ray_cluster, tmp_path, capsys, monkeypatch):
+    given = ("--chances", "0", "1", "--steps", "4", "--folder", str(tmp_path))
+    printed = run("sweep.py", *given, capsys=capsys, monkeypatch=monkeypatch)
+    table = [
+        line.replace(",", "").split() for line in printed.partition("chance   know it   messages\n")[2].splitlines()
+    ]
+    assert table[0] == ["0.0", "1", "0"]
+    chance, know, messages = map(float, table[1])
+    assert (chance, know) == (1, 13)  # agent 0, its four friends, and their eight others
+    folders = {path.parent for path in (tmp_path / "logs").glob("*/events-*.parquet")}
+    assert [EventLog.open(folder).stats()["rows"] for folder in folders] == [messages]
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("default")
+def test_ray_data_reads_a_log_of_several_files(ray_cluster, tmp_path, capsys, monkeypatch):
+    folder = tmp_path / "log"
+    for turn, silent in enumerate((3, 4)):  # each start begins a file, with names that the other one lacks
+        with Messaging.start(
+            "read-by-ray", rules=[rules.BlackList([(silent, None)])], log_dir=folder, on_existing="resume"
+        ) as messaging:
+            west = messaging.create_group(f"west-{turn}", range(10))
+            west.send_columns(list(range(10)), [9] * 10, {"text": f"Hello turn-{turn}"})
+            west.send_columns([0, 1], [9, 9], columns(price=np.array([1.5, 2.5])))
+    assert len(list(folder.glob("*.parquet"))) > 2
+    lines = run("log_data.py", str(folder), capsys=capsys, monkeypatch=monkeypatch).splitlines()
+    assert lines[:3] == ["24 rows", "      22  delivered", "       2  blocked, black_list"]
+    assert lines[3:] == ["      20  hello", "      10  turn-0", "      10  turn-1"]

@@ -52,6 +52,22 @@ def test_start_connect_and_shutdown(ray_cluster):
         group.send("ann", "bob", {})
 
 
+async def test_the_agents_and_their_groups(ray_cluster):
+    with Messaging.start(f"listed-{uuid.uuid4().hex[:8]}") as messaging:
+        assert len(messaging.agents()) == 0
+        messaging.create_groups({"west": range(3), "east": [7, "ann"]})
+        async with await messaging.open_messager("own", [9]):
+            agents = messaging.agents()
+        assert dict(agents) == {0: "west", 1: "west", 2: "west", 7: "east", "ann": "east", 9: "own"}
+        assert (len(agents), agents.get(8), 7 in agents, agents["ann"]) == (6, None, True, "east")
+        assert repr(agents) == "HostedAgents(6 agents in 3 groups)"
+        table = agents.to_pandas()
+        assert dict(zip(table.agent, table.group, strict=True)) == dict(agents)
+        messaging.remove_group("east")
+        assert "east" not in messaging.agents().by_group
+
+
+@pytest.mark.long
 def test_a_group_keeps_its_experiment_alive(ray_cluster):
     def make():
         return Messaging.start(f"kept-{uuid.uuid4().hex[:8]}").create_group("all", [1, 2])
@@ -111,6 +127,7 @@ def test_handles_travel_into_tasks_and_actors(messaging, pair):
     ray.kill(receiver)
 
 
+@pytest.mark.long
 def test_the_driver_uses_a_group_made_by_a_task(messaging):
     @ray.remote(num_cpus=0)
     class Maker:
@@ -145,7 +162,7 @@ def test_stats(messaging, pair):
     assert stats["lane_connections"] >= 1
     assert west.stats()["interceptor"] == "lane"
     assert west.stats()["name"] == west.name
-    east.fetch(timeout=10)
+    east.fetch(timeout=60)
     assert east.stats()["lent"] == 3
     east.ack()
     assert east.stats()["lent"] == 0
@@ -234,7 +251,7 @@ class Society:
     async def receive(self, count):
         found = []
         while len(found) < count:
-            found += await self.messager.fetch_messages(timeout=10)
+            found += await self.messager.fetch_messages(timeout=60)
         return found
 
     async def close(self):

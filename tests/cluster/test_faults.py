@@ -9,8 +9,6 @@ from support.cluster import PATIENCE_S, Busy, drain, kill, kill_and_wait, new_ha
 from ray_messaging import Messaging, rules
 from ray_messaging.errors import OutcomeUnknown
 
-pytestmark = pytest.mark.timeout(90)
-
 
 @pytest.fixture
 def groups(pair):
@@ -77,13 +75,13 @@ def assert_exactly_once(talk, messages):
 def test_a_handle_continues_after_the_death_of_its_group(messaging, groups, how):
     west, east = groups
     send(west, east, 300)
-    found = numbers(east.fetch(limit=100, timeout=10))
+    found = numbers(east.fetch(limit=100, timeout=60))
     if how == "in a with block":
-        with east.fetch(limit=100, timeout=10) as messages:
+        with east.fetch(limit=100, timeout=60) as messages:
             found += numbers(messages)
             kill(east.actor)
     else:
-        found += numbers(east.fetch(limit=100, timeout=10))
+        found += numbers(east.fetch(limit=100, timeout=60))
         if how == "acknowledged":
             east.ack()
         kill(east.actor)
@@ -96,8 +94,8 @@ def test_uncommitted_messages_of_a_dead_group_come_again(messaging, groups):
     west, east = groups
     send(west, east, 300)
     dead = new_handle(east)
-    assert numbers(dead.fetch(limit=100, timeout=10)) == list(range(100))
-    assert numbers(dead.fetch(limit=100, timeout=10)) == list(range(100, 200))
+    assert numbers(dead.fetch(limit=100, timeout=60)) == list(range(100))
+    assert numbers(dead.fetch(limit=100, timeout=60)) == list(range(100, 200))
     kill(east.actor)
     # The holder of the second batch died, too.
     assert numbers(drain(east, 200)) == list(range(100, 300))
@@ -108,7 +106,7 @@ def test_two_handles_continue_after_the_death_of_their_group(groups):
     west, east = groups
     send(west, east, 300)
     other = new_handle(east)
-    first, second = numbers(east.fetch(limit=100, timeout=10)), numbers(other.fetch(limit=100, timeout=10))
+    first, second = numbers(east.fetch(limit=100, timeout=60)), numbers(other.fetch(limit=100, timeout=60))
     kill(east.actor)
     east.ack()
     other.ack()
@@ -211,7 +209,7 @@ def test_an_interceptor_with_a_long_black_list_comes_back(ray_cluster):
 def test_all_actors_may_die_together(messaging, groups):
     west, east = groups
     send(west, east, 50)
-    assert numbers(east.fetch(limit=20, timeout=10)) == list(range(20))
+    assert numbers(east.fetch(limit=20, timeout=60)) == list(range(20))
     for actor in (messaging.interceptor, west.actor, east.actor):
         kill(actor)
     west.stats()  # it is back

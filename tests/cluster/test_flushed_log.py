@@ -12,7 +12,7 @@ from ray_messaging import Messaging
 from ray_messaging.errors import LogError, Unbalanced
 from ray_messaging.eventlog.event_log import EventLog
 
-pytestmark = [pytest.mark.long, pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("ray_cluster")]
 
 ROWS = 5_000
 

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import ray
-from support.cluster import kill_and_wait, new_handle, numbered, numbers, wait_for
+from support.cluster import EmptyGroups, kill_and_wait, new_handle, numbered, numbers, wait_for
 
 from ray_messaging import CommitFailed, ConfigError, FetchTooLarge, Messaging
 from ray_messaging.config import MessagingConfig
@@ -18,6 +18,17 @@ def hasty(ray_cluster):
     settings = MessagingConfig(loan_s=0.5, inbox_messages=40, complete_messages=500)
     with Messaging.start(f"hasty-{uuid.uuid4().hex[:8]}", settings=settings) as started:
         yield started
+
+
+@pytest.fixture(scope="module")
+def hasty_groups(hasty):
+    return EmptyGroups(hasty)
+
+
+@pytest.fixture
+def group(hasty_groups):
+    """Give a new handle of a group with short delivery leases and an empty mailbox."""
+    return hasty_groups.give("hasty")
 
 
 def fill(group, count, start=0):
@@ -38,12 +49,12 @@ def test_a_with_block_commits_although_another_handle_holds_earlier_messages(mes
     west, _ = pair
     fill(west, 4)
     holder, other = new_handle(west), new_handle(west)
-    held = holder.fetch(limit=1, timeout=10)
-    with other.fetch(timeout=10) as messages:
+    held = holder.fetch(limit=1, timeout=60)
+    with other.fetch(timeout=60) as messages:
         assert numbers(messages) == [1, 2, 3]
     assert messaging.stats()["waiting"][west.name] == 1
     kill_and_wait(west.actor)
-    assert numbers(new_handle(west).fetch(timeout=10)) == numbers(held) == [0]
+    assert numbers(new_handle(west).fetch(timeout=60)) == numbers(held) == [0]
 
 
 @pytest.mark.long
@@ -51,12 +62,12 @@ def test_messages_held_over_a_restart_can_be_acknowledged(messaging, pair):
     west, _ = pair
     fill(west, 6)
     first, second, third = (new_handle(west) for _ in range(3))
-    assert [numbers(each.fetch(limit=2, timeout=10)) for each in (first, second, third)] == [[0, 1], [2, 3], [4, 5]]
+    assert [numbers(each.fetch(limit=2, timeout=60)) for each in (first, second, third)] == [[0, 1], [2, 3], [4, 5]]
     kill_and_wait(west.actor)
     second.ack()  # behind the first handle's messages
     second.ack()
     kill_and_wait(west.actor)
-    assert numbers(new_handle(west).fetch(timeout=10, complete=True)) == [0, 1, 4, 5]
+    assert numbers(new_handle(west).fetch(timeout=60, complete=True)) == [0, 1, 4, 5]
 
 
 @pytest.mark.long
@@ -64,9 +75,9 @@ def test_an_ack_of_messages_redelivered_after_a_restart_raises(pair):
     west, _ = pair
     fill(west, 2)
     holder = new_handle(west)
-    holder.fetch(timeout=10)
+    holder.fetch(timeout=60)
     kill_and_wait(west.actor)
-    assert numbers(new_handle(west).fetch(timeout=10)) == [0, 1]
+    assert numbers(new_handle(west).fetch(timeout=60)) == [0, 1]
     with pytest.raises(CommitFailed, match="2 messages of group"):
         holder.ack()
 
@@ -76,34 +87,34 @@ def test_some_messages_are_acknowledged_in_any_order(messaging, pair):
     west, _ = pair
     fill(west, 6)
     handle = new_handle(west)
-    one, rest = handle.fetch(limit=2, timeout=10, commit="acked"), handle.fetch(timeout=10, commit="acked")
+    one, rest = handle.fetch(limit=2, timeout=60, commit="acked"), handle.fetch(timeout=60, commit="acked")
     handle.ack(rest[3])
     handle.ack([rest[0], one[1]])
     assert messaging.stats()["waiting"][west.name] == 3
     kill_and_wait(west.actor)
     handle.ack(rest[1])  # which the process before had lent
     kill_and_wait(west.actor)
-    assert numbers(new_handle(west).fetch(timeout=10, complete=True)) == [0, 4]
+    assert numbers(new_handle(west).fetch(timeout=60, complete=True)) == [0, 4]
 
 
 def test_handlers_in_threads_each_acknowledge_their_own_message(messaging, pair):
     west, _ = pair
     fill(west, 40)
     handle = new_handle(west)
-    held = [handle.fetch(limit=5, timeout=10, commit="acked") for _ in range(8)]
+    held = [handle.fetch(limit=5, timeout=60, commit="acked") for _ in range(8)]
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(handle.ack, [message for messages in reversed(held) for message in messages]))
     assert messaging.stats()["waiting"][west.name] == 0
     assert west.stats()["lent"] == 0
     handle.ack()
-    assert len(handle._unacked) == 0
+    assert len(handle._calls._unacked) == 0
 
 
 def test_a_with_block_of_acked_messages_commits_them(messaging, pair):
     west, _ = pair
     fill(west, 4)
-    held = west.fetch(limit=1, timeout=10, commit="acked")
-    with west.fetch(timeout=10, commit="acked") as messages:
+    held = west.fetch(limit=1, timeout=60, commit="acked")
+    with west.fetch(timeout=60, commit="acked") as messages:
         assert numbers(messages) == [1, 2, 3]
     assert messaging.stats()["waiting"][west.name] == 1
     west.ack(held)
@@ -113,7 +124,7 @@ def test_a_with_block_of_acked_messages_commits_them(messaging, pair):
 def test_messages_of_another_group_are_not_acknowledged(pair):
     west, east = pair
     fill(west, 1)
-    [message] = west.fetch(timeout=10)
+    [message] = west.fetch(timeout=60)
     with pytest.raises(ConfigError, match="from"):
         east.ack(message)
     west.ack(message)
@@ -122,11 +133,10 @@ def test_messages_of_another_group_are_not_acknowledged(pair):
 # -- too late ------------------------------------------------------------------------------------------------------
 
 
-def test_an_ack_of_redelivered_messages_of_a_group_raises(hasty, make_group):
-    group = make_group(hasty)
+def test_an_ack_of_redelivered_messages_of_a_group_raises(hasty, group):
     fill(group, 3)
     holder = new_handle(group)
-    holder.fetch(timeout=10)
+    holder.fetch(timeout=60)
     thief, again = expired(group, holder)
     assert numbers(again) == [0, 1, 2]
     with pytest.raises(CommitFailed, match="3 messages of group") as caught:
@@ -140,20 +150,18 @@ def test_an_ack_of_redelivered_messages_of_a_group_raises(hasty, make_group):
 
 
 @pytest.mark.parametrize("returned", [False, True])
-def test_a_with_block_that_lasts_too_long_raises(hasty, make_group, returned):
-    group = make_group(hasty)
+def test_a_with_block_that_lasts_too_long_raises(group, returned):
     fill(group, 3)
-    with pytest.raises(CommitFailed, match="3 messages of group"), new_handle(group).fetch(timeout=10):  # noqa: PT012
+    with pytest.raises(CommitFailed, match="3 messages of group"), new_handle(group).fetch(timeout=60):  # noqa: PT012
         thief, _ = expired(group, None)
         if returned:
             thief.ack()
 
 
-def test_the_next_fetch_raises_for_redelivered_messages(hasty, make_group):
-    group = make_group(hasty)
+def test_the_next_fetch_raises_for_redelivered_messages(group):
     fill(group, 3)
     holder = new_handle(group)
-    holder.fetch(timeout=10)
+    holder.fetch(timeout=60)
     thief, _ = expired(group, holder)
     with pytest.raises(CommitFailed):
         holder.fetch()
@@ -161,11 +169,10 @@ def test_the_next_fetch_raises_for_redelivered_messages(hasty, make_group):
     thief.ack()
 
 
-def test_only_redelivered_messages_of_an_ack_raise(hasty, make_group):
-    group = make_group(hasty)
+def test_only_redelivered_messages_of_an_ack_raise(hasty, group):
     fill(group, 3)
     holder = new_handle(group)
-    messages = holder.fetch(timeout=10, commit="acked")
+    messages = holder.fetch(timeout=60, commit="acked")
     holder.ack(messages[1])
     thief, again = expired(group, holder)
     assert numbers(again) == [0, 2]
@@ -195,7 +202,7 @@ def test_more_is_true_while_parts_are_left(hasty, make_group):
     group = make_group(hasty)
     for low in range(0, 200, 20):
         fill(group, 20, start=low)
-    found, messages = [], group.fetch(timeout=10)
+    found, messages = [], group.fetch(timeout=60)
     assert messages.more
     while messages.more:
         found += messages
@@ -208,8 +215,8 @@ def test_a_complete_fetch_includes_messages_given_up_by_others(hasty, make_group
     group = make_group(hasty)
     fill(group, 6)
     holder = new_handle(group)
-    holder.fetch(limit=2, timeout=10)
-    kept = new_handle(group).fetch(limit=2, timeout=10)
+    holder.fetch(limit=2, timeout=60)
+    kept = new_handle(group).fetch(limit=2, timeout=60)
     holder.give_up()
     with group.fetch(complete=True) as messages:
         assert set(numbers(messages)) | set(numbers(kept)) == set(range(6))
@@ -224,7 +231,7 @@ def test_too_many_messages_for_a_groups_complete_fetch_raise_and_take_none(hasty
         group.fetch(complete=True)
     found = []
     while len(found) < 600:
-        found += group.fetch(timeout=10)
+        found += group.fetch(timeout=60)
     assert numbers(found) == list(range(600))
     group.ack()
 
@@ -239,7 +246,7 @@ def test_invalid_fetch_limits_are_refused(pair):
 def test_a_task_acknowledges_messages_fetched_by_the_driver(messaging, pair):
     west, _ = pair
     fill(west, 2)
-    messages = west.fetch(timeout=10, commit="acked")
+    messages = west.fetch(timeout=60, commit="acked")
 
     @ray.remote(num_cpus=0)
     def handle(group, some):

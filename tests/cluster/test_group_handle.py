@@ -12,7 +12,9 @@ from support.cluster import drain, kill_and_wait, new_handle, numbered, numbers,
 from support.frames import frames_of_columns
 
 from ray_messaging import Messaging, Outgoing
-from ray_messaging.cluster.handles import group_lane
+from ray_messaging.cluster.handles.group import group_lane
+from ray_messaging.cluster.handles.group.group_lane import LaneReply
+from ray_messaging.common.blocking import finish
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import ConfigError, OutcomeUnknown, UnknownSender
 from ray_messaging.interception.wire.lane import LaneAddress
@@ -90,7 +92,7 @@ def test_a_failed_call_does_not_hold_up_the_next(pair, monkeypatch):
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(west, "actor", Actor())
+        patch.setattr(west._calls, "actor", Actor())
         with pytest.raises(KeyboardInterrupt):
             west.send(west.agents[0], east.agents[0], {"n": -1})
     assert west.send(west.agents[0], east.agents[0], {"n": 0})
@@ -103,16 +105,18 @@ class Cut:
     def __init__(self, lane, *, before):
         self.lane, self.before, self.release = lane, before, lane.release
 
-    def connection(self):
-        found = self.lane.connection()
+    async def connection(self):
+        found = await self.lane.connection()
         assert found is not None
         ask = found.ask
 
-        def lost(*call):
+        async def lost(*call):
             if self.before:
                 found.close()
-            assert (ask(*call) is None) == self.before
+            reply = await ask(*call)
+            assert (reply.answer is None) == self.before
             found.close()
+            return LaneReply(reply.begun, None)
 
         found.ask = lost
         return found
@@ -122,11 +126,11 @@ class Cut:
 def test_a_call_whose_answer_is_lost_is_made_again_by_ray_and_happens_once(pair, before):
     west, _ = pair
     sender, receiver = west.agents[:2]
-    west._lane = Cut(west._lane, before=before)
+    west._calls._lane = Cut(west._calls._lane, before=before)
     for n in range(3):
         receipts = west.send_columns([sender] * 2, [receiver] * 2, numbered(2, 2 * n))
         assert receipts.counts()["delivered"] == 2
-    with west.fetch(timeout=10) as messages:
+    with west.fetch(timeout=60) as messages:
         assert numbers(messages) == list(range(6))
         assert [message.id for message in messages][-2:] == receipts.message_ids
     assert len(west.fetch()) == 0
@@ -136,10 +140,10 @@ def test_a_call_that_a_dead_process_may_have_begun_is_not_made_by_its_successor(
     west, _ = pair
     sender, receiver = west.agents[:2]
     assert west.send(sender, receiver, {"n": 0})
-    connection = west._lane.connection()
+    connection = finish(west._calls._lane.connection())
     kill_and_wait(west.actor)
     with pytest.raises(OutcomeUnknown, match="went down before or during this send"):
-        ray.get(west.actor.relay_again.remote(west._caller, 1, 1, connection.process))
+        ray.get(west.actor.relay_again.remote(west._calls._caller, 1, 1, connection.process))
     assert not connection.alive()
     assert west.send(sender, receiver, {"n": 1})
 
@@ -149,7 +153,7 @@ def test_handles_do_without_a_lane_where_they_cannot_reach_it(pair, monkeypatch)
     sender, receiver = west.agents[:2]
     monkeypatch.setattr(group_lane, "_ENCRYPTED", True)
     west.send_columns([sender] * 3, [receiver] * 3, numbered(3))
-    with new_handle(west).fetch(timeout=10) as messages:
+    with new_handle(west).fetch(timeout=60) as messages:
         assert numbers(messages) == [0, 1, 2]
 
 
@@ -185,7 +189,7 @@ def test_a_waiting_fetch_does_not_hold_up_sends(pair):
     found = []
     thread = threading.Thread(target=lambda: found.extend(west.fetch(timeout=None)))
     thread.start()
-    wait_for(lambda: west._fetching.locked(), "the fetch")
+    wait_for(lambda: west._calls._fetching.locked(), "the fetch")
     assert west.send(west.agents[0], west.agents[1], {"n": 7})
     thread.join(20)
     assert numbers(found) == [7]
@@ -240,7 +244,7 @@ def fill(group, count):
 def test_fetch_commits_what_the_last_one_returned(messaging, pair):
     west, _ = pair
     sent = fill(west, 9)
-    found = [ids(west.fetch(limit=3, timeout=10)) for _ in range(3)]
+    found = [ids(west.fetch(limit=3, timeout=60)) for _ in range(3)]
     assert found == [sent[:3], sent[3:6], sent[6:]]
     waiting = lambda: messaging.stats()["waiting"][west.name]  # noqa: E731
     assert waiting() == 3
@@ -252,7 +256,7 @@ def test_fetch_commits_what_the_last_one_returned(messaging, pair):
 def test_a_with_block_commits(messaging, pair):
     west, _ = pair
     sent = fill(west, 3)
-    with west.fetch(timeout=10) as messages:
+    with west.fetch(timeout=60) as messages:
         assert ids(messages) == sent
     assert messaging.stats()["waiting"][west.name] == 0
     assert len(new_handle(west).fetch()) == 0
@@ -262,11 +266,11 @@ def test_a_with_block_commits(messaging, pair):
 def test_a_with_block_that_fails_hands_its_messages_back(messaging, pair, whose):
     west, _ = pair
     sent = fill(west, 3)
-    with pytest.raises(RuntimeError, match="mine"), west.fetch(timeout=10) as messages:  # noqa: PT012
+    with pytest.raises(RuntimeError, match="mine"), west.fetch(timeout=60) as messages:  # noqa: PT012
         assert ids(messages) == sent
         raise RuntimeError("mine")
     handle = west if whose == "the same handle" else new_handle(west)
-    with handle.fetch(timeout=10) as messages:
+    with handle.fetch(timeout=60) as messages:
         assert ids(messages) == sent
     assert messaging.stats()["waiting"][west.name] == 0
 
@@ -275,7 +279,7 @@ def test_two_handles_get_different_messages(messaging, pair):
     west, _ = pair
     other = new_handle(west)
     sent = fill(west, 90)
-    found = [ids(handle.fetch(limit=30, timeout=10)) for handle in (west, other, west)]
+    found = [ids(handle.fetch(limit=30, timeout=60)) for handle in (west, other, west)]
     assert found == [sent[:30], sent[30:60], sent[60:]]
     assert west.stats()["lent"] == 60
     west.ack()
@@ -299,13 +303,20 @@ def test_a_lost_answer_is_repeated(pair, caller):
 def test_messages_given_up_are_fetched_again_within_the_limit(messaging, pair):
     west, _ = pair
     sent = fill(west, 50)
-    west.fetch(timeout=10)
+    west.fetch(timeout=60)
     west.give_up()
     other = new_handle(west)
-    found = [ids(other.fetch(limit=20, timeout=10)) for _ in range(3)]
+    found = [ids(other.fetch(limit=20, timeout=60)) for _ in range(3)]
     assert found == [sent[:20], sent[20:40], sent[40:]]
     other.ack()
     assert messaging.stats()["waiting"][west.name] == 0
+
+
+def test_a_group_without_steps_says_so(pair):
+    group, _ = pair
+    for call in (lambda: next(group.steps(until=3)), lambda: group.state, lambda: group.fates(0)):
+        with pytest.raises(ConfigError, match="has no steps"):
+            call()
 
 
 @pytest.mark.parametrize("limit", [0, -1])
@@ -323,13 +334,13 @@ def test_messages_of_a_dead_task_go_to_the_next_caller(hasty, make_group):
     def die(group):
         import os
 
-        assert len(group.fetch(limit=10, timeout=10)) == 10
+        assert len(group.fetch(limit=10, timeout=60)) == 10
         os._exit(1)
 
     with pytest.raises(ray.exceptions.WorkerCrashedError):
         ray.get(die.remote(group))
     found = []
-    wait_for(lambda: found.extend(group.fetch(timeout=10)) or len(found) >= 30, "the rest")
+    wait_for(lambda: found.extend(group.fetch(timeout=60)) or len(found) >= 30, "the rest")
     group.ack()
     assert sorted(ids(found)) == sorted(sent)
     assert hasty.stats()["waiting"][group.name] == 0
@@ -348,7 +359,7 @@ def test_a_copy_of_a_handle_is_a_separate_handle(pair):
 
     @ray.remote(num_cpus=0)
     def take(group):
-        with group.fetch(limit=2, timeout=10) as messages:
+        with group.fetch(limit=2, timeout=60) as messages:
             return numbers(messages)
 
     found = sorted(ray.get([take.remote(west), take.remote(west)]))

@@ -27,7 +27,7 @@ async def visit(messaging, name):
     async with open_messager(messaging, name) as messager:
         await messager.subscribe_and_start_listening([f"at-{name}"])
         await messager.send_message(f"at-{name}", {"n": 1}, from_id=1)
-        await messager.fetch_messages(timeout=10)
+        await messager.fetch_messages(timeout=60)
 
 
 async def test_closed_messagers_are_named_and_removed_one_by_one(messaging):
@@ -67,6 +67,7 @@ async def test_many_closed_names_cause_a_finding_with_a_working_remedy(messaging
         assert [key for key in keys if b"guest-" in key] == []
 
 
+@pytest.mark.long
 def test_kept_rule_entries_are_shown_and_a_new_round_clears_them(messaging):
     group = messaging.create_group("town", range(20))
     group.send_columns([1] * 8, list(range(2, 10)), [{}] * 8)

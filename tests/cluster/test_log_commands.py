@@ -10,8 +10,6 @@ from typer.testing import CliRunner
 from ray_messaging import Messaging, rules
 from ray_messaging.cli import app
 
-pytestmark = pytest.mark.timeout(90)
-
 
 def ask(*args, code=0):
     """Run `ray-messaging log ...`; return its output, for an expected failure its errors."""

@@ -25,6 +25,7 @@ sys.stdin.read()
 DRIVER = """
 import asyncio, queue, sys, tempfile
 import ray
+
 from ray_messaging import Messaging, Outgoing, rules
 from ray_messaging.errors import AlreadyExists, Closed
 
@@ -49,7 +50,7 @@ assert west.send_many([Outgoing.to_agent(4, {"n": 1}, 1)]).counts()["delivered"]
 assert west.send_columns([1] * 3, [4] * 3, [{"n": n} for n in (2, 3, 4)]).counts()["delivered"] == 3
 found = []
 while len(found) < 5:
-    with east.fetch(timeout=10) as messages:
+    with east.fetch(timeout=60) as messages:
         found += [message.payload["n"] for message in messages]
 assert found == [0, 1, 2, 3, 4]
 
@@ -59,7 +60,7 @@ with messaging.on_blocked(called.put):
     assert called.get(timeout=30).payload == {"n": 5}
 
 async def first():
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         return await anext(messaging.blocked(after=0))
 
 assert asyncio.run(first()).payload == {"n": 5}
@@ -113,6 +114,6 @@ def port(token):
 @pytest.mark.long  # a Ray of its own, and a driver: 20 s
 def test_the_facade_works_by_ray_client(port, token):
     command = [sys.executable, "-c", DRIVER, str(port)]
-    driver = subprocess.run(command, env=token, capture_output=True, text=True, check=False, timeout=100)
+    driver = subprocess.run(command, env=token, capture_output=True, text=True, check=False, timeout=300)
     assert driver.stdout.splitlines()[-1:] == ["all is well"], driver.stdout + driver.stderr
     assert "Traceback" not in driver.stderr

@@ -13,8 +13,6 @@ from typer.testing import CliRunner
 from ray_messaging.cli import app
 from ray_messaging.replay.account import Account
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @pytest.fixture
 def run(ray_cluster, tmp_path):
@@ -122,6 +120,7 @@ def test_an_unbalanced_account_exits_with_1(run, trace, monkeypatch):
     assert "error: the account does not balance: 1 messages arrived again" in found.stderr
 
 
+@pytest.mark.long
 def test_the_demo_balances(run):
     found, account = run("demo", "--agents", 200, "--groups", 3, "--messages", 20_000)
     assert_balances(account)
@@ -137,7 +136,7 @@ def test_replay_runs_in_a_process_of_its_own(trace, tmp_path):
     """Start everything, Ray included, and leave nothing behind."""
     path = tmp_path / "account.json"
     command = [sys.executable, "-m", "ray_messaging.cli", "replay", trace[0], "--groups", "2", "--json", path]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    found = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert found.returncode == 0, found.stderr
     assert "Traceback" not in found.stderr
     assert_balances(json.loads(path.read_text()))

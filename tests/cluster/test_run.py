@@ -50,7 +50,8 @@ def words(result):
     return {agent: state["word"] for agent, state in result.states.items()}
 
 
-@pytest.mark.parametrize("groups", [pytest.param(1, marks=pytest.mark.long), 3])
+@pytest.mark.long
+@pytest.mark.parametrize("groups", [1, 3])
 def test_the_result_is_that_of_one_loop(start, groups):
     messaging = start()
     result = messaging.run(person, agents=AGENTS, groups=groups, until=STEPS)
@@ -205,7 +206,9 @@ def test_a_model_that_raises_names_agent_and_step(start):
     with pytest.raises(StepFailed, match=r"agent 41 of group 'group1' in step 2.*RuntimeError: no idea") as caught:
         messaging.run(broken, agents=AGENTS, groups=2, until=STEPS)
     assert (caught.value.agent, caught.value.step, caught.value.group) == (41, 2, "group1")
-    assert words(messaging.run(person, agents=AGENTS, groups=2, until=STEPS)) == sequential()[0]
+    result = messaging.run(person, agents=AGENTS, groups=2, until=STEPS)
+    assert (words(result), result.fates) == (sequential()[0], {"delivered": messages_of(STEPS)})
+    assert [messaging.steps.digest(step) for step in range(STEPS)] == sequential()[1]
 
 
 @pytest.mark.long
@@ -258,11 +261,8 @@ def test_bad_input(idle, arguments, text):
         idle.run(**{"model": person, "agents": 2, "until": 1} | arguments)
 
 
-def test_an_experiment_without_steps_says_so(start):
-    with (
-        Messaging.start(f"plain-{uuid.uuid4().hex[:8]}") as messaging,
-        pytest.raises(ConfigError, match="has no steps"),
-    ):
+def test_an_experiment_without_steps_says_so(start, messaging):
+    with pytest.raises(ConfigError, match="has no steps"):
         messaging.run(person, agents=2, until=1)
 
 
@@ -289,3 +289,6 @@ def test_kept_data_are_named_where_they_are_in_the_way(start, tmp_path):
         Messaging.start(
             messaging.exp_id, steps=Steps(seed=8, digest=True), data_dir=tmp_path / "data", on_existing="resume"
         )
+    again = {"steps": Steps(seed=SEED, digest=True), "data_dir": tmp_path / "data", "on_existing": "resume"}
+    Messaging.start(messaging.exp_id, **again).shutdown(erase=True)
+    assert not (tmp_path / "data").exists()

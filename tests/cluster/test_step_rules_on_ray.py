@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import ray
-from support.cluster import kill
+from support.cluster import PATIENCE_S, kill, wait_for
 
 from ray_messaging import EventLog, Messaging, rules
 from ray_messaging.config import Steps
@@ -110,12 +110,16 @@ def test_a_barrier_that_waits_for_a_rule_names_it(ray_cluster):
             for _ in group.steps(until=2):
                 pass
 
+        def named():
+            with pytest.raises(TimeoutError) as caught:
+                town.steps.wait(1, timeout=0.5)
+            return "rule 'stuck' (0)" in str(caught.value)
+
         live.remote(group)
-        with pytest.raises(TimeoutError, match=r"rule 'stuck' \(0\)"):
-            town.steps.wait(1, timeout=5)
+        wait_for(named, "an error that names the rule")
         assert town.steps.groups == ["all"]
         ray.get(town.interceptor.pop_rule.remote("stuck"))
-        town.steps.wait(2, timeout=20)
+        town.steps.wait(2, timeout=PATIENCE_S)
 
 
 @pytest.mark.long

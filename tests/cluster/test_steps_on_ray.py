@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 import ray
-from support.cluster import kill
+from support.cluster import kill, wait_for
 from support.step_society import AGENTS, SEED, STEPS, digests_of, listen, run_step, sequential, spread
 
 from ray_messaging import EventLog, Messaging
@@ -59,7 +59,7 @@ def test_tasks_give_the_states_and_digests_of_one_loop(messaging, groups):
     assert groups["group0"].state is None
     with pytest.raises(UnknownName, match=r"step 0 is not committed by all groups; the last one is none yet"):
         messaging.steps.digest(0)
-    found = ray.get([live.remote(group) for group in groups.values()], timeout=120)
+    found = ray.get([live.remote(group) for group in groups.values()], timeout=300)
     states, wanted = sequential()
     assert joined(found) == states
     assert digests(messaging) == wanted
@@ -97,7 +97,7 @@ def test_a_killed_actor_and_a_killed_task_change_nothing(messaging, groups, tmp_
 
     first, *others = groups.values()
     refs = [live_and_die.remote(first, tmp_path), *map(live.remote, others)]
-    found = ray.get(refs, timeout=120)
+    found = ray.get(refs, timeout=300)
     states, wanted = sequential()
     assert joined(found) == states
     assert digests(messaging) == wanted
@@ -155,12 +155,20 @@ def live_in_parts(group, count):
 
 @pytest.mark.long
 def test_tasks_within_a_step_change_nothing(messaging, groups):
-    ray.get([live_in_parts.remote(group, count) for count, group in enumerate(groups.values(), 1)], timeout=60)
+    ray.get([live_in_parts.remote(group, count) for count, group in enumerate(groups.values(), 1)], timeout=300)
     wanted = [digest.hex() for digest in sequential()[1]]
     assert [messaging.steps.digest(step).hex() for step in range(3)] == wanted[:3]
 
 
-def test_a_second_driver_gets_an_error(messaging, groups):
+def test_bad_input_and_a_second_driver_get_an_error(groups):
+    with pytest.raises(ConfigError, match="in its steps"):
+        groups["group0"].send(0, 1, {})
+    with pytest.raises(ConfigError, match="in its steps"):
+        groups["group0"].fetch()
+    with pytest.raises(ConfigError, match="its loop"):
+        groups["group0"].step = 3
+    with pytest.raises(ConfigError, match="steps="):
+        Messaging.start("other", steps=7)
     steps = groups["group1"].steps(until=3)
     others = [live.remote(groups[name], 3) for name in ("group0", "group2")]
     next(steps)
@@ -176,13 +184,13 @@ def test_steps_are_paused_and_go_on(messaging, groups):
     assert messaging.steps.advance() == 0
     assert messaging.steps.advance() == 1
     refs = [live.remote(group) for group in groups.values()]
-    messaging.steps.wait(until=2, timeout=60)
+    messaging.steps.wait(until=2, timeout=300)
     assert messaging.steps.now == 2
     with pytest.raises(TimeoutError, match=r"step 2 is not committed .* by: group0 \(2\), group1 \(2\), group2 \(2\)"):
         messaging.steps.wait(until=3, timeout=0.2)
     assert messaging.steps.waiting_for() == dict.fromkeys(groups, 2)
     messaging.steps.resume()
-    assert joined(ray.get(refs, timeout=60)) == sequential()[0]
+    assert joined(ray.get(refs, timeout=300)) == sequential()[0]
     assert messaging.steps.now == STEPS
 
 
@@ -206,6 +214,8 @@ def test_groups_wait_for_their_senders_alone(ray_cluster):
         assert messaging.steps.wait_for == "senders"
         ray.get(messaging.interceptor.insert_rule.remote(RateLimit(per_round=1000)))
         assert messaging.steps.wait_for == "all"
+        ray.get(messaging.interceptor.pop_rule.remote("rate_limit"))
+        assert messaging.steps.wait_for == "senders"
         for wrong in ({}, {"hears": {"west": "east"}}, {"edges": 7}, {"hears": {}, "at_step": -1}):
             with pytest.raises(ConfigError, match=r"declare|list of groups|no graph|number of a step"):
                 messaging.steps.declare(**wrong)
@@ -217,8 +227,8 @@ def test_a_group_that_nobody_drives_is_named(ray_cluster):
         west, _ = messaging.create_groups({"west": [1], "east": [2]}).values()
         driving = live.remote(west, 2)
         with pytest.raises(TimeoutError):
-            messaging.steps.wait(until=1, timeout=4, progress=True)
-        assert [straggler.group for straggler in messaging.steps.stragglers()] == ["east"]
+            messaging.steps.wait(until=1, timeout=0.5, progress=True)
+        wait_for(lambda: [each.group for each in messaging.steps.stragglers()] == ["east"], "a step that east holds up")
         assert "no task has opened group 'east'" in str(messaging.health().of("steps")[0])
         ray.cancel(driving)
 
@@ -229,27 +239,8 @@ def test_groups_leave_while_others_go_on(messaging, groups):
     steps = groups["group2"].steps(until=STEPS)
     assert [next(steps).number for _ in range(3)] == [0, 1, 2]
     messaging.remove_group("group2")  # in its step 2
-    ray.get(refs, timeout=60)
+    ray.get(refs, timeout=300)
     assert messaging.steps.now == STEPS
     assert messaging.steps.groups == ["group0"]
     with pytest.raises(MessagingError):
         next(steps)
-
-
-def test_bad_input(messaging, groups):
-    with pytest.raises(ConfigError, match="in its steps"):
-        groups["group0"].send(0, 1, {})
-    with pytest.raises(ConfigError, match="in its steps"):
-        groups["group0"].fetch()
-    with pytest.raises(ConfigError, match="its loop"):
-        groups["group0"].step = 3
-    with pytest.raises(ConfigError, match="steps="):
-        Messaging.start("other", steps=7)
-
-
-def test_a_group_without_steps_says_so(ray_cluster):
-    with Messaging.start(f"plain-{uuid.uuid4().hex[:8]}") as messaging:
-        group = messaging.create_group("west", [1, 2])
-        for call in (lambda: next(group.steps(until=3)), lambda: group.state, lambda: group.fates(0)):
-            with pytest.raises(ConfigError, match="has no steps"):
-                call()

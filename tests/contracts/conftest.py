@@ -21,7 +21,9 @@ def pytest_configure(config):
 EITHER_REDIS = (
     "test_acks.py",
     "test_addresses.py",
+    "test_audiences.py",
     "test_complete.py",
+    "test_conversations.py",
     "test_dead_letters.py",
     "test_deferred.py",
     "test_fates.py",
@@ -29,9 +31,13 @@ EITHER_REDIS = (
     "test_garbage_in_dead_letters.py",
     "test_interception.py",
     "test_log_streams.py",
+    "test_moves.py",
     "test_msg_payloads.py",
     "test_receiving.py",
+    "test_step_log.py",
     "test_step_store.py",
+    "test_steps.py",
+    "test_surveys.py",
     "test_transactions.py",
 )
 

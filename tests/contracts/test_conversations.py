@@ -1,17 +1,26 @@
-"""Questions and answers: ask, reply, late answers, what cannot be asked or answered."""
+"""Questions and answers: ask, reply, late answers, refusals."""
 
 import asyncio
+import re
 
 import numpy as np
 import pytest
 from support.contracts import WAIT_S, fetch_all, until
 
-from ray_messaging import ConfigError, Fenced, InvalidColumns, NoAnswer, NoQuestion, QuestionBlocked, rules
+from ray_messaging import (
+    Closed,
+    ConfigError,
+    Fenced,
+    InvalidColumns,
+    MailboxFull,
+    NoAnswer,
+    NoQuestion,
+    QuestionBlocked,
+    rules,
+)
 from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.message import slice_of
+from ray_messaging.messages import slice_of
 from ray_messaging.model.columns import IdColumn
-
-pytestmark = pytest.mark.beyond_mqtt("its messages have no extension")
 
 
 async def answer_all(messager, count, payload_of=lambda message: {"twice": 2 * message.payload["n"]}):
@@ -107,8 +116,10 @@ async def test_columns_of_questions(pair):
     assert sorted(came) == [1, 2, 3, 4]
     assert [answers[row].payload["n"] for row in range(4)] == [1, 2, 3, 4]
     assert answers.answered.tolist() == [0, 1, 2, 3]
+    assert answers.column("n").tolist() == [1, 2, 3, 4]
     assert (answers.pending.size, answers.blocked.size, answers.late) == (0, 0, 0)
     assert answers.to_pandas().fate.tolist() == ["answered"] * 4
+    assert answers._repr_html_().count("<tr>") == 5  # as a notebook shows them, under a head
 
 
 async def test_a_question_without_an_answer(pair):
@@ -130,6 +141,7 @@ async def test_a_late_answer_is_an_ordinary_message(pair):
     assert (late.in_reply_to, late.payload, late.to_id) == (caught.value.question, {"twice": 8}, 1)
 
 
+@pytest.mark.beyond_mqtt("acks")
 async def test_a_late_answer_comes_again_until_it_is_committed(messagers):
     west, east = await messagers(name="west", host=[1]), await messagers(name="east", host=[11])
     with pytest.raises(NoAnswer):
@@ -220,9 +232,21 @@ async def test_a_large_column_of_questions(messagers):
     assert {answers[row].from_id for row in range(100)} == set(range(10, 20))
 
 
+@pytest.mark.beyond_mqtt("row-account")
+async def test_columns_of_questions_that_could_not_all_be_sent(messagers):
+    west = await messagers(name="west", host=[1], send_timeout_s=0.3)
+    east = await messagers(name="east", host=[11], mailbox_messages=4)
+    with pytest.raises(MailboxFull):
+        await west.ask_columns(1, 11, [{"n": n} for n in range(8)], timeout=None)
+    await answer_all(east, 4)
+    late = await fetch_all(west, 4)  # nothing waits for them
+    assert sorted(message.payload["twice"] for message in late) == [0, 2, 4, 6]
+
+
 # -- serving ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.beyond_mqtt("acks")
 async def test_many_handlers_at_once_and_each_message_is_committed_by_itself(pair, messagers):
     west, east = pair
     gate, running = asyncio.Event(), []
@@ -298,3 +322,44 @@ async def test_send_and_columns_with_one_recipient_or_sender_for_all(pair):
     assert [(message.from_id, message.to_id) for message in found] == [(1, 11), (1, 11), (2, 11)]
     with pytest.raises(InvalidColumns, match="3 from_ids, 2 payloads"):
         await west.send_columns([1, 2, 1], 11, [{}, {}])
+
+
+async def test_answers_to_a_messager_that_died_are_ordinary_messages_of_its_successor(messagers):
+    west, east = await messagers(name="west", host=[1]), await messagers(name="east", host=[11])
+    asking = asyncio.create_task(west.ask(1, 11, {"n": 4}, timeout=None))
+    [question] = await fetch_all(east, 1)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    await west.__aexit__(RuntimeError, RuntimeError("died"), None)
+    await east.reply(question, {"twice": 8})
+    again = await messagers(name="west", host=[1])
+    [late] = await fetch_all(again, 1)
+    assert (late.in_reply_to, late.payload) == (question.id, {"twice": 8})
+
+
+async def test_bad_replies_name_agent_and_question(pair):
+    west, east = pair
+    await west.send(1, 11, {})
+    asking = asyncio.create_task(west.ask(1, 12, {}, timeout=WAIT_S))
+    found = {message.to_id: message for message in await fetch_all(east, 2)}
+    plain, question = found[11], found[12]
+    named = f"agent 12 cannot answer message {question.id}"
+
+    async def refused(kind, message, why):
+        for call in (east.reply, east.reply_columns):
+            with pytest.raises(kind, match=re.escape(why)) as caught:
+                await call(message, {})
+        return caught.value
+
+    error = await refused(NoQuestion, plain, f"agent 11 cannot answer message {plain.id}, because agent 1 expects")
+    assert (error.agent, error.question) == (11, plain.id)
+    with pytest.raises(NoQuestion, match=f"{named}.*answered before"):
+        await east.reply_columns([question, question], {})
+    await east.reply(question, {})
+    await refused(NoQuestion, question, f"{named}, because it was answered before")
+    asked = asyncio.create_task(west.ask(1, 12, {}, timeout=WAIT_S))
+    [last] = await fetch_all(east, 1)
+    await east.close()
+    await refused(Closed, last, f"agent 12 cannot answer message {last.id}: this messager is closed")
+    asked.cancel()
+    await asyncio.gather(asking, asked, return_exceptions=True)

@@ -3,12 +3,15 @@
 import asyncio
 import time
 
+import numpy as np
 import pytest
 from support.contracts import WAIT_S, fetch_all, take_in, until, vanish
 
+from ray_messaging import columns
 from ray_messaging.config import MessagingConfig
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.writing.writer import LogWriter
+from ray_messaging.model.typed.table import TypedColumns
 from ray_messaging.transports.backend import open_transport
 from ray_messaging.transports.dead_letter_store import (
     HEAD_BYTES,
@@ -201,6 +204,25 @@ async def test_unhandled_messages_are_requeued_once_with_their_ids(messagers, se
     found = await fetch_all(new, 3)
     assert ids_of(found) == sent[1:] + more
     assert (await dead_letters.facts())[:2] == (0, 0)
+
+
+async def test_typed_columns_are_requeued_as_they_were_sent(messagers, sender, dead_letters):
+    old = await messagers(host=[1, 2])
+    sent = columns(price=np.array([0.5, 1.5, 2.5, 3.5]), name=["a", "b", "ü", ""])
+    receipts = await sender.send_columns(7, [1, 2, 1, 2], sent)
+    await take_in(old, 4)
+    await old.fetch_messages(limit=1)
+    await old.close()
+    (letter,) = await dead_letters.letters()
+    assert decode(letter.frame).column("price").tolist() == [0.5, 1.5, 2.5, 3.5]
+    west, east = await messagers(name="west", host=[1]), await messagers(name="east", host=[2])
+    assert await dead_letters.requeue(letter) == (3, 0, "", False)  # in parts, each of them typed
+    for receiver, rows in ((west, [2]), (east, [1, 3])):
+        (batch,) = [part.batch for part in (await receiver.fetch_messages(timeout=WAIT_S)).slices]
+        assert isinstance(batch.lines, TypedColumns)
+        assert [batch.message_id(row) for row in range(batch.rows)] == [receipts[row].message_id for row in rows]
+        assert batch.column("price").tolist() == [0.5 + row for row in rows]
+        assert batch.column("name").tolist() == [["a", "b", "ü", ""][row] for row in rows]
 
 
 async def test_requeued_messages_follow_agents_to_their_new_mailbox(messagers, sender, dead_letters):

@@ -5,11 +5,13 @@ import asyncio
 import pytest
 from support.contracts import WAIT_S, fetch_all, until
 from support.delegation import Actor, InterceptorEpoch
+from support.interceptors import batch
 
 from ray_messaging import ConnectionFailed, InterceptorUnavailable, MailboxFull, Outgoing
 from ray_messaging.addressing.channels import Keys
 from ray_messaging.common.backoff import RetryPolicy
 from ray_messaging.interception.client import delegated_rules
+from ray_messaging.interception.client.verdict_client import RemoteVerdictClient
 from ray_messaging.interception.rules import AllowGraph, BlackList, MaxLength
 from ray_messaging.interception.server import rule_delegation
 from ray_messaging.interception.server.interceptor import Interceptor
@@ -70,6 +72,40 @@ async def test_messages_passed_by_delegated_rules_cause_no_question(actor, messa
     assert (actor.asked, sender.stats()["delegated"]) == (asked, before + 60)
     assert sender.stats()["interceptor"] == "lane"
     assert len(await fetch_all(receiver, 60)) >= 60
+
+
+class Leases:
+    """Lengths of the next leases, one after the other; then long ones."""
+
+    def __init__(self, *lengths_s):
+        self.lengths_s = list(lengths_s)
+
+    def __radd__(self, asked_at):
+        return asked_at + (self.lengths_s.pop(0) if self.lengths_s else 60.0)
+
+
+async def test_broadcasts_pass_whole_though_answers_come_late(interceptor_epoch, exp_id, monkeypatch):
+    leases = Leases(0.0, 0.0, 0.0)
+    monkeypatch.setattr(delegated_rules, "LEASE_S", leases)
+    actor = await Actor(interceptor_epoch, exp_id).begin()
+    client = RemoteVerdictClient(actor, WAIT_S, exp_id, delegate_rules=True)
+    try:
+        assert await client.pass_whole(batch([{}])) is not None
+        assert leases.lengths_s == []
+        monkeypatch.setattr(delegated_rules, "LEASE_S", 0.0)
+        hasty = RemoteVerdictClient(actor, 0.1, exp_id, delegate_rules=True)
+        with pytest.raises(InterceptorUnavailable, match="came too late"):
+            await hasty.pass_whole(batch([{}]))
+        await hasty.close()
+    finally:
+        await client.close()
+        await actor.close()
+
+
+async def test_broadcasts_do_not_pass_whole_where_there_are_rules(actor, exp_id):
+    client = RemoteVerdictClient(actor, WAIT_S, exp_id, delegate_rules=True)
+    assert await client.pass_whole(batch([{}])) is None
+    await client.close()
 
 
 async def test_a_batch_with_a_blocked_row_causes_a_question(actor, messagers):

@@ -89,7 +89,7 @@ async def test_a_server_that_forgot_an_interceptor_rejects_its_verdicts(
         await new.begin(BlackList([(2, 3)]))
         assert new.interceptor.epoch != old.interceptor.epoch
         receiver = await opener(world.server, new, host=[3, 4])
-        late = await opener(world.server, old, interceptor_timeout_s=0.6)
+        late = await opener(world.server, old, interceptor_timeout_s=0.1)
         channel = receiver.get_agent_chat_channel(3)
         for sender in (early, late, late):
             with pytest.raises((Fenced, InterceptorUnavailable)):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from support.contracts import Only, allow, fetch_all, take_in, until
 from support.frames import frames_of_entries
+from support.patience import WAIT_S
 
 from ray_messaging import Outgoing
 from ray_messaging.addressing.channels import parse_channel
@@ -304,7 +305,7 @@ async def test_a_send_that_stops_waiting_for_room_lets_the_next_one_continue(mes
     monkeypatch.setattr(sender.engine.log, "add", lambda *settled: (add(*settled), loop.call_soon(second.cancel)))
     gate.set()
     await first
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(WAIT_S):
         await third
     assert second.cancelled()
 
@@ -415,7 +416,10 @@ async def test_received_columns_and_pandas(messagers):
     frame = messages.to_pandas()
     assert frame["from_id"].tolist() == [7, 8, None]
     assert frame["payload"].tolist() == messages.payloads
-    assert frame["id"].tolist() == [message.id for message in messages]
+    assert frame["message_id"].tolist() == [message.id for message in messages]
+    assert frame["subtopic"].tolist() == ["agent-chat", "agent-chat", "user-chat"]
+    assert [at.timestamp() for at in frame["sent_at"]] == pytest.approx(messages.sent_at.tolist(), abs=1e-6)
+    assert str(frame["sent_at"].dtype.tz) == "UTC"
     assert frame["channel"].tolist() == [message.channel for message in messages]
     assert messages[-1].to_id == "ann"
     assert [message.to_id for message in messages[:2]] == [1, 1]

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from support.contracts import client_of, fetch_all, until
+from support.patience import AT_ONCE_S
 
 from ray_messaging import MailboxFull
 
@@ -44,7 +45,7 @@ async def test_large_frames_do_not_wait_for_a_removed_mailbox(messagers):
     await until(lambda: asyncio.sleep(0, sender.stats()["outbox"] == 1))
     await receiver.close()
     # A broker may still have its subscription.
-    assert (await asyncio.wait_for(waiting, 10)).fate in {"undeliverable", "published"}
+    assert (await asyncio.wait_for(waiting, AT_ONCE_S)).fate in {"undeliverable", "published"}
 
 
 @pytest.mark.parametrize("kind", ["valkey", "redis"])

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from support.contracts import Only, Whole, allow, fetch_all, until
+from support.patience import AT_ONCE_S, WAIT_S
 
 from ray_messaging import ConfigError, InterceptorUnavailable, MailboxFull, Outgoing, RuleError
 from ray_messaging.interception.rules import ALLOW, BlackList, MaxLength, Rule, Verdict, block, rewrite
@@ -263,7 +264,7 @@ class FloatRows(Rule):
 async def test_verdicts_that_cannot_be_encoded_block_without_delay(messagers, rule, says):
     sender = await messagers(Interceptor("x", [BlackList([(3, 1)]), rule()]))
     await messagers(host=[1])
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(AT_ONCE_S):
         for _ in range(2):
             receipts = await sender.send_messages([Outgoing.to_agents([1, 1], {}, from_id=2)])
             assert receipts.fates.tolist() == ["blocked"] * 2
@@ -298,7 +299,7 @@ async def test_a_failed_row_does_not_delay_its_neighbour(messagers, store):
     assert len(await fetch_all(boxes[1], 4)) == 4
     await boxes[1].ack()
     with pytest.raises(MailboxFull) as caught:
-        await asyncio.wait_for(sends, 10)
+        await asyncio.wait_for(sends, WAIT_S)
     assert [receipt and receipt.fate for receipt in caught.value.receipts] == [None, "delivered"]
     assert len(await fetch_all(boxes[1], 1)) == 1
     assert sender.stats()["outbox"] == 0

@@ -6,13 +6,13 @@ from contextlib import aclosing
 
 import numpy as np
 import pytest
+from support.patience import AT_ONCE_S
 
 from ray_messaging import Messager, StepTooLarge
 from ray_messaging.transports.memory import MemoryServer
 from ray_messaging.transports.steps.values import StepSettings
 
 SENDERS, EACH = 4, 100  # groups that send, and agents of each group
-AT_ONCE_S = 30.0  # far below any timeout of a wait for a reader
 
 
 @pytest.fixture(params=["memory", "valkey", "redis"])
@@ -40,7 +40,7 @@ async def groups(server, exp_id):
 
 
 async def live(messager, count, *, columns=True):
-    """Send so many messages to the first group in step 0; return what step 1 reads."""
+    """Send so many messages to the first group in step 0; return the messages of step 1."""
     number = int(messager.engine.name.removeprefix("group"))
     from_ids, to_ids = np.arange(count) % EACH + number * EACH, np.arange(count) * 7 % EACH
     read = None

@@ -139,7 +139,7 @@ async def test_a_transaction_that_waits_for_room_counts_as_healthy(messagers, sh
         async with bank.transaction() as tx:
             tx.send_message(channel, {"n": 1}, 1)
 
-    send_loop, leaving = bank.engine.accumulator._send_loop, asyncio.create_task(leave())
+    send_loop, leaving = bank.engine.accumulator.send_loop, asyncio.create_task(leave())
     try:
         async with asyncio.timeout(WAIT_S):
             while bank.engine.accumulator.capacity.rows == 0:  # noqa: ASYNC110 - what is awaited has no event

@@ -5,6 +5,7 @@ import signal
 
 import pytest
 from support.contracts import MqttStore, fetch_all, take_in, until
+from support.patience import WAIT_S
 
 from ray_messaging import AlreadyExists, MailboxFull, OutcomeUnknown, Outgoing, PayloadTooLarge, ServerRefused
 from ray_messaging.errors import ConnectionFailed
@@ -161,7 +162,7 @@ async def test_cut_connections_lose_nothing(mosquitto, opener):
         receiver.engine.transport._control.link,
         receiver.engine.transport._receiver.session.link,
     ]
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(WAIT_S):
         while len(got) < 300:
             got += numbers(await receiver.fetch_messages(limit=20, timeout=10))
             link = links[len(got) % 3]
@@ -242,7 +243,7 @@ async def test_dropped_messages_of_a_dead_sender_are_counted_as_lost(mosquittos,
     broker, sender, receiver = await lossy(mosquittos, opener, monkeypatch, lease_s=0.3)
     await crash(sender)
     got = numbers(await fetch_all(receiver, 20))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WAIT_S):
         while more := await receiver.fetch_messages(timeout=1):
             got += numbers(more)
     assert got == sorted(set(got))

@@ -5,6 +5,7 @@ import asyncio
 import msgspec
 import pytest
 from support.contracts import MqttStore, fetch_all, take_in, until, vanish
+from support.patience import WAIT_S
 
 from ray_messaging.errors import ConnectionFailed
 from ray_messaging.mqtt.connection import connection
@@ -166,7 +167,7 @@ async def test_a_receiver_with_a_full_mailbox_notices_a_dead_broker(
     closed = link_of(receiver)._connection.closed
     mosquitto.kill()
     mosquitto.start()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WAIT_S):
         await asyncio.wait({closed})
         await link_of(receiver).wait_connected(10)
     await send(sender, count)

@@ -106,7 +106,7 @@ async def test_an_invalid_msg_in_a_batch_refuses_the_whole_batch(messagers):
         await sender.send_messages([Outgoing.to_agent(1, {}), Outgoing.to_agent(1, bad)])
     with pytest.raises(InvalidPayload, match="row 1: the content of this Msg"):
         await sender.send_columns(9, [1, 1], [said(), bad])
-    with pytest.raises(InvalidColumns, match="dicts or Msgs"):
+    with pytest.raises(InvalidColumns, match="dicts, Msgs"):
         await sender.send_columns(9, [1, 1], 5)
     assert len(await receiver.fetch_messages()) == 0
 

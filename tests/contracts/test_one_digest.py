@@ -73,37 +73,40 @@ async def test_a_rumour_among_the_students_of_collegemsg(valkey_config, data, ex
 
 @pytest.mark.parametrize("side", ["before", "after"])
 @pytest.mark.parametrize(
-    ("server", "deadly", "senders"),
+    ("server", "deadly", "senders", "in_parts"),
     [
-        pytest.param("memory", True, False, id="its process dies"),
-        pytest.param("memory", False, True, id="its process goes on, senders", marks=pytest.mark.long),
-        pytest.param("valkey", True, True, id="its process dies, senders, Valkey", marks=pytest.mark.long),
-        pytest.param("valkey", False, False, id="its process goes on, Valkey", marks=pytest.mark.long),
+        pytest.param("memory", True, False, False, id="its process dies"),
+        pytest.param("memory", False, True, True, id="its process goes on, senders, in parts", marks=pytest.mark.long),
+        pytest.param(
+            "valkey", True, True, True, id="its process dies, senders, in parts, Valkey", marks=pytest.mark.long
+        ),
+        pytest.param("valkey", False, False, False, id="its process goes on, Valkey", marks=pytest.mark.long),
     ],
     indirect=["server"],
 )
-async def test_the_nth_call_of_the_protocol_fails(run_small, side, deadly, senders):
+async def test_the_nth_call_of_the_protocol_fails(run_small, side, deadly, senders, in_parts):
     met = set()
     for nth in itertools.count(1):
-        faults = FailAt(nth, side, deadly=deadly)
+        faults = FailAt(nth, side, deadly=deadly, in_parts=in_parts)
         await run_small(faults, senders=senders)
         if faults.met is None:
             break
         met.add(faults.met)
-    assert met >= {"take", "open", "send", "close", "wait", "read_box", "let_go"}
+    assert met >= {"take", "open", "wait", "read_box", "let_go", *(["send", "close"] if in_parts else ["commit"])}
 
 
 @MODES
 @pytest.mark.parametrize("server", ["memory", "valkey"], indirect=True)
 async def test_each_call_comes_twice_and_again_late(run_small, senders):
-    await run_small(Repeat(), senders=senders)
+    for in_parts in (False, True):
+        await run_small(Repeat(in_parts=in_parts), senders=senders)
 
 
 @MODES
 @pytest.mark.parametrize("server", LONG_ON_VALKEY, indirect=True)
 async def test_any_call_fails_kills_comes_twice_or_late(run_small, senders):
     deaths = 0
-    for seed in range(12):
+    for seed in range(16):
         faults = Chaos(seed)
         await run_small(faults, senders=senders)
         deaths += faults.deaths
@@ -135,4 +138,4 @@ async def test_a_rumour_while_replies_are_cut(redis_process, exp_id):
     with Proxy(redis_process.config) as proxy:
         cut = functools.partial(setattr, proxy, "cut_replies", 0.3)
         await proves(RumourGroups(proxy.config, exp_id, SMALL, 2), begins=cut, ends=proxy.spare, within_s=100)
-        assert proxy.cuts > 20
+        assert proxy.cuts >= 10

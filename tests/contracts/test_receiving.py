@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 from support.contracts import fetch_all, take_in, until, vanish
+from support.patience import AT_ONCE_S, WAIT_S
 
 from ray_messaging import (
     AlreadyExists,
@@ -174,7 +175,7 @@ async def test_async_for(messagers):
     sender, first = await messagers(), await messagers(name="group", host=[1])
     await send(sender, *range(5))
     got = []
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WAIT_S):
         async for message in first:
             got.append(message.payload["n"])
             if len(got) == 3:
@@ -196,7 +197,7 @@ async def test_async_for_waits(messagers):
     waiting = asyncio.create_task(take())
     await asyncio.sleep(0)
     await send(sender, 7)
-    assert await asyncio.wait_for(waiting, 10) == 7
+    assert await asyncio.wait_for(waiting, WAIT_S) == 7
 
 
 # -- waiting ----------------------------------------------------------------------------------------------------------
@@ -207,7 +208,7 @@ async def test_fetch_waits_for_the_first_message(messagers):
     waiting = asyncio.create_task(receiver.fetch_messages(timeout=None))
     await asyncio.sleep(0)
     await send(sender, 1, 2)
-    assert numbers(await asyncio.wait_for(waiting, 10)) == [1, 2]
+    assert numbers(await asyncio.wait_for(waiting, WAIT_S)) == [1, 2]
 
 
 async def test_fetch_waits_no_longer_than_its_timeout(messagers):
@@ -230,7 +231,7 @@ async def test_two_fetches_at_once_share_the_messages(messagers):
     sender, receiver = await messagers(), await messagers(host=[1])
     fetches = [asyncio.create_task(receiver.fetch_messages(limit=1, timeout=None)) for _ in range(2)]
     await send(sender, 1, 2)
-    found = await asyncio.wait_for(asyncio.gather(*fetches), 10)
+    found = await asyncio.wait_for(asyncio.gather(*fetches), WAIT_S)
     assert sorted(numbers(found[0]) + numbers(found[1])) == [1, 2]
 
 
@@ -326,7 +327,7 @@ async def test_a_closing_listener_does_not_delay_the_others(messagers):
     sender, stays, leaves = await messagers(), await messagers(listen=["news"]), await messagers(listen=["news"])
     await sender.send_message("news", {"n": 1})
     await leaves.close()
-    await asyncio.wait_for(sender.send_message("news", {"n": 2}), 10)
+    await asyncio.wait_for(sender.send_message("news", {"n": 2}), WAIT_S)
     assert numbers(await fetch_all(stays, 2)) == [1, 2]
 
 
@@ -650,7 +651,7 @@ async def test_a_foreign_payload_that_is_not_json_is_delivered_as_bytes(messager
 
 async def test_concurrent_subscriptions_all_take_effect(messagers):
     sender, receiver = await messagers(), await messagers()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(AT_ONCE_S):
         await asyncio.gather(*(receiver.subscribe_and_start_listening([f"news-{n}", "all"]) for n in range(5)))
     for n in range(5):
         assert (await sender.send_message(f"news-{n}", {"n": n})).fate == "delivered"
@@ -660,7 +661,7 @@ async def test_concurrent_subscriptions_all_take_effect(messagers):
 
 async def test_subscribing_twice_is_harmless(messagers):
     sender, receiver = await messagers(), await messagers(listen=["news"])
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(AT_ONCE_S):
         await receiver.subscribe_and_start_listening(["news"])
         await receiver.subscribe_and_start_listening([])
     assert (await sender.send_message("news", {"n": 1})).fate == "delivered"
@@ -674,7 +675,7 @@ async def test_a_new_listener_also_gets_a_waiting_message(messagers):
     waiting = asyncio.create_task(sender.send_message("news", {"n": 4}))
 
     async def held():
-        return sender.engine.accumulator._send_loop._frames.retry_at is not None
+        return sender.engine.accumulator.send_loop._frames.retry_at is not None
 
     await until(held)
     late = await messagers(listen=["news"])
@@ -690,7 +691,7 @@ async def test_a_message_above_a_mailboxs_limit_is_refused_and_delays_no_other(m
     sender, receiver = await messagers(), await messagers(host=[1], mailbox_bytes=8192)
     channel = sender.get_agent_chat_channel(1)
     with pytest.raises(PayloadTooLarge, match=receiver.name) as error:
-        await asyncio.wait_for(sender.send_message(channel, {"n": "x" * 10_000}), 10)
+        await asyncio.wait_for(sender.send_message(channel, {"n": "x" * 10_000}), WAIT_S)
     assert error.value.size > error.value.limit > 0
     assert (await sender.send_message(channel, {"n": 1})).sent
     assert numbers(await fetch_all(receiver, 1)) == [1]

@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 
 import pydantic
 import pytest
+from support.patience import WAIT_S
 
 from ray_messaging import ConfigError, Messager, MessagingError, NotListening, RedisConfig
 
-WAIT_S = 10.0
 SEED_KEYS = ["channel", "payload", "from_id", "to_id", "start_time", "consumption", "sent"]
 
 

@@ -8,6 +8,7 @@ import time
 from contextlib import ExitStack
 
 import pytest
+from support.patience import WAIT_S
 
 from ray_messaging import Outgoing, RedisConfig
 from ray_messaging.addressing.channels import Keys
@@ -221,7 +222,7 @@ async def test_uncounted_messages_are_found_waiting(valkey_config, opener, exp_i
 
 
 async def until(condition):
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WAIT_S):
         while not condition():  # noqa: ASYNC110 - what is awaited has no event
             await asyncio.sleep(0.01)
 

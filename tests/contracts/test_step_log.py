@@ -5,10 +5,11 @@ import json
 from contextlib import aclosing
 
 import pytest
+from support.patience import WAIT_S
 from support.step_society import AGENTS, SEED, STEPS, digests_of, run_step, sequential
 from typer.testing import CliRunner
 
-from ray_messaging import EventLog, Messager
+from ray_messaging import EventLog, Messager, columns
 from ray_messaging.cli.app import app
 from ray_messaging.config import MessagingConfig
 from ray_messaging.eventlog.folder import Folder
@@ -144,6 +145,7 @@ async def test_an_attempt_that_died_after_its_sends_is_not_in_the_log(society, m
                 step.send(agent, agent, {"word": "never seen"})
                 step.send(agent, 10**6, {"word": "never seen"})
             break
+        monkeypatch.setattr(first.engine.transport.steps, "commit", in_parts)
         monkeypatch.setattr(first.engine.transport.steps, "close", died)
         with pytest.raises(Died):
             await anext(steps)
@@ -154,6 +156,10 @@ async def test_an_attempt_that_died_after_its_sends_is_not_in_the_log(society, m
     await within(writer.close())
     assert digests(society.folder) == sequential()[1]
     assert not ids(society.folder, contains="never seen")
+
+
+async def in_parts(*_args, **_kwargs):
+    return None
 
 
 async def died(*_args, **_kwargs):
@@ -174,7 +180,7 @@ async def test_each_row_is_there_once_although_the_log_dies(society, point, afte
 
     writer = await society.writer(segment_rows=300, crash=crash)
     living = asyncio.gather(*map(live, await society.groups(2)))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WAIT_S):
         while writer.error is None:  # the steps go on until they wait for the log
             await writer._waiters.wait_change()
     later = await society.writer(segment_rows=300)
@@ -190,7 +196,7 @@ async def test_steps_wait_for_a_log_that_lags_and_no_longer(society):
     writer = await society.writer(crash=die_at_once)
     (group,) = await society.groups(1)
     living = asyncio.create_task(live(group))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WAIT_S):
         while writer.error is None:
             await writer._waiters.wait_change()
         while (found := await store.progress()).latest < 1:
@@ -302,7 +308,7 @@ async def test_blocked_rewritten_and_undeliverable_messages_have_their_fates_and
     store = await society.begin(digest=True)
     writer = await society.writer()
     group = await society.group(0, 1, message_interceptor=Interceptor(society.exp_id, [BlackList([(1, 2)]), Calm()]))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WAIT_S):
         async for step in group.steps(until=2):
             if step.number == 0:
                 step.send(1, 2, {"word": "no"})
@@ -401,3 +407,32 @@ async def test_two_logs_differ_first_where_an_agent_sent_something_else(society,
     assert as_json.exit_code == 1
     line = json.loads(as_json.output)
     assert (line["step"], line["agent"], line["mine"], line["theirs"]["payload"]) == (2, 3, None, {"word": "3 in 2"})
+
+
+async def test_typed_payloads_are_in_canonical_order_and_have_the_digests_of_the_groups(society):
+    """Columns of two types under one name, and JSON: a step's rows are in three files, and one order."""
+    store = await society.begin(groups=2, digest=True)
+    writer = await society.writer()
+
+    async def drive(messager):
+        async with aclosing(messager.steps(until=3)) as steps:
+            async for step in steps:
+                agents = step.agents
+                francs = columns(price=[f"{agent} francs" for agent in agents])
+                step.send_columns(agents, 0, columns(price=[agent + step.number / 4 for agent in agents]))
+                step.send_columns(agents, 1, francs, subtopic="user-chat")
+                step.send_columns(agents, 0, [{"price": agent} for agent in agents])
+
+    await within(asyncio.gather(*map(drive, await society.groups(2))))
+    await within(writer.close())
+    log = EventLog.open(society.folder)
+    for step in range(3):
+        assert log.digest(step) == digest_of(await sealed_counts(store, step))
+        found = log.query(step=step, text=True)
+        order = [*zip(*(found[name].to_pylist() for name in ("to_id", "from_id", "ordinal")), strict=True)]
+        assert order == sorted(order)
+        assert len(order) == 3 * AGENTS
+        prices = [json.loads(text)["price"] for text in found["payload"].to_pylist()]
+        assert prices[: 2 * AGENTS : 2] == [agent + step / 4 for agent in range(AGENTS)]
+        assert prices[2 * AGENTS :] == [f"{agent} francs" for agent in range(AGENTS)]
+    log.balance()

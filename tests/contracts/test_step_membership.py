@@ -5,6 +5,7 @@ import itertools
 import json
 
 import pytest
+from support.patience import WAIT_S
 from support.step_faults import Chaos, FailAt, FaultyStore, Killed, Process, Repeat
 
 from ray_messaging import AlreadyExists, Messager, StepAborted
@@ -82,7 +83,7 @@ class Town:
         store = (await self.connect("setup")).engine.transport.steps
         await store.begin(StepSettings(groups=2))
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(WAIT_S):
                 await asyncio.gather(self.live("stays"), self.live("goes"), self.come())
             self.faults = None
             heard = {name: json.loads(await self.state(name)) for name in ENDS}

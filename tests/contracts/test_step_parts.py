@@ -7,6 +7,7 @@ from contextlib import aclosing
 from functools import partial
 
 import pytest
+from support.patience import WAIT_S
 from support.step_society import AGENTS, SEED, STEPS, digests_of, listen, sequential, spread
 
 from ray_messaging import Closed, Fenced, InvalidParts, Messager, UnknownName, UnknownSender
@@ -168,5 +169,5 @@ async def test_a_group_without_agents_has_no_parts(group, server, exp_id):
                 seen.append(step.number)
             return seen
 
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_S):
             assert await asyncio.gather(numbers(empty), numbers(group)) == [[0], [0]]

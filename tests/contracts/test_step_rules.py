@@ -6,6 +6,7 @@ from collections import Counter
 from contextlib import aclosing
 
 import pytest
+from support.patience import WAIT_S
 from support.step_society import AGENTS, FRIENDS, SEED
 
 from ray_messaging import ConfigError, EventLog, Messager, StepAborted
@@ -171,7 +172,7 @@ class Censor(StepRule):
 
 
 def expected(until=STEPS):
-    """Return what each agent hears in each step under the Censor."""
+    """Return the words that each agent hears in each step under the Censor."""
     heard = {(step, agent): [] for step in range(until) for agent in range(AGENTS)}
     for step in range(until):
         for agent in range(AGENTS):
@@ -234,7 +235,7 @@ async def test_a_supervisor_that_dies_at_a_call_has_a_successor(society, monkeyp
     doom = Doom(monkeypatch, call, at=1 if call == "take" else 3, after=after)
     groups = await society.begin(Censor(), groups=2, doom=doom)
     running = asyncio.create_task(society.run(groups))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WAIT_S):
         await doom.dead.wait()
     await end(society.tasks[0])
     society.interceptor.rules.get("censor").state.load({})  # as in a new process
@@ -384,19 +385,19 @@ COUNTING = {
 async def test_a_step_that_runs_again_counts_once(society, monkeypatch, make):
     groups = await society.begin(make(), groups=2)
     store = groups[0].engine.transport.steps
-    close, attempts = store.close, iter([False, True, True])
+    commit, attempts = store.commit, iter([False, True, True])
 
-    async def aborted(group, attempt, step, closing, **more):
+    async def aborted(request, tag, closing, **more):
         if next(attempts, False):
-            raise StepAborted("cut", step=step, group=group)
-        return await close(group, attempt, step, closing, **more)
+            raise StepAborted("cut", step=tag.sent, group=tag.group)
+        return await commit(request, tag, closing, **more)
 
-    monkeypatch.setattr(store, "close", aborted)
+    monkeypatch.setattr(store, "commit", aborted)
     other = asyncio.create_task(society.live(groups[1]))
     for _ in range(2):
         with pytest.raises(StepAborted, match="cut"):
             await society.live(groups[0])
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WAIT_S):
         await society.live(groups[0])
         await other
     await society.run(groups)
@@ -441,7 +442,7 @@ async def test_a_supervisor_of_agentsociety_judges_steps(society):
 
 
 async def say_one_word(messager):
-    """Let each agent of a group tell the next one a word; return what each hears in the next step."""
+    """Let each agent of a group tell the next one a word; return each one's words of the next step."""
     heard = {}
     async with aclosing(messager.steps(until=2)) as steps:
         async for step in steps:

@@ -1,8 +1,9 @@
-"""What every step store promises: one barrier, boxes that only closed steps fill, drivers that follow one another."""
+"""The promises of every step store: one barrier, boxes that only closed steps fill, drivers that follow one another."""
 
 import asyncio
 
 import pytest
+from support.patience import WAIT_S
 
 from ray_messaging.addressing.directory import Record
 from ray_messaging.config import MessagingConfig
@@ -43,8 +44,6 @@ from ray_messaging.transports.transport import (
     SendRequest,
     SendStatus,
 )
-
-WAIT_S = 10.0
 
 
 @pytest.fixture(params=["memory", "valkey", "redis"])
@@ -228,7 +227,7 @@ async def test_a_group_that_leaves_closes_the_steps_before(steps):
     await run(a, step=2)
     assert await steps.join("b") == 4
     await run(a, step=3)
-    assert (await a.open(4)) == Opened(4, ())
+    assert (await a.open(4)).covers == ()
     await a.close()
     assert (await a.open(5)).names == ("b",)
 
@@ -353,6 +352,25 @@ async def test_news_wakes_all_who_wait(steps, another):
     assert await steps.wait(places[0], 0.01) == News(places[0])
 
 
+async def test_news_bring_the_beginning_of_a_box_with_them(steps, another):
+    a, b = await pair(steps)
+    await a.open(0)
+    await b.open(0)
+    await b.send("a@1", b"one")
+    await b.send("a@1", b"two")
+    waiting = (await a.close(go_on=True)).following
+    assert await steps.wait(waiting.news, 0.01, box="a@1", count=1) == News(waiting.news)
+    waits = [store.wait(waiting.news, WAIT_S, box="a@1", count=1) for store in (steps, steps, another.steps)]
+    waiters = [asyncio.create_task(wait) for wait in waits]
+    await b.close(go_on=True)
+    starts = [news.start for news in await asyncio.wait_for(asyncio.gather(*waiters), WAIT_S)]
+    covers, frames = await steps.open_box("a@1", 1)
+    assert [frame.frame for frame in frames] == [b"one"]
+    found = [(list(start.covers), list(start.frames)) for start in starts if start is not None]  # None: read by another
+    assert found
+    assert all(each == (covers, frames) for each in found)
+
+
 async def test_a_wait_for_news_goes_on_when_that_of_another_messager_ends(steps, another):
     a, b = await pair(steps)
     await a.open(0)
@@ -375,7 +393,8 @@ async def test_close_and_open_the_next_step_in_one_call(steps):
     closed = await a.close(go_on=True)
     assert isinstance(closed.following, Waiting)
     closed = await b.close(go_on=True)
-    assert (closed.sealed, closed.following) == (0, Opened(1, (Cover("a", 0, a.attempt, 1),)))
+    assert isinstance(closed.following, Opened)
+    assert (closed.sealed, closed.following.covers) == (0, (Cover("a", 0, a.attempt, 1),))
 
 
 async def test_a_seal_opens_the_next_step_to_all_that_asked_for_it(steps):
@@ -419,7 +438,7 @@ async def test_only_groups_that_it_hears_hold_a_group_up(steps):
     a, b, c = await member(steps, "a", ["b"]), await member(steps, "b", []), await member(steps, "c")
     await run(b, step=0)
     await run(a, step=0)
-    assert (await c.open(0)) == Opened(0, ())
+    assert (await c.open(0)).covers == ()
     await b.open(1)
     await b.send("a@2", b"early")
     assert await a.inbox(1) == []
@@ -475,13 +494,20 @@ async def test_all_may_be_waited_for_in_spite_of_the_settings(steps):
     assert (await steps.progress()).wait_for == WaitFor.SENDERS
     await a.open(0)
     await a.send("b@1", b"to all")
-    await steps.wait_for_all()
+    await steps.set_wait_for(WaitFor.ALL)
     assert (await steps.progress()).wait_for == WaitFor.ALL
     assert await steps.begin(StepSettings()) == StepSettings(wait_for=WaitFor.SENDERS)
     assert isinstance(await a.close(), Committed)
     assert (await a.open(1)).names == ("b",)
     await run(b, step=0)
     assert isinstance(await a.open(1), Opened)
+    await a.close()
+    waiting = await a.open(2)
+    assert waiting.names == ("b",)
+    await steps.set_wait_for(WaitFor.SENDERS)
+    assert await steps.wait(waiting.news, 5.0) != News(waiting.news)  # it wakes those that wait
+    assert (await steps.progress()).wait_for == WaitFor.SENDERS
+    assert isinstance(await a.open(2), Opened)
 
 
 async def test_pause_and_advance(steps):

@@ -44,6 +44,8 @@ class World:
 
     def plain(self, answer):
         """Return an answer without numbers and places that differ from server to server."""
+        if isinstance(answer, tuple) and not hasattr(answer, "_fields"):
+            return [self.plain(value) for value in answer]
         if isinstance(answer, Cover | StepTag):
             return answer._replace(attempt=self.names[answer.group, answer.attempt])
         if isinstance(answer, Opened):
@@ -79,6 +81,10 @@ class World:
         tag = StepTag(group, step, self.attempt(driver))
         reply = await self.steps.send(SendRequest("writer", 0, 0, -1, writes), tag)
         return reply.status, reply.fates
+
+    async def commit(self, group, driver, step, writes, closing, go_on):
+        tag = StepTag(group, step, self.attempt(driver))
+        return await self.steps.commit(SendRequest("writer", 0, 0, -1, writes), tag, closing, go_on=go_on)
 
     async def open(self, group, driver, step):
         return await self.steps.open(group, self.attempt(driver), step)
@@ -124,12 +130,13 @@ class Course:
                 "open",
                 "send",
                 "close",
+                "commit",
                 "pause",
                 "resume",
                 "hold",
                 "look",
             ],
-            [4, 3, 0.5, 5, 1, 1, 25, 25, 20, 0.5, 6, 4, 8],
+            [4, 3, 0.5, 5, 1, 1, 25, 20, 15, 10, 0.5, 6, 4, 8],
         )[0]
         if kind == "join":
             return kind, group, chance.random() < 0.5
@@ -151,7 +158,13 @@ class Course:
             return kind, "log", min(progress["sealed"], progress["latest"]) + chance.choice([-1, 0])
         if kind == "look":
             box = box_name(chance.choice([*GROUPS, ":log", ":out"]), progress["latest"] + chance.choice([0, 1]))
-            looks = [("read_box", box), ("covers", box), ("box_size", box), ("boxes", progress["latest"] + 1)]
+            looks = [
+                ("read_box", box),
+                ("open_box", box, 2),
+                ("covers", box),
+                ("box_size", box),
+                ("boxes", progress["latest"] + 1),
+            ]
             return chance.choice([*looks, ("closed_step", progress["sealed"])])
         return self.of_driver(kind, progress)
 
@@ -167,7 +180,7 @@ class Course:
         if found["driver"] is None:
             return "take", group, chance.choice(known)
         driver = Driver(**found["driver"]) if chance.random() < 0.9 else chance.choice(known)
-        if kind in {"send", "close"} and found["open"] is None and chance.random() < 0.9:
+        if kind in {"send", "close", "commit"} and found["open"] is None and chance.random() < 0.9:
             kind = "open"
         step = found["closed"] + 1 + (chance.choice([-1, 1]) if chance.random() < 0.1 else 0)
         if kind in {"let_go", "renew"}:
@@ -177,9 +190,12 @@ class Course:
         key = group, driver, step
         if kind == "send":
             return kind, group, driver, step, [self.write(key) for _ in range(chance.randint(1, 3))]
-        rows = self.rows.get(key, 0) + (chance.random() < 0.05)
+        writes = [self.write(key) for _ in range(chance.randint(0, 2))] if kind == "commit" else []
+        written = sum(write.rows for write in writes if write.mailbox not in {"", LOG})
+        rows = self.rows.get(key, 0) + written + (chance.random() < 0.05)
         state = chance.choice([{}, {"state_changed": True, "state": chance.choice([None, b"s"])}])
-        return kind, group, driver, step, Closing(rows, b"c", **state), chance.random() < 0.5
+        closing = Closing(rows, b"c", **state), chance.random() < 0.5
+        return (kind, group, driver, step, *([writes] if kind == "commit" else []), *closing)
 
     def write(self, key):
         chance, step = self.chance, key[2]

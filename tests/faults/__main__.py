@@ -26,8 +26,22 @@ from rich.table import Table
 TESTS = Path(__file__).resolve().parents[1]
 sys.path[:1] = [str(TESTS), str(TESTS.parent)]  # in place of this folder: the cases are in the package `faults`
 
-MODULES = ("server", "process", "link", "loss", "overload", "hostile", "embedded", "group", "interceptor", "cluster")
-ON_RAY = ("embedded", "group", "interceptor", "cluster")
+MODULES = (
+    "server",
+    "failover",
+    "process",
+    "moving",
+    "link",
+    "loss",
+    "overload",
+    "hostile",
+    "embedded",
+    "group",
+    "interceptor",
+    "cluster",
+    "serving",
+)
+ON_RAY = ("embedded", "group", "interceptor", "cluster", "serving")
 COLUMNS = (
     "fault",
     "sent",

@@ -38,7 +38,7 @@ def process(module, *arguments):
 def node_is_lost(folder):
     """Kill the raylet of the node on which both groups live; a worker that stood still lives on for a while."""
     with process("faults.node_loss", folder) as driver:
-        said, _ = driver.communicate(timeout=200)
+        said, _ = driver.communicate(timeout=500)
     assert driver.returncode == 0, said[-5000:]
     return Account(**json.loads((folder / "account.json").read_text()))
 
@@ -51,7 +51,7 @@ def driver_is_killed(folder):
         driver = process("faults.driver", folder, _url(redis), exp_id)
         with driver:
             ledgers = [folder / f"ledger-{a}-{b}" for a, b in PAIRS]
-            wait_for(lambda: all(len(read_ledger(path)) > 500 for path in ledgers), "many sends", 90)
+            wait_for(lambda: all(len(read_ledger(path)) > 500 for path in ledgers), "many sends", 300)
             os.killpg(driver.pid, signal.SIGKILL)
         acknowledged = sum(send.fate == "delivered" for path in ledgers for send in read_ledger(path))
         with a_town(exp_id=exp_id, redis=redis, on_existing="resume", lease_s=2) as town:

@@ -94,7 +94,7 @@ def _as_injected(messaging):
 
 
 CASES = [
-    Case("embedded server: kill -9", lambda folder: dies(folder, "server", 1)),
+    Case("embedded server: kill -9", lambda folder: dies(folder, "server", 1), long=True),
     Case("embedded server: kill -9, 3 times", lambda folder: dies(folder, "server", 3), long=True),
     Case("embedded server: its guard, kill -9", lambda folder: dies(folder, "guard", 2), long=True),
     Case("embedded server: its actor, kill -9", lambda folder: owner_dies(folder, 2), long=True),

@@ -78,7 +78,7 @@ def slow_link(folder):
 
 
 CASES = [
-    Case("replies cut, 30%", lambda folder: replies_cut(folder, messages=300)),
+    Case("replies cut, 30%", lambda folder: replies_cut(folder, messages=300), long=True),
     Case("replies cut, 30%, for longer", replies_cut, long=True),
     Case(
         "replies cut, 30%, one call per message",

@@ -22,7 +22,7 @@ from ray_messaging.wire.frames import decode
 
 NAMES = {"a": 1, "b": 2, "c": 3}
 NOBODY = 98
-_OP_S = 20.0  # nothing takes longer
+_OP_S = 60.0  # nothing takes longer
 _SETTINGS = MessagingConfig(
     mailbox_messages=60, inbox_messages=20, frame_rows=5, send_timeout_s=0.4, interceptor_timeout_s=1.0
 )

@@ -47,12 +47,12 @@ def _lose(cluster, lost, town, folder):
         began = time.monotonic()
         cluster.remove_node(lost, allow_graceful=False)
         cluster.add_node(num_cpus=1, resources=THERE)
-        wait_for(lambda: pid_of(town.east.actor) not in old, "the group elsewhere", 60)
+        wait_for(lambda: pid_of(town.east.actor) not in old, "the group elsewhere", 200)
         traffic.goes_on()
         back_s, outlived = time.monotonic() - began, alive(old[1])
         with suppress(ProcessLookupError):
             os.kill(old[1], signal.SIGCONT)
-        wait_for(lambda: not any(map(alive, old)), "the end of the workers of the lost node", 60)
+        wait_for(lambda: not any(map(alive, old)), "the end of the workers of the lost node", 200)
         traffic.goes_on()
         assert lost.node_id not in {node_of(group) for group in groups}
     return traffic.account(back_s=round(back_s, 1), outlived=outlived)

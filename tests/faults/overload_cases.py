@@ -84,6 +84,7 @@ CASES = [
     Case(
         "a receiver that never fetches",
         lambda folder: never_fetches(folder, mailbox_bytes=4 * 2**20, pad=1000, senders=1),
+        long=True,
     ),
     Case(
         "a receiver that never fetches, 256 MiB, 2 senders",
@@ -103,6 +104,7 @@ CASES = [
         "foreign flood on a channel",
         lambda folder: flood(folder, size=50, flood_s=2, inbox_messages=1000),
         weaker("ours as ever; what foreign clients publish comes at most once, and drops are counted"),
+        long=True,
     ),
     Case(
         "foreign flood of 64 KiB each",

@@ -33,7 +33,7 @@ class Proxy:
 
     def __enter__(self):
         self._thread.start()
-        port = self._ready.result(timeout=10)
+        port = self._ready.result(timeout=60)
         self.config = self.target.model_copy(update={"port": port})
         return self
 

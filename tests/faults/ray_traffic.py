@@ -10,6 +10,7 @@ from support.cluster import PATIENCE_S, Busy, new_handle, wait_for
 
 from faults.checker import check
 from faults.ledger import Inbox, Ledger, fates_after, key_of, read_ledger, read_lines
+from ray_messaging.cluster.handles.group.group_lane import LaneReply
 from ray_messaging.errors import Closed, Fenced, MessagingError, NotListening
 
 PAIRS = ((1, 11), (2, 12), (13, 3))
@@ -23,12 +24,20 @@ class Unheard:
 
     def __init__(self, lane):
         self.lane, self.release = lane, lane.release
+        self.deaf = set()
 
-    def connection(self):
-        found = self.lane.connection()
+    async def connection(self):
+        found = await self.lane.connection()
         assert found is not None
-        ask = found.ask
-        found.ask = lambda *call: ask(*call) and None
+        if found not in self.deaf:
+            self.deaf.add(found)
+            ask = found.ask
+
+            async def unheard(*call):
+                await ask(*call)
+                return LaneReply(begun=True, answer=None)
+
+            found.ask = unheard
         return found
 
 
@@ -45,7 +54,7 @@ class Sender(Busy):
     def work(self):
         handle = new_handle(self.group)
         if self.repeated:
-            handle._lane = Unheard(handle._lane)
+            handle._calls._lane = Unheard(handle._calls._lane)
         while not self.enough.wait(PAUSE_S):
             self.send(handle, ROWS)
 

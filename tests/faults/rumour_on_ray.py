@@ -29,6 +29,7 @@ POINTS = ("open", "read_box", "judge", "send", "close")  # calls of the protocol
 SIDES = ("before", "after")
 DEATHS = list(itertools.product(POINTS, SIDES))
 SEALED_S = 60.0  # within which a step must be committed, whatever died in it
+ENDED_S = 400.0  # within which all must be
 
 
 class Words(rules.Rule):
@@ -146,9 +147,9 @@ class Society:
         self.messaging.steps.wait(number + 1, timeout=SEALED_S)
 
     def outcome(self, faults):
-        """Wait for the end; return what differs from one loop."""
+        """Wait for the end; return the differences from one loop."""
         self.messaging.steps.resume()
-        ray.get(self.refs, timeout=3 * SEALED_S)
+        ray.get(self.refs, timeout=ENDED_S)
         cuts = 0
         if self.proxy is not None:
             self.proxy.spare()
@@ -165,15 +166,16 @@ class Society:
 
 
 @contextmanager
-def a_society(rumour, folder, groups, *, cut=False):
-    """Start a society; with `cut` its server is behind a proxy."""
+def a_society(rumour, folder, groups, *, senders=False, cut=False):
+    """Start a society; with `senders` groups wait for their senders, with `cut` its server is behind a proxy."""
     ray_support.by_value()
     from faults import rumour_on_ray as here
 
     for module in (cluster_support, rumour_support, here):
         ray.cloudpickle.register_pickle_by_value(module)
     name, server, proxy = f"rumour-{uuid.uuid4().hex[:8]}", None, None
-    parts = {f"group{n}": rumour.agents[n::groups] for n in range(groups)}
+    parts = {f"group{n}": part for n, part in enumerate(rumour.parts(groups, senders=senders))}
+    steps = Steps(seed=7, groups=groups, digest=True, wait_for="senders" if senders else "all")
     try:
         if cut:
             server = RedisProcess(folder)
@@ -184,9 +186,11 @@ def a_society(rumour, folder, groups, *, cut=False):
             rules=[Words()],
             log_dir=folder / "log",
             redis=None if proxy is None else proxy.config,
-            steps=Steps(seed=7, groups=groups, digest=True),
+            steps=steps,
         ) as messaging:
             made = list(messaging.create_groups(parts).values())
+            if senders:
+                messaging.steps.declare(edges=rumour.edges())
             yield Society(messaging, made, rumour, folder, proxy)
     finally:
         if proxy is not None:
@@ -206,7 +210,7 @@ def nothing(society, tasks):
 def calls_repeated(society, tasks):
     """Make each call of the protocol twice."""
     society.start(tasks, repeated=True)
-    ray.get(society.refs, timeout=3 * SEALED_S)
+    ray.get(society.refs, timeout=ENDED_S)
     return sum(len(path.read_text().splitlines()) for path in society.folder.glob("repeated-*"))
 
 
@@ -220,7 +224,7 @@ def replies_cut(society, tasks):
 def task_at_each_call(society, tasks):
     """Kill each task right before, and after, its calls of the protocol, one after the other."""
     society.start(tasks, dies=lambda number: DEATHS[number::tasks])
-    ray.get(society.refs, timeout=3 * SEALED_S)
+    ray.get(society.refs, timeout=ENDED_S)
     return len(list(society.folder.glob("died-*")))
 
 
@@ -287,7 +291,7 @@ FAULTS = {
 }
 
 
-def run(rumour, folder, fault, groups, tasks):
+def run(rumour, folder, fault, groups, tasks, *, senders=False):
     """Run a rumour with a fault; return its outcome."""
-    with a_society(rumour, folder, groups, cut=FAULTS[fault] is replies_cut) as society:
+    with a_society(rumour, folder, groups, senders=senders, cut=FAULTS[fault] is replies_cut) as society:
         return society.outcome(FAULTS[fault](society, tasks))

@@ -124,7 +124,7 @@ CASES = [
         partial(killed, appendfsync="always", kills=20, seed=9, binary="redis-server"),
         long=True,
     ),
-    Case("server stands still for 1 s", partial(frozen, stop_s=1)),
+    Case("server stands still for 1 s", partial(frozen, stop_s=1), long=True),
     Case("server stands still for 6 s", partial(frozen, stop_s=6), long=True),
     Case("server stands still for 30 s", partial(frozen, stop_s=30), long=True),
     Case("server out of memory, then drained", out_of_memory),

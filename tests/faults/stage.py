@@ -21,6 +21,7 @@ from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import TransitError
 
 WAIT_S = 60.0
+_ADDRESS = ("server", "port", "password", "timeout", "sentinels", "service")
 
 
 def until(condition, what, wait_s=WAIT_S):
@@ -105,13 +106,14 @@ class Worker:
 class Stage:
     """Set a stage in a folder; as a context manager it leaves no process behind.
 
-    `server` may be a RedisProcess that was started already.
+    `server` may be a RedisProcess that was started already. `settings` are those of all messagers, beside their own.
     """
 
-    def __init__(self, folder, *, server=None, **options):
+    def __init__(self, folder, *, server=None, settings=None, **options):
         self.folder = Path(folder)
         (self.folder / "server").mkdir(parents=True, exist_ok=True)
         self.server = server or RedisProcess(self.folder / "server", **{"binary": "valkey"} | options)
+        self.settings = settings or {}
         self.exp_id = f"fault-{secrets.token_hex(4)}"
         self.senders, self.receivers, self.loggers = [], [], []
         self.ledgers, self.inboxes = [], []
@@ -133,10 +135,11 @@ class Stage:
 
     def _start(self, role, config, options):
         config = config or self.server.config
-        server = {name: getattr(config, name) for name in ("server", "port", "password", "timeout")}
+        server = {name: getattr(config, name) for name in _ADDRESS}
         label = options.setdefault("label", f"{role}-{len(self.senders) + len(self.receivers) + len(self.loggers)}")
         common = {"role": role, "server": server, "exp_id": self.exp_id, "label": label}
-        return Worker(self.folder, common | options)
+        settings = self.settings | options.get("settings", {})
+        return Worker(self.folder, common | options | {"settings": settings})
 
     def receiver(self, agents, *, config=None, go=True, **options):
         """Start a receiver that hosts agents, by way of `config` (none: straight); it fetches when told to go."""
@@ -249,7 +252,7 @@ class Stage:
     async def _mark_end(self, agents, token):
         """Send a last message to each receiver: mailboxes keep order, so all earlier ones have come before it."""
         async with Messager(
-            self.server.config, self.exp_id, settings=MessagingConfig(send_timeout_s=WAIT_S)
+            self.server.config, self.exp_id, settings=MessagingConfig(**self.settings | {"send_timeout_s": WAIT_S})
         ) as messager:
             for agent in agents:
                 try:

@@ -16,7 +16,7 @@ from ray_messaging import Messaging
 from ray_messaging.embedded.server import EmbeddedServer
 from ray_messaging.errors import ConfigError
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(120), pytest.mark.usefixtures("ray_cluster")]
+pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("ray_cluster")]
 
 DRIVER = """
 import sys, time

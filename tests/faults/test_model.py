@@ -32,7 +32,6 @@ async def test_the_books_agree(server, exp_id, monkeypatch):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("seed", range(2, 6))
 async def test_the_books_agree_in_the_long_run(server, exp_id, monkeypatch, seed):
     await books(server, exp_id, monkeypatch, seed=seed, steps=80)

@@ -2,15 +2,14 @@
 
 import pytest
 
-from faults import hostile_cases, link_cases, loss_cases, overload_cases, process_cases, server_cases
+from faults import hostile_cases, link_cases, loss_cases, moving_cases, overload_cases, process_cases, server_cases
 
 pytestmark = pytest.mark.faults
 
-MODULES = (server_cases, process_cases, link_cases, loss_cases, overload_cases, hostile_cases)
+MODULES = (server_cases, process_cases, moving_cases, link_cases, loss_cases, overload_cases, hostile_cases)
 CASES = [case for module in MODULES for case in module.CASES]
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize(
     "case",
     [pytest.param(case, id=case.name, marks=[pytest.mark.long] if case.long else []) for case in CASES],

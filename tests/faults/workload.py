@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from faults.ledger import Inbox, Ledger, fates_after
+from faults.moving import Moving
 from ray_messaging import Messager, Outgoing, RedisConfig
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import ConnectionFailed, MailboxFull, MessagingError, OutcomeUnknown
@@ -170,11 +171,13 @@ async def run_receiver(options):
     orders, chance = Orders(), random.Random(options.get("seed", 0))
     messager = open_messager(options)
     await messager.init()
-    await messager.host_agents(options["agents"], ["agent-chat", "user-chat"], owner=options.get("owner", ""))
+    hosted = messager.directory.records.get(messager.name)  # some may have moved since
+    agents = options["agents"] if hosted is None else hosted.agents()
+    await messager.host_agents(agents, ["agent-chat", "user-chat"], owner=options.get("owner", ""))
     inbox = Inbox(options["inbox"])
     say("ready", name=messager.name)
     await orders["go"].wait()
-    cancelled = 0
+    cancelled, moving = 0, Moving(messager, inbox, options) if "moves_to" in options else None
     while not orders["stop"].is_set():
         try:
             messages = await fetch(messager, options, chance)
@@ -189,6 +192,10 @@ async def run_receiver(options):
         inbox.take([message for message in messages if not end_of(message)])
         for token in ends:
             say("end", token=token)
+        if moving is not None and orders["still"].is_set():
+            ended, moving = moving, None
+            await ended.end()
+            say("still")
         if options.get("work_s"):
             await asyncio.sleep(options["work_s"])
     stats = messager.stats()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.cluster import wait_for
+from support.patience import WAIT_S
 from support.servers import PASSWORD, RedisProcess
 
 import ray_messaging
@@ -56,7 +57,7 @@ def test_an_experiment_needs_only_the_documented_rights(ray_cluster, server, use
         assert client.publish(f"exps:{exp_id}:agents:3:agent-chat", b'{"n":4}') == 1
         found = []
         while len(found) < 2:
-            found += [message.payload["n"] for message in east.fetch(timeout=20)]
+            found += [message.payload["n"] for message in east.fetch(timeout=60)]
         east.ack()
         assert sorted(found) == [1, 4]
         messaging.stats()
@@ -95,7 +96,7 @@ async def journey(exp_id, config):
         await receiver.host_agents([2], ["agent-chat"])
         receipts = [await sender.send_message(sender.get_agent_chat_channel(to), {"n": to}, 1, to) for to in (2, 3)]
         assert [receipt.fate for receipt in receipts] == ["delivered", "undeliverable"]
-        assert [message.payload for message in await receiver.fetch_messages(timeout=5)] == [{"n": 2}]
+        assert [message.payload for message in await receiver.fetch_messages(timeout=60)] == [{"n": 2}]
         await receiver.ack()
 
 
@@ -107,7 +108,7 @@ async def test_messagers_need_only_the_documented_rights(user, exp_id):
 async def test_a_missing_right_is_reported(user, exp_id, lacking, caplog):
     config = user(f"&exps:{exp_id}:news:*", but=[lacking.replace("society-7", exp_id), lacking])
     try:
-        async with asyncio.timeout(25):
+        async with asyncio.timeout(WAIT_S):
             await journey(exp_id, config)
     except MessagingError as error:  # not always: some rights are for rules and the log
         said = f"{error} {error.__cause__}"

@@ -6,12 +6,12 @@ import subprocess
 import sys
 
 import pytest
+from support.patience import WAIT_S
 
 from ray_messaging.interception.client.lane_client import LaneClient
 from ray_messaging.interception.server import lane_server as lane_module
 from ray_messaging.interception.server.lane_server import LaneServer
 
-WAIT_S = 20
 LARGE = b"x" * 2**18
 
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 
 import pytest
+from support.patience import WAIT_S
 
 from ray_messaging import Messager, MessagingConfig, Outgoing
 from ray_messaging.errors import MessagingError
@@ -79,13 +80,13 @@ async def test_invalid_answers_of_an_interceptor_send_nothing(impostor, name):
         await receiver.host_agents([2], ["agent-chat"])
         impostor.answer = GARBAGE[name]
         with pytest.raises(MessagingError):
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(WAIT_S):
                 await sender.send_message(sender.get_agent_chat_channel(2), {"n": 1}, 1, 2)
         with pytest.raises(MessagingError):
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(WAIT_S):
                 await sender.send_messages([Outgoing.to_agent(2, {"n": n}, from_id=1) for n in (1, 1)])
         assert list(await receiver.fetch_messages()) == []
         impostor.answer = GOOD
         assert await sender.send_message(sender.get_agent_chat_channel(2), {"n": 2}, 1, 2)
-        assert [message.payload["n"] for message in await receiver.fetch_messages(timeout=10)] == [2]
+        assert [message.payload["n"] for message in await receiver.fetch_messages(timeout=60)] == [2]
     assert impostor.asked >= 3

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from support.patience import WAIT_S
 
 from ray_messaging import InvalidAddress, Messager, Messaging, Outgoing, RedisConfig
 from ray_messaging.addressing.channels import (
@@ -136,9 +137,9 @@ async def test_odd_ids_stay_separate_on_a_server(valkey_config, exp_id, opener):
     for agent_id in HARMLESS:
         assert await sender.send_message(sender.get_agent_chat_channel(agent_id), {"to": agent_id}, agent_id, agent_id)
     found = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(WAIT_S):
         while len(found) < len(HARMLESS):
-            found += await receiver.fetch_messages(timeout=5)
+            found += await receiver.fetch_messages(timeout=60)
     assert [(message.to_id, message.payload["to"]) for message in found] == [(each, each) for each in HARMLESS]
     link = receiver.engine.transport.link
     keys, cursor = set(), b"0"

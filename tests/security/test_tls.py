@@ -82,7 +82,7 @@ async def test_messages_and_verdicts_travel(tls, exp_id, opener):
     sender = await opener(config, interceptor, name="a")
     receipts = [await sender.send_message(receiver.get_agent_chat_channel(to), {"n": to}, 1, to) for to in (2, 3)]
     assert [receipt.fate for receipt in receipts] == ["delivered", "blocked"]
-    assert [message.payload for message in await receiver.fetch_messages(timeout=10)] == [{"n": 2}]
+    assert [message.payload for message in await receiver.fetch_messages(timeout=60)] == [{"n": 2}]
 
 
 async def test_a_foreign_client_is_heard_over_tls(tls, exp_id, opener):
@@ -90,7 +90,7 @@ async def test_a_foreign_client_is_heard_over_tls(tls, exp_id, opener):
     receiver = await opener(config, name="b", listen=[f"exps:{exp_id}:user-payback"])
     link = RedisLink(config, 10.0)
     assert await link.command("PUBLISH", f"exps:{exp_id}:user-payback", b'{"a":1}') == 1
-    assert [message.payload for message in await receiver.fetch_messages(timeout=10)] == [{"a": 1}]
+    assert [message.payload for message in await receiver.fetch_messages(timeout=60)] == [{"a": 1}]
     await link.close()
 
 
@@ -133,7 +133,7 @@ async def test_a_server_that_requires_a_client_certificate_works(tls, certificat
     receiver = await opener(config, name="b", host=[2])
     sender = await opener(config, name="a")
     assert await sender.send_message(sender.get_agent_chat_channel(2), {}, 1, 2)
-    assert len(await receiver.fetch_messages(timeout=10)) == 1
+    assert len(await receiver.fetch_messages(timeout=60)) == 1
 
 
 async def test_a_wrong_password_over_tls_is_refused(tls):

@@ -1,6 +1,7 @@
 """Helpers of the cluster tests: waiting, killing, and emptying groups."""
 
 import asyncio
+import itertools
 import os
 import signal
 import socket
@@ -12,8 +13,9 @@ from pathlib import Path
 import ray
 
 from ray_messaging import Group, rules
+from support.patience import WAIT_S
 
-PATIENCE_S = 30.0
+PATIENCE_S = WAIT_S
 
 
 def wait_for(condition, what="it", timeout=PATIENCE_S):
@@ -89,6 +91,38 @@ def numbered(count, start=0):
 def new_handle(group):
     """Return another handle of a group, as a task would have."""
     return Group(group._experiment, group.name, group.actor)
+
+
+def emptied(messaging, name):
+    """Return a new handle of a group without messages: of a group of this name and these agents, if some are held."""
+    handle = messaging.group(name)
+    while handle.fetch():
+        pass
+    handle.ack()
+    if messaging.stats()["waiting"][name]:
+        agents = handle.agents
+        messaging.remove_group(name)
+        handle = messaging.create_group(name, agents)
+    return handle
+
+
+class EmptyGroups:
+    """Groups of four agents with empty mailboxes: one that its test leaves empty serves the next test, too.
+
+    A new group takes more than a second of processor time.
+    """
+
+    def __init__(self, messaging):
+        self.messaging, self.made, self.numbers = messaging, {}, itertools.count()
+
+    def give(self, kind):
+        """Return a new handle of the group of a kind, or of its successor."""
+        group = self.made.get(kind)
+        if group is None or self.messaging.stats()["waiting"][group.name]:
+            number = next(self.numbers)
+            low = 1_000_000 + 10 * number
+            group = self.made[kind] = self.messaging.create_group(f"{kind}-{number}", range(low, low + 4))
+        return new_handle(group)
 
 
 # -- rules and the log --------------------------------------------------------------------------------------------
@@ -222,7 +256,7 @@ class Hangs(rules.Rule):
 
 
 class Busy(threading.Thread):
-    """A thread that works until it is stopped, and keeps its error."""
+    """A thread that works until it is stopped; `stop` raises its error."""
 
     def __init__(self):
         super().__init__()
@@ -231,14 +265,15 @@ class Busy(threading.Thread):
     def run(self):
         try:
             self.work()
-        except Exception as error:  # noqa: BLE001 - `stop` tells
+        except Exception as error:  # noqa: BLE001 - `stop` raises it
             self.errors.append(error)
 
     def stop(self):
         self.enough.set()
         self.join(PATIENCE_S)
-        assert not self.is_alive()
-        assert not self.errors
+        assert not self.is_alive(), f"{self.name} still works"
+        if self.errors:
+            raise self.errors[0]
         return self
 
 

@@ -15,8 +15,7 @@ from ray_messaging.interception.rules import ALLOW, Rule
 from ray_messaging.mqtt.wire.messages import Data, decode_entry, encode_data
 from ray_messaging.mqtt.wire.topics import Topics, channel_of_topic, topic_of_channel
 from ray_messaging.transports.memory import MemoryServer
-
-WAIT_S = 10.0
+from support.patience import WAIT_S
 
 
 async def fetch_all(messager, count, **options):

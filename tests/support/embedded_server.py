@@ -13,10 +13,11 @@ from redis.retry import Retry
 
 from ray_messaging.config import RedisConfig
 from ray_messaging.embedded.server import EmbeddedServer
+from support.patience import WAIT_S
 
 HOST = "127.0.0.1"
 LOCK_NAME = ".ray_messaging.lock"
-DEADLINE_S = 15.0
+DEADLINE_S = WAIT_S
 
 
 @contextmanager

@@ -12,8 +12,7 @@ from ray_messaging.interception.wire.verdicts import BatchVerdict, decode_verdic
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.wire.frames import encode
-
-WAIT_S = 10
+from support.patience import WAIT_S
 
 
 def batch(payloads, *, pairs=None, first=0, sender="s"):

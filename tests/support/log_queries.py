@@ -10,7 +10,7 @@ from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.reading.filtering.scan import View
 from ray_messaging.eventlog.reading.query import answer
-from ray_messaging.eventlog.schema import SCHEMA
+from ray_messaging.eventlog.schema import OF_BROADCASTS, SCHEMA
 
 T0 = 1_700_000_000.0  # unix s
 
@@ -29,6 +29,7 @@ def row(number, from_id=1, to_id=2, **facts):
         "message_id": f"s-1-{number}",
         "step": None,
         **dict.fromkeys(("step_read", "ordinal", "audience", "audience_version", "in_reply_to", "expects_answer")),
+        **dict.fromkeys(OF_BROADCASTS),
         "channel": "exps:test:user-payback" if to_id is None else f"exps:test:agents:{to_id}:{subtopic}",
         "subtopic": None if to_id is None else subtopic,
         **ends,

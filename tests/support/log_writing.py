@@ -7,6 +7,7 @@ import numpy as np
 from ray_messaging.addressing.directory import Record
 from ray_messaging.config import MessagingConfig
 from ray_messaging.eventlog.folder import Folder
+from ray_messaging.eventlog.schema import OF_BROADCASTS
 from ray_messaging.eventlog.writing.rows.columns import record_batch
 from ray_messaging.eventlog.writing.rows.entries import decode_entry, pieces
 from ray_messaging.message import Message
@@ -19,7 +20,6 @@ from ray_messaging.transports.transport import LOG, FrameWrite, Limits, LoggedFr
 from ray_messaging.wire.frames import encode
 from ray_messaging.wire.log_notes import Before, LogNote, Why, encode_log_note
 
-WAIT_S = 10.0
 LIMITS = Limits(messages=10**9, nbytes=10**12, lease_s=60.0, leased=False)
 
 
@@ -86,6 +86,7 @@ def _of_extension(extension, row):
         "step_read": deliver[row].item() if isinstance(deliver, np.ndarray) else deliver,
         "audience": audience[0],
         "audience_version": audience[1],
+        **dict.fromkeys(OF_BROADCASTS),
         "in_reply_to": None if extension.in_reply_to is None else extension.in_reply_to[row],
     }
 

@@ -5,10 +5,10 @@ import contextlib
 
 from ray_messaging.mqtt.connection.link import MqttLink
 from ray_messaging.mqtt.connection.packets import SessionOptions
+from support.patience import WAIT_S
 
 CONNACK = b"\x20\x03\x00\x00\x00"
 CONNECT, PUBLISH, SUBSCRIBE, PINGREQ, DISCONNECT = 0x10, 0x30, 0x80, 0xC0, 0xE0
-WAIT_S = 20
 TAKEN_OVER = b"\xe0\x01\x8e"
 
 

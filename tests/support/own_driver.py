@@ -42,10 +42,10 @@ class Driver:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             wait_for(lambda: not any(map(alive, related)), "the end of all of its processes")
-        self.process.communicate(timeout=60)
+        self.process.communicate(timeout=300)
 
     def wait_end(self):
-        _, errors = self.process.communicate(timeout=60)
+        _, errors = self.process.communicate(timeout=300)
         return self.process.returncode, errors
 
     def servers(self):

@@ -47,7 +47,7 @@ class Rumour:
         return [since, blake2b(text.encode(), digest_size=8).hexdigest()]
 
     def tell(self, agent, step, state):
-        """Return what an agent says in a step: (to_id, word, step in which it is read)."""
+        """Return the words of an agent in a step: (to_id, word, step in which it is read)."""
         found = []
         for n, friend in enumerate(self.friends[agent] if state[0] >= 0 else ()):
             word = blake2b(f"{state[1]}/{n}".encode(), digest_size=4).hexdigest()

@@ -1,6 +1,7 @@
 """Redis and Valkey servers for tests: processes that can be killed, stopped, and started again on the same data."""
 
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -8,6 +9,7 @@ import subprocess
 import threading
 import unittest
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 
 import redis
@@ -25,9 +27,12 @@ class MissingServer(unittest.SkipTest):
 
 
 def free_port():
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return probe.getsockname()[1]
+    """Return a port that no outgoing connection is given: a server that was killed finds it free again."""
+    while True:
+        port = 20_000 + secrets.randbelow(12_000)  # Ray's are below, Linux's for connections above
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind((HOST, port))
+            return port
 
 
 def find_binary(name):
@@ -79,6 +84,10 @@ class RedisProcess:
         lines = [f"bind {HOST}", f"port {self.config.port}", f"requirepass '{PASSWORD}'", f"dir {self.folder}"]
         lines += [f"{name} {value}" for name, value in self._options.items() if value is not None]
         return "\n".join([*lines, ""])
+
+    def follow(self, port):
+        """Be a replica of the server at a port from the next start on (None: of none)."""
+        self._options["replicaof"] = None if port is None else f"{HOST} {port}"
 
     @property
     def pid(self):

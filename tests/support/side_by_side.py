@@ -1,21 +1,34 @@
-"""A pytest plugin: suites run in two processes side by side, as every second test waits for another process.
+"""A pytest plugin: suites run in three processes side by side, as a test waits for other processes half of its time.
 
 `-n auto`, the default, means so; where files or tests are named, all stay in this process, and a debugger works.
-Each begins with one half of the tests, in their order; the first one that has none left takes some of the other's
+Each begins with a third of the tests, in their order; the first one that has none left takes some of another's
 (`--dist worksteal`). Each has servers and, where it needs it, a Ray of its own.
 """
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
 
-WORKERS = 2  # on four cores, too: many tests have processes of their own at work
+WORKERS = 3  # on two cores and on four: many tests have processes of their own at work
+
+
+def pytest_configure():
+    """Keep compiled modules, whatever the environment says: hundreds of processes import the package."""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
 
 
 def pytest_xdist_auto_num_workers(config):
     """Return 0, which is this process, where somebody looks at a few tests only."""
     named = [Path(argument.partition("::")[0]) for argument in config.args]
     return WORKERS if all(path.is_dir() for path in named) else 0
+
+
+def pytest_collection_modifyitems(items):
+    """Put the tests on Ray first, into one process's share: each that has one of them starts a Ray, and experiments."""
+    items.sort(key=lambda item: "ray_cluster" not in getattr(item, "fixturenames", ()))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -6,7 +6,7 @@ from functools import partial
 
 from ray_messaging.errors import ConnectionFailed, MessagingError
 
-PROTOCOL = ("take", "renew", "let_go", "open", "send", "close", "wait", "read_box")
+PROTOCOL = ("take", "renew", "let_go", "open", "commit", "send", "close", "wait", "open_box", "read_box")
 _REPEATED = [name for name in PROTOCOL if name != "wait"]
 
 
@@ -33,13 +33,19 @@ class FaultyStore:
     async def _call(self, name, call, *args, **more):
         if self._process.dead:
             raise Killed("the process is dead")
+        if name == "commit" and self._faults.in_parts:
+            return None
         return await self._faults.call(self._process, name, partial(call, *args, **more))
 
 
 class FailAt:
-    """The n-th call fails, before or after the server executed it; with `deadly` its process dies."""
+    """The n-th call fails, before or after the server executed it; with `deadly` its process dies.
 
-    def __init__(self, nth, side, *, deadly):
+    With `in_parts` no step is committed in one call.
+    """
+
+    def __init__(self, nth, side, *, deadly, in_parts=False):
+        self.in_parts = in_parts
         self.nth, self.side, self.deadly = nth, side, deadly
         self.count, self.met = 0, None
 
@@ -56,12 +62,14 @@ class FailAt:
 class Repeat:
     """Each call comes twice, and the last call of each kind comes again after each later one."""
 
-    def __init__(self):
-        self.earlier = {}
+    def __init__(self, *, in_parts=False):
+        self.in_parts = in_parts
+        self.earlier, self.met = {}, 0
 
     async def call(self, _process, name, call):
         result = await call()
         if name in _REPEATED:
+            self.met += 1
             result = await call()
             await self.come_late()
             self.earlier[name] = call
@@ -77,8 +85,8 @@ class Chaos(Repeat):
     """Any call may fail, kill its process, come twice, or let earlier ones come late."""
 
     def __init__(self, seed, rate=0.08):
-        super().__init__()
-        self.random, self.rate, self.deaths = random.Random(seed), rate, 0
+        super().__init__(in_parts=seed % 2 == 1)
+        self.random, self.rate, self.deaths, self.met = random.Random(seed), rate, 0, 0
 
     def happens(self):
         return self.random.random() < self.rate
@@ -87,6 +95,7 @@ class Chaos(Repeat):
         if self.happens():
             process.dead = self.random.random() < 0.5
             self.deaths += process.dead
+            self.met += 1
             if self.random.random() < 0.5:
                 await call()
             raise Killed(f"{name} failed")

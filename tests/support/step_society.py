@@ -5,14 +5,15 @@ from hashlib import blake2b
 
 import numpy as np
 
+from ray_messaging.audiences.records import Audiences
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.steps.accounts.digests import DigestRow, step_digest, sum_of
 from ray_messaging.steps.accounts.step_account import StepCounts
 from ray_messaging.steps.agent_places import AgentPlaces
 from ray_messaging.steps.inbox import StepInbox
 from ray_messaging.steps.random_numbers import agent_generator
+from ray_messaging.steps.sending.step_sends import StepSends
 from ray_messaging.steps.step import Step
-from ray_messaging.steps.step_sends import StepSends
 
 AGENTS, STEPS, SEED = 60, 8, 7
 FRIENDS = {agent: [int(x) for x in np.random.default_rng(agent).permutation(AGENTS)[:4]] for agent in range(AGENTS)}
@@ -38,7 +39,7 @@ def open_step(number=0, state=None, agents=5):
         seed=SEED,
         agents=places,
         inbox=StepInbox("exp", places, []),
-        sends=StepSends(places, number, 1, 64, 1000),
+        sends=StepSends(places, number, 1, 64, 1000, Audiences()),
         state=state,
         state_bytes=10_000,
     )

@@ -189,3 +189,36 @@ def test_the_former_name_of_delegate_rules_still_works_and_warns(delegate):
     with pytest.warns(DeprecationWarning, match="delegate_rules") as warned:
         assert settings.standing_verdicts is delegate
     assert warned[0].filename == __file__
+
+
+def test_sentinels_by_url_and_by_field():
+    url = "redis+sentinel://u:p%40w@a:1,b,[::1]:3/town/2?allow_eviction=1"
+    config = RedisConfig.from_url(url)
+    assert config == RedisConfig(
+        sentinels=["a:1", "b", "[::1]:3"], service="town", username="u", password="p@w", db=2, allow_eviction=True
+    )
+    assert config.sentinel_addresses() == [("a", 1), ("b", 26379), ("::1", 3)]
+    assert RedisConfig.from_url("rediss+sentinel://a/town").ssl
+
+
+@pytest.mark.parametrize("rest", ["a:x/town", "a", "/town", "a,/town", "u:secret@a:70000/town", "a/town/x"])
+def test_a_url_of_sentinels_that_cannot_be_read_says_how_to_write_it(rest):
+    with pytest.raises(ConfigError, match="write redis") as caught:
+        RedisConfig.from_url(f"redis+sentinel://{rest}")
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({}, "give server=, or sentinels="),
+        ({"server": "x", "sentinels": ["a"], "service": "town"}, "and not both"),
+        ({"sentinels": ["a"]}, "go together"),
+        ({"server": "x", "service": "town"}, "go together"),
+        ({"sentinels": ["a/b"], "service": "town"}, "host:port, not 'a/b'"),
+        ({"sentinels": ["a"], "service": "town", "sentinel_username": "u"}, "needs sentinel_password"),
+    ],
+)
+def test_sentinels_that_cannot_work(fields, named):
+    with pytest.raises(ValidationError, match=named):
+        RedisConfig(**fields)

@@ -1,14 +1,17 @@
 """The directory, held against a naive one."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_messaging.addressing.channels import build_channel
-from ray_messaging.addressing.directory import Claim, Directory, Record, decode_record, encode_record
+from ray_messaging.addressing.directory import Claim, Directory, Record, claims_of, decode_record, encode_record
 from ray_messaging.addressing.patterns import Globs, glob_pattern
 from ray_messaging.errors import FrameError
+from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn
 
@@ -199,3 +202,15 @@ def test_records_that_cannot_be_read(data):
 def test_a_record_with_half_an_id():
     with pytest.raises(FrameError):
         decode_record(encode_record(Record("m", [Claim(("chat",), b"123", ())], [], [])))
+
+
+@given(st.lists(st.tuples(st.sets(st.integers(0, 20)), st.booleans()), max_size=6))
+def test_a_record_knows_the_agents_of_before(changes):
+    agents = [{0}]
+    record = Record("east", claims_of({"agent-chat": AgentSet.of([0])}), [], [], exclusive=True)
+    for some, come in changes:
+        agents.append(agents[-1] | some if come else agents[-1] - some)
+        claims = claims_of({"agent-chat": AgentSet.of(sorted(agents[-1]))})
+        record = decode_record(encode_record(Record("east", claims, [], [], exclusive=True).succeeds(record)))
+    before = [set(each) for each in record.former()]
+    assert before == [each for each, after in pairwise(agents) if each != after][::-1]

@@ -25,7 +25,7 @@ def test_a_message_passes_few_files_and_functions(counts):
     assert to_transport["changes"] <= 45
     assert counts["send"]["functions"] > to_transport["functions"]
     fetched = counts["fetch, payload, ack"]
-    assert fetched["files"] <= 9
+    assert fetched["files"] <= 10
     assert fetched["functions"] <= 28
     assert fetched["changes"] <= 20
     assert counts["fetch, without the transport"]["functions"] < fetched["functions"]

@@ -43,4 +43,4 @@ def test_help_shows_the_fields_and_nothing_of_pydantic(config):
 def test_a_setting_shows_its_default_as_people_write_it():
     shown = {setting.name: setting.default for setting in settings_of(MessagingConfig)}
     assert (shown["mailbox_messages"], shown["mailbox_bytes"], shown["lease_s"]) == ("1,000,000", "256 MiB", "30 s")
-    assert {setting.name: setting.default for setting in settings_of(RedisConfig)}["server"] == "required"
+    assert {setting.name: setting.default for setting in settings_of(MqttConfig)}["server"] == "required"

@@ -154,7 +154,7 @@ class Late(EmbeddedServer):
         assert self.stopped.wait(DEADLINE_S)
         return super().restart()
 
-    def stop(self):
+    def stop(self, *, erase=False):
         super().stop()
         if self.restarting.is_set():
             self.stopped.set()

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from ray_messaging.message import Slice
+from ray_messaging.messages import Slice
 from ray_messaging.model.batch import Batch, Origin
 from ray_messaging.model.columns import IdColumn
 from ray_messaging.receiving.ack_ranges import range_of, spans_in

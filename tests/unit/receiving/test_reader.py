@@ -6,12 +6,14 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from ray_messaging.audiences.storage.book import AudienceBook
 from ray_messaging.errors import Closed
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.receiving import reader as module
 from ray_messaging.receiving.inbox import Inbox
 from ray_messaging.receiving.reader import Reader
+from ray_messaging.receiving.unfolder import Unfolder
 from ray_messaging.transports.cursors import START
 from ray_messaging.wire.frames import decode, encode
 
@@ -44,7 +46,8 @@ async def read_all():
     readers = []
 
     async def run(transport, inbox):
-        readers.append(Reader(transport, "box", inbox, START, 1))
+        unfolder = Unfolder(AudienceBook(None))
+        readers.append(Reader(transport, "box", inbox, START, 1, unfolder, asyncio.Event().wait))
         await transport.over.wait()
 
     yield run
@@ -98,3 +101,30 @@ def test_a_batch_keeps_no_copy_of_its_frames_payloads():
     assert batch.lines.nbytes == 4_000_003
     assert batch.lines.blob == batch.lines.list[0] + b"\n"
     assert encode(batch) == data
+
+
+@pytest.mark.parametrize(("waits", "reads"), [(True, 1), (False, 2)], ids=["waits", "comes later"])
+async def test_what_a_waiting_fetch_causes_goes_before_the_next_read(read_all, waits, reads):
+    transport, inbox = Scripted([("0-1", frame(10))]), Inbox(1000)
+    handled, sent = asyncio.Event(), []
+
+    async def handle():
+        handled.set()
+
+    async def fetch():
+        if waits:
+            await inbox.arrival()
+        else:
+            while not inbox.size:  # noqa: ASYNC110 - it polls, as a fetch without a timeout does
+                await asyncio.sleep(0)
+        await asyncio.create_task(handle())
+
+    async def send():
+        await handled.wait()
+        sent.append(len(transport.counts))
+
+    tasks = [asyncio.create_task(fetch()), asyncio.create_task(send())]
+    await asyncio.sleep(0)
+    await read_all(transport, inbox)
+    await asyncio.gather(*tasks)
+    assert sent == [reads]

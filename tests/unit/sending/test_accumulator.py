@@ -6,6 +6,7 @@ from collections import defaultdict
 import msgspec
 import pytest
 from support.frames import frames_of_columns, frames_of_entries
+from support.patience import WAIT_S
 
 from ray_messaging.addressing.channels import parse_channel
 from ray_messaging.errors import (
@@ -19,7 +20,7 @@ from ray_messaging.errors import (
 from ray_messaging.interception.rules import MaxLength
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.wire.verdicts import FOREIGN, BatchVerdict
-from ray_messaging.message import Outgoing
+from ray_messaging.outgoing import Outgoing
 from ray_messaging.sending.accumulation import accumulator, pending_batch
 from ray_messaging.sending.accumulation import bulk_input as bulk
 from ray_messaging.sending.accumulation.accumulator import CapacityLimiter
@@ -31,8 +32,6 @@ from ray_messaging.sending.accumulation.bulk_input import (
 from ray_messaging.sending.local_log import LocalLog
 from ray_messaging.transports.memory import MemoryServer
 from ray_messaging.wire.frames import decode
-
-WAIT_S = 10
 
 
 class Gate:

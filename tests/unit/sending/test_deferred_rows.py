@@ -4,6 +4,7 @@ import asyncio
 
 import numpy as np
 import pytest
+from support.patience import WAIT_S
 
 from ray_messaging.errors import Closed, InterceptorUnavailable
 from ray_messaging.interception.wire.verdicts import BatchVerdict
@@ -12,8 +13,6 @@ from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.model.extension import Extension
 from ray_messaging.model.message_ids import MessageIdColumn
 from ray_messaging.transports.memory import MemoryServer
-
-WAIT_S = 10
 
 
 class Judge:

@@ -4,12 +4,11 @@ import asyncio
 import logging
 
 import pytest
+from support.patience import WAIT_S
 
 from ray_messaging.errors import MailboxFull
 from ray_messaging.transports.memory import MemoryServer
 from ray_messaging.transports.transport import FrameFate
-
-WAIT_S = 10
 
 
 async def fetched(receiver, count):

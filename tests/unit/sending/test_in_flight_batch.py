@@ -94,7 +94,7 @@ def test_a_delivered_row_cannot_be_blocked():
     assert [made.fate(row) for row in range(2)] == [None, "blocked"]
     in_flight.deliver(rows(0), "b", DELIVERED)
     assert made.fate(0) == "delivered"
-    assert in_flight.placed == {0: {"a", "b"}}
+    assert {name: found.tolist() for name, found in in_flight.placed.items()} == {key: [True, False] for key in "ab"}
     assert made.finished == [in_flight]
 
 
@@ -177,10 +177,10 @@ def test_each_row_and_the_end_are_reported_once(steps, singles):  # noqa: C901 -
             expected |= dict.fromkeys(mine, UNKNOWN)
         elif step == "block":
             made.block(chosen)
-            expected |= {row: BLOCKED for row in mine if row not in in_flight.placed}
+            expected |= {row: BLOCKED for row in mine if not in_flight.is_placed(row)}
         elif mine:
             in_flight.deliver(rows(*mine), str(next(mailboxes)), DELIVERED)
-            expected |= {row: DELIVERED for row in mine if len(in_flight.placed[row]) == 2}
+            expected |= {row: DELIVERED for row in mine if sum(found[row] for found in in_flight.placed.values()) == 2}
         assert in_flight.outcome.fates.tolist() == [expected.get(row, UNKNOWN) for row in range(ROWS)]
         assert in_flight.open_rows.tolist() == [row for row in range(ROWS) if row not in expected]
         assert in_flight.open == (len(expected) < ROWS)

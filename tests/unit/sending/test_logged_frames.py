@@ -4,18 +4,18 @@ import asyncio
 from collections import Counter
 
 import pytest
+from support.patience import WAIT_S
 
 from ray_messaging.errors import OutcomeUnknown
 from ray_messaging.eventlog.writing.rows.entries import decode_entry
 from ray_messaging.interception.rules import BlackList, Rule, rewrite
 from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.message import Outgoing
+from ray_messaging.outgoing import Outgoing
 from ray_messaging.receipt import FATES
 from ray_messaging.transports.memory import MemoryServer, MemoryTransport
 from ray_messaging.transports.transport import LOG_STREAM, Limits
 
 LIMITS = Limits(1_000, 2**20, 30.0, leased=False)
-WAIT_S = 10
 
 
 @pytest.fixture

@@ -1,0 +1,126 @@
+"""The calls of a group's handle for async code: `group.aio`."""
+
+import asyncio
+import inspect
+import pickle
+import threading
+
+import pytest
+from support.cluster import drain, kill_and_wait, numbered, numbers
+from support.patience import WAIT_S
+
+from ray_messaging import AsyncGroup, ConfigError, Group, NoQuestion, UnknownSender
+
+
+async def test_many_sends_at_once_arrive_once_and_in_order_without_threads(pair):
+    west, east = pair
+    sender, receiver = west.agents[0], east.agents[0]
+    await west.aio.send(sender, receiver, {"n": 0})
+    before = threading.active_count()
+    sends = [asyncio.create_task(west.aio.send(sender, receiver, {"n": n})) for n in range(1, 300)]
+    await asyncio.sleep(0)
+    assert threading.active_count() == before
+    assert all(await asyncio.gather(*sends))
+    assert numbers(drain(east, 300)) == list(range(300))
+
+
+async def test_a_block_commits_what_was_fetched_and_an_error_returns_it(pair):
+    west, _ = pair
+    sender, receiver = west.agents[:2]
+    await west.aio.send_columns([sender] * 3, receiver, numbered(3))
+    with pytest.raises(KeyError):
+        async with await west.aio.fetch(timeout=WAIT_S) as messages:
+            raise KeyError(len(messages))
+    async with await west.aio.fetch(timeout=WAIT_S) as messages:
+        assert numbers(messages) == [0, 1, 2]
+    assert not await west.aio.fetch()
+    assert (await west.aio.stats())["lent"] == 0
+
+
+async def test_each_door_refuses_the_block_of_the_other(pair):
+    west, _ = pair
+    with pytest.raises(ConfigError, match="async with"), await west.aio.fetch():
+        pass
+    with pytest.raises(ConfigError, match="need `with`"):
+        async with west.fetch():
+            pass
+
+
+async def test_agents_ask_and_answer_in_one_loop(pair):
+    west, east = pair
+    asker, asked = west.agents[0], east.agents[0]
+
+    async def answer(count):
+        while count:
+            async with await east.aio.fetch(timeout=WAIT_S) as questions:
+                await east.aio.reply_columns(questions, [{"twice": 2 * each.payload["n"]} for each in questions])
+                count -= len(questions)
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(answer(21))
+        answers = await west.aio.ask_columns(asker, asked, numbered(20), timeout=WAIT_S)
+        lone = tasks.create_task(west.aio.ask(asker, asked, {"n": 20}, timeout=WAIT_S))
+        found = [answer.payload["twice"] async for answer in answers]
+    assert sorted(found) == list(range(0, 40, 2))
+    assert lone.result().payload == {"twice": 40}
+    await west.aio.send(asker, asked, {})
+    async with await east.aio.fetch(timeout=WAIT_S) as messages:
+        with pytest.raises(NoQuestion):
+            await east.aio.reply(messages[0], {})
+
+
+async def test_errors_are_those_of_the_blocking_calls(pair):
+    west, _ = pair
+    with pytest.raises(UnknownSender, match="-77"):
+        await west.aio.send(-77, west.agents[0], {})
+    west.step = 7
+    assert (west.aio.step, pickle.loads(pickle.dumps(west.aio)).step) == (7, 7)
+
+
+def test_a_handle_serves_one_event_loop_after_the_other(pair):
+    west, _ = pair
+    sender, receiver = west.agents[:2]
+    for n in range(2):
+        assert asyncio.run(west.aio.send(sender, receiver, {"n": n}))
+    assert numbers(drain(west, 2)) == [0, 1]
+
+
+async def test_a_handle_serves(messaging, pair):
+    west, east = pair
+
+    async def twice(message):
+        return {"twice": 2 * message.payload["n"]}
+
+    serving = asyncio.create_task(east.aio.serve(twice))
+    asked = (west.aio.ask(west.agents[0], east.agents[0], {"n": n}, timeout=WAIT_S) for n in range(20))
+    assert [answer.payload["twice"] for answer in await asyncio.gather(*asked)] == list(range(0, 40, 2))
+    async with asyncio.timeout(WAIT_S):
+        while messaging.stats()["waiting"][east.name]:  # noqa: ASYNC110 - another process commits
+            await asyncio.sleep(0.01)
+    serving.cancel()
+    await asyncio.gather(serving, return_exceptions=True)
+
+
+@pytest.mark.long
+async def test_a_handle_waits_for_its_actor_to_start_again(pair):
+    west, _ = pair
+    sender, receiver = west.agents[:2]
+    assert await west.aio.send(sender, receiver, {"n": 0})
+    await asyncio.to_thread(kill_and_wait, west.actor)  # meanwhile the loop sees the end of the connection
+    assert await west.aio.send(sender, receiver, {"n": 1})
+    async with await west.aio.fetch(timeout=WAIT_S) as messages:
+        assert numbers(messages) == [0, 1]
+
+
+def test_each_call_of_a_handle_has_its_twin():
+    """Both doors take the same arguments: the blocking calls are made of the others."""
+    doors = {name for name in dir(Group) if not name.startswith("_")} - {"aio"}
+    assert doors == {name for name in dir(AsyncGroup) if not name.startswith("_")} - LENDING
+    for name in doors - {"step", "state", "agents"}:
+        blocking, other = (
+            inspect.signature(getattr(kind, name)).replace(return_annotation=None) for kind in (Group, AsyncGroup)
+        )
+        assert blocking == other
+
+
+LENDING = {"ask_into", "commit_lease", "give_up_lease", "serve"}  # for `Fetched` and `Group`, and for event loops only

@@ -1,0 +1,53 @@
+"""The tutorial runs as printed, page after page, in one session and one folder; so do the guides with Python."""
+
+import pytest
+import yaml
+from support.doc_pages import ROOT, blocks, run_page
+from typer.testing import CliRunner
+
+from ray_messaging.cli import app
+
+PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs" / "tutorial").glob("*.md"))
+
+
+def command(words):
+    """Run a command of the package, and return its output."""
+    program, *arguments = words
+    assert program == "ray-messaging"
+    found = CliRunner().invoke(app, arguments)
+    assert found.exit_code in (0, 1), found.output  # 1: runs that differ
+    return found.stdout
+
+
+@pytest.mark.long
+def test_the_tutorial_runs_as_printed(ray_cluster, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    namespace = {"__name__": "__main__"}
+    assert len(PAGES) == 4
+    for page in PAGES:
+        run_page(page, namespace, printed=lambda: capsys.readouterr().out, command=command)
+    assert (tmp_path / "society.html").stat().st_size > 10_000
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("page", ["first-ten-minutes", "guides/own-actors", "guides/autogen"])
+def test_a_page_runs_as_printed(ray_cluster, page, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    namespace = {"__name__": "__main__"}
+    run_page(f"docs/{page}.md", namespace, printed=lambda: capsys.readouterr().out, command=command)
+
+
+def test_the_manifest_for_kubernetes_is_one_that_its_operator_takes():
+    (manifest,) = (
+        yaml.safe_load(block.text) for block in blocks("docs/guides/kubernetes.md") if block.language == "yaml"
+    )
+    cluster = manifest["spec"]["rayClusterSpec"]
+    parts = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+    assert (manifest["apiVersion"], manifest["kind"]) == ("ray.io/v1", "RayJob")
+    assert all({"rayStartParams", "template"} <= part.keys() for part in parts)
+    pods = [part["template"]["spec"] for part in parts]
+    assert {container["image"] for pod in pods for container in pod["containers"]} == {"registry.example/society:1"}
+    volumes = {volume["name"] for volume in pods[0]["volumes"]}
+    assert {mount["name"] for mount in pods[0]["containers"][0]["volumeMounts"]} == volumes
+    program = manifest["spec"]["entrypoint"].split()[1]
+    assert (ROOT / program.removeprefix("/app/")).exists()

@@ -1,0 +1,191 @@
+"""Table of one digest: a rumour on each layout and after each fault, beside one loop without any messaging.
+
+python tests/faults/one_digest.py [--only TEXT ...] [--quick] [--generated]
+
+Digests of all steps and states must equal those of the loop; on Ray the digests of the event log, too. "groups" in the
+first column are in this process, "actors" on Ray. The graph is that of CollegeMsg where ../shared/data holds it, unless
+--generated. --quick takes every 6th call in the sweeps. The exit code is 1 if anything differs. All takes some hours.
+"""
+
+import argparse
+import asyncio
+import logging
+import sys
+import tempfile
+import time
+import traceback
+from functools import cache, partial
+from itertools import chain, product
+from itertools import count as numbers
+from pathlib import Path
+
+import ray
+from rich.console import Console
+from rich.table import Table
+
+TESTS = Path(__file__).resolve().parents[1]
+sys.path[:1] = [str(TESTS), str(TESTS.parent)]  # in place of this folder: it is the package `faults`
+
+from support.rumour import Rumour, college_edges, sequential, small_world  # noqa: E402
+from support.rumour_groups import RumourGroups  # noqa: E402
+from support.servers import RedisProcess  # noqa: E402
+from support.step_faults import Chaos, FailAt, Repeat  # noqa: E402
+
+from faults import rumour_on_ray  # noqa: E402 - after the path
+from faults.proxy import Proxy  # noqa: E402
+from faults.rumour_on_ray import FAULTS  # noqa: E402
+from ray_messaging.transports.memory import MemoryServer  # noqa: E402
+
+COLLEGE = TESTS.parents[1] / "shared" / "data" / "collegemsg" / "CollegeMsg.txt.gz"
+SMALL = Rumour(small_world(24), steps=4, chance=110)
+COUNTS, MODES = (1, 2, 8, 64), (False, True)
+one_loop = cache(sequential)
+
+
+def differences(groups, **how):
+    """Run groups in this process; return the differences from one loop."""
+
+    async def ask():
+        async with groups:
+            return await groups.run(within_s=300, **how)
+
+    states, digests = asyncio.run(ask())
+    wanted = one_loop(groups.rumour)
+    differs = [f"digest {n}" for n, (mine, its) in enumerate(zip(digests, wanted[1], strict=True)) if mine != its]
+    return [*differs, "states"] if states != wanted[0] else differs
+
+
+class Sweeps:
+    """The runs in this process on one Valkey; each returns how many faults it met, and what differs."""
+
+    def __init__(self, server, stride):
+        self.server, self.stride, self.names = server, stride, numbers()
+
+    def groups(self, config, rumour, count, senders, faults=None):
+        return RumourGroups(config, f"digest-{next(self.names)}", rumour, count, senders=senders, faults=faults)
+
+    def layout(self, rumour, count, senders, faults=None):
+        made = None if faults is None else faults()
+        differs = differences(self.groups(self.server.config, rumour, count, senders, made))
+        return getattr(made, "met", 0), differs
+
+    def cut(self, rumour, count, senders):
+        with Proxy(self.server.config) as proxy:
+            groups = self.groups(proxy.config, rumour, count, senders)
+            differs = differences(groups, begins=partial(setattr, proxy, "cut_replies", 0.3), ends=proxy.spare)
+            return proxy.cuts, differs
+
+    def each_call(self, memory, senders, side, deadly):
+        found = []
+        for met in numbers():
+            faults = FailAt(1 + met * self.stride, side, deadly=deadly)
+            config = MemoryServer() if memory else self.server.config
+            found += differences(self.groups(config, SMALL, 2, senders, faults))
+            if faults.met is None:
+                return met, found
+        raise AssertionError
+
+    def each_piece(self, senders, up, killed):
+        def restart():
+            self.server.kill()
+            self.server.start()
+
+        found, lost = [], []
+        with Proxy(self.server.config) as proxy:
+            for met in numbers():
+                begins = partial(proxy.lose, 1 + met * self.stride, up=up, then=restart if killed else None)
+                groups = self.groups(proxy.config, SMALL, 2, senders)
+                found += differences(groups, begins=begins, ends=lambda: lost.append(proxy.spare()))
+                if not lost[-1]:
+                    return met, found
+        raise AssertionError
+
+
+def in_process(sweeps, rumour):
+    """Return the runs in this process: layout, mode, fault, run."""
+    faults = [
+        ("no fault", None),
+        ("calls repeated, also late", Repeat),
+        ("calls fail, kill, repeat", partial(Chaos, 7, 0.02)),
+    ]
+    for count, senders, (name, fault) in product(COUNTS, MODES, faults):
+        yield f"{count} groups", senders, name, partial(sweeps.layout, rumour, count, senders, fault)
+    for count, senders in product((1, 2, 8), MODES):
+        yield f"{count} groups", senders, "30% of replies cut", partial(sweeps.cut, rumour, count, senders)
+    for memory, senders, side, deadly in product(MODES, MODES, ("before", "after"), (True, False)):
+        layout = f"2 small groups, {'memory' if memory else 'Valkey'}"
+        fault = f"each call fails {side} its effect, its process {'dies' if deadly else 'goes on'}"
+        yield layout, senders, fault, partial(sweeps.each_call, memory, senders, side, deadly)
+    for senders, up, killed in product(MODES, MODES, MODES):
+        fault = f"each {'request' if up else 'reply'} lost, {'server killed' if killed else 'connection cut'}"
+        yield "2 small groups, Valkey", senders, fault, partial(sweeps.each_piece, senders, up, killed)
+
+
+def on_ray(rumour):
+    """Return the runs on Ray: layout, mode, fault, run."""
+    for groups, senders, tasks in product(COUNTS, MODES, (1, 8)):
+        if tasks == 1 or groups >= tasks:
+            yield on_ray_with("no fault", rumour, groups, tasks, senders)
+    for senders, fault in product(MODES, FAULTS):
+        if fault != "no fault":
+            yield on_ray_with(fault, rumour, 8, 8, senders)
+
+
+def on_ray_with(fault, rumour, groups, tasks, senders):
+    """Return a run on Ray: layout, mode, fault, run."""
+
+    def run():
+        start_ray()
+        with tempfile.TemporaryDirectory(prefix="digest-") as folder:
+            outcome = rumour_on_ray.run(rumour, Path(folder), fault, groups, tasks, senders=senders)
+        return outcome.faults, outcome.differs
+
+    return f"{groups} actors, {tasks} tasks", senders, fault, run
+
+
+@cache
+def start_ray():
+    """Run Ray until this process ends."""
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+
+
+def main():
+    """Run all, print the table; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", default=[], metavar="TEXT", help="rows with all of these texts")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--generated", action="store_true")
+    args = parser.parse_args()
+    logging.basicConfig(level=logging.CRITICAL)  # faults log a lot, and the table has the results
+    college = COLLEGE.exists() and not args.generated
+    rumour = Rumour(college_edges(COLLEGE)) if college else Rumour(small_world(640), chance=60)
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    graph = f"{'CollegeMsg' if college else 'generated'}, {len(rumour.agents):,} agents, {rumour.steps} steps"
+    drawn = Table("layout", "wait for", "fault", "faults met", "equal", "seconds", title=f"One digest: {graph}")
+    failed = False
+    with tempfile.TemporaryDirectory(prefix="digest-") as folder:
+        server = RedisProcess(folder, binary="valkey", appendfsync="everysec").start()
+        runs = chain(in_process(Sweeps(server, 6 if args.quick else 1), rumour), on_ray(rumour))
+        try:
+            for layout, senders, fault, run in runs:
+                mode = "senders" if senders else "all"
+                if not all(text in f"{layout}, {mode}, {fault}" for text in args.only):
+                    continue
+                begin = time.monotonic()
+                try:
+                    met, differs = run()
+                except Exception as error:  # noqa: BLE001 - one run that fails must not hide the others
+                    traceback.print_exc()
+                    met, differs = 0, [f"{type(error).__name__}: {str(error)[:100]}"]
+                cells = layout, mode, fault, f"{met:,}", "NO: " + ", ".join(differs[:3]) if differs else "yes"
+                drawn.add_row(*cells, f"{time.monotonic() - begin:.1f}", style="bold red" if differs else "")
+                console.print(*cells, sep=" | ", highlight=False)
+                failed |= bool(differs)
+        finally:
+            server.kill()
+    console.print(drawn)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

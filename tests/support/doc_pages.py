@@ -1,0 +1,70 @@
+"""Pages of the documentation: their blocks run as they are printed."""
+
+import doctest
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_CHECK = doctest.OutputChecker()
+_LOOSE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE  # `...` stands for parts that differ by run
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page: its language, its text, and the line where the text begins."""
+
+    language: str
+    text: str
+    line: int
+
+
+def blocks(page):
+    """Return the fenced blocks of a page, by its path in the repository."""
+    text = (ROOT / page).read_text()
+    return [Block(found[1], found[2], text.count("\n", 0, found.start()) + 2) for found in _FENCE.finditer(text)]
+
+
+def run_block(page, block, namespace):
+    """Run a block of Python in a namespace; a traceback names the page and its line."""
+    exec(compile("\n" * (block.line - 1) + block.text, page, "exec"), namespace)
+
+
+def run_page(page, namespace, *, printed, command):
+    """Run a page as a reader would, and compare its output.
+
+    Blocks marked `python` run one after the other. The block `text` behind one has its output. In a block `console`
+    the lines with `$` are commands, and the lines behind each are its output.
+
+    Args:
+        page: Its path in the repository.
+        namespace: The globals of its Python, which the next page may go on with.
+        printed: A function without arguments that returns what Python has printed since its last call.
+        command: A function that runs a command's words and returns its output.
+    """
+    for block in blocks(page):
+        if block.language == "python":
+            printed()
+            run_block(page, block, namespace)
+        elif block.language == "text":
+            compare(page, block.line, block.text, printed())
+        elif block.language == "console":
+            for words, wanted, line in commands(block):
+                compare(page, line, wanted, command(words))
+
+
+def commands(block):
+    """Return the commands of a block, each with its wanted output and its line on the page."""
+    found = []
+    for offset, line in enumerate(block.text.splitlines(keepends=True)):
+        if line.startswith("$ "):
+            found.append([line[2:].split(), "", block.line + offset])
+        else:
+            found[-1][1] += line
+    return found
+
+
+def compare(page, line, wanted, got):
+    """Fail with both texts unless an output is as the page says."""
+    assert _CHECK.check_output(wanted, got, _LOOSE), f"{page}:{line} says\n{wanted}\nand the output is\n{got}"
