@@ -71,6 +71,7 @@ STALE_VERDICT_RETRY = RetryPolicy(0.002, 0.5)
 TRANSACTION_RETRY = RetryPolicy(0.002, 0.1)
 STEP_SUPERVISOR_RETRY = RetryPolicy(0.05, 2.0)  # of a step that the rules could not close
 STEP_DRIVER_RETRY = RetryPolicy(0.2, 0.2)  # of a look at the lease of a group's driver
+LEASE_RETRY = RetryPolicy(0.02, 0.2)  # beside the transport's own retries
 FENCE_RETRY = RetryPolicy(1.0, 1.0)  # of a new epoch, after a send without an answer
 
 # Interception.

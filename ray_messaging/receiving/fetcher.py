@@ -265,13 +265,13 @@ class Fetcher:
             await self._read_to_end()
         deadline, polled = None, False
         while True:
-            commits = self.commits
-            if self._lease is not None and self._lease.has_stood_still():
-                await self._lease.confirm()
+            flight = self.commits.in_flight
+            low, changes = flight.taken, flight.changes
+            lease = self._lease
+            if lease is not None and lease.has_stood_still() and not await self._confirm(lease, timeout, complete):
+                return Taken([], low, low, False)
             if check is not None:
                 check()
-            flight = commits.in_flight
-            low, changes = flight.taken, flight.changes
             slices = self.inbox.take(limit, flight)
             passed = bool(slices) or flight.taken > low or flight.changes != changes
             if passed or polled:
@@ -283,13 +283,25 @@ class Fetcher:
             deadline = deadline or (asyncio.get_running_loop().time() + timeout if timeout else None)
             if not await self._arrival(deadline, complete=complete):
                 break
+        self._observe(slices)
+        return Taken(slices, low, flight.taken, passed)
+
+    async def _confirm(self, lease: MailboxLease, timeout: float | None, complete: bool) -> bool:  # noqa: FBT001
+        """Confirm the lease; where the server is away, return False, or raise if all that there is was asked for."""
+        while not await lease.confirm(timeout, lambda: self.commits):
+            if not complete:
+                return False
+            await self._read_to_end()
+        return True
+
+    def _observe(self, slices: list[Slice]) -> None:
+        """Tell the observer and the tracer what was fetched."""
         if self._observer is not None and slices:
             self._observer.messages_fetched(sum(part.high - part.low for part in slices))
             batch, row, *_ = slices[0]
             self._observer.fetch_delayed(max(0.0, time() - batch.sent_time(row)))
         if self._tracer is not None:
             self._tracer.fetched(slices)
-        return Taken(slices, low, flight.taken, passed)
 
     def take_at_once(self) -> list[Slice]:
         """Take what is in the inbox; nothing where the lease must be confirmed first, as `fetch` does."""

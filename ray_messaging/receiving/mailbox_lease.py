@@ -9,8 +9,9 @@ import time
 from collections.abc import Awaitable, Callable
 from time import monotonic
 
+from ray_messaging.common.backoff import LEASE_RETRY, Backoff
 from ray_messaging.common.task_health import TaskHealth
-from ray_messaging.errors import AlreadyExists, Fenced, MessagingError, NotListening
+from ray_messaging.errors import AlreadyExists, Fenced, MessagingError, NotListening, ServerRefused
 from ray_messaging.transports.transport import Held, Transport
 
 logger = logging.getLogger(__name__)
@@ -24,6 +25,7 @@ KEEP_S = 86_400.0
 # anything out. The check runs this often.
 _STILL_S = 0.25
 _CHECK_S = 0.1
+_ANSWER_S = 1.0  # in which a server that is there answers
 _WATCHED = 64  # leases of others
 _LEAST_S = 0.01  # between two looks at a lease
 
@@ -177,17 +179,36 @@ class MailboxLease:
         self._checked_at = now
         return self._stood_still
 
-    async def confirm(self) -> None:
+    async def confirm(self, timeout: float | None, check: Callable[[], object]) -> bool:
         """Ask the server whether the mailbox is still ours, after this process stood still.
 
-        A successor may have handed out and committed messages that we have read ahead.
-        Raises: Fenced, NotListening, ConnectionFailed.
+        A successor may have handed out and committed messages that we have read ahead. A server that is away is asked
+        until the timeout, and for a second at least.
+
+        Args:
+            timeout: seconds; None: no limit.
+            check: raises if nobody waits for the answer any more.
+
+        Returns: whether the server has confirmed it.
+        Raises: Fenced, NotListening, ServerRefused.
         """
+        backoff = Backoff(LEASE_RETRY)
         try:
-            await self._renew()
+            async with asyncio.timeout(None if timeout is None else max(timeout, _ANSWER_S)):
+                while self._stood_still:  # `run` renews it, too
+                    try:
+                        await self._renew()
+                    except ServerRefused:
+                        raise
+                    except ConnectionError:
+                        await backoff.sleep()
+                        check()
         except (Fenced, NotListening) as error:
             await self._stop(error)
             raise
+        except TimeoutError:
+            return False
+        return True
 
     async def _renew(self) -> None:
         epoch = self._epoch()
