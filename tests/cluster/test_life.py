@@ -1,10 +1,7 @@
 """After any end of a driver: no server, no guard and no data of its run remain."""
 
 import os
-import shutil
 import signal
-import tempfile
-from pathlib import Path
 
 import pytest
 from support.own_driver import Driver
@@ -53,14 +50,6 @@ with messaging:
         group.send_columns([1] * 100, [2] * 100, {})
         group.fetch()
 """
-
-
-@pytest.fixture
-def home():
-    """Give a short path: Ray puts sockets there, with paths of at most 107 bytes."""
-    path = Path(tempfile.mkdtemp(prefix="rm-", dir="/tmp"))
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.mark.parametrize("body", [RETURNS, SHUTS_DOWN], ids=["returns", "shuts down twice"])

@@ -2,10 +2,7 @@
 
 import json
 import os
-import shutil
 import signal
-import tempfile
-from pathlib import Path
 
 import pytest
 from support.cluster import wait_for
@@ -76,14 +73,6 @@ with Messaging.start("ends", steps=steps, log_dir=home / "log", on_existing=mode
     words = [result.states[agent]["word"] for agent in range(AGENTS)]
     print(json.dumps([first, words, result.digests, logged, result.fates]), flush=True)
 """
-
-
-@pytest.fixture
-def home():
-    """Give a short path: Ray puts sockets there, with paths of at most 107 bytes."""
-    path = Path(tempfile.mkdtemp(prefix="rm-", dir="/tmp"))
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
 
 
 def reached(driver, home, step):

@@ -37,11 +37,7 @@ class Driver:
     def kill_all(self):
         """Kill the driver, its Ray cluster and its server at once, as the end of a machine does."""
         os.killpg(self.process.pid, signal.SIGSTOP)
-        while related := self.related(agents=True):
-            for pid in related:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            wait_for(lambda: not any(map(alive, related)), "the end of all of its processes")
+        kill_related(self.home)
         self.process.communicate(timeout=300)
 
     def wait_end(self):
@@ -52,14 +48,9 @@ class Driver:
         """Return the processes with a working directory in our home: Valkey's is its data directory."""
         return [pid for pid in processes() if where(pid).startswith(f"{self.home}/ray_messaging-valkey-")]
 
-    def related(self, *, agents=False):
-        """Return all processes that belong to this run, guards too: they have its TMPDIR in their environment.
-
-        Without `agents` not those of Ray: when a raylet is killed, they may take a minute to notice.
-        """
-        mark = f"TMPDIR={self.home}".encode()
-        found = [pid for pid in processes() if mark in environment_of(pid)]
-        return [pid for pid in found if agents or "Agent " not in command_of(pid) + " "]
+    def related(self):
+        """Return all processes of this run but Ray's agents: they may take a minute to notice a killed raylet."""
+        return [pid for pid in related_to(self.home) if "Agent " not in command_of(pid) + " "]
 
     def folders(self):
         return list(self.home.glob("ray_messaging-valkey-*"))
@@ -71,6 +62,21 @@ class Driver:
             wait_for(lambda: not self.related(), "the end of all of its processes")
         except AssertionError:
             pytest.fail("left: " + "; ".join(map(command_of, self.related())))
+
+
+def related_to(home):
+    """Return all processes of the drivers with this home, guards too: they have its TMPDIR in their environment."""
+    mark = f"TMPDIR={home}".encode()
+    return [pid for pid in processes() if mark in environment_of(pid)]
+
+
+def kill_related(home):
+    """Kill all processes of the drivers with this home, and those that they start meanwhile."""
+    while related := related_to(home):
+        for pid in related:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        wait_for(lambda found=related: not any(map(alive, found)), "the end of all processes of a driver")
 
 
 def processes():
