@@ -76,7 +76,12 @@ def ask_experiment(exp_id: str, experiment: Experiment | None, handles: Mapping[
     known = probe.experiment
     embedded = f"{prefix}server" in actors
     allow_eviction = facts is not None and facts.allow_eviction
-    findings = [_UNKNOWN] if facts is None else check_server(facts, allow_eviction=allow_eviction, embedded=embedded)
+    waited = 0 if known is None else known.settings.wait_replicas
+    findings = (
+        [_UNKNOWN]
+        if facts is None
+        else check_server(facts, allow_eviction=allow_eviction, embedded=embedded, wait_replicas=waited)
+    )
     findings += [_NO_HEAD] if named is None else []
     findings += check_actors(found)
     if named is not None and known is not None and known.log_dir is not None and known.log_name not in actors:

@@ -16,6 +16,8 @@ logger = logging.getLogger(__name__)
 
 _SESSION = re.compile(r"session_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_\d+_\d+")  # the name of a folder of Ray's
 
+_PASSWORDS = ("password", "sentinel_password")  # of a server's config
+
 SUBTOPICS = (AGENT_CHAT, USER_CHAT, USER_SURVEY)
 
 
@@ -37,14 +39,15 @@ class Experiment:
     log_dir: str | None = None
     steps: bool = False  # groups send and receive in steps
     metrics: bool = False  # groups count what they send and fetch
-    withheld: bool = False  # a copy without the server's password
+    withheld: bool = False  # a copy without the passwords
     audiences: AudienceHome | None = None
     tracing: "Tracing | None" = None
 
     def without_password(self) -> "Experiment":
         """Return a copy that may be pickled: Ray stores the arguments of tasks, and users store files."""
-        redis = self.redis.model_copy(update={"password": None})
-        return replace(self, redis=redis, withheld=self.withheld or self.redis.password is not None)
+        given = [name for name in _PASSWORDS if getattr(self.redis, name, None) is not None]
+        redis = self.redis.model_copy(update=dict.fromkeys(given))
+        return replace(self, redis=redis, withheld=self.withheld or bool(given))
 
     @property
     def group_settings(self) -> "MessagingConfig":

@@ -47,7 +47,7 @@ class Growing:
 
     def __init__(self, path):
         self._path, self._offset = Path(path), 0
-        self.delivered = self.fetched = 0
+        self.settled = self.delivered = self.fetched = 0
         self.errors = []
 
     def read(self):
@@ -66,6 +66,7 @@ class Growing:
         if line[0] == "fetched":
             self.fetched += len(line[3])
         elif line[0] == "settle":
+            self.settled += len(line[3])
             self.delivered += line[3].count(_LETTER_OF["delivered"])
             self.errors += [line[4]] if line[4] else []
 

@@ -12,6 +12,7 @@ from ray_messaging.transports.redis.connection.facts import (
     keeps_data,
     kind_and_version,
     number,
+    replicas_in_step,
 )
 from ray_messaging.transports.server_facts import ServerFacts
 
@@ -20,8 +21,10 @@ SKEW_S = 1.0
 _RAISE_MAXMEMORY = "raise maxmemory, or have what waits fetched: a full server takes no messages"
 
 
-def check_server(facts: ServerFacts, *, allow_eviction: bool = False, embedded: bool = False) -> list[Finding]:
-    """Return the findings about a server, also about one that did not answer."""
+def check_server(
+    facts: ServerFacts, *, allow_eviction: bool = False, embedded: bool = False, wait_replicas: int = 0
+) -> list[Finding]:
+    """Return the findings about a server, also about one that did not answer; `wait_replicas` is the setting."""
     if facts.refused:
         return [critical("server", facts.error, "give another user, or this one the rights: see docs/operations.md")]
     if facts.error:
@@ -34,6 +37,7 @@ def check_server(facts: ServerFacts, *, allow_eviction: bool = False, embedded: 
     info = facts.info
     return [
         *_kind(facts),
+        *_replicas(info, wait_replicas),
         _round_trip(facts),
         _clock(facts),
         *_persistence(info, facts.settings, embedded=embedded),
@@ -58,6 +62,18 @@ def _kind(facts: ServerFacts) -> Iterator[Finding]:
             "a node of a cluster",
             "redirections are not followed: give the node that has the experiment's slot, or a server on its own",
         )
+
+
+def _replicas(info: Info, wanted: int) -> Iterator[Finding]:
+    found = replicas_in_step(info)
+    if found < wanted:
+        yield critical(
+            "server replicas",
+            f"{found} of {wanted} are connected (MessagingConfig.wait_replicas is {wanted})",
+            "start them, look at their logs and at the network between: sends and fetches wait up to send_timeout_s",
+        )
+    elif wanted:
+        yield ok("server replicas", f"{found} are connected, wait_replicas is {wanted}")
 
 
 def _round_trip(facts: ServerFacts) -> Finding:

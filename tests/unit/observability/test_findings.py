@@ -41,6 +41,18 @@ def problems(findings):
     return [(finding.level, finding.what) for finding in findings if finding.level != "ok"]
 
 
+@pytest.mark.parametrize(
+    ("states", "level"), [(["online"] * 2, "ok"), (["online", "send_bulk"], "critical"), ([], "critical")]
+)
+def test_replicas_that_are_waited_for_must_be_there(states, level):
+    replicas = {f"slave{n}": f"ip=1.2.3.4,port=1,state={state},offset=7,lag=0" for n, state in enumerate(states)}
+    facts = ServerFacts("host:1", info=WELL | replicas | {"slave_read_only": "1"})
+    found = [finding for finding in check_server(facts, wait_replicas=2) if finding.what == "server replicas"]
+    assert [finding.level for finding in found] == [level]
+    assert level == "ok" or "start them" in found[0].remedy
+    assert not [finding for finding in check_server(facts) if finding.what == "server replicas"]
+
+
 def test_a_healthy_server_has_no_findings():
     assert problems(server()) == []
     assert Finding("ok", "server", "Valkey 9.1.2 at host:1") in server()

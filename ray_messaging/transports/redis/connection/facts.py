@@ -44,6 +44,12 @@ def is_replica(info: Info) -> bool:
     return info.get("role") == "slave" and info.get("slave_read_only", "1") == "1"
 
 
+def replicas_in_step(info: Info) -> int:
+    """Return how many replicas are connected, and past their first copy of the data."""
+    told = (value for name, value in info.items() if name.startswith("slave") and name[5:].isdecimal())
+    return sum("state=online" in value.split(",") for value in told)
+
+
 def keeps_data(info: Info) -> bool:
     """Return whether a server appends each change to a file."""
     return info.get("aof_enabled") == "1"
