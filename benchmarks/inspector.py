@@ -3,7 +3,17 @@
     python -m benchmarks.inspector                 # both
     python -m benchmarks.inspector --rows 1000000 --rounds 4 --json
 
-It needs chromium on PATH, and playwright. Bulk is sent with and without an open page by turns.
+It needs chromium on PATH, and playwright.
+
+`view`: the seconds from the command until its address is there, from a visit until the overview has figures (the
+first visit reads the log), and until a search has rows; the memory of the inspector.
+
+`cost`: one group sends columns to another one, which fetches them, with an open overview and without, by turns; a
+round has one turn of each, and every other round begins with the page. Before a turn the log has all rows of earlier
+ones, and an opened page has shown its figures and its first health check. A turn is from its first send to its last
+fetch. `updates_per_s` counts how often the page changed the number of rows, `processors_of_the_inspector` is processor
+time per second of its process; both of the turns with the page. A turn must last many seconds, as the page looks once a
+second.
 """
 
 import argparse
@@ -23,6 +33,8 @@ import pyarrow as pa
 AGENTS = 100_000
 GROUPS = 16
 BATCH = 50_000
+WARM_UP = 2_000_000  # messages
+PATIENCE_MS = 300_000
 COUNT_CHANGES = """
 window.seen = 0;
 new MutationObserver(() => window.seen++).observe(
@@ -97,7 +109,7 @@ def until_seen(shown, url, mark):
     began = time.monotonic()
     shown.goto(url)
     script = f"/^[0-9]/.test(document.querySelector('[data-mark={mark}]')?.innerText)"
-    shown.wait_for_function(script, timeout=300_000)
+    shown.wait_for_function(script, timeout=PATIENCE_MS)
     return time.monotonic() - began
 
 
@@ -114,7 +126,7 @@ def first_view(rows):
         found["second_view_s"] = until_seen(shown, url, "figure-rows")
         began = time.monotonic()
         shown.goto(f"{url}search?agent=77")
-        shown.get_by_text("The last").wait_for(timeout=300_000)
+        shown.get_by_text("The last").wait_for(timeout=PATIENCE_MS)
         found["search_s"] = time.monotonic() - began
         found["resident_mib"] = resident_mib(process.pid)
         process.terminate()
@@ -123,16 +135,38 @@ def first_view(rows):
     return found
 
 
+def caught_up(log):
+    """Wait until the log has all rows; return their number."""
+    return log.end + 1  # an answer of the log covers all that was sent before
+
+
+def settle(shown, url):
+    """Open the overview, and wait until it has shown its figures and its health check, which takes longest."""
+    until_seen(shown, url, "figure-rate")
+    shown.locator("[data-mark=health]").get_by_text("checks").wait_for(timeout=PATIENCE_MS)
+
+
 def bulk(groups, messages):
-    """Send columns between two groups for some messages, and wait for the log; return the messages per second."""
-    began = time.monotonic()
+    """Send columns between two groups, and fetch all of them; return the seconds."""
     west, east = groups
+    began = time.monotonic()
     for _ in range(messages // BATCH):
         west.send_columns(np.arange(BATCH) % 1000, 1000 + np.arange(BATCH) % 1000, {"content": "hello"})
         while len(east.fetch()):
             pass
     east.ack()
-    return messages / (time.monotonic() - began)
+    return time.monotonic() - began
+
+
+def watched(shown, inspector, turn):
+    """Take a turn beside an open page; return its seconds, the page's updates and the inspector's processor time."""
+    settle(shown, inspector.url)
+    shown.evaluate(COUNT_CHANGES)
+    cpu = cpu_s(inspector.pid)
+    seconds = turn()
+    updates, spent = shown.evaluate("window.seen"), cpu_s(inspector.pid) - cpu
+    shown.goto("about:blank")
+    return seconds, updates, spent
 
 
 def cost(rounds, messages):
@@ -142,19 +176,19 @@ def cost(rounds, messages):
     rates = {"without": [], "with": []}
     updates, spent = [], []
     with tempfile.TemporaryDirectory() as folder, Messaging.start("inspected", log_dir=f"{folder}/log") as messaging:
-        west, east = messaging.create_groups({"west": range(1000), "east": range(1000, 2000)}).values()
-        bulk((west, east), messages)
+        groups = messaging.create_groups({"west": range(1000), "east": range(1000, 2000)}).values()
+        bulk(groups, min(messages, WARM_UP))
         with page() as shown, messaging.ui(port=0) as inspector:
-            for _ in range(rounds):
-                rates["without"].append(bulk((west, east), messages))
-                until_seen(shown, inspector.url, "figure-rate")
-                shown.evaluate(COUNT_CHANGES)
-                began, cpu = time.monotonic(), cpu_s(inspector.pid)
-                rates["with"].append(bulk((west, east), messages))
-                seconds = time.monotonic() - began
-                updates.append(shown.evaluate("window.seen") / seconds)
-                spent.append((cpu_s(inspector.pid) - cpu) / seconds)
-                shown.goto("about:blank")
+            for number in range(rounds):
+                for name in ("without", "with") if number % 2 == 0 else ("with", "without"):
+                    caught_up(messaging.log)
+                    if name == "without":
+                        seconds = bulk(groups, messages)
+                    else:
+                        seconds, changes, cpu = watched(shown, inspector, lambda: bulk(groups, messages))
+                        updates.append(changes / seconds)
+                        spent.append(cpu / seconds)
+                    rates[name].append(messages / seconds)
             memory = resident_mib(inspector.pid)
     medians = {name: statistics.median(found) for name, found in rates.items()}
     return {
@@ -171,7 +205,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--messages", type=int, default=2_000_000, help="in each turn")
+    parser.add_argument("--messages", type=int, default=20_000_000, help="in each turn of `cost`")
     parser.add_argument("--part", choices=["view", "cost"])
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()

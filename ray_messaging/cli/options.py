@@ -22,6 +22,9 @@ LogDir = Annotated[
         "--log-dir", metavar="DIR", help="Write an event log, as Parquet, to this new folder, or URI (s3://...)."
     ),
 ]
+Ui = Annotated[
+    bool, typer.Option("--ui", help="Open the inspector beside it (needs --log-dir), and stay for it until Ctrl-C.")
+]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the generated traffic.")]
 Agents = Annotated[int, typer.Option(min=4, help="Number of agents.")]
 Messages = Annotated[int, typer.Option(min=1, help="Number of messages.")]

@@ -6,9 +6,10 @@ import os
 import secrets
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,8 +56,12 @@ def run(
     purpose: str,
     probe: bool,
     log_dir: str | None = None,
+    ui: bool = False,
 ) -> Outcome:
-    """Start Ray and a server where needed, and the groups; send, receive, stop all of them, and print the outcome."""
+    """Start Ray and a server where needed, and the groups; send, receive, stop all of them, and print the outcome.
+
+    With `ui` the inspector is open meanwhile, and all of them run until Ctrl-C.
+    """
     check_ray_address()
     began = time.monotonic()
     exp_id = f"{purpose}-{secrets.token_hex(4)}"
@@ -70,13 +75,19 @@ def run(
         console.print(f"Ready after {startup_seconds:.1f} s. Sending {len(plan.traffic):,} messages ...")
         if log_dir is not None:
             console.print(f"(To watch it from another terminal: ray-messaging log tail {exp_id})")
+        if ui:
+            console.print(f"The inspector is at {stack.enter_context(messaging.ui(port=0)).url}: open it in a browser.")
         with progress_bars(console, len(plan.traffic)) as on_progress:
             account = engine.run(on_progress)
         logged, problems = (None, []) if log_dir is None else _logged(console, messaging, account)
         lone_ms = engine.lone_latency_ms() if probe and account.balances else None
-    probes = 2 * ROUNDS if lone_ms is not None else 0
-    outcome = Outcome(account, startup_seconds, lone_ms, logged, probes, [*account.problems, *problems])
-    _show(console, outcome, log_dir)
+        probes = 2 * ROUNDS if lone_ms is not None else 0
+        outcome = Outcome(account, startup_seconds, lone_ms, logged, probes, [*account.problems, *problems])
+        _show(console, outcome, log_dir)
+        if ui:
+            console.print("\nThe experiment stays for the inspector; Ctrl-C ends both.")
+            with suppress(KeyboardInterrupt):
+                threading.Event().wait()
     return outcome
 
 

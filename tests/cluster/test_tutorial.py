@@ -30,7 +30,7 @@ def test_the_tutorial_runs_as_printed(ray_cluster, tmp_path, monkeypatch, capsys
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("page", ["first-ten-minutes", "guides/own-actors", "guides/autogen"])
+@pytest.mark.parametrize("page", ["guides/own-actors", "guides/autogen"])
 def test_a_page_runs_as_printed(ray_cluster, page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     namespace = {"__name__": "__main__"}

@@ -17,10 +17,10 @@ SIZE = {"width": 1280, "height": 800}
 
 
 @contextmanager
-def inspector(target, *options):
-    """Run `ray-messaging ui` until the end of the block; give its URL."""
+def inspector(target, *options, **process):
+    """Run `ray-messaging ui` until the end of the block; give its URL. `process` is of Popen, as its folder."""
     command = [sys.executable, "-m", "ray_messaging.cli", "ui", str(target), "--port", "0", "--json", *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **process)
     try:
         line = process.stdout.readline()
         assert line, f"the inspector ended with exit code {process.wait()}"
@@ -47,7 +47,7 @@ class Browser:
         page.on("dialog", self._dismiss)
 
     def _look_at(self, request):
-        if not request.url.startswith(("http://127.0.0.1:", "data:", "blob:")):
+        if not request.url.startswith(("http://127.0.0.1:", "file:", "data:", "blob:")):
             self.errors.append(f"asked {request.url}")
 
     def _dismiss(self, dialog):
@@ -90,7 +90,7 @@ class Browser:
 
 
 def picture(seen, name):
-    """Keep a picture of the page, for docs/inspector.md, where RAY_MESSAGING_PICTURES names a folder."""
+    """Keep a picture of the page, for the docs, where RAY_MESSAGING_PICTURES names a folder."""
     if folder := os.environ.get("RAY_MESSAGING_PICTURES"):
         seen.page.mouse.move(0, 0)
         shot = Image.open(BytesIO(seen.page.screenshot())).convert("RGB")

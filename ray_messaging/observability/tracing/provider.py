@@ -1,9 +1,10 @@
-"""The tracer provider of this process: the program's own, or one that the environment describes."""
+"""The tracer provider of this process: of a file, the program's own, or one that the environment describes."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib.metadata import entry_points
+from pathlib import Path
 
 from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource
@@ -11,35 +12,49 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 
 from ray_messaging.errors import ConfigError
+from ray_messaging.observability.tracing.span_file import SpanFile
 
 _GROUP = "opentelemetry_traces_exporter"  # the entry points of all exporters of spans
 
 
-def tracer_provider() -> trace.TracerProvider:
-    """Return the provider that this program, or Ray's tracing hook, has set; else one by the OTEL_* variables.
+def tracer_provider(file: str | Path | None = None) -> trace.TracerProvider:
+    """Return the provider of a file; without one, the program's or that of Ray's tracing hook, or by OTEL_* variables.
 
-    Raises: ConfigError where these name an exporter that is not installed.
+    Raises: ConfigError where the file cannot be written, or the variables name an exporter that is not installed.
     """
+    if file is not None:
+        return _of_file(file)
     found = trace.get_tracer_provider()
     return _by_environment() if isinstance(found, trace.ProxyTracerProvider) else found
 
 
-def flush() -> None:
+def flush(file: str | Path | None = None) -> None:
     """Export all spans that have ended. Ray ends actors without the exit at which OpenTelemetry does it."""
     found = trace.get_tracer_provider()
-    if isinstance(found, trace.ProxyTracerProvider) and _by_environment.cache_info().currsize:
+    if file is not None:
+        found = _of_file(file)
+    elif isinstance(found, trace.ProxyTracerProvider) and _by_environment.cache_info().currsize:
         found = _by_environment()
     if isinstance(found, TracerProvider):
         found.force_flush()
 
 
 @cache
+def _of_file(file: str | Path) -> TracerProvider:
+    return _exported_by([SpanFile(file)])
+
+
+@cache
 def _by_environment() -> TracerProvider:
     """Build the provider as `opentelemetry-instrument` does. It is not global: the program may set its own later."""
+    return _exported_by(_exporters())
+
+
+def _exported_by(exporters: Iterable[SpanExporter]) -> TracerProvider:
     named = "OTEL_SERVICE_NAME" in os.environ or "service.name=" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
     facts = {} if named else {"service.name": "ray_messaging"}
     provider = TracerProvider(resource=Resource.create({**facts, "process.pid": os.getpid()}))
-    for exporter in _exporters():
+    for exporter in exporters:
         provider.add_span_processor(BatchSpanProcessor(exporter))
     return provider
 
@@ -57,7 +72,7 @@ def _exporters() -> Iterator[SpanExporter]:
         if not found:
             raise ConfigError(
                 f"tracing exports spans by {wanted!r}, which is not installed: pip install "
-                "opentelemetry-exporter-otlp-proto-http (or -grpc, with OTEL_EXPORTER_OTLP_PROTOCOL=grpc), or name "
-                "another exporter in OTEL_TRACES_EXPORTER"
+                "opentelemetry-exporter-otlp-proto-http (or -grpc, with OTEL_EXPORTER_OTLP_PROTOCOL=grpc), name "
+                "another exporter in OTEL_TRACES_EXPORTER, or write Tracing(file='spans.jsonl')"
             )
         yield found[0].load()()

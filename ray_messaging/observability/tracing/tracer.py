@@ -27,7 +27,7 @@ class Tracer:
     """
 
     def __init__(self, tracing: Tracing, exp_id: str, name: str) -> None:
-        self._tracer = tracer_provider().get_tracer(_SYSTEM)
+        self._tracer = tracer_provider(tracing.file).get_tracer(_SYSTEM)
         self._sample = tracing.sample
         self._held: list[Slice] = []  # traced messages that the next fetch commits
         self._facts = {"messaging.system": _SYSTEM, "messaging.client.id": name, "ray_messaging.experiment": exp_id}

@@ -119,6 +119,12 @@ def test_a_trace_that_is_not_there(run, tmp_path):
     assert "cannot read the trace" in found.stderr
 
 
+def test_the_inspector_of_the_demo_needs_a_log(run):
+    found = run("demo", "--ui")
+    assert (found.exit_code, found.stdout) == (2, "")
+    assert "add --log-dir demo-log to --ui" in found.stderr
+
+
 def test_a_society_that_is_too_small(run):
     found = run("demo", "--agents", 4, "--groups", 3)
     assert found.exit_code == 2
