@@ -12,8 +12,8 @@ first visit reads the log), and until a search has rows; the memory of the inspe
 round has one turn of each, and every other round begins with the page. Before a turn the log has all rows of earlier
 ones, and an opened page has shown its figures and its first health check. A turn is from its first send to its last
 fetch. `updates_per_s` counts how often the page changed the number of rows, `processors_of_the_inspector` is processor
-time per second of its process; both of the turns with the page. A turn must last many seconds, as the page looks once a
-second.
+time per second of its process; both of the turns with the page. A turn must last many seconds: the page looks once a
+second, and a look waits until the log has the rows that were sent before it.
 """
 
 import argparse
