@@ -22,7 +22,7 @@ from support.patience import WAIT_S
 pytestmark = pytest.mark.long
 
 PAGE = "docs/first-ten-minutes.md"
-_, DEMO, PROGRAM, PRINTED, UI, METRICS, READER, TRACE, LOG, REPORT = blocks(PAGE)
+_, DEMO, PROGRAM, UI, PRINTED, METRICS, READER, TRACE, LOG, REPORT = blocks(PAGE)
 START_S = 150.0  # of Ray, a server and groups
 
 
@@ -159,4 +159,5 @@ def look_at_the_report(home):
         text = seen.page.inner_text("body")
         for words in ("pattern", "the payload holds the word 'casino'"):
             assert words in text
+        seen.page.get_by_role("heading", name="What became of the messages").evaluate("found => found.scrollIntoView()")
         picture(seen, "first-report")
