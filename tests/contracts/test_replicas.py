@@ -1,6 +1,9 @@
 """Replicas: with `wait_replicas` a call returns only once they have all that it shows; both traps of WAIT."""
 
+import asyncio
+
 import pytest
+from support.patience import WAIT_S
 from support.replicated import Silence, until
 from support.servers import RedisProcess
 
@@ -8,38 +11,56 @@ from ray_messaging import ConfigError, ConnectionFailed, Messager, MessagingConf
 from ray_messaging.transports.memory import MemoryServer
 
 
-class Pair:
-    """A primary and its replica."""
+class Replicated:
+    """A primary and its replicas."""
 
-    def __init__(self, folder, binary):
-        (folder / "primary").mkdir()
-        (folder / "replica").mkdir()
+    def __init__(self, folder, binary, replicas=1):
         options = {"appendonly": "no", "repl-diskless-sync-delay": "0", "masterauth": "'a secret of the tests'"}
-        self.primary = RedisProcess(folder / "primary", binary=binary, **options)
-        self.replica = RedisProcess(folder / "replica", binary=binary, **options)
+        servers = []
+        for at in range(1 + replicas):
+            (folder / f"server-{at}").mkdir()
+            servers.append(RedisProcess(folder / f"server-{at}", binary=binary, **options))
+        self.primary, *self.replicas = servers
         self.config = self.primary.config
+
+    @property
+    def replica(self):
+        """Return the first one."""
+        return self.replicas[0]
 
     def start(self):
         self.primary.start()
-        self.replica.follow(self.config.port)
-        self.replica.start()
+        for replica in self.replicas:
+            replica.follow(self.config.port)
+            replica.start()
         with self.primary.client() as client:
-            until(lambda: client.info("replication")["slave0"]["state"] == "online", "a replica")
+            for at in range(len(self.replicas)):
+                until(lambda at=at: client.info("replication")[f"slave{at}"]["state"] == "online", "a replica")
         return self
 
     def kill(self):
-        self.replica.kill()
-        self.primary.kill()
+        for server in (*self.replicas, self.primary):
+            server.kill()
 
 
 # The second trap is one of Valkey: Redis counts whatever a connection has seen as its own write.
 @pytest.fixture(scope="module", params=["valkey", pytest.param("redis-server", marks=pytest.mark.long)])
 def pair(request, tmp_path_factory):
-    pair = Pair(tmp_path_factory.mktemp("pair"), request.param)
+    pair = Replicated(tmp_path_factory.mktemp("pair"), request.param)
     try:
         yield pair.start()
     finally:
         pair.kill()
+
+
+@pytest.fixture
+def trio(tmp_path):
+    """Start a primary with two replicas."""
+    trio = Replicated(tmp_path, "valkey", replicas=2)
+    try:
+        yield trio.start()
+    finally:
+        trio.kill()
 
 
 async def test_a_receipt_that_a_replica_confirmed_and_a_message_that_it_has(opener, pair):
@@ -78,6 +99,31 @@ async def test_a_message_that_no_replica_has_is_not_handed_out(opener, pair):
         assert list(await receiver.fetch_messages(timeout=1.0)) == []
         silence.end()
         assert [message.payload["n"] for message in await receiver.fetch_messages(timeout=30)] == [1]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dead", [False, True], ids=["stands still", "is dead"])
+async def test_of_two_replicas_both_must_confirm(trio, opener, dead):  # the servers end last
+    receiver = await opener(trio.config, name="b", host=[2], wait_replicas=2, send_timeout_s=WAIT_S)
+    hasty = await opener(trio.config, name="a", wait_replicas=2, send_timeout_s=3.0)
+    patient = await opener(trio.config, name="c", wait_replicas=2, send_timeout_s=WAIT_S)
+    channel, other = hasty.get_agent_chat_channel(2), trio.replicas[1]
+    assert (await hasty.send_message(channel, {"n": 0}, from_id=1)).fate == "delivered"
+    await asyncio.to_thread(other.kill if dead else other.pause)
+    try:
+        sending = asyncio.create_task(patient.send_message(channel, {"n": 1}, from_id=3))
+        with pytest.raises(NotReplicated, match=r"1 of 2 replicas .* start them, look at their logs") as caught:
+            await hasty.send_message(channel, {"n": 2}, from_id=1)
+        assert (caught.value.replicas, caught.value.wanted) == (1, 2)
+        assert not sending.done()
+    finally:
+        await asyncio.to_thread(other.start if dead else other.resume)
+    assert (await sending).fate == "delivered"
+    assert (await hasty.send_message(channel, {"n": 3}, from_id=1)).fate == "delivered"
+    found = []
+    while len(found) < 4:  # that of the failed call is one of them: it was unknown
+        found += [message.payload["n"] for message in await receiver.fetch_messages(timeout=WAIT_S)]
+    assert sorted(found) == [0, 1, 2, 3]
 
 
 async def test_other_calls_wait_for_replicas_too(opener, pair):

@@ -7,7 +7,7 @@ from functools import partial
 from support.replicated import ReplicatedService
 
 from faults.case import Case, weaker
-from faults.stage import Stage
+from faults.stage import Stage, until
 
 _PATIENCE_S = 60  # of senders and receivers: more than a failover takes
 
@@ -43,6 +43,28 @@ def failover(folder, *, kills, wait_replicas, replicas=1, cut_off=(), seed=0):
         return stage.finish()
 
 
+def replica_away(folder, *, times, seed=6):
+    """Kill one of two replicas, or let it stand still, until a sender has been refused; then it comes back."""
+    chance = random.Random(seed)
+    settings = {"wait_replicas": 2, "send_timeout_s": _PATIENCE_S}
+    with (
+        ReplicatedService(folder / "service", replicas=2) as service,
+        Stage(folder, server=service, settings=settings) as stage,
+    ):
+        stage.talk(settings={"send_timeout_s": 2})
+        for at in range(times):
+            away, refused = chance.choice(service.replicas), stage.errors("NotReplicated")
+            leave, come = (away.pause, away.resume) if at % 2 else (away.kill, away.start)
+            leave()
+            until(lambda refused=refused: stage.errors("NotReplicated") > refused, "a refusal")
+            come()
+            service.settle()
+            stage.healed()
+            stage.more_received(200)
+        stage.facts |= {"times": times, "refusals": stage.errors("NotReplicated")}
+        return stage.finish()
+
+
 NOT_WAITED_FOR = weaker("what no replica had is lost; senders go on, or end with an error", "lost")
 
 # In the suite: it takes seconds for each kill.
@@ -63,6 +85,7 @@ CASES = [
         partial(failover, kills=20, cut_off=range(0, 20, 2), replicas=2, wait_replicas=2, seed=3),
         long=True,
     ),
+    Case("one of two replicas away 10 times, wait_replicas=2", partial(replica_away, times=10), long=True),
     Case(
         "failover 20 times, wait_replicas=0",
         partial(failover, kills=20, wait_replicas=0, seed=4),
