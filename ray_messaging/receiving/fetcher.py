@@ -283,7 +283,8 @@ class Fetcher:
             deadline = deadline or (asyncio.get_running_loop().time() + timeout if timeout else None)
             if not await self._arrival(deadline, complete=complete):
                 break
-        self._observe(slices)
+        if self._observer is not None or self._tracer is not None:
+            self._observe(slices)
         return Taken(slices, low, flight.taken, passed)
 
     async def _confirm(self, lease: MailboxLease, timeout: float | None, complete: bool) -> bool:  # noqa: FBT001
