@@ -2,11 +2,13 @@
 
 import functools
 import itertools
+import random
 
 import pytest
 from faults.proxy import Proxy
 from support.rumour import Rumour, college_edges, sequential, small_world
-from support.rumour_groups import RumourGroups
+from support.rumour_groups import Moves, RumourGroups
+from support.servers import RedisProcess
 from support.step_faults import Chaos, FailAt, Repeat
 
 from ray_messaging.transports.memory import MemoryServer
@@ -139,3 +141,51 @@ async def test_a_rumour_while_replies_are_cut(redis_process, exp_id):
         cut = functools.partial(setattr, proxy, "cut_replies", 0.3)
         await proves(RumourGroups(proxy.config, exp_id, SMALL, 2), begins=cut, ends=proxy.spare, within_s=100)
         assert proxy.cuts >= 10
+
+
+# -- agents that move -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def killed_at_random(tmp_path):
+    """Return a function that runs groups on a Valkey that is killed at one of so many pieces on the wire, and moves.
+
+    It returns how often the server was killed, and how many agents moved.
+    """
+    server = RedisProcess(tmp_path, binary="valkey").start()
+
+    def restart():
+        server.kill()
+        server.start()
+
+    async def run(exp_id, rumour, count, moves, pieces, **settings):
+        with Proxy(server.config, seed=moves.chance.random()) as proxy:
+            groups = RumourGroups(proxy.config, exp_id, rumour, count, **settings)
+            begins = functools.partial(proxy.lose_some, pieces, restart)
+            await proves(groups, begins=begins, ends=proxy.spare, moves=moves, within_s=500)
+        return proxy.cuts, groups.moved
+
+    yield run
+    server.kill()
+
+
+@pytest.mark.long
+@MODES
+@pytest.mark.parametrize("dying", [False, True], ids=["processes go on", "processes die"])
+async def test_agents_move_while_the_server_is_killed(killed_at_random, exp_id, senders, dying):
+    rumour = Rumour(small_world(120), steps=40, chance=60)
+    for seed in range(4):
+        faults, moves = Chaos(seed, 0.02) if dying else None, Moves(random.Random(seed), count=10, rest_s=0.005)
+        kills, moved = await killed_at_random(f"{exp_id}-{seed}", rumour, 3, moves, 60, senders=senders, faults=faults)
+        assert kills >= 3
+        assert moved >= 60
+
+
+@pytest.mark.long
+async def test_10_000_of_100_000_agents_move_while_the_server_is_killed(killed_at_random, exp_id):
+    agents = 100_000
+    rumour = Rumour(small_world(agents), steps=6, chance=60, first=agents)  # all of them tell it from the start
+    moves = Moves(random.Random(1), count=2_000, rest_s=0.2)
+    kills, moved = await killed_at_random(exp_id, rumour, 2, moves, 100)
+    assert kills >= 3
+    assert moved >= agents // 10

@@ -10,6 +10,7 @@ first column are in this process, "actors" on Ray. The graph is that of CollegeM
 import argparse
 import asyncio
 import logging
+import random
 import sys
 import tempfile
 import time
@@ -27,7 +28,7 @@ TESTS = Path(__file__).resolve().parents[1]
 sys.path[:1] = [str(TESTS), str(TESTS.parent)]  # in place of this folder: it is the package `faults`
 
 from support.rumour import Rumour, college_edges, sequential, small_world  # noqa: E402
-from support.rumour_groups import RumourGroups  # noqa: E402
+from support.rumour_groups import Moves, RumourGroups  # noqa: E402
 from support.servers import RedisProcess  # noqa: E402
 from support.step_faults import Chaos, FailAt, Repeat  # noqa: E402
 
@@ -55,6 +56,12 @@ def differences(groups, **how):
     return [*differs, "states"] if states != wanted[0] else differs
 
 
+def restart(server):
+    """Kill a server, and start it again on its data."""
+    server.kill()
+    server.start()
+
+
 class Sweeps:
     """The runs in this process on one Valkey; each returns how many faults it met, and what differs."""
 
@@ -75,6 +82,18 @@ class Sweeps:
             differs = differences(groups, begins=partial(setattr, proxy, "cut_replies", 0.3), ends=proxy.spare)
             return proxy.cuts, differs
 
+    def moving(self, rumour, count, senders):
+        with tempfile.TemporaryDirectory(prefix="digest-") as folder:
+            server = RedisProcess(folder, binary="valkey").start()  # everysec may lose what was acknowledged
+            try:
+                with Proxy(server.config) as proxy:
+                    groups = self.groups(proxy.config, rumour, count, senders)
+                    begins = partial(proxy.lose_some, 40 * count, partial(restart, server))
+                    differs = differences(groups, begins=begins, ends=proxy.spare, moves=Moves(random.Random(7)))
+                    return proxy.cuts, differs
+            finally:
+                server.kill()
+
     def each_call(self, memory, senders, side, deadly):
         found = []
         for met in numbers():
@@ -86,14 +105,10 @@ class Sweeps:
         raise AssertionError
 
     def each_piece(self, senders, up, killed):
-        def restart():
-            self.server.kill()
-            self.server.start()
-
-        found, lost = [], []
+        found, lost, restarted = [], [], partial(restart, self.server)
         with Proxy(self.server.config) as proxy:
             for met in numbers():
-                begins = partial(proxy.lose, 1 + met * self.stride, up=up, then=restart if killed else None)
+                begins = partial(proxy.lose, 1 + met * self.stride, up=up, then=restarted if killed else None)
                 groups = self.groups(proxy.config, SMALL, 2, senders)
                 found += differences(groups, begins=begins, ends=lambda: lost.append(proxy.spare()))
                 if not lost[-1]:
@@ -112,6 +127,9 @@ def in_process(sweeps, rumour):
         yield f"{count} groups", senders, name, partial(sweeps.layout, rumour, count, senders, fault)
     for count, senders in product((1, 2, 8), MODES):
         yield f"{count} groups", senders, "30% of replies cut", partial(sweeps.cut, rumour, count, senders)
+    for count, senders in product((2, 8), MODES):
+        run = partial(sweeps.moving, rumour, count, senders)
+        yield f"{count} groups", senders, "agents move, server killed at random", run
     for memory, senders, side, deadly in product(MODES, MODES, ("before", "after"), (True, False)):
         layout = f"2 small groups, {'memory' if memory else 'Valkey'}"
         fault = f"each call fails {side} its effect, its process {'dies' if deadly else 'goes on'}"

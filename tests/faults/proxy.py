@@ -53,6 +53,15 @@ class Proxy:
         """Lose the nth piece from now on, to the server or from it: call `then`, and cut the piece's connection."""
         self._left = nth, up, then
 
+    def lose_some(self, pieces, then):
+        """Lose a piece again and again, at random, one of about so many; call `then` at each."""
+
+        def again():
+            then()
+            self.lose_some(pieces, then)
+
+        self.lose(self._random.randrange(1, 2 * pieces), up=self._random.random() < 0.5, then=again)
+
     def spare(self):
         """Lose nothing from now on; return whether the chosen piece was lost."""
         left, self._left, self.cut_replies = self._left, None, 0.0
@@ -63,9 +72,9 @@ class Proxy:
             return False
         nth, _, then = self._left
         self._left = (nth - 1, up, then) if nth > 1 else None
-        if self._left is None and then is not None:
-            then()
-        return self._left is None
+        if nth == 1 and then is not None:
+            then()  # it may choose the next piece
+        return nth == 1
 
     def _run(self):
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:

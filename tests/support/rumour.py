@@ -16,13 +16,13 @@ class Rumour:
     An agent's state is [the step in which it heard the rumour (-1: not yet), a chain of hashes over all that it heard].
     """
 
-    def __init__(self, edges, steps=20, chance=13):
+    def __init__(self, edges, steps=20, chance=13, first=3):
         self.friends, self.steps, self.chance = {}, steps, chance
         for one, other in sorted(set(edges)):
             self.friends.setdefault(one, []).append(other)
             self.friends.setdefault(other, [])
         self.agents = sorted(self.friends)
-        self.first = set(sorted(self.agents, key=lambda agent: -len(self.friends[agent]))[:3])
+        self.first = set(sorted(self.agents, key=lambda agent: -len(self.friends[agent]))[:first])
 
     def edges(self):
         """Return all pairs of an agent and its friend."""
@@ -99,8 +99,11 @@ def sequential(rumour, rule=False):
 
 
 def live_step(rumour, step):
-    """Run one step of a rumour for the agents of a group; return their states."""
+    """Run one step of a rumour for the agents of a group, also for those that came with it; return their states."""
     before, states = json.loads(step.state) if step.state else {}, {}
+    for arrival in step.arrivals:
+        brought = json.loads(arrival.state) if arrival.state else {}
+        before |= {str(agent): brought.get(str(agent)) for agent in arrival.agents}
     for agent, inbox in step.by_agent():
         state = before.get(str(agent)) or rumour.begin(agent)
         heard = [(message.from_id, message.payload["word"]) for message in inbox]

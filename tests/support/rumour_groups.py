@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import random
+from dataclasses import dataclass
 
-from ray_messaging import AlreadyExists, Messager, StepAborted
+from ray_messaging import AlreadyExists, Messager, StepAborted, UnknownName
 from ray_messaging.errors import TransitError
 from ray_messaging.steps.accounts.digests import step_digest
 from ray_messaging.steps.accounts.step_account import StepCounts
@@ -13,6 +15,15 @@ from support.rumour import live_step
 from support.step_faults import FaultyStore, Process
 
 _FAILED = (StepAborted, TransitError, AlreadyExists)
+
+
+@dataclass(frozen=True)
+class Moves:
+    """Agents that move between groups, up to `count` at a time, with at most `rest_s` seconds between two moves."""
+
+    chance: random.Random
+    count: int = 5
+    rest_s: float = 0.02
 
 
 class RumourGroups:
@@ -28,6 +39,8 @@ class RumourGroups:
         wait_for = WaitFor.SENDERS if senders else WaitFor.ALL
         self.settings = StepSettings(groups=count, digest=True, wait_for=wait_for, **settings)
         self.opened = []
+        self.now = {}  # the messager of each group
+        self.moved = 0  # agents, from one group to another
 
     async def __aenter__(self):
         first = await self._connect("setup")
@@ -60,7 +73,11 @@ class RumourGroups:
     async def open(self, name):
         """Open a process of a group; return its messager, and the process as faults know it."""
         messager, process = await self._connect(name), Process()
-        await messager.host_agents(self.parts[name], ["agent-chat"])
+        try:
+            await messager.host_agents(self.parts[name], ["agent-chat"])
+        except AlreadyExists:  # some have moved: the directory knows which ones are here
+            await messager.host_agents([], ["agent-chat"])
+        self.now[name] = messager
         if self.faults is not None:
             transport = messager.engine.transport
             transport.steps = FaultyStore(transport.steps, process, self.faults)
@@ -69,36 +86,59 @@ class RumourGroups:
     async def live(self, name, messager, process):
         """Drive a group through the rumour; a new process follows one that died."""
         while True:
-            if process.dead:
-                messager, process = await self.open(name)
             try:
+                if process.dead:
+                    messager, process = await self.open(name)
                 async for step in messager.steps(until=self.rumour.steps):
                     live_step(self.rumour, step)
             except _FAILED:
                 continue
             return
 
-    async def run(self, within_s=60.0, *, begins=lambda: None, ends=lambda: None):
+    async def wander(self, moves):
+        """Move agents between the groups, again and again."""
+        while True:
+            source, target = moves.chance.sample(sorted(self.parts), 2)
+            messager = self.now[source]
+            hosted = sorted(messager.subscription.hosted)
+            some = moves.chance.sample(hosted, min(moves.count, len(hosted) // 2))
+            try:
+                await messager.move_agents(some, to=target)
+                self.moved += len(some)
+            except TransitError:  # nobody knows whether they have
+                continue
+            except UnknownName:  # they have: the next move looks at the directory
+                continue
+            await asyncio.sleep(moves.chance.random() * moves.rest_s)  # any moment will do
+
+    async def run(self, within_s=60.0, *, begins=lambda: None, ends=lambda: None, moves=None):
         """Drive all groups to the end; return the states of all agents, and the digest of each step.
 
-        Args: `begins` is called when all groups are there, `ends` when they have ended.
+        Args: `begins` is called when all groups are there, `ends` when they have ended; meanwhile agents make `moves`.
         """
         async with asyncio.timeout(within_s):
             opened = [(name, *await self.open(name)) for name in self.parts]  # all are there before the first step
             begins()
-            await asyncio.gather(*(self.live(*each) for each in opened))
+            async with asyncio.TaskGroup() as tasks:
+                wandering = None if moves is None else tasks.create_task(self.wander(moves))
+                await asyncio.gather(*(self.live(*each) for each in opened))
+                if wandering is not None:
+                    wandering.cancel()
             self.faults = None
             ends()
             return await self.states(), await self.digests()
 
     async def states(self):
-        """Return the committed states of all agents."""
-        found = {}
+        """Return the committed states of all agents, each from the one group that has it."""
+        found, count = {}, 0
         for name in self.parts:
             messager, _ = await self.open(name)
             loop = step_loop(messager.engine)
             assert [step async for step in loop.steps(self.rumour.steps)] == []
-            found |= {int(agent): state for agent, state in json.loads(loop.state).items()}
+            left = json.loads(loop.state)
+            count += len(left)
+            found |= {int(agent): state for agent, state in left.items()}
+        assert count == len(found)
         return found
 
     async def digests(self):
