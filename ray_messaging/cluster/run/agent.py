@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ray_messaging.addressing.channels import AGENT_CHAT, AgentId
+from ray_messaging.addressing.channels import AGENT_CHAT, AgentId, check_name
 from ray_messaging.cluster.run.homes import Homes
 from ray_messaging.cluster.run.remembered_calls import RememberedCalls
 from ray_messaging.common.awaitables import is_async
@@ -120,6 +120,15 @@ class Agent:
             raise ConfigError(f"agent {self.id!r} cannot remember calls at its start: do so in the model's function")
         return calls.call(self.id, partial(function, *args, **kwargs))
 
+    def move(self, to: str) -> None:
+        """Move to another group from the next step on, with the agent's state; the last call in a step counts.
+
+        A group that does not exist ends the run: StepFailed. Raises ConfigError at the start, InvalidAddress.
+        """
+        if self._society.step is None:
+            raise ConfigError(f"agent {self.id!r} cannot move at its start: do so in the model's function")
+        self._society.moves[self.id] = check_name("group", to)
+
     def stop(self) -> None:
         """Leave the simulation after this step: the model's function is not called for this agent any more."""
         self.stopped = True
@@ -154,6 +163,7 @@ class Society:
         self.data = data
         self.neighbours = neighbours
         self.homes: Homes | None = None  # of agents that have moved
+        self.moves: dict[AgentId, str] = {}  # of the step: agents that move, and to which group
         self._places: Sequence[AgentId] = NO_PLACES
         self._group = group
         self._model = model
@@ -178,7 +188,7 @@ class Society:
             or step.places is not self._places
         ):
             self._load(step)
-        self.step, self.generators = step, step.generators
+        self.step, self.generators, self.moves = step, step.generators, {}
         self.calls = None if memory is None else RememberedCalls(memory, self._threads)
         calls = self._calls(step)
         if not is_async(self._model):  # its calls may return awaitables all the same, as those of a decorated one

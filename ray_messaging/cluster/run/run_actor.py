@@ -5,13 +5,14 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ray_messaging.cluster.run.agent import Society
+from ray_messaging.addressing.channels import AgentId
+from ray_messaging.cluster.run.agent import Society, step_failed
 from ray_messaging.cluster.run.crowd import CrowdSociety
 from ray_messaging.cluster.run.homes import Homes
 from ray_messaging.cluster.run.plan import GroupPlan
 from ray_messaging.common.process_tuning import tune_process
-from ray_messaging.errors import AlreadyExists, StepAborted
-from ray_messaging.model.agent_sets import NO_AGENTS
+from ray_messaging.errors import AlreadyExists, MoveFailed, StepAborted, UnknownName
+from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.steps.agent_places import AgentPlaces
 from ray_messaging.steps.step_loop import StepLoop, step_loop
 
@@ -83,6 +84,8 @@ class RunActor:
                     ran = True
                     await homes.prepare(step.places.agents)
                     await society.run(step, loop.calls)
+                    if isinstance(society, Society) and society.moves:
+                        await move_agents(self._messager, society.moves, step.number)
             except StepAborted:
                 continue
             if loop.committed < loop.until - 1 or not ran:
@@ -116,6 +119,22 @@ def society_of(plan: GroupPlan, model: Any, options: RunOptions, shared: object)
         concurrency=options.concurrency,
         timeout=options.timeout,
     )
+
+
+async def move_agents(messager: "GroupMessager", moves: Mapping[AgentId, str], step: int) -> None:
+    """Move agents of an open step to the groups that they have chosen; raise StepFailed.
+
+    An agent that is not here any more stays where it is: another call has moved it, or this step runs again.
+    """
+    await messager.subscription.adopt()  # the directory of now
+    for target in sorted({*moves.values()} - {messager.name}):
+        wanted = AgentSet.of([agent for agent, to in moves.items() if to == target])
+        while leaving := wanted & messager.subscription.hosted:
+            try:
+                await messager.move_agents(leaving, to=target)
+            except (UnknownName, MoveFailed) as error:
+                if isinstance(error, MoveFailed) or error.kind != "agent":  # else another call was just faster
+                    raise step_failed(error, "me.move", messager.name, step, next(iter(leaving))) from error
 
 
 def _has_moved(messaging: "Messaging", group: str) -> bool:
