@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from ray_messaging.cluster.handles.connection import connect
 from ray_messaging.cluster.handles.dead_letters import DeadLetter
@@ -10,7 +9,7 @@ from ray_messaging.cluster.messaging import Messaging
 from ray_messaging.errors import ConfigError
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.inspector.sources.log_rows import agent_facts, agent_id, rows_of
-from ray_messaging.inspector.sources.traffic import RollingTraffic, counted, scaled
+from ray_messaging.inspector.sources.traffic import RollingTraffic, counted, sampled
 from ray_messaging.inspector.texts import cut, name, settings
 from ray_messaging.inspector.values import (
     AgentFacts,
@@ -56,21 +55,18 @@ class LiveSource:
         return self._log
 
     def traffic(self) -> Traffic | None:
-        """Return the traffic of the last minute; where much came at once, estimated from the newest rows."""
+        """Return the traffic of the last minute; where much came at once, estimated from a sample of the rows."""
         if self._messaging.log_dir is None:
             return None
         end = self.log.end
-        since: dict[str, Any] = {}
-        begin = self._position
-        if begin is None:
-            begin, since = max(-1, end - 10 * _MOST_COUNTED), {"since": time.time() - PERIOD_S}
-        new = end - begin
-        if new > 0:
-            taken = new if since else min(new, _MOST_COUNTED)
-            share = taken / new
-            counts = counted(self.log, "second", after=end - taken, limit=taken, **since)
-            self._rolling.add(scaled(counts, share))
-            self._share = share
+        if self._position is None:
+            begin = max(-1, end - 10 * _MOST_COUNTED)
+            self._rolling.add(
+                counted(self.log, "second", after=begin, limit=max(0, end - begin), since=time.time() - PERIOD_S)
+            )
+        elif end > self._position:
+            counts, self._share = sampled(self.log, self._position, end, _MOST_COUNTED)
+            self._rolling.add(counts)
         self._position = end
         now = time.time()
         self._rolling.forget(now)
