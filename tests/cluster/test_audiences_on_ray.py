@@ -174,6 +174,10 @@ def test_groups_and_the_user_broadcast(logged, name):
     assert receipts.counts()["delivered"] == 20
     assert sorted(m.to_id for m in east.fetch(timeout=60, complete=True)) == [*range(10, 20)]
     assert {m.from_id for m in west.fetch(timeout=60, complete=True)} == {None, 1}
+    messaging.remove_audience(name)
+    for group, sender in ((west, 1), (east, 15)):
+        with pytest.raises(UnknownName, match="was removed"):
+            group.broadcast(audience, {"n": 6}, sender)
 
 
 @pytest.mark.long
@@ -203,6 +207,10 @@ def test_positions_make_pairs_and_move(logged, name):
         messaging.create_audience(f"{name}-all", positions=np.zeros((400, 2)), radius=1, ids=range(400), most_pairs=9)
     with pytest.raises(InvalidColumns, match=r"shape \(20, 2\)"):
         messaging.create_audience(f"{name}-all", positions=[[0, 0]], radius=1)
+    with pytest.raises(InvalidColumns, match=r"row 1 of the positions is \[0.0, nan\]"):
+        messaging.create_audience(f"{name}-all", positions=[[0, 0], [0, np.nan]], radius=1, ids=[1, 2])
+    with pytest.raises(UnknownName, match="agent 77: no group hosts it"):
+        messaging.create_audience(f"{name}-all", positions=[[0, 0]], radius=1, ids=[77])
     with pytest.raises(ConfigError, match="has no positions"):
         messaging.create_audience(f"{name}-members", members=[1]).move([1], [[0, 0]])
 

@@ -417,6 +417,22 @@ async def test_a_change_counts_for_the_next_step_for_all(world, shelf):
 
 
 @beyond_mqtt
+async def test_a_step_cannot_broadcast_to_an_audience_that_is_gone(world, shelf):
+    refused = []
+
+    async def body(step):
+        if step.number == 0:
+            await shelf.add(world.messager, FRIENDS, None)
+        for name in (FRIENDS, "ghosts") if step.number else ("ghosts",):
+            with pytest.raises(UnknownName, match=name) as caught:
+                step.broadcast(0, name, {"n": 1})
+            refused.append((step.number, caught.value.value))
+
+    await world(body, {"west": WEST}, until=2)
+    assert refused == [(0, "ghosts"), (1, FRIENDS), (1, "ghosts")]
+
+
+@beyond_mqtt
 async def test_parts_of_a_step_broadcast_too(world):
     def body(step):
         parts = step.split(3)

@@ -6,7 +6,7 @@ from contextlib import aclosing
 import numpy as np
 import pytest
 
-from ray_messaging import ConfigError, InvalidColumns, Messager, UnknownName, UnknownSender
+from ray_messaging import AudienceTooLarge, ConfigError, InvalidColumns, Messager, UnknownName, UnknownSender
 from ray_messaging.audiences.positions import Positions
 from ray_messaging.audiences.records import AudienceFacts, Kind, encode_facts
 from ray_messaging.model.columns import IdColumn
@@ -128,6 +128,17 @@ async def test_impossible_moves_are_refused(opened):
     step.move("street", [1], [[0, 0, 0]])
     with pytest.raises(InvalidColumns, match="shape"):
         await anext(steps)
+
+
+async def test_a_crowd_that_is_too_dense_is_refused_in_the_next_step(opened):
+    (group,) = await opened(1)
+    sparse = Positions.given(IdColumn(np.arange(AGENTS)), places_at(0), RADIUS, AGENTS * (AGENTS - 1) - 1)
+    await opened.shelf.publish("plaza", 1, sparse.edges())
+    steps = group.steps(until=2)
+    (await anext(steps)).move("plaza", np.arange(AGENTS), np.zeros((AGENTS, 2)))
+    with pytest.raises(AudienceTooLarge, match="makes 1,560 pairs of 40 agents, the limit is 1,559") as caught:
+        await anext(steps)
+    assert (caught.value.pairs, caught.value.limit) == (1560, 1559)
 
 
 async def test_groups_that_wait_for_their_senders_alone_cannot_move_agents(opened):
