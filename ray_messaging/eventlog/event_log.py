@@ -12,6 +12,7 @@ from ray_messaging.errors import LogError
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.missing_rows import read_account
 from ray_messaging.eventlog.reading.balance import Balance
+from ray_messaging.eventlog.reading.counting import Sample
 from ray_messaging.eventlog.reading.difference import Difference, first_difference
 from ray_messaging.eventlog.reading.export import PAGE, OnProgress, export, pages
 from ray_messaging.eventlog.reading.filtering.fields import Fields
@@ -137,6 +138,16 @@ class EventLog:
     def count(self, by: str | Collection[str] = "fate", **fields: Unpack[Fields]) -> pa.Table:
         """Count rows by one or several columns, or by second, minute, hour, day of sent_at; largest counts first."""
         return self._table("count", by=by, **fields)
+
+    def sample(self, by: str | Collection[str] = "fate", *, after: int = -1, most: int = 50_000) -> Sample:
+        """Count the rows behind a position, as `count`; of more than `most` rows a sample from all parts of them.
+
+        For a view of a running experiment that is renewed again and again: unlike the others, it does not wait for
+        messages that the log has not read yet. It returns the counts, the position `reached`, for the next call, and
+        the `share` of the rows that was counted.
+        """
+        found: Sample = self._source.ask("sample", by=by, after=after, most=most)
+        return found
 
     def edges(self, **fields: Unpack[Fields]) -> pa.Table:
         """Return the edges of the message graph by time: one row per message from an agent to an agent.

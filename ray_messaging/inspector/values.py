@@ -32,8 +32,9 @@ class Traffic:
 
     @property
     def seconds(self) -> float:
-        """Return the length of the period."""
-        return self.bins * self.width_s
+        """Return the length of the period, from its first message on: a run may have begun in it."""
+        used = (next((place for place, n in enumerate(counts) if n), self.bins) for counts in self.fates.values())
+        return max(1, self.bins - min(used, default=0)) * self.width_s
 
     def total(self, fate: str) -> int:
         """Return the messages of one fate."""

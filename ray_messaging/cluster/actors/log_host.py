@@ -178,11 +178,15 @@ class LogHost:
     # -- queries --------------------------------------------------------------------------------------------------
 
     async def ask(self, what: str, arguments: dict[str, Any]) -> Any:  # noqa: ANN401 - each question has its own
-        """Answer a query over everything that was sent before it."""
-        return await asyncio.to_thread(answer, await self._view(), what, arguments)
+        """Answer a query over everything that was sent before it; a sample is of what has been read by now."""
+        view = self._view_now() if what == "sample" else await self._view()
+        return await asyncio.to_thread(answer, view, what, arguments)
 
     async def _view(self) -> View:
         await self._writer.caught_up()
+        return self._view_now()
+
+    def _view_now(self) -> View:
         segments, live, _ = self._writer.snapshot()
         return View(self._folder, segments, live)
 

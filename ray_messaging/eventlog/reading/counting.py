@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ray_messaging.eventlog.reading.filtering.fields import check_columns
+from ray_messaging.eventlog.reading.filtering.fields import check_columns, invalid
 from ray_messaging.eventlog.reading.filtering.filters import Filters
 from ray_messaging.eventlog.reading.filtering.scan import View, scan
 from ray_messaging.eventlog.reading.result_columns import COLUMNS, plain, stored, with_ids
@@ -16,6 +16,7 @@ from ray_messaging.eventlog.schema import SCHEMA
 UNITS = ("second", "minute", "hour", "day")  # of sent_at, UTC
 COUNTABLE = (*(name for name in COLUMNS if name not in {"from_name", "to_name", "labels"}), *UNITS)
 _MERGE_ROWS = 1_000_000
+_SLICES = 8  # of a sample: the newest rows may be of one sender alone
 
 Derive = Callable[[pa.Table], pa.Table]
 
@@ -25,6 +26,33 @@ def count(view: View, *, by: str | Collection[str] = "fate", **fields: Any) -> p
     keys = check_columns(by, COUNTABLE)
     (counted,) = counts(view, Filters(**fields), [keys], _with_units)
     return counted
+
+
+class Sample(NamedTuple):
+    """Counts of the rows behind a position up to `reached`, as `count` returns them, of a share of them."""
+
+    counts: pa.Table
+    reached: int
+    share: float
+
+
+def sample(view: View, *, by: str | Collection[str], after: int, most: int) -> Sample:
+    """Count the rows behind a position; of more than `most` rows, about so many, in slices from all parts."""
+    if not isinstance(most, int) or most < _SLICES:
+        raise invalid("most", most, f"must be a number of rows, at least {_SLICES}")
+    keys, behind = check_columns(by, COUNTABLE), Filters(after=after).after
+    new = view.end - 1 - (-1 if behind is None else behind)
+    if new <= most:
+        return Sample(count(view, by=keys, after=after), view.end - 1, 1.0)
+    size, total = most // _SLICES, None
+    for number in range(_SLICES):
+        begin = after + new * (2 * number + 1) // (2 * _SLICES) - size // 2
+        (found,) = counts(view, Filters(after=begin, limit=size), [keys], _with_units)
+        total = _Sum(found, keys) if total is None else total
+        if number:
+            total.add(found)
+    assert total is not None
+    return Sample(_in_order(total.merged(), keys), view.end - 1, size * _SLICES / new)
 
 
 def _with_units(part: pa.Table) -> pa.Table:

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.eventlog.reading.balance import balance
-from ray_messaging.eventlog.reading.counting import count
+from ray_messaging.eventlog.reading.counting import count, sample
 from ray_messaging.eventlog.reading.expansion import NEEDED, Expansion, matching_and_expanded
 from ray_messaging.eventlog.reading.filtering.fields import check_agent, invalid, refuse_name
 from ray_messaging.eventlog.reading.filtering.filters import Filters
@@ -209,6 +209,7 @@ QUESTIONS: dict[str, Callable[..., Any]] = {
     "thread": thread,
     "edges": edges,
     "count": count,
+    "sample": sample,
     "stats": stats,
     "balance": balance,
     "digest": digest,

@@ -9,7 +9,7 @@ from ray_messaging.cluster.messaging import Messaging
 from ray_messaging.errors import ConfigError
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.inspector.sources.log_rows import agent_facts, agent_id, rows_of
-from ray_messaging.inspector.sources.traffic import RollingTraffic, counted, sampled
+from ray_messaging.inspector.sources.traffic import Key, RollingTraffic, by_time, scaled
 from ray_messaging.inspector.texts import cut, name, settings
 from ray_messaging.inspector.values import (
     AgentFacts,
@@ -26,6 +26,7 @@ from ray_messaging.observability.health.findings import Health
 
 PERIOD_S = 60
 _MOST_COUNTED = 50_000  # rows at a look; of more, these are a sample
+_FIRST_COUNTED = 500_000  # at the first look, which is at the rows before, too
 _LETTERS = 50
 _TEXTS = 3  # of a dead letter
 _TEXT = 300  # characters of each
@@ -58,19 +59,17 @@ class LiveSource:
         """Return the traffic of the last minute; where much came at once, estimated from a sample of the rows."""
         if self._messaging.log_dir is None:
             return None
-        end = self.log.end
-        if self._position is None:
-            begin = max(-1, end - 10 * _MOST_COUNTED)
-            self._rolling.add(
-                counted(self.log, "second", after=begin, limit=max(0, end - begin), since=time.time() - PERIOD_S)
-            )
-        elif end > self._position:
-            counts, self._share = sampled(self.log, self._position, end, _MOST_COUNTED)
-            self._rolling.add(counts)
-        self._position = end
+        begin, most = self._position, _MOST_COUNTED
+        if begin is None:
+            begin, most = max(-1, self.log.end - _FIRST_COUNTED), _FIRST_COUNTED
+        found = self.log.sample(["second", *Key._fields], after=begin, most=most)
+        if len(found.counts):
+            self._rolling.add(scaled(by_time(found.counts, "second"), found.share))
+            self._share = found.share
+        self._position = found.reached
         now = time.time()
         self._rolling.forget(now)
-        return self._rolling.traffic(now, end + 1, self._share)
+        return self._rolling.traffic(now, found.reached + 1, self._share)
 
     def state(self) -> State:
         """Return groups, steps and counters."""

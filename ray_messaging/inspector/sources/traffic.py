@@ -4,6 +4,8 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import pyarrow as pa
+
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.inspector.texts import name
 from ray_messaging.inspector.values import Flow, Traffic
@@ -14,7 +16,6 @@ OTHERS = "(others)"
 UNNAMED = "(unnamed)"
 _UNNAMED = "anon-"  # messagers without a name
 RULES = 8  # in a chart
-_SLICES = 8  # of a sample: one sender alone may have the newest rows
 _UNITS = (("second", 1.0, 900.0), ("minute", 60.0, 54_000.0), ("hour", 3600.0, 2_592_000.0), ("day", 86_400.0, 1e18))
 
 
@@ -46,11 +47,14 @@ def counted(
     **fields: Any,  # noqa: ANN401 - see Fields
 ) -> dict[float, Counter[Key]]:
     """Return the counts of the log's rows by time (unix s) and key, as far as that is asked for."""
+    return by_time(log.count(by=[unit, *by], **fields), unit)
+
+
+def by_time(counts: pa.Table, unit: str) -> dict[float, Counter[Key]]:
+    """Return a table of counts as counts by time (unix s) and key."""
     found: dict[float, Counter[Key]] = {}
-    table = log.count(by=[unit, *by], **fields)
-    for row in table.to_pylist():
-        at = row.pop(unit).timestamp()
-        count = row.pop("count")
+    for row in counts.to_pylist():
+        at, count = row.pop(unit).timestamp(), row.pop("count")
         found.setdefault(at, Counter())[Key(**row)] += count
     return found
 
@@ -60,23 +64,6 @@ def scaled(counts: Mapping[float, Counter[Key]], share: float) -> dict[float, Co
     if share >= 1.0:
         return dict(counts)
     return {at: Counter({key: round(n / share) for key, n in found.items()}) for at, found in counts.items()}
-
-
-def sampled(log: EventLog, after: int, end: int, most: int) -> tuple[dict[float, Counter[Key]], float]:
-    """Return the counts by second of the rows behind a position, up to another, and the share that was counted.
-
-    Of more than `most` rows, slices from all parts are counted, and the counts are estimates.
-    """
-    rows = end - after
-    if rows <= most:
-        return counted(log, "second", after=after, limit=rows), 1.0
-    size, found = most // _SLICES, dict[float, Counter[Key]]()
-    for number in range(_SLICES):
-        begin = after + rows * (2 * number + 1) // (2 * _SLICES) - size // 2
-        for at, counts in counted(log, "second", after=begin, limit=size).items():
-            found.setdefault(at, Counter()).update(counts)
-    share = size * _SLICES / rows
-    return scaled(found, share), share
 
 
 class RollingTraffic:

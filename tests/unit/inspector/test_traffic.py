@@ -1,12 +1,8 @@
 """The last minute of traffic, second by second."""
 
 from collections import Counter
-from datetime import UTC, datetime
 
-import pyarrow as pa
-import pytest
-
-from ray_messaging.inspector.sources.traffic import Key, RollingTraffic, sampled, scaled, unit_for
+from ray_messaging.inspector.sources.traffic import Key, RollingTraffic, scaled, unit_for
 
 SENT = Key("delivered", None, "west", "east")
 STOPPED = Key("blocked", "no", "west", None)
@@ -19,6 +15,7 @@ def test_seconds_pass_out_of_the_period():
     seen = rolling.traffic(105.5, 7, 1.0)
     assert (seen.start, seen.bins, seen.messages, seen.rows) == (96.0, 10, 7, 7)
     assert seen.fates["delivered"] == [0, 0, 0, 0, 5, 0, 0, 0, 0, 1]
+    assert seen.seconds == 6  # since the first message
     assert (seen.blocked, seen.blocked_from) == ({"no": [0, 0, 0, 0, 1, 0, 0, 0, 0, 0]}, {"west": 1})
     later = rolling.traffic(112.0, 7, 1.0)
     assert (later.messages, later.fates["delivered"]) == (1, [0, 0, 1, 0, 0, 0, 0, 0, 0, 0])
@@ -53,38 +50,3 @@ def test_rules_beyond_the_first_are_drawn_together():
     seen = rolling.traffic(1.0, 0, 1.0)
     assert len(seen.blocked) == 9
     assert sum(map(sum, seen.blocked.values())) == sum(range(21))
-
-
-class Log:
-    """A log in which each sender's rows follow each other, in one second."""
-
-    def __init__(self, rows):
-        self._senders = [sender for sender, count in rows.items() for _ in range(count)]
-
-    def count(self, by, after, limit):
-        assert by == ["second", *Key._fields]
-        found = Counter(self._senders[after + 1 :][:limit])
-        at = datetime(2026, 1, 1, tzinfo=UTC)
-        return pa.Table.from_pylist(
-            [
-                {"second": at, "fate": "delivered", "rule": None, "sender": sender, "mailbox": "east", "count": count}
-                for sender, count in found.items()
-            ]
-        )
-
-
-@pytest.mark.parametrize(("most", "share"), [(1000, 1.0), (80, 0.08)])
-def test_a_sample_has_rows_of_all_that_came(most, share):
-    rows = {"west": 500, "north": 250, "south": 250}
-    counts, counted_share = sampled(Log(rows), -1, 999, most)
-    [found] = counts.values()
-    assert counted_share == share
-    assert {key.sender: count for key, count in found.items()} == rows
-
-
-def test_a_sample_begins_behind_a_position():
-    counts, share = sampled(Log({"west": 90, "north": 10}), 89, 99, 50)
-    assert (share, [{key.sender: count for key, count in found.items()} for found in counts.values()]) == (
-        1.0,
-        [{"north": 10}],
-    )
