@@ -1,0 +1,1 @@
+"""Cost of a message as replicas and groups are added."""

@@ -1,0 +1,45 @@
+"""Cost of a message as replicas and groups are added.
+
+    python -m benchmarks.scale --part replicas               # about 2 minutes: without and with a replica, by turns
+    python -m benchmarks.scale --part groups                 # groups in a ring on one server, more and more of them
+    python -m benchmarks.scale --part groups --groups 1 8 32
+
+The interceptor has a black list. A value is the median of the rounds, with the lowest and the highest. A ratio is that
+of two sides in the same round. Millions a second are counted in bulk, until the last message has come.
+"""
+
+import argparse
+import logging
+from collections.abc import Callable
+
+from benchmarks.axes.society.society import cluster
+from benchmarks.reports.lines import Line, as_json, show
+from benchmarks.scale import groups, replicas
+
+
+def main() -> None:
+    """Measure, and print the table or JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", choices=("replicas", "groups"), action="append", help="one of the parts; none: all")
+    parser.add_argument("--seconds", type=float, default=2.0, help="of a turn in bulk")
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--groups", type=int, nargs="+", default=groups.GROUPS, help="rising numbers of groups")
+    parser.add_argument("--json", action="store_true")
+    plan = parser.parse_args()
+    parts: dict[str, Callable[[], list[Line]]] = {
+        "replicas": lambda: replicas.measure(plan.seconds, plan.rounds),
+        "groups": lambda: groups.measure(plan.groups, plan.seconds, plan.rounds),
+    }
+    logging.getLogger("ray_messaging").setLevel(logging.ERROR)  # the servers' data may be lost
+    lines: list[Line] = []
+    for name in plan.part or parts:
+        with cluster():
+            lines += parts[name]()
+    if plan.json:
+        print(as_json(lines))
+    else:
+        show(lines, "Scale")
+
+
+if __name__ == "__main__":
+    main()
