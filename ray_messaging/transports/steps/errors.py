@@ -43,9 +43,9 @@ def without_steps(exp_id: str) -> ConfigError:
     return ConfigError(f"experiment {exp_id!r} has no steps: start it with steps=Steps()")
 
 
-def too_far(group: str, step: int, closed: int) -> ValueError:
+def too_far(group: str, step: int, closed: int) -> Fenced:
     """Build the error for opening a step that is not the next one."""
-    return ValueError(f"group {group!r} cannot open step {step}: the last one that it closed is {closed}")
+    return _behind(group, closed, f"cannot open step {step}: the last one that it closed is {closed}")
 
 
 def too_late(at_step: int | None, latest: int) -> ConfigError:
@@ -63,4 +63,14 @@ def not_closable(group: str, step: int, closed: int, until: int | None) -> Excep
         return Closed(
             f"group {group!r} was removed, or has left, and does not count in step {step}: nothing of it is committed"
         )
-    return ValueError(f"group {group!r} cannot close step {step}, which it has not opened; it has closed {closed}")
+    return _behind(group, closed, f"cannot close step {step}, which it has not opened; it has closed {closed}")
+
+
+def _behind(group: str, closed: int, what: str) -> Fenced:
+    """Build the error for a step that the server does not count with: it has lost what it had acknowledged."""
+    return Fenced(
+        f"group {group!r} {what}. The server has lost steps: it was restored from older data, flushed, or killed before "
+        "it had written them (appendfsync always loses none). Begin anew, or drive all groups again from there",
+        name=group,
+        epoch=closed,
+    )

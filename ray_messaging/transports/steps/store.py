@@ -106,7 +106,7 @@ class StepStore(Protocol):
     # -- a step ---------------------------------------------------------------------------------------------------
 
     async def open(self, group: str, attempt: int, step: int) -> Opened | Waiting | Done:
-        """Open a step. Raises Fenced; ValueError for a step beyond the next one."""
+        """Open a step. Raises Fenced, also for a step beyond the next one."""
 
     async def send(self, request: SendRequest, tag: StepTag) -> SendReply:
         """Write frames to boxes (the mailboxes' names), atomically, as `Transport.send` does with these differences.

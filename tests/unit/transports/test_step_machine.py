@@ -208,7 +208,7 @@ class StepMachine(RuleBasedStateMachine):
         except Fenced:
             assert not self.owns(attempt)
             answer = None
-        except (Closed, ValueError):  # its group has left meanwhile, and may have joined again
+        except (Closed, Fenced):  # its group has left meanwhile, and may have joined again
             assert self.owns(attempt)
             answer = None
         if answer is None:
