@@ -715,10 +715,10 @@ async def test_the_state_stays_is_replaced_and_goes(steps):
 
 async def test_steps_in_the_wrong_order(steps):
     a, _ = await pair(steps)
-    with pytest.raises(Fenced, match="cannot open step 1.*has lost steps"):
+    with pytest.raises(Fenced, match=r"cannot open step 1.*has lost steps"):
         await a.open(1)
     a.begin(0)
-    with pytest.raises(Fenced, match="cannot close step 0.*has lost steps"):
+    with pytest.raises(Fenced, match=r"cannot close step 0.*has lost steps"):
         await a.close()
     await run(a, step=0)
     assert await a.open(0) == Done(0)

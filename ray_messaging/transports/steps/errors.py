@@ -67,10 +67,11 @@ def not_closable(group: str, step: int, closed: int, until: int | None) -> Excep
 
 
 def _behind(group: str, closed: int, what: str) -> Fenced:
-    """Build the error for a step that the server does not count with: it has lost what it had acknowledged."""
+    """Build the error for a step with which the server does not count."""
     return Fenced(
-        f"group {group!r} {what}. The server has lost steps: it was restored from older data, flushed, or killed before "
-        "it had written them (appendfsync always loses none). Begin anew, or drive all groups again from there",
+        f"group {group!r} {what}. It was removed and created again, or the server has lost steps: it was flushed, "
+        "restored from older data, or killed before it had written them (appendfsync always loses none). Drive all "
+        "groups again from there, or begin anew",
         name=group,
         epoch=closed,
     )
