@@ -206,7 +206,8 @@ class StepMachine(RuleBasedStateMachine):
         try:
             answer = self.do(self.steps.close(attempt.group, attempt.attempt, attempt.step, closing, go_on=go_on))
         except Fenced as error:  # its group may have left and joined again meanwhile
-            assert self.owns(attempt) == ("removed and created again" in str(error))
+            behind = "removed and created again" in str(error)
+            assert self.owns(attempt) == behind
             answer = None
         except Closed:  # its group has left meanwhile
             assert self.owns(attempt)
