@@ -14,6 +14,7 @@ import logging
 import os
 import socket
 import time
+import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from struct import Struct as Packer
 from struct import unpack
@@ -154,6 +155,8 @@ class LaneConnection:
         self.process = address.token
         self._limit_s = 0.0
         self._socket = socket.create_connection((address.host, address.port), timeout=_OPENING_S)
+        # When its handle is gone. By `__del__`, a collector that ends both may warn of an open socket first.
+        weakref.finalize(self, self._socket.close)
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._wait_at_most(_OPENING_S)
@@ -168,10 +171,6 @@ class LaneConnection:
     async def open(cls, address: LaneAddress) -> "LaneConnection":
         """Connect; raise OSError."""
         return cls(address)
-
-    def __del__(self) -> None:
-        if hasattr(self, "_socket"):  # its handle is gone
-            self._socket.close()
 
     @property
     def closed(self) -> bool:
