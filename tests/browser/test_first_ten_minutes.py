@@ -43,6 +43,11 @@ def place(home):
     return {"cwd": home, "env": known | {"TMPDIR": str(home), "PATH": path, "PYTHONPATH": paths}}
 
 
+def heed_ctrl_c():
+    """Take interrupts, which a shell's background job ignores, and all that it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Terminal:
     """A program in a terminal of its own."""
 
@@ -50,7 +55,12 @@ class Terminal:
         self._screen = home / "screen.txt"
         with self._screen.open("wb") as screen:
             self._process = subprocess.Popen(
-                command, **place(home), stdout=screen, stderr=subprocess.STDOUT, start_new_session=True
+                command,
+                **place(home),
+                stdout=screen,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=heed_ctrl_c,
             )
 
     @property
@@ -65,6 +75,10 @@ class Terminal:
     def ctrl_c(self):
         """Press Ctrl-C, which a shell's foreground processes get together; return the exit code."""
         os.killpg(self._process.pid, signal.SIGINT)
+        return self.wait()
+
+    def wait(self):
+        """Wait for its end; return the exit code."""
         return self._process.wait(WAIT_S)
 
 
@@ -76,6 +90,7 @@ def terminal(command, home):
         yield found
     finally:
         kill_related(home)
+        found.wait()
 
 
 def run(home, line):

@@ -101,6 +101,7 @@ def test_a_rule_is_previewed_inserted_replaced_and_removed(seen, town):
     seen.element("spec").fill("pattern:nothing")
     seen.element("replace").first.click()
     seen.sees("done", "rule pattern is replaced")
+    seen.sees("rules", "nothing")  # else the click would meet the list that is about to go
     seen.element("remove").first.click()
     seen.sees("done", "rule pattern is removed")
     assert [rule["name"] for rule in control(town.messaging, "rules")] == ["black_list", "max_length"]
