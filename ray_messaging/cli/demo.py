@@ -30,10 +30,10 @@ def demo(
 ) -> None:
     """Run a society of agents that send each other messages, with a black list, and show the result."""
     with clean_errors():
+        if ui and log_dir is None:
+            raise ConfigError("the inspector shows the messages of a log: add --log-dir demo-log to --ui")
         if ui:
             check_extra()
-            if log_dir is None:
-                raise ConfigError("the inspector shows the messages of a log: add --log-dir demo-log to --ui")
         check_outputs(json_file, log_dir)
         society = generate(agents, groups, messages, seed=seed)
         plan = Plan(society.traffic, society.group_of)
