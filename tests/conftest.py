@@ -3,15 +3,19 @@
 import asyncio
 import logging
 import os
+import shutil
 import subprocess
+import tempfile
 import threading
 import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 from support.clock import ServerClock
+from support.own_driver import kill_related
 from support.servers import HOST, RedisProcess, find_binary, free_port
 
 from ray_messaging.config import MessagingConfig, MqttConfig, RedisConfig
@@ -269,3 +273,12 @@ def ray_cluster():
     for module in (cluster_support, step_society):
         ray.cloudpickle.unregister_pickle_by_value(module)
     ray.shutdown()
+
+
+@pytest.fixture
+def home():
+    """Give drivers of the test's own a short path, as Ray puts sockets there; none of them outlives the test."""
+    path = Path(tempfile.mkdtemp(prefix="rm-", dir="/tmp"))
+    yield path
+    kill_related(path)
+    shutil.rmtree(path, ignore_errors=True)

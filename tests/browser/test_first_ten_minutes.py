@@ -4,11 +4,9 @@ Each program has a Ray cluster of its own, as on a newcomer's machine, and ends 
 """
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,15 +22,6 @@ pytestmark = pytest.mark.long
 PAGE = "docs/first-ten-minutes.md"
 _, DEMO, PROGRAM, UI, PRINTED, METRICS, READER, TRACE, LOG, REPORT = blocks(PAGE)
 START_S = 150.0  # of Ray, a server and groups
-
-
-@pytest.fixture
-def home():
-    """Give the newcomer's folder, with a short path, as Ray puts sockets there; no process outlives the test."""
-    path = Path(tempfile.mkdtemp(prefix="rm-", dir="/tmp"))
-    yield path
-    kill_related(path)
-    shutil.rmtree(path, ignore_errors=True)
 
 
 def place(home):

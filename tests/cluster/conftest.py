@@ -1,15 +1,11 @@
 """A few experiments for the whole session, and separate agents for each test."""
 
 import itertools
-import shutil
-import tempfile
 import uuid
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 from support.cluster import EmptyGroups, control, emptied
-from support.own_driver import kill_related
 
 from ray_messaging import Messaging, rules
 from ray_messaging.errors import MessagingError
@@ -104,12 +100,3 @@ def pair(empty_groups):
     for handle in handles:
         with suppress(MessagingError):  # a test may end both
             handle.ack()
-
-
-@pytest.fixture
-def home():
-    """Give drivers of the test's own a short path, as Ray puts sockets there; none of them outlives the test."""
-    path = Path(tempfile.mkdtemp(prefix="rm-", dir="/tmp"))
-    yield path
-    kill_related(path)
-    shutil.rmtree(path, ignore_errors=True)

@@ -1,6 +1,5 @@
 """Ray actor of one group of a run: it hosts the agents, and runs the model step by step."""
 
-import asyncio
 from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -50,11 +49,11 @@ class RunActor:
         """Host the group's agents."""
         if self._messager is None:
             # Agents may have moved before the process was started anew: the directory knows which ones are here.
-            moved = await asyncio.to_thread(_has_moved, messaging, plan.name)
+            moved = await _has_moved(messaging, plan.name)
             try:
                 self._messager = await messaging.open_messager(plan.name, NO_AGENTS if moved else plan.agents)
             except AlreadyExists:
-                if moved or not await asyncio.to_thread(_has_moved, messaging, plan.name):
+                if moved or not await _has_moved(messaging, plan.name):
                     raise
                 self._messager = await messaging.open_messager(plan.name, NO_AGENTS)  # the first ones moved just now
             tune_process()
@@ -137,6 +136,6 @@ async def move_agents(messager: "GroupMessager", moves: Mapping[AgentId, str], s
                     raise step_failed(error, "me.move", messager.name, step, next(iter(leaving))) from error
 
 
-def _has_moved(messaging: "Messaging", group: str) -> bool:
-    """Return whether agents have come to a group or left it. It waits for other actors: not on an event loop."""
-    return group in messaging.steps.moved()
+async def _has_moved(messaging: "Messaging", group: str) -> bool:
+    """Return whether agents have come to a group or left it."""
+    return group in await messaging.interceptor.moved.remote()
