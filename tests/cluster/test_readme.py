@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from support.doc_pages import blocks, run_block
+from support.own_driver import Driver
 
 from ray_messaging.steps.random_numbers import agent_generator
 
@@ -83,6 +84,15 @@ def test_the_model_in_steps_gives_the_same_each_time(ray_cluster, examples, caps
         moods = {n: sum(heard.get(n, [])) / 10 + agent_generator(7, step, n).normal() for n in range(1000)}
         heard = {(n + 1) % 1000: [moods[n]] for n in range(1000)}
     assert ast.literal_eval(capsys.readouterr().out.splitlines()[-1]) == {"mood": moods[7]}
+
+
+@pytest.mark.long
+def test_ray_warns_of_nothing_that_the_model_in_steps_does(examples, home):
+    driver = Driver(examples[0].text, home)
+    output, errors = driver.process.communicate(timeout=300)
+    assert driver.process.returncode == 0, errors
+    assert ast.literal_eval(output.splitlines()[-1]).keys() == {"mood"}
+    assert "Using blocking" not in output + errors
 
 
 @pytest.mark.long
