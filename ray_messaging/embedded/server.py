@@ -16,7 +16,14 @@ from ray_messaging.common.process_tuning import KEPT_VARIABLES
 from ray_messaging.config import RedisConfig
 from ray_messaging.embedded import data_directory
 from ray_messaging.embedded.guard_client import GuardClient
-from ray_messaging.embedded.machine import backlog, find_binary, free_port, may_hold_sockets, memory_bytes
+from ray_messaging.embedded.machine import (
+    backlog,
+    find_binary,
+    free_port,
+    may_hold_sockets,
+    memory_bytes,
+    rewrite_bytes,
+)
 from ray_messaging.errors import ConfigError, ServerFailed
 
 logger = logging.getLogger(__name__)
@@ -29,6 +36,7 @@ HANDOVER_S: Final = 15.0  # a server that frees gigabytes of memory takes second
 HOST: Final = re.compile(r"[A-Za-z0-9:][A-Za-z0-9.:_%-]*")  # it becomes a line of Valkey's config
 LEFT: Final = re.compile(r"port (?P<port>\d+)\nrequirepass (?P<password>\S+)\n")
 # latency-tracking would time each command in a script, for a section of INFO that is never read.
+# A rewrite makes the server copy each page that it writes meanwhile: it comes late, and takes no time to compress.
 # min-string-size-avoid-copy-reply: only copied replies count for a client's output limit; others could fill the memory.
 CONFIG: Final = """\
 bind {redis.server}
@@ -42,7 +50,8 @@ save ""
 appendonly yes
 appendfsync {durability}
 aof-load-truncated yes
-auto-aof-rewrite-min-size 256mb
+auto-aof-rewrite-min-size {rewrite_bytes}
+rdbcompression no
 maxmemory {maxmemory}
 maxmemory-policy noeviction
 latency-tracking no
@@ -257,7 +266,11 @@ class EmbeddedServer:
             "grace_s": self._succession.grace_s if self._succession else 0.0,
             "host_pid": self._succession.host_pid if self._succession else os.getpid(),
             "config": CONFIG.format(
-                redis=config, backlog=backlog(), durability=self._durability, maxmemory=self._maxmemory_bytes
+                redis=config,
+                backlog=backlog(),
+                durability=self._durability,
+                maxmemory=self._maxmemory_bytes,
+                rewrite_bytes=rewrite_bytes(path),
             )
             + (UNIX_SOCKET.format(redis=config) if config.socket_dir else ""),
         }

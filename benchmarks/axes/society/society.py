@@ -15,6 +15,7 @@ from ray_messaging import Messaging, MessagingConfig, RedisConfig, rules
 
 BLACK_LIST = rules.BlackList([(-1, -2), (-3, None)])  # the interceptor is on, and asked about ids
 PINGS, LONE_PINGS = 1000, 500
+_AT_ONCE = 8
 
 
 @contextmanager
@@ -62,6 +63,8 @@ class Society:
             agents = self._agents(len(self.members))
             self.members.append(MemberActor.remote(self._where, name, agents, self._settings))
             self._expected.append(0)
+            if not len(self.members) % _AT_ONCE:  # more processes that start at once starve each other of the processor
+                ray.get([member.ready.remote() for member in self.members[-_AT_ONCE:]])
         self.aim(nbytes)
 
     def aim(self, nbytes: int) -> None:

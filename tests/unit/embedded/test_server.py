@@ -1,6 +1,7 @@
 """The embedded server with real processes: its answers, its secrets, and no leftovers."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -127,6 +128,15 @@ def test_a_subscriber_that_does_not_read_does_not_fill_the_memory(server):
 def test_maxmemory_defaults_to_half_of_the_memory(server):
     with client(server.start()) as connected:
         assert int(connected.config_get("maxmemory")["maxmemory"]) == server_module.memory_bytes() // 2
+
+
+@pytest.mark.parametrize(
+    ("free", "rewritten_at"), [(2**40, 2**30), (8 * 2**30, 2**29), (2**20, 64 * 2**20)], ids=["much", "some", "none"]
+)
+def test_the_append_only_file_grows_as_far_as_the_disk_permits(monkeypatch, tmp_path, free, rewritten_at):
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(free, 0, free))
+    with EmbeddedServer(HOST, data_dir=str(tmp_path / "kept")) as server, client(server.start()) as connected:
+        assert int(connected.config_get("auto-aof-rewrite-min-size")["auto-aof-rewrite-min-size"]) == rewritten_at
 
 
 def test_stop_leaves_nothing(server, temporary_root):
