@@ -1,6 +1,7 @@
 """Groups of a running experiment: start, find and remove them."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import ray
@@ -12,6 +13,7 @@ from ray_messaging.cluster.handles.connection import ExperimentConnection
 from ray_messaging.cluster.handles.group.group import Group, check_agents
 from ray_messaging.cluster.lifecycle import ACTOR, StartedExperiment, leave, remote
 from ray_messaging.cluster.spec import Experiment
+from ray_messaging.cluster.starts import start_in_turn
 from ray_messaging.errors import AlreadyExists, Closed, UnknownName, ended
 from ray_messaging.model.agent_sets import column_of
 from ray_messaging.model.columns import IdColumn
@@ -48,12 +50,17 @@ class Groups:
         hosted = {check_name("group name", name): _column(agents) for name, agents in groups.items()}
         before = self._names_while_it_runs()
         starting: list[StartingGroup] = []
+
+        def start(name: str, agents: IdColumn) -> Any:  # noqa: ANN401 - an ObjectRef
+            experiment = self._connection.with_password()
+            starting.append(_start(experiment, name, agents, topics, actor_options or {}))
+            return starting[-1].opened
+
         try:
-            for name, agents in hosted.items():
-                experiment = self._connection.with_password()
-                starting.append(_start(experiment, name, agents, topics, actor_options or {}))
-            for group in starting:
-                result(group.opened, actor_name=f"group {group.name!r}")
+            start_in_turn(
+                (partial(start, *group) for group in hosted.items()),
+                lambda opened: result(opened, actor_name=_named(starting, opened)),
+            )
         except BaseException:
             _kill(starting)
             for group in starting:
@@ -129,6 +136,10 @@ class Groups:
             return self._names()
         except Closed as error:
             raise ended(self._exp_id) from error
+
+
+def _named(starting: Sequence[StartingGroup], opened: Any) -> str:  # noqa: ANN401 - an ObjectRef
+    return next(f"group {group.name!r}" for group in starting if group.opened == opened)
 
 
 def _column(agents: Iterable[AgentId]) -> IdColumn:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -16,6 +17,7 @@ from ray_messaging.cluster.run.progress import RunProgress
 from ray_messaging.cluster.run.result import Result
 from ray_messaging.cluster.run.resumption import check_same
 from ray_messaging.cluster.run.run_actor import GroupResult, RunActor, RunOptions
+from ray_messaging.cluster.starts import start_in_turn
 from ray_messaging.common.awaitables import is_async
 from ray_messaging.errors import ConfigError, UnknownName
 from ray_messaging.steps.step_loop import check_until
@@ -50,13 +52,16 @@ def run(
     shared_ref = ray.put(shared)  # once in the store, however many groups there are
     actors: dict[str, Any] = {}
     try:
-        for plan in plans:
-            kind = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1, "max_concurrency": 100}
-            actors[plan.name] = remote(RunActor, kind).remote()
         plan_refs = {plan.name: ray.put(plan) for plan in plans}
         _note(messaging, model, until, options, plans)
+
+        def start(name: str) -> Any:  # noqa: ANN401 - an ObjectRef
+            kind = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1, "max_concurrency": 100}
+            actors[name] = remote(RunActor, kind).remote()
+            return actors[name].open.remote(messaging, plan_refs[name])
+
         # All groups are there before the first step begins.
-        _results([actors[name].open.remote(messaging, plan) for name, plan in plan_refs.items()])
+        start_in_turn((partial(start, name) for name in plan_refs), lambda opened: _results([opened]))
         if graph is not None and not moved and messaging.steps.wait_for == WaitFor.SENDERS:
             messaging.steps.declare(senders_of(plans))
         refs = [
