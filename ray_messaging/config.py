@@ -117,7 +117,7 @@ class RedisConfig(ServerConfig):
     # An error about another field must not print the password.
     model_config = ConfigDict(extra="ignore", hide_input_in_errors=True)
 
-    server: str = _setting("", "its host name or address; a path that begins with / is a unix socket; or sentinels")
+    server: str = _setting("", "its host name or address; a path that begins with / is a unix socket")
     port: int = _setting(6379, "its TCP port", ge=0, le=65535)
     password: str | None = _setting(None, "its password", repr=False)
     db: int = _setting(0, "the number of the database", ge=0)
@@ -136,6 +136,7 @@ class RedisConfig(ServerConfig):
     service: str | None = _setting(None, "the service of the Sentinels, whose primary is the server")
     sentinel_username: str | None = _setting(None, "the user's name at the Sentinels, where they have an ACL")
     sentinel_password: str | None = _setting(None, "the password of the Sentinels", repr=False)
+    cluster: tuple[str, ...] = _setting((), "in place of server and port: some nodes of a cluster, host:port each")
 
     @model_validator(mode="before")
     @classmethod
@@ -156,37 +157,41 @@ class RedisConfig(ServerConfig):
             raise ValueError("ssl_ca_certs, ssl_certfile and ssl_keyfile need ssl=True")
         if self.ssl_keyfile and not self.ssl_certfile:
             raise ValueError("ssl_keyfile needs ssl_certfile")
-        if self.socket_dir is not None and (self.ssl or self.server.startswith("/")):
+        if self.socket_dir is not None and (self.ssl or self.cluster or self.server.startswith("/")):
             raise ValueError("socket_dir stands beside a host and a port, without ssl")
-        if bool(self.server) == bool(self.sentinels):
-            raise ValueError("give server=, or sentinels= with service=, and not both")
+        if (bool(self.server), bool(self.sentinels), bool(self.cluster)).count(True) != 1:
+            raise ValueError("give server=, or sentinels= with service=, or cluster=, and not two of them")
+        if self.cluster and self.db:
+            raise ValueError("a cluster has one database: leave db at 0")
         if bool(self.sentinels) != bool(self.service):
             raise ValueError("sentinels= and service= go together: the name of their `sentinel monitor` line")
         if self.sentinel_password is None and self.sentinel_username is not None:
             raise ValueError("sentinel_username needs sentinel_password")
         self.sentinel_addresses()
+        self.cluster_addresses()
         return self
 
     def sentinel_addresses(self) -> list[tuple[str, int]]:
         """Return the host and port of each Sentinel; raise ValueError for an address that is none."""
-        found = []
-        for text in self.sentinels:
-            parts = urlsplit(f"//{text}")
-            if not parts.hostname or parts.path or parts.username is not None:
-                raise ValueError(f"the address of a Sentinel is host:port, not {text!r}")
-            found.append((parts.hostname, parts.port or 26379))
-        return found
+        return [_address("Sentinel", text, 26379) for text in self.sentinels]
+
+    def cluster_addresses(self) -> list[tuple[str, int]]:
+        """Return the host and port of each node of the cluster; raise ValueError for an address that is none."""
+        return [_address("node", text, 6379) for text in self.cluster]
 
     @classmethod
     def from_url(cls, url: str) -> "RedisConfig":
         """Parse redis://, rediss:// or unix:// (`[user][:password]@host[:port][/db]`); raise ConfigError otherwise.
 
         By Sentinels: redis+sentinel:// or rediss+sentinel://
-        (`[user][:password]@host[:port],host[:port],.../service[/db]`).
+        (`[user][:password]@host[:port],host[:port],.../service[/db]`). A cluster: redis+cluster:// or rediss+cluster://
+        (`[user][:password]@host[:port],host[:port],...`, of some of its nodes).
         After a question mark: allow_eviction=1, and db=number.
         """
         if url.startswith(("redis+sentinel://", "rediss+sentinel://")):
             return cls._from_sentinel_url(url)
+        if url.startswith(("redis+cluster://", "rediss+cluster://")):
+            return cls._from_cluster_url(url)
         try:
             parts = urlsplit(url)
         except ValueError:
@@ -194,7 +199,7 @@ class RedisConfig(ServerConfig):
         if parts.scheme not in {"redis", "rediss", "unix"}:
             raise ConfigError(
                 f"invalid server address, its scheme is {parts.scheme!r}: "
-                "write redis://host:port/db, rediss://host:port/db or unix:///path"
+                "write redis://host:port/db, rediss://host:port/db, unix:///path, redis+sentinel:// or redis+cluster://"
             )
         query = dict(pair.partition("=")[::2] for pair in parts.query.split("&") if pair)
         db = query.get("db", "0") if parts.scheme == "unix" else (parts.path.strip("/") or query.get("db", "0"))
@@ -231,6 +236,29 @@ class RedisConfig(ServerConfig):
                 "invalid addresses of Sentinels: write redis+sentinel://[user:password@]host:port,host:port/service, "
                 "with the name of their `sentinel monitor` line as service"
             ) from None
+
+    @classmethod
+    def _from_cluster_url(cls, url: str) -> "RedisConfig":
+        scheme, _, rest = url.partition("+cluster://")
+        at, _, more = rest.partition("/")
+        at, question, query = at.partition("?")
+        login, at_sign, addresses = at.rpartition("@")
+        config = cls.from_url(f"{scheme}://{login}{at_sign}cluster/{more}{question}{query}")
+        try:
+            return cls(**config.model_dump() | {"server": "", "cluster": tuple(addresses.split(","))})
+        except ValidationError:
+            raise ConfigError(
+                "invalid addresses of a cluster: write redis+cluster://[user:password@]host:port,host:port with some "
+                "of its nodes, and no number of a database but 0: a cluster has one"
+            ) from None
+
+
+def _address(kind: str, text: str, port: int) -> tuple[str, int]:
+    """Return the host and port of a text; raise ValueError for one that is no address."""
+    parts = urlsplit(f"//{text}")
+    if not parts.hostname or parts.path or parts.username is not None:
+        raise ValueError(f"the address of a {kind} is host:port, not {text!r}")
+    return parts.hostname, parts.port or port
 
 
 class MqttConfig(ServerConfig):

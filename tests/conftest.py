@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings
 from support.clock import ServerClock
 from support.own_driver import kill_related
 from support.servers import HOST, RedisProcess, find_binary, free_port
+from support.slots import ClusterService
 
 from ray_messaging.config import MessagingConfig, MqttConfig, RedisConfig
 from ray_messaging.embedded.server import EmbeddedServer
@@ -57,6 +58,12 @@ def redis_config(tmp_path_factory) -> Iterator[RedisConfig]:
         yield process.start().config
     finally:
         process.kill()
+
+
+@pytest.fixture(scope="session")
+def cluster_config(tmp_path_factory) -> Iterator[RedisConfig]:
+    with ClusterService(tmp_path_factory.mktemp("cluster")) as service:
+        yield service.config
 
 
 @pytest.fixture

@@ -64,3 +64,4 @@ class ServerFacts:
     skew_s: float = 0.0
     kept: Kept | None = None
     allow_eviction: bool = False  # the config accepts a server that deletes data
+    by_cluster: bool = False  # the config names a cluster, and not this server

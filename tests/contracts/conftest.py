@@ -45,7 +45,8 @@ EITHER_REDIS = (
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at -m
 def pytest_collection_modifyitems(config, items):
     for item in items:
-        if _server_of(item) == "redis" and item.path.name in EITHER_REDIS:
+        kind = _server_of(item)
+        if kind == "cluster" or (kind == "redis" and item.path.name in EITHER_REDIS):
             item.add_marker(pytest.mark.long)
     beyond = [item for item in items if _server_of(item) == "mqtt" and item.get_closest_marker("beyond_mqtt")]
     if beyond:
@@ -57,7 +58,7 @@ def _server_of(item):
     return item.callspec.params.get("server") if hasattr(item, "callspec") else None
 
 
-@pytest.fixture(params=["memory", "valkey", "redis", "mqtt"])
+@pytest.fixture(params=["memory", "valkey", "redis", "cluster", "mqtt"])
 def server(request):
     """Yield each kind of server that a messager can connect to."""
     if request.param == "memory":

@@ -14,7 +14,7 @@ FACTS = encode_facts(AudienceFacts(Kind.GRAPH, 3, "aa"))
 OTHER = encode_facts(AudienceFacts(Kind.GRAPH, 4, "bb"))
 
 
-@pytest.fixture(params=["memory", "valkey", "redis"])
+@pytest.fixture(params=["memory", "valkey", "redis", "cluster"])
 def server(request):
     return MemoryServer() if request.param == "memory" else request.getfixturevalue(f"{request.param}_config")
 

@@ -45,7 +45,7 @@ class World:
             self.clock.step(client, -60)
 
 
-@pytest.fixture(params=["memory", "valkey", "redis"])
+@pytest.fixture(params=["memory", "valkey", "redis", "cluster"])
 def world(request, exp_id, tmp_path):
     if request.param == "memory":
         yield World(MemoryServer(), exp_id)

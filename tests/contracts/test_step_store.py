@@ -46,7 +46,7 @@ from ray_messaging.transports.transport import (
 )
 
 
-@pytest.fixture(params=["memory", "valkey", "redis"])
+@pytest.fixture(params=["memory", "valkey", "redis", "cluster"])
 def server(request):
     """Give each kind of server that keeps steps."""
     return MemoryServer() if request.param == "memory" else request.getfixturevalue(f"{request.param}_config")

@@ -29,6 +29,7 @@ sys.path[:1] = [str(TESTS), str(TESTS.parent)]  # in place of this folder: the c
 MODULES = (
     "server",
     "failover",
+    "slots",
     "process",
     "moving",
     "link",

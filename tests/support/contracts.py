@@ -16,6 +16,7 @@ from ray_messaging.mqtt.wire.messages import Data, decode_entry, encode_data
 from ray_messaging.mqtt.wire.topics import Topics, channel_of_topic, topic_of_channel
 from ray_messaging.transports.memory import MemoryServer
 from support.patience import WAIT_S
+from support.slots import owner_of
 
 
 async def fetch_all(messager, count, **options):
@@ -111,7 +112,7 @@ class RedisStore:
 
     def __init__(self, config, exp_id):
         self.keys = Keys(exp_id)
-        self.client = client_of(config)
+        self.client = client_of(config, exp_id)
         self.listeners = []
 
     async def publish(self, channel, data):
@@ -310,10 +311,11 @@ class MqttStore:
         await self.stack.aclose()
 
 
-def client_of(config):
+def client_of(config, exp_id=""):
+    host, port = owner_of(config, exp_id) if config.cluster else (config.server, config.port)
     return aioredis.Redis(
-        host=config.server,
-        port=config.port,
+        host=host,
+        port=port,
         password=config.password,
         protocol=2,
         retry=Retry(NoBackoff(), 0),

@@ -212,7 +212,7 @@ def test_a_url_of_sentinels_that_cannot_be_read_says_how_to_write_it(rest):
     ("fields", "named"),
     [
         ({}, "give server=, or sentinels="),
-        ({"server": "x", "sentinels": ["a"], "service": "town"}, "and not both"),
+        ({"server": "x", "sentinels": ["a"], "service": "town"}, "and not two of them"),
         ({"sentinels": ["a"]}, "go together"),
         ({"server": "x", "service": "town"}, "go together"),
         ({"sentinels": ["a/b"], "service": "town"}, "host:port, not 'a/b'"),
@@ -220,5 +220,35 @@ def test_a_url_of_sentinels_that_cannot_be_read_says_how_to_write_it(rest):
     ],
 )
 def test_sentinels_that_cannot_work(fields, named):
+    with pytest.raises(ValidationError, match=named):
+        RedisConfig(**fields)
+
+
+def test_a_cluster_by_url_and_by_field():
+    config = RedisConfig.from_url("redis+cluster://u:p%40w@a:1,b,[::1]:3?allow_eviction=1")
+    assert config == RedisConfig(cluster=["a:1", "b", "[::1]:3"], username="u", password="p@w", allow_eviction=True)
+    assert config.cluster_addresses() == [("a", 1), ("b", 6379), ("::1", 3)]
+    assert RedisConfig.from_url("rediss+cluster://a/0").ssl
+    assert RedisConfig.model_validate_json(config.model_dump_json()) == config
+
+
+@pytest.mark.parametrize("rest", ["a:x", "", "a,", "u:secret@a:70000", "a:1/2", "a:1/town"])
+def test_a_url_of_a_cluster_that_cannot_be_read_says_how_to_write_it(rest):
+    with pytest.raises(ConfigError, match="write redis") as caught:
+        RedisConfig.from_url(f"redis+cluster://{rest}")
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"cluster": ["a"], "server": "x"}, "and not two of them"),
+        ({"cluster": ["a"], "sentinels": ["b"], "service": "town"}, "and not two of them"),
+        ({"cluster": ["a"], "db": 3}, "has one database: leave db at 0"),
+        ({"cluster": ["a"], "socket_dir": "/run"}, "socket_dir stands beside a host and a port"),
+        ({"cluster": ["a/b"]}, "the address of a node is host:port, not 'a/b'"),
+    ],
+)
+def test_a_cluster_that_cannot_work(fields, named):
     with pytest.raises(ValidationError, match=named):
         RedisConfig(**fields)

@@ -28,10 +28,11 @@ _RIGHTS = "give this user the rights in docs/operations.md, or use another user"
 
 def examine_server(config: RedisConfig, exp_id: str | None = None) -> Health:
     """Return whether a user's server fits; `exp_id`: only keys of this experiment may be used."""
-    facts = ask_server(config)
+    space = exp_id or f"doctor-{secrets.token_hex(8)}"
+    facts = ask_server(config, space=space)
     findings = check_server(facts, allow_eviction=config.allow_eviction)
     if not facts.error:
-        findings += [*_limits(facts), *_trial(config, exp_id)]
+        findings += [*_limits(facts), *_trial(config, space)]
     return Health(f"the server at {facts.where}", findings)
 
 
@@ -65,16 +66,15 @@ def _buffers(text: str) -> Iterator[tuple[str, int, int, int]]:
         yield kind, hard, soft, seconds
 
 
-def _trial(config: RedisConfig, exp_id: str | None) -> list[Finding]:
+def _trial(config: RedisConfig, space: str) -> list[Finding]:
     """Send a message through a key space of our own, and remove that."""
     tolerant = config.model_copy(update={"allow_eviction": True})  # eviction is reported already
-    space = exp_id or f"doctor-{secrets.token_hex(8)}"
     try:
         taken = bool(_keys(tolerant, space))
     except (RedisError, OSError) as error:
         return [critical("server trial", f"its keys cannot be listed: {error}", _RIGHTS)]
     if taken:
-        return [ok("server trial", f"not made: experiment {exp_id!r} has data there")]
+        return [ok("server trial", f"not made: experiment {space!r} has data there")]
     try:
         tried = asyncio.run(_try(tolerant, space))
     finally:  # after Ctrl-C, too
@@ -114,7 +114,7 @@ async def _send_one(config: RedisConfig, exp_id: str) -> float:
 def _try_commands(config: RedisConfig, exp_id: str) -> None:
     """Run the commands that our actors run besides scripts; raise the server's errors."""
     keys = Keys(exp_id)
-    with client_of(config) as client:
+    with client_of(config, exp_id) as client:
         table, stream = keys.table("trial"), keys.stream("trial:0")
         client.hsetnx(table, "a", 1)
         client.hset(table, "b", 2)
@@ -129,7 +129,7 @@ def _try_commands(config: RedisConfig, exp_id: str) -> None:
 
 
 def _keys(config: RedisConfig, exp_id: str) -> list[bytes]:
-    with client_of(config) as client:
+    with client_of(config, exp_id) as client:
         return list(client.scan_iter(Keys(exp_id).prefix + "*", count=SCAN_COUNT))
 
 
@@ -137,7 +137,7 @@ def _erase(config: RedisConfig, exp_id: str) -> list[Finding]:
     prefix = Keys(exp_id).prefix
     try:
         left = _keys(config, exp_id)
-        with client_of(config) as client:
+        with client_of(config, exp_id) as client:
             if left:
                 client.unlink(*left)
     except (RedisError, OSError) as error:

@@ -56,11 +56,11 @@ def _kind(facts: ServerFacts) -> Iterator[Finding]:
     if is_replica(facts.info):
         primary = f"{facts.info.get('master_host')}:{facts.info.get('master_port')}"
         yield critical("server role", "a replica that takes no writes", f"give its primary, {primary}")
-    if facts.info.get("cluster_enabled") == "1":
+    if facts.info.get("cluster_enabled") == "1" and not facts.by_cluster:
         yield warning(
             "server role",
             "a node of a cluster",
-            "redirections are not followed: give the node that has the experiment's slot, or a server on its own",
+            "redirections are not followed: give redis+cluster://host:port,host:port (RedisConfig(cluster=[...]))",
         )
 
 

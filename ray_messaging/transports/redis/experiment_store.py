@@ -65,15 +65,18 @@ class RedisExperimentStore:
             await self._erase()
 
     async def _erase(self, but: bytes = b"") -> None:
-        cursor = b"0"
+        scanned, cursor = b"", b"0"
         # The prefix holds no glob characters: an exp_id has none, and braces are none in Redis.
         pattern = self._keys.prefix + "*"
         while True:
-            cursor, keys = await self._link.command("SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_COUNT)
+            server, following, keys = await self._link.script("scan_keys", [self._meta], [cursor, pattern, SCAN_COUNT])
             if found := [key for key in keys if key != but]:
                 await self._link.command("UNLINK", *found)
-            if int(cursor) == 0:
+            if server != scanned and cursor != b"0":  # the cursor was another one's
+                following = b"0"
+            elif int(following) == 0:
                 return
+            scanned, cursor = server, following
 
     # -- the interceptor ------------------------------------------------------------------------------------------
 

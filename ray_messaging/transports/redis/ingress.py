@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoPermissionError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
@@ -56,6 +57,7 @@ class RedisIngress:
         self._exact = False  # the server does not let us take all agents' channels
         self._globs: list[bytes] = []
         self._connection: Feed | None = None
+        self._at = ("", 0)  # host and port of the connection
         self._task: asyncio.Task[None] | None = None
         self._commands: deque[Iterator[list[str | bytes]]] = deque()
         self._asked = 0  # confirmations of commands under way that are still to come
@@ -101,6 +103,11 @@ class RedisIngress:
         self._ask()
         await ready
 
+    def follow(self, address: tuple[str, int]) -> None:
+        """Subscribe at another server: at the former one, a publication of ours does not count its subscribers."""
+        if self._connection is not None and self._at != address:
+            self._connection.close(RedisConnectionError("another server is the primary now"))
+
     def loop(self) -> TaskHealth:
         """Return the health of the subscription."""
         return TaskHealth("subscription", self._task is not None and not self._task.done(), busy=False, age_s=0.0)
@@ -137,7 +144,9 @@ class RedisIngress:
         heard = True  # since it was cut last
         while True:
             try:
-                self._connection = await Feed.open(await self._link.dedicated(), self._take)
+                dedicated = await self._link.dedicated()
+                self._at = self._link.address
+                self._connection = await Feed.open(dedicated, self._take)
                 heard = True
                 self._ours = False
                 self._commands.clear()

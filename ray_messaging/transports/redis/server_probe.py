@@ -15,9 +15,10 @@ from ray_messaging.addressing.channels import Keys
 from ray_messaging.config import RedisConfig
 from ray_messaging.errors import ServerRefused
 from ray_messaging.transports.redis.connection.facts import read_info
-from ray_messaging.transports.redis.connection.link import RedisLink, script_text
-from ray_messaging.transports.redis.connection.opening.connector import connection_options
-from ray_messaging.transports.redis.connection.opening.sentinels import Sentinels
+from ray_messaging.transports.redis.connection.link import RedisLink
+from ray_messaging.transports.redis.connection.opening.connector import discovery_of
+from ray_messaging.transports.redis.connection.opening.options import connection_options
+from ray_messaging.transports.redis.connection.scripts import script_text
 from ray_messaging.transports.server_facts import Kept, Mailbox, ServerFacts
 
 ANSWER_S = 2.0  # of one command
@@ -30,22 +31,29 @@ COPY_FROM = "min-string-size-avoid-copy-reply"  # of Valkey 9.1 on, in bytes
 _SETTINGS = ("appendfsync", "save", "timeout", "client-output-buffer-limit", COPY_FROM)
 
 
-def client_of(config: RedisConfig, timeout_s: float = ANSWER_S) -> "redis.Redis":
-    """Make a blocking client that gives up soon; raises redis-py's errors where Sentinels name no server."""
-    if config.sentinels:
+def client_of(config: RedisConfig, exp_id: str, timeout_s: float = ANSWER_S) -> "redis.Redis":
+    """Make a blocking client of an experiment's server that gives up soon.
+
+    Raises redis-py's errors where Sentinels, or nodes of a cluster, name no server.
+    """
+    discovery = discovery_of(config, Keys(exp_id).prefix)
+    if discovery is not None:
         with ThreadPoolExecutor(1) as thread:  # the caller's may have an event loop
-            server, port = thread.submit(asyncio.run, Sentinels(config).primary()).result()
+            server, port = thread.submit(asyncio.run, discovery.primary()).result()
         config = config.model_copy(update={"server": server, "port": port})
     options = connection_options(config) | {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
     return redis.Redis(**options, retry=Retry(NoBackoff(), 0), max_connections=1)
 
 
-def ask_server(config: RedisConfig, exp_id: str | None = None) -> ServerFacts:
-    """Return the state of a server, and of an experiment on it; an error is in `error`."""
+def ask_server(config: RedisConfig, exp_id: str | None = None, *, space: str = "") -> ServerFacts:
+    """Return the state of a server, and of an experiment on it; an error is in `error`.
+
+    In a cluster it is the node that has the experiment's keys, or those of `space`.
+    """
     link = RedisLink(config, 0.0)  # it knows how to say what is wrong
-    facts = ServerFacts(link.where, allow_eviction=config.allow_eviction)
+    facts = ServerFacts(link.where, allow_eviction=config.allow_eviction, by_cluster=bool(config.cluster))
     try:
-        with client_of(config) as client:
+        with client_of(config, exp_id or space) as client:
             _ask(client, facts, exp_id)
     except (RedisError, OSError, EOFError) as error:
         why = link.translated(error)
@@ -65,7 +73,7 @@ def _ask(client: "redis.Redis", facts: ServerFacts, exp_id: str | None) -> None:
     facts.info = read_info(client.execute_command("INFO"))
     facts.settings = _settings(client)
     if exp_id is not None:
-        facts.kept = _kept(client, Keys(exp_id), now)
+        facts.kept = _kept(client, Keys(exp_id), now, cluster=facts.by_cluster)
 
 
 def _took_ms(call: Callable[[], object]) -> float:
@@ -90,18 +98,26 @@ def closed_names(config: RedisConfig, exp_id: str) -> list[str]:
     Of more than 100,000 mailboxes the first are looked at. Those of agents are not among them.
     """
     try:
-        with client_of(config, _CLOSED_S) as client:
+        with client_of(config, exp_id, _CLOSED_S) as client:
             client.ping()
             client.response_callbacks.clear()
-            kept = _kept(client, Keys(exp_id), time.time(), _NAMES, 0)
+            kept = _kept(client, Keys(exp_id), time.time(), _NAMES, 0, cluster=bool(config.cluster))
     except (RedisError, OSError, EOFError) as error:
         raise RedisLink(config, 0.0).translated(error) from error
     return [mailbox.name for mailbox in kept.mailboxes if mailbox.waits_for_its_name]
 
 
-def _kept(client: "redis.Redis", keys: Keys, now: float, most: int = _MAILBOXES, look_bytes: int = _LOOK_BYTES) -> Kept:
+def _kept(
+    client: "redis.Redis",
+    keys: Keys,
+    now: float,
+    most: int = _MAILBOXES,
+    look_bytes: int = _LOOK_BYTES,
+    *,
+    cluster: bool,
+) -> Kept:
     arguments = [keys.meta, keys.changes, keys.dead, keys.prefix, most, look_bytes]
-    reply: list[Any] = client.execute_command("EVAL", script_text("read_health"), 3, *arguments)
+    reply: list[Any] = client.execute_command("EVAL", script_text("read_health", cluster=cluster), 3, *arguments)
     epoch, logged, dead, dropped, noted, noted_bytes, max_noted, max_bytes, count = map(int, reply[:_HEAD])
     mailboxes = [_mailbox(reply[low : low + _COLUMNS], now) for low in range(_HEAD, len(reply), _COLUMNS)]
     return Kept(epoch, bool(logged), dead, dropped, noted, noted_bytes, max_noted, max_bytes, count, mailboxes)

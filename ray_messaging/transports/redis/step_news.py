@@ -31,7 +31,8 @@ class StepNewsReader:
     def __init__(self, link: RedisLink, stream: str) -> None:
         self._reads = BlockingReads(link)
         config = link.config
-        self._server = config.server, config.port, config.db, config.sentinels, config.service, link.guard is None
+        named = config.sentinels, config.service, config.cluster
+        self._server = config.server, config.port, config.db, *named, link.guard is None
         self._stream = stream
         self._round: _Round | None = None
 

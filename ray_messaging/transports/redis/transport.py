@@ -21,8 +21,9 @@ from ray_messaging.transports.cursors import START, Cursor, SelectiveAcks
 from ray_messaging.transports.dead_letter_store import kept_of
 from ray_messaging.transports.experiment_format import FORMAT
 from ray_messaging.transports.redis.connection.blocking_reads import BlockingReads, keep_of
-from ray_messaging.transports.redis.connection.link import RedisLink, script_text
+from ray_messaging.transports.redis.connection.link import RedisLink
 from ray_messaging.transports.redis.connection.replica_guard import ReplicaGuard
+from ray_messaging.transports.redis.connection.scripts import script_text
 from ray_messaging.transports.redis.connection.server_runs import ServerRuns
 from ray_messaging.transports.redis.departures import RedisDepartures
 from ray_messaging.transports.redis.ingress import WIDE, RedisIngress
@@ -76,13 +77,14 @@ class RedisTransport:
         self.exp_id = exp_id
         self.run = run
         self.keys = Keys(exp_id)
-        guard = None
+        guard, clustered = None, bool(config.cluster)
         if wait_replicas:
-            marker = script_text("write_mark")
+            marker = script_text("write_mark", cluster=clustered)
             guard = ReplicaGuard(wait_replicas, marker=marker, key=self.keys.mark, patience_s=patience_s)
-        self.link = RedisLink(config, patience_s, guard)
-        self._server_runs = ServerRuns(self.keys, script_text("raise_entry_ids"), config.timeout)
+        self.link = RedisLink(config, patience_s, guard, self.keys.prefix)
+        self._server_runs = ServerRuns(self.keys, script_text("raise_entry_ids", cluster=clustered), config.timeout)
         self.link.greet = self._server_runs.greet
+        self.link.moved = self._follow
         self.log = RedisLog(self.link, self.keys, run)
         self.steps = RedisSteps(self.link, self.keys)
         self.surveys = RedisSurveys(self.link, self.keys)
@@ -356,6 +358,11 @@ class RedisTransport:
         ingress, self._ingress = self._ingress, None
         if ingress is not None:
             await ingress.close()
+
+    def _follow(self, address: tuple[str, int]) -> None:
+        """Listen to foreign clients at the server that has become the primary."""
+        if self._ingress is not None:
+            self._ingress.follow(address)
 
     def loops(self) -> list[TaskHealth]:
         """Return the health of listening to foreign clients."""

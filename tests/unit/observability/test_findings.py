@@ -63,7 +63,7 @@ def test_a_healthy_server_has_no_findings():
     [
         ({"redis_version": "6.2.1"}, None, "critical", "server", "install"),
         ({"role": "slave", "master_host": "h", "master_port": "7"}, None, "critical", "server role", "h:7"),
-        ({"cluster_enabled": "1"}, None, "warning", "server role", "redirections"),
+        ({"cluster_enabled": "1"}, None, "warning", "server role", "redis+cluster://"),
         ({"aof_enabled": "0"}, {"save": ""}, "warning", "server persistence", "appendonly yes"),
         ({"aof_enabled": "0"}, {"save": "60 1"}, "warning", "server persistence", "appendonly yes"),
         ({}, {"appendfsync": "no"}, "warning", "server persistence", "everysec"),

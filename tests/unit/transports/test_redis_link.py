@@ -1,10 +1,11 @@
 """A link's patience: temporary errors are awaited, permanent ones raise at once."""
 
 import asyncio
+import contextlib
 
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import ResponseError
+from redis.exceptions import NoPermissionError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from support.patience import WAIT_S
 
@@ -12,6 +13,11 @@ from ray_messaging import ConfigError, ConnectionFailed, MailboxFull, RedisConfi
 from ray_messaging.errors import ServerRefused
 from ray_messaging.transports.redis.connection.link import RedisLink
 from ray_messaging.transports.redis.connection.protocol import reply_error
+from ray_messaging.transports.redis.connection.replica_guard import (
+    ReplicaGuard,
+    TooFewReplicasError,
+    UnconfirmedError,
+)
 
 PASSING = [
     "BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.",
@@ -115,3 +121,35 @@ def test_other_errors_stay_what_they_are(link):
     error = KeyError("x")
     assert link.translated(error) is error
     assert isinstance(link.translated(ResponseError("odd")), ServerRefused)
+
+
+@pytest.mark.parametrize("make", [reply_error, by_redis_py])
+@pytest.mark.parametrize("text", ["MOVED 866 10.0.0.1:6379", "ASK 866 10.0.0.1:6379"], ids=lambda text: text.split()[0])
+async def test_a_slot_that_is_elsewhere_is_awaited_in_a_cluster(make, text):
+    link = RedisLink(RedisConfig(cluster=["host:7"]), 30.0, home="rm:{town}:")
+    attempt = Failing(make(text), make(text))
+    assert await asyncio.wait_for(link.persist(attempt), WAIT_S) == "done"
+    assert type(link.translated(make(text))) is ConnectionFailed
+
+
+@pytest.mark.parametrize("make", [reply_error, by_redis_py])
+def test_a_node_that_was_given_as_a_server_names_the_cluster_as_the_remedy(link, make):
+    assert "give redis+cluster://host:port" in str(link.translated(make("MOVED 866 10.0.0.1:6379")))
+
+
+@pytest.mark.parametrize(
+    ("replies", "error"),
+    [
+        ([1, 1], None),
+        ([1, 0], TooFewReplicasError),
+        ([reply_error("ASK 866 10.0.0.1:6379"), 0], UnconfirmedError),
+        ([1, reply_error("ERR WAIT cannot be used with replica instances.")], UnconfirmedError),
+        ([1, reply_error("NOPERM this user has no permissions to run the 'wait' command")], NoPermissionError),
+    ],
+    ids=["confirmed", "too few", "mark is on its way", "a replica by now", "no right"],
+)
+def test_a_call_whose_confirmation_failed_may_have_had_its_effect(replies, error):
+    guard, all_replies = ReplicaGuard(1, marker="", key="k", patience_s=1.0), ["done", *replies]
+    with pytest.raises(error) if error else contextlib.nullcontext():
+        guard.check(all_replies)
+    assert all_replies == ["done"]

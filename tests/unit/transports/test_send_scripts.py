@@ -6,7 +6,7 @@ import pytest
 import redis
 
 from ray_messaging.addressing.channels import Keys
-from ray_messaging.transports.redis.connection.link import script_text
+from ray_messaging.transports.redis.connection.scripts import script_text
 
 STATE = {"max_messages": 20, "max_bytes": 300, "messages": 0, "bytes": 0, "born": 5}
 
@@ -42,12 +42,12 @@ class World:
 
 
 def whole():
-    return script_text("send")
+    return script_text("send", cluster=False)
 
 
 def without_direct():
-    direct = script_text("send_one_frame")
-    limit = script_text("mailbox_limit")
+    direct = script_text("send_one_frame", cluster=False)
+    limit = script_text("mailbox_limit", cluster=False)
     assert whole().startswith(f"{limit}\n{direct}")
     return limit + whole().removeprefix(f"{limit}\n{direct}")
 

@@ -1,14 +1,13 @@
 """A link to one Redis server: scripts and commands that are repeated while the connection is cut."""
 
 import asyncio
-import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import cache, partial
-from importlib.resources import files
+from functools import partial
 from typing import Any, TypeVar
 
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import (
+    AskError,
     AuthenticationError,
     AuthorizationError,
     BusyLoadingError,
@@ -23,6 +22,9 @@ from redis.exceptions import (
 )
 from redis.exceptions import (
     ConnectionError as RedisConnectionError,
+)
+from redis.exceptions import (
+    MovedError as RedisMovedError,
 )
 from redis.exceptions import (
     TimeoutError as RedisTimeoutError,
@@ -43,10 +45,18 @@ from ray_messaging.errors import (
 from ray_messaging.observability.observer import Observer
 from ray_messaging.transports.redis.connection.facts import Info, is_replica, number, read_info, refusal
 from ray_messaging.transports.redis.connection.opening.connector import Connector
-from ray_messaging.transports.redis.connection.opening.sentinels import SentinelsError, UnusableSentinelsError
+from ray_messaging.transports.redis.connection.opening.discovery import NoPrimaryError, WrongSettingsError
 from ray_messaging.transports.redis.connection.opening.tls import tls_trouble
-from ray_messaging.transports.redis.connection.protocol import LargeCommand, ServerBusyError, Wire, reply_error
+from ray_messaging.transports.redis.connection.protocol import (
+    ClusterLostError,
+    LargeCommand,
+    MovedError,
+    ServerBusyError,
+    Wire,
+    reply_error,
+)
 from ray_messaging.transports.redis.connection.replica_guard import ReplicaGuard, TooFewReplicasError
+from ray_messaging.transports.redis.connection.scripts import script_hash, script_text
 
 T = TypeVar("T")
 # Called with a connection, and the streams (their keys) that are read over it, each with the last entry that was read.
@@ -55,6 +65,9 @@ Greet = Callable[[Wire, Mapping[str, str]], Awaitable[None]]
 _GLANCE_S = 1.0  # between two questions whether the experiment has ended
 # Patience must be enough for another connection, where one has died without a word.
 _SHORTEST_STALL_S = 1.0
+_AS_CLUSTER = (
+    "give redis+cluster://host:port,host:port (RedisConfig(cluster=[...])), which finds the node with the keys"
+)
 # Replies of a script whose user lacks a right.
 _NO_RIGHT = ("The user executing the script", "ACL failure in script", "No permissions to access a")
 _FATAL = (AuthenticationError, AuthorizationError, NoPermissionError)
@@ -68,79 +81,40 @@ _PASSING = (
     EOFError,
     ServerBusyError,
     ClusterDownError,
+    AskError,
     TryAgainError,
 )
 
 _ANSWERS = (ResponseError, BusyLoadingError)  # the server said no, and did nothing
 
 
-def _passes(error: BaseException) -> bool:
-    """Return whether a repetition may help; redis-py, which connects and subscribes, has no class for some of these."""
+def _passes(error: BaseException, *, follows: bool) -> bool:
+    """Return whether a repetition may help; redis-py, which connects and subscribes, has no class for some of these.
+
+    `follows`: a new connection goes to the node that has the keys by then.
+    """
+    if isinstance(error, MovedError | RedisMovedError):
+        return follows
     return isinstance(error, _PASSING) or (
         isinstance(error, ResponseError) and isinstance(reply_error(str(error)), ServerBusyError)
     )
 
 
-# Snippets that come before a script, by its name; both lie in the folders of `lua`.
-_MOVE = ("entry_order", "move_cursor")
-_LEASE = ("id_ceiling", "renew_lease")
-_STEPS = ("id_ceiling", "step_is_open", "step_barrier")
-_DEAD_LETTERS = ("load_directory", "end_leases", "remove_mailbox", "reject_frame", "drop_letters")
-_SHARED: dict[str, tuple[str, ...]] = {
-    "send": ("mailbox_limit", "send_one_frame", *_MOVE, "step_box"),
-    "conclude_transaction": ("mailbox_limit", *_MOVE, "step_box", "send"),
-    "take_sender_epoch": ("raise_number",),
-    "claim_experiment": ("raise_format",),
-    "take_mailbox": ("raise_number", "raise_format", *_LEASE, "date_change"),
-    "take_over_mailbox": ("raise_number", "raise_format", *_LEASE, "date_change", "take_mailbox"),
-    "commit": _MOVE,
-    "renew_leases": _LEASE,
-    "raise_entry_ids": ("entry_order", "id_ceiling"),
-    "note_written": ("entry_order",),
-    **dict.fromkeys(_DEAD_LETTERS, ("entry_order", "dead_letter_retention")),
-    "release_agents": ("mailbox_limit", *_MOVE, "dead_letter_retention", "departure"),
-    "give_up_release": ("departure",),
-    "rehost_agents": (*_STEPS, "date_change"),
-    "requeue": ("mailbox_limit", "entry_order", "dead_letter_retention", "step_box"),
-    **dict.fromkeys(("join_steps", "leave_steps", "open_step"), _STEPS),
-    "close_step": (*_STEPS, "cover_step"),
-    "commit_step": ("step_box", *_STEPS, "write_to_boxes", "cover_step"),
-    **dict.fromkeys(("target_steps", "hold_boxes", "read_progress", "declare_senders", "set_wait_for"), _STEPS),
-    **dict.fromkeys(("take_group", "renew_driver"), ("raise_number", *_STEPS)),
-    "send_to_boxes": ("step_box", "step_is_open", "write_to_boxes"),
-    "remember_calls": ("step_is_open",),
-}
-
-
-@cache
-def lua_files() -> dict[str, str]:
-    """Return the text of each Lua file by its name, which is unique across the folders."""
-    folders = (files("ray_messaging.transports.redis") / "lua").iterdir()
-    return {file.name.removesuffix(".lua"): file.read_text() for folder in folders for file in folder.iterdir()}
-
-
-@cache
-def script_text(name: str) -> str:
-    """Return a script, with its snippets before it and the flags of all on its first line."""
-    parts = [lua_files()[part] for part in (*_SHARED.get(name, ()), name)]
-    flags = [line for part in parts for line in part.splitlines() if line.startswith("#!")]
-    return "\n".join([*flags, *("\n".join(part.splitlines()[part.startswith("#!") :]) for part in parts)])
-
-
-@cache
-def script_hash(name: str) -> str:
-    """Return the name that the server gives a script of ours."""
-    return hashlib.sha1(script_text(name).encode(), usedforsecurity=False).hexdigest()
-
-
 class RedisLink:
-    """Connections to one server. With a `guard`, no reply counts before replicas have all that it may show."""
+    """Connections to one server; `home` is what its keys begin with, by which it is found in a cluster.
 
-    def __init__(self, config: RedisConfig, patience_s: float, guard: ReplicaGuard | None = None) -> None:
+    With a `guard`, no reply counts before replicas have all that it may show.
+    """
+
+    def __init__(
+        self, config: RedisConfig, patience_s: float, guard: ReplicaGuard | None = None, home: str = ""
+    ) -> None:
         self.config = config
         self.guard = guard
         self._over = self._alone if guard is None else self._guarded
-        self._connector = Connector(config)
+        self._connector = Connector(config, home)
+        self._home = home
+        self._clustered = bool(config.cluster)
         self.patience_s = patience_s
         # Seconds for a reply, and without any movement of the connection.
         self._reply_s, self._stall_s = min(config.timeout, patience_s), max(_SHORTEST_STALL_S, patience_s / 3)
@@ -152,6 +126,9 @@ class RedisLink:
         self._greeted: Wire | None = None
         self._calls = 0  # that went over an open connection
         self._glanced_at = 0.0
+        # Is called when another server than before has become the primary, with its address.
+        self.moved: Callable[[tuple[str, int]], None] | None = None
+        self._found = self._connector.address
         # Asked while the server is out of reach: whether it stays so, as the experiment has ended.
         self.ended: Callable[[], Awaitable[Closed | None]] | None = None
         self.observer: Observer | None = None
@@ -169,24 +146,48 @@ class RedisLink:
     async def connect(self) -> None:
         """Reach the server once; raise ConnectionFailed, ServerRefused or ConfigError, each within 5 s.
 
-        ConfigError: it is too old, a replica, or deletes data when its memory is full; or its Sentinels do not know the
-        service. NotReplicated: it has fewer replicas than must have what is acknowledged.
+        ConfigError: it is too old, a replica, a node of a cluster that is to be reached as one, or deletes data when
+        its memory is full; or its Sentinels do not know the service, or no node has the experiment's slot.
+        NotReplicated: it has fewer replicas than must have what is acknowledged.
         """
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 async with self._opening:
                     wire = await self._open_shared()
                 info = read_info(await self._alone(wire, ("INFO",)))
-        except UnusableSentinelsError as error:
+                primaries = await self._primaries(wire, info)
+        except WrongSettingsError as error:
             raise ConfigError(str(error)) from error
         except Exception as error:
             await self.close()
             raise self.translated(error) from error
-        if (unsuitable := self._unsuitable(info)) is not None:
+        if (unsuitable := self._unsuitable(info, primaries)) is not None:
             await self.close()
             raise unsuitable
 
-    def _unsuitable(self, info: Info) -> MessagingError | None:
+    async def _primaries(self, wire: Wire, info: Info) -> int:
+        """Return how many primaries a node's cluster has; 1 for a server on its own, or where that cannot be known.
+
+        Raises redis-py's error where the cluster serves no keys.
+        """
+        if self._clustered:
+            try:
+                await self._alone(wire, ("EXISTS", f"{self._home}absent"))
+            except (ServerBusyError, MovedError) as error:
+                if isinstance(error, ClusterLostError):
+                    raise
+        elif info.get("cluster_enabled") == "1":
+            try:
+                return number(read_info(await self._alone(wire, ("CLUSTER", "INFO"))), "cluster_size")
+            except ResponseError:  # managed servers may forbid it
+                return 1
+        return 1
+
+    def _unsuitable(self, info: Info, primaries: int) -> MessagingError | None:
+        if primaries > 1:
+            return ConfigError(
+                f"the server at {self.where} is one of {primaries} primaries of a cluster: {_AS_CLUSTER}"
+            )
         if (why_not := refusal(info, self.config, self.where)) is not None:
             return ConfigError(why_not)
         replicas = number(info, "connected_slaves")
@@ -225,7 +226,10 @@ class RedisLink:
     async def _guarded(self, wire: Wire, args: Sequence[Any]) -> Any:  # noqa: ANN401 - a reply
         assert self.guard is not None
         self._calls += 1
-        reply, *rest = await asyncio.gather(*wire.calls([args, *self.guard.behind], self._reply_s, self._stall_s))
+        calls = wire.calls([args, *self.guard.behind], self._reply_s, self._stall_s)
+        reply, *rest = await asyncio.gather(*calls, return_exceptions=True)
+        if isinstance(reply, BaseException):
+            raise reply
         try:
             self.guard.check(rest)
         except TooFewReplicasError as error:  # it may be a primary no more, without knowing it
@@ -238,7 +242,7 @@ class RedisLink:
         return await self._connector.make()
 
     async def open_wire(self) -> Wire:
-        """Open a connection, to a primary where Sentinels name the server; raises redis-py's errors."""
+        """Open a connection, to a primary where other servers name it; raises redis-py's errors."""
         wire = await Wire.open(await self._connector.make())
         if not self._connector.discovers:
             return wire
@@ -250,13 +254,17 @@ class RedisLink:
             if not done:
                 wire.close()
         if not done:
-            raise SentinelsError(f"the Sentinels name {self.where}, which is a replica")
+            raise NoPrimaryError(f"the server at {self.where} was named as the primary, and is a replica")
+        if self._found != self.address:
+            self._found = self.address
+            if self.moved is not None:
+                self.moved(self.address)
         return wire
 
     def translated(self, error: BaseException) -> Exception:
         """Turn a library's error into ours: refused for good, or out of reach."""
         facts = self._facts()
-        if isinstance(error, SentinelsError):
+        if isinstance(error, NoPrimaryError):
             return ConnectionFailed(str(error), **facts)
         if isinstance(error, TooFewReplicasError):
             return self._not_replicated(error.replicas, "confirmed this in time")
@@ -266,14 +274,8 @@ class RedisLink:
                 "raise its maxmemory (nothing of these messages was sent)",
                 mailbox="",
             )
-        if isinstance(error, _FATAL) or (isinstance(error, ResponseError) and not _passes(error)):
-            how = (
-                "its user lacks a right: docs/security.md lists the rights we need, ACL LOG on the server names this"
-                if isinstance(error, NoPermissionError) or any(sign in str(error) for sign in _NO_RIGHT)
-                else f"check user name, password, db (now {self.config.db}), the user's rights, and that this is no "
-                "node of a cluster of several"
-            )
-            return ServerRefused(f"the server at {self.where} refused us: {error}; {how}", **facts)
+        if isinstance(error, _FATAL) or (isinstance(error, ResponseError) and not self._passes(error)):
+            return ServerRefused(f"the server at {self.where} refused us: {error}; {self._remedy(error)}", **facts)
         if isinstance(error, _ANSWERS):
             return ConnectionFailed(
                 f"the server at {self.where} answers, but takes nothing now: {error}; look at its log, its disk and "
@@ -286,6 +288,16 @@ class RedisLink:
             )
             return ConnectionFailed(f"cannot reach the server at {self.where}: {why}", **facts)
         return error if isinstance(error, Exception) else RuntimeError(str(error))
+
+    def _passes(self, error: BaseException) -> bool:
+        return _passes(error, follows=self._clustered)
+
+    def _remedy(self, error: Exception) -> str:
+        if isinstance(error, MovedError | RedisMovedError):
+            return f"it is a node of a cluster: {_AS_CLUSTER}"
+        if isinstance(error, NoPermissionError) or any(sign in str(error) for sign in _NO_RIGHT):
+            return "its user lacks a right: docs/security.md lists the rights we need, ACL LOG on the server names this"
+        return f"check user name, password, db (now {self.config.db}), and the user's rights"
 
     def _facts(self) -> dict[str, Any]:
         host, port = self.address
@@ -319,10 +331,10 @@ class RedisLink:
 
     def _run(self, name: str, keys: Sequence[str], args: Sequence[Any], large: Sequence[int]) -> Awaitable[Any]:
         if name in self._known:
-            how, script = b"EVALSHA", script_hash(name)
+            how, script = b"EVALSHA", script_hash(name, cluster=self._clustered)
         else:
             self._known.add(name)  # if this never gets there, the hash is refused
-            how, script = b"EVAL", script_text(name)
+            how, script = b"EVAL", script_text(name, cluster=self._clustered)
         command: Sequence[Any] = (how, script, len(keys), *keys, *args)
         if large:
             before = len(command) - len(args)
@@ -364,7 +376,7 @@ class RedisLink:
             except _FATAL as error:
                 raise self.translated(error) from error
             except (*_PASSING, ResponseError) as error:
-                if not _passes(error):
+                if not self._passes(error):
                     raise self.translated(error) from error
                 if cut is not None and not isinstance(error, _ANSWERS):
                     cut()

@@ -38,6 +38,17 @@ class ServerBusyError(ResponseError):
     """The server cannot serve this now; it can be asked again."""
 
 
+class ClusterLostError(ServerBusyError):
+    """The node has lost most of its cluster, or the cluster has a slot without an owner."""
+
+
+class MovedError(ResponseError):
+    """Another node of the cluster has the key."""
+
+
+# After these another server may be the one to ask: a new connection finds it.
+_ELSEWHERE = (ReadOnlyError, ClusterLostError, MovedError)
+
 _ERRORS: dict[str, type[Exception]] = {
     "NOAUTH": AuthenticationError,
     "WRONGPASS": AuthenticationError,
@@ -47,9 +58,9 @@ _ERRORS: dict[str, type[Exception]] = {
     "LOADING": BusyLoadingError,
     "READONLY": ReadOnlyError,
     "UNBLOCKED": ReadOnlyError,  # it became a replica while a read waited
-    **dict.fromkeys(
-        ("BUSY", "MISCONF", "CLUSTERDOWN", "MASTERDOWN", "NOREPLICAS", "TRYAGAIN", "NOTREADY"), ServerBusyError
-    ),
+    "CLUSTERDOWN": ClusterLostError,
+    "MOVED": MovedError,
+    **dict.fromkeys(("ASK", "BUSY", "MISCONF", "MASTERDOWN", "NOREPLICAS", "TRYAGAIN", "NOTREADY"), ServerBusyError),
 }
 
 
@@ -207,7 +218,7 @@ class Wire(asyncio.Protocol):
                     continue
                 if isinstance(reply, Exception):
                     future.set_exception(reply)
-                    if isinstance(reply, ReadOnlyError):  # a primary no more: a new connection finds the one that is
+                    if isinstance(reply, _ELSEWHERE):
                         self.close(reply)
                         return
                 else:

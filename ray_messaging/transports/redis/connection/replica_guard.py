@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoPermissionError
 
 _LONGEST_S = 1.0
 
@@ -15,6 +16,10 @@ class TooFewReplicasError(RedisConnectionError):
         super().__init__(f"{replicas} of {wanted} replicas confirmed it within {within_s:g} s")
         self.replicas = replicas
         self.wanted = wanted
+
+
+class UnconfirmedError(RedisConnectionError):
+    """A call was answered, and the commands behind it were not: whether replicas have it is unknown."""
 
 
 class ReplicaGuard:
@@ -34,8 +39,15 @@ class ReplicaGuard:
         )
 
     def check(self, replies: list[Any]) -> None:
-        """Take the replies to `behind` off the end of a call's; raise TooFewReplicasError."""
-        replicas = replies.pop()
-        replies.pop()
+        """Take the replies to `behind` off the end of a call's; raise TooFewReplicasError.
+
+        An error there is none of the call's: that may have had its effect.
+        """
+        replicas, marked = replies.pop(), replies.pop()
+        for error in (marked, replicas):
+            if isinstance(error, NoPermissionError):
+                raise error
+            if isinstance(error, BaseException):
+                raise UnconfirmedError(f"it was not confirmed: {error}") from error
         if replicas < self.replicas:
             raise TooFewReplicasError(replicas, self.replicas, self._within_s)

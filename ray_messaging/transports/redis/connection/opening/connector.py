@@ -7,49 +7,40 @@ from redis.asyncio.connection import AbstractConnection, Connection, SSLConnecti
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from ray_messaging.common.limits import CONNECT_TIMEOUT_S
 from ray_messaging.config import RedisConfig
+from ray_messaging.transports.redis.connection.opening.cluster import ClusterNodes
+from ray_messaging.transports.redis.connection.opening.discovery import Discovery
 from ray_messaging.transports.redis.connection.opening.local_socket import NearbyConnection
+from ray_messaging.transports.redis.connection.opening.options import connection_options
 from ray_messaging.transports.redis.connection.opening.sentinels import Sentinels
-from ray_messaging.transports.redis.connection.opening.tls import tls_options
 
 
-def connection_options(config: RedisConfig) -> dict[str, Any]:
-    """Return how redis-py is to connect."""
-    options: dict[str, Any] = {
-        "db": config.db,
-        "username": config.username,
-        "password": config.password,
-        "socket_timeout": config.timeout,
-        "socket_connect_timeout": CONNECT_TIMEOUT_S,
-        "socket_keepalive": True,
-        "retry_on_error": [],
-        "protocol": 2,
-    }
-    if config.server.startswith("/"):
-        return options | {"unix_socket_path": config.server}
-    return options | {"host": config.server, "port": config.port, "ssl": config.ssl} | tls_options(config)
+def discovery_of(config: RedisConfig, home: str) -> Discovery | None:
+    """Return the servers that name the primary of keys that begin with `home`; None: it has a fixed address."""
+    if config.sentinels:
+        return Sentinels(config)
+    return ClusterNodes(config, home) if config.cluster else None
 
 
 class Connector:
-    """Maker of connections to a server: at the address of its config, or where its Sentinels say that it is."""
+    """Maker of connections to a server: at the address of its config, or where Sentinels or cluster nodes say it is."""
 
-    def __init__(self, config: RedisConfig) -> None:
+    def __init__(self, config: RedisConfig, home: str) -> None:
         self._config = config
-        self._sentinels = Sentinels(config) if config.sentinels else None
+        self._discovery = discovery_of(config, home)
         self.address = (config.server, config.port)  # of the last connection
 
     @property
     def discovers(self) -> bool:
-        """Return whether Sentinels name the server."""
-        return self._sentinels is not None
+        """Return whether other servers name the server."""
+        return self._discovery is not None
 
     @property
     def where(self) -> str:
         """Return the server's address, for messages."""
         host, port = self.address
-        if not host and self._sentinels is not None:
-            return self._sentinels.where
+        if not host and self._discovery is not None:
+            return self._discovery.where
         return host if host.startswith("/") else f"{host}:{port}"
 
     @cached_property
@@ -58,13 +49,13 @@ class Connector:
         return connection_options(self._config) | {"retry": Retry(NoBackoff(), 0)}
 
     async def make(self) -> AbstractConnection:
-        """Make a connection that is still to be opened; raises redis-py's errors where Sentinels name no server."""
+        """Make a connection that is still to be opened; raises redis-py's errors where no server is named."""
         options = dict(self._options)
         if "unix_socket_path" in options:
             del options["socket_keepalive"]  # of TCP
             return UnixDomainSocketConnection(path=options.pop("unix_socket_path"), **options)
-        if self._sentinels is not None:
-            self.address = await self._sentinels.primary()
+        if self._discovery is not None:
+            self.address = await self._discovery.primary()
             options["host"], options["port"] = self.address
         if options.pop("ssl"):
             return SSLConnection(**options)

@@ -1,6 +1,5 @@
 """Sentinels of a service, which name its primary."""
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -8,21 +7,17 @@ import redis.asyncio as aioredis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
-from redis.exceptions import ConnectionError as RedisConnectionError
 
 from ray_messaging.config import RedisConfig
+from ray_messaging.transports.redis.connection.opening.discovery import (
+    ANSWER_S,
+    NoPrimaryError,
+    WrongSettingsError,
+    answers_of,
+)
 from ray_messaging.transports.redis.connection.opening.tls import tls_options
 
-_ANSWER_S = 1.0  # for all of them: they are asked side by side
 _REFUSED = (AuthenticationError, NoPermissionError)
-
-
-class SentinelsError(RedisConnectionError):
-    """The Sentinels name no primary now."""
-
-
-class UnusableSentinelsError(SentinelsError):
-    """The Sentinels answer, and know nothing of the service: the settings are wrong."""
 
 
 class _Answer(NamedTuple):
@@ -51,9 +46,9 @@ class Sentinels:
         return f"service {self._service!r} of the Sentinels at {', '.join(self._config.sentinels)}"
 
     async def primary(self) -> tuple[str, int]:
-        """Return the host and port of the primary, within a second.
+        """Return the host and port of the primary, within 3 s.
 
-        Raises: SentinelsError if none answers or the primary is down, UnusableSentinelsError, AuthenticationError.
+        Raises: NoPrimaryError if none answers or the primary is down, WrongSettingsError, AuthenticationError.
         """
         return self._chosen(await self._ask_all())
 
@@ -63,26 +58,15 @@ class Sentinels:
             "username": self._config.sentinel_username,
             "password": self._config.sentinel_password,
         }
-        options |= {"socket_timeout": _ANSWER_S, "socket_connect_timeout": _ANSWER_S, "protocol": 2}
+        options |= {"socket_timeout": ANSWER_S, "socket_connect_timeout": ANSWER_S, "protocol": 2}
         options |= {"ssl": self._config.ssl, "retry": Retry(NoBackoff(), 0)} | tls_options(self._config)
         clients = aioredis.Sentinel(self._config.sentinel_addresses(), sentinel_kwargs=options)
         named = list(zip(self._config.sentinels, clients.sentinels, strict=True))
-        tasks = [asyncio.create_task(self._ask(*each), name="ray_messaging question to a Sentinel") for each in named]
-        answers: list[_Answer] = []
         try:
-            for next_one in asyncio.as_completed(tasks, timeout=_ANSWER_S):
-                answers.append(await next_one)
-                if sum(answer.state is not None for answer in answers) > len(tasks) // 2:
-                    break
-        except TimeoutError:
-            pass
+            return await answers_of([self._ask(*each) for each in named], lambda answer: answer.state is not None)
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
             for _, client in named:
                 await client.aclose()
-        return answers
 
     async def _ask(self, where: str, client: "aioredis.Redis") -> _Answer:
         try:
@@ -100,7 +84,7 @@ class Sentinels:
         # The epoch rises with each failover. Of two that know the same, one may have lost sight of the primary.
         state = max(states, key=lambda state: (state["config-epoch"], not _is_down(state)))
         if _is_down(state):
-            raise SentinelsError(
+            raise NoPrimaryError(
                 f"the primary of {self.where}, {state['ip']}:{state['port']}, is down, and no replica has taken its "
                 "place yet"
             )
@@ -110,7 +94,7 @@ class Sentinels:
         for answer in answers:
             if answer.services is not None:
                 known = ", ".join(map(repr, answer.services)) or "none"
-                return UnusableSentinelsError(
+                return WrongSettingsError(
                     f"the Sentinel at {answer.where} knows no service {self._service!r} (it knows {known}): give the "
                     "name of its `sentinel monitor` line as service="
                 )
@@ -120,13 +104,13 @@ class Sentinels:
                     "and give that user the right +sentinel"
                 )
             if isinstance(answer.error, ResponseError):
-                return UnusableSentinelsError(
+                return WrongSettingsError(
                     f"the server at {answer.where} is no Sentinel ({answer.error}): sentinels= takes the addresses of "
                     "Sentinels, mostly at port 26379; a server itself goes to server= and port="
                 )
         said = {answer.where: str(answer.error) for answer in answers}
         why = "; ".join(f"{where}: {said.get(where, 'no answer in time')}" for where in self._config.sentinels)
-        return SentinelsError(f"no Sentinel of service {self._service!r} can be reached ({why})")
+        return NoPrimaryError(f"no Sentinel of service {self._service!r} can be reached ({why})")
 
 
 def _is_down(state: Mapping[str, Any]) -> bool:

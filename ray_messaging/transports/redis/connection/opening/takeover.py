@@ -22,9 +22,14 @@ async def _introduce(connection: AbstractConnection) -> None:
 async def connect(connection: AbstractConnection) -> None:
     """Connect within 5 s; raises redis-py's errors."""
     connection.redis_connect_func = _introduce
+    task = asyncio.current_task()
+    assert task is not None
+    before = task.cancelling()
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             await connection.connect()
+            if task.cancelling() > before:  # redis-py's wait_for drops some, up to Python 3.11
+                raise asyncio.CancelledError  # noqa: TRY301 - the connection is to be closed below
     except BaseException:
         await connection.disconnect(nowait=True)
         raise

@@ -1,0 +1,179 @@
+"""Nodes of a Redis or Valkey Cluster, which name the primary that has an experiment."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from redis.asyncio.connection import Connection, SSLConnection
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.crc import key_slot
+from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
+
+from ray_messaging.config import RedisConfig
+from ray_messaging.transports.redis.connection.opening.discovery import (
+    ANSWER_S,
+    NoPrimaryError,
+    WrongSettingsError,
+    answers_of,
+)
+from ray_messaging.transports.redis.connection.opening.options import connection_options
+from ray_messaging.transports.redis.connection.protocol import Wire
+
+_REMEMBERED = 6  # nodes that are asked beside those of the config
+_REFUSED = (AuthenticationError, NoPermissionError)
+_UNNAMED = frozenset({"noaddr", "handshake"})  # nodes whose address is not known
+
+
+class _Node(NamedTuple):
+    """A node of the cluster, as one of them sees it."""
+
+    name: str
+    address: tuple[str, int]
+    flags: frozenset[str]
+    shard: str  # name of the shard's primary
+    epoch: int
+    has_slot: bool
+
+
+class _Answer(NamedTuple):
+    """Answer of one node: the nodes that it knows, or why there are none."""
+
+    where: str
+    nodes: Sequence[_Node] | None = None
+    error: Exception | None = None
+
+    @property
+    def owner(self) -> _Node | None:
+        """Return the node that has the slot in this view."""
+        return next((node for node in self.nodes or () if node.has_slot), None)
+
+
+class ClusterNodes:
+    """Nodes of a cluster, of which one primary has the slot of an experiment's keys.
+
+    They are all asked at once, and of what a majority answers the highest epoch counts, as in the cluster itself: one
+    that was cut off names the old owner. A node that disclaims the slot is not its owner, whatever others have heard.
+    """
+
+    def __init__(self, config: RedisConfig, home: str) -> None:
+        self._config = config
+        self._slot = key_slot(home.encode())
+        self._seeds = config.cluster_addresses()
+        self._named: list[tuple[str, int]] = []  # by earlier answers: the seeds may be gone
+
+    @property
+    def where(self) -> str:
+        """Name the cluster, for messages."""
+        return f"a node of the cluster of {', '.join(self._config.cluster)}"
+
+    async def primary(self) -> tuple[str, int]:
+        """Return the host and port of the slot's owner, within 3 s.
+
+        Raises: NoPrimaryError if none answers or the owner is down, WrongSettingsError, AuthenticationError.
+        """
+        asked = list(dict.fromkeys([*self._named, *self._seeds]))
+        answers = await answers_of([self._ask(*address) for address in asked], lambda answer: answer.nodes is not None)
+        return self._chosen(answers).address
+
+    async def _ask(self, host: str, port: int) -> _Answer:
+        where, wire = _text((host, port)), None
+        options = connection_options(self._config) | {"host": host, "port": port, "retry": Retry(NoBackoff(), 0)}
+        kind = SSLConnection if options.pop("ssl") else Connection
+        try:
+            wire = await Wire.open(kind(**options))
+            nodes, slots = await asyncio.gather(*wire.calls([("CLUSTER", "NODES"), ("CLUSTER", "SLOTS")], ANSWER_S))
+        except (RedisError, OSError) as error:
+            return _Answer(where, error=error)
+        finally:
+            if wire is not None:
+                wire.close()
+        return _Answer(where, _read_nodes(nodes.decode(), _endpoints(slots, host), self._slot, host))
+
+    def _chosen(self, answers: Sequence[_Answer]) -> _Node:
+        disclaim = {node.name for each in answers for node in each.nodes or () if _disclaims(node)}
+        claims = [(each.owner, each.nodes) for each in answers if each.owner and each.owner.name not in disclaim]
+        if not claims:
+            raise self._without_owner(answers)
+        owner, nodes = max(claims, key=lambda claim: (claim[0].epoch, "fail" not in claim[0].flags))
+        # Those of its shard first: one of them has the slot next.
+        known = sorted(
+            (node for node in nodes or () if not node.flags & _UNNAMED), key=lambda one: one.shard != owner.name
+        )
+        self._named = [node.address for node in known[:_REMEMBERED]]
+        if "fail" in owner.flags:
+            raise NoPrimaryError(
+                f"the primary of slot {self._slot}, {_text(owner.address)}, is down, and no replica has taken its "
+                "place yet"
+            )
+        return owner
+
+    def _without_owner(self, answers: Sequence[_Answer]) -> RedisError:
+        for answer in answers:
+            if isinstance(answer.error, _REFUSED):
+                return AuthenticationError(
+                    f"the node at {answer.where} says {answer.error}: set username and password, and give that user "
+                    "the rights +cluster|nodes and +cluster|slots"
+                )
+            if isinstance(answer.error, ResponseError):
+                return WrongSettingsError(
+                    f"the server at {answer.where} is no node of a cluster ({answer.error}): cluster= takes addresses "
+                    "of nodes; a server on its own goes to server= and port= (redis://)"
+                )
+        if any(answer.owner for answer in answers):
+            return NoPrimaryError(f"slot {self._slot} is changing its owner, and the cluster's nodes do not agree yet")
+        if any(answer.nodes is not None for answer in answers):
+            return WrongSettingsError(
+                f"no node of the cluster of {', '.join(self._config.cluster)} has slot {self._slot}, where this "
+                "experiment's keys belong: give it to a primary (redis-cli --cluster fix)"
+            )
+        said = {answer.where: str(answer.error) for answer in answers}
+        asked = map(_text, dict.fromkeys([*self._named, *self._seeds]))
+        why = "; ".join(f"{where}: {said.get(where, 'no answer in time')}" for where in asked)
+        return NoPrimaryError(f"no node of the cluster can be reached ({why})")
+
+
+def _disclaims(node: _Node) -> bool:
+    """Return whether a node says of itself that it does not have the slot."""
+    return "myself" in node.flags and not node.has_slot
+
+
+def _text(address: tuple[str, int]) -> str:
+    return f"{address[0]}:{address[1]}"
+
+
+def _endpoints(slots: Sequence[Any], asked: str) -> dict[str, tuple[str, int]]:
+    """Return the address of each node with slots, as the cluster wants clients to have it, by the node's name."""
+    found: dict[str, tuple[str, int]] = {}
+    for _, _, *nodes in slots:
+        for host, port, name, *_ in nodes:
+            if host != b"?":  # a hostname is preferred, and not known
+                found[name.decode()] = (host.decode() if host else asked, int(port))
+    return found
+
+
+def _read_nodes(text: str, endpoints: Mapping[str, tuple[str, int]], slot: int, asked: str) -> list[_Node]:
+    """Return the nodes of a reply to CLUSTER NODES."""
+    nodes = []
+    for line in text.splitlines():
+        name, address, flags, primary, _, _, epoch, _, *ranges = line.split()
+        host, _, port = address.partition("@")[0].rpartition(":")
+        nodes.append(
+            _Node(
+                name,
+                endpoints.get(name, (host or asked, int(port))),
+                frozenset(flags.split(",")),
+                name if primary == "-" else primary,
+                int(epoch),
+                any(_holds(each, slot) for each in ranges),
+            )
+        )
+    return nodes
+
+
+def _holds(slots: str, slot: int) -> bool:
+    """Return whether a range of slots holds one; in brackets are those on their way."""
+    if slots.startswith("["):
+        return False
+    first, _, last = slots.partition("-")
+    return int(first) <= slot <= int(last or first)

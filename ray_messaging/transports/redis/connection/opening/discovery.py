@@ -1,0 +1,57 @@
+"""Discovery of the primary: by questions to all servers that may know it, side by side."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol, TypeVar
+
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+T = TypeVar("T")
+
+ANSWER_S = 3.0  # for the first answer: a busy machine takes its time
+_MAJORITY_S = 1.0  # for a majority, where there is an answer
+
+
+class NoPrimaryError(RedisConnectionError):
+    """The asked servers name no primary now."""
+
+
+class WrongSettingsError(NoPrimaryError):
+    """The asked servers answer, and cannot know the primary: the settings are wrong."""
+
+
+class Discovery(Protocol):
+    """Servers that know the primary. They are asked before each connection, as it may have changed."""
+
+    @property
+    def where(self) -> str:
+        """Name the asked servers, for messages."""
+
+    async def primary(self) -> tuple[str, int]:
+        """Return the host and port of the primary, within 3 s.
+
+        Raises: NoPrimaryError, WrongSettingsError, AuthenticationError.
+        """
+
+
+async def answers_of(questions: Sequence[Coroutine[Any, Any, T]], counts: Callable[[T], bool]) -> list[T]:
+    """Return the answers until more than half of the asked have one that counts, or the time is over.
+
+    One that was cut off from the others may name an old primary, and be the first to answer.
+    """
+    now = asyncio.get_running_loop().time
+    tasks = [asyncio.create_task(question, name="ray_messaging question for the primary") for question in questions]
+    waiting, answers, counted, began = set(tasks), list[T](), 0, now()
+    try:
+        while waiting and counted <= len(tasks) // 2:
+            left = began + (_MAJORITY_S if counted else ANSWER_S) - now()
+            done, waiting = await asyncio.wait(waiting, timeout=max(0.0, left), return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                break
+            answers += [task.result() for task in done]
+            counted = sum(map(counts, answers))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return answers

@@ -1,0 +1,60 @@
+"""Scripts of ours: their texts, with the snippets that they share."""
+
+import hashlib
+from functools import cache
+from importlib.resources import files
+
+# Snippets that come before a script, by its name; both lie in the folders of `lua`.
+_MOVE = ("entry_order", "move_cursor")
+_LEASE = ("id_ceiling", "renew_lease")
+_STEPS = ("id_ceiling", "step_is_open", "step_barrier")
+_DEAD_LETTERS = ("load_directory", "end_leases", "remove_mailbox", "reject_frame", "drop_letters")
+_SHARED: dict[str, tuple[str, ...]] = {
+    "send": ("mailbox_limit", "send_one_frame", *_MOVE, "step_box"),
+    "conclude_transaction": ("mailbox_limit", *_MOVE, "step_box", "send"),
+    "take_sender_epoch": ("raise_number",),
+    "claim_experiment": ("raise_format",),
+    "take_mailbox": ("raise_number", "raise_format", *_LEASE, "date_change"),
+    "take_over_mailbox": ("raise_number", "raise_format", *_LEASE, "date_change", "take_mailbox"),
+    "commit": _MOVE,
+    "renew_leases": _LEASE,
+    "raise_entry_ids": ("entry_order", "id_ceiling"),
+    "note_written": ("entry_order",),
+    **dict.fromkeys(_DEAD_LETTERS, ("entry_order", "dead_letter_retention")),
+    "release_agents": ("mailbox_limit", *_MOVE, "dead_letter_retention", "departure"),
+    "give_up_release": ("departure",),
+    "rehost_agents": (*_STEPS, "date_change"),
+    "requeue": ("mailbox_limit", "entry_order", "dead_letter_retention", "step_box"),
+    **dict.fromkeys(("join_steps", "leave_steps", "open_step"), _STEPS),
+    "close_step": (*_STEPS, "cover_step"),
+    "commit_step": ("step_box", *_STEPS, "write_to_boxes", "cover_step"),
+    **dict.fromkeys(("target_steps", "hold_boxes", "read_progress", "declare_senders", "set_wait_for"), _STEPS),
+    **dict.fromkeys(("take_group", "renew_driver"), ("raise_number", *_STEPS)),
+    "send_to_boxes": ("step_box", "step_is_open", "write_to_boxes"),
+    "remember_calls": ("step_is_open",),
+}
+
+
+@cache
+def lua_files() -> dict[str, str]:
+    """Return the text of each Lua file by its name, which is unique across the folders."""
+    folders = (files("ray_messaging.transports.redis") / "lua").iterdir()
+    return {file.name.removesuffix(".lua"): file.read_text() for folder in folders for file in folder.iterdir()}
+
+
+@cache
+def script_text(name: str, *, cluster: bool) -> str:
+    """Return a script, with its snippets before it and the flags of all on its first line.
+
+    On a cluster each begins with a check that its keys are not being moved.
+    """
+    guard = ("refuse_while_moving",) if cluster else ()
+    parts = [lua_files()[part] for part in (*guard, *_SHARED.get(name, ()), name)]
+    flags = [line for part in parts for line in part.splitlines() if line.startswith("#!")]
+    return "\n".join([*flags, *("\n".join(part.splitlines()[part.startswith("#!") :]) for part in parts)])
+
+
+@cache
+def script_hash(name: str, *, cluster: bool) -> str:
+    """Return the name that the server gives a script of ours."""
+    return hashlib.sha1(script_text(name, cluster=cluster).encode(), usedforsecurity=False).hexdigest()

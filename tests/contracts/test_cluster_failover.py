@@ -1,0 +1,70 @@
+"""A failover of a cluster by itself, in the middle of sends and fetches, with foreign clients and without a kill."""
+
+import asyncio
+from functools import partial
+
+import pytest
+from support.contracts import RedisStore, until
+from support.patience import WAIT_S
+from support.servers import find_binary
+from support.slots import ClusterService
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture(params=["valkey", "redis-server"])
+def service(request, tmp_path, exp_id):
+    """Start a cluster of the test's own."""
+    find_binary(request.param)
+    with ClusterService(tmp_path, binary=request.param, exp_id=exp_id) as service:
+        yield service
+
+
+async def numbers(messager, count):
+    found = []
+    async with asyncio.timeout(WAIT_S):
+        while len(found) < count:
+            found += [message.payload["n"] for message in await messager.fetch_messages(timeout=WAIT_S)]
+    return found
+
+
+async def test_sends_and_fetches_go_on_at_the_new_primary(service, opener):
+    receiver = await opener(service.config, name="b", host=[2], wait_replicas=1, send_timeout_s=60)
+    sender = await opener(service.config, name="a", wait_replicas=1, send_timeout_s=60)
+    channel = sender.get_agent_chat_channel(2)
+    await sender.send_message(channel, {"n": 0}, from_id=1)
+    old = service.primary
+    old.kill()
+    sending = asyncio.create_task(sender.send_message(channel, {"n": 1}, from_id=1))
+    await asyncio.to_thread(service.failed_over)
+    await asyncio.to_thread(service.join, old)
+    assert (await sending).fate == "delivered"
+    assert await numbers(receiver, 2) == [0, 1]
+
+
+async def test_a_primary_that_lives_on_as_a_replica_is_left_by_all_its_connections(service, opener, exp_id):
+    """So is the subscription: a publication counts the subscribers of its own node."""
+    listener = await opener(service.config, name="c", listen=["news"])
+    receiver = await opener(service.config, name="b", host=[2], send_timeout_s=60)
+    sender = await opener(service.config, name="a", send_timeout_s=60)
+    channel = sender.get_agent_chat_channel(2)
+    for n in range(3):
+        with service.replicas[0].client() as replica:
+            replica.execute_command("CLUSTER FAILOVER")
+        await asyncio.to_thread(service.failed_over)
+        await asyncio.to_thread(service.settle)
+        assert (await sender.send_message(channel, {"n": n}, from_id=1)).fate == "delivered"
+        assert await numbers(receiver, 1) == [n]
+        await listener.send_message(channel, {"n": n}, from_id=1)  # with its next call it hears of the new primary
+        assert await numbers(receiver, 1) == [n]
+        store = RedisStore(service.config, exp_id)
+        try:
+            await until(partial(counted, store))
+        finally:
+            await store.close()
+    assert set(await numbers(listener, 3)) == {7}
+
+
+async def counted(store):
+    """Publish as a foreign client does; return whether the owner of the slot counts the subscriber."""
+    return await store.publish("news", b'{"n":7}') == 1

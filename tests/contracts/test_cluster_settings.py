@@ -1,0 +1,98 @@
+"""A cluster as the server: how it is found, and settings that cannot work, each with its remedy."""
+
+import asyncio
+
+import pytest
+from support.replicated import until
+from support.servers import HOST, PASSWORD, free_port
+from support.slots import ClusterService, owner_of, raw, slot_of
+
+from ray_messaging import ConfigError, ConnectionFailed, Messager, RedisConfig
+from ray_messaging.cli.doctor.server import examine_server
+from ray_messaging.errors import ServerRefused
+from ray_messaging.observability.health.server_checks import check_server
+from ray_messaging.transports.redis.server_probe import ask_server, closed_names
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """Start a cluster of two primaries, one with a replica."""
+    with ClusterService(tmp_path_factory.mktemp("small"), primaries=2, replicas=1) as service:
+        yield service
+
+
+async def refused(config, exp_id, kind=ConfigError):
+    messager = Messager(config, exp_id)
+    with pytest.raises((ConfigError, ConnectionFailed, ServerRefused)) as caught:
+        await messager.init()
+    await messager.close()
+    assert isinstance(caught.value, kind), repr(caught.value)
+    return str(caught.value)
+
+
+def seeds(*servers):
+    return RedisConfig(cluster=[f"{HOST}:{server.config.port}" for server in servers], password=PASSWORD)
+
+
+async def test_any_node_is_enough_also_a_replica_and_one_that_is_gone_does_not_matter(small, opener, exp_id):
+    small.serve(exp_id)
+    replica = small.replicas[0]
+    config = seeds(replica)
+    messager = await opener(config, name="b", host=[2])
+    assert (await messager.send_message(messager.get_agent_chat_channel(2), {"n": 1}, from_id=1)).fate == "delivered"
+    assert [message.payload["n"] for message in await messager.fetch_messages(timeout=30)] == [1]
+    assert messager.engine.transport.link.address == owner_of(config, exp_id) == (HOST, small.primary.config.port)
+    gone = config.model_copy(update={"cluster": (f"{HOST}:{free_port()}", *config.cluster)})
+    assert (await (await opener(gone)).send_message(messager.get_agent_chat_channel(2), {"n": 2}, from_id=1)).fate
+
+
+async def test_probe_and_doctor_ask_the_node_that_has_the_experiment(small, opener, exp_id):
+    messager = await opener(small.config, name="b", host=[2])
+    await messager.send_message(messager.get_agent_chat_channel(2), {"n": 1}, from_id=1)
+    facts = await asyncio.to_thread(ask_server, small.config, exp_id)
+    assert facts.error == ""
+    assert [mailbox.name for mailbox in facts.kept.mailboxes] == ["b"]
+    assert "server role" not in {finding.what for finding in check_server(facts) if finding.level != "ok"}
+    assert await asyncio.to_thread(closed_names, small.config, exp_id) == []
+    health = await asyncio.to_thread(examine_server, small.config)
+    assert {finding.what: finding.text for finding in health.findings if finding.level == "critical"} == {}
+    assert any(finding.what == "server trial" and finding.level == "ok" for finding in health.findings)
+
+
+async def test_a_node_as_if_it_were_a_server_on_its_own(small, exp_id):
+    for server in small.servers:
+        said = await refused(server.config, exp_id)
+        assert "primaries of a cluster: give redis+cluster://" in said
+    facts = await asyncio.to_thread(ask_server, small.servers[0].config)
+    (finding,) = [finding for finding in check_server(facts) if finding.what == "server role"]
+    assert "redis+cluster://" in finding.remedy
+
+
+async def test_a_server_on_its_own_as_if_it_were_a_node(valkey_config, exp_id):
+    config = RedisConfig(cluster=[f"{HOST}:{valkey_config.port}"], password=valkey_config.password)
+    said = await refused(config, exp_id)
+    assert f"{HOST}:{valkey_config.port} is no node of a cluster" in said
+    assert "goes to server= and port= (redis://)" in said
+
+
+async def test_nodes_out_of_reach_and_a_wrong_password(small, exp_id):
+    ports = free_port(), free_port()
+    said = await refused(RedisConfig(cluster=[f"{HOST}:{port}" for port in ports]), exp_id, ConnectionFailed)
+    assert "no node of the cluster can be reached" in said
+    assert all(f"{HOST}:{port}" in said for port in ports)
+    said = await refused(small.config.model_copy(update={"password": "no"}), exp_id, ServerRefused)
+    assert "set username and password" in said
+
+
+async def test_a_slot_that_no_node_has(tmp_path, exp_id):
+    with ClusterService(tmp_path, primaries=1, replicas=0) as service, service.servers[0].client() as client:
+        client.execute_command("CLUSTER DELSLOTS", slot_of(exp_id))
+        said = await refused(service.config, exp_id)
+        assert f"has slot {slot_of(exp_id)}, where this experiment's keys belong: give it to a primary" in said
+        # By default a cluster then serves no other slot, either.
+        other = next(f"{exp_id}-{n}" for n in range(99) if slot_of(f"{exp_id}-{n}") != slot_of(exp_id))
+        assert "CLUSTERDOWN" in await refused(service.config, other, ConnectionFailed)
+        client.config_set("cluster-require-full-coverage", "no")
+        until(lambda: b"cluster_state:ok" in raw(client, "CLUSTER INFO"), "a cluster that serves the other slots")
+        async with Messager(service.config, other):
+            pass

@@ -1,0 +1,317 @@
+"""A Redis or Valkey Cluster for tests: nodes can be killed and cut off, and slots moved in both ways."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import redis
+from redis.crc import key_slot
+
+from ray_messaging.addressing.channels import Keys
+from ray_messaging.config import RedisConfig
+from support.replicated import until
+from support.servers import HOST, PASSWORD, RedisProcess, free_port
+
+SLOTS = 16384
+NODE_TIMEOUT_MS = 1_000
+_USER, _SECRET = "replicator", "a-secret-between-servers"  # of replicas and of MIGRATE: clients have another user
+_ALL_PACKETS = -2  # of the cluster's, that a node of Valkey can drop
+_KEYS_AT_ONCE = 20
+
+
+def slot_of(exp_id):
+    return key_slot(Keys(exp_id).prefix.encode())
+
+
+def owner_of(config, exp_id):
+    """Return the host and port of the node that has an experiment."""
+    host, port = config.cluster_addresses()[0]
+    with redis.Redis(host=host, port=port, password=config.password, protocol=2) as client:
+        for first, last, (owner, owned_at, *_), *_ in raw(client, "CLUSTER SLOTS"):
+            if first <= slot_of(exp_id) <= last:
+                return owner.decode(), owned_at
+    raise AssertionError(f"no node has slot {slot_of(exp_id)}")
+
+
+class ClusterService:
+    """A cluster of primaries with replicas each; its slots are spread evenly.
+
+    As a context manager it leaves no process behind. It can take the place of a RedisProcess on a fault's stage: then
+    `primary` is the one that has the slot of `exp_id`.
+    """
+
+    def __init__(self, folder, *, binary="valkey", primaries=3, replicas=1, exp_id="town", **options):
+        self.folder = Path(folder)
+        self.exp_id = exp_id
+        self._primaries = primaries
+        shared = {
+            "user": f"{_USER} on >{_SECRET} ~* &* +@all",
+            "masteruser": _USER,
+            "masterauth": _SECRET,
+            "repl-diskless-sync-delay": "0",
+            "repl-ping-replica-period": "1",
+            "cluster-enabled": "yes",
+            "cluster-node-timeout": NODE_TIMEOUT_MS,
+            "cluster-replica-validity-factor": "0",
+            "cluster-allow-replica-migration": "no",
+            "enable-debug-command": "local",
+        }
+        self.servers = []
+        for at in range(primaries * (1 + replicas)):
+            (self.folder / f"node-{at}").mkdir(parents=True)
+            more = {"cluster-port": free_port()}
+            self.servers.append(RedisProcess(self.folder / f"node-{at}", binary=binary, **shared | more | options))
+        self._ids = {}
+        self.process = None  # as that of a RedisProcess: None until it is started
+        self.primary = None
+
+    def __enter__(self):
+        return self.start()
+
+    def __exit__(self, *_):
+        self.kill()
+
+    @property
+    def config(self):
+        """Return the config that leads to the cluster by some of its nodes."""
+        seeds = tuple(f"{HOST}:{server.config.port}" for server in self.servers[:: max(1, len(self.servers) // 3)])
+        return RedisConfig(cluster=seeds, password=PASSWORD, timeout=10)
+
+    @property
+    def slot(self):
+        return slot_of(self.exp_id)
+
+    # -- life -----------------------------------------------------------------------------------------------------
+
+    def start(self):
+        with ThreadPoolExecutor(len(self.servers)) as threads:
+            list(threads.map(RedisProcess.start, self.servers))
+        with ExitStack() as stack:
+            clients = [stack.enter_context(server.client()) for server in self.servers]
+            self._ids = {
+                client.execute_command("CLUSTER MYID").decode(): server
+                for client, server in zip(clients, self.servers, strict=True)
+            }
+            for at, client in enumerate(clients):
+                client.execute_command("CLUSTER SET-CONFIG-EPOCH", at + 1)
+                if at < self._primaries:
+                    first, last = (each * SLOTS // self._primaries for each in (at, at + 1))
+                    client.execute_command("CLUSTER ADDSLOTSRANGE", first, last - 1)
+                for other in self.servers[:at]:
+                    client.execute_command("CLUSTER MEET", HOST, other.config.port, other._options["cluster-port"])
+            names = list(self._ids)
+            for at, client in enumerate(clients[self._primaries :]):
+                leader = names[at % self._primaries]
+                until(lambda client=client, leader=leader: replicate(client, leader), "a node that is known")
+        self.settle()
+        return self
+
+    def settle(self):
+        """Return when all living nodes agree on all others, and the replicas have all."""
+        until(self._agree, "nodes that agree")
+
+    def _agree(self):
+        with ExitStack() as stack:
+            alive = [server for server in self.servers if server.process is not None]
+            clients = [stack.enter_context(server.client(socket_timeout=2)) for server in alive]
+            views = [self._view(client) for client in clients]
+            if any(view != views[0] for view in views):
+                return False
+            well = all(b"cluster_state:ok" in raw(client, "CLUSTER INFO") for client in clients)
+            if not well or not all(in_step(client) for client in clients):
+                return False
+        nodes = views[0]
+        if any(not {"fail", "fail?", "handshake"}.isdisjoint(flags) for _, flags, _, _ in nodes.values()):
+            return False
+        if sum("slave" in flags for _, flags, _, _ in nodes.values()) != len(self.servers) - self._primaries:
+            return False
+        self._find_primary(nodes)
+        return True
+
+    def _view(self, client):
+        """Return the nodes that a node knows: port, flags, primary and slots, by name."""
+        found = {}
+        for line in raw(client, "CLUSTER NODES").decode().splitlines():
+            name, address, flags, leader, _, _, _, _, *slots = line.split()
+            kept = frozenset(flags.split(",")) - {"myself"}
+            found[name] = (address.partition("@")[0], kept, leader, tuple(slots))
+        return found
+
+    def _find_primary(self, nodes):
+        name = next(name for name, (_, _, _, slots) in nodes.items() if any(holds(part, self.slot) for part in slots))
+        self.primary = self._ids[name]
+        self.process = self.primary.process
+
+    def serve(self, exp_id):
+        """Let `primary` be the one of another experiment."""
+        self.exp_id = exp_id
+        self.settle()
+
+    def kill(self):
+        for server in self.servers:
+            server.kill()
+        self.process = None
+
+    # -- failover -------------------------------------------------------------------------------------------------
+
+    @property
+    def replicas(self):
+        """Return the replicas of the experiment's primary."""
+        with self.primary.client() as client:
+            me = client.execute_command("CLUSTER MYID").decode()
+            return [self._ids[name] for name, (_, _, leader, _) in self._view(client).items() if leader == me]
+
+    def cut_off(self, server):
+        """Cut a node of Valkey off from the others; clients still reach it."""
+        with server.client() as client:
+            client.execute_command("ACL", "SETUSER", _USER, "off")
+            client.execute_command("CLIENT", "KILL", "USER", _USER)
+            client.execute_command("DEBUG", "DROP-CLUSTER-PACKET-FILTER", _ALL_PACKETS)
+
+    def failed_over(self):
+        """Return when a replica has taken the place of the experiment's primary."""
+        old = self.primary
+
+        def another():
+            for server in self.servers:
+                if server is old or server.process is None:
+                    continue
+                with server.client(socket_timeout=2) as client:
+                    self._find_primary(self._view(client))
+                if self.primary is not old:
+                    return True
+            return False
+
+        until(another, "another primary")
+
+    def join(self, server):
+        """Start a node that was killed; return when it has all."""
+        server.start()
+        self.settle()
+
+    # -- resharding -----------------------------------------------------------------------------------------------
+
+    def others(self):
+        """Return the primaries that do not have the experiment's slot."""
+        with self.primary.client() as client:
+            nodes = self._view(client)
+        owners = [self._ids[name] for name, (_, flags, _, _) in nodes.items() if "master" in flags]
+        return [server for server in owners if server is not self.primary]
+
+    def name_of(self, server):
+        return next(name for name, each in self._ids.items() if each is server)
+
+    def move_atomically(self, to, slots=None):
+        """Move slots to another primary by CLUSTER MIGRATESLOTS, in one step."""
+        first, last = slots or (self.slot, self.slot)
+        with self.primary.client() as client:
+            client.execute_command("CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", first, last, "NODE", self.name_of(to))
+        self._moved(to)
+
+    def move_by_key(self, to, between=lambda: None):
+        """Move the experiment's slot to another primary key by key; `between` is called when each part has gone."""
+        move = KeyByKey(self, to)
+        move.begin()
+        while move.some():
+            between()
+        move.finish()
+
+    def _moved(self, to):
+        def owned():
+            with to.client() as client:
+                nodes = self._view(client)
+            return any(holds(part, self.slot) for part in nodes[self.name_of(to)][3])
+
+        until(owned, "a slot that has moved")
+        self.primary = to
+        self.process = to.process
+
+
+class KeyByKey:
+    """A move of a slot in Redis's way: the slot opens at both ends, its keys go one by one, then the owner changes."""
+
+    def __init__(self, service, to):
+        self.service, self.source, self.to = service, service.primary, to
+
+    def begin(self):
+        slot = self.service.slot
+        with self.source.client() as source, self.to.client() as target:
+            target.execute_command("CLUSTER SETSLOT", slot, "IMPORTING", self.service.name_of(self.source))
+            source.execute_command("CLUSTER SETSLOT", slot, "MIGRATING", self.service.name_of(self.to))
+
+    def keys(self, count=_KEYS_AT_ONCE):
+        with self.source.client() as client:
+            return client.execute_command("CLUSTER GETKEYSINSLOT", self.service.slot, count)
+
+    def migrate(self, *keys):
+        port = self.to.config.port
+        with self.source.client() as client:
+            client.execute_command("MIGRATE", HOST, port, "", 0, 10_000, "AUTH2", _USER, _SECRET, "KEYS", *keys)
+
+    def some(self):
+        """Move some keys; return whether there were any."""
+        if keys := self.keys():
+            self.migrate(*keys)
+        return bool(keys)
+
+    def finish(self):
+        """Move what is left, and make the target the owner."""
+        while self.some():
+            pass
+        for server in (self.to, self.source, *self.service.servers):
+            if server.process is not None:
+                with server.client() as client, suppress(redis.ResponseError):  # replicas are told by gossip
+                    client.execute_command("CLUSTER SETSLOT", self.service.slot, "NODE", self.service.name_of(self.to))
+        self.service._moved(self.to)
+
+
+class Resharding(threading.Thread):
+    """A thread that moves an experiment's slot back and forth until it is stopped."""
+
+    def __init__(self, service, *ways):
+        super().__init__()
+        self._service, self._ways = service, ways
+        self._enough = threading.Event()
+        self.moves = 0
+        self.met = None
+
+    def run(self):
+        try:
+            while not self._enough.is_set():
+                to = self._service.others()[self.moves % 2]
+                self._ways[self.moves % len(self._ways)](to)
+                self.moves += 1
+        except Exception as error:  # noqa: BLE001 - it is raised by `stop`
+            self.met = error
+
+    def stop(self):
+        self._enough.set()
+        self.join()
+        if self.met is not None:
+            raise self.met
+
+
+def replicate(client, leader):
+    try:
+        client.execute_command("CLUSTER REPLICATE", leader)
+    except redis.ResponseError:
+        return False
+    return True
+
+
+def raw(client, command):
+    client.response_callbacks.clear()  # redis-py would take it apart
+    return client.execute_command(command)
+
+
+def in_step(client):
+    info = raw(client, "INFO replication")
+    return b"role:master" in info or b"master_link_status:up" in info
+
+
+def holds(part, slot):
+    if part.startswith("["):
+        return False
+    first, _, last = part.partition("-")
+    return int(first) <= slot <= int(last or first)
