@@ -1,8 +1,9 @@
-"""Cost of a message as replicas and groups are added.
+"""Cost of a message as replicas, groups and mailboxes are added.
 
     python -m benchmarks.scale --part replicas               # about 2 minutes: without and with a replica, by turns
     python -m benchmarks.scale --part groups                 # groups in a ring on one server, more and more of them
     python -m benchmarks.scale --part groups --groups 1 8 32
+    python -m benchmarks.scale --part frames                 # one sender to more and more mailboxes
 
 The interceptor has a black list. A value is the median of the rounds, with the lowest and the highest. A ratio is that
 of two sides in the same round. Millions a second are counted in bulk, until the last message has come.
@@ -14,13 +15,15 @@ from collections.abc import Callable
 
 from benchmarks.axes.society.society import cluster
 from benchmarks.reports.lines import Line, as_json, show
-from benchmarks.scale import groups, replicas
+from benchmarks.scale import frames, groups, replicas
+
+PARTS = ("replicas", "groups", "frames")
 
 
 def main() -> None:
     """Measure, and print the table or JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", choices=("replicas", "groups"), action="append", help="one of the parts; none: all")
+    parser.add_argument("--part", choices=PARTS, action="append", help="one of the parts; none: all")
     parser.add_argument("--seconds", type=float, default=2.0, help="of a turn in bulk")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--groups", type=int, nargs="+", default=groups.GROUPS, help="rising numbers of groups")
@@ -29,6 +32,7 @@ def main() -> None:
     parts: dict[str, Callable[[], list[Line]]] = {
         "replicas": lambda: replicas.measure(plan.seconds, plan.rounds),
         "groups": lambda: groups.measure(plan.groups, plan.seconds, plan.rounds),
+        "frames": lambda: frames.measure(plan.seconds, plan.rounds),
     }
     logging.getLogger("ray_messaging").setLevel(logging.ERROR)  # the servers' data may be lost
     lines: list[Line] = []
