@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, get_args, get_origin
 from urllib.parse import unquote, urlsplit
 
 from pydantic import (
@@ -93,6 +93,11 @@ class ServerConfig(_Settings):
         server: str
         port: int
         password: str | None
+
+    def without_passwords(self) -> Self:
+        """Return a copy without the passwords."""
+        given = [name for name in ("password", "sentinel_password") if getattr(self, name, None) is not None]
+        return self.model_copy(update=dict.fromkeys(given)) if given else self
 
 
 class Steps(_Settings):

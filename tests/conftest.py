@@ -23,6 +23,7 @@ from ray_messaging.config import MessagingConfig, MqttConfig, RedisConfig
 from ray_messaging.embedded.server import EmbeddedServer
 from ray_messaging.messager import Messager
 from ray_messaging.transports.memory import MemoryServer
+from ray_messaging.transports.sharded.config import ShardsConfig
 
 pytest_plugins = ["support.side_by_side"]
 
@@ -49,6 +50,13 @@ def pytest_runtest_setup(item):
 def valkey_config() -> Iterator[RedisConfig]:
     with EmbeddedServer(HOST) as server:
         yield server.start()
+
+
+@pytest.fixture(scope="session")
+def shards_config(valkey_config) -> Iterator[ShardsConfig]:
+    """Give the servers of an experiment with three shards."""
+    with EmbeddedServer(HOST) as second, EmbeddedServer(HOST) as third:
+        yield ShardsConfig(servers=(valkey_config, second.start(), third.start()))
 
 
 @pytest.fixture(scope="session")

@@ -265,6 +265,9 @@ class Keys:
         self.dead = prefix + "dead"
         self.surveys = prefix + "surveys"  # their records
         self.ended = prefix + "ended"  # streams of removed mailboxes that the event log still reads
+        self.homes = prefix + "homes"  # of several servers: the one of each mailbox that was placed
+        self.entries = prefix + "entries"  # of several servers: the mailboxes that are on the others
+        self.entered = prefix + "entered"  # and their records
         self.mark = prefix + "mark"  # written so that WAIT covers what came before it
         self.own = prefix + "own"  # Pub/Sub: marks before and after our own script's messages
         self.wide = self.own + ":wide"  # Pub/Sub: messagers that take all agents' channels, and filter

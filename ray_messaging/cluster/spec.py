@@ -16,8 +16,6 @@ logger = logging.getLogger(__name__)
 
 _SESSION = re.compile(r"session_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_\d+_\d+")  # the name of a folder of Ray's
 
-_PASSWORDS = ("password", "sentinel_password")  # of a server's config
-
 SUBTOPICS = (AGENT_CHAT, USER_CHAT, USER_SURVEY)
 
 
@@ -45,9 +43,8 @@ class Experiment:
 
     def without_password(self) -> "Experiment":
         """Return a copy that may be pickled: Ray stores the arguments of tasks, and users store files."""
-        given = [name for name in _PASSWORDS if getattr(self.redis, name, None) is not None]
-        redis = self.redis.model_copy(update=dict.fromkeys(given))
-        return replace(self, redis=redis, withheld=self.withheld or bool(given))
+        redis = self.redis.without_passwords()
+        return replace(self, redis=redis, withheld=self.withheld or redis != self.redis)
 
     @property
     def group_settings(self) -> "MessagingConfig":

@@ -72,6 +72,7 @@ class Requeued(IntEnum):
     FULL = 3
     TOO_LARGE = 4  # the mailbox would not hold it if it were empty
     LOG_FULL = 5
+    ELSEWHERE = 6  # the mailbox is on another server than the letter
 
 
 class DeadLetterStore(Protocol):

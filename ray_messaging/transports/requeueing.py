@@ -128,6 +128,7 @@ _WHY = {
     Requeued.MISSING: "it is not there any more",
     Requeued.FULL: "mailbox {!r} has no room for it: fetch what waits there, then try again",
     Requeued.TOO_LARGE: "mailbox {!r} takes no frame of this size: raise its mailbox_bytes",
+    Requeued.ELSEWHERE: "mailbox {!r} is on another shard than this letter: export it and send it again, or drop it",
     Requeued.LOG_FULL: "the event log is behind on mailbox {!r}: try again when it has caught up",
 }
 

@@ -65,3 +65,4 @@ class ServerFacts:
     kept: Kept | None = None
     allow_eviction: bool = False  # the config accepts a server that deletes data
     by_cluster: bool = False  # the config names a cluster, and not this server
+    others: "list[ServerFacts]" = field(default_factory=list)  # the further servers of the experiment

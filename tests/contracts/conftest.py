@@ -58,7 +58,7 @@ def _server_of(item):
     return item.callspec.params.get("server") if hasattr(item, "callspec") else None
 
 
-@pytest.fixture(params=["memory", "valkey", "redis", "cluster", "mqtt"])
+@pytest.fixture(params=["memory", "valkey", "redis", "cluster", "shards", "mqtt"])
 def server(request):
     """Yield each kind of server that a messager can connect to."""
     if request.param == "memory":

@@ -15,6 +15,7 @@ from ray_messaging.interception.rules import ALLOW, Rule
 from ray_messaging.mqtt.wire.messages import Data, decode_entry, encode_data
 from ray_messaging.mqtt.wire.topics import Topics, channel_of_topic, topic_of_channel
 from ray_messaging.transports.memory import MemoryServer
+from ray_messaging.transports.sharded.config import ShardsConfig
 from support.patience import WAIT_S
 from support.slots import owner_of
 
@@ -177,6 +178,56 @@ class RedisStore:
         await self.client.aclose()
 
 
+class ShardedStore:
+    """Look into the shards of an experiment, and be a foreign client of its control shard."""
+
+    def __init__(self, config, exp_id):
+        self.shards = [RedisStore(server, exp_id) for server in config.servers]
+        self.control = self.shards[0]
+        self.publish, self.subscribe = self.control.publish, self.control.subscribe
+
+    async def home(self, mailbox):
+        placed = await self.control.client.hget(self.control.keys.homes, mailbox)
+        return self.shards[int(placed or 0)]
+
+    async def write(self, mailbox, frame):
+        await (await self.home(mailbox)).write(mailbox, frame)
+
+    async def dead(self):
+        return [letter for shard in self.shards for letter in await shard.dead()]
+
+    async def dead_rows(self):
+        return [row for shard in self.shards for row in await shard.dead_rows()]
+
+    async def expire(self, mailbox):
+        await (await self.home(mailbox)).expire(mailbox)
+
+    async def set_interceptor(self, epoch):
+        for shard in self.shards:
+            await shard.set_interceptor(epoch)
+
+    async def waiting(self, mailbox):
+        return await (await self.home(mailbox)).waiting(mailbox)
+
+    async def entries(self, mailbox):
+        return await (await self.home(mailbox)).entries(mailbox)
+
+    async def mailboxes(self):
+        entered = await self.control.client.hkeys(self.control.keys.entered)
+        return await self.control.mailboxes() | {name.decode() for name in entered}
+
+    async def senders(self):
+        found = {}
+        for shard in self.shards:
+            for name, written in (await shard.senders()).items():
+                found[name] = found.get(name, set()) | written
+        return found
+
+    async def close(self):
+        for shard in self.shards:
+            await shard.close()
+
+
 class ForeignClient(aiomqtt.Client):
     """A plain client that keeps the broker's answer to its last publication."""
 
@@ -326,6 +377,8 @@ def client_of(config, exp_id=""):
 def store_of(server, exp_id, messagers=()):
     if isinstance(server, MqttConfig):
         return MqttStore(server, exp_id, messagers)
+    if isinstance(server, ShardsConfig):
+        return ShardedStore(server, exp_id)
     return MemoryStore(server, exp_id) if isinstance(server, MemoryServer) else RedisStore(server, exp_id)
 
 

@@ -17,8 +17,8 @@ from ray_messaging.eventlog.writing.rows.columns import Part
 from ray_messaging.eventlog.writing.rows.entries import NOTHING, decode_entry, payload_bytes, pieces
 from ray_messaging.eventlog.writing.rows.placed_rows import PlacedRows, placed_rows
 from ray_messaging.eventlog.writing.stream_cursors import READ_BYTES, Read, StreamCursors, key, size
-from ray_messaging.transports.log_store import LoggedTransport, LogItem, LogStreams
-from ray_messaging.transports.transport import LOG, LOG_STREAM
+from ray_messaging.transports.log_store import LoggedTransport, LogItem, LogStreams, mailbox_of
+from ray_messaging.transports.transport import LOG
 
 logger = logging.getLogger(__name__)
 
@@ -133,7 +133,7 @@ class StreamReader:
             self.unreadable += 1
             logger.warning("entry %s of %s is not logged: %s", item.entry, item.stream, error)
             part, messages = NOTHING
-            if item.stream == LOG_STREAM:
+            if mailbox_of(item.stream) == LOG:
                 self._refused.append((item, str(error)))
         if part is None:
             yield None, Done(item, messages)

@@ -80,10 +80,13 @@ class RedisExperimentStore:
 
     # -- the interceptor ------------------------------------------------------------------------------------------
 
-    async def take_interceptor_epoch(self) -> int:
-        """Take a new epoch: an earlier interceptor passes and writes nothing any more. Raises Fenced."""
+    async def take_interceptor_epoch(self, given: int | None = None) -> int:
+        """Take a new epoch: an earlier interceptor passes and writes nothing any more. Raises Fenced.
+
+        Args: given is the epoch that was taken on another server (None: a new one).
+        """
         self._before, epoch = await self._transport.log.take_epoch(
-            "advance_interceptor_epoch", "interceptor", [self._meta], []
+            "advance_interceptor_epoch", "interceptor", [self._meta], [], given
         )
         return epoch
 

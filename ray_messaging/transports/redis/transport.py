@@ -94,6 +94,7 @@ class RedisTransport:
         self._born: dict[str, str] = {}  # of the mailboxes that are ours: which incarnation of its name we read
         self.departures = RedisDepartures(self.link, self.keys, self._born, dead_bytes)
         self._ingress: RedisIngress | None = None
+        self.guests: set[str] = set()  # mailboxes of another server, whose foreign messages come over this one
 
     def ask_when_cut(self, ended: Callable[[], Awaitable[Closed | None]]) -> None:
         """Call `ended` while the server is out of reach: if the experiment has ended, calls raise its answer."""
@@ -127,6 +128,14 @@ class RedisTransport:
         versions = decode_audiences(audiences)
         return DirectoryDelta(version, records, there, bool(logged), texts, versions, HostDates(dates.decode()))
 
+    async def raise_directory(self) -> None:
+        """Raise the directory's version: senders reload before they send anything more here."""
+        await self.link.script("raise_directory", [self.keys.meta], [])
+
+    def born_of(self, mailbox: str) -> str:
+        """Return the incarnation of a mailbox that is ours."""
+        return self._born[mailbox]
+
     async def set_schema(self, subtopic: str, schema: bytes | None) -> None:
         """Keep the JSON Schema of a subtopic's payloads in the directory (None: remove it)."""
         await self.link.script("set_schema", [self.keys.meta], [subtopic, schema or b""])
@@ -144,7 +153,20 @@ class RedisTransport:
     async def take_sender_epoch(self, sender: str, *, keep_s: float, held: int | None = None) -> SenderState:
         """Raise a sender's epoch, which fences earlier senders under this name; raise Fenced if it is not `held`."""
         args = [int(keep_s * 1000), "" if held is None else held, self._caller]
-        reply = await self.link.script("take_sender_epoch", [self.keys.sender(sender)], args)
+        return self._sender_state(
+            await self.link.script("take_sender_epoch", [self.keys.sender(sender)], args), sender, held
+        )
+
+    async def install_sender_epoch(
+        self, sender: str, epoch: int, *, keep_s: float, held: int | None = None
+    ) -> SenderState:
+        """Set the epoch that a sender has taken on another server; raise Fenced if this one has a higher one."""
+        args = [epoch, int(keep_s * 1000), "" if held is None else held, self._caller]
+        return self._sender_state(
+            await self.link.script("install_sender_epoch", [self.keys.sender(sender)], args), sender, held
+        )
+
+    def _sender_state(self, reply: list[Any], sender: str, held: int | None) -> SenderState:
         if not reply:
             raise fenced(sender, held or 0)
         if reply == [-1]:
@@ -345,7 +367,7 @@ class RedisTransport:
     async def subscribe(self, channels: Collection[str], globs: Sequence[str], sink: Callable[[Ingress], None]) -> None:
         """Pass publications of foreign clients to `sink`, at most once; never those of our own senders."""
         if self._ingress is None:
-            ears = [self.keys.ears + name for name in self._born]
+            ears = [self.keys.ears + name for name in (*self._born, *self.guests)]
             self._ingress = RedisIngress(self.link, self.keys, all_agents(self.exp_id), sink, ears)
         await self._ingress.subscribe(channels, globs)
 

@@ -15,7 +15,7 @@ from ray_messaging.eventlog.writing.rows.hearers import Hearers
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.extension import Extension
 from ray_messaging.receipt import DELIVERED, PUBLISHED, UNDELIVERABLE
-from ray_messaging.transports.log_store import LogItem
+from ray_messaging.transports.log_store import LogItem, mailbox_of
 from ray_messaging.wire.frames import decode
 from ray_messaging.wire.log_notes import Before, LogNote, Why, decode_log_note
 
@@ -42,7 +42,7 @@ def decode_entry(item: LogItem, hearers_of: Callable[[Batch], Hearers | None] = 
     if item.note is None and batch.ordinal is not None:
         return Taken(None, batch.messages)
     if item.note is None:
-        mailbox = item.stream.rpartition(":")[0]
+        mailbox = mailbox_of(item.stream)
         return Taken(delivered(batch, item.entry, mailbox, hearers_of(batch)), batch.messages)
     if item.step is not None:
         asks = None if batch.extension is None else batch.extension.expects_answer

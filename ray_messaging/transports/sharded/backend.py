@@ -1,0 +1,48 @@
+"""Backend for several Redis or Valkey servers."""
+
+from ray_messaging.config import MessagingConfig
+from ray_messaging.errors import ConfigError
+from ray_messaging.transports.redis.backend import RedisBackend, RedisStores
+from ray_messaging.transports.server_facts import ServerFacts
+from ray_messaging.transports.sharded.config import ShardsConfig
+from ray_messaging.transports.sharded.dead_letter_store import ShardedDeadLetters
+from ray_messaging.transports.sharded.experiment_store import ShardedExperimentStore
+from ray_messaging.transports.sharded.transport import ShardedTransport
+
+
+class ShardedStores:
+    """Stores of one experiment over the connections of one ShardedTransport."""
+
+    def __init__(self, transport: ShardedTransport) -> None:
+        shards = [RedisStores(shard) for shard in transport.shards]
+        self.transport = transport
+        self.dead_letters = ShardedDeadLetters(transport, [shard.dead_letters for shard in shards])
+        self.experiment = ShardedExperimentStore([shard.experiment for shard in shards])
+
+
+class ShardedBackend:
+    """Factory for the stores on several servers."""
+
+    def __init__(self, config: ShardsConfig) -> None:
+        self._config = config
+        self._shards = [RedisBackend(server) for server in config.servers]
+
+    def transport(self, exp_id: str, settings: MessagingConfig, *, run: str = "") -> ShardedTransport:
+        """Make the transport of a messager; raise ConfigError."""
+        if settings.mirror:
+            raise ConfigError("mirror=True needs one server: leave out shards=, or mirror=")
+        return ShardedTransport(self._config, [shard.transport(exp_id, settings, run=run) for shard in self._shards])
+
+    def stores(self, exp_id: str, settings: MessagingConfig, *, run: str = "") -> ShardedStores:
+        """Make the stores of an experiment; `run` is the start of it that must hold it ("": any)."""
+        return ShardedStores(self.transport(exp_id, settings, run=run))
+
+    def probe(self, exp_id: str | None = None) -> ServerFacts:
+        """Ask the control shard for its state, and the others for theirs (see `ServerFacts.others`)."""
+        facts, *others = [shard.probe(exp_id) for shard in self._shards]
+        facts.others = others
+        return facts
+
+    def closed_names(self, exp_id: str) -> list[str]:
+        """Return the mailboxes of closed messagers with a name."""
+        return [name for shard in self._shards for name in shard.closed_names(exp_id)]

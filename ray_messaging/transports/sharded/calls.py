@@ -1,0 +1,56 @@
+"""Calls to several shards at a time."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from typing import Any, Generic, TypeVar
+
+from ray_messaging.common.task_health import end
+
+T = TypeVar("T")
+
+
+async def at_all(calls: Iterable[Awaitable[T]]) -> list[T]:
+    """Make calls at the same time, and return their results; raise the first error once all have ended."""
+    found = await asyncio.gather(*calls, return_exceptions=True)
+    for each in found:
+        if isinstance(each, BaseException):
+            raise each
+    return found  # type: ignore[return-value]  # none is an exception
+
+
+class PendingCalls(Generic[T]):
+    """Calls to shards, one under way at each: one that gives no answer keeps nobody from the answers of the others."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._tasks: dict[int, asyncio.Task[T]] = {}
+
+    async def answers(
+        self, calls: Mapping[int, Callable[[], Coroutine[Any, Any, T]]], timeout_s: float, *, first: bool = False
+    ) -> list[tuple[int, asyncio.Task[T]]]:
+        """Return the calls that have ended in time; at shards with a call under way, none of the new ones is made.
+
+        Args: with `first` it returns as soon as one has ended.
+        """
+        for shard, call in calls.items():
+            if shard not in self._tasks:
+                self._tasks[shard] = asyncio.create_task(call(), name=f"ray_messaging {self._name} of shard {shard}")
+        when = asyncio.FIRST_COMPLETED if first else asyncio.ALL_COMPLETED
+        if self._tasks:
+            await asyncio.wait(self._tasks.values(), timeout=timeout_s, return_when=when)
+        return [(shard, self._tasks.pop(shard)) for shard, task in list(self._tasks.items()) if task.done()]
+
+    def keep(self, shard: int, task: asyncio.Task[T]) -> None:
+        """Keep an ended call, whose error is to be raised by the next one."""
+        self._tasks[shard] = task
+
+    @property
+    def under_way(self) -> bool:
+        """Tell whether some call has no answer yet."""
+        return bool(self._tasks)
+
+    async def close(self) -> None:
+        """Give up the calls that are under way."""
+        tasks, self._tasks = self._tasks, {}
+        for task in tasks.values():
+            await end(task)
