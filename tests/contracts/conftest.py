@@ -1,4 +1,4 @@
-"""Fixtures of the contract suites, and the promises that an MQTT broker cannot keep."""
+"""Fixtures of the contract suites, and the promises that an MQTT broker, or several servers, cannot keep."""
 
 import contextlib
 
@@ -14,6 +14,9 @@ from ray_messaging.transports.memory import MemoryServer
 def pytest_configure(config):
     config.addinivalue_line(
         "markers", "beyond_mqtt(reason): what the test asks an MQTT broker cannot promise; docs/mqtt.md says why"
+    )
+    config.addinivalue_line(
+        "markers", "beyond_shards(reason): what the test asks needs one server; docs/operations.md says why"
     )
 
 
@@ -42,13 +45,20 @@ EITHER_REDIS = (
 )
 
 
+# The default suite asks the rest of one server only.
+SOME_SHARDS = ("test_dead_letters.py", "test_fates.py", "test_foreign.py", "test_log_streams.py")
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at -m
 def pytest_collection_modifyitems(config, items):
     for item in items:
         kind = _server_of(item)
         if kind == "cluster" or (kind == "redis" and item.path.name in EITHER_REDIS):
             item.add_marker(pytest.mark.long)
-    beyond = [item for item in items if _server_of(item) == "mqtt" and item.get_closest_marker("beyond_mqtt")]
+    for item in items:
+        if _server_of(item) == "shards" and item.path.name not in SOME_SHARDS:
+            item.add_marker(pytest.mark.long)
+    beyond = [item for item in items if item.get_closest_marker(f"beyond_{_server_of(item)}")]
     if beyond:
         config.hook.pytest_deselected(items=beyond)
         items[:] = [item for item in items if item not in beyond]

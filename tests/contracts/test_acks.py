@@ -263,6 +263,7 @@ async def test_a_late_commit_does_not_undo_a_newer_one(server, exp_id, pair):
 
 
 @beyond_mqtt
+@pytest.mark.beyond_shards("a letter stays on its shard")
 async def test_acknowledged_messages_do_not_become_dead_letters(messagers, store, server):
     sender, nameless = await messagers(), await messagers(host=[1])
     await send(sender, 0, 1, 2, 3, 4)
@@ -297,6 +298,7 @@ async def test_an_expired_lease_makes_dead_letters_of_unacknowledged_messages_on
 
 
 @beyond_mqtt
+@pytest.mark.beyond_shards("transactions")
 async def test_a_transaction_commits_only_its_own_fetches(pair, successor_after_crash):
     sender, receiver = pair
     await send(sender, 1, 2, 3)
@@ -312,6 +314,7 @@ async def test_a_transaction_commits_only_its_own_fetches(pair, successor_after_
 
 
 @beyond_mqtt
+@pytest.mark.beyond_shards("transactions")
 async def test_a_failed_transaction_does_not_change_acknowledgements(pair, successor_after_crash):
     sender, receiver = pair
     await send(sender, 1, 2, 3)

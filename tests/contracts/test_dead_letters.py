@@ -25,6 +25,8 @@ from ray_messaging.transports.memory.dead_letter_store import MemoryDeadLetters
 from ray_messaging.transports.memory.transport import MemoryTransport
 from ray_messaging.transports.redis.dead_letter_store import RedisDeadLetters
 from ray_messaging.transports.requeueing import Requeueing
+from ray_messaging.transports.sharded.backend import ShardedStores
+from ray_messaging.transports.sharded.transport import ShardedTransport
 from ray_messaging.transports.transport import LOG, FrameWrite, LoggedFrame, SendRequest
 from ray_messaging.wire.frames import decode
 
@@ -42,7 +44,10 @@ async def sender(messagers):
 def dead_letters(sender, exp_id):
     """Give access to the dead letters of the server under test."""
     transport = sender.engine.transport
-    store = (MemoryDeadLetters if isinstance(transport, MemoryTransport) else RedisDeadLetters)(transport)
+    if isinstance(transport, ShardedTransport):
+        store = ShardedStores(transport).dead_letters
+    else:
+        store = (MemoryDeadLetters if isinstance(transport, MemoryTransport) else RedisDeadLetters)(transport)
 
     class DeadLetterAccess:
         facts, page, get, drop = store.facts, store.page, store.get, store.drop
@@ -190,6 +195,7 @@ def test_of_a_huge_unreadable_frame_the_beginning_is_kept():
 # -- requeueing --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.beyond_shards("a letter stays on its shard")
 async def test_unhandled_messages_are_requeued_once_with_their_ids(messagers, sender, dead_letters):
     old = await messagers(host=[1])
     sent = await send(sender, 1, 1, 1)
@@ -206,6 +212,7 @@ async def test_unhandled_messages_are_requeued_once_with_their_ids(messagers, se
     assert (await dead_letters.facts())[:2] == (0, 0)
 
 
+@pytest.mark.beyond_shards("a letter stays on its shard")
 async def test_typed_columns_are_requeued_as_they_were_sent(messagers, sender, dead_letters):
     old = await messagers(host=[1, 2])
     sent = columns(price=np.array([0.5, 1.5, 2.5, 3.5]), name=["a", "b", "ü", ""])
@@ -225,6 +232,7 @@ async def test_typed_columns_are_requeued_as_they_were_sent(messagers, sender, d
         assert batch.column("name").tolist() == [["a", "b", "ü", ""][row] for row in rows]
 
 
+@pytest.mark.beyond_shards("a letter stays on its shard")
 async def test_requeued_messages_follow_agents_to_their_new_mailbox(messagers, sender, dead_letters):
     old = await messagers(host=[1, 2, 3])
     sent = await send(sender, 1, 2, 3, 1)
@@ -235,6 +243,7 @@ async def test_requeued_messages_follow_agents_to_their_new_mailbox(messagers, s
     assert ids_of(await fetch_all(east, 2)) == sent[1:3]
 
 
+@pytest.mark.beyond_shards("a letter stays on its shard")
 async def test_an_older_group_gets_letters_of_agents_that_it_takes_over(messagers, sender, dead_letters):
     stays = await messagers(name="stays", host=[2])
     leaves = await messagers(host=[1])
@@ -245,6 +254,7 @@ async def test_an_older_group_gets_letters_of_agents_that_it_takes_over(messager
     assert sorted(ids_of(await fetch_all(stays, 2))) == sorted(sent)
 
 
+@pytest.mark.beyond_shards("a letter stays on its shard")
 async def test_messages_without_a_listener_remain_in_a_letter_of_their_own(messagers, sender, dead_letters):
     old = await messagers(host=[1, 2])
     sent = await send(sender, 1, 2)
@@ -307,6 +317,7 @@ def _the_next_ms():
     return passed
 
 
+@pytest.mark.beyond_shards("a letter stays on its shard")
 async def test_a_full_mailbox_takes_no_part_of_a_letter(messagers, sender, dead_letters, store):
     old = await messagers(host=[1])
     sent = await send(sender, *[1] * 4)
@@ -328,6 +339,7 @@ async def test_a_full_mailbox_takes_no_part_of_a_letter(messagers, sender, dead_
     assert await store.waiting("new") == 0
 
 
+@pytest.mark.beyond_shards("a letter stays on its shard")
 async def test_a_letter_is_not_requeued_with_an_outdated_directory(messagers, sender, dead_letters):
     old = await messagers(host=[1])
     await send(sender, 1)
@@ -356,6 +368,7 @@ async def test_an_unreadable_letter_stays_until_it_is_dropped(messagers, dead_le
     await receiver.close()
 
 
+@pytest.mark.beyond_shards("a letter stays on its shard")
 async def test_requeued_messages_are_not_logged_twice(messagers, sender, dead_letters):
     old = await messagers(host=[1])
     await send(sender, 1, 1)

@@ -138,6 +138,7 @@ async def test_many_publications_have_their_own_fates(messagers, store):
     assert receipts.fates.tolist() == ["published", "undeliverable", "undeliverable"] * 100
 
 
+@pytest.mark.beyond_shards("mirror")
 async def test_mirror_also_publishes_messages_for_mailboxes(messagers, store):
     sender, receiver = await messagers(mirror=True), await messagers(host=[1])
     channel = sender.get_agent_chat_channel(1)
@@ -152,6 +153,7 @@ async def test_mirror_also_publishes_messages_for_mailboxes(messagers, store):
 
 
 @pytest.mark.beyond_mqtt("globs")
+@pytest.mark.beyond_shards("mirror")
 async def test_our_publications_do_not_return_through_a_pattern(messagers, store):
     both = await messagers(mirror=True, listen=["a*", "ab", "other"])
     await both.send_message("ab", {"n": 1})
@@ -164,6 +166,7 @@ async def test_our_publications_do_not_return_through_a_pattern(messagers, store
 
 
 @pytest.mark.beyond_mqtt("globs")
+@pytest.mark.beyond_shards("mirror")
 async def test_a_pattern_for_all_channels_delivers_no_internal_messages(messagers, store):
     receiver, sender = await messagers(listen=["*"]), await messagers(mirror=True)
     await sender.send_message("news", {"n": 1})

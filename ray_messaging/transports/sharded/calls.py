@@ -44,10 +44,16 @@ class PendingCalls(Generic[T]):
         """Keep an ended call, whose error is to be raised by the next one."""
         self._tasks[shard] = task
 
-    @property
-    def under_way(self) -> bool:
-        """Tell whether some call has no answer yet."""
-        return bool(self._tasks)
+    def has(self, shard: int) -> bool:
+        """Tell whether a shard's call is under way, or was not returned yet."""
+        return shard in self._tasks
+
+    async def stop(self, shard: int) -> None:
+        """Give up a shard's call, unless it has ended."""
+        task = self._tasks.get(shard)
+        if task is not None and not task.done():
+            await end(task)
+            self._tasks.pop(shard, None)
 
     async def close(self) -> None:
         """Give up the calls that are under way."""

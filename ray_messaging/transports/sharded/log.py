@@ -1,5 +1,6 @@
 """Streams of all shards as the event log reads them: those of the first as they are, of others as `SHARD/stream`."""
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
@@ -9,6 +10,7 @@ from ray_messaging.transports.sharded.calls import PendingCalls, at_all
 from ray_messaging.transports.transport import Limits
 
 _ANSWER_S = 1.0  # for a read that does not wait for entries
+_BLOCK_S = 5.0  # of one read that does
 
 
 class ShardedLog:
@@ -20,6 +22,7 @@ class ShardedLog:
     def __init__(self, shards: Sequence[RedisLog]) -> None:
         self._shards = shards
         self._reads: PendingCalls[list[LogItem]] = PendingCalls("log read")
+        self._waiting: dict[int, dict[str, str]] = {}  # the cursors of the reads that wait for entries, by shard
 
     async def stop(self) -> None:
         """Give up the reads that are under way."""
@@ -55,19 +58,39 @@ class ShardedLog:
     async def read(self, cursors: Mapping[str, str], count: int, block_s: float) -> list[LogItem]:
         """Return up to `count` entries of each stream after its cursor; wait for the first up to `block_s`.
 
-        A shard's read goes on where another one has entries first. It begins behind all that was returned before: only
-        one at a time is under way at a shard.
+        A shard's read goes on where another one has entries first: only one at a time is under way at a shard, so that
+        what it brings is behind all that was returned before.
         """
-        calls = {
-            shard: partial(
-                self._read, shard, {stream: cursors[whole] for stream, whole in part.items()}, count, block_s
-            )
-            for shard, part in enumerate(self._split(cursors))
-            if part
-        }
-        ended = await self._reads.answers(calls, max(block_s, _ANSWER_S), first=True)
+        if not cursors:
+            return []
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + block_s
+        parts = [{stream: cursors[whole] for stream, whole in part.items()} for part in self._split(cursors)]
+        await self._stop_outdated(parts)
+        while True:
+            left = max(0.0, deadline - loop.time())
+            calls = {
+                shard: partial(self._read, shard, part, count, min(left, _BLOCK_S))
+                for shard, part in enumerate(parts)
+                if part
+            }
+            if left:
+                self._waiting |= {shard: parts[shard] for shard in calls if not self._reads.has(shard)}
+            items = self._taken(await self._reads.answers(calls, left or _ANSWER_S, first=True))
+            if items or loop.time() >= deadline:
+                return items
+
+    async def _stop_outdated(self, parts: Sequence[dict[str, str]]) -> None:
+        """Stop the reads that wait for entries of other streams than those asked for: nothing is lost by that."""
+        for shard in [shard for shard, part in self._waiting.items() if part != parts[shard] and parts[shard]]:
+            del self._waiting[shard]
+            await self._reads.stop(shard)
+
+    def _taken(self, ended: Sequence[tuple[int, asyncio.Task[list[LogItem]]]]) -> list[LogItem]:
+        """Return the entries of reads that have ended; raise the error of one where there are none."""
         items = [item for _, task in ended if task.exception() is None for item in task.result()]
         for shard, task in ended:
+            self._waiting.pop(shard, None)
             if task.exception() is None:
                 continue
             if items:
