@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -22,6 +23,7 @@ from ray_messaging.observability.health.server_checks import check_server
 from ray_messaging.observability.metrics.experiment_metrics import ExperimentFacts
 from ray_messaging.transports.backend import backend_of
 from ray_messaging.transports.server_facts import Kept, ServerFacts
+from ray_messaging.transports.sharded.config import ShardsConfig
 
 logger = logging.getLogger(__name__)
 
@@ -77,11 +79,9 @@ def ask_experiment(exp_id: str, experiment: Experiment | None, handles: Mapping[
     embedded = f"{prefix}server" in actors
     allow_eviction = facts is not None and facts.allow_eviction
     waited = 0 if known is None else known.settings.wait_replicas
-    findings = (
-        [_UNKNOWN]
-        if facts is None
-        else check_server(facts, allow_eviction=allow_eviction, embedded=embedded, wait_replicas=waited)
-    )
+    findings = [_UNKNOWN]
+    if facts is not None:
+        findings = _check_servers(facts, allow_eviction=allow_eviction, embedded=embedded, wait_replicas=waited)
     findings += [_NO_HEAD] if named is None else []
     findings += check_actors(found)
     if named is not None and known is not None and known.log_dir is not None and known.log_name not in actors:
@@ -89,6 +89,15 @@ def ask_experiment(exp_id: str, experiment: Experiment | None, handles: Mapping[
     if facts is not None and facts.kept is not None:
         findings += check_kept(facts.kept, [] if named is None else _dead_owners(facts.kept, deadline))
     return ExperimentFacts(found, facts, findings)
+
+
+def _check_servers(facts: ServerFacts, *, allow_eviction: bool, embedded: bool, wait_replicas: int) -> list[Finding]:
+    """Return the findings about the servers of an experiment; where it has several, each finding names the shard."""
+    found: list[Finding] = []
+    for shard, each in enumerate([facts, *facts.others]):
+        some = check_server(each, allow_eviction=allow_eviction, embedded=embedded, wait_replicas=wait_replicas)
+        found += [replace(one, what=f"shard {shard}: {one.what}") for one in some] if facts.others else some
+    return found
 
 
 def _ask_on_cluster(exp_id: str, experiment: Experiment | None, handles: Mapping[str, Any]) -> ExperimentFacts | None:
@@ -162,8 +171,16 @@ def _find_experiment(exp_id: str) -> Experiment | None:
     """Return an experiment with its password, from the interceptor or else the embedded server's actor."""
     experiment: Experiment | None = _call(f"{exp_id}/interceptor", "ready")
     if experiment is None and (redis := _call(f"{exp_id}/server", "config")) is not None:
-        experiment = Experiment(exp_id, "", redis, MessagingConfig())
+        further = [server for name in _further_servers(exp_id) if (server := _call(name, "config")) is not None]
+        config = ShardsConfig(servers=(redis, *further)) if further else redis
+        experiment = Experiment(exp_id, "", config, MessagingConfig())
     return experiment
+
+
+def _further_servers(exp_id: str) -> list[str]:
+    """Return the names of the actors of all embedded servers but the first one, in order."""
+    prefix = f"{exp_id}/server-"
+    return sorted(_named_in_time(prefix) or (), key=lambda name: int(name.removeprefix(prefix)))
 
 
 def _call(name: str, method: str) -> Any:  # noqa: ANN401 - the method's result
@@ -246,6 +263,8 @@ def _shown(name: str) -> str:
     kind, _, group = name.partition("/")
     if group:
         return f"group {group!r}"
+    if kind.startswith("server-"):
+        return f"{SERVER_ACTOR} of shard {kind.removeprefix('server-')}"
     return SERVER_ACTOR if kind == "server" else kind
 
 

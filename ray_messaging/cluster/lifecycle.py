@@ -22,6 +22,7 @@ from ray_messaging.cluster.handles.actor_calls import NAMESPACE, find_actor, nam
 from ray_messaging.cluster.handles.connection import connect
 from ray_messaging.cluster.health_check import warn_of_data_loss
 from ray_messaging.cluster.rule_store import pickled
+from ray_messaging.cluster.shards import PER_NODE, Shards, check_shards, nodes_of, server_names
 from ray_messaging.cluster.spec import AudienceHome, Experiment, InterceptorSpec, PickledRule, StartFacts, absolute
 from ray_messaging.config import MessagingConfig, ServerConfig, Steps
 from ray_messaging.errors import AlreadyExists, Closed, ConfigError, Fenced, MessagingError, RuleError, UnknownName
@@ -49,7 +50,7 @@ class StartedExperiment:
         self.interceptor: Any = None
         self.groups: dict[str, Any] = {}
         self.log: Any = None
-        self._server: Any = None
+        self._servers: list[Any] = []
         self._spec: Any = None
         self._ray_is_ours = ray_is_ours
         self._untouched = False  # the server has only data of this start
@@ -60,11 +61,12 @@ class StartedExperiment:
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         if config is None and data_dir is None and spec.log_dir is None and spec.audiences is not None:
             self._temporary = spec.audiences.folder
-        if config is None:
-            # Its data are on this node, so it must stay on it.
-            options = {"num_cpus": 0, "namespace": NAMESPACE, "scheduling_strategy": here}
-            options |= {"max_restarts": -1, "max_task_retries": -1, "name": f"{spec.exp_id}/server"}
-            self._server = remote(ServerActor, options).remote(secrets.token_hex(16), data_dir)
+        for node, name in zip(spec.nodes, server_names(spec.exp_id, len(spec.nodes)), strict=False):
+            # Its data are on that node, so it must stay on it.
+            pinned = NodeAffinitySchedulingStrategy(node, soft=False)
+            options = {"num_cpus": 0, "namespace": NAMESPACE, "scheduling_strategy": pinned}
+            options |= {"max_restarts": -1, "max_task_retries": -1, "name": name}
+            self._servers.append(remote(ServerActor, options).remote(secrets.token_hex(16), data_dir))
         # Ray may repeat all of its calls.
         options = ACTOR | {"max_restarts": -1, "max_task_retries": -1, "name": f"{spec.exp_id}/interceptor"}
         try:
@@ -74,8 +76,8 @@ class StartedExperiment:
             self.interceptor = remote(InterceptorActor, options).remote(self._spec, config)
         except ValueError as error:
             raise runs_already(spec.exp_id) from error
-        if self._server is not None:
-            result(self._server.config.remote(), actor_name=f"the server of experiment {spec.exp_id!r}")
+        for server in self._servers:
+            result(server.config.remote(), actor_name=f"the server of experiment {spec.exp_id!r}")
         try:
             experiment: Experiment = result(self.interceptor.ready.remote(), actor_name=f"experiment {spec.exp_id!r}")
         except AlreadyExists as error:
@@ -110,9 +112,9 @@ class StartedExperiment:
                 finish_log(self.log)
             if self.interceptor is not None:
                 leave([self.interceptor], erase=erase or self._untouched)
-            if self._server is not None:
-                _attempt([self._server.stop.remote(erase=erase)], timeout_s=_SERVER_S)
-                ray.kill(self._server)
+            _attempt([server.stop.remote(erase=erase) for server in self._servers], timeout_s=_SERVER_S)
+            for server in self._servers:
+                ray.kill(server)
             if self._ray_is_ours:
                 ray.shutdown()
         if self._temporary is not None:
@@ -131,6 +133,7 @@ def start_experiment(
     data_dir: str | Path | None = None,
     metrics: bool = False,
     tracing: Tracing | None = None,
+    shards: Shards = None,
 ) -> StartedExperiment:
     """Start an experiment; arguments and errors are those of `Messaging.start`."""
     check_name("exp_id", exp_id)
@@ -139,6 +142,7 @@ def start_experiment(
     if on_existing not in {"error", "resume", "reset"}:
         raise ConfigError(f"on_existing={on_existing!r} is unknown: write 'error', 'resume' or 'reset'")
     check_tracing(tracing)
+    shards = check_shards(shards, server=server, steps=steps, data_dir=data_dir, mirror=settings.mirror)
     config = experiment_config(server)
     if config is not None and data_dir is not None:
         raise ConfigError(f"data_dir={str(data_dir)!r} is for the embedded server: leave out redis=, or data_dir=")
@@ -149,7 +153,9 @@ def start_experiment(
             exp_id, secrets.token_hex(4), settings, check_rules(rules), on_existing, absolute(log_dir), steps, metrics
         )
         kept_in = _data_dir(data_dir, spec)
+        nodes = nodes_of(shards) if config is None else ()
         spec = replace(spec, audiences=_audience_home(spec, config, kept_in), tracing=tracing)
+        spec = replace(spec, nodes=nodes, per_node=shards == PER_NODE)
         started.start(spec, config, kept_in)
         if config is not None:
             warn_of_data_loss(config)
@@ -266,10 +272,10 @@ def ensure_ray() -> bool:
 
 
 def _end_server(exp_id: str) -> None:
-    """End the embedded server of an experiment that another process started, if it has one."""
-    server = find_actor(f"{exp_id}/server")
-    if server is not None:
-        _attempt([server.stop.remote()], timeout_s=_SERVER_S)
+    """End the embedded servers of an experiment that another process started, if it has some."""
+    servers = named_actors(f"{exp_id}/server").values()
+    _attempt([server.stop.remote() for server in servers], timeout_s=_SERVER_S)
+    for server in servers:
         ray.kill(server)
 
 

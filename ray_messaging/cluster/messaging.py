@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ray_messaging.cluster.lifecycle import StartedExperiment
     from ray_messaging.cluster.moves import AgentMove
     from ray_messaging.cluster.run.result import Result
+    from ray_messaging.cluster.shards import Shards
     from ray_messaging.cluster.surveys.survey import Survey
     from ray_messaging.cluster.surveys.survey_calls import SurveyCalls
     from ray_messaging.compat.msg import Payload
@@ -86,6 +87,7 @@ class Messaging:
         data_dir: str | Path | None = None,
         metrics: bool = False,
         tracing: "Tracing | None" = None,
+        shards: "Shards" = None,
     ) -> "Messaging":
         """Start an experiment, and Ray where it does not run yet.
 
@@ -103,6 +105,8 @@ class Messaging:
                 on_existing="resume". None: with steps and a log_dir that is `<log_dir>-server`, else nothing is kept.
             metrics: Groups count and time what they do, for `metrics_text()` and Ray's metrics (see docs/metrics.md).
             tracing: Sampled batches have spans from sender to handler (see docs/tracing.md). None: none.
+            shards: Several embedded servers: so many on this node, or "per-node", one on each node that is there now
+                (see docs/operations.md). None: one.
 
         Raises: AlreadyExists, ConfigError, ConnectionFailed within 5 s, ServerRefused, RuleError.
         """
@@ -123,6 +127,7 @@ class Messaging:
             data_dir=data_dir,
             metrics=metrics,
             tracing=tracing,
+            shards=shards,
         )
         return cls(started.experiment, started.interceptor, started)
 

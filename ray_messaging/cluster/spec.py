@@ -103,6 +103,8 @@ class InterceptorSpec:
     metrics: bool = False
     audiences: AudienceHome | None = None
     tracing: "Tracing | None" = None
+    nodes: tuple[str, ...] = ()  # of the embedded servers; empty: the server is one of the user's
+    per_node: bool = False  # a group's mailbox is on its node's server
 
 
 class StartFacts(NamedTuple):

@@ -20,6 +20,7 @@ from ray_messaging.cluster.actors.rule_schedule import RuleRequest
 from ray_messaging.cluster.handles.actor_calls import NAMESPACE
 from ray_messaging.cluster.ray_metrics import SERVER_S, RayMetrics
 from ray_messaging.cluster.rule_store import description
+from ray_messaging.cluster.shards import embedded_config
 from ray_messaging.cluster.spec import Experiment, InterceptorSpec, no_log
 from ray_messaging.common.process_tuning import tune_process
 from ray_messaging.config import ServerConfig
@@ -48,7 +49,7 @@ class InterceptorActor:
         self, spec: InterceptorSpec, redis: ServerConfig | None
     ) -> None:
         if redis is None:
-            redis = await ray.get_actor(f"{spec.exp_id}/server", namespace=NAMESPACE).config.remote()
+            redis = await embedded_config(spec)
         self._start = ActorStart(f"the interceptor of {spec.exp_id}", partial(self._begin, spec, redis), unreachable)
         await self._start.run()
         self._metrics: RayMetrics | None = None

@@ -76,7 +76,7 @@ def check_actor(actor: ActorFacts) -> Iterator[Finding]:
     yield from _counters(actor.name, report)
     yield from (warning("steps", late, remedy) for late, remedy in report.late)
     if report.disk is not None:
-        yield check_disk("server disk" if actor.name == SERVER_ACTOR else f"{actor.name} disk", report.disk)
+        yield check_disk(f"{actor.name.replace(SERVER_ACTOR, 'server')} disk", report.disk)
     restarts = max(actor.restarts, report.stats.get("restarts", 0))
     if restarts >= MANY_RESTARTS:
         yield warning(
@@ -114,7 +114,7 @@ def _silent(actor: ActorFacts) -> Finding:
 
 
 def _without(actor: ActorFacts, remedy: str) -> str:
-    harm = _WITHOUT.get(actor.name)
+    harm = _WITHOUT.get(SERVER_ACTOR if actor.name.startswith(SERVER_ACTOR) else actor.name)
     return remedy if harm is None else f"{harm}. Remedy: {remedy}"
 
 

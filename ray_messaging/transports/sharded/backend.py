@@ -1,9 +1,11 @@
 """Backend for several Redis or Valkey servers."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import ConfigError
 from ray_messaging.transports.redis.backend import RedisBackend, RedisStores
-from ray_messaging.transports.server_facts import ServerFacts
+from ray_messaging.transports.server_facts import ServerFacts, merged_kept
 from ray_messaging.transports.sharded.config import ShardsConfig
 from ray_messaging.transports.sharded.dead_letter_store import ShardedDeadLetters
 from ray_messaging.transports.sharded.experiment_store import ShardedExperimentStore
@@ -39,8 +41,11 @@ class ShardedBackend:
 
     def probe(self, exp_id: str | None = None) -> ServerFacts:
         """Ask the control shard for its state, and the others for theirs (see `ServerFacts.others`)."""
-        facts, *others = [shard.probe(exp_id) for shard in self._shards]
-        facts.others = others
+        with ThreadPoolExecutor(len(self._shards)) as threads:  # one that is away costs seconds
+            found = [*threads.map(lambda shard: shard.probe(exp_id), self._shards)]
+        facts: ServerFacts = found[0]
+        facts.others = found[1:]
+        facts.kept = merged_kept([each.kept for each in found if each.kept is not None])
         return facts
 
     def closed_names(self, exp_id: str) -> list[str]:

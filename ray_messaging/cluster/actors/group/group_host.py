@@ -10,6 +10,7 @@ from ray_messaging.cluster.actors.group.group_questions import GroupQuestions
 from ray_messaging.cluster.actors.group.group_steps import GroupSteps
 from ray_messaging.cluster.audiences.home import AudienceFiles
 from ray_messaging.cluster.owner_liveness import gone_for
+from ray_messaging.cluster.shards import config_here
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.errors import CommitFailed, NotListening, OutcomeUnknown
 from ray_messaging.messager import Messager
@@ -31,7 +32,7 @@ class GroupHost:
     def __init__(self, experiment: Experiment, interceptor: object, name: str, owner: str) -> None:
         self._metrics = MessagerMetrics() if experiment.metrics else None
         self.messager = Messager(
-            experiment.redis,
+            config_here(experiment.redis),
             experiment.exp_id,
             interceptor,
             name=name,
