@@ -4,12 +4,16 @@ import asyncio
 import inspect
 
 from ray_messaging.addressing.channels import Keys
+from ray_messaging.config import MessagingConfig
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.server.lane_server import LaneServer
 from ray_messaging.transports.epochs import new_epoch
+from ray_messaging.transports.experiment_store import StateWrite
 from ray_messaging.transports.memory import MemoryServer
 from ray_messaging.transports.redis.connection.link import RedisLink
 from ray_messaging.transports.redis.log import RedisLog
+from ray_messaging.transports.sharded.backend import ShardedBackend
+from ray_messaging.transports.sharded.config import ShardsConfig
 
 
 class Method:
@@ -33,9 +37,16 @@ class InterceptorEpoch:
         self.gate.set()
         self.failure = None
         self.written = []
-        self.link = None if isinstance(server, MemoryServer) else RedisLink(server, 10.0)
+        self.link = self.shards = None
+        if isinstance(server, ShardsConfig):
+            self.shards = ShardedBackend(server).stores(exp_id, MessagingConfig(send_timeout_s=10.0))
+            self.link = self.shards.transport.shards[1].link
+        elif not isinstance(server, MemoryServer):
+            self.link = RedisLink(server, 10.0)
 
     async def take(self):
+        if self.shards is not None:
+            return await self.shards.experiment.take_interceptor_epoch()
         if self.link is None:
             exp = self.server.experiments[self.exp_id]
             exp.interceptor, exp.standing = new_epoch(exp.interceptor), 0
@@ -48,6 +59,8 @@ class InterceptorEpoch:
         if self.failure is not None:
             raise self.failure
         self.written.append(number)
+        if self.shards is not None:
+            return await self.shards.experiment.delegate(epoch, number) is StateWrite.DONE
         if self.link is None:
             exp = self.server.experiments[self.exp_id]
             exp.standing = max(exp.standing, number) if epoch == exp.interceptor else exp.standing
@@ -55,7 +68,9 @@ class InterceptorEpoch:
         return bool(await self.link.script("advance_delegation", [Keys(self.exp_id).meta], [epoch, number]))
 
     async def close(self):
-        if self.link is not None:
+        if self.shards is not None:
+            await self.shards.transport.close()
+        elif self.link is not None:
             await self.link.close()
 
 
