@@ -337,6 +337,8 @@ async def test_a_shard_that_stands_still_keeps_no_other_one_from_the_log(
     assert {len(ns) for ns in found.values()} == {2, 12}
     assert set(table["mailbox"].to_pylist()) == {"group-1", "group-2", "group-3"}
     assert await numbers(hosts[0], 2) == [1, 12]
+    for messager in (sender, *hosts):  # before their servers
+        await messager.close()
 
 
 async def test_a_shard_that_is_away_at_the_start_is_named(own_shards, processes, exp_id):
