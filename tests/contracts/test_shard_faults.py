@@ -44,7 +44,7 @@ class Traffic:
     def __init__(self, sender, by):
         self.sender, self.by = sender, by
         self.acknowledged, self.unknown = set(), set()
-        self.rounds = 0
+        self.rounds = self.failures = 0
 
     async def run(self, stop):
         for number in itertools.count():
@@ -55,6 +55,7 @@ class Traffic:
                 receipts = list(await self.sender.send_messages(outgoing))
             except TransitError as error:
                 receipts = error.receipts
+                self.failures += 1
                 if isinstance(error, OutcomeUnknown):
                     self.unknown |= {
                         (self.by, number, agent)
@@ -68,6 +69,16 @@ class Traffic:
             self.rounds += 1
 
 
+async def read(host, found):
+    """Fetch, and note what comes, until this is cancelled."""
+    while True:
+        try:
+            messages = await host.fetch_messages(timeout=0.2)
+            found.extend((message.from_id, message.payload["n"], message.to_id) for message in messages)
+        except TransitError:
+            await asyncio.sleep(0)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("patience_s", [0.3, 20.0], ids=["impatient", "patient"])
 @pytest.mark.parametrize("victim", [0, 1, 2])
@@ -78,16 +89,7 @@ async def test_a_shard_that_is_killed_under_load_loses_and_doubles_nothing(
     senders = [await opener(server, name=f"sender-{n}", send_timeout_s=patience_s) for n in range(3)]
     flows, stop = [Traffic(sender, 100 + n) for n, sender in enumerate(senders)], asyncio.Event()
     found = []
-
-    async def read(host):
-        while True:
-            try:
-                messages = await host.fetch_messages(timeout=0.2)
-                found.extend((message.from_id, message.payload["n"], message.to_id) for message in messages)
-            except TransitError:
-                await asyncio.sleep(0)
-
-    reading = [asyncio.create_task(read(host)) for host in hosts]
+    reading = [asyncio.create_task(read(host, found)) for host in hosts]
     running = [asyncio.create_task(flow.run(stop)) for flow in flows]
 
     async def moved_on():
@@ -96,8 +98,12 @@ async def test_a_shard_that_is_killed_under_load_loses_and_doubles_nothing(
 
     for _ in range(3):
         await moved_on()
+        for flow in flows:
+            flow.failures = 0
         processes[victim].kill()
-        processes[victim].start()
+        if patience_s < 1:  # each has a send in the outage
+            await until(lambda: asyncio.sleep(0, all(flow.failures for flow in flows)))
+        await asyncio.to_thread(processes[victim].start)
         await moved_on()
     stop.set()
     await asyncio.gather(*running)
