@@ -1,9 +1,10 @@
-"""Cost of a message as replicas, groups and mailboxes are added.
+"""Cost of a message as replicas, groups, mailboxes and shards are added.
 
     python -m benchmarks.scale --part replicas               # about 2 minutes: without and with a replica, by turns
     python -m benchmarks.scale --part groups                 # groups in a ring on one server, more and more of them
     python -m benchmarks.scale --part groups --groups 1 8 32
     python -m benchmarks.scale --part frames                 # one sender to more and more mailboxes
+    python -m benchmarks.scale --part shards                 # six groups in a ring on one server and on three, by turns
 
 The interceptor has a black list. A value is the median of the rounds, with the lowest and the highest. A ratio is that
 of two sides in the same round. Millions a second are counted in bulk, until the last message has come.
@@ -15,9 +16,9 @@ from collections.abc import Callable
 
 from benchmarks.axes.society.society import cluster
 from benchmarks.reports.lines import Line, as_json, show
-from benchmarks.scale import frames, groups, replicas
+from benchmarks.scale import frames, groups, replicas, shards
 
-PARTS = ("replicas", "groups", "frames")
+PARTS = ("replicas", "groups", "frames", "shards")
 
 
 def main() -> None:
@@ -33,6 +34,7 @@ def main() -> None:
         "replicas": lambda: replicas.measure(plan.seconds, plan.rounds),
         "groups": lambda: groups.measure(plan.groups, plan.seconds, plan.rounds),
         "frames": lambda: frames.measure(plan.seconds, plan.rounds),
+        "shards": lambda: shards.measure(plan.seconds, plan.rounds),
     }
     logging.getLogger("ray_messaging").setLevel(logging.ERROR)  # the servers' data may be lost
     lines: list[Line] = []

@@ -8,7 +8,7 @@ in a call of their own, and learns the reason.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ray_messaging.errors import Closed, ConnectionFailed, MessagingError
+from ray_messaging.errors import Closed, ConnectionFailed, MailboxFull, MessagingError
 from ray_messaging.transports.transport import FrameFate, SendReply, SendStatus
 
 SETTLED = (FrameFate.WRITTEN, FrameFate.DUPLICATE)
@@ -73,4 +73,4 @@ def _worst_of(errors: Sequence[MessagingError], *, repeated: bool) -> MessagingE
 
 def _is_definite(error: MessagingError) -> bool:
     """Return whether nothing of a call was written, nor can be."""
-    return error.unsent if isinstance(error, ConnectionFailed | Closed) else True
+    return error.unsent if isinstance(error, ConnectionFailed | Closed) else isinstance(error, MailboxFull)

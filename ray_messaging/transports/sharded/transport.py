@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
+from ray_messaging.addressing.channels import is_survey_mailbox
 from ray_messaging.addressing.directory import Record
 from ray_messaging.addressing.patterns import GLOBS, Patterns
 from ray_messaging.common.task_health import TaskHealth, end
@@ -167,10 +168,11 @@ class ShardedTransport:
     async def _placed(self, record: Record, limits: Limits, epoch: int | None) -> int:
         """Return the shard of a mailbox; choose one for a new one of a messager with a name.
 
-        That of one without a name is on the control shard: its lease depends on its subscription there.
+        That of one without a name is on the control shard: its lease depends on its subscription there. So is that of
+        a survey, whose record is there.
         """
         name = record.mailbox
-        if limits.leased or epoch is not None or name in self._homes:
+        if limits.leased or is_survey_mailbox(name) or epoch is not None or name in self._homes:
             return self._homes.get(name, 0)
         wanted = self._config.home if not self._config.nodes else self._config.home or 0
         return await self._entries.place(name, wanted)
