@@ -39,7 +39,7 @@ def server(processes):
 
 
 class Traffic:
-    """A sender that writes numbered messages to all groups until it is told to stop, and what came of each."""
+    """A sender that writes numbered messages to all groups until it is told to stop, and their fates."""
 
     def __init__(self, sender, by):
         self.sender, self.by = sender, by
@@ -70,7 +70,7 @@ class Traffic:
 
 
 async def read(host, found):
-    """Fetch, and note what comes, until this is cancelled."""
+    """Fetch, and keep the numbers, until this is cancelled."""
     while True:
         try:
             messages = await host.fetch_messages(timeout=0.2)

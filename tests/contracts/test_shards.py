@@ -1,4 +1,4 @@
-"""An experiment on three servers: the order of a change of the directory, calls to several of them, what is refused."""
+"""An experiment on three servers: the order of a change of the directory, calls to several of them, refusals."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""One reply of the replies of several shards: what each mixture lets the sender do."""
+"""One reply of the replies of several shards: mixtures of receipts, refusals and failures."""
 
 import pytest
 
