@@ -17,12 +17,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ray_messaging.addressing.channels import check_name
 from ray_messaging.cluster.actors.interceptor_actor import InterceptorActor
-from ray_messaging.cluster.actors.server_actor import ServerActor
 from ray_messaging.cluster.handles.actor_calls import NAMESPACE, find_actor, named_actors, result, wait_dead
 from ray_messaging.cluster.handles.connection import connect
 from ray_messaging.cluster.health_check import warn_of_data_loss
 from ray_messaging.cluster.rule_store import pickled
-from ray_messaging.cluster.shards import PER_NODE, Shards, check_shards, nodes_of, server_names
+from ray_messaging.cluster.servers.server_actor import ServerActor
+from ray_messaging.cluster.servers.shards import PER_NODE, Shards, check_shards, nodes_of, server_names
 from ray_messaging.cluster.spec import AudienceHome, Experiment, InterceptorSpec, PickledRule, StartFacts, absolute
 from ray_messaging.config import MessagingConfig, ServerConfig, Steps
 from ray_messaging.errors import AlreadyExists, Closed, ConfigError, Fenced, MessagingError, RuleError, UnknownName

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ray_messaging.cluster.lifecycle import StartedExperiment
     from ray_messaging.cluster.moves import AgentMove
     from ray_messaging.cluster.run.result import Result
-    from ray_messaging.cluster.shards import Shards
+    from ray_messaging.cluster.servers.shards import Shards
     from ray_messaging.cluster.surveys.survey import Survey
     from ray_messaging.cluster.surveys.survey_calls import SurveyCalls
     from ray_messaging.compat.msg import Payload

@@ -20,7 +20,7 @@ from ray_messaging.cluster.actors.rule_schedule import RuleRequest
 from ray_messaging.cluster.handles.actor_calls import NAMESPACE
 from ray_messaging.cluster.ray_metrics import SERVER_S, RayMetrics
 from ray_messaging.cluster.rule_store import description
-from ray_messaging.cluster.shards import embedded_config
+from ray_messaging.cluster.servers.shards import embedded_config
 from ray_messaging.cluster.spec import Experiment, InterceptorSpec, no_log
 from ray_messaging.common.process_tuning import tune_process
 from ray_messaging.config import ServerConfig

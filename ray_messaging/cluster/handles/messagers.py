@@ -11,7 +11,7 @@ from ray_messaging.cluster.handles.connection import ExperimentConnection
 from ray_messaging.cluster.handles.group.group import check_agents
 from ray_messaging.cluster.owner_liveness import gone_for
 from ray_messaging.cluster.ray_metrics import RayMetrics
-from ray_messaging.cluster.shards import config_here
+from ray_messaging.cluster.servers.shards import config_here
 from ray_messaging.common.process_tuning import relax_collector
 from ray_messaging.errors import ConfigError
 from ray_messaging.messager import GroupMessager

@@ -10,7 +10,7 @@ from ray_messaging.cluster.actors.group.group_questions import GroupQuestions
 from ray_messaging.cluster.actors.group.group_steps import GroupSteps
 from ray_messaging.cluster.audiences.home import AudienceFiles
 from ray_messaging.cluster.owner_liveness import gone_for
-from ray_messaging.cluster.shards import config_here
+from ray_messaging.cluster.servers.shards import config_here
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.errors import CommitFailed, NotListening, OutcomeUnknown
 from ray_messaging.messager import Messager

@@ -1,0 +1,1 @@
+"""Embedded servers of an experiment: one, or several as its shards."""
