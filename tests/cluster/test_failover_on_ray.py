@@ -1,4 +1,4 @@
-"""Experiments on Ray over Sentinels: the primary is killed in the middle of their traffic and of their steps."""
+"""Experiments on Ray over Sentinels or a cluster: the primary is killed in the middle of their traffic and steps."""
 
 import os
 import signal
@@ -17,6 +17,7 @@ from faults.ray_traffic import Receiver, Sender, rows_of
 from support.cluster import PATIENCE_S, Busy, Gate, control, pid_of, wait_for
 from support.replicated import ReplicatedService
 from support.servers import PASSWORD
+from support.slots import ClusterService
 from support.step_society import AGENTS, SEED, STEPS, listen, messages_of, sequential, spread
 
 from ray_messaging import EventLog, Messaging, MessagingConfig, Steps, rules
@@ -40,14 +41,29 @@ def for_workers():
         ray.cloudpickle.unregister_pickle_by_value(module)
 
 
-@pytest.fixture(params=[1, 2], ids=["one replica", "two replicas"])
-def service(request, tmp_path):
-    with ReplicatedService(tmp_path / "service", binary="valkey", replicas=request.param) as service:
+@pytest.fixture
+def exp_id():
+    return f"failover-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture(params=[1, 2, "cluster"], ids=["one replica", "two replicas", "a cluster"])
+def service(request, tmp_path, exp_id):
+    folder = tmp_path / "service"
+    many = request.param == "cluster"
+    started = (
+        ClusterService(folder, exp_id=exp_id)
+        if many
+        else ReplicatedService(folder, binary="valkey", replicas=request.param)
+    )
+    with started as service:
         yield service
 
 
 def url_of(config):
-    return f"redis+sentinel://:{PASSWORD.replace(' ', '%20')}@{','.join(config.sentinels)}/{config.service}"
+    password = PASSWORD.replace(" ", "%20")
+    if config.cluster:
+        return f"redis+cluster://:{password}@{','.join(config.cluster)}"
+    return f"redis+sentinel://:{password}@{','.join(config.sentinels)}/{config.service}"
 
 
 def lose_primary(service, *, cut_off=False, at_once=lambda: None, before_it_is_back=lambda: None):
@@ -115,10 +131,10 @@ class Traffic:
         return [error for errors in met for error in errors]
 
 
-def test_messages_arrive_once_and_in_order_although_the_primary_is_lost_twice(service, tmp_path):
+def test_messages_arrive_once_and_in_order_although_the_primary_is_lost_twice(service, tmp_path, exp_id):
     listed = rules.BlackList([SILENCED]), rules.RateLimit(per_round=10**9)
     with Messaging.start(
-        f"failover-{uuid.uuid4().hex[:8]}",
+        exp_id,
         redis=url_of(service.config),
         settings=WAITING,
         rules=listed,
@@ -127,7 +143,7 @@ def test_messages_arrive_once_and_in_order_although_the_primary_is_lost_twice(se
         traffic = Traffic(tmp_path, messaging)
         traffic.goes_on()
         assert troubles(messaging) == []
-        lonely = len(service.servers) == 2  # the new primary has no replica then
+        lonely = len(service.replicas) == 1  # the new primary has no replica then
         told = partial(wait_for, lambda: "server replicas" in troubles(messaging), "the finding")
         lose_primary(service, before_it_is_back=told if lonely else lambda: None)
         traffic.goes_on()
@@ -155,9 +171,9 @@ def test_messages_arrive_once_and_in_order_although_the_primary_is_lost_twice(se
     )
 
 
-def test_actors_that_die_with_the_primary_come_back_over_the_new_one(service, tmp_path):
+def test_actors_that_die_with_the_primary_come_back_over_the_new_one(service, tmp_path, exp_id):
     with Messaging.start(
-        f"failover-{uuid.uuid4().hex[:8]}",
+        exp_id,
         redis=service.config,
         settings=WAITING,
         rules=[rules.BlackList([SILENCED]), rules.RateLimit(per_round=10**9)],
@@ -201,15 +217,14 @@ class Run(Busy):
 
 
 def started(name, **options):
-    steps = Steps(seed=SEED, digest=True)
-    return Messaging.start(f"{name}-{uuid.uuid4().hex[:8]}", steps=steps, **options)
+    return Messaging.start(name, steps=Steps(seed=SEED, digest=True), **options)
 
 
-def test_a_run_over_a_lost_primary_gives_the_digests_of_an_undisturbed_one(service, tmp_path):
-    with started("undisturbed") as messaging:
+def test_a_run_over_a_lost_primary_gives_the_digests_of_an_undisturbed_one(service, tmp_path, exp_id):
+    with started(f"undisturbed-{exp_id}") as messaging:
         wanted = messaging.run(person, agents=AGENTS, groups=2, until=STEPS)
         history = messaging.steps.history_digest(STEPS - 1)
-    with started("disturbed", redis=service.config, settings=WAITING, log_dir=tmp_path / "log") as messaging:
+    with started(exp_id, redis=service.config, settings=WAITING, log_dir=tmp_path / "log") as messaging:
         messaging.steps.pause()
         run = Run(messaging)
         run.start()

@@ -76,10 +76,15 @@ class ServerClock:
             self._offset = mmap.mmap(file.fileno(), 8)
         self.env = {"LD_PRELOAD": str(shim), "SERVER_CLOCK": str(offset)}
 
-    def step(self, client, seconds):
-        """Step the clock forward, or back, while its server runs; return once that goes by it. Steps add up."""
+    def set_ahead(self, seconds):
+        """Step the clock forward, or back, before its server starts; return the sum of all steps in microseconds."""
         offset = struct.unpack("=q", self._offset)[0] + round(seconds * 1_000_000)
         self._offset[:] = struct.pack("=q", offset)
+        return offset
+
+    def step(self, client, seconds):
+        """Step the clock forward, or back, while its server runs; return once that goes by it. Steps add up."""
+        offset = self.set_ahead(seconds)
         while True:  # Valkey reads its clock once in a while
             now, (s, micros) = time.time() + offset / 1e6, client.time()
             if abs(s + micros / 1e6 - now) < min(0.5, abs(seconds) / 2):

@@ -1,6 +1,7 @@
 """A Redis or Valkey Cluster for tests: nodes can be killed and cut off, and slots moved in both ways."""
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -18,6 +19,8 @@ NODE_TIMEOUT_MS = 1_000
 _USER, _SECRET = "replicator", "a-secret-between-servers"  # of replicas and of MIGRATE: clients have another user
 _ALL_PACKETS = -2  # of the cluster's, that a node of Valkey can drop
 _KEYS_AT_ONCE = 20
+_REST_S = 0.2
+_HANDSHAKE_S = 0.2
 
 
 def slot_of(exp_id):
@@ -38,10 +41,10 @@ class ClusterService:
     """A cluster of primaries with replicas each; its slots are spread evenly.
 
     As a context manager it leaves no process behind. It can take the place of a RedisProcess on a fault's stage: then
-    `primary` is the one that has the slot of `exp_id`.
+    `primary` is the one that has the slot of `exp_id`. `env` goes into the environment of nodes, by their place.
     """
 
-    def __init__(self, folder, *, binary="valkey", primaries=3, replicas=1, exp_id="town", **options):
+    def __init__(self, folder, *, binary="valkey", primaries=3, replicas=1, exp_id="town", env=None, **options):
         self.folder = Path(folder)
         self.exp_id = exp_id
         self._primaries = primaries
@@ -61,7 +64,8 @@ class ClusterService:
         for at in range(primaries * (1 + replicas)):
             (self.folder / f"node-{at}").mkdir(parents=True)
             more = {"cluster-port": free_port()}
-            self.servers.append(RedisProcess(self.folder / f"node-{at}", binary=binary, **shared | more | options))
+            folder, own = self.folder / f"node-{at}", (env or {}).get(at)
+            self.servers.append(RedisProcess(folder, binary=binary, env=own, **shared | more | options))
         self._ids = {}
         self.process = None  # as that of a RedisProcess: None until it is started
         self.primary = None
@@ -98,14 +102,26 @@ class ClusterService:
                 if at < self._primaries:
                     first, last = (each * SLOTS // self._primaries for each in (at, at + 1))
                     client.execute_command("CLUSTER ADDSLOTSRANGE", first, last - 1)
-                for other in self.servers[:at]:
-                    client.execute_command("CLUSTER MEET", HOST, other.config.port, other._options["cluster-port"])
+            until(lambda: self._met(clients), "nodes that know each other")
             names = list(self._ids)
             for at, client in enumerate(clients[self._primaries :]):
                 leader = names[at % self._primaries]
                 until(lambda client=client, leader=leader: replicate(client, leader), "a node that is known")
         self.settle()
         return self
+
+    def _met(self, clients):
+        """Return whether all nodes know each other; a handshake that takes too long is forgotten, so begin it again."""
+        strangers = False
+        for at, client in enumerate(clients):
+            known = {port for port, flags, _, _ in self._view(client).values() if "handshake" not in flags}
+            for other in self.servers[:at]:
+                if f"{HOST}:{other.config.port}" not in known:
+                    strangers = True
+                    client.execute_command("CLUSTER MEET", HOST, other.config.port, other._options["cluster-port"])
+        if strangers:
+            time.sleep(_HANDSHAKE_S)
+        return not strangers
 
     def settle(self):
         """Return when all living nodes agree on all others, and the replicas have all."""
@@ -267,7 +283,10 @@ class KeyByKey:
 
 
 class Resharding(threading.Thread):
-    """A thread that moves an experiment's slot back and forth until it is stopped."""
+    """A thread that moves an experiment's slot back and forth until it is stopped, with a short rest after each move.
+
+    Without it, clients that come back after a pause would find the slot on its way each time.
+    """
 
     def __init__(self, service, *ways):
         super().__init__()
@@ -282,6 +301,7 @@ class Resharding(threading.Thread):
                 to = self._service.others()[self.moves % 2]
                 self._ways[self.moves % len(self._ways)](to)
                 self.moves += 1
+                self._enough.wait(_REST_S)
         except Exception as error:  # noqa: BLE001 - it is raised by `stop`
             self.met = error
 
