@@ -120,7 +120,7 @@ class RedisLink:
         self._reply_s, self._stall_s = min(config.timeout, patience_s), max(_SHORTEST_STALL_S, patience_s / 3)
         self._wire: Wire | None = None
         self._opening = asyncio.Lock()
-        self._known: set[str] = set()  # scripts that the server should have
+        self._known: dict[str, str] = {}  # hashes of the scripts that the server should have
         # Is called with each new connection before a script, or a blocking read, goes over it.
         self.greet: Greet | None = None
         self._greeted: Wire | None = None
@@ -330,10 +330,10 @@ class RedisLink:
         return self.persist(partial(self._run, name, keys, args, large), cut)
 
     def _run(self, name: str, keys: Sequence[str], args: Sequence[Any], large: Sequence[int]) -> Awaitable[Any]:
-        if name in self._known:
-            how, script = b"EVALSHA", script_hash(name, cluster=self._clustered)
-        else:
-            self._known.add(name)  # if this never gets there, the hash is refused
+        script = self._known.get(name)
+        how = b"EVALSHA"
+        if script is None:
+            self._known[name] = script_hash(name, cluster=self._clustered)  # if this never gets there, it is refused
             how, script = b"EVAL", script_text(name, cluster=self._clustered)
         command: Sequence[Any] = (how, script, len(keys), *keys, *args)
         if large:
