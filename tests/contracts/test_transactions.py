@@ -846,7 +846,7 @@ async def test_a_transaction_without_sends_drains_a_full_server(server, bank, sh
     if isinstance(server, MemoryServer):
         return  # it has no limit
     await feed(shop, 1, 2, 3)
-    client = client_of(server)
+    client = client_of(server, exp_id)
     limit = (await client.config_get("maxmemory"))["maxmemory"]
     await client.config_set("maxmemory", "1mb")
     try:
