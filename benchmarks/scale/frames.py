@@ -10,8 +10,9 @@ from benchmarks.axes.cost.processes import client, pid_of
 from benchmarks.axes.cost.processor import seconds_of
 from benchmarks.reports.lines import Line
 from benchmarks.work import payload
-from ray_messaging import Messager, RedisConfig
+from ray_messaging import Messager, MessagingConfig, RedisConfig
 from ray_messaging.embedded.server import EmbeddedServer
+from ray_messaging.transports.redis.backend import RedisBackend
 
 HOST, EXPERIMENT = "127.0.0.1", "frames"
 MAILBOXES = (1, 16, 128, 512)
@@ -79,7 +80,7 @@ def measure(seconds: float, rounds: int) -> list[Line]:
         for mailboxes in MAILBOXES:
             ray.get(ends.readers.grow.remote(mailboxes))
             ends.turn(mailboxes, seconds / 2)
-            turns = [ends.turn(mailboxes, seconds) for _ in range(rounds)]
+            turns = [ends.turn(mailboxes, seconds) | ends.look() for _ in range(rounds)]
             part = f"{mailboxes} mailboxes, {ROWS // mailboxes:,} rows a frame"
             lines += [Line(part, name, unit, [turn[name, unit] for turn in turns]) for name, unit in turns[0]]
     return lines
@@ -107,6 +108,22 @@ class Ends:
         frames = sent * mailboxes / ROWS
         found["server: in its script", "us a frame"] = (self._in_scripts() - scripts) / frames
         return found
+
+    def look(self) -> dict[tuple[str, str], float]:
+        """Return how long the server takes to tell a process all of the directory, and that nothing has changed."""
+
+        async def loads() -> dict[tuple[str, str], float]:
+            transport = RedisBackend(self._config).transport(EXPERIMENT, MessagingConfig())
+            await transport.connect()
+            found, since = {}, -1
+            for name in ("the whole directory", "no change of it"):
+                began = self._in_scripts()
+                since = (await transport.load_directory(since)).version
+                found[f"server: {name}", "us"] = self._in_scripts() - began
+            await transport.close()
+            return found
+
+        return asyncio.run(loads())
 
     def _in_scripts(self) -> float:
         """Return the microseconds that the server has spent in scripts."""
