@@ -82,6 +82,9 @@ class Leases:
     def __init__(self, *lengths_s):
         self.lengths_s = list(lengths_s)
 
+    def __rmul__(self, stretch):
+        return self
+
     def __radd__(self, asked_at):
         return asked_at + (self.lengths_s.pop(0) if self.lengths_s else 60.0)
 
@@ -95,7 +98,7 @@ async def test_broadcasts_pass_whole_though_answers_come_late(interceptor_epoch,
         assert await client.pass_whole(batch([{}])) is not None
         assert leases.lengths_s == []
         monkeypatch.setattr(delegated_rules, "LEASE_S", 0.0)
-        hasty = RemoteVerdictClient(actor, 0.1, exp_id, delegate_rules=True)
+        hasty = RemoteVerdictClient(actor, 1.0, exp_id, delegate_rules=True)
         with pytest.raises(InterceptorUnavailable, match="came too late"):
             await hasty.pass_whole(batch([{}]))
         await hasty.close()
@@ -354,6 +357,17 @@ async def test_the_lease_is_renewed_by_passing_messages_and_by_answers(actor, me
     assert sender.stats()["delegated"] == before
     assert await send(sender, (1, 1)) == "d"
     assert sender.stats()["delegated"] == before + 1
+
+
+@pytest.mark.parametrize(("messagers_there", "stretch"), [(1, 1), (32, 1), (320, 10), (100_000, 20)])
+async def test_many_messagers_ask_less_often(actor, messagers, messagers_there, stretch):
+    actor.messagers = messagers_there
+    sender, _ = await messagers(actor), await messagers(host=[1])
+    began = asyncio.get_running_loop().time()
+    await passed(sender)
+    grant = sender.engine.accumulator.verdict_client._delegated_rules
+    ended = asyncio.get_running_loop().time()
+    assert began + 60.0 * stretch <= grant._until <= ended + 60.0 * stretch
 
 
 async def test_passed_messages_are_counted(actor, messagers):

@@ -86,6 +86,7 @@ class Actor:
         self.lane = Method(self._lane)
         self.forward_batch = Method(self._forward_batch)
         self.interceptor = self.server = None
+        self.messagers = 1  # that it says there are
         self.servers = []
 
     async def begin(self, *rules, **options):
@@ -97,7 +98,7 @@ class Actor:
         interceptor = self.interceptor
         self.server = LaneServer(
             lambda request, patient: self._answer(interceptor, request, patient=patient),
-            lambda request: self._never() if self.silent else interceptor.snapshot(request),
+            lambda request: self._never() if self.silent else interceptor.snapshot(request, self.messagers),
         )
         self.servers.append(self.server)
         self.address = await self.server.start("127.0.0.1")

@@ -109,7 +109,7 @@ class InterceptorHost:
         return self.interceptor.answer(request, patient=patient)
 
     def _snapshot(self, request: bytes) -> Any:  # noqa: ANN401 - as above
-        return self.interceptor.snapshot(request)
+        return self.interceptor.snapshot(request, len(self._lane.connections))
 
     async def start(self, host: str) -> None:
         """Claim the experiment and a new epoch, load the rules' state, and serve the lane on an address.

@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 # After this time without an answer the interceptor may be dead or suspended: the next batch waits for its verdict.
 LEASE_S = 0.1
 _ASK_AGAIN_S = LEASE_S / 3  # while messages pass, the snapshot is confirmed, and their number reported, this often
+# Both are as many times as long as the interceptor says: many messagers ask it less often.
 _PAUSE_S = 0.02  # without messages for this long, the number of those that have passed is reported
 _PATIENCE_S = 10.0
 _LAST_REPORT_S = 0.1
@@ -48,6 +49,7 @@ class DelegatedRules:
         self._rules: tuple[Rule, ...] = ()
         self._intersections = Intersections()
         self._until = 0.0  # loop time
+        self._stretch = 1.0  # of the lease, as the interceptor says
         self._unreported = 0  # of `passed`
         self._seen = 0  # `passed` when the timer was set
         self._recent: dict[int, bool] = {}  # batches that passed -> whether they are counted here
@@ -129,7 +131,7 @@ class DelegatedRules:
 
     def _renew(self, number: int, asked_at: float) -> None:
         if self._passing is not None and self._passing.epoch == number:
-            self._until = max(self._until, asked_at + LEASE_S)
+            self._until = max(self._until, asked_at + self._stretch * LEASE_S)
         else:
             self._drop()
 
@@ -147,7 +149,7 @@ class DelegatedRules:
         self._timer = None
         if not self._unreported or self._lane is None or not self._lane.alive:
             return
-        if self._seen == self.passed or self._loop.time() >= self._asked_at + _ASK_AGAIN_S:
+        if self._seen == self.passed or self._loop.time() >= self._asked_at + self._stretch * _ASK_AGAIN_S:
             self._ask()
         else:
             self._set_timer()
@@ -173,6 +175,7 @@ class DelegatedRules:
                 snapshot = decode_snapshot(await lane.snapshot(self._request(held)))
             if self._lane is not lane:
                 return
+            self._stretch = snapshot.stretch
             if snapshot.rules is None or held:
                 self._renew(snapshot.number, self._asked_at)
             if not snapshot.number:
@@ -195,7 +198,7 @@ class DelegatedRules:
         rules = snapshot.build() if snapshot.entries < _MANY else await asyncio.to_thread(snapshot.build)
         if self._lane is lane and snapshot.number:
             self._passing, self._rules = BatchVerdict(epoch=snapshot.number), rules
-            self._until = asked_at + LEASE_S
+            self._until = asked_at + self._stretch * LEASE_S
 
     async def close(self) -> None:
         """Drop the snapshot, and report the last passed messages if the interceptor is there."""

@@ -153,12 +153,15 @@ class Interceptor:
             verdicts = decode_verdicts(await self._wait(batch))
         return not verdicts.blocked
 
-    def snapshot(self, request: bytes) -> bytes | Awaitable[bytes]:
-        """Answer a request for a rule snapshot, and count the messages that have passed by delegated rules."""
+    def snapshot(self, request: bytes, messagers: int = 1) -> bytes | Awaitable[bytes]:
+        """Answer a request for a rule snapshot, and count the messages that have passed by delegated rules.
+
+        Args: messagers is how many there are that may ask.
+        """
         self._check()
         asked = decode_snapshot_request(request)
         self.judged += asked.passed
-        return self.delegation.answer(asked.held)
+        return self.delegation.answer(asked.held, messagers)
 
     def _check(self) -> None:
         if self._fenced is not None or self._writer is not None:

@@ -14,6 +14,7 @@ from ray_messaging.interception.server.state.table import Table
 
 MIN_SNAPSHOT_NUMBER = 2**32  # so that neither an epoch nor one of the codes in its place is taken for a snapshot
 MAX_ENTRIES = 20_000  # pairs, edges and members of all rules together: every messager holds a copy
+MOST_STRETCH = 20.0
 # The instance attributes of each class. A rule with others was changed by hand, and may decide differently.
 _ATTRIBUTES = {
     BlackList: {"name", "state", "_index", "_listed", "context", "on_error"},
@@ -60,11 +61,13 @@ class RuleSnapshot(msgspec.Struct, array_like=True, frozen=True):
     """Answer with the number under which verdicts by delegated rules are valid now (0: none are). Append-only.
 
     The number is unique among all states of the rules and all interceptors. `rules` are included unless the request
-    holds them already.
+    holds them already. `stretch` says how many times as long as usual it holds without news: many messagers ask less
+    often.
     """
 
     number: int
     rules: tuple[BlackListSnapshot | AllowGraphSnapshot, ...] | None = None
+    stretch: Annotated[float, msgspec.Meta(ge=1.0, le=MOST_STRETCH)] = 1.0
 
     @property
     def entries(self) -> int:
@@ -114,9 +117,9 @@ def _drawn_size(rule: Rule) -> int:
     return rule.size
 
 
-def snapshot_of(number: int, rules: Sequence[Rule]) -> RuleSnapshot:
+def snapshot_of(number: int, rules: Sequence[Rule], stretch: float = 1.0) -> RuleSnapshot:
     """Build a snapshot of rules that can be delegated."""
-    return RuleSnapshot(number, tuple(map(_data, rules)))
+    return RuleSnapshot(number, tuple(map(_data, rules)), stretch)
 
 
 def _data(rule: Rule) -> BlackListSnapshot | AllowGraphSnapshot:

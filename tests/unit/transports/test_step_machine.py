@@ -167,8 +167,8 @@ class StepMachine(RuleBasedStateMachine):
         before, tag = self.seen(), StepTag(attempt.group, attempt.step, attempt.attempt)
         box, frame = box_name(mailbox, attempt.step + ahead), self.frame()
         write = FrameWrite(box, attempt.numbers.get(box, 0) + 1, rows, frame)
-        attempt.last = SendRequest("writer", 0, 0, -1, [write])
-        reply = self.do(self.steps.send(attempt.last, tag))
+        attempt.last = SendRequest("writer", 0, 0, -1, [write]), tag
+        reply = self.do(self.steps.send(*attempt.last))
         if reply.status is SendStatus.STEP_OVER:
             assert self.seen() == before
             assert not self.owns(attempt) or self.data.open_of(self.data.members[attempt.group]) != attempt.step
@@ -190,8 +190,8 @@ class StepMachine(RuleBasedStateMachine):
     def send_again(self, attempt):
         if attempt.last is None:
             return
-        before, tag = self.seen(), StepTag(attempt.group, attempt.step, attempt.attempt)
-        reply = self.do(self.steps.send(attempt.last, tag))
+        before = self.seen()
+        reply = self.do(self.steps.send(*attempt.last))
         assert reply.status is SendStatus.STEP_OVER or reply.fates == [FrameFate.DUPLICATE]
         assert self.seen() == before
 

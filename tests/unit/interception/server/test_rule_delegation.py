@@ -159,13 +159,29 @@ async def write(number):
     pass
 
 
-async def ask(interceptor, held=0, passed=0):
-    answer = interceptor.snapshot(encode_snapshot_request(SnapshotRequest(held, passed)))
+async def ask(interceptor, held=0, passed=0, messagers=1):
+    answer = interceptor.snapshot(encode_snapshot_request(SnapshotRequest(held, passed)), messagers)
     return decode_snapshot(answer if isinstance(answer, bytes) else await answer)
 
 
 def offered(interceptor):
     return decode_verdicts(interceptor.answer(encode(of([(1, 2)])))).snapshot
+
+
+async def test_a_snapshot_holds_longer_where_there_are_many_messagers(monkeypatch):
+    monkeypatch.setattr(delegation, "CALM_S", 0.0)
+    interceptor = Interceptor("x", [BlackList()], epoch=3, publish_snapshot=write)
+    number = (await ask(interceptor)).number
+    for messagers, stretch in [(1, 1.0), (64, 2.0), (16, 1.0), (10_000, 20.0)]:
+        whole, news = await ask(interceptor, messagers=messagers), await ask(interceptor, number, messagers=messagers)
+        assert whole.rules is not None
+        assert (whole.stretch, news.stretch) == (stretch, stretch)
+
+
+@pytest.mark.parametrize("stretch", [0.5, 21.0, float("nan")])
+def test_a_snapshot_of_another_length_is_refused(stretch):
+    with pytest.raises(FrameError):
+        decode_snapshot(encode_snapshot(RuleSnapshot(NUMBER, None, stretch)))
 
 
 async def test_rules_are_offered_only_once_they_are_calm(monkeypatch):
