@@ -109,7 +109,7 @@ def body_of(header: Call | Sent | Lent | Committed, frames: Sequence[bytes] = ()
     return Parts(pack(f"<{1 + len(sizes)}I", len(sizes), *sizes) + first, frames)
 
 
-def parse_call(body: bytes) -> tuple[Call, list[bytes]]:
+def parse_call(body: memoryview) -> tuple[Call, list[bytes]]:
     """Decode a call, and cut off its frames; raise FrameError."""
     head, *frames = parts_of(body)
     try:
@@ -118,8 +118,8 @@ def parse_call(body: bytes) -> tuple[Call, list[bytes]]:
         raise FrameError(f"a call over the group's lane cannot be read: {error}") from error
 
 
-def parts_of(body: bytes) -> list[bytes]:
-    """Cut a call or an answer into its header and its frames; raise FrameError."""
+def parts_of(body: bytes | memoryview) -> list[bytes]:
+    """Cut a call or an answer into its header and its frames, copies; raise FrameError."""
     if len(body) < _COUNT.size:
         raise FrameError("a call over the group's lane has no table of sizes")
     (count,) = _COUNT.unpack_from(body)
@@ -131,7 +131,7 @@ def parts_of(body: bytes) -> list[bytes]:
         raise FrameError("a call over the group's lane has another size than its parts")
     parts: list[bytes] = []
     for size in sizes:
-        parts.append(body[at : at + size])
+        parts.append(bytes(body[at : at + size]))
         at += size
     return parts
 

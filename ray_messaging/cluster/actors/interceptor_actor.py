@@ -3,6 +3,7 @@
 Ray wraps every method of an actor class, so the hot code is in plain classes elsewhere.
 """
 
+import asyncio
 import time
 from collections.abc import Collection, Iterable, Mapping
 from functools import partial
@@ -20,7 +21,7 @@ from ray_messaging.cluster.actors.rule_schedule import RuleRequest
 from ray_messaging.cluster.handles.actor_calls import NAMESPACE
 from ray_messaging.cluster.ray_metrics import SERVER_S, RayMetrics
 from ray_messaging.cluster.rule_store import description
-from ray_messaging.cluster.servers.shards import embedded_config
+from ray_messaging.cluster.servers.shards import embedded_config, lost_server
 from ray_messaging.cluster.spec import Experiment, InterceptorSpec, no_log
 from ray_messaging.common.process_tuning import tune_process
 from ray_messaging.config import ServerConfig
@@ -48,8 +49,7 @@ class InterceptorActor:
     async def __init__(  # type: ignore[misc]
         self, spec: InterceptorSpec, redis: ServerConfig | None
     ) -> None:
-        if redis is None:
-            redis = await embedded_config(spec)
+        self._embedded = spec if redis is None else None
         self._start = ActorStart(f"the interceptor of {spec.exp_id}", partial(self._begin, spec, redis), unreachable)
         await self._start.run()
         self._metrics: RayMetrics | None = None
@@ -58,8 +58,8 @@ class InterceptorActor:
             self._metrics.start()
         tune_process()
 
-    async def _begin(self, spec: InterceptorSpec, redis: ServerConfig) -> None:
-        self._newest = InterceptorHost(spec, redis)
+    async def _begin(self, spec: InterceptorSpec, redis: ServerConfig | None) -> None:
+        self._newest = InterceptorHost(spec, await embedded_config(spec) if redis is None else redis)
         try:
             await self._newest.start(get_node_ip_address())
         except BaseException:
@@ -91,7 +91,7 @@ class InterceptorActor:
 
     def _check_ours(self, exp_id: str | None) -> None:
         """Raise ConfigError for another experiment: its epoch may equal ours, as epochs are small numbers."""
-        ours = self._newest.experiment.exp_id
+        ours = self._host.experiment.exp_id
         if exp_id not in {None, ours}:
             raise ConfigError(
                 f"a messager of experiment {exp_id!r} was given the interceptor of experiment {ours!r}: pass it "
@@ -288,6 +288,10 @@ class InterceptorActor:
             return Report(time.time(), error=str(failure))
         late = [(str(straggler), straggler.remedy) for straggler in self._newest.stragglers]
         return Report(time.time(), loops=self._newest.loops(), stats=self._newest.counters(), late=late)
+
+    async def lost_server(self) -> str | None:
+        """Return which embedded server is lost for good, as an error's text; None: none is."""
+        return None if self._embedded is None else await asyncio.to_thread(lost_server, self._embedded)
 
     async def _families(self) -> list[Family]:
         over = self._start.failure is not None or self._newest.fenced is not None

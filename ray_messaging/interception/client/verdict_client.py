@@ -149,6 +149,8 @@ async def _retry(attempt: Callable[[], Awaitable[bytes]], timeout_s: float) -> b
                 raise why from error
             if isinstance(why, Fenced) and why.name != INTERCEPTOR:  # the whole experiment is over: it has no successor
                 raise why from error
+            if isinstance(why, Closed):  # for good, as the text says
+                raise why from error
             if not isinstance(error, TimeoutError):
                 reason = error  # says more than the end of the time, which may cut the next attempt
             if backoff.exhausted or type(error).__name__ in _GONE:
@@ -254,13 +256,13 @@ class RemoteVerdictClient:
         return verdicts
 
     async def ended(self) -> Closed | None:
-        """Return that the experiment has ended, if its interceptor will not come back; None as far as is known."""
+        """Return that the experiment has ended, if its interceptor or a server will not come back; None: not known."""
         try:
             async with asyncio.timeout(_GLANCE_S):
-                await self._handle.health.remote()
+                lost = await self._handle.lost_server.remote()
         except Exception as error:  # noqa: BLE001 - after any other error it may answer later
             return ended(self._exp_id) if self._exp_id and type(error).__name__ in _GONE else None
-        return None
+        return None if lost is None else Closed(lost)
 
     async def _ask(self, request: bytes, *, patient: bool = False) -> bytes:
         try:

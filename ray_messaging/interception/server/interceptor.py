@@ -153,7 +153,7 @@ class Interceptor:
             verdicts = decode_verdicts(await self._wait(batch))
         return not verdicts.blocked
 
-    def snapshot(self, request: bytes, messagers: int = 1) -> bytes | Awaitable[bytes]:
+    def snapshot(self, request: bytes | memoryview, messagers: int = 1) -> bytes | Awaitable[bytes]:
         """Answer a request for a rule snapshot, and count the messages that have passed by delegated rules.
 
         Args: messagers is how many there are that may ask.

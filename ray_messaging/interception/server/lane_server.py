@@ -36,13 +36,17 @@ _TOKEN_LIMIT = 128
 
 
 Parts = tuple[bytes, ...]  # of a large answer, which are written as they are
+Snapshot = Callable[[memoryview], bytes | Awaitable[bytes]]
 
 
 class Answer(Protocol):
     """Answers requests for verdicts."""
 
-    def __call__(self, request: bytes, *, patient: bool) -> bytes | Awaitable[bytes | Parts]:
-        """Return an answer, at once or later; a `patient` request waits for deferred rows."""
+    def __call__(self, request: memoryview, *, patient: bool) -> bytes | Awaitable[bytes | Parts]:
+        """Return an answer, at once or later; a `patient` request waits for deferred rows.
+
+        The request is there during this call only.
+        """
 
 
 class LaneServer:
@@ -53,7 +57,9 @@ class LaneServer:
         snapshot: answers requests for rule snapshots.
     """
 
-    def __init__(self, answer: Answer, snapshot: Callable[[bytes], bytes | Awaitable[bytes]] | None = None) -> None:
+    def __init__(
+        self, answer: Answer, snapshot: Callable[[memoryview], bytes | Awaitable[bytes]] | None = None
+    ) -> None:
         self.answer = answer
         self.snapshot = snapshot
         self.token = secrets.token_urlsafe(24)
@@ -146,11 +152,11 @@ class _Caller(FrameProtocol):
             if timer is not None:
                 timer.cancel()
 
-    def data_received(self, data: bytes) -> None:
+    def handle(self) -> None:
         """Handle complete requests, and limit the time of an incomplete one."""
         requests = self.received
-        super().data_received(data)
-        begun = len(self._buffer)
+        super().handle()
+        begun = self.unhandled
         if self._open and not (begun and requests == self.received and self._timer):
             if self._timer is not None:
                 self._timer.cancel()
@@ -175,7 +181,7 @@ class _Caller(FrameProtocol):
 
     def _resume(self) -> None:
         if self.transport is not None and not self.transport.is_closing():
-            self.data_received(b"")
+            self.handle()
 
     def pause_writing(self) -> None:
         """Stop reading from a caller that does not read its answers; drop it after a while."""
@@ -224,13 +230,13 @@ class _Caller(FrameProtocol):
         if crowded and not patient:
             self.refuse("too many requests that wait")
             return
-        request = bytes(frame[REQUEST.size :])
         answer: bytes | Awaitable[bytes | Parts]
         try:
-            if kind == SNAPSHOT and self._server.snapshot is not None:
-                answer = self._server.snapshot(request)
-            else:
-                answer = _all_deferred(request) if crowded else self._server.answer(request, patient=patient)
+            with frame[REQUEST.size :] as request:
+                if kind == SNAPSHOT and self._server.snapshot is not None:
+                    answer = self._server.snapshot(request)
+                else:
+                    answer = _all_deferred(request) if crowded else self._server.answer(request, patient=patient)
         except (FrameError, Fenced) as error:
             self.refuse(str(error))
             return
@@ -254,7 +260,7 @@ class _Caller(FrameProtocol):
                 self.send(NUMBER.pack(number), *((found,) if isinstance(found, bytes) else found))
 
 
-def _all_deferred(request: bytes) -> bytes:
+def _all_deferred(request: memoryview) -> bytes:
     """Answer that all rows of a request are still deferred."""
-    rows = set(range(len(decode(request))))
+    rows = set(range(len(decode(bytes(request)))))
     return BatchVerdict(deferred=rows).encode(FOREIGN, wants_payload=False)

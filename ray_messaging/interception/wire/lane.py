@@ -15,12 +15,16 @@ import asyncio
 from struct import Struct
 from typing import NamedTuple, cast
 
+import numpy as np
+
 OPENING_S = 5.0  # time limit to connect and send the token
 JUDGE, WAIT, SNAPSHOT = 0, 1, 2
 REQUEST = Struct("<IB")
 NUMBER = Struct("<I")
 _LENGTH = Struct("<I")
 _LARGE = 2**16  # bytes
+_SMALL, _AT_ONCE = 2**14, 2**22  # bytes of a buffer: of most frames, and for a frame of which little has come
+_NOTHING = memoryview(b"")
 
 
 class LaneAddress(NamedTuple):
@@ -34,36 +38,70 @@ class LaneAddress(NamedTuple):
         return f"LaneAddress(host={self.host!r}, port={self.port})"
 
 
-class FrameProtocol(asyncio.Protocol):
-    """A connection that carries frames; a frame above `limit_bytes` ends the connection before it is read."""
+class FrameProtocol(asyncio.BufferedProtocol):
+    """A connection that carries frames; a frame above `limit_bytes` ends the connection before it is read.
+
+    The socket is read into one buffer, in which a frame stays until it is handled: no piece of it is copied.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.transport: asyncio.Transport | None = None
         self.received = 0
-        self._buffer = bytearray()
+        self._buffer = _NOTHING
+        self._low, self._high = 0, 0  # what has come, and is not handled
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
         self.transport = cast("asyncio.Transport", transport)  # uvloop's do not derive from asyncio's
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's
+        """Return where the next bytes go."""
+        if self._low or self._high == len(self._buffer):
+            self._make_room()
+        return self._buffer[self._high :]
+
+    def _make_room(self) -> None:
+        """Move what has come to the front of a buffer that takes the frame which has begun.
+
+        A peer cannot claim memory: above `_AT_ONCE` the buffer is twice as long as what has come.
+        """
+        held = self._high - self._low
+        whole = 0 if held < _LENGTH.size else _LENGTH.size + _LENGTH.unpack_from(self._buffer, self._low)[0]
+        size = max(_SMALL, 2 * held if whole <= held else min(whole, max(_AT_ONCE, 2 * held)))
+        buffer = self._buffer if size <= len(self._buffer) else np.empty(size, np.uint8).data
+        buffer[:held] = self._buffer[self._low : self._high]
+        self._buffer, self._low, self._high = buffer, 0, held
+
+    def buffer_updated(self, nbytes: int) -> None:
         """Pass on each complete frame."""
+        self._high += nbytes
+        self.handle()
+
+    def handle(self) -> None:
+        """Pass on each complete frame, unless frames must wait."""
         buffer = self._buffer
-        buffer += data
-        at = 0
-        while buffer is self._buffer and len(buffer) - at >= 4 and not self.crowded():
-            (length,) = _LENGTH.unpack_from(buffer, at)
+        while buffer is self._buffer and self.unhandled >= _LENGTH.size and not self.crowded():
+            (length,) = _LENGTH.unpack_from(buffer, self._low)
             if length > self.limit_bytes:
                 self.refuse(f"a frame of {length} bytes, the limit is {self.limit_bytes}")
                 return
-            if len(buffer) - at - 4 < length:
-                break
-            low, at = at + 4, at + 4 + length
+            low = self._low + _LENGTH.size
+            if self._high - low < length:
+                return
+            self._low = low + length
             self.received += 1
-            with memoryview(buffer) as received, received[low:at] as frame:
+            with buffer[low : self._low] as frame:
                 self.frame_received(frame)
-        del buffer[:at]
+        if buffer is self._buffer and not self.unhandled:
+            self._low = self._high = 0
+            if len(buffer) > _SMALL:  # thousands of callers may hold one each
+                self._buffer = _NOTHING
+
+    @property
+    def unhandled(self) -> int:
+        """Return how many bytes have come, and wait for the rest of their frame, or until frames are handled again."""
+        return self._high - self._low
 
     def send(self, *parts: bytes) -> None:
         """Write one frame, given in parts."""
@@ -76,12 +114,12 @@ class FrameProtocol(asyncio.Protocol):
             self.transport.writelines(whole)
 
     def crowded(self) -> bool:
-        """Return whether frames must wait in the buffer; a subclass that says so calls `data_received` again."""
+        """Return whether frames must wait in the buffer; a subclass that says so calls `handle` again."""
         return False
 
     def refuse(self, why: str) -> None:  # noqa: ARG002 - for subclasses that log
         """End the connection: the peer breaks the protocol."""
-        self._buffer = bytearray()  # that of before is in use while a frame is handled
+        self._buffer, self._low, self._high = _NOTHING, 0, 0  # that of before is in use while a frame is handled
         if self.transport is not None:
             self.transport.abort()
 

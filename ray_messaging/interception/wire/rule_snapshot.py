@@ -139,7 +139,7 @@ _snapshot = msgspec.msgpack.Decoder(RuleSnapshot)
 encode_snapshot_request = encode_snapshot = _encoder.encode
 
 
-def decode_snapshot_request(data: bytes) -> SnapshotRequest:
+def decode_snapshot_request(data: bytes | memoryview) -> SnapshotRequest:
     """Decode a request; raise FrameError."""
     try:
         return _request.decode(data)

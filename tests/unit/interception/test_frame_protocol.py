@@ -2,6 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+from support.frame_peers import receive
 
 from ray_messaging.interception.wire.lane import FrameProtocol
 
@@ -27,19 +28,19 @@ def stream_of(frames):
 def test_frames_come_whole_and_in_order_whatever_the_pieces(frames, cuts):
     peer, stream = Peer(), stream_of(frames)
     for cut in (*cuts, len(stream)):
-        peer.data_received(stream[:cut])
+        receive(peer, stream[:cut])
         stream = stream[cut:]
     assert peer.frames == frames
 
 
 def test_no_frame_is_handled_after_one_that_was_refused():
     peer = Peer()
-    peer.data_received(stream_of([b"first", b"", b"second"]))
+    receive(peer, stream_of([b"first", b"", b"second"]))
     assert peer.frames == [b"first", b""]
 
 
 def test_a_frame_above_the_limit_is_refused_before_it_is_read():
     peer = Peer()
-    peer.data_received((2**20 + 1).to_bytes(4, "little") + b"x")
-    peer.data_received(stream_of([b"y"]))
+    receive(peer, (2**20 + 1).to_bytes(4, "little") + b"x")
+    receive(peer, stream_of([b"y"]))
     assert peer.frames == [b"y"]

@@ -24,6 +24,7 @@ class Lane:
         self.server = LaneServer(self.answer)
 
     def answer(self, request, *, patient):
+        request = bytes(request)  # it is there during this call only
         self.requests.append(request)
         if request == b"garbage":
             raise FrameError("this is no valid frame")

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Protocol
 
 from ray_messaging.cluster.lane_calls import (
@@ -69,8 +69,10 @@ class GroupLaneServer:
         """Stop listening and drop all connections."""
         await self._lane.close()
 
-    async def _answer(self, request: bytes, *, patient: bool) -> bytes | tuple[bytes, ...]:  # noqa: ARG002 - a lane's
-        call, frames = parse_call(request)
+    def _answer(self, request: memoryview, *, patient: bool) -> Awaitable[bytes | tuple[bytes, ...]]:  # noqa: ARG002 - a lane's
+        return self._found(*parse_call(request))
+
+    async def _found(self, call: Call, frames: list[bytes]) -> bytes | tuple[bytes, ...]:
         try:
             head, found = await self._result(call, frames)
         except MessagingError as error:

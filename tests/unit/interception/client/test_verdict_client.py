@@ -51,7 +51,7 @@ class Actor:
         self.address = None
 
     def answer(self, request, *, patient):
-        return self.interceptor.answer(request, patient=patient)
+        return self.interceptor.answer(bytes(request), patient=patient)
 
     async def _lane(self):
         if self.address is None:
@@ -129,7 +129,12 @@ async def test_the_lane_is_used(actor, remote):
 
 async def test_payloads_go_only_when_a_rule_asks(actor, remote):
     requests = []
-    actor.server.answer = lambda request, patient: (requests.append(request), actor.interceptor.answer(request))[1]
+
+    def answer(request, *, patient):
+        requests.append(bytes(request))
+        return actor.answer(request, patient=patient)
+
+    actor.server.answer = answer
     await blocked(remote)
     assert b'{"n":1}' not in requests[0]
     actor.interceptor.rules.insert(MaxLength(5), 0)
@@ -288,7 +293,7 @@ async def test_an_answer_that_cannot_be_read(actor, answer, unused_tcp_port):
     actor.lane.call = lambda: ("127.0.0.1", unused_tcp_port, "token")
     actor.forward_batch.call = lambda *_: answer
     with pytest.raises(FrameError):
-        await blocked(RemoteVerdictClient(actor, 1.0))
+        await blocked(RemoteVerdictClient(actor, WAIT_S))
 
 
 @pytest.mark.parametrize("rows", [b"\x05\0\0\0", b"\0\0\0"])
