@@ -106,9 +106,10 @@ class AsyncSurvey:
         """Wait up to `block_s` for the next answers; return whether some are outstanding and not overdue."""
         before = self._read_to
         await self.update()
-        if self._read_to == before and self.waits:
-            left = self.seconds_left
-            await self.update(block_s if left is None else min(block_s, left))
+        async with self._reading:
+            if self._read_to == before and self.waits:  # else another call has counted the last ones meanwhile
+                left = self.seconds_left
+                await self._update(block_s if left is None else min(block_s, left))
         return self.waits
 
     @property

@@ -175,7 +175,6 @@ async def test_several_processes_read_a_survey_at_once(surveys, town):
     assert theirs.answers[1] == {"mood": 3}  # without its type it stays a dict
 
 
-@pytest.mark.long
 async def test_threads_that_share_a_survey_count_each_answer_once(surveys, town):
     mine = await surveys()
     survey, other = await create(mine), await create(mine, survey_id="other", timeout=0.5)
