@@ -49,7 +49,7 @@ class Transaction:
         if not engine.transport.transacts:
             raise ConfigError(
                 "this server cannot take what was fetched, what is sent and a state in one step (an MQTT broker has no "
-                "scripts, and shards are several servers): use one Redis or Valkey for transactions"
+                "scripts): use Redis or Valkey for transactions"
             )
         self._gate = await engine.fetcher.open_transaction()
         self._state = self._gate.state

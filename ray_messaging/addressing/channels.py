@@ -268,6 +268,7 @@ class Keys:
         self.homes = prefix + "homes"  # of several servers: the one of each mailbox that was placed
         self.entries = prefix + "entries"  # of several servers: the mailboxes that are on the others
         self.entered = prefix + "entered"  # and their records
+        self.bodies = prefix + "bodies"  # of several servers: the steps of which this one has bodies
         self.mark = prefix + "mark"  # written so that WAIT covers what came before it
         self.own = prefix + "own"  # Pub/Sub: marks before and after our own script's messages
         self.wide = self.own + ":wide"  # Pub/Sub: messagers that take all agents' channels, and filter
@@ -312,6 +313,10 @@ class Keys:
     def cover(self, box: str) -> str:
         """Build the key of a box's size and cover."""
         return f"{self.prefix}cover:{box}"
+
+    def bodies_of(self, step: int) -> str:
+        """Build the key of the bodies of large frames in boxes for a step."""
+        return f"{self.bodies}:{step}"
 
     def sender(self, sender: str) -> str:
         """Build the key of a sender's epoch and sequence numbers."""

@@ -147,6 +147,8 @@ def unknown(cause: Exception) -> OutcomeUnknown:
             replicas=cause.replicas,
             wanted=cause.wanted,
         )
+    if isinstance(cause, OutcomeUnknown):  # it knows better
+        return cause
     error = OutcomeUnknown(
         f"the server did not answer, so these messages may or may not have been sent ({cause}); they may still arrive "
         "until this messager reaches the server again. Look on the other side, or send again"

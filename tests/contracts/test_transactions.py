@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 
 import pytest
-from support.contracts import WAIT_S, client_of, fetch_all, store_of, take_in, vanish
+from support.contracts import WAIT_S, ShardedStore, fetch_all, store_of, take_in, vanish
 from support.interceptors import Held
 
 from ray_messaging import (
@@ -35,7 +35,7 @@ from ray_messaging.wire.log_notes import decode_log_note
 WIDE = Limits(1_000, 2**20, 60.0, leased=False)
 
 
-@pytest.fixture(params=["memory", "valkey", "redis", "cluster"])
+@pytest.fixture(params=["memory", "valkey", "redis", "cluster", "shards"])
 def server(request):
     return MemoryServer() if request.param == "memory" else request.getfixturevalue(f"{request.param}_config")
 
@@ -95,6 +95,11 @@ async def untouched(bank, *expected, state=None):
     async with bank.transaction() as tx:
         assert tx.state == state
         assert await held(tx, len(expected)) == list(expected)
+
+
+async def home_of(store, mailbox):
+    """Return the store of the server that has a mailbox."""
+    return await store.home(mailbox) if isinstance(store, ShardedStore) else store
 
 
 async def silent(messager):
@@ -452,7 +457,7 @@ async def test_the_log_has_a_transaction_once(messagers, shop, store):
                 tx.send_messages(messages)
     with pytest.raises(TransactionError):
         tx.receipts  # noqa: B018 - raises
-    notes = [item for item in await transport.log.read({LOG_STREAM: "0-0"}, 100, 0.01) if item.note is not None]
+    notes = [item for item in await transport.log.read({LOG_STREAM: "0-0"}, 100, WAIT_S) if item.note is not None]
     told = [(decode_log_note(item.note, len(decode(item.frame))).fate, item.takers) for item in notes]
     assert sorted(told) == [(DELIVERED, None), (PUBLISHED, [0, 0]), (BLOCKED, None)]
     assert numbers(await fetch_all(shop, 1)) == ["even"]
@@ -669,7 +674,8 @@ async def test_a_server_that_lost_a_transaction_accepts_no_other(bank, shop, sto
     if isinstance(bank.engine.transport, MemoryTransport):
         store.server.experiments[bank.exp_id].senders["bank"].transactions = 1
     else:
-        await store.client.hset(store.keys.sender("bank"), "transactions", 1)
+        home = await home_of(store, "bank")
+        await home.client.hset(home.keys.sender("bank"), "transactions", 1)
     if fences:
         await bank.engine.frame_sender.take_epoch()
     for _ in range(2):
@@ -842,11 +848,11 @@ async def test_a_transaction_is_bounded_in_messages_and_bytes(messagers, shop, m
 # -- a full server -----------------------------------------------------------------------------------------------------
 
 
-async def test_a_transaction_without_sends_drains_a_full_server(server, bank, shop, exp_id):
+async def test_a_transaction_without_sends_drains_a_full_server(server, bank, shop, store):
     if isinstance(server, MemoryServer):
         return  # it has no limit
     await feed(shop, 1, 2, 3)
-    client = client_of(server, exp_id)
+    client = (await home_of(store, "bank")).client
     limit = (await client.config_get("maxmemory"))["maxmemory"]
     await client.config_set("maxmemory", "1mb")
     try:
@@ -858,6 +864,5 @@ async def test_a_transaction_without_sends_drains_a_full_server(server, bank, sh
             tx.state = b"3"
     finally:
         await client.config_set("maxmemory", limit)
-        await client.aclose()
     await untouched(bank, 3, state=b"3")
     assert await silent(shop)

@@ -16,7 +16,6 @@ from ray_messaging import Messager
 pytestmark = pytest.mark.faults
 
 BACKLOG = 400  # numbers that wait for a bank when it starts
-END_S = 60.0
 
 
 class Town:
@@ -54,15 +53,7 @@ class Town:
 
     async def run(self, crash=None, last=10**9, after_s=None):
         """Run a bank to its end, or to a kill -9 from outside; return its exit code."""
-        process = bank.start(self.server.config, self.exp_id, last, crash, self.chance.random())
-        if after_s is not None:
-            await asyncio.to_thread(process.join, after_s)
-            process.kill()
-        await asyncio.to_thread(process.join, END_S)
-        if process.exitcode is None:
-            process.kill()
-            raise AssertionError(f"a bank did not end: {crash}")
-        return process.exitcode
+        return await bank.ended(bank.start(self.server.config, self.exp_id, last, crash, self.chance.random()), after_s)
 
     async def kill_one(self, at):
         """End one bank: by its own hand at a named point, from outside at any time, or with the server."""
@@ -76,7 +67,7 @@ class Town:
             self.server.start()
             await asyncio.to_thread(process.join, self.chance.uniform(0.0, 0.3))
             process.kill()
-            await asyncio.to_thread(process.join, END_S)
+            await asyncio.to_thread(process.join, bank.END_S)
             self.ends.append("server")
         elif at % 2:
             self.ends.append(await self.run(after_s=self.chance.uniform(0.0, 0.25)))
@@ -90,9 +81,9 @@ class Town:
         assert await self.run(last=len(self.numbers)) == 0
         expected = [(count, total) for count, total in enumerate(accumulate(self.numbers), 1)]
         found = []
-        async with asyncio.timeout(END_S):
+        async with asyncio.timeout(bank.END_S):
             while len(found) < len(expected):
-                found += await self.sink.fetch_messages(timeout=END_S)
+                found += await self.sink.fetch_messages(timeout=bank.END_S)
         await self.sink.ack()
         found += await self.sink.fetch_messages(timeout=0.2)
         assert [(message.payload["count"], message.payload["sum"]) for message in found] == expected
@@ -144,12 +135,12 @@ async def test_a_stopped_process_beside_its_successor_does_nothing_more(store, e
     async with Town(store, exp_id, 1) as town:
         await town.feed()
         old = bank.start(store.config, exp_id, 10**9, bank.Crash("send", phase, 7, signal.SIGSTOP))
-        async with asyncio.timeout(END_S):
+        async with asyncio.timeout(bank.END_S):
             while bank.state_of(old) != "T":  # noqa: ASYNC110 - the kernel tells nobody but its parent
                 await asyncio.sleep(0.01)
         await town.run(bank.Crash("send", "after", 5))
         await town.feed()
         os.kill(old.pid, signal.SIGCONT)
-        await asyncio.to_thread(old.join, END_S)
+        await asyncio.to_thread(old.join, bank.END_S)
         assert old.exitcode == bank.FENCED
         await town.settle()

@@ -144,7 +144,13 @@ def _given(payloads: object, limit_bytes: int) -> _Given:
             "payloads must be a list of dicts, Msgs or objects, one for all, columns(...), a pyarrow table or a "
             f"DataFrame, not {type(payloads).__name__}"
         )
-    return _Given(len(payloads), BATCH_ROWS, lambda rows: PayloadColumn.encode(payloads[rows], limit_bytes))
+
+    def encoded(rows: slice) -> Payloads:
+        # A slice touches each payload once more, which takes an eighth of the time that its encoding takes.
+        part = payloads if len(payloads) == rows.stop - rows.start else payloads[rows]
+        return PayloadColumn.encode(part, limit_bytes)
+
+    return _Given(len(payloads), BATCH_ROWS, encoded)
 
 
 def _check_arrays(payload: object) -> None:

@@ -253,7 +253,7 @@ class FrameRouter:
         self, in_flight: InFlightBatch, mailbox: str, rows: Rows | None, verdict_epoch: int, deadline: float
     ) -> OutboundFrame:
         batch = in_flight.outgoing if rows is None else in_flight.outgoing.take(rows)
-        publish = self._publications(batch) if mailbox == UNOWNED or self.mirror else []
+        publish = self.publications(batch) if mailbox == UNOWNED or self.mirror else []
         note: LoggedFrame | None = None
         logged = self.directory.logged and not self.logs_apart
         if logged and mailbox == UNOWNED:
@@ -286,7 +286,8 @@ class FrameRouter:
             frames.append(_log_frame(frame.in_flight, part, note, FOREIGN, frame.deadline, settled))
         return frames
 
-    def _publications(self, batch: Batch) -> list[Published]:
+    def publications(self, batch: Batch) -> list[Published]:
+        """Return the messages of a batch as subscribers of their channels get them."""
         exp_id, lines = self.directory.exp_id, batch.lines
         assert lines is not None
         return [

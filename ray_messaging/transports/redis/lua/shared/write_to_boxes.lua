@@ -1,6 +1,7 @@
 -- Shared by send_to_boxes.lua and commit_step.lua: write frames of an open step into boxes, which step_box.lua describes.
 -- Keys and ARGV[1] to [6] are those of send_to_boxes.lua; the writes begin at an argument. With `whole` all of it is written,
--- or nothing. Returns what send_to_boxes.lua does.
+-- or nothing. A frame may be a stand-in for one that is on another shard: \1body:<shard>:<bytes of the frame>:<its name>.
+-- Returns what send_to_boxes.lua does.
 local function write_to_boxes(keys, first, whole)
   local prefix, step = ARGV[1], tonumber(ARGV[4])
   local group = redis.call('HMGET', keys[3], 'attempt', 'open', 'ahead')
@@ -54,6 +55,7 @@ local function write_to_boxes(keys, first, whole)
 
   local function fits(s)
     local size = #ARGV[s.at + 3]
+    if ARGV[s.at + 3]:byte() == 1 then size = tonumber(ARGV[s.at + 3]:match('^\1body:%d+:(%d+):') or size) end
     s.parts = {}
     if s.name ~= '' and s.name ~= ':log' then
       local mailbox, at = s.name:match('^([^:@]+)@(%d+)$')

@@ -1,0 +1,1 @@
+"""Transactions over several shards: what waits for other shards, and its relay."""
