@@ -78,6 +78,12 @@ _Step = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _Topic = Annotated[str, msgspec.Meta(min_length=1)]
 
 
+def checksum_of(frame: bytes) -> int:
+    """Return the checksum that a frame begins with, without looking whether it is right."""
+    checksum: int = _PREFIX.unpack_from(frame)[2]
+    return checksum
+
+
 class Header(msgspec.Struct, array_like=True, frozen=True):
     """Header of a frame; append-only."""
 

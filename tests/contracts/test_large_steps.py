@@ -15,7 +15,7 @@ from ray_messaging.transports.steps.values import StepSettings
 SENDERS, EACH = 4, 100  # groups that send, and agents of each group
 
 
-@pytest.fixture(params=["memory", "valkey", "redis", "cluster"])
+@pytest.fixture(params=["memory", "valkey", "redis", "cluster", "shards"])
 def server(request):
     return MemoryServer() if request.param == "memory" else request.getfixturevalue(f"{request.param}_config")
 

@@ -17,7 +17,10 @@ pytest.importorskip("scipy")
 AGENTS, RADIUS, STEPS = 40, 1.5, 5
 
 
-@pytest.fixture(params=["memory", "valkey", pytest.param("redis", marks=pytest.mark.long)])
+LONG = [pytest.param(name, marks=pytest.mark.long) for name in ("redis", "shards")]
+
+
+@pytest.fixture(params=["memory", "valkey", *LONG])
 def server(request):
     return MemoryServer() if request.param == "memory" else request.getfixturevalue(f"{request.param}_config")
 

@@ -23,7 +23,7 @@ from ray_messaging.transports.steps.values import StepSettings
 AGENTS, STEPS = 24, 7
 
 
-@pytest.fixture(params=["memory", "valkey"])
+@pytest.fixture(params=["memory", "valkey", "shards"])
 def server(request):
     return MemoryServer() if request.param == "memory" else request.getfixturevalue(f"{request.param}_config")
 

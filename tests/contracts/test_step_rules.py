@@ -43,7 +43,10 @@ from ray_messaging.transports.steps.values import SUPERVISOR, StepSettings
 STEPS = 4
 
 
-@pytest.fixture(params=["memory", *(pytest.param(name, marks=pytest.mark.long) for name in ("valkey", "redis"))])
+LONG = [pytest.param(name, marks=pytest.mark.long) for name in ("valkey", "redis", "shards")]
+
+
+@pytest.fixture(params=["memory", *LONG])
 def server(request):
     return MemoryServer() if request.param == "memory" else request.getfixturevalue(f"{request.param}_config")
 

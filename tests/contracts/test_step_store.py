@@ -46,7 +46,7 @@ from ray_messaging.transports.transport import (
 )
 
 
-@pytest.fixture(params=["memory", "valkey", "redis", "cluster"])
+@pytest.fixture(params=["memory", "valkey", "redis", "cluster", "shards"])
 def server(request):
     """Give each kind of server that keeps steps."""
     return MemoryServer() if request.param == "memory" else request.getfixturevalue(f"{request.param}_config")
@@ -941,6 +941,7 @@ class Outsider:
 
 
 async def test_what_comes_from_outside_is_in_the_step_after_the_latest_open_one(steps, transport):
+    await steps.begin(StepSettings())
     user = Outsider(transport)
     await user.host("a", "b", "plain")
     a, b = await pair(steps)
@@ -968,9 +969,9 @@ async def test_what_comes_from_outside_is_in_the_step_after_the_latest_open_one(
 
 
 async def test_a_mailbox_that_is_made_anew_is_stepped_as_before(steps, transport):
+    await steps.begin(StepSettings())
     user = Outsider(transport)
     await user.host("a")
-    await steps.begin(StepSettings())
     a = await member(steps, "a")
     await transport.remove("a", None)
     await user.host("a")
@@ -979,9 +980,9 @@ async def test_a_mailbox_that_is_made_anew_is_stepped_as_before(steps, transport
 
 
 async def test_a_call_that_writes_to_stepped_and_plain_mailboxes(steps, transport):
+    await steps.begin(StepSettings(box_rows=5))
     user = Outsider(transport)
     await user.host("a", "plain")
-    await steps.begin(StepSettings(box_rows=5))
     a = await member(steps, "a")
     writes = [FrameWrite(name, seq, 2, b"x") for name, seq in (("a", 1), ("plain", 1), ("a", 2), ("a", 3))]
     reply = await transport.send(SendRequest("user", user.epoch, user.version, -1, writes))
@@ -991,9 +992,9 @@ async def test_a_call_that_writes_to_stepped_and_plain_mailboxes(steps, transpor
 
 
 async def test_what_comes_from_outside_for_groups_that_come_and_go(steps, transport):
+    await steps.begin(StepSettings())
     user = Outsider(transport)
     await user.host("a", "b")
-    await steps.begin(StepSettings())
     a = await member(steps, "a")
     await a.open(0)
     assert await steps.join("b") == 2

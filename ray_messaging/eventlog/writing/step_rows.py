@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ray_messaging.errors import FrameError
+from ray_messaging.errors import BodyLost, FrameError
 from ray_messaging.eventlog.encoding import stored_column
 from ray_messaging.eventlog.folder import Folder, StepPosition
 from ray_messaging.eventlog.writing.broadcast_hearers import BroadcastHearers
@@ -185,7 +185,10 @@ class StepBoxes:
         frames: list[BoxFrame] = []
         found, early, start = None, True, after
         while found is None:
-            page = await self._retry(partial(self._store.read_box, box, after, _FRAMES))
+            try:
+                page = await self._retry(partial(self._store.read_box, box, after, _FRAMES))
+            except BodyLost as error:
+                raise box_lost(self._exp_id, self._folder, box) from error
             for frame in page:
                 early = early and step is not None and frame.tag.sent <= step
                 if early:

@@ -1,6 +1,6 @@
 """Steps of an experiment on a Redis or Valkey server."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -10,11 +10,13 @@ from ray_messaging.transports.redis.connection.link import RedisLink
 from ray_messaging.transports.redis.connection.protocol import LARGE
 from ray_messaging.transports.redis.step_news import StepNewsReader
 from ray_messaging.transports.redis.write_arguments import add_writes
+from ray_messaging.transports.steps.bodies import FrameBodies
 from ray_messaging.transports.steps.errors import (
     leaving,
     no_steps,
     not_closable,
     overtaken,
+    placed_already,
     too_far,
     too_late,
     unknown_group,
@@ -44,7 +46,7 @@ from ray_messaging.transports.steps.values import (
     WaitFor,
     Waiting,
 )
-from ray_messaging.transports.transport import FrameFate, SendReply, SendRequest, SendStatus
+from ray_messaging.transports.transport import FrameFate, FrameWrite, SendReply, SendRequest, SendStatus
 
 _RESULTS = 256  # of calls, in one reply
 _UNWRITTEN = 4  # reply of commit_step.lua
@@ -58,6 +60,7 @@ class RedisSteps:
         self._keys = keys
         self._steps = keys.steps()
         self._news = StepNewsReader(link, keys.steps("news"))
+        self.bodies: FrameBodies | None = None  # where large frames are, if that is elsewhere than their boxes
 
     def close_connections(self) -> None:
         """Close the connection that waits for news."""
@@ -68,7 +71,9 @@ class RedisSteps:
         fields = settings._asdict()
         used = [(name, value) for name, value in fields.items() if name not in {"seed", "digest"}]
         args = [msgspec.json.encode(fields), *(part for pair in used for part in pair)]
-        kept = await self._link.script("begin_steps", [self._steps], args)
+        kept = await self._link.script("begin_steps", [self._steps, self._keys.homes], args)
+        if kept is None:
+            raise placed_already(self._keys.exp_id)
         return _settings(kept)
 
     async def settings(self) -> StepSettings | None:
@@ -156,10 +161,14 @@ class RedisSteps:
     async def send(self, request: SendRequest, tag: StepTag) -> SendReply:
         """Write frames to boxes in one script call."""
         keys, args = self._sending(request, tag)
-        large = add_writes(args, request.writes)
+        large = add_writes(args, await self._in_boxes(request, tag))
         cuts: list[None] = []
         reply = await self._link.script("send_to_boxes", keys, args, lambda: cuts.append(None), large)
         return SendReply(SendStatus(reply[0]), [FrameFate(fate) for fate in reply[1:]], repeated=bool(cuts))
+
+    async def _in_boxes(self, request: SendRequest, tag: StepTag) -> Sequence[FrameWrite]:
+        """Return writes as they go to the boxes: large frames may be elsewhere by then."""
+        return request.writes if self.bodies is None else await self.bodies.put(request, tag)
 
     def _sending(self, request: SendRequest, tag: StepTag) -> tuple[list[str], list[Any]]:
         """Return the keys, and the arguments before the writes, of a script that writes frames."""
@@ -180,7 +189,7 @@ class RedisSteps:
         """Write all frames of a step, and close it; None: nothing was written. Raises Fenced."""
         keys, args = self._sending(request, tag)
         args += _closing(closing, go_on=go_on)
-        large = add_writes(args, request.writes)
+        large = add_writes(args, await self._in_boxes(request, tag))
         reply = await self._link.script("commit_step", keys, args, large=large)
         return None if reply[0] == _UNWRITTEN else _closed(reply, tag.group, tag.attempt, tag.sent)
 
@@ -214,18 +223,27 @@ class RedisSteps:
             return await self._news.wait(news, block_s)
         replies: list[Any] = []
         found = await self._news.wait(news, block_s, self._start_of(box, count), replies)
-        return found._replace(start=BoxStart(*_start(*replies))) if replies else found
+        return found._replace(start=BoxStart(*await self._begun(box, replies))) if replies else found
 
     # -- boxes ----------------------------------------------------------------------------------------------------
 
     async def read_box(self, box: str, after: str = "0-0", count: int = 64) -> list[BoxFrame]:
         """Return up to `count` frames of a box after an entry, those of all attempts."""
         entries = await self._link.command("XRANGE", self._keys.box(box), f"({after}", "+", "COUNT", count)
-        return [_box_frame(entry.decode(), fields) for entry, fields in entries]
+        return await self._whole(box, entries)
 
     async def open_box(self, box: str, count: int) -> tuple[list[Cover], list[BoxFrame]]:
         """Return all that counts of a box so far, and its first frames."""
-        return _start(*await self._link.commands(*self._start_of(box, count)))
+        return await self._begun(box, await self._link.commands(*self._start_of(box, count)))
+
+    async def _begun(self, box: str, replies: Sequence[Any]) -> tuple[list[Cover], list[BoxFrame]]:
+        covers, entries = replies
+        return _covers(covers), await self._whole(box, entries)
+
+    async def _whole(self, box: str, entries: Sequence[Any]) -> list[BoxFrame]:
+        """Return the frames of entries, with those that are elsewhere."""
+        frames = [_box_frame(entry.decode(), fields) for entry, fields in entries]
+        return frames if self.bodies is None else await self.bodies.fetch(box, frames)
 
     def _start_of(self, box: str, count: int) -> list[tuple[Any, ...]]:
         # A script would copy the frames once more, which takes four times as long.
@@ -325,10 +343,6 @@ class RedisSteps:
 
 def _not_ours(has: int, group: str, attempt: int) -> Exception:
     return overtaken(group, attempt) if has == 0 else unknown_group(group, attempt)
-
-
-def _start(covers: list[bytes], entries: list[Any]) -> tuple[list[Cover], list[BoxFrame]]:
-    return _covers(covers), [_box_frame(entry.decode(), fields) for entry, fields in entries]
 
 
 def _covers(fields: list[bytes]) -> list[Cover]:

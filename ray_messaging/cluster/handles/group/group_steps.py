@@ -12,6 +12,7 @@ from ray_messaging.cluster.handles.actor_calls import find_actor, gone
 from ray_messaging.cluster.handles.connection import ExperimentConnection
 from ray_messaging.cluster.handles.own_loop import SharedLoop
 from ray_messaging.cluster.ray_metrics import RayMetrics
+from ray_messaging.cluster.servers.shards import config_here
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.common.backoff import REDIS_RETRY, Backoff
 from ray_messaging.common.process_tuning import relax_collector
@@ -63,7 +64,7 @@ async def driven_steps(
     metrics = MessagerMetrics() if experiment.metrics else None
     make = partial(
         GroupMessager,
-        experiment.redis,
+        config_here(experiment.redis),
         experiment.exp_id,
         interceptor,
         name=name,

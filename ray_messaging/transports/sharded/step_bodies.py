@@ -1,0 +1,151 @@
+"""Bodies of large frames in the boxes of steps, over all shards; the boxes are on the control shard.
+
+This is the pattern of the claim check. The control shard decides all of the protocol, by a stand-in for each large
+frame. A body is written before its stand-in, never changed, and deleted once the control shard has dropped the box: so
+where a stand-in is, its body is.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+from zlib import crc32
+
+from msgspec.structs import replace
+
+from ray_messaging.addressing.channels import Keys
+from ray_messaging.common.limits import BODY_ARREARS
+from ray_messaging.errors import BodyLost
+from ray_messaging.transports.redis.connection.link import RedisLink
+from ray_messaging.transports.redis.connection.protocol import LARGE, LargeCommand
+from ray_messaging.transports.sharded.calls import at_all
+from ray_messaging.transports.steps.values import ASKER, OUTSIDE, PLACES, BoxFrame, StepTag
+from ray_messaging.transports.transport import FrameWrite, SendRequest
+from ray_messaging.wire.frames import checksum_of
+
+_MARK = b"\x01body:"  # no frame begins so; write_to_boxes.lua reads the size behind it
+
+
+class _StandIn(NamedTuple):
+    """Stand-in for a large frame in its box: where the body is, and its name there."""
+
+    shard: int
+    nbytes: int
+    name: bytes
+
+    def encode(self) -> bytes:
+        return b"%b%d:%d:%b" % (_MARK, *self)
+
+    @classmethod
+    def decode(cls, data: bytes) -> "_StandIn":
+        shard, nbytes, name = data.removeprefix(_MARK).split(b":", 2)
+        return cls(int(shard), int(nbytes), name)
+
+
+class StepBodies:
+    """Bodies of large frames, on the shard of the sender's node, or spread by their names.
+
+    What belongs to the control shard stays in its box. So do answers to askers outside, notes and publications, which
+    the control shard handles itself.
+
+    Args: `home` is the shard of this process (None: spread); frames from `least` bytes on are large.
+    """
+
+    def __init__(self, links: Sequence[RedisLink], keys: Keys, home: int | None, least: int) -> None:
+        self._links = links
+        self._keys = keys
+        self._home = home
+        self._least = least
+        self._arrears = [0] * len(links)  # bytes that this process has put on each since it last dropped some
+
+    # -- senders --------------------------------------------------------------------------------------------------
+
+    async def put(self, request: SendRequest, tag: StepTag) -> Sequence[FrameWrite]:
+        """Keep the large frames of a call; return its writes with stand-ins in place of these."""
+        if all(len(write.frame) < self._least for write in request.writes):
+            return request.writes
+        writes, parts = list(request.writes), dict[int, dict[int, list[bytes]]]()
+        for place, write in enumerate(writes):
+            step = self._step_of(write)
+            if step is None:
+                continue
+            name = _name(write, request.sender, tag)
+            shard = crc32(name) % len(self._links) if self._home is None else self._home
+            if shard:
+                parts.setdefault(shard, {}).setdefault(step, []).extend((name, write.frame))
+                writes[place] = replace(write, frame=_StandIn(shard, len(write.frame), name).encode())
+        await at_all(self._write(shard, steps) for shard, steps in parts.items())
+        return writes
+
+    def _step_of(self, write: FrameWrite) -> int | None:
+        """Return the step of a write's box, if its frame is to be elsewhere."""
+        mailbox, _, step = write.mailbox.rpartition("@")
+        if len(write.frame) < self._least or not step.isdecimal():
+            return None
+        return None if mailbox.startswith((ASKER, ":")) and mailbox != PLACES else int(step)
+
+    async def _write(self, shard: int, steps: dict[int, list[bytes]]) -> None:
+        nbytes = sum(len(part) for pairs in steps.values() for part in pairs)
+        self._arrears[shard] += nbytes
+        if self._arrears[shard] > BODY_ARREARS:
+            self._arrears[shard] = nbytes
+            await self.drop(shard, await self.dropped())
+        # Before and after: a drop between the two must not forget what is written now.
+        listed = ("SADD", self._keys.bodies, *steps)
+        await self._links[shard].commands(listed, *(self._written(*each) for each in steps.items()), listed)
+
+    def _written(self, step: int, pairs: list[bytes]) -> LargeCommand:
+        command: list[Any] = ["HSET", self._keys.bodies_of(step), *pairs]
+        return LargeCommand(command, [at for at in range(3, len(command), 2) if len(command[at]) >= LARGE])
+
+    # -- readers --------------------------------------------------------------------------------------------------
+
+    async def fetch(self, box: str, frames: list[BoxFrame]) -> list[BoxFrame]:
+        """Return frames of a box with their bodies in place of the stand-ins; raise BodyLost."""
+        shards: dict[int, dict[int, bytes]] = {}  # the names by their places
+        for place, frame in enumerate(frames):
+            if frame.frame.startswith(_MARK) and frame.tag.group != OUTSIDE:
+                shard, _, name = _StandIn.decode(frame.frame)
+                shards.setdefault(shard, {})[place] = name
+        if not shards:
+            return frames
+        step = int(box.rpartition("@")[2])
+        key, found, missing = self._keys.bodies_of(step), list(frames), dict[int, int]()
+        replies = await at_all(
+            self._links[shard].command("HMGET", key, *names.values()) for shard, names in shards.items()
+        )
+        for (shard, names), bodies in zip(shards.items(), replies, strict=True):
+            for place, body in zip(names, bodies, strict=True):
+                if body is None:
+                    missing[place] = shard
+                else:
+                    found[place] = frames[place]._replace(frame=body)
+        if missing and await self.dropped() < step:
+            raise _lost(box, next(iter(missing.values())), self._links)
+        return [frame for place, frame in enumerate(found) if place not in missing]
+
+    # -- the end of steps -----------------------------------------------------------------------------------------
+
+    async def dropped(self) -> int:
+        """Return the last step the boxes of which the control shard has dropped; -1: none."""
+        return int(await self._links[0].command("HGET", self._keys.steps(), "dropped") or -1)
+
+    async def drop(self, shard: int, through: int) -> None:
+        """Delete the bodies of dropped steps on a shard."""
+        await self._links[shard].script("drop_bodies", [self._keys.bodies], [through])
+
+
+def _name(write: FrameWrite, sender: str, tag: StepTag) -> bytes:
+    """Build the name of a frame's body: equal for the same frame, so that a repeated call keeps it once.
+
+    An attempt that sends anew, after a call that wrote nothing, may cut its frames otherwise: checksums differ then.
+    """
+    sent = f"{write.mailbox}:{tag.sent}:{tag.attempt}:{write.seq}:{checksum_of(write.frame):x}"
+    return f"{sent}:{len(write.frame)}:{tag.group}:{sender}".encode()
+
+
+def _lost(box: str, shard: int, links: Sequence[RedisLink]) -> BodyLost:
+    return BodyLost(
+        f"messages in {box!r} are missing on shard {shard} at {links[shard].where}, which had confirmed them: was it "
+        "flushed, or restored from older data? Start the experiment anew",
+        box=box,
+        shard=shard,
+    )

@@ -1,0 +1,396 @@
+"""Steps on three servers: large frames on all of them, and one digest under every fault."""
+
+import asyncio
+import functools
+import itertools
+from contextlib import AsyncExitStack, ExitStack, aclosing
+
+import pytest
+from faults.proxy import Proxy
+from support.contracts import client_of
+from support.rumour import Rumour, college_edges, sequential, small_world
+from support.rumour_groups import RumourGroups
+from support.step_faults import Chaos, Repeat
+
+from ray_messaging import (
+    BodyLost,
+    ConfigError,
+    ConnectionFailed,
+    LogError,
+    MailboxFull,
+    Messager,
+    StepAborted,
+    StepTooLarge,
+)
+from ray_messaging.addressing.channels import Keys
+from ray_messaging.config import MessagingConfig
+from ray_messaging.eventlog.folder import Folder
+from ray_messaging.eventlog.writing.step_rows import HOLD
+from ray_messaging.eventlog.writing.writer import LogWriter
+from ray_messaging.transports.backend import backend_of, open_transport
+from ray_messaging.transports.sharded.config import ShardsConfig
+from ray_messaging.transports.steps.values import Closing, Driver, Opened, StepSettings, StepTag
+from ray_messaging.transports.transport import FrameFate, FrameWrite, SendRequest
+
+SMALL = Rumour(small_world(24), steps=4, chance=110)
+RING = Rumour(small_world(640), chance=60)
+LONG_TEXT = "x" * 3_000
+
+
+@functools.cache
+def one_loop(rumour):
+    return sequential(rumour)
+
+
+async def proves(groups, **how):
+    """Run groups; fail unless states and digests are those of one loop."""
+    async with groups:
+        states, digests = await groups.run(**how)
+    wanted = one_loop(groups.rumour)
+    assert [step for step, pair in enumerate(zip(digests, wanted[1], strict=True)) if pair[0] != pair[1]] == []
+    assert states == wanted[0]
+
+
+async def bodies_of(config, exp_id):
+    """Return how many bodies each shard has."""
+    found = []
+    for server in config.servers:
+        async with client_of(server) as client:
+            keys = [key async for key in client.scan_iter(Keys(exp_id).bodies + ":*", count=1000)]
+            found.append(sum([await client.hlen(key) for key in keys]))
+    return found
+
+
+MODES = pytest.mark.parametrize("senders", [False, True], ids=["all", "senders"])
+
+
+@MODES
+async def test_a_rumour_on_three_servers(shards_config, exp_id, senders):
+    await proves(RumourGroups(shards_config, exp_id, RING, 8, senders=senders))
+    control, *others = await bodies_of(shards_config, exp_id)
+    assert control == 0
+    assert min(others) > 0
+
+
+@MODES
+@pytest.mark.long
+@pytest.mark.parametrize("body_bytes", [64, 2**10])
+async def test_a_rumour_among_the_students_of_collegemsg(shards_config, data, exp_id, senders, body_bytes):
+    config = shards_config.model_copy(update={"body_bytes": body_bytes})
+    rumour = Rumour(college_edges(data("collegemsg/CollegeMsg.txt.gz")))
+    await proves(RumourGroups(config, exp_id, rumour, 8, senders=senders))
+    assert min((await bodies_of(config, exp_id))[1:]) > 0
+
+
+@pytest.mark.parametrize("home", [0, 1, 2, None])
+async def test_a_shard_of_the_senders_node_takes_its_bodies(shards_config, exp_id, home):
+    config = shards_config.model_copy(update={"home": home})
+    await proves(RumourGroups(config, exp_id, SMALL, 2))
+    others = (await bodies_of(shards_config, exp_id))[1:]
+    assert [count > 0 for count in others] == [home in (shard, None) for shard in (1, 2)]
+
+
+@MODES
+async def test_each_call_comes_twice_and_again_late(shards_config, exp_id, senders):
+    for in_parts in (False, True):
+        await proves(
+            RumourGroups(
+                shards_config, f"{exp_id}-{in_parts}", SMALL, 2, faults=Repeat(in_parts=in_parts), senders=senders
+            )
+        )
+
+
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 16))])
+async def test_any_call_fails_kills_comes_twice_or_late(shards_config, exp_id, seed):
+    await proves(RumourGroups(shards_config, exp_id, SMALL, 2, faults=Chaos(seed), senders=seed % 4 > 1))
+
+
+# -- servers that are killed ------------------------------------------------------------------------------------------
+
+
+def restart(process):
+    process.kill()
+    process.start()
+
+
+@pytest.mark.parametrize(
+    ("victims", "dying"),
+    [
+        pytest.param((1,), False, id="another server"),
+        pytest.param((0,), False, id="the control server", marks=pytest.mark.long),
+        pytest.param((0, 1, 2), False, id="any server", marks=pytest.mark.long),
+        pytest.param((0, 1, 2), True, id="any server, and processes", marks=pytest.mark.long),
+    ],
+)
+async def test_servers_are_killed_at_random(processes, exp_id, victims, dying):
+    rumour = Rumour(small_world(120), steps=24, chance=60)
+    with ExitStack() as stack:
+        proxies = [stack.enter_context(Proxy(process.config, seed=n)) for n, process in enumerate(processes)]
+        config = ShardsConfig(servers=tuple(proxy.config for proxy in proxies), body_bytes=64)
+
+        def begins():
+            for victim in victims:
+                pieces = 8 if victim else 60 * len(victims)  # to the control server many more go
+                proxies[victim].lose_some(pieces, functools.partial(restart, processes[victim]))
+
+        faults = Chaos(7, 0.02) if dying else None
+        groups = RumourGroups(config, exp_id, rumour, 3, senders=True, faults=faults)
+        await proves(groups, begins=begins, ends=lambda: [proxy.spare() for proxy in proxies], within_s=300)
+        assert all(proxies[victim].cuts for victim in victims)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("side", ["request", "reply"])
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("killed", [False, True], ids=["its connection is cut", "the server is killed"])
+async def test_the_nth_piece_on_the_wire_is_lost(processes, exp_id, side, victim, killed):
+    lost = [True]
+    with Proxy(processes[victim].config) as proxy:
+        servers = [process.config for process in processes]
+        servers[victim] = proxy.config
+        config = ShardsConfig(servers=tuple(servers), body_bytes=64)
+        for nth in itertools.count(1, 6):
+            groups = RumourGroups(config, f"{exp_id}-{nth}", SMALL, 2)
+            then = functools.partial(restart, processes[victim]) if killed else None
+            lose = functools.partial(proxy.lose, nth, up=side == "request", then=then)
+            await proves(groups, begins=lose, ends=lambda: lost.append(proxy.spare()))
+            if not lost[-1]:
+                break
+    assert nth > 12
+
+
+# -- the store --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def transport(shards_config, exp_id):
+    opened = open_transport(shards_config, exp_id, MessagingConfig())
+    await opened.connect()
+    yield opened
+    await opened.close()
+
+
+FRAMES = [bytes([65 + n]) * 12 + LONG_TEXT.encode() for n in range(12)]
+
+
+async def taken(steps, group="a"):
+    """Join a group, and take it; return the attempt."""
+    await steps.join(group)
+    return (await steps.take(group, Driver(group), 30.0)).attempt
+
+
+async def sent(steps, group="a", frames=FRAMES):
+    """Have a group send large frames to itself in step 0; return its attempt and the reply."""
+    attempt = await taken(steps, group)
+    assert isinstance(await steps.open(group, attempt, 0), Opened)
+    writes = [FrameWrite(f"{group}@1", seq, 1, frame) for seq, frame in enumerate(frames, 1)]
+    return attempt, await steps.send(SendRequest("w", 0, 0, -1, writes), StepTag(group, 0, attempt))
+
+
+async def lose(config, exp_id, shard, step=1):
+    """Delete the bodies of a step on a shard."""
+    async with client_of(config.servers[shard]) as client:
+        assert await client.delete(Keys(exp_id).bodies_of(step)) == 1
+
+
+async def test_a_repeated_send_keeps_each_frame_once(transport, shards_config, exp_id):
+    await transport.steps.begin(StepSettings())
+    _, reply = await sent(transport.steps)
+    assert reply.fates == [FrameFate.WRITTEN] * 12
+    before = await bodies_of(shards_config, exp_id)
+    assert sum(before) > 4
+    _, reply = await sent(transport.steps)
+    assert reply.fates == [FrameFate.DUPLICATE] * 12
+    assert await bodies_of(shards_config, exp_id) == before
+    assert [frame.frame for frame in await transport.steps.read_box("a@1")] == FRAMES
+
+
+async def test_what_another_cut_of_the_same_numbers_left_is_not_read(transport):
+    """A call that wrote nothing may have left bodies; the next one has other frames under these numbers."""
+    await transport.steps.begin(StepSettings())
+    shut = [b"other frames" + frame for frame in FRAMES]
+    tag = StepTag("a", 0, await taken(transport.steps))
+    await transport.bodies.put(
+        SendRequest("w", 0, 0, -1, [FrameWrite("a@1", n, 1, frame) for n, frame in enumerate(shut, 1)]), tag
+    )
+    assert (await sent(transport.steps))[0] == tag.attempt
+    assert [frame.frame for frame in await transport.steps.read_box("a@1")] == FRAMES
+
+
+async def test_the_limits_of_a_box_are_of_the_real_bytes(transport):
+    await transport.steps.begin(StepSettings(box_bytes=5 * len(FRAMES[0])))
+    _, reply = await sent(transport.steps)
+    assert reply.fates == [FrameFate.WRITTEN] * 5 + [FrameFate.TOO_LARGE] * 7
+    assert (await transport.steps.box_size("a@1"))[:2] == (5, 5 * len(FRAMES[0]))
+
+
+async def test_a_missing_body_is_an_error_until_the_box_is_dropped(transport, shards_config, exp_id):
+    steps = transport.steps
+    await steps.begin(StepSettings())
+    attempt, _ = await sent(steps)
+    await lose(shards_config, exp_id, 2)
+    with pytest.raises(BodyLost, match="a@1") as caught:
+        await steps.read_box("a@1")
+    assert (caught.value.box, caught.value.shard) == ("a@1", 2)
+    with pytest.raises(BodyLost, match="a@1"):
+        await steps.open_box("a@1", 16)
+    stopped = open_transport(shards_config, exp_id, MessagingConfig())
+    await stopped.connect()
+    stopped.steps.bodies = None
+    stand_ins = await stopped.steps.read_box("a@1")
+    await stopped.close()
+    for step, rows in ((0, 12), (1, 0)):
+        await steps.open("a", attempt, step)
+        await steps.close("a", attempt, step, Closing(rows))
+    # A reader that was stopped between the box and the bodies sees what it sees of a dropped box: nothing.
+    assert len(await transport.bodies.fetch("a@1", stand_ins)) < 12
+
+
+async def test_bodies_go_with_their_steps(shards_config, exp_id):
+    stores = backend_of(shards_config).stores(exp_id, MessagingConfig(), run="run")
+    await stores.transport.connect()
+    steps = stores.transport.steps
+    await steps.begin(StepSettings())
+    await steps.hold("log", -1)
+    await taken(steps, "b")
+    attempt, _ = await sent(steps)
+    await sent(steps, "b")  # nothing of it counts
+    await steps.leave("b", at_once=True)
+    await stores.experiment.claim(None, reset=False)
+    epoch = await stores.experiment.take_interceptor_epoch()
+
+    async def left():
+        await stores.experiment.beat(epoch)
+        return sum(await bodies_of(shards_config, exp_id))
+
+    kept = await left()
+    assert kept > 8
+    for step, rows in ((0, 12), (1, 0)):
+        assert await left() == kept
+        await steps.open("a", attempt, step)
+        await steps.close("a", attempt, step, Closing(rows))
+    assert await left() == kept  # the hold keeps the box
+    await steps.drop_hold("log")
+    assert await left() == 0
+    await stores.experiment.erase()
+    await stores.transport.close()
+
+
+async def test_a_sender_of_much_deletes_what_is_over(transport, shards_config, exp_id, monkeypatch):
+    monkeypatch.setattr("ray_messaging.transports.sharded.step_bodies.BODY_ARREARS", 0)
+    steps = transport.steps
+    await steps.begin(StepSettings())
+    await proves(RumourGroups(shards_config, f"{exp_id}-rumour", RING, 2))
+    whole = sum(await bodies_of(shards_config, f"{exp_id}-rumour"))
+    monkeypatch.undo()
+    await proves(RumourGroups(shards_config, f"{exp_id}-other", RING, 2))
+    assert 0 < 3 * whole < sum(await bodies_of(shards_config, f"{exp_id}-other"))
+
+
+async def test_a_full_shard_takes_no_step_until_it_has_room(processes, exp_id):
+    config = ShardsConfig(servers=tuple(process.config for process in processes))
+    transport = open_transport(config, exp_id, MessagingConfig(send_timeout_s=0.5))
+    await transport.connect()
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(transport.close)
+        await transport.steps.begin(StepSettings())
+        client = await stack.enter_async_context(client_of(config.servers[1]))
+        await client.config_set("maxmemory", "1mb")
+        with pytest.raises(MailboxFull, match="maxmemory"):
+            await sent(transport.steps, frames=[frame * 20 for frame in FRAMES])
+        assert (await transport.steps.box_size("a@1")).rows == 0
+        await client.config_set("maxmemory", "0")
+        _, reply = await sent(transport.steps, frames=[frame * 20 for frame in FRAMES])
+        assert reply.fates == [FrameFate.WRITTEN] * 12
+
+
+# -- messagers --------------------------------------------------------------------------------------------------------
+
+
+async def town(stack, config, exp_id, *, send_timeout_s=30.0, **settings):
+    """Open a group in an experiment with steps."""
+    setup = await stack.enter_async_context(Messager(config, exp_id, name="setup"))
+    await setup.engine.transport.steps.begin(StepSettings(groups=1, **settings))
+    given = MessagingConfig(send_timeout_s=send_timeout_s)
+    group = await stack.enter_async_context(Messager(config, exp_id, name="town", settings=given))
+    await group.host_agents(range(10), ["agent-chat"])
+    return group
+
+
+async def live(group, until):
+    """Drive a group with messages between its agents for the step after the next."""
+    async with aclosing(group.steps(until=until)) as steps:
+        async for step in steps:
+            for agent in range(10):
+                step.send(agent, 9 - agent, {"content": LONG_TEXT}, deliver_at=step.number + 2)
+
+
+async def test_a_group_and_the_log_hear_of_a_missing_body(shards_config, exp_id, tmp_path):
+    config = shards_config.model_copy(update={"home": 1})
+    async with AsyncExitStack() as stack:
+        group = await town(stack, config, exp_id)
+        log = open_transport(config, exp_id, MessagingConfig())
+        await log.connect()
+        stack.push_async_callback(log.close)
+        await log.steps.hold(HOLD, -1)
+        await live(group, until=2)
+        await lose(config, exp_id, 1, step=2)
+        with pytest.raises(BodyLost, match="town@2"):
+            await live(group, until=4)
+        writer = LogWriter(log, Folder(tmp_path / "log"), exp_id)
+        stack.push_async_callback(writer.close)
+        await writer.start()
+        with pytest.raises(LogError, match="are missing on the server") as caught:
+            await writer.caught_up()
+        assert caught.value.lost
+
+
+async def test_a_group_that_would_read_too_much(shards_config, exp_id):
+    async with AsyncExitStack() as stack:
+        group = await town(stack, shards_config, exp_id, box_bytes=10_000)
+        with pytest.raises(StepTooLarge) as caught:
+            await live(group, until=2)
+        assert caught.value.limit_bytes == 10_000
+
+
+async def test_a_shard_that_stays_away_aborts_the_step_and_the_next_driver_goes_on(processes, exp_id):
+    config = ShardsConfig(servers=tuple(process.config for process in processes), body_bytes=64, home=1)
+    async with AsyncExitStack() as stack:
+        group = await town(stack, config, exp_id, send_timeout_s=0.5)
+        await live(group, until=2)
+        processes[1].kill()
+        with pytest.raises((StepAborted, ConnectionFailed)):
+            await live(group, until=5)
+        await asyncio.to_thread(processes[1].start)
+        await live(group, until=5)
+        assert (await group.engine.transport.steps.progress()).sealed == 4
+
+
+async def test_agents_stay_in_their_group(shards_config, exp_id):
+    async with AsyncExitStack() as stack:
+        group = await town(stack, shards_config, exp_id)
+        other = await stack.enter_async_context(Messager(shards_config, exp_id, name="other"))
+        await other.host_agents([10], ["agent-chat"])
+        with pytest.raises(ConfigError, match="shards"):
+            await group.move_agents([1], to="other")
+        await group.engine.transport.steps.leave("other", at_once=True)
+        await live(group, until=3)
+
+
+async def test_steps_begin_before_mailboxes_are_placed(shards_config, exp_id):
+    async with Messager(shards_config, exp_id, name="early") as early:
+        await early.host_agents([1], ["agent-chat"])
+        with pytest.raises(ConfigError, match="begin the steps before"):
+            await early.engine.transport.steps.begin(StepSettings())
+
+
+async def test_all_mailboxes_of_an_experiment_with_steps_are_on_the_control_shard(shards_config, exp_id):
+    async with AsyncExitStack() as stack:
+        group = await town(stack, shards_config, exp_id)
+        plain = await stack.enter_async_context(Messager(shards_config, exp_id, name="plain"))
+        await plain.subscribe_and_start_listening(["news"])
+        await asyncio.gather(*(messager.send_message("news", {"content": "hello"}) for messager in (plain,)))
+        assert {group.engine.transport.home("town"), plain.engine.transport.home("plain")} == {0}
+        async with client_of(shards_config.servers[0]) as client:
+            names = {name.decode() for name in await client.hkeys(Keys(exp_id).records)}
+        assert names >= {"town", "plain"}
