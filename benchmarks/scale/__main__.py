@@ -1,10 +1,12 @@
 """Cost of a message as replicas, groups, mailboxes and shards are added.
 
     python -m benchmarks.scale --part replicas               # about 2 minutes: without and with a replica, by turns
+    python -m benchmarks.scale --part embedded-replica       # lone messages on an embedded server without one, and with
     python -m benchmarks.scale --part groups                 # groups in a ring on one server, more and more of them
     python -m benchmarks.scale --part groups --groups 1 8 32
     python -m benchmarks.scale --part frames                 # one sender to more and more mailboxes
     python -m benchmarks.scale --part shards                 # six groups in a ring on one server and on three, by turns
+    python -m benchmarks.scale --part steps                  # the same in steps, large and small ones
 
 The interceptor has a black list. A value is the median of the rounds, with the lowest and the highest. A ratio is that
 of two sides in the same round. Millions a second are counted in bulk, until the last message has come.
@@ -16,9 +18,9 @@ from collections.abc import Callable
 
 from benchmarks.axes.society.society import cluster
 from benchmarks.reports.lines import Line, as_json, show
-from benchmarks.scale import frames, groups, replicas, shards
+from benchmarks.scale import frames, groups, replicas, shards, step_shards
 
-PARTS = ("replicas", "groups", "frames", "shards")
+PARTS = ("replicas", "embedded-replica", "groups", "frames", "shards", "steps")
 
 
 def main() -> None:
@@ -32,9 +34,11 @@ def main() -> None:
     plan = parser.parse_args()
     parts: dict[str, Callable[[], list[Line]]] = {
         "replicas": lambda: replicas.measure(plan.seconds, plan.rounds),
+        "embedded-replica": lambda: replicas.measure_embedded(plan.rounds),
         "groups": lambda: groups.measure(plan.groups, plan.seconds, plan.rounds),
         "frames": lambda: frames.measure(plan.seconds, plan.rounds),
         "shards": lambda: shards.measure(plan.seconds, plan.rounds),
+        "steps": lambda: step_shards.measure(plan.rounds),
     }
     logging.getLogger("ray_messaging").setLevel(logging.ERROR)  # the servers' data may be lost
     lines: list[Line] = []

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from typing import Any
 
 import ray
 
@@ -27,7 +28,7 @@ def measure(seconds: float, rounds: int) -> list[Line]:
         for name, shards in ((ONE, 1), (SEVERAL, SHARDS)):
             messaging = stack.enter_context(Messaging.start(f"scale-{shards}", rules=[BLACK_LIST], shards=shards))
             ring = stack.enter_context(Society(messaging, AGENTS, GROUPS))
-            rings[name] = ring, _processes(messaging, ring, shards)
+            rings[name] = ring, processes_of(messaging, ring.members, shards)
         for number in range(1 + rounds):
             for name in list(rings) if number % 2 == 0 else reversed(list(rings)):
                 found[name].append(_turn(*rings[name], seconds))
@@ -40,9 +41,9 @@ def measure(seconds: float, rounds: int) -> list[Line]:
     return [*lines, Line("shards", f"{SEVERAL} / {ONE}", "x", ratios(rates[SEVERAL], rates[ONE]), least=LEAST)]
 
 
-def _processes(messaging: Messaging, ring: Society, shards: int) -> dict[str, list[int]]:
-    """Return the processes of each kind; each server is a kind of its own."""
-    found = {"groups": [pid_of(member) for member in ring.members], "interceptor": [pid_of(messaging.interceptor)]}
+def processes_of(messaging: Messaging, members: Sequence[Any], shards: int) -> dict[str, list[int]]:
+    """Return the processes of each kind; `members` are the groups' actors, each server is a kind of its own."""
+    found = {"groups": [pid_of(member) for member in members], "interceptor": [pid_of(messaging.interceptor)]}
     for shard in range(shards):
         name = f"{messaging.exp_id}/server-{shard}" if shard else f"{messaging.exp_id}/server"
         stats = ray.get(ray.get_actor(name, namespace=NAMESPACE).stats.remote())
@@ -52,11 +53,12 @@ def _processes(messaging: Messaging, ring: Society, shards: int) -> dict[str, li
 
 def _turn(ring: Society, processes: dict[str, list[int]], seconds: float) -> dict[str, float]:
     """Send in bulk; return the rate, and the processor time of each kind of process for a message."""
-    before = {name: _seconds(pids) for name, pids in processes.items()}
+    before = work_of(processes)
     rate = ring.rate("bulk", seconds)
-    took = {name: _seconds(pids) - before[name] for name, pids in processes.items()}
+    took = {name: seconds - before[name] for name, seconds in work_of(processes).items()}
     return {RATE: rate / 1e6} | {f"{name}: processor": 1e6 * spent / (rate * seconds) for name, spent in took.items()}
 
 
-def _seconds(pids: Sequence[int]) -> float:
-    return sum(map(seconds_of, pids))
+def work_of(processes: dict[str, list[int]]) -> dict[str, float]:
+    """Return the processor time of each kind of process so far, in seconds."""
+    return {name: sum(map(seconds_of, pids)) for name, pids in processes.items()}

@@ -12,7 +12,7 @@ from typing import Any
 from zlib import crc32
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import ActorUnschedulableError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ray_messaging.addressing.channels import check_name
@@ -21,8 +21,11 @@ from ray_messaging.cluster.handles.actor_calls import NAMESPACE, find_actor, nam
 from ray_messaging.cluster.handles.connection import connect
 from ray_messaging.cluster.health_check import warn_of_data_loss
 from ray_messaging.cluster.rule_store import pickled
+from ray_messaging.cluster.servers.replicas import ReplicatedStart, check_replicas
 from ray_messaging.cluster.servers.server_actor import ServerActor
-from ray_messaging.cluster.servers.shards import PER_NODE, Shards, check_shards, nodes_of, server_names
+from ray_messaging.cluster.servers.server_kinds import SingleServer
+from ray_messaging.cluster.servers.server_names import server_names
+from ray_messaging.cluster.servers.shards import PER_NODE, Shards, check_shards, nodes_of
 from ray_messaging.cluster.spec import AudienceHome, Experiment, InterceptorSpec, PickledRule, StartFacts, absolute
 from ray_messaging.config import MessagingConfig, ServerConfig, Steps
 from ray_messaging.errors import AlreadyExists, Closed, ConfigError, Fenced, MessagingError, RuleError, UnknownName
@@ -58,17 +61,18 @@ class StartedExperiment:
 
     def start(self, spec: InterceptorSpec, config: ServerConfig | None, data_dir: str | None) -> None:
         """Start the actors; config is a server of the user's (None: an embedded one with its data in `data_dir`)."""
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        node = ray.get_runtime_context().get_node_id()
+        here = NodeAffinitySchedulingStrategy(node, soft=False)
         if config is None and data_dir is None and spec.log_dir is None and spec.audiences is not None:
             self._temporary = spec.audiences.folder
-        for node, name in zip(spec.nodes, server_names(spec.exp_id, len(spec.nodes)), strict=False):
-            # Its data are on that node, so it must stay on it.
-            pinned = NodeAffinitySchedulingStrategy(node, soft=False)
-            options = {"num_cpus": 0, "namespace": NAMESPACE, "scheduling_strategy": pinned}
-            options |= {"max_restarts": -1, "max_task_retries": -1, "name": name}
-            self._servers.append(remote(ServerActor, options).remote(secrets.token_hex(16), data_dir))
+        if spec.replicas:
+            ReplicatedStart(spec.exp_id, spec.nodes, self._servers, remote).run()
+        else:
+            self._start_servers(spec, data_dir)
         # Ray may repeat all of its calls.
         options = ACTOR | {"max_restarts": -1, "max_task_retries": -1, "name": f"{spec.exp_id}/interceptor"}
+        # Beside the directory's server: without that node it could do nothing, and the loss of others is not its own.
+        options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=True)
         try:
             # Ray copies small arguments for a restart; large ones (a long black list) must stay in its object store.
             large = len(ray.cloudpickle.dumps(spec)) > _INLINE_BYTES
@@ -104,6 +108,14 @@ class StartedExperiment:
             result(self.log.note_start.remote(facts), actor_name=f"the event log of experiment {spec.exp_id!r}")
         self.experiment = experiment
 
+    def _start_servers(self, spec: InterceptorSpec, data_dir: str | None) -> None:
+        for node, name in zip(spec.nodes, server_names(spec.exp_id, len(spec.nodes)), strict=False):
+            # Its data are on that node, so it must stay on it.
+            pinned = NodeAffinitySchedulingStrategy(node, soft=False)
+            options = {"num_cpus": 0, "namespace": NAMESPACE, "scheduling_strategy": pinned}
+            options |= {"max_restarts": -1, "max_task_retries": -1, "name": name}
+            self._servers.append(remote(ServerActor, options).remote(secrets.token_hex(16), SingleServer(data_dir)))
+
     def close(self, *, erase: bool) -> None:
         """Stop groups, log, interceptor and server in this order, then Ray if this process started it."""
         if ray.is_initialized():
@@ -134,6 +146,7 @@ def start_experiment(
     metrics: bool = False,
     tracing: Tracing | None = None,
     shards: Shards = None,
+    replicas: int = 0,
 ) -> StartedExperiment:
     """Start an experiment; arguments and errors are those of `Messaging.start`."""
     check_name("exp_id", exp_id)
@@ -142,7 +155,8 @@ def start_experiment(
     if on_existing not in {"error", "resume", "reset"}:
         raise ConfigError(f"on_existing={on_existing!r} is unknown: write 'error', 'resume' or 'reset'")
     check_tracing(tracing)
-    shards = check_shards(shards, server=server, steps=steps, data_dir=data_dir, mirror=settings.mirror)
+    shards = check_shards(shards, server=server, data_dir=data_dir, mirror=settings.mirror)
+    settings = check_replicas(replicas, settings, server=server, data_dir=data_dir)
     config = experiment_config(server)
     if config is not None and data_dir is not None:
         raise ConfigError(f"data_dir={str(data_dir)!r} is for the embedded server: leave out redis=, or data_dir=")
@@ -152,10 +166,10 @@ def start_experiment(
         spec = InterceptorSpec(
             exp_id, secrets.token_hex(4), settings, check_rules(rules), on_existing, absolute(log_dir), steps, metrics
         )
-        kept_in = _data_dir(data_dir, spec)
+        kept_in = _data_dir(data_dir, spec) if shards is None and not replicas else None
         nodes = nodes_of(shards) if config is None else ()
         spec = replace(spec, audiences=_audience_home(spec, config, kept_in), tracing=tracing)
-        spec = replace(spec, nodes=nodes, per_node=shards == PER_NODE)
+        spec = replace(spec, nodes=nodes, per_node=shards == PER_NODE, replicas=replicas)
         started.start(spec, config, kept_in)
         if config is not None:
             warn_of_data_loss(config)
@@ -243,8 +257,8 @@ def _attempt(refs: Sequence[Any], *, timeout_s: float = _CLOSE_S) -> None:
     for ref in done:  # Ray prints errors that are not retrieved, each with its traceback
         try:
             result(ref, actor_name="an actor")
-        except Closed as error:
-            logger.info("an actor was closed before: %s", error)
+        except (Closed, ActorUnschedulableError) as error:
+            logger.info("an actor was closed before, or lost with its node: %s", error)
         except MessagingError as error:
             logger.warning("an actor could not close well: %s", error)
         except RayError as error:

@@ -2,7 +2,8 @@
 
 A script for `python -S -E -I`. It is never imported, and imports only fast modules of the standard library.
 
-    owner -> stdin   one line of JSON, the order; then `r`: start a dead server again, or `s`: stop
+    owner -> stdin   one line of JSON, the order; then `r` and a line of JSON, the configuration: start a dead server
+                     again, or `s`: stop
     owner <- stdout  one line of JSON per event: waiting, ready, failed, died; EOF: everything is cleaned up
 
 After an owner's end without an `s`, the server runs on for `grace_s` and waits for a successor, but not longer than
@@ -65,7 +66,8 @@ class Valkey:
         self._order = order
         self._path = path
         config = path / data_directory.CONFIG_NAME
-        if not config.exists() or config.read_text() != order["config"]:  # on a full disk it could not be written again
+        same = config.exists() and (order["keeps_config"] or config.read_text() == order["config"])
+        if not same:  # on a full disk it could not be written again
             config.unlink(missing_ok=True)
             config.write_text(order["config"])  # mode 0600, by our umask
         log = path / data_directory.LOG_NAME
@@ -88,7 +90,7 @@ class Valkey:
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() == guard:  # the guard may have died before prctl
                 environment = self._order["environment"] | os.environ
-                command = ["valkey-server", data_directory.CONFIG_NAME]
+                command = ["valkey-server", data_directory.CONFIG_NAME, *self._order["arguments"]]
                 os.execve(self._order["binary"], command, environment)  # noqa: S606 - no shell is wanted
         except OSError as error:
             os.write(2, f"cannot run {self._order['binary']}: {error}\n".encode())
@@ -186,13 +188,18 @@ def send_failure(error: data_directory.CannotStart) -> None:
     send_event("failed", **dict(zip(("kind", "reason", "log"), error.args, strict=True)))
 
 
-def guard(owner: int) -> None:
-    """Carry out the owner's orders, and clean up; raise CannotStart, Stopped or HandedOver."""
-    watch = Watch(owner)
+def read_line() -> Any:  # noqa: ANN401 - what JSON holds
+    """Read a line of JSON from the owner; raise Stopped where it has ended."""
     line = io.FileIO(0, closefd=False).readline()  # unbuffered: a following order stays in the pipe
     if not line.endswith(b"\n"):
         raise Stopped
-    order = json.loads(line)
+    return json.loads(line)
+
+
+def guard(owner: int) -> None:
+    """Carry out the owner's orders, and clean up; raise CannotStart, Stopped or HandedOver."""
+    watch = Watch(owner)
+    order = read_line()
     path, temporary = Path(order["path"]), order["temporary"]
     if order["take_over"]:
         lock = data_directory.take_over(path, order["handover_s"], busy)
@@ -207,6 +214,7 @@ def guard(owner: int) -> None:
             serve(order, path, lock, port, watch)
             while watch.wait(None) != b"r":  # the data are kept until the owner restarts or stops the server
                 pass
+            order["config"] = read_line()
     except Stopped:  # after any other end the data stay for a successor
         if temporary:
             data_directory.remove(path)

@@ -43,9 +43,9 @@ class GuardClient:
             self._process.wait()  # the process that was started ends after it forks the guard
         return answer
 
-    def restart(self) -> dict[str, Any]:
+    def restart(self, config: str) -> dict[str, Any]:
         """Make the guard start a dead server again; return the event ready or failed."""
-        return self._ask(b"r")
+        return self._ask(b"r" + json.dumps(config).encode() + b"\n")
 
     def _ask(self, words: bytes) -> dict[str, Any]:
         with suppress(OSError, ValueError):  # the guard is dead, or stop() closed the pipe

@@ -22,7 +22,7 @@ class ServerSupervisor:
     def __init__(self, server: EmbeddedServer) -> None:
         self._server = server
         self._config: RedisConfig | None = None
-        self._failure: ConfigError | ServerFailed | None = None
+        self.failure: ConfigError | ServerFailed | None = None
         self._attempts = 0  # in a row
         self._backoff = Backoff(SERVER_RESTART)
         self._stopping = threading.Event()
@@ -31,13 +31,16 @@ class ServerSupervisor:
         self._restarts = 0
         self._last_end = ""
 
-    def start(self, *, succeed: bool) -> None:
-        """Start the server, or take over a predecessor's; `config` then returns its address or raises the failure."""
+    def start(self, *, succeed: bool, retry: bool = False) -> None:
+        """Start the server, or take over a predecessor's; `config` then returns its address or raises the failure.
+
+        Args: with `retry` a failed start is repeated, as that of a predecessor's is.
+        """
         try:
             self._serves(self._server.take_over() if succeed else self._server.start())
         except (ConfigError, ServerFailed) as error:
-            self._failure = error
-            retry = succeed and self._server.data_dir is not None  # a first start has no data to bring back
+            self.failure = error
+            retry |= succeed and self._server.data_dir is not None  # a first start has no data to bring back
             if not retry or not self._restart(str(error)):
                 return
         if succeed:
@@ -46,12 +49,12 @@ class ServerSupervisor:
         self._thread.start()
 
     def _serves(self, config: RedisConfig) -> None:
-        self._config, self._failure, self._began_at = config, None, time.monotonic()
+        self._config, self.failure, self._began_at = config, None, time.monotonic()
 
     def config(self) -> RedisConfig:
         """Return the server's address and password; raise the error of its failure."""
-        if self._failure is not None:
-            raise self._failure.with_traceback(None)
+        if self.failure is not None:
+            raise self.failure.with_traceback(None)
         assert self._config is not None
         return self._config
 
@@ -113,6 +116,6 @@ class ServerSupervisor:
     def _give_up(self, reason: str) -> None:
         text = f"the embedded server did not stay alive in {self._attempts} attempts and is given up: {reason}"
         log = self._server.last_log
-        self._failure = ServerFailed(f"{text}\n{log}".rstrip(), log=log)
+        self.failure = ServerFailed(f"{text}\n{log}".rstrip(), log=log)
         self._last_end = text
         logger.critical("%s; its data stay in %s until the experiment ends", text, self._server.data_dir)

@@ -21,31 +21,49 @@ from ray_messaging.cluster.handles.actor_calls import NAMESPACE
 from ray_messaging.cluster.spec import InterceptorSpec
 from ray_messaging.errors import AlreadyExists
 
-WEST, EAST = range(10), range(10, 20)
-GROUPS = {"west": WEST, "east": EAST}
+GROUPS = {"west": range(10), "east": range(10, 20), "south": range(20, 30)}
 
 
 @dataclass
 class Town:
-    """An experiment with groups west (agents 0 to 9) and east (10 to 19)."""
+    """An experiment with groups west (agents 0 to 9), east (10 to 19), and perhaps south (20 to 29)."""
 
     messaging: Messaging
-    west: Group
-    east: Group
+    groups: dict[str, Group]
+
+    @property
+    def west(self):
+        return self.groups["west"]
+
+    @property
+    def east(self):
+        return self.groups["east"]
 
     def group(self, name):
-        return {"west": self.west, "east": self.east}[name]
+        return self.groups[name]
 
     def group_of(self, agent):
-        return self.west if agent in WEST else self.east
+        return next(group for name, group in self.groups.items() if agent in GROUPS[name])
 
     def agents_of(self, group):
         return GROUPS[group.name]
 
 
 @contextmanager
-def a_town(*rules, exp_id=None, log_dir=None, redis=None, on_existing="error", actor_options=None, **settings):
-    """Start a town; settings are those of MessagingConfig, actor_options those of its groups."""
+def a_town(
+    *rules,
+    exp_id=None,
+    log_dir=None,
+    redis=None,
+    on_existing="error",
+    names=("west", "east"),
+    actor_options=None,
+    places=None,
+    shards=None,
+    replicas=0,
+    **settings,
+):
+    """Start a town; settings: of MessagingConfig; actor_options: of its groups; places: a resource for each group."""
     by_value()
     with Messaging.start(
         exp_id or f"town-{uuid.uuid4().hex[:8]}",
@@ -53,13 +71,15 @@ def a_town(*rules, exp_id=None, log_dir=None, redis=None, on_existing="error", a
         log_dir=log_dir,
         redis=redis,
         on_existing=on_existing,
+        shards=shards,
+        replicas=replicas,
         settings=MessagingConfig(**settings),
     ) as messaging:
-        groups = [
-            wait_for(partial(_create, messaging, name, agents, actor_options), f"group {name}")
-            for name, agents in GROUPS.items()
-        ]
-        yield Town(messaging, *groups)
+        groups = {}
+        for name, place in zip(names, places or [None] * len(names), strict=True):
+            options = actor_options if place is None else {"resources": {place: 0.1}}
+            groups[name] = wait_for(partial(_create, messaging, name, GROUPS[name], options), f"group {name}")
+        yield Town(messaging, groups)
 
 
 def _create(messaging, name, agents, actor_options):

@@ -113,12 +113,12 @@ class Receiver(Busy):
 
 
 class Traffic:
-    """Have pairs of agents write to each other while both groups fetch; folder keeps the ledgers and the inboxes."""
+    """Have pairs of agents write to each other while the groups fetch; folder keeps the ledgers and the inboxes."""
 
     def __init__(self, town, folder, pairs=PAIRS):
         self.town, self.folder = town, folder
         self.senders = [Sender(folder, town.group_of(pair[0]), pair) for pair in pairs]
-        self.receivers = {name: Receiver(folder, town.group(name), name) for name in ("west", "east")}
+        self.receivers = {name: Receiver(folder, group, name) for name, group in town.groups.items()}
         self.healed_at = None
         self.twins, self.senders_on_twins = 0, []
 

@@ -21,7 +21,7 @@ from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import TransitError
 
 WAIT_S = 60.0
-_ADDRESS = ("server", "port", "password", "timeout", "sentinels", "service", "cluster")
+_ADDRESS = ("server", "port", "password", "timeout", "sentinels", "service", "sentinel_password", "cluster")
 
 
 def until(condition, what, wait_s=WAIT_S):

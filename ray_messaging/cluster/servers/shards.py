@@ -7,21 +7,17 @@ from typing import Literal
 import ray
 
 from ray_messaging.cluster.handles.actor_calls import NAMESPACE
+from ray_messaging.cluster.servers.server_names import sentinel_name, server_names
 from ray_messaging.cluster.spec import InterceptorSpec
 from ray_messaging.config import ServerConfig
-from ray_messaging.errors import ConfigError
+from ray_messaging.errors import Closed, ConfigError
 from ray_messaging.transports.sharded.config import ShardsConfig
 
 Shards = int | Literal["per-node"] | None
 PER_NODE = "per-node"
 
 
-def server_names(exp_id: str, count: int) -> list[str]:
-    """Return the Ray names of the actors of an experiment's embedded servers."""
-    return [f"{exp_id}/server", *(f"{exp_id}/server-{shard}" for shard in range(1, count))]
-
-
-def check_shards(shards: object, *, server: object, steps: object, data_dir: object, mirror: bool) -> Shards:
+def check_shards(shards: object, *, server: object, data_dir: object, mirror: bool) -> Shards:
     """Return a valid `shards=`; raise ConfigError for another one, and for what needs one server."""
     whole = isinstance(shards, int) and not isinstance(shards, bool) and shards >= 1
     if shards is not None and not whole and shards != PER_NODE:
@@ -32,7 +28,7 @@ def check_shards(shards: object, *, server: object, steps: object, data_dir: obj
         raise ConfigError(
             f"shards={shards!r} are embedded servers, and redis= is one of yours: leave out redis=, or shards="
         )
-    for name, given in (("steps", steps), ("data_dir", data_dir), ("mirror", mirror or None)):
+    for name, given in (("data_dir", data_dir), ("mirror", mirror or None)):
         if given is not None:
             raise ConfigError(f"{name}= needs one server, and shards={shards!r} are several: leave out one of the two")
     return shards  # type: ignore[return-value]  # checked above
@@ -55,10 +51,34 @@ def config_of(servers: Sequence[ServerConfig], spec: InterceptorSpec) -> ServerC
 
 
 async def embedded_config(spec: InterceptorSpec) -> ServerConfig:
-    """Return the config of an experiment's embedded servers, once all of them run."""
-    names = server_names(spec.exp_id, len(spec.nodes))
-    actors = [ray.get_actor(name, namespace=NAMESPACE) for name in names]
+    """Return the config of an experiment's embedded servers, once all of them run; raise Closed where one is lost."""
+    names = [sentinel_name(spec.exp_id)] if spec.replicas else server_names(spec.exp_id, len(spec.nodes))
+    try:
+        actors = [ray.get_actor(name, namespace=NAMESPACE) for name in names]
+    except ValueError as error:
+        if (lost := lost_server(spec)) is not None:
+            raise Closed(lost) from error
+        raise
+    if spec.replicas:
+        return config_of(await actors[0].configs.remote(), spec)
     return config_of(await asyncio.gather(*(actor.config.remote() for actor in actors)), spec)
+
+
+def lost_server(spec: InterceptorSpec) -> str | None:
+    """Return which server Ray cannot start again, because its node with its data is gone; None: none.
+
+    A server with a replica starts elsewhere, and is never lost.
+    """
+    for shard, name in enumerate(() if spec.replicas else server_names(spec.exp_id, len(spec.nodes))):
+        try:
+            ray.get_actor(name, namespace=NAMESPACE)
+        except ValueError:
+            which = "its embedded server" if len(spec.nodes) == 1 else f"the embedded server of shard {shard}"
+            return (
+                f"experiment {spec.exp_id!r} has lost {which} with Ray node {spec.nodes[shard]}: what waited there is "
+                "gone. Shut it down, and start it anew; an embedded server with replicas=1 survives the loss of a node"
+            )
+    return None
 
 
 def config_here(config: ServerConfig) -> ServerConfig:
