@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from ray_messaging.errors import (
     AlreadyExists,
     AudienceTooLarge,
+    BodyLost,
     Closed,
     CommitFailed,
     ConfigError,
@@ -114,6 +115,7 @@ __all__ = [
     "AudienceTooLarge",
     "BlockedListener",
     "BlockedMessage",
+    "BodyLost",
     "Closed",
     "CommitFailed",
     "ConfigError",

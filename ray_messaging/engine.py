@@ -52,6 +52,7 @@ from ray_messaging.sending.accumulation.pending_batch import TransactionBatch
 from ray_messaging.sending.broadcaster import Broadcaster
 from ray_messaging.sending.delivery.frame_router import FrameRouter
 from ray_messaging.sending.delivery.frame_sender import FrameSender
+from ray_messaging.sending.delivery.waiting_frames import WaitingFrames
 from ray_messaging.sending.local_log import LocalLog
 from ray_messaging.transports.steps.values import StepSettings
 from ray_messaging.transports.transport import Transport
@@ -126,6 +127,7 @@ class Engine:
             return
         keep_memory()
         verdict_client = self._client_of(self._interceptor)
+        self.transport.ask_when_cut(self._ended)
         await self.transport.connect()
         try:
             await self._start(verdict_client)
@@ -137,6 +139,8 @@ class Engine:
         keep_s = 0 if self.named else KEEP_S
         router = FrameRouter(self.directory, mirror=self.settings.mirror, logs_apart=self.transport.logs_apart)
         self.frame_sender = FrameSender(self.transport, self.directory, router, self.name, keep_s, self.observer)
+        if self.transport.outbox is not None:
+            self.transport.outbox.judge = WaitingFrames(router, lambda: self.verdict_client)
         await self.frame_sender.reload()
         unfolder = Unfolder(self.audiences)
         self.subscription = Subscription(
@@ -149,7 +153,6 @@ class Engine:
         )
         self.accumulator.step = self._step
         self.accepting = self.accumulator
-        self.transport.ask_when_cut(self._ended)
 
     async def close(self, *, commit: bool = True) -> None:
         """Send accepted messages, commit fetched ones (if `commit`), and disconnect, unless that is done."""
@@ -210,7 +213,8 @@ class Engine:
 
     async def _ended(self) -> Closed | None:
         """Return the error of an experiment that has ended; None: it has not, as far as the interceptor knows."""
-        verdict_client = None if self.accumulator is None else self.accumulator.verdict_client
+        started = self.accumulator
+        verdict_client = self._client_of(self._interceptor) if started is None else started.verdict_client
         return await verdict_client.ended() if isinstance(verdict_client, RemoteVerdictClient) else None
 
     @property

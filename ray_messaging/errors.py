@@ -30,6 +30,7 @@ MessagingError
 ├── Closed                      a messager, group or experiment that was closed
 ├── Fenced                      a newer process has taken over this mailbox or this sender's name
 ├── FrameError                  bytes that are not a valid frame
+│   └── BodyLost                messages of a step that a shard has lost
 ├── RuleError                   a rule that cannot be used
 ├── TraceError                  a trace file with an invalid line
 ├── LogError                    the event log's folder cannot be used: not writable, full, damaged, missing
@@ -289,6 +290,13 @@ class Fenced(MessagingError, RuntimeError):
 
 class FrameError(MessagingError, ValueError):
     """Bytes are not a valid frame."""
+
+
+class BodyLost(FrameError):
+    """Messages of a step are missing on the server that had confirmed them; `box` and the number of its `shard`."""
+
+    box: str
+    shard: int
 
 
 class InvalidColumns(MessagingError, ValueError):

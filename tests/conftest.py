@@ -54,9 +54,9 @@ def valkey_config() -> Iterator[RedisConfig]:
 
 @pytest.fixture(scope="session")
 def shards_config(valkey_config) -> Iterator[ShardsConfig]:
-    """Give the servers of an experiment with three shards."""
+    """Give the servers of an experiment with three shards; in steps they share all frames but the smallest."""
     with EmbeddedServer(HOST) as second, EmbeddedServer(HOST) as third:
-        yield ShardsConfig(servers=(valkey_config, second.start(), third.start()))
+        yield ShardsConfig(servers=(valkey_config, second.start(), third.start()), body_bytes=64)
 
 
 @pytest.fixture(scope="session")

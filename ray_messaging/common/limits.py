@@ -41,6 +41,11 @@ PAYLOAD_LIMIT = 64 * MIB
 # a client that sends a gigabyte.
 TRANSACTION_BYTES = 256 * MIB
 
+# A large frame of a step, the bytes of which may be on another shard than its box. On 16 KiB the one server saves more
+# than the other one spends. A sender deletes those of dropped steps after each so many bytes that it sends.
+BODY_BYTES = 16 * 2**10
+BODY_ARREARS = 64 * MIB
+
 # Dead letters of an experiment. Beyond this the oldest are dropped.
 DEAD_BYTES = 256 * MIB
 

@@ -54,6 +54,7 @@ class MqttTransport:
     steps = None
     surveys = None
     departures = None
+    outbox = None
 
     def __init__(
         self, config: MqttConfig, exp_id: str, settings: MessagingConfig, *, log: Transport | None = None

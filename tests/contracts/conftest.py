@@ -4,11 +4,13 @@ import contextlib
 
 import pytest
 from support.contracts import MqttStore, store_of
+from support.servers import RedisProcess
 
 from ray_messaging.errors import ConnectionFailed
 from ray_messaging.mqtt.receiving.session import end_session
 from ray_messaging.mqtt.transport import MqttTransport
 from ray_messaging.transports.memory import MemoryServer
+from ray_messaging.transports.sharded.config import ShardsConfig
 
 
 def pytest_configure(config):
@@ -97,3 +99,21 @@ async def store(server, exp_id, opener):
         await opened.open()
     yield opened
     await opened.close()
+
+
+@pytest.fixture
+def processes(tmp_path):
+    """Start three servers of the test's own, which it may kill."""
+    started = []
+    for shard in range(3):
+        (tmp_path / str(shard)).mkdir()
+        started.append(RedisProcess(tmp_path / str(shard), binary="valkey").start())
+    yield started
+    for process in started:
+        process.kill()
+
+
+@pytest.fixture
+def own_shards(processes):
+    """Give the config of these servers as the shards of one experiment."""
+    return ShardsConfig(servers=tuple(process.config for process in processes))

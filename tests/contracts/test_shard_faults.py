@@ -7,7 +7,6 @@ import pytest
 from faults.proxy import Proxy
 from support.contracts import WAIT_S, client_of, until
 from support.delegation import Actor, InterceptorEpoch
-from support.servers import RedisProcess
 
 from ray_messaging import MessagingError, OutcomeUnknown, Outgoing, TransitError
 from ray_messaging.addressing.channels import Keys
@@ -15,27 +14,14 @@ from ray_messaging.common.backoff import RetryPolicy
 from ray_messaging.interception.client import delegated_rules
 from ray_messaging.interception.rules import BlackList
 from ray_messaging.interception.server import rule_delegation
-from ray_messaging.transports.sharded.config import ShardsConfig
 from ray_messaging.wire.frames import decode
 
 AGENTS = (1, 2, 3)  # each in a group of its own, on shard 1, 2 and 0
 
 
 @pytest.fixture
-def processes(tmp_path):
-    """Start three servers of the test's own, which it may kill."""
-    started = []
-    for shard in range(3):
-        (tmp_path / str(shard)).mkdir()
-        started.append(RedisProcess(tmp_path / str(shard), binary="valkey").start())
-    yield started
-    for process in started:
-        process.kill()
-
-
-@pytest.fixture
-def server(processes):
-    return ShardsConfig(servers=tuple(process.config for process in processes))
+def server(own_shards):
+    return own_shards
 
 
 class Traffic:

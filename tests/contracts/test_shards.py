@@ -6,7 +6,6 @@ import json
 import pytest
 from faults.proxy import Proxy
 from support.contracts import WAIT_S, client_of, fetch_all, until
-from support.servers import RedisProcess
 
 from ray_messaging import ConfigError, ConnectionFailed, Fenced, MessagingError, OutcomeUnknown, Outgoing
 from ray_messaging.addressing.channels import Keys
@@ -19,7 +18,6 @@ from ray_messaging.messager import Messager
 from ray_messaging.transports.backend import open_transport
 from ray_messaging.transports.requeueing import Requeueing
 from ray_messaging.transports.sharded.backend import ShardedStores
-from ray_messaging.transports.sharded.config import ShardsConfig
 from ray_messaging.transports.transport import FrameFate, FrameWrite, Limits, SendRequest, SendStatus
 
 LIMITS = Limits(1_000, 2**20, 60.0, leased=False)
@@ -266,23 +264,6 @@ async def test_a_cut_on_one_shard_costs_and_doubles_nothing(messagers, opener, s
 # -- servers that die -------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def processes(tmp_path):
-    """Start three servers of the test's own, which it may kill."""
-    started = []
-    for shard in range(3):
-        (tmp_path / str(shard)).mkdir()
-        started.append(RedisProcess(tmp_path / str(shard), binary="valkey").start())
-    yield started
-    for process in started:
-        process.kill()
-
-
-@pytest.fixture
-def own_shards(processes):
-    return ShardsConfig(servers=tuple(process.config for process in processes))
-
-
 async def test_with_a_shard_down_the_others_go_on(processes, own_shards, opener):
     hosts = [await opener(own_shards, name=f"group-{agent}", host=[agent]) for agent in (1, 2, 3)]
     sender = await opener(own_shards, name="sender", send_timeout_s=1)
@@ -387,9 +368,6 @@ async def test_what_needs_one_server_is_refused(messagers, server, exp_id):
         await hosts[0].move_agents([1], to="group-2")
     with pytest.raises(ConfigError, match="shards"):
         await hosts[0].remove_agents([1])
-    with pytest.raises(ConfigError, match="shards"):
-        async with hosts[0].transaction():
-            pass
     with pytest.raises(ConfigError, match="mirror"):
         Messager(server, exp_id, settings=MessagingConfig(mirror=True))
     sender = await messagers()

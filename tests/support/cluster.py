@@ -5,6 +5,8 @@ import itertools
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from contextlib import contextmanager, suppress
@@ -123,6 +125,21 @@ class EmptyGroups:
             low = 1_000_000 + 10 * number
             group = self.made[kind] = self.messaging.create_group(f"{kind}-{number}", range(low, low + 4))
         return new_handle(group)
+
+
+def run_apart(*arguments):
+    """Run Python in a process of its own, with a cluster of its own; return what it printed."""
+    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.returncode == 0, (done.stdout[-5000:], done.stderr[-5000:])
+    return done.stdout
 
 
 # -- rules and the log --------------------------------------------------------------------------------------------

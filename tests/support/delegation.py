@@ -97,7 +97,7 @@ class Actor:
         )
         interceptor = self.interceptor
         self.server = LaneServer(
-            lambda request, patient: self._answer(interceptor, request, patient=patient),
+            lambda request, patient: self._answer(interceptor, bytes(request), patient=patient),
             lambda request: self._never() if self.silent else interceptor.snapshot(request, self.messagers),
         )
         self.servers.append(self.server)

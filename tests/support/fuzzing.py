@@ -38,6 +38,7 @@ from ray_messaging.model.extension import Audience, Extension
 from ray_messaging.model.message_ids import MessageIdColumn
 from ray_messaging.wire.frames import PLAIN, decode, encode
 from ray_messaging.wire.log_notes import Before, LogNote, Why, decode_log_note, encode_log_note
+from support.frame_peers import receive
 
 PREFIX = 12
 NUMBERS = [0, 1, -1, 2, 3, 255, 65535, 2**31, 2**32 - 1, 2**61, 2**62, 2**63 - 1, 2**63, 2**64 - 1, -(2**31), -(2**63)]
@@ -465,7 +466,7 @@ class Requests:
         self.answered = 0
 
     def answer(self, request, *, patient):
-        rows = len(decode(request))
+        rows = len(decode(bytes(request)))
         self.answered += 1
         return BatchVerdict(deferred=set(range(rows))).encode(1, wants_payload=False)
 
@@ -491,7 +492,7 @@ class Requests:
         caller.connection_made(sink)
         for at in range(0, len(data), 97):
             if not sink.closed:
-                caller.data_received(data[at : at + 97])
+                receive(caller, data[at : at + 97])
         caller.connection_lost(None)
         assert not self.server.connections
         return self.answered > before
@@ -516,7 +517,7 @@ class Answers:
         client._waiting |= dict(enumerate(asked))
         for at in range(0, len(data), 53):
             if not sink.closed:
-                client.data_received(data[at : at + 53])
+                receive(client, data[at : at + 53])
         client.connection_lost(None)
         client._opening.exception()  # or asyncio says that nobody looked
         decoded = False

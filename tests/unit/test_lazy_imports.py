@@ -52,6 +52,12 @@ def test_messaging_brings_ray_and_no_other_package():
     assert beside_ray.isdisjoint({"ray_messaging.engine", "ray_messaging.config"})
 
 
+def test_a_groups_process_loads_no_client_of_the_server_and_no_writer_of_logs():
+    """There is one for each group: what it loads, each of hundreds loads."""
+    found = all_loaded("from ray_messaging.cluster.actors.group import group_actor")
+    assert found.isdisjoint({"redis", "pyarrow", "rich", "duckdb", "pandas"})
+
+
 def test_a_star_import_brings_every_public_name():
     names = {}
     exec("from ray_messaging import *", names)

@@ -14,6 +14,7 @@ NAMES = [
     "AudienceTooLarge",
     "BlockedListener",
     "BlockedMessage",
+    "BodyLost",
     "Closed",
     "CommitFailed",
     "ConfigError",

@@ -13,6 +13,7 @@ from ray_messaging.transports.redis.connection.facts import (
     kind_and_version,
     number,
     replicas_in_step,
+    replicas_of,
 )
 from ray_messaging.transports.server_facts import ServerFacts
 
@@ -22,9 +23,17 @@ _RAISE_MAXMEMORY = "raise maxmemory, or have what waits fetched: a full server t
 
 
 def check_server(
-    facts: ServerFacts, *, allow_eviction: bool = False, embedded: bool = False, wait_replicas: int = 0
+    facts: ServerFacts,
+    *,
+    allow_eviction: bool = False,
+    embedded: bool = False,
+    wait_replicas: int = 0,
+    replicas: int = 0,
 ) -> list[Finding]:
-    """Return the findings about a server, also about one that did not answer; `wait_replicas` is the setting."""
+    """Return the findings about a server, also about one that did not answer.
+
+    Args: `wait_replicas` is the setting, `replicas` the number that an embedded one should have.
+    """
     if facts.refused:
         return [critical("server", facts.error, "give another user, or this one the rights: see docs/operations.md")]
     if facts.error:
@@ -37,7 +46,7 @@ def check_server(
     info = facts.info
     return [
         *_kind(facts),
-        *_replicas(info, wait_replicas),
+        *_replicas(facts.where, info, wait_replicas, replicas),
         _round_trip(facts),
         _clock(facts),
         *_persistence(info, facts.settings, embedded=embedded),
@@ -64,16 +73,34 @@ def _kind(facts: ServerFacts) -> Iterator[Finding]:
         )
 
 
-def _replicas(info: Info, wanted: int) -> Iterator[Finding]:
-    found = replicas_in_step(info)
-    if found < wanted:
+def _replicas(where: str, info: Info, waited: int, replicas: int) -> Iterator[Finding]:
+    found, wanted = replicas_in_step(info), max(waited, replicas)
+    harm = "sends and fetches wait up to send_timeout_s" if found < waited else "what is sent now is lost with it"
+    if found < wanted and replicas:
+        yield critical(
+            "server replicas",
+            f"the primary is {_primary(where, info)}, and its replica is away (MessagingConfig.wait_replicas is "
+            f"{waited})",
+            f"it is started again, on another node if its own is lost; until then {harm}. If it stays away, see the "
+            "finding about its actor, the logs of both servers, and the network between their nodes",
+        )
+    elif found < wanted:
         yield critical(
             "server replicas",
             f"{found} of {wanted} are connected (MessagingConfig.wait_replicas is {wanted})",
-            "start them, look at their logs and at the network between: sends and fetches wait up to send_timeout_s",
+            f"start them, look at their logs and at the network between: {harm}",
         )
     elif wanted:
-        yield ok("server replicas", f"{found} are connected, wait_replicas is {wanted}")
+        listed = ", ".join(f"{where} ({lag:,} bytes behind)" for where, lag in replicas_of(info))
+        yield ok(
+            "server replicas",
+            f"{found} are connected to the primary, {_primary(where, info)}: {listed}; wait_replicas is {waited}",
+        )
+
+
+def _primary(where: str, info: Info) -> str:
+    port = info.get("tcp_port", "")
+    return f"port {port} of {where}" if port and not where.endswith(f":{port}") else where
 
 
 def _round_trip(facts: ServerFacts) -> Finding:

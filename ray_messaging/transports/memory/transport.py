@@ -48,6 +48,7 @@ class MemoryTransport:
     checks_verdicts = True
     acks_apart = True
     forgets = True
+    outbox = None
     largest_frame: int | None = None
 
     def __init__(self, server: MemoryServer, exp_id: str, *, dead_bytes: int = DEAD_BYTES) -> None:

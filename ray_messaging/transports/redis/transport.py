@@ -63,6 +63,7 @@ class RedisTransport:
     checks_verdicts = True
     acks_apart = True
     largest_frame: int | None = None
+    outbox = None
 
     def __init__(
         self,
@@ -174,12 +175,17 @@ class RedisTransport:
         fields = dict(zip(reply[::2], reply[1::2], strict=True))
         last = {key[2:].decode(): int(value) for key, value in fields.items() if key.startswith(b"s:")}
         takers = [int(taken) for taken in msgspec.json.decode(fields.get(b"p:replies", b"[]"))]  # cjson's [] is {}
-        return SenderState(int(fields[b"epoch"]), last, takers, int(fields.get(b"transactions", 0)))
+        transactions, outbox = int(fields.get(b"transactions", 0)), fields.get(b"outbox", b"")
+        return SenderState(int(fields[b"epoch"]), last, takers, transactions, outbox)
 
     async def forget(self, sender: str, epoch: int, mailboxes: Sequence[str]) -> None:
         """Forget a sender's sequence numbers for removed mailboxes, unless a newer sender has its name."""
         fields = [f"s:{mailbox}" for mailbox in mailboxes]
         await self.link.script("forget_sender", [self.keys.sender(sender)], [epoch, -1, *fields])
+
+    async def empty_outbox(self, sender: str, epoch: int) -> None:
+        """Forget what the last transaction sends to other servers, unless a newer sender has the name."""
+        await self.link.script("forget_sender", [self.keys.sender(sender)], [epoch, -1, "outbox"])
 
     async def leave(self, sender: str, epoch: int, *, keep_s: float) -> None:
         """Forget a closed sender `keep_s` seconds from now, unless a newer sender has its name."""
@@ -227,9 +233,24 @@ class RedisTransport:
 
     async def send(self, request: SendRequest) -> SendReply:
         """Write frames and publish in one script call."""
-        keys, args, large = self._asked(request)
         # What frees memory runs when it is full.
-        script = "send" if request.writes else "conclude_transaction"
+        writes = request.writes or (request.conclusion is not None and request.conclusion.outbox)
+        return await self._send("send" if writes else "conclude_transaction", request, 0)
+
+    async def ask(self, request: SendRequest) -> SendReply:
+        """Return the fates that frames would have, and write nothing; each `frame` is a size, as decimal digits."""
+        return await self._send("send", request, "ask")
+
+    async def relay(self, request: SendRequest, *, bury: bool = False) -> SendReply:
+        """Write frames that another server has committed, into mailboxes or (bury) among the dead letters.
+
+        See relay_frames.lua; `directory_version` is not looked at.
+        """
+        asked = msgspec.structs.replace(request, directory_version=self._dead_bytes)
+        return await self._send("relay_frames", asked, "bury" if bury else "relay")
+
+    async def _send(self, script: str, request: SendRequest, kind: int | str) -> SendReply:
+        keys, args, large = self._asked(request, kind)
         cuts: list[None] = []
         try:
             reply = await self.link.script(script, keys, args, lambda: cuts.append(None), large)
@@ -253,13 +274,13 @@ class RedisTransport:
         host, port = self.link.address
         return ConnectionFailed(why, host=host, port=port, unsent=unsent)
 
-    def _asked(self, request: SendRequest) -> tuple[list[str], list[Any], list[int]]:
-        """Return the keys and arguments of the script for a call, and the places of large frames among these."""
+    def _asked(self, request: SendRequest, kind: int | str) -> tuple[list[str], list[Any], list[int]]:
+        """Return the script's keys and arguments for a kind of call, and the places of large frames among these."""
         keys = [self.keys.meta, self.keys.sender(request.sender)]
         args: list[Any] = [request.epoch, request.directory_version, request.interceptor_epoch, self.keys.own]
         args.append(self.keys.prefix)
         if request.conclusion is None:
-            args.append(0)
+            args.append(kind)
         else:
             keys.append(self.keys.state(request.conclusion.mailbox))
             args += self._concluding(request.conclusion)
@@ -278,7 +299,7 @@ class RedisTransport:
         if done.state_changed:
             blob = ("-", b"") if done.state is None else ("+", done.state)
         head = [done.number, done.epoch, self.keys.stream(done.mailbox), entry, row, keep]
-        return [*head, done.messages, done.nbytes, *blob, *(done.acks or ("=", 0))]
+        return [*head, done.messages, done.nbytes, *blob, *(done.acks or ("=", 0)), done.outbox]
 
     async def still_full(self, mailbox: str, rows: int, nbytes: int) -> FrameFate | None:
         """Return why a refused frame still does not fit, FULL or LOG_FULL, without sending it; None: send it."""

@@ -19,7 +19,7 @@ class ShardedStores:
         shards = [RedisStores(shard) for shard in transport.shards]
         self.transport = transport
         self.dead_letters = ShardedDeadLetters(transport, [shard.dead_letters for shard in shards])
-        self.experiment = ShardedExperimentStore([shard.experiment for shard in shards])
+        self.experiment = ShardedExperimentStore([shard.experiment for shard in shards], transport.bodies)
 
 
 class ShardedBackend:

@@ -1,10 +1,12 @@
 """Calls to several shards at a time."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from ray_messaging.common.task_health import end
+from ray_messaging.transports.sharded.versions import version_of
+from ray_messaging.transports.transport import FrameWrite, SendRequest
 
 T = TypeVar("T")
 
@@ -60,3 +62,17 @@ class PendingCalls(Generic[T]):
         tasks, self._tasks = self._tasks, {}
         for task in tasks.values():
             await end(task)
+
+
+def places_by_shard(writes: Sequence[FrameWrite], homes: Mapping[str, int]) -> dict[int, list[int]]:
+    """Return which writes go to which shard, by their places; what no mailbox takes goes to the control shard."""
+    parts: dict[int, list[int]] = {}
+    for place, write in enumerate(writes):
+        parts.setdefault(homes.get(write.mailbox, 0), []).append(place)
+    return parts
+
+
+def part_of(request: SendRequest, shard: int, writes: Sequence[FrameWrite]) -> SendRequest:
+    """Return a call for one shard with some of the writes, without the conclusion."""
+    version = version_of(request.directory_version, shard)
+    return SendRequest(request.sender, request.epoch, version, request.interceptor_epoch, writes)

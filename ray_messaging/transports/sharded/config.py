@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import ConfigDict, Field
 
+from ray_messaging.common.limits import BODY_BYTES
 from ray_messaging.config import RedisConfig, ServerConfig
 
 if TYPE_CHECKING:
@@ -18,6 +19,10 @@ class ShardsConfig(ServerConfig):
     servers: tuple[RedisConfig, ...] = Field(min_length=2, description="the servers; their order must never change")
     nodes: tuple[str, ...] = Field((), description="the Ray node of each; empty: mailboxes are placed in turn")
     home: int | None = Field(None, description="the shard of the mailboxes that are made here")
+
+    body_bytes: int = Field(
+        BODY_BYTES, ge=64, description="frames of steps from this size on go to other shards than the first one, too"
+    )
 
     @property
     def server(self) -> str:  # type: ignore[override]

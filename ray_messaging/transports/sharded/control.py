@@ -35,7 +35,7 @@ class ControlEntries:
 
     async def place(self, mailbox: str, wanted: int | None) -> int:
         """Return the shard of a mailbox; choose one where its name has none: the one wanted, or the next in turn."""
-        keys = [self._keys.meta, self._keys.homes, self._keys.changes]
+        keys = [self._keys.meta, self._keys.homes, self._keys.changes, self._keys.steps()]
         args = [mailbox, "" if wanted is None else wanted, self._shards]
         return int(await self._link.script("place_mailbox", keys, args))
 

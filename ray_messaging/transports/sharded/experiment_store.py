@@ -6,6 +6,7 @@ from functools import partial
 from ray_messaging.transports.experiment_store import Claim, Fields, RuleState, StateWrite
 from ray_messaging.transports.redis.experiment_store import RedisExperimentStore
 from ray_messaging.transports.sharded.calls import PendingCalls, at_all
+from ray_messaging.transports.sharded.step_bodies import StepBodies
 
 _BEAT_S = 1.0  # for the answers of the other shards to a heartbeat
 
@@ -17,8 +18,9 @@ class ShardedExperimentStore:
     the rest is on the control shard. What must count everywhere returns when each shard has confirmed it.
     """
 
-    def __init__(self, shards: Sequence[RedisExperimentStore]) -> None:
+    def __init__(self, shards: Sequence[RedisExperimentStore], bodies: StepBodies) -> None:
         self._shards = shards
+        self._bodies = bodies
         self._control, self._others = shards[0], shards[1:]
         self._beats: PendingCalls[StateWrite] = PendingCalls("heartbeat")
 
@@ -69,10 +71,12 @@ class ShardedExperimentStore:
     async def beat(self, epoch: int) -> StateWrite:
         """Raise that counter, and check that the servers have all confirmed writes. Raises Fenced for another run.
 
+        The bodies of steps that were dropped since are deleted.
         A shard that is away keeps the counter on the control shard from nothing, and is checked once it answers.
         """
         found = [await self._control.beat(epoch)]
-        calls = {shard: partial(store.beat, epoch) for shard, store in enumerate(self._others, 1)}
+        dropped = await self._bodies.dropped()
+        calls = {shard: partial(self._beat_at, shard, epoch, dropped) for shard in range(1, len(self._shards))}
         ended = await self._beats.answers(calls, _BEAT_S)
         errors = [task.exception() for _, task in ended]
         found += [task.result() for _, task in ended if task.exception() is None]
@@ -83,6 +87,12 @@ class ShardedExperimentStore:
             if error is not None:
                 raise error
         return StateWrite.DONE
+
+    async def _beat_at(self, shard: int, epoch: int, dropped: int) -> StateWrite:
+        found = await self._shards[shard].beat(epoch)
+        if dropped >= 0:
+            await self._bodies.drop(shard, dropped)
+        return found
 
     async def end_heartbeat(self, epoch: int) -> None:
         """Mark the interceptor as closed."""

@@ -30,6 +30,15 @@ class ShardOutcome(NamedTuple):
     outcome: SendReply | MessagingError
 
 
+def worst_status(replies: Sequence[SendReply]) -> SendStatus:
+    """Return the status that counts where no shard has taken a frame; OK where each would."""
+    return min(
+        (reply.status for reply in replies if reply.status is not SendStatus.OK),
+        key=_WORST.index,
+        default=SendStatus.OK,
+    )
+
+
 def merged(parts: Sequence[ShardOutcome], frames: int) -> tuple[SendReply, MessagingError | None]:
     """Return the reply to a whole call, and the error by which the frames that it holds back have failed.
 
@@ -54,7 +63,7 @@ def merged(parts: Sequence[ShardOutcome], frames: int) -> tuple[SendReply, Messa
         return SendReply(SendStatus.OK, fates, takers, repeated=True), error
     status = SendStatus.OK
     if not settled and all(reply.status is not SendStatus.OK for _, reply in replies):
-        status = min((reply.status for _, reply in replies), key=_WORST.index)
+        status = worst_status([reply for _, reply in replies])
     return SendReply(status, fates, takers, repeated), None
 
 

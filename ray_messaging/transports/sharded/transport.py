@@ -9,17 +9,20 @@ from ray_messaging.addressing.channels import is_survey_mailbox
 from ray_messaging.addressing.directory import Record
 from ray_messaging.addressing.patterns import GLOBS, Patterns
 from ray_messaging.common.task_health import TaskHealth, end
-from ray_messaging.errors import Closed, ConfigError, MessagingError
+from ray_messaging.errors import Closed, MessagingError
 from ray_messaging.observability.observer import Observer
 from ray_messaging.transports.cursors import Cursor, SelectiveAcks
+from ray_messaging.transports.redis.steps import RedisSteps
 from ray_messaging.transports.redis.surveys import RedisSurveys
 from ray_messaging.transports.redis.transport import RedisTransport
-from ray_messaging.transports.sharded.calls import at_all
+from ray_messaging.transports.sharded.calls import at_all, part_of, places_by_shard
 from ray_messaging.transports.sharded.config import ShardsConfig
 from ray_messaging.transports.sharded.control import ControlEntries, Entry
 from ray_messaging.transports.sharded.departures import NoDepartures
 from ray_messaging.transports.sharded.log import ShardedLog
 from ray_messaging.transports.sharded.merging import ShardOutcome, merged
+from ray_messaging.transports.sharded.step_bodies import StepBodies
+from ray_messaging.transports.sharded.transactions.outbox import ShardedOutbox
 from ray_messaging.transports.sharded.versions import packed, unpacked, version_of
 from ray_messaging.transports.transport import (
     DirectoryDelta,
@@ -45,7 +48,8 @@ class ShardedTransport:
     """Mailboxes of one experiment on several servers.
 
     Each shard has a whole key space for its own mailboxes. The control shard, the first one, also has the directory's
-    records of all of them, foreign Pub/Sub, channels without a mailbox, and the mailboxes of messagers without a name.
+    records of all of them, foreign Pub/Sub, channels without a mailbox, and the mailboxes of messagers without a name;
+    with steps these too, and all mailboxes. The bytes of large frames of steps are on all shards: see `step_bodies`.
 
     A directory's version is that of all shards (see `versions`). A change of the directory is done in this order: the
     mailbox on its shard, its record on the control shard, a higher version on each other shard. When it returns, no
@@ -55,12 +59,11 @@ class ShardedTransport:
 
     patterns: Patterns = GLOBS
     logs_apart = False
-    transacts = False
+    transacts = True
     forgets = True
     checks_verdicts = True
     acks_apart = True
     largest_frame: int | None = None
-    steps = None
 
     def __init__(self, config: ShardsConfig, shards: Sequence[RedisTransport]) -> None:
         self.exp_id = shards[0].exp_id
@@ -69,9 +72,15 @@ class ShardedTransport:
         self.log = ShardedLog([shard.log for shard in shards])
         self.surveys: RedisSurveys = self.control.surveys
         self.departures = NoDepartures()
+        links = [shard.link for shard in shards]
+        self.bodies = StepBodies(links, self.control.keys, config.home, config.body_bytes)
+        self.steps: RedisSteps = self.control.steps
+        self.steps.bodies = self.bodies
+        self._stepped = False  # the experiment is known to have steps, so that all mailboxes are on the control shard
         self._config = config
         self._entries = ControlEntries(self.control, len(shards))
         self._homes: dict[str, int] = {}  # of mailboxes: the shard, unless it is the control shard
+        self.outbox = ShardedOutbox(shards, self._homes)
         self._failure: MessagingError | None = None  # of a part of the last call of `send`
         self._renewed_at = time.monotonic()  # a sender's state on the other shards
         self._renewing: asyncio.Task[None] | None = None
@@ -110,7 +119,11 @@ class ShardedTransport:
         """Return the changes since a version, after removing mailboxes with an expired lease.
 
         The versions are those from before the records were read: a change that comes between costs one more load.
+        With steps the version is that of the control shard.
         """
+        self._stepped = self._stepped or await self.steps.settings() is not None
+        if self._stepped:
+            return await self.control.load_directory(-1 if since < 0 else version_of(since, 0))
         known = unpacked(since, len(self.shards))
         lists = await at_all(shard.load_directory(_NO_RECORDS) for shard in self.shards[1:])
         loaded = await self._entries.load(known[0])
@@ -161,15 +174,18 @@ class ShardedTransport:
     async def _raise_others(self) -> None:
         """Raise the directory's version on all shards but the control shard, where it has changed already.
 
-        The mailbox's own shard is among them: it had its version before the record was there.
+        The mailbox's own shard is among them: it had its version before the record was there. With steps no shard but
+        the control shard takes frames by the directory.
         """
-        await at_all(shard.raise_directory() for shard in self.shards[1:])
+        if not self._stepped:
+            await at_all(shard.raise_directory() for shard in self.shards[1:])
 
     async def _placed(self, record: Record, limits: Limits, epoch: int | None) -> int:
         """Return the shard of a mailbox; choose one for a new one of a messager with a name.
 
         That of one without a name is on the control shard: its lease depends on its subscription there. So is that of
-        a survey, whose record is there.
+        a survey, whose record is there, and in an experiment with steps each one: a seal and a send from outside need
+        boxes, mailboxes and the barrier in one call.
         """
         name = record.mailbox
         if limits.leased or is_survey_mailbox(name) or epoch is not None or name in self._homes:
@@ -203,7 +219,8 @@ class ShardedTransport:
     async def take_sender_epoch(self, sender: str, *, keep_s: float, held: int | None = None) -> SenderState:
         """Raise a sender's epoch, which fences earlier senders under this name; raise Fenced if it is not `held`.
 
-        The control shard gives the epoch, so that of two senders the same one is fenced everywhere.
+        The control shard gives the epoch, so that of two senders the same one is fenced everywhere. What the sender's
+        last transaction has committed for other shards is relayed before this returns.
         """
         failure, self._failure = self._failure, None
         if failure is not None:
@@ -212,10 +229,18 @@ class ShardedTransport:
         others = await at_all(
             shard.install_sender_epoch(sender, state.epoch, keep_s=keep_s, held=held) for shard in self.shards[1:]
         )
-        last = dict(state.last)
-        for shard, found in enumerate(others, 1):
-            last.update((name, seq) for name, seq in found.last.items() if self._homes.get(name, shard) == shard)
-        return state._replace(last=last)
+        found = [state, *others]
+        last, takers = dict(state.last), state.takers
+        for shard, there in enumerate(others, 1):
+            last.update((name, seq) for name, seq in there.last.items() if self._homes.get(name, shard) == shard)
+        for home, there in enumerate(found):
+            if there.outbox:
+                seqs = [each.last for each in found]
+                relayed = await self.outbox.drain(sender, state.epoch, home, there.outbox, seqs)
+                last.update(relayed.last)
+                takers = relayed.takers or takers
+        transactions = max(there.transactions for there in found)  # a name has them on one shard
+        return SenderState(state.epoch, last, takers, transactions)
 
     async def forget(self, sender: str, epoch: int, mailboxes: Sequence[str]) -> None:
         """Forget a sender's sequence numbers for removed mailboxes, unless a newer sender has its name."""
@@ -227,17 +252,18 @@ class ShardedTransport:
 
     async def send(self, request: SendRequest) -> SendReply:
         """Write frames and publish: one call for each shard with frames, at the same time."""
-        if request.conclusion is not None:
-            raise ConfigError("transactions need one server: start the experiment without shards=")
         self._failure = None
-        homes, parts = self._homes, dict[int, list[int]]()
-        for place, write in enumerate(request.writes):
-            parts.setdefault(homes.get(write.mailbox, 0), []).append(place)
+        if request.conclusion is not None:
+            return await self.outbox.transact(request)
+        writes, parts = request.writes, places_by_shard(request.writes, self._homes)
         if len(parts) == 1:
             shard = next(iter(parts))
-            return await self.shards[shard].send(_part(request, shard, None))
+            return await self.shards[shard].send(part_of(request, shard, writes))
         replies = await asyncio.gather(
-            *(self.shards[shard].send(_part(request, shard, places)) for shard, places in parts.items()),
+            *(
+                self.shards[shard].send(part_of(request, shard, [writes[place] for place in places]))
+                for shard, places in parts.items()
+            ),
             return_exceptions=True,
         )
         outcomes = []
@@ -357,10 +383,3 @@ class ShardedTransport:
     def loops(self) -> list[TaskHealth]:
         """Return the health of listening to foreign clients."""
         return self.control.loops()
-
-
-def _part(request: SendRequest, shard: int, places: Sequence[int] | None) -> SendRequest:
-    """Return the part of a call for one shard (places None: all frames)."""
-    writes = request.writes if places is None else [request.writes[place] for place in places]
-    version = version_of(request.directory_version, shard)
-    return SendRequest(request.sender, request.epoch, version, request.interceptor_epoch, writes)

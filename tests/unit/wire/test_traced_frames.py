@@ -4,7 +4,7 @@ import pickle
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from support.extensions import extensions
 from support.forged_frames import rewritten
@@ -27,6 +27,8 @@ def of_two(**more):
 
 @given(span=st.binary(min_size=CONTEXT_BYTES, max_size=CONTEXT_BYTES), extension=st.none() | extensions(2))
 def test_the_span_arrives_and_nothing_else_changes(span, extension):
+    # A span needs the frame of an extension: an empty one is not told from none.
+    assume(extension is None or encode(of_two(extension=extension)) != encode(of_two(extension=Extension())))
     batch = of_two(trace=TracePoint(span, 0.0), extension=extension)
     found = decode(encode(batch))
     assert found.trace.sent == span

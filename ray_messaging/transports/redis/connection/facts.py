@@ -50,6 +50,17 @@ def replicas_in_step(info: Info) -> int:
     return sum("state=online" in value.split(",") for value in told)
 
 
+def replicas_of(info: Info) -> list[tuple[str, int]]:
+    """Return the address of each connected replica, and by how many bytes it is behind."""
+    found = []
+    for name, value in info.items():
+        if name.startswith("slave") and name[5:].isdecimal():
+            facts = dict(part.partition("=")[::2] for part in value.split(","))
+            behind = number(info, "master_repl_offset") - number(facts, "offset")
+            found.append((f"{facts.get('ip')}:{facts.get('port')}", max(0, behind)))
+    return found
+
+
 def keeps_data(info: Info) -> bool:
     """Return whether a server appends each change to a file."""
     return info.get("aof_enabled") == "1"

@@ -148,7 +148,7 @@ class RedisLink:
 
         ConfigError: it is too old, a replica, a node of a cluster that is to be reached as one, or deletes data when
         its memory is full; or its Sentinels do not know the service, or no node has the experiment's slot.
-        NotReplicated: it has fewer replicas than must have what is acknowledged.
+        NotReplicated: it has fewer replicas than must have what is acknowledged. Closed: the experiment has ended.
         """
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
@@ -160,7 +160,7 @@ class RedisLink:
             raise ConfigError(str(error)) from error
         except Exception as error:
             await self.close()
-            raise self.translated(error) from error
+            raise await self.over() or self.translated(error) from error
         if (unsuitable := self._unsuitable(info, primaries)) is not None:
             await self.close()
             raise unsuitable

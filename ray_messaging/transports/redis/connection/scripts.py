@@ -11,6 +11,7 @@ _STEPS = ("id_ceiling", "step_is_open", "step_barrier")
 _DEAD_LETTERS = ("load_directory", "end_leases", "remove_mailbox", "reject_frame", "drop_letters")
 _SHARED: dict[str, tuple[str, ...]] = {
     "send": ("mailbox_limit", "send_one_frame", *_MOVE, "step_box"),
+    "relay_frames": ("mailbox_limit", *_MOVE, "step_box", "dead_letter_retention", "bury_waiting", "send"),
     "conclude_transaction": ("mailbox_limit", *_MOVE, "step_box", "send"),
     "take_sender_epoch": ("raise_number",),
     "claim_experiment": ("raise_format",),

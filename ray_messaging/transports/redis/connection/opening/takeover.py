@@ -1,6 +1,7 @@
 """Take over the socket of a connection that redis-py has made: it connects, authenticates and speaks TLS."""
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 from redis.asyncio.connection import AbstractConnection
@@ -15,7 +16,8 @@ async def _introduce(connection: AbstractConnection) -> None:
     try:
         await connection.on_connect()
     except BaseException:
-        writer.transport.abort()
+        with suppress(AttributeError):  # early releases of Python 3.11, for one that the server has ended
+            writer.transport.abort()
         raise
 
 
