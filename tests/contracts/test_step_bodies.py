@@ -33,6 +33,7 @@ from ray_messaging.transports.steps.values import Closing, Driver, Opened, StepS
 from ray_messaging.transports.transport import FrameFate, FrameWrite, SendRequest
 
 SMALL = Rumour(small_world(24), steps=4, chance=110)
+LONGER = Rumour(small_world(24), steps=16, chance=110)
 RING = Rumour(small_world(640), chance=60)
 LONG_TEXT = "x" * 3_000
 
@@ -150,7 +151,7 @@ async def test_the_nth_piece_on_the_wire_is_lost(processes, exp_id, side, victim
         servers[victim] = proxy.config
         config = ShardsConfig(servers=tuple(servers), body_bytes=64)
         for nth in itertools.count(1, 6):
-            groups = RumourGroups(config, f"{exp_id}-{nth}", SMALL, 2)
+            groups = RumourGroups(config, f"{exp_id}-{nth}", LONGER, 2)
             then = functools.partial(restart, processes[victim]) if killed else None
             lose = functools.partial(proxy.lose, nth, up=side == "request", then=then)
             await proves(groups, begins=lose, ends=lambda: lost.append(proxy.spare()))
