@@ -15,10 +15,11 @@ from support.step_society import AGENTS, SEED, STEPS, listen, sequential, spread
 from ray_messaging import Messager, Messaging, StepFailed, Steps
 
 
-@pytest.fixture
-def messaging(ray_cluster):
+@pytest.fixture(params=[None, pytest.param(3, marks=pytest.mark.long)], ids=["one server", "three servers"])
+def messaging(ray_cluster, request):
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test's module
-    with Messaging.start(f"moves-{uuid.uuid4().hex[:8]}", steps=Steps(seed=SEED, digest=True)) as started:
+    steps = Steps(seed=SEED, digest=True)
+    with Messaging.start(f"moves-{uuid.uuid4().hex[:8]}", steps=steps, shards=request.param) as started:
         yield started
     ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 

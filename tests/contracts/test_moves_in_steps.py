@@ -19,7 +19,7 @@ from ray_messaging.transports.steps.values import StepSettings, WaitFor
 GROUPS = 3
 
 
-@pytest.fixture(params=["memory", "valkey", pytest.param("redis", marks=pytest.mark.long)])
+@pytest.fixture(params=["memory", "valkey", "shards", pytest.param("redis", marks=pytest.mark.long)])
 def server(request):
     return MemoryServer() if request.param == "memory" else request.getfixturevalue(f"{request.param}_config")
 

@@ -3,13 +3,14 @@
 import asyncio
 import functools
 import itertools
+import random
 from contextlib import AsyncExitStack, ExitStack, aclosing
 
 import pytest
 from faults.proxy import Proxy
 from support.contracts import client_of
 from support.rumour import Rumour, college_edges, sequential, small_world
-from support.rumour_groups import RumourGroups
+from support.rumour_groups import Moves, RumourGroups
 from support.step_faults import Chaos, Repeat
 
 from ray_messaging import (
@@ -115,15 +116,16 @@ def restart(process):
 
 
 @pytest.mark.parametrize(
-    ("victims", "dying"),
+    ("victims", "dying", "moving"),
     [
-        pytest.param((1,), False, id="another server"),
-        pytest.param((0,), False, id="the control server", marks=pytest.mark.long),
-        pytest.param((0, 1, 2), False, id="any server", marks=pytest.mark.long),
-        pytest.param((0, 1, 2), True, id="any server, and processes", marks=pytest.mark.long),
+        pytest.param((1,), False, False, id="another server"),
+        pytest.param((1,), False, True, id="another server, agents move", marks=pytest.mark.long),
+        pytest.param((0,), False, True, id="the control server, agents move", marks=pytest.mark.long),
+        pytest.param((0, 1, 2), False, True, id="any server, agents move", marks=pytest.mark.long),
+        pytest.param((0, 1, 2), True, True, id="any server, and processes, agents move", marks=pytest.mark.long),
     ],
 )
-async def test_servers_are_killed_at_random(processes, exp_id, victims, dying):
+async def test_servers_are_killed_at_random(processes, exp_id, victims, dying, moving):
     rumour = Rumour(small_world(120), steps=24, chance=60)
     with ExitStack() as stack:
         proxies = [stack.enter_context(Proxy(process.config, seed=n)) for n, process in enumerate(processes)]
@@ -135,9 +137,12 @@ async def test_servers_are_killed_at_random(processes, exp_id, victims, dying):
                 proxies[victim].lose_some(pieces, functools.partial(restart, processes[victim]))
 
         faults = Chaos(7, 0.02) if dying else None
+        moves = Moves(random.Random(7), count=10, rest_s=0.005) if moving else None
         groups = RumourGroups(config, exp_id, rumour, 3, senders=True, faults=faults)
-        await proves(groups, begins=begins, ends=lambda: [proxy.spare() for proxy in proxies], within_s=300)
+        ends = [proxy.spare for proxy in proxies]
+        await proves(groups, begins=begins, ends=lambda: [end() for end in ends], moves=moves, within_s=300)
         assert all(proxies[victim].cuts for victim in victims)
+        assert groups.moved >= 60 * moving
 
 
 @pytest.mark.long

@@ -1,13 +1,22 @@
-"""Departures of agents on several shards: not there yet."""
+"""Departures of agents on several shards: in steps as on one server, else not there yet."""
 
 from typing import NoReturn
 
 from ray_messaging.errors import ConfigError
-from ray_messaging.transports.departures import Rehosted, Rehosting, Release, Released
+from ray_messaging.transports.departures import Release, Released
+from ray_messaging.transports.redis.departures import RedisDepartures
 
 
-class NoDepartures:
-    """Refusal of all departures: the mailboxes may be on different servers, and no call covers two of them."""
+class ShardedDepartures:
+    """Departures of agents of an experiment on several servers.
+
+    In steps all mailboxes, boxes and records are on the control shard, and so are departures. The bytes of large frames
+    stay on other shards: a box keeps its name, by which a new group reads it.
+    """
+
+    def __init__(self, control: RedisDepartures) -> None:
+        self.rehost = control.rehost
+        self.state_before = control.state_before
 
     async def entries(self, mailbox: str, first: str, last: str) -> list[tuple[str, bytes]]:
         """Refuse."""
@@ -21,16 +30,9 @@ class NoDepartures:
         """Refuse."""
         _refuse(mailbox, epoch, number)
 
-    async def rehost(self, attempt: Rehosting) -> Rehosted:
-        """Refuse."""
-        _refuse(attempt)
-
-    async def state_before(self, group: str, step: int) -> bytes | None:
-        """Refuse."""
-        _refuse(group, step)
-
 
 def _refuse(*_asked: object) -> NoReturn:
     raise ConfigError(
-        "agents stay in their group in an experiment with shards: start it without shards= to move or remove agents"
+        "without steps, agents stay in their group in an experiment with shards: start it without shards= to move or "
+        "remove agents"
     )

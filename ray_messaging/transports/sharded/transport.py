@@ -18,7 +18,7 @@ from ray_messaging.transports.redis.transport import RedisTransport
 from ray_messaging.transports.sharded.calls import at_all, part_of, places_by_shard
 from ray_messaging.transports.sharded.config import ShardsConfig
 from ray_messaging.transports.sharded.control import ControlEntries, Entry
-from ray_messaging.transports.sharded.departures import NoDepartures
+from ray_messaging.transports.sharded.departures import ShardedDepartures
 from ray_messaging.transports.sharded.log import ShardedLog
 from ray_messaging.transports.sharded.merging import ShardOutcome, merged
 from ray_messaging.transports.sharded.step_bodies import StepBodies
@@ -71,7 +71,7 @@ class ShardedTransport:
         self.control = shards[0]
         self.log = ShardedLog([shard.log for shard in shards])
         self.surveys: RedisSurveys = self.control.surveys
-        self.departures = NoDepartures()
+        self.departures = ShardedDepartures(self.control.departures)
         links = [shard.link for shard in shards]
         self.bodies = StepBodies(links, self.control.keys, config.home, config.body_bytes)
         self.steps: RedisSteps = self.control.steps
