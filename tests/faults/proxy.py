@@ -63,7 +63,7 @@ class Proxy:
         self.lose(self._random.randrange(1, 2 * pieces), up=self._random.random() < 0.5, then=again)
 
     def spare(self):
-        """Lose nothing from now on, once a loss that is under way has ended; return whether the chosen piece was lost."""
+        """Lose nothing more, once a loss that is under way has ended; return whether the chosen piece was lost."""
         spared = Future()
         self._loop.call_soon_threadsafe(lambda: spared.set_result(self._spare()))
         return spared.result(timeout=60)
