@@ -26,7 +26,6 @@ class Proxy:
         self._left = None  # pieces until the one that is lost; its direction; what happens then
         self._swallowed = set()  # writers whose bytes vanish
         self._open = set()
-        self._tasks = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
         self._ready = Future()
@@ -90,17 +89,18 @@ class Proxy:
         server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         self._ready.set_result(server.sockets[0].getsockname()[1])
         await self._end.wait()
-        server.close()
-        while self._tasks:  # one that was just connecting is not cut by the first round
+        # Accept no more, and close only then: a connection that asyncio has accepted and not handed over would stay open.
+        self._loop.remove_reader(server.sockets[0])
+        while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
             self._abort_all()
-            await asyncio.wait(self._tasks, timeout=0.1)
+            await asyncio.wait(tasks, timeout=0.1)
+        server.close()
 
     def _abort_all(self):
         for writer in list(self._open):
             writer.transport.abort()
 
     async def _accept(self, reader, writer):
-        self._tasks.add(asyncio.current_task())
         self.accepted += 1
         self._open.add(writer)
         far_writer = None
@@ -124,7 +124,6 @@ class Proxy:
                     side.transport.abort()
                     self._open.discard(side)
                     self._swallowed.discard(side)
-            self._tasks.discard(asyncio.current_task())
 
     async def _pump(self, reader, writer, *, up):
         while data := await reader.read(65536):
