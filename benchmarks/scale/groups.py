@@ -16,17 +16,18 @@ AGENTS_EACH = 500
 LEAST = {32: 2.5, 128: 1.5}  # million messages a second
 COMMANDS = ("evalsha", "eval", "xread")
 BULK = "in bulk"
+WARM_UP_ROWS = 250_000  # of each group: until then each frame meets memory that its process has not touched before
 ROWS = 1_000
 PER = f"per {ROWS:,} messages"
 
 
 def measure(counts: Sequence[int], seconds: float, rounds: int) -> list[Line]:
-    """Let one society grow, and measure at each number of groups, after a turn to warm up."""
+    """Let one society grow; measure at each number of groups, once all of them are warm."""
     lines: list[Line] = []
     with Messaging.start("scale", rules=[BLACK_LIST]) as messaging, Society(messaging, AGENTS_EACH, 1) as ring:
         for count in counts:
             ring.grow(count)
-            ring.rate("bulk", seconds / 2)
+            ring.rate("send_rows", WARM_UP_ROWS)
             turns = [_turn(messaging, ring, seconds) for _ in range(rounds)]
             for name, unit in turns[0]:
                 values, least = [turn[name, unit] for turn in turns], LEAST.get(count) if name == BULK else None
