@@ -21,6 +21,7 @@ from ray_messaging.cluster.handles.actor_calls import NAMESPACE, find_actor, nam
 from ray_messaging.cluster.handles.connection import connect
 from ray_messaging.cluster.health_check import warn_of_data_loss
 from ray_messaging.cluster.rule_store import pickled
+from ray_messaging.cluster.servers.kept_data import KeptData
 from ray_messaging.cluster.servers.replicas import ReplicatedStart, check_replicas
 from ray_messaging.cluster.servers.server_actor import ServerActor
 from ray_messaging.cluster.servers.server_kinds import SingleServer
@@ -58,17 +59,19 @@ class StartedExperiment:
         self._ray_is_ours = ray_is_ours
         self._untouched = False  # the server has only data of this start
         self._temporary: str | None = None  # the folder of audiences that end with the experiment
+        self._kept: KeptData | None = None
 
-    def start(self, spec: InterceptorSpec, config: ServerConfig | None, data_dir: str | None) -> None:
-        """Start the actors; config is a server of the user's (None: an embedded one with its data in `data_dir`)."""
+    def start(self, spec: InterceptorSpec, config: ServerConfig | None, kept: KeptData | None) -> None:
+        """Start the actors; config is a server of the user's (None: embedded ones, with their data in `kept`)."""
+        self._kept = kept
         node = ray.get_runtime_context().get_node_id()
         here = NodeAffinitySchedulingStrategy(node, soft=False)
-        if config is None and data_dir is None and spec.log_dir is None and spec.audiences is not None:
+        if config is None and kept is None and spec.log_dir is None and spec.audiences is not None:
             self._temporary = spec.audiences.folder
         if spec.replicas:
             ReplicatedStart(spec.exp_id, spec.nodes, self._servers, remote).run()
         else:
-            self._start_servers(spec, data_dir)
+            self._start_servers(spec, kept)
         # Ray may repeat all of its calls.
         options = ACTOR | {"max_restarts": -1, "max_task_retries": -1, "name": f"{spec.exp_id}/interceptor"}
         # Beside the directory's server: without that node it could do nothing, and the loss of others is not its own.
@@ -85,9 +88,9 @@ class StartedExperiment:
         try:
             experiment: Experiment = result(self.interceptor.ready.remote(), actor_name=f"experiment {spec.exp_id!r}")
         except AlreadyExists as error:
-            if data_dir is None:
+            if kept is None:
                 raise
-            text = f"{error} (our embedded server keeps its data in {data_dir})"
+            text = f"{error} (our embedded server keeps its data in {kept.folder})"
             raise AlreadyExists(text, kind=error.kind, value=error.value, owner=error.owner) from error
         if experiment.log_dir is not None:
             # A path belongs to this node; a URI is the same everywhere.
@@ -108,13 +111,15 @@ class StartedExperiment:
             result(self.log.note_start.remote(facts), actor_name=f"the event log of experiment {spec.exp_id!r}")
         self.experiment = experiment
 
-    def _start_servers(self, spec: InterceptorSpec, data_dir: str | None) -> None:
-        for node, name in zip(spec.nodes, server_names(spec.exp_id, len(spec.nodes)), strict=False):
+    def _start_servers(self, spec: InterceptorSpec, kept: KeptData | None) -> None:
+        folders = kept.of_servers if kept is not None else [None] * len(spec.nodes)
+        for node, name, folder in zip(spec.nodes, server_names(spec.exp_id, len(spec.nodes)), folders, strict=False):
             # Its data are on that node, so it must stay on it.
             pinned = NodeAffinitySchedulingStrategy(node, soft=False)
             options = {"num_cpus": 0, "namespace": NAMESPACE, "scheduling_strategy": pinned}
             options |= {"max_restarts": -1, "max_task_retries": -1, "name": name}
-            self._servers.append(remote(ServerActor, options).remote(secrets.token_hex(16), SingleServer(data_dir)))
+            kind = SingleServer(None if folder is None else str(folder))
+            self._servers.append(remote(ServerActor, options).remote(secrets.token_hex(16), kind))
 
     def close(self, *, erase: bool) -> None:
         """Stop groups, log, interceptor and server in this order, then Ray if this process started it."""
@@ -127,6 +132,8 @@ class StartedExperiment:
             _attempt([server.stop.remote(erase=erase) for server in self._servers], timeout_s=_SERVER_S)
             for server in self._servers:
                 ray.kill(server)
+            if erase and self._kept is not None:
+                self._kept.clean()
             if self._ray_is_ours:
                 ray.shutdown()
         if self._temporary is not None:
@@ -166,11 +173,13 @@ def start_experiment(
         spec = InterceptorSpec(
             exp_id, secrets.token_hex(4), settings, check_rules(rules), on_existing, absolute(log_dir), steps, metrics
         )
-        kept_in = _data_dir(data_dir, spec) if shards is None and not replicas else None
+        kept = None
+        if config is None and not replicas:
+            kept = KeptData.of(data_dir, log_dir=None if steps is None else spec.log_dir, shards=shards)
         nodes = nodes_of(shards) if config is None else ()
-        spec = replace(spec, audiences=_audience_home(spec, config, kept_in), tracing=tracing)
+        spec = replace(spec, audiences=_audience_home(spec, config, kept), tracing=tracing)
         spec = replace(spec, nodes=nodes, per_node=shards == PER_NODE, replicas=replicas)
-        started.start(spec, config, kept_in)
+        started.start(spec, config, kept)
         if config is not None:
             warn_of_data_loss(config)
     except BaseException:
@@ -179,18 +188,7 @@ def start_experiment(
     return started
 
 
-def _data_dir(given: str | Path | None, spec: InterceptorSpec) -> str | None:
-    """Return where the embedded server keeps its data; None: in a temporary directory, until it ends."""
-    if given is not None:
-        if "://" in str(given):
-            raise ConfigError(f"data_dir={str(given)!r} must be a folder on this machine, not a URI")
-        return str(Path(given).expanduser().absolute())
-    if spec.steps is None or spec.log_dir is None or "://" in spec.log_dir:
-        return None
-    return f"{spec.log_dir.rstrip('/')}-server"
-
-
-def _audience_home(spec: InterceptorSpec, config: ServerConfig | None, data_dir: str | None) -> AudienceHome:
+def _audience_home(spec: InterceptorSpec, config: ServerConfig | None, kept: KeptData | None) -> AudienceHome:
     """Return where the files of audiences are: with the log, else with the server's data, else in a temporary folder.
 
     They are on this node. A server of the user's keeps the experiment's data for a later start, which finds the files
@@ -198,8 +196,8 @@ def _audience_home(spec: InterceptorSpec, config: ServerConfig | None, data_dir:
     """
     if spec.log_dir is not None and "://" not in spec.log_dir:
         folder = Path(spec.log_dir, "audiences")
-    elif data_dir is not None:
-        folder = Path(data_dir, "audiences")
+    elif kept is not None:
+        folder = kept.folder / "audiences"
     else:
         server = spec.run if config is None else f"{crc32(repr(config).encode()):08x}"
         folder = Path(tempfile.gettempdir(), f"ray_messaging-audiences-{os.getuid()}", f"{spec.exp_id}-{server}")

@@ -14,7 +14,7 @@ from support.cluster import PATIENCE_S, control, drain, numbered, numbers, run_a
 from support.contracts import vanish
 
 from ray_messaging import Messager, Messaging, MessagingConfig, RedisConfig, Steps, rules
-from ray_messaging.errors import ConfigError, ConnectionFailed, OutcomeUnknown, ServerFailed, UnknownName
+from ray_messaging.errors import AlreadyExists, ConfigError, ConnectionFailed, OutcomeUnknown, ServerFailed, UnknownName
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -162,7 +162,7 @@ def test_questions_audiences_and_schemas_cross_shards(exp_id):
         ({"shards": "per-nod"}, ["'per-nod'", "'per-node'"]),
         ({"shards": 3, "redis": RedisConfig(server="127.0.0.1")}, ["leave out redis="]),
         ({"shards": "per-node", "mirror": True}, ["mirror=", "one server"]),
-        ({"shards": 3, "data_dir": "/tmp/data"}, ["data_dir=", "one server"]),
+        ({"shards": "per-node", "data_dir": "/tmp/data"}, ["data_dir=", "shards=3"]),
     ],
     ids=lambda given: " ".join(given) if isinstance(given, dict) else "",
 )
@@ -368,6 +368,38 @@ def test_a_run_gives_on_three_servers_what_it_gives_on_one(exp_id, model, tmp_pa
         assert told(messaging, model) == wanted
         assert min(commands_on(messaging, "sadd")[1:]) > 0
         wait_for(lambda: steps_with_bodies(messaging) == {6, 7}, "the deletion of the frames of steps that are over")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("given", [True, False], ids=["data_dir", "beside the log"])
+def test_a_run_goes_on_with_the_data_that_its_servers_have_kept(exp_id, model, tmp_path, given):
+    places = {"log_dir": tmp_path / "log"} | ({"data_dir": tmp_path / "data"} if given else {})
+    kept, steps = tmp_path / ("data" if given else "log-server"), Steps(seed=7, digest=True)
+    with Messaging.start(f"{exp_id}-1", steps=steps, log_dir=tmp_path / "one") as messaging:
+        wanted = told(messaging, model, 12)
+    with Messaging.start(exp_id, steps=steps, shards=3, **places) as messaging:
+        told(messaging, model, 6)
+    assert len([*kept.glob("shard-*-of-3/appendonlydir")]) == 3
+    with pytest.raises(AlreadyExists, match=f"keeps its data in {kept}"):
+        Messaging.start(exp_id, steps=steps, shards=3, **places)
+    for shards, remedy in ((2, "start with shards=3"), (None, "start with shards=3")):
+        with pytest.raises(ConfigError, match=remedy):
+            Messaging.start(exp_id, steps=steps, shards=shards, on_existing="resume", **places)
+    with Messaging.start(exp_id, steps=steps, shards=3, on_existing="resume", **places) as messaging:
+        assert told(messaging, model, 12) == wanted
+        messaging.shutdown(erase=True)
+    assert not kept.exists()
+
+
+@pytest.mark.long
+def test_messages_wait_on_kept_shards(exp_id, tmp_path):
+    places = {"data_dir": tmp_path / "data", "shards": 3}
+    with Messaging.start(exp_id, **places) as messaging:
+        messaging.create_groups(RING)
+        assert set(send_on(messaging)) == {"delivered"}
+    with Messaging.start(exp_id, on_existing="resume", **places) as messaging:
+        for group in messaging.create_groups(RING).values():
+            assert numbers(drain(group, 30)) == [*range(30)]
 
 
 @pytest.mark.long

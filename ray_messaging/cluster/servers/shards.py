@@ -28,9 +28,13 @@ def check_shards(shards: object, *, server: object, data_dir: object, mirror: bo
         raise ConfigError(
             f"shards={shards!r} are embedded servers, and redis= is one of yours: leave out redis=, or shards="
         )
-    for name, given in (("data_dir", data_dir), ("mirror", mirror or None)):
-        if given is not None:
-            raise ConfigError(f"{name}= needs one server, and shards={shards!r} are several: leave out one of the two")
+    if mirror:
+        raise ConfigError(f"mirror= needs one server, and shards={shards!r} are several: leave out one of the two")
+    if shards == PER_NODE and data_dir is not None:
+        raise ConfigError(
+            "shards='per-node' keeps no data for a later start, whose nodes may be others: write a number, shards=3, or "
+            "leave out data_dir="
+        )
     return shards  # type: ignore[return-value]  # checked above
 
 
