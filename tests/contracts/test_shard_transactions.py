@@ -20,7 +20,8 @@ from ray_messaging.eventlog.writing.writer import LogWriter
 from ray_messaging.interception.rules import BlackList, MaxLength
 from ray_messaging.interception.server import rule_delegation
 from ray_messaging.messager import Messager
-from ray_messaging.transports.backend import open_transport
+from ray_messaging.observability.health.mailbox_checks import check_kept
+from ray_messaging.transports.backend import backend_of, open_transport
 
 AGENTS = (2, 3, 4)  # on shard 1, 2 and 0, as the bank's own mailbox is on shard 0
 BANK = 1
@@ -201,6 +202,24 @@ async def test_a_successor_goes_on_where_a_process_ends(messagers, server, exp_i
     await transact(successor, 4)
     for host in hosts.values():
         assert await numbers(host, 3 if committed else 2) == ([1, 2, 4] if committed else [1, 4])
+
+
+async def test_health_names_what_waits_for_a_process_that_has_ended(messagers, server, exp_id):
+    async def problems():
+        kept = (await asyncio.to_thread(backend_of(server).probe, exp_id)).kept
+        dead = {mailbox.owner for mailbox in kept.mailboxes if mailbox.name == "bank"}
+        return [finding for finding in check_kept(kept, dead) if "transaction" in finding.value]
+
+    bank, _ = await town(messagers)
+    Cut(bank, "send", shard=0, after=True)
+    with pytest.raises(MessagingError):
+        await transact(bank, 1)
+    await vanish(bank)
+    [finding] = await problems()
+    assert (finding.level, finding.what) == ("warning", "mailbox 'bank'")
+    assert "under this name" in finding.remedy
+    await messagers(name="bank", host=[BANK])
+    assert await problems() == []
 
 
 async def test_a_successor_that_ends_while_it_relays_has_a_successor(messagers, server, exp_id):

@@ -61,6 +61,13 @@ def _mailbox(mailbox: Mailbox, *, dead: bool) -> Iterator[Finding]:
         yield from _problems(name, remedy, messages, (mailbox.nbytes, mailbox.max_bytes, in_bytes))[:1]
     if mailbox.keeps_answers:
         return
+    if mailbox.outbox_bytes and (dead or mailbox.lease_s is None):
+        yield warning(
+            name,
+            f"its last transaction is committed, and {in_bytes(mailbox.outbox_bytes)} of its messages still wait for "
+            "other servers",
+            "open its group or messager again under this name, or remove it: either sends them on",
+        )
     if dead and mailbox.lease_s is not None:
         yield warning(
             name,

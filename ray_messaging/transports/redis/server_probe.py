@@ -26,7 +26,7 @@ _PINGS = 3
 _MAILBOXES = 1_000  # that are looked at
 _LOOK_BYTES = 64 * 2**20
 _NAMES, _CLOSED_S = 100_000, 10.0
-_HEAD, _COLUMNS = 9, 14
+_HEAD, _COLUMNS = 9, 15
 COPY_FROM = "min-string-size-avoid-copy-reply"  # of Valkey 9.1 on, in bytes
 _SETTINGS = ("appendfsync", "save", "timeout", "client-output-buffer-limit", COPY_FROM)
 
@@ -125,7 +125,7 @@ def _kept(
 
 def _mailbox(row: Sequence[Any], now: float) -> Mailbox:
     name, messages, nbytes, max_messages, max_bytes, oldest, lease_ms, leased, *rest = row
-    unlogged, unlogged_bytes, hosts, owner, acked, since = rest
+    unlogged, unlogged_bytes, hosts, owner, acked, since, outbox = rest
     return Mailbox(
         name.decode(),
         # An entry that waits is something, whatever was counted.
@@ -142,4 +142,5 @@ def _mailbox(row: Sequence[Any], now: float) -> Mailbox:
         owner.decode(),
         int(acked),
         since != b"",
+        int(outbox),
     )
