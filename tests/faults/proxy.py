@@ -89,7 +89,7 @@ class Proxy:
         server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         self._ready.set_result(server.sockets[0].getsockname()[1])
         await self._end.wait()
-        # Accept no more, and close only then: a connection that asyncio has accepted and not handed over would stay open.
+        # Accept no more, and close only then: a connection that asyncio has accepted, and not handed over, stays open.
         self._loop.remove_reader(server.sockets[0])
         while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
             self._abort_all()
