@@ -32,8 +32,8 @@ def check_shards(shards: object, *, server: object, data_dir: object, mirror: bo
         raise ConfigError(f"mirror= needs one server, and shards={shards!r} are several: leave out one of the two")
     if shards == PER_NODE and data_dir is not None:
         raise ConfigError(
-            "shards='per-node' keeps no data for a later start, whose nodes may be others: leave out data_dir=, or write "
-            "a number, shards=3"
+            "shards='per-node' keeps no data for a later start, whose nodes may be others: leave out data_dir=, or "
+            "write a number, shards=3"
         )
     return shards  # type: ignore[return-value]  # checked above
 
