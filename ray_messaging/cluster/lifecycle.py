@@ -118,7 +118,7 @@ class StartedExperiment:
             pinned = NodeAffinitySchedulingStrategy(node, soft=False)
             options = {"num_cpus": 0, "namespace": NAMESPACE, "scheduling_strategy": pinned}
             options |= {"max_restarts": -1, "max_task_retries": -1, "name": name}
-            kind = SingleServer(None if folder is None else str(folder))
+            kind = SingleServer(None if folder is None else str(folder), spec.nodes.count(node))
             self._servers.append(remote(ServerActor, options).remote(secrets.token_hex(16), kind))
 
     def close(self, *, erase: bool) -> None:

@@ -19,6 +19,8 @@ from support.replicas_on_ray import actor_of, fail_over, in_step, names_of, stat
 from ray_messaging import Messaging, MessagingConfig, Steps
 from ray_messaging.cluster.handles.actor_calls import named_actors
 from ray_messaging.cluster.health_check import check_health
+from ray_messaging.embedded.machine import memory_bytes
+from ray_messaging.transports.redis.server_probe import client_of
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -72,6 +74,11 @@ def test_three_shards_with_a_replica_each(exp_id, tmp_path, caplog):
             wanted = range(5) if agent == 1 else range(25)
             assert numbers(drain(group, len(wanted))) == [*wanted]
         assert messaging.log.balance().sends == 6 * 25
+        limits = []
+        for server in services:
+            with client_of(server, exp_id) as client:
+                limits.append(client.info("memory")["maxmemory"])
+        assert memory_bytes() // 5 < sum(limits) <= memory_bytes() // 4  # a replica has as much
         folders = [stats_of(messaging, name)["data_dir"] for shard in SHARDS for name in names_of(shard)]
         assert len(set(folders)) == 6
     assert not any(Path(folder).exists() for folder in folders)

@@ -14,6 +14,7 @@ from support.cluster import PATIENCE_S, control, drain, numbered, numbers, run_a
 from support.contracts import vanish
 
 from ray_messaging import Messager, Messaging, MessagingConfig, RedisConfig, Steps, rules
+from ray_messaging.embedded.machine import memory_bytes
 from ray_messaging.errors import AlreadyExists, ConfigError, ConnectionFailed, OutcomeUnknown, ServerFailed, UnknownName
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
@@ -24,6 +25,15 @@ RING = {f"group-{number}": range(number * 10, number * 10 + 10) for number in ra
 @pytest.fixture
 def exp_id():
     return f"shards-{uuid.uuid4().hex[:8]}"
+
+
+def limits_of(servers):
+    """Return the memory that each server may fill."""
+    found = []
+    for server in servers:
+        with redis.Redis(server.server, server.port, password=server.password) as client:
+            found.append(client.info("memory")["maxmemory"])
+    return found
 
 
 def send_on(messaging, count=30):
@@ -45,6 +55,7 @@ def test_one_experiment_on_three_servers(exp_id, tmp_path):
         servers = messaging.redis.servers
         assert len({server.port for server in servers}) == 3
         assert all(server.password not in repr(messaging.redis) for server in servers)
+        assert memory_bytes() // 3 < sum(limits_of(servers)) <= memory_bytes() // 2
         groups = messaging.create_groups(RING)
         assert set(send_on(messaging)) == {"delivered"}
         assert set(messaging.stats()["waiting"].values()) == {30}

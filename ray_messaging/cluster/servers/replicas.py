@@ -2,6 +2,7 @@
 
 import logging
 import secrets
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -78,7 +79,7 @@ class ReplicatedStart:
         """
         living, count = _living_nodes(), len(self._homes)
         away = replica_nodes(self._homes, living)
-        beside = not set(self._homes).isdisjoint(away)
+        on_a_node = max(Counter([*self._homes, *away]).values())
         # A password of each shard's own: a port that a lost server leaves may be another shard's one day.
         sentinel = Credentials().sentinel
         credentials = [Credentials(sentinel=sentinel) for _ in self._homes]
@@ -86,7 +87,7 @@ class ReplicatedStart:
         def kinds(*, founding: bool) -> list[ServerKind]:
             name = sentinel_name(self._exp_id)
             return [
-                ReplicatedServer(name, shard, each, founding=founding, beside=beside)
+                ReplicatedServer(name, shard, each, founding=founding, on_a_node=on_a_node)
                 for shard, each in enumerate(credentials)
             ]
 

@@ -46,24 +46,32 @@ class ServerKind(Protocol):
 
 @dataclass(frozen=True)
 class SingleServer:
-    """A server without a replica."""
+    """A server without a replica; `on_its_node` are all servers of the experiment there."""
 
     data_dir: str | None = None
+    on_its_node: int = 1
 
     def owner(self, succession: Succession, *, again: bool) -> Owner:  # noqa: ARG002 - as the protocol says
         """Make the owner."""
-        return ServerSupervisor(EmbeddedServer(get_node_ip_address(), data_dir=self.data_dir, succession=succession))
+        return ServerSupervisor(
+            EmbeddedServer(
+                get_node_ip_address(),
+                data_dir=self.data_dir,
+                maxmemory_bytes=_share_of_memory(self.on_its_node),
+                succession=succession,
+            )
+        )
 
 
 @dataclass(frozen=True)
 class ReplicatedServer:
-    """The primary or its replica: `founding` is the first primary. `beside` the other one, or that of another shard."""
+    """The primary or its replica: `founding` is the first primary; `on_a_node` are the most servers on any node."""
 
     sentinel: str  # the name of its actor
     shard: int
     credentials: Credentials
     founding: bool
-    beside: bool
+    on_a_node: int
 
     def owner(self, succession: Succession, *, again: bool) -> Member:
         """Make the owner."""
@@ -74,7 +82,7 @@ class ReplicatedServer:
             self._find_sentinel,
             founding=self.founding and not again,
             succession=succession,
-            maxmemory_bytes=memory_bytes() // 4 if self.beside else None,
+            maxmemory_bytes=_share_of_memory(self.on_a_node),
         )
 
     def _find_sentinel(self) -> RedisConfig:
@@ -95,3 +103,8 @@ class SentinelServer:
     def owner(self, succession: Succession, *, again: bool) -> Owner:  # noqa: ARG002 - as the protocol says
         """Make the owner."""
         return Sentinel(get_node_ip_address(), self.watched, succession=succession)
+
+
+def _share_of_memory(servers: int) -> int:
+    """Return how much memory one of the servers on a node may fill: together they have half of it."""
+    return memory_bytes() // (2 * servers)
