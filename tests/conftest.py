@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from support.clock import ServerClock
 from support.own_driver import kill_related
+from support.replicated import ReplicatedService
 from support.servers import HOST, RedisProcess, find_binary, free_port
 from support.slots import ClusterService
 
@@ -71,6 +72,14 @@ def redis_config(tmp_path_factory) -> Iterator[RedisConfig]:
 @pytest.fixture(scope="session")
 def cluster_config(tmp_path_factory) -> Iterator[RedisConfig]:
     with ClusterService(tmp_path_factory.mktemp("cluster")) as service:
+        yield service.config
+
+
+@pytest.fixture(scope="session")
+def sentinel_config(tmp_path_factory) -> Iterator[RedisConfig]:
+    """Give a primary by its Sentinels; messagers wait for its replica."""
+    folder = tmp_path_factory.mktemp("sentinel")
+    with ReplicatedService(folder, binary="valkey", down_after_ms=60_000) as service:
         yield service.config
 
 
@@ -232,6 +241,8 @@ async def opener(exp_id) -> AsyncIterator:
     opened = []
 
     async def open_one(server, interceptor=None, *, name=None, listen=(), host=(), owner="", exp_id=exp_id, **settings):
+        if getattr(server, "sentinels", ()):
+            settings.setdefault("wait_replicas", 1)
         messager = Messager(server, exp_id, interceptor, name=name, settings=MessagingConfig(**settings))
         opened.append(messager)
         await messager.init()

@@ -22,43 +22,51 @@ def pytest_configure(config):
     )
 
 
-# These tests do not depend on which Redis-like server runs: the default suite uses Valkey only.
-EITHER_REDIS = (
-    "test_acks.py",
-    "test_addresses.py",
-    "test_audiences.py",
-    "test_complete.py",
-    "test_conversations.py",
-    "test_dead_letters.py",
-    "test_deferred.py",
-    "test_fates.py",
-    "test_foreign.py",
-    "test_garbage_in_dead_letters.py",
-    "test_interception.py",
-    "test_log_streams.py",
-    "test_moves.py",
-    "test_msg_payloads.py",
-    "test_receiving.py",
-    "test_step_log.py",
-    "test_step_store.py",
-    "test_steps.py",
-    "test_surveys.py",
-    "test_transactions.py",
-)
+LAYOUTS = ("memory", "valkey", "redis", "cluster", "sentinel", "shards", "mqtt")
 
-
-# The default suite asks the rest of one server only.
-SOME_SHARDS = ("test_dead_letters.py", "test_fates.py", "test_foreign.py", "test_log_streams.py")
+# The default suite asks these of each file; `-m long` asks the rest.
+USUAL = {"memory", "valkey", "redis", "mqtt"}
+EITHER_REDIS = {"memory", "valkey", "mqtt"}  # which Redis-like server runs makes no difference
+UNUSUAL = {
+    "test_acks.py": EITHER_REDIS,
+    "test_addresses.py": EITHER_REDIS,
+    "test_audience_log.py": {"memory"},
+    "test_audience_records.py": EITHER_REDIS,
+    "test_audiences.py": EITHER_REDIS,
+    "test_complete.py": EITHER_REDIS,
+    "test_conversations.py": EITHER_REDIS,
+    "test_dead_letters.py": EITHER_REDIS | {"shards"},
+    "test_deferred.py": EITHER_REDIS,
+    "test_delegated_rules.py": EITHER_REDIS,
+    "test_fates.py": EITHER_REDIS | {"shards"},
+    "test_foreign.py": EITHER_REDIS | {"shards"},
+    "test_full_and_slow_steps.py": {"valkey"},
+    "test_garbage_in_dead_letters.py": EITHER_REDIS,
+    "test_interception.py": EITHER_REDIS,
+    "test_late_calls.py": EITHER_REDIS,
+    "test_log_streams.py": EITHER_REDIS | {"shards"},
+    "test_moves.py": EITHER_REDIS,
+    "test_moves_in_steps.py": EITHER_REDIS | {"shards"},
+    "test_msg_payloads.py": EITHER_REDIS,
+    "test_receiving.py": EITHER_REDIS,
+    "test_step_log.py": EITHER_REDIS,
+    "test_step_membership.py": {"memory"},
+    "test_step_moves.py": EITHER_REDIS,
+    "test_step_parts.py": EITHER_REDIS,
+    "test_step_questions.py": EITHER_REDIS,
+    "test_step_refusals.py": EITHER_REDIS,
+    "test_step_rules.py": {"memory"},
+    "test_step_store.py": EITHER_REDIS,
+    "test_steps.py": EITHER_REDIS,
+    "test_surveys.py": EITHER_REDIS,
+    "test_transactions.py": EITHER_REDIS,
+}
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at -m
 def pytest_collection_modifyitems(config, items):
     for item in items:
-        kind = _server_of(item)
-        if kind == "cluster" or (kind == "redis" and item.path.name in EITHER_REDIS):
-            item.add_marker(pytest.mark.long)
-    for item in items:
-        if _server_of(item) == "shards" and item.path.name not in SOME_SHARDS:
+        if _server_of(item) in set(LAYOUTS) - UNUSUAL.get(item.path.name, USUAL):
             item.add_marker(pytest.mark.long)
     beyond = [item for item in items if item.get_closest_marker(f"beyond_{_server_of(item)}")]
     if beyond:
@@ -67,10 +75,12 @@ def pytest_collection_modifyitems(config, items):
 
 
 def _server_of(item):
-    return item.callspec.params.get("server") if hasattr(item, "callspec") else None
+    """Return the layout that a test asks, or that it names by itself."""
+    found = item.callspec.params.get("server") if hasattr(item, "callspec") else None
+    return found if isinstance(found, str) else None
 
 
-@pytest.fixture(params=["memory", "valkey", "redis", "cluster", "shards", "mqtt"])
+@pytest.fixture(params=LAYOUTS)
 def server(request):
     """Yield each kind of server that a messager can connect to."""
     if request.param == "memory":

@@ -298,7 +298,6 @@ async def test_an_expired_lease_makes_dead_letters_of_unacknowledged_messages_on
 
 
 @beyond_mqtt
-@pytest.mark.beyond_shards("transactions")
 async def test_a_transaction_commits_only_its_own_fetches(pair, successor_after_crash):
     sender, receiver = pair
     await send(sender, 1, 2, 3)
@@ -314,7 +313,6 @@ async def test_a_transaction_commits_only_its_own_fetches(pair, successor_after_
 
 
 @beyond_mqtt
-@pytest.mark.beyond_shards("transactions")
 async def test_a_failed_transaction_does_not_change_acknowledgements(pair, successor_after_crash):
     sender, receiver = pair
     await send(sender, 1, 2, 3)

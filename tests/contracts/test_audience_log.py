@@ -29,7 +29,6 @@ from ray_messaging.receipt import BLOCKED
 from ray_messaging.steps.accounts.digests import step_digest
 from ray_messaging.steps.accounts.step_account import StepCounts
 from ray_messaging.transports.backend import open_transport
-from ray_messaging.transports.memory import MemoryServer
 from ray_messaging.transports.steps.values import StepSettings
 
 AGENTS = 60
@@ -42,9 +41,7 @@ def pairs_of(edges):
     return [*zip(rows.tolist(), hearers.tolist(), strict=True)]
 
 
-@pytest.fixture(params=["memory", pytest.param("redis", marks=pytest.mark.long)])
-def server(request):
-    return MemoryServer() if request.param == "memory" else request.getfixturevalue("redis_config")
+pytestmark = pytest.mark.beyond_mqtt("event-log")
 
 
 class Society:

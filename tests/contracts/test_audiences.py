@@ -342,7 +342,6 @@ INTO = {hearer: [a for a, b in PAIRS if b == hearer] for hearer in range(20)}
 
 
 @beyond_mqtt
-@pytest.mark.beyond_shards("steps")
 async def test_agents_hear_the_broadcasts_of_the_step_before(world):
     found, counts = await world(speak, {"west": WEST, "east": EAST})
     for name, agents in (("west", WEST), ("east", EAST)):
@@ -359,7 +358,6 @@ async def test_agents_hear_the_broadcasts_of_the_step_before(world):
 
 @beyond_mqtt
 @pytest.mark.parametrize("ruled", [False, True])
-@pytest.mark.beyond_shards("steps")
 async def test_digests_do_not_depend_on_the_groups_nor_on_rules_that_pass(world, server, exp_id, ruled):
     digests = []
     for count in (1, 2, 8):
@@ -373,7 +371,6 @@ async def test_digests_do_not_depend_on_the_groups_nor_on_rules_that_pass(world,
 
 
 @beyond_mqtt
-@pytest.mark.beyond_shards("steps")
 async def test_a_rule_takes_pairs_out_of_what_a_step_hears(world):
     barred = [(a, b) for a, b in PAIRS if (a + b) % 3 == 0]
     interceptor = Interceptor("x", [BlackList(barred)])
@@ -387,7 +384,6 @@ async def test_a_rule_takes_pairs_out_of_what_a_step_hears(world):
 
 
 @beyond_mqtt
-@pytest.mark.beyond_shards("steps")
 async def test_single_broadcasts_questions_and_messages_go_together(world):
     def body(step):
         heard = [(m.from_id, m.payload["n"], m.id) for m in step.inbox(15)] if 15 in step.places else None
@@ -406,7 +402,6 @@ async def test_single_broadcasts_questions_and_messages_go_together(world):
 
 
 @beyond_mqtt
-@pytest.mark.beyond_shards("steps")
 async def test_a_change_counts_for_the_next_step_for_all(world, shelf):
     async def body(step):
         heard = step.heard(FRIENDS).count().tolist()
@@ -422,7 +417,6 @@ async def test_a_change_counts_for_the_next_step_for_all(world, shelf):
 
 
 @beyond_mqtt
-@pytest.mark.beyond_shards("steps")
 async def test_a_step_cannot_broadcast_to_an_audience_that_is_gone(world, shelf):
     refused = []
 
@@ -439,7 +433,6 @@ async def test_a_step_cannot_broadcast_to_an_audience_that_is_gone(world, shelf)
 
 
 @beyond_mqtt
-@pytest.mark.beyond_shards("steps")
 async def test_parts_of_a_step_broadcast_too(world):
     def body(step):
         parts = step.split(3)
@@ -471,7 +464,6 @@ async def stepped(server, exp_id, shelf):
 
 
 @beyond_mqtt
-@pytest.mark.beyond_shards("steps")
 async def test_a_step_that_runs_again_hears_and_counts_the_same(stepped, exp_id):
     runs = []
     for stop in (None, 1):
@@ -494,7 +486,6 @@ async def test_a_step_that_runs_again_hears_and_counts_the_same(stepped, exp_id)
 
 
 @beyond_mqtt
-@pytest.mark.beyond_shards("steps")
 async def test_rules_on_whole_steps_refuse_broadcasts(stepped):
     messager = await stepped(supervised=True)
     async with aclosing(messager.steps(until=2)) as steps:

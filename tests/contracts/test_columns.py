@@ -244,7 +244,6 @@ async def test_questions_and_answers_are_columns(pair):
 
 
 @pytest.mark.beyond_mqtt("transactions")
-@pytest.mark.beyond_shards("transactions")
 async def test_in_a_transaction_columns_travel_as_json(pair):
     west, east = pair
     async with west.transaction() as transaction:
@@ -255,7 +254,6 @@ async def test_in_a_transaction_columns_travel_as_json(pair):
 
 
 @pytest.mark.beyond_mqtt("steps")
-@pytest.mark.beyond_shards("steps")
 async def test_in_steps_columns_arrive_in_canonical_order(messagers):
     await (await messagers()).engine.transport.steps.begin(StepSettings(seed=0, groups=2))
     west, east = await messagers(name="west", host=[3, 1, 2]), await messagers(name="east", host=[11, 12])

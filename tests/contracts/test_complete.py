@@ -163,7 +163,6 @@ async def test_an_unreadable_frame_does_not_block_a_complete_fetch(messagers):
 
 
 @beyond_mqtt
-@pytest.mark.beyond_shards("transactions")
 async def test_a_transaction_may_fetch_completely(messagers):
     sender, receiver = await messagers(), await messagers(name="group", host=[1], inbox_messages=40)
     await fill(sender, 400)

@@ -16,14 +16,8 @@ from ray_messaging.interception.rules import AllowGraph, BlackList, MaxLength
 from ray_messaging.interception.server import rule_delegation
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.wire.rule_snapshot import SnapshotRequest, decode_snapshot, encode_snapshot_request
-from ray_messaging.transports.memory import MemoryServer
 
-SOME = [pytest.param(kind, marks=pytest.mark.long) for kind in ("redis", "shards")]
-
-
-@pytest.fixture(params=["memory", "valkey", *SOME])
-def server(request):
-    return MemoryServer() if request.param == "memory" else request.getfixturevalue(f"{request.param}_config")
+pytestmark = pytest.mark.beyond_mqtt("verdict-epochs")
 
 
 @pytest.fixture(autouse=True)
@@ -410,7 +404,6 @@ async def test_a_message_checked_twice_counts_once(actor, messagers):
     assert actor.interceptor.judged == count
 
 
-@pytest.mark.beyond_shards("transactions")
 async def test_a_transaction_passes_by_delegated_rules_and_escapes_no_change(actor, messagers):
     sender, _ = await messagers(actor, name="bank", host=[9]), await messagers(host=[1])
 

@@ -9,15 +9,12 @@ import pytest
 from support.patience import AT_ONCE_S, WAIT_S
 
 from ray_messaging import Messager, StepTooLarge
-from ray_messaging.transports.memory import MemoryServer
 from ray_messaging.transports.steps.values import StepSettings, WaitFor
 
 MANY = 300_000
 
 
-@pytest.fixture(params=[pytest.param("memory", marks=pytest.mark.long), "valkey"])
-def server(request):
-    return MemoryServer() if request.param == "memory" else request.getfixturevalue("valkey_config")
+pytestmark = pytest.mark.beyond_mqtt("steps")
 
 
 @pytest.fixture

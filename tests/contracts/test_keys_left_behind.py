@@ -25,7 +25,7 @@ async def test_a_nameless_messager_leaves_nothing(messagers, store):
     assert await store.mailboxes() == {"group"}
 
 
-@pytest.mark.parametrize("server", ["valkey", "redis", "cluster"], indirect=True)
+@pytest.mark.parametrize("server", ["valkey", "redis", "cluster", "sentinel"], indirect=True)
 async def test_a_named_sender_without_a_mailbox_leaves_its_epoch_for_a_day(messagers, store):
     await messagers(name="group", host=[1])
     for n in (1, 2):

@@ -9,15 +9,12 @@ import pytest
 from support.patience import AT_ONCE_S
 
 from ray_messaging import Messager, StepTooLarge
-from ray_messaging.transports.memory import MemoryServer
 from ray_messaging.transports.steps.values import StepSettings
 
 SENDERS, EACH = 4, 100  # groups that send, and agents of each group
 
 
-@pytest.fixture(params=["memory", "valkey", "redis", "cluster", "shards"])
-def server(request):
-    return MemoryServer() if request.param == "memory" else request.getfixturevalue(f"{request.param}_config")
+pytestmark = pytest.mark.beyond_mqtt("steps")
 
 
 @pytest.fixture

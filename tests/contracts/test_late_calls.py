@@ -7,12 +7,8 @@ import pytest
 from support.contracts import WAIT_S, fetch_all, store_of, vanish
 
 from ray_messaging import Closed, MailboxFull, Outgoing, TransactionError
-from ray_messaging.transports.memory import MemoryServer
 
-
-@pytest.fixture(params=["memory", "valkey"])
-def server(request):
-    return MemoryServer() if request.param == "memory" else request.getfixturevalue("valkey_config")
+pytestmark = pytest.mark.beyond_mqtt("transactions")
 
 
 @pytest.fixture

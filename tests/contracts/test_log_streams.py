@@ -114,7 +114,7 @@ async def post(transport):
     return await Post(transport).begin()
 
 
-only_redis = pytest.mark.parametrize("server", ["valkey", "redis", "cluster"], indirect=True)
+only_redis = pytest.mark.parametrize("server", ["valkey", "redis", "cluster", "sentinel"], indirect=True)
 a_server_of_its_own = pytest.mark.parametrize("server", [None], ids=["own"])  # see redis_process
 
 

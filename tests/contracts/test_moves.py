@@ -133,6 +133,7 @@ async def test_impossible_moves(groups):
     await first
     with pytest.raises(UnknownSender):
         await west.send(3, 1, {})
+    await until(lambda: _hosts(east, 3))
     assert await east.send(3, 1, {})
 
 
@@ -194,6 +195,10 @@ async def test_messages_of_rejected_frames_and_unread_ones(groups, store):
 async def _is_leaving(messager, agent):
     withheld = messager.subscription.inbox._withheld
     return withheld is not None and agent in withheld
+
+
+async def _hosts(messager, agent):
+    return agent in messager.subscription.hosted
 
 
 async def _is_empty(store, mailbox):

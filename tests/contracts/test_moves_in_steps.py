@@ -13,15 +13,12 @@ from ray_messaging.audiences.building import build_edges
 from ray_messaging.audiences.records import AudienceFacts, Kind, encode_facts
 from ray_messaging.interception.rules import BlackList
 from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.transports.memory import MemoryServer
 from ray_messaging.transports.steps.values import StepSettings, WaitFor
 
 GROUPS = 3
 
 
-@pytest.fixture(params=["memory", "valkey", "shards", pytest.param("redis", marks=pytest.mark.long)])
-def server(request):
-    return MemoryServer() if request.param == "memory" else request.getfixturevalue(f"{request.param}_config")
+pytestmark = pytest.mark.beyond_mqtt("steps")
 
 
 @pytest.fixture

@@ -66,7 +66,6 @@ async def test_what_does_not_fit_is_refused_at_once_and_nothing_of_it_is_sent(pa
     assert not await receiver.fetch_messages(timeout=0.1)
 
 
-@pytest.mark.beyond_shards("transactions")
 async def test_every_door_refuses(pair):
     sender, receiver = pair
     await set_schema(receiver, "offers", Offer)
@@ -157,7 +156,6 @@ async def test_a_schema_that_this_version_does_not_know_lets_nothing_pass(pair):
         await sender.send(7, 1, GOOD, subtopic="offers")
 
 
-@pytest.mark.beyond_shards("steps")
 async def test_a_step_with_a_misfit_is_not_committed_and_runs_again(messagers):
     setup = await messagers(name="setup")
     await setup.engine.transport.steps.begin(StepSettings(seed=1, groups=1))

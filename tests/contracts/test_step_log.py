@@ -29,9 +29,7 @@ class Died(Exception):
     """The end of a log's process."""
 
 
-@pytest.fixture(params=["memory", "valkey", "redis", "cluster", "shards"])
-def server(request):
-    return MemoryServer() if request.param == "memory" else request.getfixturevalue(f"{request.param}_config")
+pytestmark = pytest.mark.beyond_mqtt("steps")
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from support.step_faults import Chaos, FailAt, FaultyStore, Killed, Process, Rep
 
 from ray_messaging import AlreadyExists, Messager, StepAborted
 from ray_messaging.steps.accounts.step_account import StepCounts
-from ray_messaging.transports.memory import MemoryServer
 from ray_messaging.transports.steps.values import Driver, StepSettings
 
 AGENTS, ENDS = {"stays": 0, "goes": 1, "comes": 2}, {"stays": 7, "goes": 3, "comes": 7}
@@ -25,9 +24,9 @@ HEARD["stays"].insert(0, [0])
 FATES = {"delivered": 2, "undeliverable": 1}
 
 
-@pytest.fixture(params=["memory", pytest.param("valkey", marks=pytest.mark.long)])
-def server(request):
-    return MemoryServer() if request.param == "memory" else request.getfixturevalue("valkey_config")
+pytestmark = pytest.mark.beyond_mqtt("steps")
+
+SHORT = {"memory", "valkey"}  # the others have a quarter of the calls
 
 
 class Town:
@@ -85,7 +84,9 @@ class Town:
         try:
             async with asyncio.timeout(WAIT_S):
                 await asyncio.gather(self.live("stays"), self.live("goes"), self.come())
-            self.faults = None
+            if self.faults is not None:
+                self.faults.end()
+                self.faults = None
             heard = {name: json.loads(await self.state(name)) for name in ENDS}
             closed = [await store.closed_step(step) for step in range(7)]
             fates = [StepCounts.decode(each.counts).fates for groups in closed for each in groups.values()]
@@ -115,8 +116,9 @@ async def test_groups_that_come_and_go(server, exp_id, faults):
 
 @pytest.mark.parametrize("deadly", [True, False])
 @pytest.mark.parametrize("side", ["before", pytest.param("after", marks=pytest.mark.long)])
-async def test_the_nth_call_of_the_protocol_fails(server, exp_id, side, deadly):
-    for nth in itertools.count(1, 1 if side == "after" and isinstance(server, MemoryServer) else 6):
+async def test_the_nth_call_of_the_protocol_fails(request, server, exp_id, side, deadly):
+    layout = request.node.callspec.params["server"]
+    for nth in itertools.count(1, 1 if (layout, side) == ("memory", "after") else 6 if layout in SHORT else 24):
         faults = FailAt(nth, side, deadly=deadly)
         await proves(Town(server, f"{exp_id}-{nth}", faults))
         if faults.met is None:

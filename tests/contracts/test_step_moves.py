@@ -10,19 +10,13 @@ from ray_messaging import AudienceTooLarge, ConfigError, InvalidColumns, Message
 from ray_messaging.audiences.positions import Positions
 from ray_messaging.audiences.records import AudienceFacts, Kind, encode_facts
 from ray_messaging.model.columns import IdColumn
-from ray_messaging.transports.memory import MemoryServer
 from ray_messaging.transports.steps.values import StepSettings, WaitFor
 
 pytest.importorskip("scipy")
 AGENTS, RADIUS, STEPS = 40, 1.5, 5
 
 
-LONG = [pytest.param(name, marks=pytest.mark.long) for name in ("redis", "shards")]
-
-
-@pytest.fixture(params=["memory", "valkey", *LONG])
-def server(request):
-    return MemoryServer() if request.param == "memory" else request.getfixturevalue(f"{request.param}_config")
+pytestmark = pytest.mark.beyond_mqtt("steps")
 
 
 def places_at(step):

@@ -11,13 +11,9 @@ from support.patience import WAIT_S
 from support.step_society import AGENTS, SEED, STEPS, digests_of, listen, sequential, spread
 
 from ray_messaging import Closed, Fenced, InvalidParts, Messager, UnknownName, UnknownSender
-from ray_messaging.transports.memory import MemoryServer
 from ray_messaging.transports.steps.values import StepSettings
 
-
-@pytest.fixture(params=["memory", "redis"])
-def server(request):
-    return MemoryServer() if request.param == "memory" else request.getfixturevalue("redis_config")
+pytestmark = pytest.mark.beyond_mqtt("steps")
 
 
 @pytest.fixture

@@ -17,15 +17,12 @@ from ray_messaging.steps.accounts.digests import DigestRow, step_digest, sum_of
 from ray_messaging.steps.accounts.step_account import StepCounts
 from ray_messaging.surveys.surveys import Surveys
 from ray_messaging.transports.backend import open_transport
-from ray_messaging.transports.memory import MemoryServer
 from ray_messaging.transports.steps.values import StepSettings
 
 AGENTS, STEPS = 24, 7
 
 
-@pytest.fixture(params=["memory", "valkey", "shards"])
-def server(request):
-    return MemoryServer() if request.param == "memory" else request.getfixturevalue(f"{request.param}_config")
+pytestmark = pytest.mark.beyond_mqtt("steps")
 
 
 @pytest.fixture

@@ -29,15 +29,12 @@ from ray_messaging.cluster.actors.interceptor_host import begin_steps
 from ray_messaging.cluster.run.agent import Society
 from ray_messaging.cluster.spec import InterceptorSpec
 from ray_messaging.steps.step_loop import driven_loop
-from ray_messaging.transports.memory import MemoryServer
 from ray_messaging.transports.steps.values import StepSettings
 
 AGENTS = [1, 2, "ann"]
 
 
-@pytest.fixture(params=["memory", "redis"])
-def server(request):
-    return MemoryServer() if request.param == "memory" else request.getfixturevalue("redis_config")
+pytestmark = pytest.mark.beyond_mqtt("steps")
 
 
 @pytest.fixture

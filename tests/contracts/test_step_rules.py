@@ -37,18 +37,12 @@ from ray_messaging.steps.accounts.digests import step_digest
 from ray_messaging.steps.accounts.step_account import StepCounts
 from ray_messaging.steps.supervision import supervisor as supervision
 from ray_messaging.transports.backend import open_transport
-from ray_messaging.transports.memory import MemoryServer
 from ray_messaging.transports.steps.values import SUPERVISOR, StepSettings
 
 STEPS = 4
 
 
-LONG = [pytest.param(name, marks=pytest.mark.long) for name in ("valkey", "redis", "shards")]
-
-
-@pytest.fixture(params=["memory", *LONG])
-def server(request):
-    return MemoryServer() if request.param == "memory" else request.getfixturevalue(f"{request.param}_config")
+pytestmark = pytest.mark.beyond_mqtt("steps")
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from ray_messaging.addressing.directory import Record
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import AlreadyExists, Closed, ConfigError, Fenced, FrameError, UnknownName
 from ray_messaging.transports.backend import open_transport
-from ray_messaging.transports.memory import MemoryServer
 from ray_messaging.transports.steps.box_reader import BoxReader
 from ray_messaging.transports.steps.values import (
     NOTES,
@@ -45,11 +44,7 @@ from ray_messaging.transports.transport import (
     SendStatus,
 )
 
-
-@pytest.fixture(params=["memory", "valkey", "redis", "cluster", "shards"])
-def server(request):
-    """Give each kind of server that keeps steps."""
-    return MemoryServer() if request.param == "memory" else request.getfixturevalue(f"{request.param}_config")
+pytestmark = pytest.mark.beyond_mqtt("steps")
 
 
 @pytest.fixture

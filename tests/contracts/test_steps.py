@@ -24,10 +24,7 @@ from ray_messaging.steps.accounts.step_account import StepCounts
 from ray_messaging.transports.memory import MemoryServer
 from ray_messaging.transports.steps.values import StepSettings, WaitFor
 
-
-@pytest.fixture(params=["memory", "valkey", "redis", "cluster", "shards"])
-def server(request):
-    return MemoryServer() if request.param == "memory" else request.getfixturevalue(f"{request.param}_config")
+pytestmark = pytest.mark.beyond_mqtt("steps")
 
 
 async def live(messager, *, until=STEPS):

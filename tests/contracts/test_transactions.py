@@ -35,9 +35,7 @@ from ray_messaging.wire.log_notes import decode_log_note
 WIDE = Limits(1_000, 2**20, 60.0, leased=False)
 
 
-@pytest.fixture(params=["memory", "valkey", "redis", "cluster", "shards"])
-def server(request):
-    return MemoryServer() if request.param == "memory" else request.getfixturevalue(f"{request.param}_config")
+pytestmark = pytest.mark.beyond_mqtt("transactions")
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from ray_messaging.mqtt.wire.topics import Topics, channel_of_topic, topic_of_ch
 from ray_messaging.transports.memory import MemoryServer
 from ray_messaging.transports.sharded.config import ShardsConfig
 from support.patience import WAIT_S
+from support.replicated import primary_of
 from support.slots import owner_of
 
 
@@ -363,7 +364,11 @@ class MqttStore:
 
 
 def client_of(config, exp_id=""):
-    host, port = owner_of(config, exp_id) if config.cluster else (config.server, config.port)
+    host, port = config.server, config.port
+    if config.cluster:
+        host, port = owner_of(config, exp_id)
+    elif config.sentinels:
+        host, port = primary_of(config)
     return aioredis.Redis(
         host=host,
         port=port,

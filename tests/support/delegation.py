@@ -42,7 +42,7 @@ class InterceptorEpoch:
             self.shards = ShardedBackend(server).stores(exp_id, MessagingConfig(send_timeout_s=10.0))
             self.link = self.shards.transport.shards[1].link
         elif not isinstance(server, MemoryServer):
-            self.link = RedisLink(server, 10.0)
+            self.link = RedisLink(server, 10.0, home=Keys(exp_id).prefix)
 
     async def take(self):
         if self.shards is not None:

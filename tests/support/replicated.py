@@ -30,17 +30,25 @@ def until(condition, what, wait_s=_WAIT_S):
         time.sleep(0.02)
 
 
+def primary_of(config):
+    """Return the host and port of the primary that a Sentinel names."""
+    host, port = config.sentinel_addresses()[0]
+    with redis.Redis(host=host, port=port, protocol=2) as client:
+        named, port = client.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", config.service)
+        return named.decode(), int(port)
+
+
 class SentinelProcess:
     """A Sentinel on a free port that watches over one primary."""
 
-    def __init__(self, folder, binary, primary_port, quorum):
+    def __init__(self, folder, binary, primary_port, quorum, down_after_ms):
         self.port = free_port()
         self._path = Path(folder) / f"sentinel-{self.port}.conf"
         watched = [
             f"monitor {SERVICE} {HOST} {primary_port} {quorum}",
             f"auth-user {SERVICE} {_USER}",
             f"auth-pass {SERVICE} {_SECRET}",
-            f"down-after-milliseconds {SERVICE} {_DOWN_AFTER_MS}",
+            f"down-after-milliseconds {SERVICE} {down_after_ms}",
             f"failover-timeout {SERVICE} 3000",
         ]
         lines = [f"bind {HOST}", f"port {self.port}", f"dir {folder}", *(f"sentinel {line}" for line in watched)]
@@ -65,9 +73,10 @@ class ReplicatedService:
     """A primary, its replicas and three Sentinels; the first server is the primary at first.
 
     As a context manager it leaves no process behind. It can take the place of a RedisProcess on a fault's stage.
+    Where no test kills the primary, a long `down_after_ms` lets none take its place that is only slow.
     """
 
-    def __init__(self, folder, *, binary=None, replicas=1, sentinels=3, **options):
+    def __init__(self, folder, *, binary=None, replicas=1, sentinels=3, down_after_ms=_DOWN_AFTER_MS, **options):
         self.binary = binary or redis_or_valkey()
         self.folder = Path(folder)
         shared = {
@@ -82,7 +91,7 @@ class ReplicatedService:
             (self.folder / f"server-{at}").mkdir(parents=True)
             self.servers.append(RedisProcess(self.folder / f"server-{at}", binary=self.binary, **shared | options))
         self.sentinels = []
-        self._count = sentinels
+        self._count, self._down_after_ms = sentinels, down_after_ms
         self.process = None  # as that of a RedisProcess: None until it is started
         self.primary = self.servers[0]
 
@@ -112,7 +121,9 @@ class ReplicatedService:
     def _start_sentinels(self):
         binary, quorum = find_binary(self.binary), self._count // 2 + 1
         for _ in range(self._count):
-            self.sentinels.append(SentinelProcess(self.folder, binary, self.primary.config.port, quorum))
+            self.sentinels.append(
+                SentinelProcess(self.folder, binary, self.primary.config.port, quorum, self._down_after_ms)
+            )
         self.settle()
 
     def join(self, server):

@@ -124,7 +124,9 @@ class RumourGroups:
                 await asyncio.gather(*(self.live(*each) for each in opened))
                 if wandering is not None:
                     wandering.cancel()
-            self.faults = None
+            if self.faults is not None:
+                self.faults.end()
+                self.faults = None
             ends()
             return await self.states(), await self.digests()
 

@@ -49,6 +49,10 @@ class FailAt:
         self.nth, self.side, self.deadly = nth, side, deadly
         self.count, self.met = 0, None
 
+    def end(self):
+        """Let no call fail any more."""
+        self.nth = 0
+
     async def call(self, process, name, call):
         self.count += 1
         if self.count != self.nth:
@@ -60,15 +64,20 @@ class FailAt:
 
 
 class Repeat:
-    """Each call comes twice, and the last call of each kind comes again after each later one."""
+    """Each call comes twice, and the last call of each kind comes again after each later one; until `end`."""
 
     def __init__(self, *, in_parts=False):
         self.in_parts = in_parts
         self.earlier, self.met = {}, 0
+        self.ended = False
+
+    def end(self):
+        """Let calls come as they are made: one that comes late to a closed connection would open it again."""
+        self.ended = True
 
     async def call(self, _process, name, call):
         result = await call()
-        if name in _REPEATED:
+        if name in _REPEATED and not self.ended:
             self.met += 1
             result = await call()
             await self.come_late()
@@ -77,6 +86,8 @@ class Repeat:
 
     async def come_late(self):
         for late in list(self.earlier.values()):
+            if self.ended:
+                return
             with suppress(MessagingError, ValueError):  # a refusal is an answer, too
                 await late()
 
@@ -89,7 +100,7 @@ class Chaos(Repeat):
         self.random, self.rate, self.deaths, self.met = random.Random(seed), rate, 0, 0
 
     def happens(self):
-        return self.random.random() < self.rate
+        return not self.ended and self.random.random() < self.rate
 
     async def call(self, process, name, call):
         if self.happens():
