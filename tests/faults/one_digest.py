@@ -144,21 +144,23 @@ def on_ray(rumour):
     for groups, senders, tasks in product(COUNTS, MODES, (1, 8)):
         if tasks == 1 or groups >= tasks:
             yield on_ray_with("no fault", rumour, groups, tasks, senders)
-    for senders, fault in product(MODES, FAULTS):
-        if fault != "no fault":
-            yield on_ray_with(fault, rumour, 8, 8, senders)
+    for senders, fault, shards in product(MODES, FAULTS, (1, 3)):
+        of_shards, of_one = fault == "another shard's server killed at random", fault == "30% of the replies cut"
+        if fault != "no fault" and not (of_shards if shards == 1 else of_one):
+            yield on_ray_with(fault, rumour, 8, 8, senders, shards)
 
 
-def on_ray_with(fault, rumour, groups, tasks, senders):
+def on_ray_with(fault, rumour, groups, tasks, senders, shards=1):
     """Return a run on Ray: layout, mode, fault, run."""
 
     def run():
         start_ray()
         with tempfile.TemporaryDirectory(prefix="digest-") as folder:
-            outcome = rumour_on_ray.run(rumour, Path(folder), fault, groups, tasks, senders=senders)
+            outcome = rumour_on_ray.run(rumour, Path(folder), fault, groups, tasks, senders=senders, shards=shards)
         return outcome.faults, outcome.differs
 
-    return f"{groups} actors, {tasks} tasks", senders, fault, run
+    layout = f"{groups} actors, {tasks} tasks" + (f", {shards} shards" if shards > 1 else "")
+    return layout, senders, fault, run
 
 
 @cache

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import ray
+import redis
 from support import cluster as cluster_support
 from support import rumour as rumour_support
 from support.cluster import kill, wait_for
@@ -115,10 +116,14 @@ def drive(groups, rumour, folder, number, repeated, dies):
 
 @dataclass
 class Outcome:
-    """Outcome of a rumour: how many kills or cuts it met, and what differs from one loop."""
+    """Outcome of a rumour: how many kills or cuts it met, what differs from one loop, and what the servers wrote.
+
+    `bodies` are the calls by which each shard's server has taken large frames, since its last start.
+    """
 
     faults: int = 0
     differs: list[str] = field(default_factory=list)
+    bodies: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -130,6 +135,7 @@ class Society:
     rumour: object
     folder: Path
     proxy: Proxy | None
+    shards: int = 1
     refs: list = field(default_factory=list)
 
     def start(self, tasks, *, repeated=False, dies=lambda _number: ()):
@@ -162,12 +168,20 @@ class Society:
         differs = [f"digest {n}" for n, digest in enumerate(digests) if steps.digest(n) != digest]
         differs += [f"log {n}" for n, digest in enumerate(digests) if log.digest(n) != digest]
         differs += ["states"] if found != states else []
-        return Outcome(faults + cuts, differs)
+        return Outcome(faults + cuts, differs, self.bodies())
+
+    def bodies(self):
+        """Return how often each shard's server has taken large frames."""
+        found = []
+        for server in self.messaging.redis.servers if self.shards > 1 else ():
+            with redis.Redis(server.server, server.port, password=server.password) as client:
+                found.append(client.info("commandstats").get("cmdstat_sadd", {"calls": 0})["calls"])
+        return found
 
 
 @contextmanager
-def a_society(rumour, folder, groups, *, senders=False, cut=False):
-    """Start a society; with `senders` groups wait for their senders, with `cut` its server is behind a proxy."""
+def a_society(rumour, folder, groups, *, senders=False, cut=False, shards=1):
+    """Start a society; with `senders` groups wait for their senders, with `cut` its one server is behind a proxy."""
     ray_support.by_value()
     from faults import rumour_on_ray as here
 
@@ -187,11 +201,12 @@ def a_society(rumour, folder, groups, *, senders=False, cut=False):
             log_dir=folder / "log",
             redis=None if proxy is None else proxy.config,
             steps=steps,
+            shards=shards,
         ) as messaging:
             made = list(messaging.create_groups(parts).values())
             if senders:
                 messaging.steps.declare(edges=rumour.edges())
-            yield Society(messaging, made, rumour, folder, proxy)
+            yield Society(messaging, made, rumour, folder, proxy, shards)
     finally:
         if proxy is not None:
             proxy.__exit__()
@@ -266,14 +281,30 @@ def log(society, _chance):
 
 
 def server(society, _chance):
-    """Kill the embedded server."""
-    actor = ray.get_actor(f"{society.messaging.exp_id}/server", namespace=NAMESPACE)
-    os.kill(ray.get(actor.stats.remote())["pid"], signal.SIGKILL)
+    """Kill the embedded server; of several the control shard's."""
+    kill_server(society, 0)
+
+
+def another_server(society, chance):
+    """Kill the server of another shard than the control shard."""
+    kill_server(society, chance.randrange(1, society.shards))
+
+
+def any_server(society, chance):
+    """Kill the server of any shard."""
+    kill_server(society, chance.randrange(society.shards))
+
+
+def kill_server(society, shard):
+    name = f"server-{shard}" if shard else "server"
+    actor = ray.get_actor(f"{society.messaging.exp_id}/{name}", namespace=NAMESPACE)
+    with suppress(ProcessLookupError):  # the last kill was a moment ago
+        os.kill(ray.get(actor.stats.remote())["pid"], signal.SIGKILL)
 
 
 def everything(society, chance):
     """Kill a group's actor, a task, the interceptor, the log and the server."""
-    for victim in chance.sample([group_actor, task, interceptor, log, server], 5):
+    for victim in chance.sample([group_actor, task, interceptor, log, any_server], 5):
         victim(society, chance)
 
 
@@ -285,13 +316,15 @@ FAULTS = {
     "interceptor killed at random": at_random(interceptor),
     "log killed at random": at_random(log),
     "embedded server killed at random": at_random(server),
+    "another shard's server killed at random": at_random(another_server),
     "all of them killed at random": at_random(everything, 3),
     "30% of the replies cut": replies_cut,
     "each call of the protocol repeated": calls_repeated,
 }
 
 
-def run(rumour, folder, fault, groups, tasks, *, senders=False):
+def run(rumour, folder, fault, groups, tasks, *, senders=False, shards=1):
     """Run a rumour with a fault; return its outcome."""
-    with a_society(rumour, folder, groups, senders=senders, cut=FAULTS[fault] is replies_cut) as society:
+    cut = FAULTS[fault] is replies_cut
+    with a_society(rumour, folder, groups, senders=senders, cut=cut, shards=shards) as society:
         return society.outcome(FAULTS[fault](society, tasks))

@@ -1,7 +1,7 @@
 """One digest on Ray: a rumour gives the digests and states of one loop, whichever process dies; long ones only."""
 
 import pytest
-from support.rumour import Rumour, small_world
+from support.rumour import Rumour, college_edges, small_world
 
 from faults.rumour_on_ray import FAULTS, run
 
@@ -23,3 +23,28 @@ def test_a_rumour_on_ray(tmp_path, fault):
     outcome = run(RING, tmp_path, fault, groups=2, tasks=tasks, senders=senders)
     assert outcome.differs == []
     assert outcome.faults > 0
+
+
+@pytest.fixture
+def wide(request):
+    """Give a rumour with frames that go to all shards: that of CollegeMsg, where its data are here."""
+    college = request.config.rootpath.parent / "shared" / "data" / "collegemsg" / "CollegeMsg.txt.gz"
+    if college.exists():
+        return Rumour(college_edges(college), steps=8, chance=40, first=50, pad=200)
+    return Rumour(small_world(640), steps=8, chance=60, first=50, pad=200)
+
+
+@pytest.mark.parametrize(
+    ("fault", "senders"),
+    [
+        ("embedded server killed at random", False),
+        ("another shard's server killed at random", True),
+        ("all of them killed at random", True),
+    ],
+    ids=["the control shard's server", "another shard's server", "all of them"],
+)
+def test_a_rumour_on_three_shards(tmp_path, wide, fault, senders):
+    outcome = run(wide, tmp_path, fault, groups=4, tasks=2, senders=senders, shards=3)
+    assert outcome.differs == []
+    assert outcome.faults > 0
+    assert min(outcome.bodies[1:]) > 0

@@ -14,10 +14,11 @@ class Rumour:
     """A graph, its first agents that know the rumour, and how agents hear it and tell it.
 
     An agent's state is [the step in which it heard the rumour (-1: not yet), a chain of hashes over all that it heard].
+    Each word has `pad` bytes more than it needs.
     """
 
-    def __init__(self, edges, steps=20, chance=13, first=3):
-        self.friends, self.steps, self.chance = {}, steps, chance
+    def __init__(self, edges, steps=20, chance=13, first=3, pad=0):
+        self.friends, self.steps, self.chance, self.pad = {}, steps, chance, pad
         for one, other in sorted(set(edges)):
             self.friends.setdefault(one, []).append(other)
             self.friends.setdefault(other, [])
@@ -53,7 +54,8 @@ class Rumour:
             word = blake2b(f"{state[1]}/{n}".encode(), digest_size=4).hexdigest()
             if int(word[:2], 16) < self.chance:
                 late = int(word[2], 16) == 0
-                found.append((NOBODY if int(word[2:4], 16) == 255 else friend, word, step + 1 + 2 * late))
+                to = NOBODY if int(word[2:4], 16) == 255 else friend
+                found.append((to, word + self.pad * "-", step + 1 + 2 * late))
         return found
 
 
