@@ -373,17 +373,6 @@ async def test_a_shard_that_stays_away_aborts_the_step_and_the_next_driver_goes_
         assert (await group.engine.transport.steps.progress()).sealed == 4
 
 
-async def test_agents_stay_in_their_group(shards_config, exp_id):
-    async with AsyncExitStack() as stack:
-        group = await town(stack, shards_config, exp_id)
-        other = await stack.enter_async_context(Messager(shards_config, exp_id, name="other"))
-        await other.host_agents([10], ["agent-chat"])
-        with pytest.raises(ConfigError, match="shards"):
-            await group.move_agents([1], to="other")
-        await group.engine.transport.steps.leave("other", at_once=True)
-        await live(group, until=3)
-
-
 async def test_steps_begin_before_mailboxes_are_placed(shards_config, exp_id):
     async with Messager(shards_config, exp_id, name="early") as early:
         await early.host_agents([1], ["agent-chat"])
