@@ -1,6 +1,7 @@
 """Ray actor of the interceptor.
 
-Ray wraps every method of an actor class, so the hot code is in plain classes elsewhere.
+Ray wraps every method of an actor class, so the hot code is in plain classes elsewhere. Ray loads this file wherever a
+handle of the actor is, so in each group's process: what only the actor needs, it imports when it starts.
 """
 
 import asyncio
@@ -8,25 +9,21 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from inspect import unwrap
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.util import get_node_ip_address
 
 from ray_messaging.addressing.channels import AgentId, check_id
 from ray_messaging.audiences.records import Audiences
-from ray_messaging.cluster.actors.interceptor_host import InterceptorHost
 from ray_messaging.cluster.actors.restarts import ActorStart, unreachable
-from ray_messaging.cluster.actors.rule_schedule import RuleRequest
 from ray_messaging.cluster.handles.actor_calls import NAMESPACE
 from ray_messaging.cluster.ray_metrics import SERVER_S, RayMetrics
-from ray_messaging.cluster.rule_store import description
 from ray_messaging.cluster.servers.shards import embedded_config, lost_server
 from ray_messaging.cluster.spec import Experiment, InterceptorSpec, no_log
 from ray_messaging.common.process_tuning import tune_process
 from ray_messaging.config import ServerConfig
 from ray_messaging.errors import ConfigError
-from ray_messaging.eventlog.rule_changes import RuleChange
 from ray_messaging.interception.rules import BlackList, Rule
 from ray_messaging.interception.rules.support.pairs import Pair, check_pairs
 from ray_messaging.model.agent_sets import AgentSet
@@ -37,6 +34,10 @@ from ray_messaging.steps.accounts.sealed_counts import sealed_counts, sealed_his
 from ray_messaging.steps.accounts.step_account import StepCounts
 from ray_messaging.steps.stragglers import Straggler
 from ray_messaging.transports.steps.values import Progress
+
+if TYPE_CHECKING:
+    from ray_messaging.cluster.actors.interceptor_host import InterceptorHost
+    from ray_messaging.eventlog.rule_changes import RuleChange
 
 # The one of the cluster: a driver on Ray Client has another `ray.method`, which refuses options of the actor's side.
 _method = unwrap(ray.method)
@@ -59,6 +60,8 @@ class InterceptorActor:
         tune_process()
 
     async def _begin(self, spec: InterceptorSpec, redis: ServerConfig | None) -> None:
+        from ray_messaging.cluster.actors.interceptor_host import InterceptorHost  # noqa: PLC0415 - see above
+
         self._newest = InterceptorHost(spec, await embedded_config(spec) if redis is None else redis)
         try:
             await self._newest.start(get_node_ip_address())
@@ -67,7 +70,7 @@ class InterceptorActor:
             raise
 
     @property
-    def _host(self) -> InterceptorHost:
+    def _host(self) -> "InterceptorHost":
         """Return the host; raise the error that prevents its start, or its fencing."""
         failure = self._start.failure or self._newest.fenced
         if failure is not None:
@@ -112,8 +115,7 @@ class InterceptorActor:
 
     async def rules(self) -> list[dict[str, Any]]:
         """Return a description of each rule, in order, with the count of its failures and the last error."""
-        failures = self._host.interceptor.failures
-        return [description(rule) | failures.of(rule) for rule in self._host.interceptor.rules]
+        return self._host.described_rules()
 
     async def insert_rule(self, rule: Rule, index: int | None = None, *, at_step: int | None = None) -> None:
         """Insert a rule before the one at `index` (None: at the end).
@@ -121,19 +123,24 @@ class InterceptorActor:
         Args: `at_step`, here and below, is the first step to which the change applies; None: at once.
         Raises: RuleError; ConfigError for a step that is too early.
         """
-        own = self._host.admitted(rule)
-        await self._host.editor.edit(RuleRequest(_call(), "insert", index, own), at_step)
+        await self._edit("insert", index, at_step, self._host.admitted(rule))
 
     async def replace_rule(self, which: int | str, rule: Rule, *, at_step: int | None = None) -> None:
         """Replace a rule, given by position or name; raises as `insert_rule`."""
-        own = self._host.admitted(rule)
-        await self._host.editor.edit(RuleRequest(_call(), "replace", which, own), at_step)
+        await self._edit("replace", which, at_step, self._host.admitted(rule))
 
     async def pop_rule(self, which: int | str = -1, *, at_step: int | None = None) -> dict[str, Any]:
         """Remove a rule, given by position or name, and return its description; raises as `insert_rule`."""
-        return await self._host.editor.edit(RuleRequest(_call(), "remove", which), at_step)
+        return await self._edit("remove", which, at_step)
 
-    async def rule_changes(self) -> list[RuleChange]:
+    async def _edit(
+        self, change: str, which: int | str | None, at_step: int | None, rule: Rule | None = None
+    ) -> dict[str, Any]:
+        from ray_messaging.cluster.actors.rule_schedule import RuleRequest  # noqa: PLC0415 - see above
+
+        return await self._host.editor.edit(RuleRequest(_call(), change, which, rule), at_step)
+
+    async def rule_changes(self) -> "list[RuleChange]":
         """Return the changes of the rules in this run, in the order of the calls."""
         return self._host.editor.changes
 

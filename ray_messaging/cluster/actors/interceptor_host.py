@@ -19,7 +19,7 @@ from ray_messaging.cluster.actors.rule_schedule import RuleSchedule
 from ray_messaging.cluster.actors.step_rule_runner import StepRuleRunner, check_step_rules
 from ray_messaging.cluster.actors.straggler_watch import StragglerWatch
 from ray_messaging.cluster.ownership import Ownership
-from ray_messaging.cluster.rule_store import RuleStore, pickled
+from ray_messaging.cluster.rule_store import RuleStore, description, pickled
 from ray_messaging.cluster.spec import Experiment, InterceptorSpec
 from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.config import ServerConfig
@@ -214,6 +214,11 @@ class InterceptorHost:
             return rule
         check_step_rules([rule], steps=self._spec.steps is not None, mirror=self._spec.settings.mirror)
         return self._store.admit(pickled(rule))
+
+    def described_rules(self) -> list[dict[str, Any]]:
+        """Return a description of each rule, in order, with the count of its failures and the last error."""
+        failures = self.interceptor.failures
+        return [description(rule) | failures.of(rule) for rule in self.interceptor.rules]
 
     async def step_progress(self) -> Progress:
         """Return the progress of the steps of all groups; raise ConfigError where there are none."""
