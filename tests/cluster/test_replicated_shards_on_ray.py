@@ -44,6 +44,7 @@ def send_on(groups, first, count=5):
     }
 
 
+@pytest.mark.long
 def test_three_shards_with_a_replica_each(exp_id, tmp_path, caplog):
     with Messaging.start(exp_id, shards=3, replicas=1, settings=SETTINGS, log_dir=tmp_path / "log") as messaging:
         assert "saves from a killed process, not from a lost machine" in caplog.text

@@ -371,6 +371,7 @@ def told(messaging, model, steps=6):
     return result.states, result.fates, logged
 
 
+@pytest.mark.long
 def test_a_run_gives_on_three_servers_what_it_gives_on_one(exp_id, model, tmp_path):
     steps = Steps(seed=7, digest=True)
     with Messaging.start(f"{exp_id}-1", steps=steps, log_dir=tmp_path / "one") as messaging:
