@@ -25,7 +25,7 @@ from ray_messaging.cluster.servers.kept_data import KeptData
 from ray_messaging.cluster.servers.replicas import ReplicatedStart, check_replicas
 from ray_messaging.cluster.servers.server_actor import ServerActor
 from ray_messaging.cluster.servers.server_kinds import SingleServer
-from ray_messaging.cluster.servers.server_names import server_names
+from ray_messaging.cluster.servers.server_names import named_in_errors, server_names
 from ray_messaging.cluster.servers.shards import PER_NODE, Shards, check_shards, nodes_of
 from ray_messaging.cluster.spec import AudienceHome, Experiment, InterceptorSpec, PickledRule, StartFacts, absolute
 from ray_messaging.config import MessagingConfig, ServerConfig, Steps
@@ -83,8 +83,9 @@ class StartedExperiment:
             self.interceptor = remote(InterceptorActor, options).remote(self._spec, config)
         except ValueError as error:
             raise runs_already(spec.exp_id) from error
-        for server in self._servers:
-            result(server.config.remote(), actor_name=f"the server of experiment {spec.exp_id!r}")
+        for shard, server in enumerate([] if spec.replicas else self._servers):
+            with named_in_errors("the server", shard, spec.nodes):
+                result(server.config.remote(), actor_name=f"the server of experiment {spec.exp_id!r}")
         try:
             experiment: Experiment = result(self.interceptor.ready.remote(), actor_name=f"experiment {spec.exp_id!r}")
         except AlreadyExists as error:

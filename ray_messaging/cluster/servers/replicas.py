@@ -12,7 +12,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ray_messaging.cluster.handles.actor_calls import NAMESPACE, result, wait_dead
 from ray_messaging.cluster.servers.server_actor import ServerActor
 from ray_messaging.cluster.servers.server_kinds import ReplicatedServer, SentinelServer, ServerKind
-from ray_messaging.cluster.servers.server_names import replica_names, sentinel_name, server_names
+from ray_messaging.cluster.servers.server_names import named_in_errors, replica_names, sentinel_name, server_names
 from ray_messaging.config import MessagingConfig
 from ray_messaging.embedded.replication.credentials import Credentials
 from ray_messaging.embedded.replication.sentinel_role import Watched
@@ -92,13 +92,17 @@ class ReplicatedStart:
             ]
 
         primaries = self._start_all(server_names(self._exp_id, count), self._homes, kinds(founding=True))
-        configs = [self._ask(actor.config, "server", shard) for shard, actor in enumerate(primaries)]
+        configs = []
+        for shard, actor in enumerate(primaries):
+            with named_in_errors("the server", shard, self._homes):
+                configs.append(self._ask(actor.config, "server", shard))
         watched = SentinelServer(tuple(map(Watched, configs, credentials)))
         watching = self._start(sentinel_name(self._exp_id), living[0], watched, soft=False)
         result(watching.config.remote(), actor_name=f"the Sentinel of experiment {self._exp_id!r}")
         replicas = self._start_all(replica_names(self._exp_id, count), away, kinds(founding=False))
         for shard, actor in enumerate(replicas):
-            self._ask(actor.wait_in_step, "replica", shard)
+            with named_in_errors("the replica", shard, away):
+                self._ask(actor.wait_in_step, "replica", shard)
         self._warn(primaries, replicas)
 
     def _ask(self, method: Any, what: str, shard: int) -> Any:  # noqa: ANN401 - a method of an actor, and its result
