@@ -17,6 +17,7 @@ def pytest_configure(config):
     config.addinivalue_line(
         "markers", "beyond_mqtt(reason): what the test asks an MQTT broker cannot promise; docs/mqtt.md says why"
     )
+    config.addinivalue_line("markers", "some_layouts(reason): why these tests have servers of their own choice")
     config.addinivalue_line(
         "markers", "beyond_shards(reason): what the test asks needs one server; docs/operations.md says why"
     )
@@ -60,6 +61,7 @@ UNUSUAL = {
     "test_steps.py": EITHER_REDIS,
     "test_surveys.py": EITHER_REDIS,
     "test_transactions.py": EITHER_REDIS,
+    "test_very_many_channels.py": EITHER_REDIS,
 }
 
 

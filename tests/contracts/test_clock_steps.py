@@ -18,6 +18,8 @@ from ray_messaging.transports.redis import RedisTransport
 sys.path.append(str(Path(__file__).parents[1]))
 from faults.injector import aof_files, tear
 
+pytestmark = pytest.mark.some_layouts("it steps the clock of one server")
+
 
 def numbers(messages):
     return [message.payload["n"] for message in messages]

@@ -19,6 +19,8 @@ from ray_messaging.transports.memory.transport import MemoryTransport
 from ray_messaging.transports.redis import RedisTransport
 from ray_messaging.transports.transport import Limits
 
+pytestmark = pytest.mark.some_layouts("it makes one server forget, and steps its clock")
+
 LIMITS = Limits(1000, 2**20, 60.0, leased=False)
 
 

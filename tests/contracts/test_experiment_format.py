@@ -9,7 +9,10 @@ from ray_messaging.transports.experiment_store import Claim
 from ray_messaging.transports.redis import RedisTransport
 from ray_messaging.transports.redis.experiment_store import RedisExperimentStore
 
-pytestmark = pytest.mark.parametrize("server", ["valkey"], indirect=True)
+pytestmark = [
+    pytest.mark.some_layouts("the format of an experiment is that of each server"),
+    pytest.mark.parametrize("server", ["valkey"], indirect=True),
+]
 NEWER = FORMAT + 1
 SAYS = f"format {NEWER} .* up to {FORMAT}: .*install that version"
 

@@ -12,6 +12,8 @@ from ray_messaging.observability.health.mailbox_checks import check_kept
 from ray_messaging.transports.dead_letter_store import LETTER_BYTES
 from ray_messaging.transports.redis.server_probe import ask_server
 
+pytestmark = pytest.mark.some_layouts("it writes by hand what each server keeps")
+
 NO_COUNTS = ["-1", "-9223372036854775808", "1.5", "1e3", "x", "", "\xff", "9" * 400, "nan", "inf"]
 ODD_LETTERS = {
     "other fields": {"x": "y"},

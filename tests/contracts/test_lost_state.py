@@ -8,8 +8,10 @@ from support.contracts import WAIT_S, fetch_all, store_of
 
 from ray_messaging import Fenced, NotListening, TransactionError
 
+pytestmark = pytest.mark.some_layouts("on shards faults/loss_cases.py lets one of the servers lose data")
 
-@pytest.fixture(params=["valkey", "redis"])
+
+@pytest.fixture(params=["valkey", "redis", "cluster", "sentinel"])
 def server(request):
     return request.getfixturevalue(f"{request.param}_config")
 

@@ -28,6 +28,10 @@ from ray_messaging.messager import Messager
 from ray_messaging.transports.redis.connection.protocol import reply_error
 from ray_messaging.transports.transport import FrameFate
 
+pytestmark = pytest.mark.some_layouts(
+    "it cuts the link to one server; test_shards.py and test_cluster_failover.py cut others"
+)
+
 FENCED = b"*1\r\n:3\r\n"  # the send script's answer to a sender with a higher epoch
 
 

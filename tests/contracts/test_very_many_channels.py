@@ -8,11 +8,13 @@ from support.contracts import client_of, fetch_all, until
 from ray_messaging import Messager
 from ray_messaging.addressing.channels import Keys, all_agents
 
+pytestmark = pytest.mark.some_layouts("memory and a broker have no such pattern")
+
 MANY = range(10_001)  # with three subtopics: above the limit of single subscriptions
 TOPICS = ("agent-chat", "user-chat", "user-survey")
 
 
-@pytest.fixture(params=["valkey", pytest.param("redis", marks=pytest.mark.long)])
+@pytest.fixture(params=["valkey", "redis", "cluster", "sentinel", "shards"])
 def server(request):
     """Give each server that knows patterns."""
     return request.getfixturevalue(f"{request.param}_config")
@@ -27,7 +29,7 @@ async def town(opener, server, agents=MANY, **options):
 
 async def channels_of(server, exp_id):
     """Return the number of subscribed channels of an experiment's agents."""
-    client = client_of(server)
+    client = client_of(server, exp_id)
     try:
         return len(await client.pubsub_channels(f"exps:{exp_id}:agents:*"))
     finally:
@@ -85,6 +87,7 @@ async def test_the_wide_pattern_is_no_subscriber_of_other_agents_channels(opener
     assert receipts.fates.tolist() == ["published", "delivered", "published"]
 
 
+@pytest.mark.beyond_shards("mirror")
 async def test_mirrored_messages_do_not_return(opener, server, store):
     one, sender = await town(opener, server), await opener(server, mirror=True)
     channel = sender.get_agent_chat_channel(7)
@@ -94,9 +97,9 @@ async def test_mirrored_messages_do_not_return(opener, server, store):
     assert one.stats()["ingress"] == 1
 
 
-async def test_the_wide_pattern_is_restored_after_a_cut(opener, server, store):
+async def test_the_wide_pattern_is_restored_after_a_cut(opener, server, store, exp_id):
     one = await town(opener, server)
-    client, channel = client_of(server), one.get_user_chat_channel(7)
+    client, channel = client_of(server, exp_id), one.get_user_chat_channel(7)
     await client.client_kill_filter(_type="pubsub")
 
     async def heard():
@@ -105,7 +108,8 @@ async def test_the_wide_pattern_is_restored_after_a_cut(opener, server, store):
     await until(heard)
     await client.aclose()
     assert (await fetch_all(one, 1))[0].channel == channel
-    assert one.engine.transport._ingress.cuts == 1
+    transport = one.engine.transport
+    assert getattr(transport, "control", transport)._ingress.cuts == 1
 
 
 async def test_without_the_right_each_channel_is_subscribed(redis_process, exp_id, caplog):

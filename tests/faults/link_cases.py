@@ -88,6 +88,6 @@ CASES = [
     Case("half-open link, 3 times", lambda folder: half_open(folder, times=3), long=True),
     Case("nobody answers for 6 s", lambda folder: black_hole(folder, hold_s=6), long=True),
     Case("connections killed 20 times", lambda folder: clients_killed(folder, times=20)),
-    Case("connections killed 100 times", lambda folder: clients_killed(folder, times=100), long=True),
+    Case("connections killed 100 times", lambda folder: clients_killed(folder, times=100), long=True, replicas=True),
     Case("slow link, cut 20 times", slow_link, long=True),
 ]

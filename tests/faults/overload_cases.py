@@ -91,7 +91,7 @@ CASES = [
         lambda folder: never_fetches(folder, mailbox_bytes=256 * 2**20, pad=4000, senders=2),
         long=True,
     ),
-    Case("sends and fetches cancelled", lambda folder: cancelled(folder, way="many", calls=400)),
+    Case("sends and fetches cancelled", lambda folder: cancelled(folder, way="many", calls=400), replicas=True),
     Case(
         "sends and fetches cancelled, columns", lambda folder: cancelled(folder, way="columns", calls=4000), long=True
     ),
@@ -105,11 +105,13 @@ CASES = [
         lambda folder: flood(folder, size=50, flood_s=2, inbox_messages=1000),
         weaker("ours as ever; what foreign clients publish comes at most once, and drops are counted"),
         long=True,
+        shards=(0,),  # foreign clients are there
     ),
     Case(
         "foreign flood of 64 KiB each",
         lambda folder: flood(folder, size=65_536, flood_s=12, inbox_messages=100_000, work_s=4),
         weaker("ours as ever; what foreign clients publish comes at most once, and drops are counted"),
         long=True,
+        shards=(0,),  # foreign clients are there
     ),
 ]

@@ -116,10 +116,12 @@ def rows_of(writer, log_dir):
 
 
 CASES = [
-    Case("sender, receiver, server killed", partial(everybody_dies, rounds=4, seed=3)),
-    Case("sender, receiver, server killed 40 times", partial(everybody_dies, rounds=40, seed=4), long=True),
-    Case("receiver stands still beside its successor", partial(beside_its_successor, role="receiver")),
-    Case("sender stands still beside its successor", partial(beside_its_successor, role="sender")),
-    Case("event log while all of them die", partial(logged, rounds=6, seed=7), long=True),
-    Case("event log while all of them die 30 times", partial(logged, rounds=30, seed=8), long=True),
+    Case("sender, receiver, server killed", partial(everybody_dies, rounds=4, seed=3), replicas=True),
+    Case(
+        "sender, receiver, server killed 40 times", partial(everybody_dies, rounds=40, seed=4), long=True, replicas=True
+    ),
+    Case("receiver stands still beside its successor", partial(beside_its_successor, role="receiver"), replicas=True),
+    Case("sender stands still beside its successor", partial(beside_its_successor, role="sender"), replicas=True),
+    Case("event log while all of them die", partial(logged, rounds=6, seed=7), long=True, replicas=True),
+    Case("event log while all of them die 30 times", partial(logged, rounds=30, seed=8), long=True, replicas=True),
 ]

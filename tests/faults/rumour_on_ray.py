@@ -116,7 +116,7 @@ def drive(groups, rumour, folder, number, repeated, dies):
 
 @dataclass
 class Outcome:
-    """Outcome of a rumour: how many kills or cuts it met, what differs from one loop, and what the servers wrote.
+    """Outcome of a rumour: the kills or cuts that it met, and the differences from one loop.
 
     `bodies` are the calls by which each shard's server has taken large frames, since its last start.
     """

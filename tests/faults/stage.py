@@ -10,18 +10,29 @@ from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
+from support.replicated import ReplicatedService
 from support.servers import RedisProcess
+from support.slots import ClusterService
 
 from faults import injector
+from faults.case import SHARDS, failing_over, struck
 from faults.checker import check
 from faults.ledger import Growing
 from faults.nursery import nursery
 from ray_messaging import Messager
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import TransitError
+from ray_messaging.transports.sharded.config import ShardsConfig
 
 WAIT_S = 60.0
 _ADDRESS = ("server", "port", "password", "timeout", "sentinels", "service", "sentinel_password", "cluster")
+
+
+def told(config):
+    """Return a config as a worker reads it."""
+    if isinstance(config, ShardsConfig):
+        return {"servers": [told(server) for server in config.servers]}
+    return {name: getattr(config, name) for name in _ADDRESS}
 
 
 def until(condition, what, wait_s=WAIT_S):
@@ -103,18 +114,70 @@ class Worker:
         self.process.stderr.close()
 
 
+class FailingOver:
+    """A cluster, or a primary with a replica and Sentinels, in place of a server: killed, it fails over."""
+
+    def __init__(self, kind, folder, exp_id, **options):
+        if kind == "cluster":
+            self.service = ClusterService(folder, exp_id=exp_id, **options)
+        else:
+            self.service = ReplicatedService(folder, binary="valkey", **options)
+        self.ended = None  # the primary that was killed
+
+    @property
+    def config(self):
+        return self.service.config
+
+    @property
+    def process(self):
+        return self.service.process
+
+    @property
+    def pid(self):
+        return self.service.primary.pid
+
+    def client(self):
+        return self.service.primary.client()
+
+    def start(self):
+        """Start all, or let the one that was killed come back as a replica."""
+        if self.ended is None:
+            self.service.start()
+        else:
+            self.service.join(self.ended)
+            self.service.settle()
+
+    def kill(self):
+        """Kill the primary; return when another server has taken its place."""
+        self.ended = self.service.primary
+        self.ended.kill()
+        self.service.failed_over()
+
+    def end(self):
+        self.service.kill()
+
+
 class Stage:
     """Set a stage in a folder; as a context manager it leaves no process behind.
 
     `server` may be a RedisProcess that was started already. `settings` are those of all messagers, beside their own.
+    In a case on shards `server` is the one that the fault strikes, in one on a cluster or Sentinels all of them.
     """
 
     def __init__(self, folder, *, server=None, settings=None, **options):
         self.folder = Path(folder)
         (self.folder / "server").mkdir(parents=True, exist_ok=True)
+        self.settings, self.exp_id = settings or {}, f"fault-{secrets.token_hex(4)}"
+        if (kind := failing_over.get()) is not None:
+            server = FailingOver(kind, self.folder / "service", self.exp_id, **options)
+            self.settings = {"wait_replicas": 1, "send_timeout_s": WAIT_S} | self.settings
         self.server = server or RedisProcess(self.folder / "server", **{"binary": "valkey"} | options)
-        self.settings = settings or {}
-        self.exp_id = f"fault-{secrets.token_hex(4)}"
+        self.servers = [self.server]
+        if (shard := struck.get()) is not None:
+            for other in range(1, SHARDS):
+                (self.folder / f"server-{other}").mkdir()
+                self.servers.append(RedisProcess(self.folder / f"server-{other}", **{"binary": "valkey"} | options))
+            self.servers.insert(shard, self.servers.pop(0))
         self.senders, self.receivers, self.loggers = [], [], []
         self.ledgers, self.inboxes = [], []
         self._files = {}
@@ -122,20 +185,29 @@ class Stage:
         self.facts = {}
 
     def __enter__(self):
-        if self.server.process is None:
-            self.server.start()
+        for server in self.servers:
+            if server.process is None:
+                server.start()
         return self
 
     def __exit__(self, *_):
         for worker in (*self.senders, *self.receivers, *self.loggers):
             worker.kill()
-        self.server.kill()
+        for server in self.servers:
+            server.end() if isinstance(server, FailingOver) else server.kill()
 
     # -- who is on it -------------------------------------------------------------------------------------------------
 
+    def config(self, struck_one=None):
+        """Return the config of the servers, with another way to the one that the fault strikes."""
+        struck_one = struck_one or self.server.config
+        if len(self.servers) == 1:
+            return struck_one
+        ways = [struck_one if server is self.server else server.config for server in self.servers]
+        return ShardsConfig(servers=tuple(ways))
+
     def _start(self, role, config, options):
-        config = config or self.server.config
-        server = {name: getattr(config, name) for name in _ADDRESS}
+        server = told(self.config(config))
         label = options.setdefault("label", f"{role}-{len(self.senders) + len(self.receivers) + len(self.loggers)}")
         common = {"role": role, "server": server, "exp_id": self.exp_id, "label": label}
         settings = self.settings | options.get("settings", {})
@@ -252,7 +324,7 @@ class Stage:
     async def _mark_end(self, agents, token):
         """Send a last message to each receiver: mailboxes keep order, so all earlier ones have come before it."""
         async with Messager(
-            self.server.config, self.exp_id, settings=MessagingConfig(**self.settings | {"send_timeout_s": WAIT_S})
+            self.config(), self.exp_id, settings=MessagingConfig(**self.settings | {"send_timeout_s": WAIT_S})
         ) as messager:
             for agent in agents:
                 try:

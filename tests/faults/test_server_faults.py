@@ -8,11 +8,19 @@ pytestmark = pytest.mark.faults
 
 MODULES = (server_cases, process_cases, moving_cases, link_cases, loss_cases, overload_cases, hostile_cases)
 CASES = [case for module in MODULES for case in module.CASES]
+# Of those on three shards, a cluster and Sentinels some: `python tests/faults --shards`, `--replicas` have all.
+OF_ONE_SERVER = moving_cases.CASES  # agents stay in their group there
+QUICK = [case for case in CASES if case not in OF_ONE_SERVER and not case.long]
+ALL_KILLED = process_cases.CASES[0]
+ELSEWHERE = [*(more for case in QUICK for more in case.on_shards()), *ALL_KILLED.on_services()]
 
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(case, id=case.name, marks=[pytest.mark.long] if case.long else []) for case in CASES],
+    [
+        *(pytest.param(case, id=case.name, marks=[pytest.mark.long] if case.long else []) for case in CASES),
+        *(pytest.param(case, id=case.name, marks=pytest.mark.long) for case in ELSEWHERE),
+    ],
 )
 def test_the_promise_of_a_server_fault_holds(case, tmp_path):
     account = case.run(tmp_path)

@@ -364,6 +364,9 @@ class MqttStore:
 
 
 def client_of(config, exp_id=""):
+    """Return a client of a server; of several of the control shard, of replicas of the primary."""
+    if isinstance(config, ShardsConfig):
+        config = config.servers[0]
     host, port = config.server, config.port
     if config.cluster:
         host, port = owner_of(config, exp_id)
