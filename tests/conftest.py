@@ -77,7 +77,7 @@ def cluster_config(tmp_path_factory) -> Iterator[RedisConfig]:
 
 @pytest.fixture(scope="session")
 def sentinel_config(tmp_path_factory) -> Iterator[RedisConfig]:
-    """Give a primary by its Sentinels; messagers wait for its replica."""
+    """Give a primary with a replica, by its Sentinels."""
     folder = tmp_path_factory.mktemp("sentinel")
     with ReplicatedService(folder, binary="valkey", down_after_ms=60_000) as service:
         yield service.config
@@ -241,9 +241,9 @@ async def opener(exp_id) -> AsyncIterator:
     opened = []
 
     async def open_one(server, interceptor=None, *, name=None, listen=(), host=(), owner="", exp_id=exp_id, **settings):
-        if getattr(server, "sentinels", ()):
-            settings.setdefault("wait_replicas", 1)
-        messager = Messager(server, exp_id, interceptor, name=name, settings=MessagingConfig(**settings))
+        messager = Messager(
+            server, exp_id, interceptor, name=name, settings=MessagingConfig(**open_one.defaults | settings)
+        )
         opened.append(messager)
         await messager.init()
         if listen:
@@ -252,7 +252,7 @@ async def opener(exp_id) -> AsyncIterator:
             await messager.host_agents(host, ["agent-chat", "user-chat"], owner=owner)
         return messager
 
-    open_one.opened = opened
+    open_one.opened, open_one.defaults = opened, {}
     yield open_one
     for messager in reversed(opened):
         await messager.close()

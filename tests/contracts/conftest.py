@@ -91,8 +91,10 @@ def server(request):
 
 
 @pytest.fixture
-async def opener(opener):
-    """Open messagers. On a broker, which other tests use too, leave no session behind."""
+async def opener(opener, request):
+    """Open messagers, which wait for a replica where there is one; leave no session behind on a broker."""
+    if _server_of(request.node) == "sentinel":
+        opener.defaults = {"wait_replicas": 1}
     yield opener
     for messager in reversed(opener.opened):
         await messager.close()
