@@ -268,6 +268,8 @@ class Keys:
         self.homes = prefix + "homes"  # of several servers: the one of each mailbox that was placed
         self.entries = prefix + "entries"  # of several servers: the mailboxes that are on the others
         self.entered = prefix + "entered"  # and their records
+        self.arrived = prefix + "arrived"  # of several servers: the agents that came here, by their former mailboxes
+        self.recorded = prefix + "recorded"  # and the last departure from each mailbox that the directory has
         self.bodies = prefix + "bodies"  # of several servers: the steps of which this one has bodies
         self.mark = prefix + "mark"  # written so that WAIT covers what came before it
         self.own = prefix + "own"  # Pub/Sub: marks before and after our own script's messages

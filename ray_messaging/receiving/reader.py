@@ -44,7 +44,7 @@ _TURNS = 4
 class Reader:
     """Reader of one mailbox; `frame_rows` is the largest frame that senders write into it.
 
-    `agents_came` is awaited where agents came to the mailbox, before any message for them is handed out.
+    `agents_came` is awaited where agents came from another mailbox, before any message for them is handed out.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Reader:
         cursor: Cursor,
         frame_rows: int,
         unfolder: Unfolder,
-        agents_came: Callable[[], Awaitable[None]],
+        agents_came: Callable[[str], Awaitable[None]],
     ) -> None:
         self.unreadable = 0
         self.foreign = 0  # messages of foreign clients in the mailbox
@@ -119,7 +119,7 @@ class Reader:
                 except (FrameError, UnknownName) as error:
                     piece = await self._bury(entry, frame, error)
                 if piece.came:
-                    await self._persist(self._agents_came)
+                    await self._persist(partial(self._agents_came, piece.came))
                 if entry == frames[-1][0]:
                     inbox.behind = len(frames) == count
                 inbox.put(piece)
@@ -160,7 +160,7 @@ class Reader:
         batch.origin = Origin(self._mailbox, entry)
         # A frame without messages only moves the cursor.
         piece = Piece(entry, batch if low < rows else None, low, rows, nbytes)
-        piece.came = batch.sender == ARRIVAL
+        piece.came = batch.topics[0] if batch.sender == ARRIVAL else ""
         return piece
 
     async def _bury(self, entry: str, frame: bytes, error: MessagingError) -> Piece:

@@ -193,6 +193,7 @@ class SenderState(NamedTuple):
     """A sender's new epoch, the last written seq per mailbox, the subscriber counts of its last publications.
 
     `transactions` counts those that were committed, `outbox` is what the last one still sends to other servers.
+    `promised` are the mailboxes to which it may still write on this one.
     """
 
     epoch: int
@@ -200,6 +201,7 @@ class SenderState(NamedTuple):
     takers: list[int]
     transactions: int = 0
     outbox: bytes = b""
+    promised: Sequence[str] = ()
 
 
 class Limits(NamedTuple):

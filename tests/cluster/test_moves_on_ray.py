@@ -8,9 +8,11 @@ from support.cluster import drain, kill_and_wait
 from ray_messaging import AlreadyExists, Messaging, MoveFailed, UnknownName
 
 
-@pytest.fixture(scope="module")
-def town(ray_cluster):
-    with Messaging.start(f"moves-{uuid.uuid4().hex[:8]}", log_dir=None) as messaging:
+@pytest.fixture(
+    scope="module", params=[None, pytest.param(3, marks=pytest.mark.long)], ids=["one server", "three servers"]
+)
+def town(ray_cluster, request):
+    with Messaging.start(f"moves-{uuid.uuid4().hex[:8]}", log_dir=None, shards=request.param) as messaging:
         groups = messaging.create_groups({"east": range(10), "west": range(10, 20), "north": [20]})
         yield messaging, *groups.values()
 
@@ -44,8 +46,9 @@ def test_agents_come_and_go(town):
     assert west.send(11, "ann", {"n": 1}).fate == "undeliverable"
     (letter,) = messaging.dead_letters.list(mailbox="east")
     assert contents(letter.messages) == [("ann", 0)]
-    west.add_agents(["ann"])
+    east.add_agents(["ann"])
     assert messaging.dead_letters.requeue(mailbox="east").messages == 1
+    messaging.move_agents(["ann"], to=west)
     assert contents(drain(west, 1)) == [("ann", 0)]
     with pytest.raises(AlreadyExists, match="lives in group 'west'"):
         east.add_agents(["ann"])
@@ -67,6 +70,7 @@ def test_impossible_moves_on_ray(town):
     west.ack()
     messaging.move_agents([12], to="east")
     assert messaging.group_of(12).name == "east"
+    assert 12 in east.agents
 
 
 def test_the_load_is_evened_out(town):

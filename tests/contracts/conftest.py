@@ -46,7 +46,7 @@ UNUSUAL = {
     "test_interception.py": EITHER_REDIS,
     "test_late_calls.py": EITHER_REDIS,
     "test_log_streams.py": EITHER_REDIS | {"shards"},
-    "test_moves.py": EITHER_REDIS,
+    "test_moves.py": EITHER_REDIS | {"shards"},
     "test_moves_in_steps.py": EITHER_REDIS | {"shards"},
     "test_msg_payloads.py": EITHER_REDIS,
     "test_receiving.py": EITHER_REDIS,

@@ -495,7 +495,6 @@ async def test_rules_on_whole_steps_refuse_broadcasts(stepped):
 
 
 @beyond_mqtt
-@pytest.mark.beyond_shards("moves")
 async def test_what_waits_of_broadcasts_moves_with_the_hearers(opened):
     west, east = await opened("west", WEST), await opened("east", EAST)
     for n in range(3):
@@ -516,7 +515,6 @@ async def test_what_waits_of_broadcasts_moves_with_the_hearers(opened):
 
 
 @beyond_mqtt
-@pytest.mark.beyond_shards("moves")
 async def test_a_successor_unfolds_broadcasts_from_before_agents_came_and_went(opened):
     west, east = await opened("west", WEST), await opened("east", EAST)
     at_first = [pair for pair in PAIRS if pair[0] < 10 <= pair[1]]

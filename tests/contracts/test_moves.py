@@ -10,8 +10,6 @@ from support.contracts import WAIT_S, fetch_all, take_in, until, vanish
 from ray_messaging import AlreadyExists, ConfigError, MoveFailed, UnknownName, UnknownSender
 from ray_messaging.transports.departures import Released
 
-pytestmark = pytest.mark.beyond_shards("agents stay in their group")
-
 TOPICS = ["agent-chat", "user-chat"]
 
 

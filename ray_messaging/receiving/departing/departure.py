@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,15 +30,18 @@ from ray_messaging.wire.frames import decode, encode
 
 logger = logging.getLogger(__name__)
 
+_WAITING = (Released.FULL, Released.LOG_FULL, Released.PROMISED, Released.AWAY)  # for others
+
 Mask = NDArray[np.bool_]
+T = TypeVar("T")
 
 
 class Departure:
     """One departure of agents from the mailbox of a messager; `target` names their new mailbox, None is nowhere.
 
     Messages for them are handed out no more from the first one on. Once those that were fetched are committed, one call
-    of the server moves all that waits, and the agents. Before that call nothing has happened, after it all has: a
-    process that dies leaves nothing to be resumed.
+    of the server moves all that waits, and the agents. Before that call nothing has happened, after it all has, or with
+    several servers is decided, and brought to its end by this process or its successor.
     """
 
     def __init__(
@@ -77,6 +82,7 @@ class Departure:
         try:
             await self._await_commits(timeout)
             await self._let_go(timeout)
+            await self._persist(lambda: self._departures.conclude(self._name))
         finally:
             self._inbox.withhold(None)
 
@@ -133,7 +139,7 @@ class Departure:
         try:
             while (outcome := await self._attempt()) is not Released.DONE:
                 self._check(outcome, timeout)
-                if outcome in (Released.FULL, Released.LOG_FULL):
+                if outcome in _WAITING:
                     await backoff.sleep()
         except BaseException:
             await self._give_up()
@@ -152,7 +158,7 @@ class Departure:
                 aside = self._inbox.set_aside()
                 try:
                     self._last = self._prepare(commits.in_flight.copy(), aside)
-                    outcome = await self._insist(self._last)
+                    outcome = await self._persist(partial(self._departures.release, self._last))
                     if outcome is Released.DONE:
                         pass_over(commits.in_flight, aside)
                         commits.note_stored(self._last.acks)
@@ -183,7 +189,7 @@ class Departure:
         record, target = self._records()
         subtopics = set(record.by_subtopic())
         stay: list[Parcel] = []
-        go: list[Parcel] = [] if target is None else [Parcel(0, _arrival())]
+        go: list[Parcel] = [] if target is None else [Parcel(0, _arrival(self._name))]
         for batch, low, high, _ in slices:
             leaving = self._leaving(batch, subtopics)[low:high]
             stay += _parcels(record, batch, low + np.flatnonzero(~leaving))
@@ -205,6 +211,7 @@ class Departure:
             go,
             target,
             reason,
+            self._agents,
         )
 
     def _records(self) -> MovedRecords:
@@ -230,12 +237,12 @@ class Departure:
 
     # -- calls ----------------------------------------------------------------------------------------------------
 
-    async def _insist(self, attempt: Release) -> Released:
-        """Repeat an attempt until the server answers: until then nobody knows where the agents are."""
+    async def _persist(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Repeat a call until the server answers: until then nobody knows where the agents are."""
         backoff = Backoff(FULL_MAILBOX_RETRY)
         while True:
             try:
-                return await self._departures.release(attempt)
+                return await call()
             except ServerRefused:
                 raise
             except (ConnectionFailed, MailboxFull) as error:
@@ -275,6 +282,9 @@ class Departure:
         why = {
             Released.FULL: f"the mailbox of {self._target!r} has no room for what waits: let it fetch",
             Released.LOG_FULL: "the event log is behind",
+            Released.PROMISED: "a transaction that may be committed is still to write to it: let its sender go on, or "
+            "start it again",
+            Released.AWAY: f"the server of {self._target!r} is out of reach: wait for it",
         }.get(outcome, "mailboxes come and go, or fill faster than they are read")
         return MoveFailed(
             f"agents could not leave group {self._name!r} within {timeout:g} s, and nothing has changed: {why}, then "
@@ -318,10 +328,10 @@ def _runs(rows: NDArray[np.intp]) -> Iterable[tuple[int, int]]:
     return [(int(rows[low]), int(rows[high - 1]) + 1) for low, high in pairwise(ends) if low < high]
 
 
-def _arrival() -> bytes:
-    """Encode the frame that tells a mailbox that agents came."""
+def _arrival(source: str) -> bytes:
+    """Encode the frame that tells a mailbox that agents came from another one."""
     nobody = IdColumn.of([])
     lines = PayloadColumn.of([], raw=True)
     return encode(
-        Batch(sender=ARRIVAL, epoch=0, first=0, from_ids=nobody, rows=0, to_ids=nobody, topics=("agents",), lines=lines)
+        Batch(sender=ARRIVAL, epoch=0, first=0, from_ids=nobody, rows=0, to_ids=nobody, topics=(source,), lines=lines)
     )

@@ -90,7 +90,7 @@ class RedisTransport:
         self.steps = RedisSteps(self.link, self.keys)
         self.surveys = RedisSurveys(self.link, self.keys)
         self._caller = secrets.token_hex(8)
-        self._dead_bytes = dead_bytes
+        self.dead_bytes = dead_bytes
         self._reading = BlockingReads(self.link)
         self._born: dict[str, str] = {}  # of the mailboxes that are ours: which incarnation of its name we read
         self.departures = RedisDepartures(self.link, self.keys, self._born, dead_bytes)
@@ -121,7 +121,7 @@ class RedisTransport:
         """Return the changes since a version, after removing mailboxes with an expired lease."""
         keys = [self.keys.meta, self.keys.records, self.keys.changes, self.keys.dead]
         version, names, changed, logged, schemas, audiences, dates = await self.link.script(
-            "load_directory", keys, [since, self.keys.prefix, self._dead_bytes]
+            "load_directory", keys, [since, self.keys.prefix, self.dead_bytes]
         )
         records = [decode_record(data) for data in changed if data is not None]
         texts = {name: text.encode() for name, text in msgspec.json.decode(schemas, type=dict[str, str]).items()}
@@ -176,16 +176,22 @@ class RedisTransport:
         last = {key[2:].decode(): int(value) for key, value in fields.items() if key.startswith(b"s:")}
         takers = [int(taken) for taken in msgspec.json.decode(fields.get(b"p:replies", b"[]"))]  # cjson's [] is {}
         transactions, outbox = int(fields.get(b"transactions", 0)), fields.get(b"outbox", b"")
-        return SenderState(int(fields[b"epoch"]), last, takers, transactions, outbox)
+        promised = [key[2:].decode() for key in fields if key.startswith(b"a:")]
+        return SenderState(int(fields[b"epoch"]), last, takers, transactions, outbox, promised)
 
     async def forget(self, sender: str, epoch: int, mailboxes: Sequence[str]) -> None:
         """Forget a sender's sequence numbers for removed mailboxes, unless a newer sender has its name."""
-        fields = [f"s:{mailbox}" for mailbox in mailboxes]
+        fields = [f"{kind}:{mailbox}" for mailbox in mailboxes for kind in "sa"]
         await self.link.script("forget_sender", [self.keys.sender(sender)], [epoch, -1, *fields])
 
     async def empty_outbox(self, sender: str, epoch: int) -> None:
         """Forget what the last transaction sends to other servers, unless a newer sender has the name."""
         await self.link.script("forget_sender", [self.keys.sender(sender)], [epoch, -1, "outbox"])
+
+    async def take_back_promises(self, sender: str, epoch: int, mailboxes: Sequence[str]) -> None:
+        """Forget that a transaction may write to mailboxes here, unless a newer sender has the name."""
+        args = [epoch, self.keys.prefix, *mailboxes]
+        await self.link.script("take_back_promise", [self.keys.sender(sender)], args)
 
     async def leave(self, sender: str, epoch: int, *, keep_s: float) -> None:
         """Forget a closed sender `keep_s` seconds from now, unless a newer sender has its name."""
@@ -238,7 +244,10 @@ class RedisTransport:
         return await self._send("send" if writes else "conclude_transaction", request, 0)
 
     async def ask(self, request: SendRequest) -> SendReply:
-        """Return the fates that frames would have, and write nothing; each `frame` is a size, as decimal digits."""
+        """Return the fates that frames would have, and write none; each `frame` is a size, as decimal digits.
+
+        Where all would be written, no agents leave their mailboxes before they are, or the promises are taken back.
+        """
         return await self._send("send", request, "ask")
 
     async def relay(self, request: SendRequest, *, bury: bool = False) -> SendReply:
@@ -246,7 +255,7 @@ class RedisTransport:
 
         See relay_frames.lua; `directory_version` is not looked at.
         """
-        asked = msgspec.structs.replace(request, directory_version=self._dead_bytes)
+        asked = msgspec.structs.replace(request, directory_version=self.dead_bytes)
         return await self._send("relay_frames", asked, "bury" if bury else "relay")
 
     async def _send(self, script: str, request: SendRequest, kind: int | str) -> SendReply:
@@ -366,12 +375,12 @@ class RedisTransport:
         """End leases that were seen unchanged for as long as they last, where they still are as they were seen."""
         keys = [self.keys.meta, self.keys.records, self.keys.changes, self.keys.dead]
         pairs = [part for pair in over.items() for part in pair]
-        await self.link.script("end_leases", keys, [self.keys.prefix, self._dead_bytes, *pairs])
+        await self.link.script("end_leases", keys, [self.keys.prefix, self.dead_bytes, *pairs])
 
     async def remove(self, mailbox: str, epoch: int | None) -> int:
         """Remove a mailbox; its unread frames become dead letters. Returns how many frames."""
         keys = [self.keys.meta, self.keys.records, self.keys.changes, self.keys.dead, self.keys.state(mailbox)]
-        args = [-1 if epoch is None else epoch, self.keys.prefix, mailbox, "the mailbox was removed", self._dead_bytes]
+        args = [-1 if epoch is None else epoch, self.keys.prefix, mailbox, "the mailbox was removed", self.dead_bytes]
         buried = int(await self.link.script("remove_mailbox", keys, args))
         if buried < 0:
             raise fenced(mailbox, epoch or 0)
@@ -381,9 +390,7 @@ class RedisTransport:
         """Keep a frame that cannot be read among the dead letters."""
         frame, reason = kept_of(frame, reason)
         keys = [self.keys.dead, self.keys.state(mailbox)]
-        await self.link.script(
-            "reject_frame", keys, [self.keys.prefix, mailbox, entry, reason, frame, self._dead_bytes]
-        )
+        await self.link.script("reject_frame", keys, [self.keys.prefix, mailbox, entry, reason, frame, self.dead_bytes])
 
     async def subscribe(self, channels: Collection[str], globs: Sequence[str], sink: Callable[[Ingress], None]) -> None:
         """Pass publications of foreign clients to `sink`, at most once; never those of our own senders."""

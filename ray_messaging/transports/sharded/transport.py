@@ -71,7 +71,6 @@ class ShardedTransport:
         self.control = shards[0]
         self.log = ShardedLog([shard.log for shard in shards])
         self.surveys: RedisSurveys = self.control.surveys
-        self.departures = ShardedDepartures(self.control.departures)
         links = [shard.link for shard in shards]
         self.bodies = StepBodies(links, self.control.keys, config.home, config.body_bytes)
         self.steps: RedisSteps = self.control.steps
@@ -81,6 +80,7 @@ class ShardedTransport:
         self._entries = ControlEntries(self.control, len(shards))
         self._homes: dict[str, int] = {}  # of mailboxes: the shard, unless it is the control shard
         self.outbox = ShardedOutbox(shards, self._homes)
+        self.departures = ShardedDepartures(shards, self._homes)
         self._failure: MessagingError | None = None  # of a part of the last call of `send`
         self._renewed_at = time.monotonic()  # a sender's state on the other shards
         self._renewing: asyncio.Task[None] | None = None
@@ -109,6 +109,7 @@ class ShardedTransport:
         """Close the connections; closing twice does no harm."""
         if self._renewing is not None:
             await end(self._renewing)
+        await self.departures.close()
         await self.log.stop()
         for shard in self.shards:
             await shard.close()
@@ -169,6 +170,9 @@ class ShardedTransport:
             self._homes[name] = home
             self.control.guests.add(name)
         await self._raise_others()
+        # Asked now that an earlier process can let no agents leave any more.
+        if epoch is None and not self._stepped and await self.departures.conclude(record.mailbox):
+            return None
         return found._replace(version=version)
 
     async def _raise_others(self) -> None:
@@ -208,6 +212,9 @@ class ShardedTransport:
     async def remove(self, mailbox: str, epoch: int | None) -> int:
         """Remove a mailbox; its unread frames become dead letters. Returns how many frames."""
         entry = await self._entries.entry(mailbox)
+        if entry is not None:
+            self._homes[mailbox] = entry.shard
+        await self.departures.conclude(mailbox)
         if entry is None:
             return await self.control.remove(mailbox, epoch)
         buried = await self.shards[entry.shard].remove(mailbox, epoch)
@@ -239,6 +246,11 @@ class ShardedTransport:
                 relayed = await self.outbox.drain(sender, state.epoch, home, there.outbox, seqs)
                 last.update(relayed.last)
                 takers = relayed.takers or takers
+        await at_all(
+            self.shards[shard].take_back_promises(sender, state.epoch, there.promised)
+            for shard, there in enumerate(found)
+            if there.promised
+        )
         transactions = max(there.transactions for there in found)  # a name has them on one shard
         return SenderState(state.epoch, last, takers, transactions)
 

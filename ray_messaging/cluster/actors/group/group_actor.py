@@ -143,9 +143,10 @@ class GroupActor:
         await self._host.let_go(AgentSet.of(agents), target, timeout, again=again)
 
     async def agents(self) -> IdColumn:
-        """Return the agents of this group; in steps any process may have moved some."""
-        if self._host.messager.engine.steps is not None:
-            await self._host.messager.subscription.adopt()
+        """Return the agents of this group, as the directory has them: others may have moved some here."""
+        subscription = self._host.messager.engine.subscription
+        if subscription is not None:
+            await subscription.adopt()
         return self._host.agents
 
     async def stats(self) -> dict[str, Any]:

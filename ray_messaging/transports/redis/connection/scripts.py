@@ -9,6 +9,7 @@ _MOVE = ("entry_order", "move_cursor")
 _LEASE = ("id_ceiling", "renew_lease")
 _STEPS = ("id_ceiling", "step_is_open", "step_barrier")
 _DEAD_LETTERS = ("load_directory", "end_leases", "remove_mailbox", "reject_frame", "drop_letters")
+_DEPARTURES = ("give_up_release", "ask_for_room", "record_departure", "finish_departure")
 _SHARED: dict[str, tuple[str, ...]] = {
     "send": ("mailbox_limit", "send_one_frame", *_MOVE, "step_box"),
     "relay_frames": ("mailbox_limit", *_MOVE, "step_box", "dead_letter_retention", "bury_waiting", "send"),
@@ -23,7 +24,8 @@ _SHARED: dict[str, tuple[str, ...]] = {
     "note_written": ("entry_order",),
     **dict.fromkeys(_DEAD_LETTERS, ("entry_order", "dead_letter_retention")),
     "release_agents": ("mailbox_limit", *_MOVE, "dead_letter_retention", "departure"),
-    "give_up_release": ("departure",),
+    "receive_agents": ("mailbox_limit", "entry_order", "dead_letter_retention", "departure"),
+    **dict.fromkeys(_DEPARTURES, ("mailbox_limit", "departure")),
     "rehost_agents": (*_STEPS, "date_change"),
     "requeue": ("mailbox_limit", "entry_order", "dead_letter_retention", "step_box"),
     **dict.fromkeys(("join_steps", "leave_steps", "open_step"), _STEPS),

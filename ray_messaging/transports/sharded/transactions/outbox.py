@@ -5,7 +5,8 @@ mailboxes there, and those for other shards as the sender's outbox. Its sender t
 shard, under the seqs that they were committed with, and empties the outbox. A shard skips a seq that it has, so that
 whoever takes the sender's epoch may relay them again. That comes before anything else under a new epoch.
 
-Before the commit the other shards are asked whether they would take their frames. So a transaction is refused as a
+Before the commit the other shards are asked whether they would take their frames; from then on no agents leave these
+mailboxes until the frames are there. So a transaction is refused as a
 whole for what one server refuses it for: a full mailbox, a full log, another directory, verdicts that count no more.
 What is committed is written even where a mailbox has filled up since, at most one transaction of each sender above its
 limit. If it waited for room, two groups that send to each other could wait for ever, because neither fetches meanwhile.
@@ -63,6 +64,8 @@ class _Kept(msgspec.Struct, array_like=True, frozen=True):
     shards: dict[int, tuple[WaitingFrame, ...]]
 
 
+_Asked = Mapping[int, Sequence[str]]  # the mailboxes on each shard that was asked
+
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Kept).decode
 
@@ -104,17 +107,19 @@ class ShardedOutbox:
         committing.conclusion = conclusion
         if not parts:
             return await self._shards[home].send(committing)
-        refusal = await self._ask(request, parts)
+        asked = {shard: [request.writes[place].mailbox for place in places] for shard, places in parts.items()}
+        refusal = await self._ask(request, parts, asked)
         if refusal is not None:
+            await self._take_back(request, asked)
             return refusal
         waiting = {shard: tuple(_waiting(request.writes[place]) for place in places) for shard, places in parts.items()}
         kept = _encode(_Kept(request.interceptor_epoch, waiting))
         committing.conclusion = msgspec.structs.replace(conclusion, outbox=kept)
-        reply = await self._shards[home].send(committing)
+        reply = await self._commit(home, committing, asked)
         fates = [FrameFate.HELD_BACK] * len(request.writes)
         for place, fate in zip(here, reply.fates, strict=False):  # some refusals have no fates
             fates[place] = fate
-        if reply.status is not SendStatus.OK or any(fate not in SETTLED for fate in reply.fates):
+        if not _is_settled(reply):
             return SendReply(reply.status, fates, repeated=reply.repeated)
         try:
             relayed = await self._relay_committed(request, parts, waiting)
@@ -132,7 +137,31 @@ class ShardedOutbox:
             fates[place] = FrameFate.WRITTEN if fates[place] is FrameFate.HELD_BACK else fates[place]
         return SendReply(SendStatus.OK, fates, reply.takers or relayed.takers, reply.repeated)
 
-    async def _ask(self, request: SendRequest, parts: Mapping[int, Sequence[int]]) -> SendReply | None:
+    async def _commit(self, home: int, committing: SendRequest, asked: _Asked) -> SendReply:
+        """Make the call that commits; where it certainly has not, and will not, the other shards wait for nothing."""
+        try:
+            reply = await self._shards[home].send(committing)
+        except (MailboxFull, ConnectionFailed) as error:
+            if isinstance(error, MailboxFull) or error.unsent:
+                await self._take_back(committing, asked)
+            raise
+        if not _is_settled(reply) and not reply.repeated:
+            await self._take_back(committing, asked)
+        return reply
+
+    async def _take_back(self, request: SendRequest, asked: _Asked) -> None:
+        """Tell the shards that were asked that nothing comes: agents may leave their mailboxes."""
+        try:
+            await at_all(
+                self._shards[shard].take_back_promises(request.sender, request.epoch, mailboxes)
+                for shard, mailboxes in asked.items()
+            )
+        except MessagingError as error:  # the next transaction takes its place, or the sender's next epoch does
+            logger.info("a shard still waits for a transaction of %s: %s", request.sender, error)
+
+    async def _ask(
+        self, request: SendRequest, parts: Mapping[int, Sequence[int]], promised: _Asked
+    ) -> SendReply | None:
         """Return why other shards would not take their parts now; None: they would. Nothing is written."""
         asked = [
             self._shards[shard].ask(part_of(request, shard, [_size(request.writes[place]) for place in places]))
@@ -141,6 +170,7 @@ class ShardedOutbox:
         try:
             replies = await at_all(asked)
         except ConnectionFailed as error:
+            await self._take_back(request, promised)
             why = f"{error} (nothing of this transaction was done)"
             raise ConnectionFailed(why, host=error.host, port=error.port, unsent=True) from error
         fates = [FrameFate.HELD_BACK] * len(request.writes)
@@ -278,9 +308,13 @@ def _delivered(write: FrameWrite) -> LoggedFrame | None:
     return LoggedFrame(encode(batch.take(rows)), encode_log_note(LogNote(DELIVERED, write.mailbox)), len(rows))
 
 
+def _is_settled(reply: SendReply) -> bool:
+    return reply.status is SendStatus.OK and all(fate in SETTLED for fate in reply.fates)
+
+
 def _check(reply: SendReply, sender: _Sender) -> None:
     """Raise where a shard has not taken committed frames."""
-    if reply.status is SendStatus.OK and all(fate in SETTLED for fate in reply.fates):
+    if _is_settled(reply):
         return
     if reply.status is SendStatus.FENCED:
         raise fenced(*sender)

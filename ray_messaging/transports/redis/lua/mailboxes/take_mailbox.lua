@@ -50,7 +50,12 @@ if epoch == '-1' then
   end
   left = redis.call('HMGET', KEYS[4], 'blob', 'acked')
 end
-redis.call('HSET', KEYS[4], 'max_messages', ARGV[5], 'max_bytes', ARGV[6], 'leased', ARGV[8], 'owner', ARGV[9],
+local most = ARGV[5]
+if redis.call('HEXISTS', KEYS[4], 'going') == 1 then  -- it takes nothing: see release_agents.lua
+  redis.call('HSET', KEYS[4], 'held', most)
+  most = 0
+end
+redis.call('HSET', KEYS[4], 'max_messages', most, 'max_bytes', ARGV[6], 'leased', ARGV[8], 'owner', ARGV[9],
            'exclusive', ARGV[11])
 raise_format(KEYS[1], ARGV[15])
 renew_lease(KEYS[5], ARGV[7], lift_ceiling(KEYS[1], tonumber(ARGV[7])))

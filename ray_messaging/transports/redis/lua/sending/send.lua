@@ -5,7 +5,8 @@
 --                  under which its standing verdicts do, log = 1 while an event log is registered, wide: see take_mailbox.lua
 -- KEYS[2] sender   hash: epoch, s:<mailbox> = last seq written, p:replies = takers of the last publications,
 --                  transactions = how many were committed, outbox = what the last one sends to other servers, until
---                  that is there
+--                  that is there, a:<mailbox> = last seq of a transaction that may be committed on another server: until
+--                  it is written, no agents leave the mailbox. Such senders' keys are in the set asking:<mailbox>
 -- KEYS[3...]       in a transaction first: state of the reader's mailbox (hash: epoch, blob = what the last transaction
 --                  left, and what commit.lua names). Then per frame: mailbox state (hash: messages, bytes, max_messages,
 --                  max_bytes, leased, born, last = id of the last entry, stepped = 1 where frames go to boxes: see
@@ -18,7 +19,8 @@
 --         state::log a hash (unlogged, unlogged_bytes, max_messages, max_bytes, last)
 -- ARGV[6] number of the transaction, from 1; 0: this is none, and the next twelve are left out. So they are for a part
 --         of a transaction that is kept on another server: 'ask' only tells whether it would be written (in place of each
---         frame is its size), and 'relay' writes what was committed there: see relay_frames.lua
+--         frame is its size), and promises its mailboxes that it may be; 'relay' writes what was committed there: see
+--         relay_frames.lua
 -- ARGV[7] the reader's epoch  [8] key of its stream, but for :<born>  [9] entry ("" leaves the cursor)  [10] row  [11]
 --         oldest entry to keep  [12] messages and [13] bytes handled: totals  [14] what becomes of the blob: = it stays,
 --         + it is [15], - it goes  [16] what is acknowledged behind the cursor (= it stays), and [17] how many messages
@@ -167,7 +169,23 @@ if number > 0 and any_refused then
   for i = 1, #writes do if reply[i + 1] == 0 then reply[i + 1] = 7 end end
 end
 
-if asks then return reply end
+local function promise(mailbox, seq)
+  local asking = ARGV[5] .. 'asking:' .. mailbox
+  if seq then
+    redis.call('HSET', KEYS[2], 'a:' .. mailbox, seq)
+    redis.call('SADD', asking, KEYS[2])
+  else
+    redis.call('HDEL', KEYS[2], 'a:' .. mailbox)
+    redis.call('SREM', asking, KEYS[2])
+  end
+end
+if asks then
+  local would = reply[1] == 0 and not any_refused
+  for _, s in ipairs(writes) do
+    if s.boxed then promise(s.mailbox, would and planned[s.mailbox]) end
+  end
+  return reply
+end
 
 -- Then it is written: nothing can fail any more.
 
@@ -226,6 +244,7 @@ for mailbox, seq in pairs(planned) do
       redis.call('HSET', box.key, 'messages', box.messages, 'bytes', box.bytes, 'last', box.last)
     end
   end
+  if relays and seq >= tonumber(redis.call('HGET', KEYS[2], 'a:' .. mailbox) or seq) then promise(mailbox) end
   seqs[#seqs + 1], seqs[#seqs + 2] = 's:' .. mailbox, seq
 end
 if not (number > 0 and any_refused) then
