@@ -6,6 +6,7 @@ tests, in their order; the first one that has none left takes some of another's 
 and, where it needs it, a Ray of its own.
 """
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -33,6 +34,22 @@ def pytest_xdist_auto_num_workers(config):
 def pytest_collection_modifyitems(items):
     """Put the tests on Ray first, into one process's share: each that has one of them starts a Ray, and experiments."""
     items.sort(key=lambda item: "ray_cluster" not in getattr(item, "fixturenames", ()))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Keep the tests themselves, 400,000 objects, out of each search for garbage."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
+
+
+def pytest_unconfigure():
+    """Let the interpreter free them at its end: duckdb complains of what it does not."""
+    gc.unfreeze()
 
 
 @pytest.hookimpl(wrapper=True)
