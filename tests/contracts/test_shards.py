@@ -362,14 +362,6 @@ async def test_letters_of_all_shards_are_listed_and_each_is_requeued_on_its_own(
 # -- what is not there yet --------------------------------------------------------------------------------------------
 
 
-async def test_what_needs_one_server_is_refused(messagers, server, exp_id):
-    _, hosts = await town(messagers, 2)
-    with pytest.raises(ConfigError, match="shards"):
-        await hosts[0].move_agents([1], to="group-2")
-    with pytest.raises(ConfigError, match="shards"):
-        await hosts[0].remove_agents([1])
+def test_what_needs_one_server_is_refused(server, exp_id):
     with pytest.raises(ConfigError, match="mirror"):
         Messager(server, exp_id, settings=MessagingConfig(mirror=True))
-    sender = await messagers()
-    assert await send_round(sender, 1, agents=(1, 2)) == ["delivered"] * 2
-    assert await numbers(hosts[0], 1) == [1]
