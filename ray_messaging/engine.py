@@ -141,6 +141,9 @@ class Engine:
         self.frame_sender = FrameSender(self.transport, self.directory, router, self.name, keep_s, self.observer)
         if self.transport.outbox is not None:
             self.transport.outbox.judge = WaitingFrames(router, lambda: self.verdict_client)
+        if self.named and self.transport.departures is not None:
+            # First: a process before this one may have ended while agents left, and the directory still has them here.
+            await self.transport.departures.conclude(self.name)
         await self.frame_sender.reload()
         unfolder = Unfolder(self.audiences)
         self.subscription = Subscription(

@@ -125,6 +125,21 @@ async def test_the_target_ends_the_move_of_a_process_that_is_no_more(messagers):
     assert contents(await fetch_all(west, 1)) == [(MOVER, 1)]
 
 
+async def test_a_successor_finds_in_the_directory_which_agents_are_left(messagers):
+    east, west, north = await town(messagers)
+    await send(north, 0)
+    Cut(east, "receive_agents")
+    with pytest.raises(MessagingError, match="cut short"):
+        await east.move_agents([MOVER], to="west")
+    await vanish(east)
+    east = await messagers(name="east")
+    left = east.directory.records["east"].agents()
+    assert [*left] == [STAYS]
+    await east.host_agents(left, ["agent-chat"])
+    assert contents(await fetch_all(east, 1)) == [(STAYS, 0)]
+    assert contents(await fetch_all(west, 1)) == [(MOVER, 0)]
+
+
 async def test_a_late_part_of_a_move_changes_nothing_once_its_agents_have_moved_on(messagers, monkeypatch):
     east, west, north = await town(messagers)
     await send(north, 0)

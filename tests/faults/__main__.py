@@ -43,7 +43,7 @@ MODULES = (
     "cluster",
     "serving",
 )
-OF_ONE_SERVER = ("failover", "slots", "moving")  # replicas, a cluster's slots, and agents that leave their group
+OF_ONE_SERVER = ("failover", "slots")  # replicas, and a cluster's slots
 ON_RAY = ("embedded", "group", "interceptor", "cluster", "serving")
 COLUMNS = (
     "fault",

@@ -9,10 +9,9 @@ pytestmark = pytest.mark.faults
 MODULES = (server_cases, process_cases, moving_cases, link_cases, loss_cases, overload_cases, hostile_cases)
 CASES = [case for module in MODULES for case in module.CASES]
 # Of those on three shards, a cluster and Sentinels some: `python tests/faults --shards`, `--replicas` have all.
-OF_ONE_SERVER = moving_cases.CASES  # agents stay in their group there
-QUICK = [case for case in CASES if case not in OF_ONE_SERVER and not case.long]
+ON_SHARDS = [*(case for case in CASES if not case.long), moving_cases.CASES[0]]
 ALL_KILLED = process_cases.CASES[0]
-ELSEWHERE = [*(more for case in QUICK for more in case.on_shards()), *ALL_KILLED.on_services()]
+ELSEWHERE = [*(more for case in ON_SHARDS for more in case.on_shards()), *ALL_KILLED.on_services()]
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,8 @@ class ShardedDepartures:
 
     async def conclude(self, mailbox: str) -> bool:
         """Bring agents that have left a mailbox to their new server; return whether some were on their way."""
-        data = await self._home_of(mailbox).link.command("HGET", self._keys.state(mailbox), "going")
+        home = await self._find(mailbox)
+        data = await home.link.command("HGET", self._keys.state(mailbox), "going")
         if data is None:
             return False
         departed = _decode(data, mailbox)
@@ -167,8 +168,15 @@ class ShardedDepartures:
 
     async def _finish(self, source: str, departed: _Departed) -> None:
         """Have a mailbox take messages again that agents have left."""
-        keys = [self._keys.meta, self._keys.state(source)]
-        await self._home_of(source).link.script("finish_departure", keys, departed.attempt)
+        keys, home = [self._keys.meta, self._keys.state(source)], await self._find(source)
+        await home.link.script("finish_departure", keys, departed.attempt)
+
+    async def _find(self, mailbox: str) -> "RedisTransport":
+        """Return the shard of a mailbox that the directory may not have named yet."""
+        home = self._homes.get(mailbox)
+        if home is None:
+            home = int(await self._control.link.command("HGET", self._keys.homes, mailbox) or 0)
+        return self._shards[home]
 
     async def _receive(self, source: str, departed: _Departed) -> None:
         """Have the target's shard write the frames that go with agents."""
