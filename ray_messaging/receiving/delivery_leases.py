@@ -64,6 +64,7 @@ class DeliveryLeases:
         self._lease_s = lease_s
         self._leases: dict[int, _Lease] = {}
         self._returned: OrderedDict[tuple[str, int], None] = OrderedDict()
+        self._calls: dict[str, object] = {}  # by holder: its fetch that is under way
         self._process = secrets.token_hex(4)
         self._last = 0
 
@@ -148,6 +149,16 @@ class DeliveryLeases:
         if token is not None and self._has(token) and self._leases[token.number].holder == holder:
             self._leases[token.number].due = 0.0
 
+    async def abandon(self, holder: str, received: int) -> None:
+        """End the holder's fetch, as nobody waits for its answer: what it takes, or has taken, goes to the next caller.
+
+        Args: `received` is that of `FetchOptions`.
+        """
+        self._calls.pop(holder, None)
+        for lease in self._leases.values():
+            if _is_lost(lease, holder, FetchOptions(received=received)):
+                lease.due = 0.0
+
     # -- lending --------------------------------------------------------------------------------------------------
 
     async def fetch(
@@ -160,7 +171,17 @@ class DeliveryLeases:
     ) -> tuple[Token | None, Messages]:
         """Take back the lease of a token, then lease new messages; return them and their token (None: nothing)."""
         self._fetcher.check_open()
-        await self.give_back(token)
+        call = self._calls[holder] = object()
+        try:
+            await self.give_back(token)
+            return await self._lend(holder, call, limit, timeout, options)
+        finally:
+            if self._calls.get(holder) is call:
+                del self._calls[holder]
+
+    async def _lend(
+        self, holder: str, call: object, limit: int | None, timeout: float | None, options: FetchOptions
+    ) -> tuple[Token | None, Messages]:
         clock = asyncio.get_running_loop().time
         deadline = None if timeout is None else clock() + timeout
         while True:
@@ -170,6 +191,8 @@ class DeliveryLeases:
             else:
                 left = _LOOK_S if deadline is None else min(_LOOK_S, max(0.0, deadline - clock()))
                 lease = await self._take(holder, options, limit, 0.0 if again else left)
+            if self._calls.get(holder) is not call:  # it was abandoned; what was taken is due, as nobody holds it
+                return None, self._fetcher.messages([])
             if lease is not None:
                 lease.holder, lease.due, lease.asked = holder, clock() + self._lease_s, options.number
                 more = any(each is not lease for each in self._expired(holder, options, clock()))

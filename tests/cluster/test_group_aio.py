@@ -6,7 +6,7 @@ import pickle
 import threading
 
 import pytest
-from support.cluster import drain, kill_and_wait, numbered, numbers
+from support.cluster import drain, kill_and_wait, new_handle, numbered, numbers
 from support.patience import WAIT_S
 
 from ray_messaging import AsyncGroup, ConfigError, Group, NoQuestion, UnknownSender
@@ -99,6 +99,19 @@ async def test_a_handle_serves(messaging, pair):
             await asyncio.sleep(0.01)
     serving.cancel()
     await asyncio.gather(serving, return_exceptions=True)
+
+
+@pytest.mark.parametrize("waited_s", [0.1, 0.8])  # over the lane, and by a Ray call
+@pytest.mark.parametrize("commit", ["next", "acked"])
+async def test_a_cancelled_fetch_takes_nothing_from_the_next_one(pair, waited_s, commit):
+    west, east = pair
+    fetching = asyncio.create_task(new_handle(east).aio.fetch(timeout=None, commit=commit))
+    await asyncio.sleep(waited_s)
+    fetching.cancel()
+    await asyncio.gather(fetching, return_exceptions=True)
+    for n in range(2):
+        assert await west.aio.send(west.agents[0], east.agents[0], {"n": n})
+    assert numbers(await asyncio.to_thread(drain, east, 2)) == [0, 1]
 
 
 @pytest.mark.long

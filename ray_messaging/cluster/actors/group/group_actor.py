@@ -122,6 +122,11 @@ class GroupActor:
         await self.ready()
         await self._host.give_up(caller, token)
 
+    async def abandon(self, caller: str, received: int) -> None:
+        """End a handle's fetch, as nobody waits for its answer: its messages are for the next fetch."""
+        await self.ready()
+        await self._host.abandon(caller, received)
+
     async def step_state(self) -> bytes | None:
         """Return the state that the last committed step left."""
         await self.ready()

@@ -125,6 +125,11 @@ class GroupHost:
         assert self._leases is not None
         await self._leases.give_up(caller, token)
 
+    async def abandon(self, caller: str, received: int) -> None:
+        """End a handle's fetch, as nobody waits for its answer."""
+        assert self._leases is not None
+        await self._leases.abandon(caller, received)
+
     def stats(self) -> dict[str, Any]:
         """Return counters of this group."""
         return self.messager.stats() | {"lent": 0 if self._leases is None else self._leases.lent}

@@ -1,5 +1,6 @@
 """The calls of a group's handle, as coroutines."""
 
+import asyncio
 import itertools
 import secrets
 import threading
@@ -337,6 +338,10 @@ class AsyncGroup:
                 token, messages = await self._fetch(limit, timeout, options)
             except CommitFailed:
                 self._token = None  # another handle has the messages
+                raise
+            except (asyncio.CancelledError, KeyboardInterrupt):
+                # The actor would wait on, and lend to nobody what comes next.
+                self.actor.abandon.remote(self._caller, self._received)
                 raise
             self._token = None
             if commit == "next":
