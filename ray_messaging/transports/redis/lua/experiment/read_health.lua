@@ -43,7 +43,7 @@ for i = 1, math.min(#names, tonumber(ARGV[2])) do
   for _, value in ipairs({name, now[1] or 0, now[2] or 0, now[3] or 0, now[4] or 0, oldest, left, now[8] or 0,
                           now[9] or 0, now[10] or 0, now[11] or 0, now[12] or '', now[13] or 0,
                           redis.call('HGET', ARGV[1] .. 'step:' .. name, 'since') or '',
-                          redis.call('HSTRLEN', ARGV[1] .. 'sender:' .. name, 'outbox')}) do
+                          #(redis.call('HGET', ARGV[1] .. 'sender:' .. name, 'outbox') or '')}) do
     reply[#reply + 1] = value
   end
 end
