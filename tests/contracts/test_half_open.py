@@ -1,5 +1,6 @@
 """Half-open links: a waiting client notices a silent link by itself, and continues over another."""
 
+import asyncio
 import logging
 import math
 
@@ -8,9 +9,10 @@ from faults.proxy import Proxy
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from support.contracts import fetch_all, store_of, until
 
-from ray_messaging import Fenced
+from ray_messaging import Closed, Fenced
 from ray_messaging.addressing.directory import Record
 from ray_messaging.transports.cursors import Cursor
+from ray_messaging.transports.redis.connection.link import RedisLink
 from ray_messaging.transports.redis.connection.protocol import Wire
 from ray_messaging.transports.transport import Limits
 
@@ -202,3 +204,20 @@ async def test_the_reply_to_a_cancelled_call_goes_to_no_other_call():
     wire.data_received(b"+GONE\r\n+PONG\r\n")
     assert await later == b"PONG"
     assert wire.is_open
+
+
+async def test_a_link_that_is_closed_while_it_opens_leaves_no_connection(proxy):
+    async def opening():
+        return proxy.connections > 0
+
+    async def over():
+        return proxy.connections == 0
+
+    proxy.delay_s = 0.2
+    link = RedisLink(proxy.config, 5.0)
+    asking = asyncio.create_task(link.command("PING"))
+    await until(opening)
+    await link.close()
+    with pytest.raises(Closed):
+        await asking
+    await until(over)

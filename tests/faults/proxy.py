@@ -40,6 +40,11 @@ class Proxy:
         self._loop.call_soon_threadsafe(self._end.set)
         self._thread.join()
 
+    @property
+    def connections(self):
+        """Return how many sockets are open, to both sides."""
+        return len(self._open)
+
     def swallow(self):
         """Let the open connections go silent; new ones work."""
         self._loop.call_soon_threadsafe(lambda: self._swallowed.update(self._open))

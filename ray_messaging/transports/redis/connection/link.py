@@ -118,6 +118,7 @@ class RedisLink:
         self.patience_s = patience_s
         # Seconds for a reply, and without any movement of the connection.
         self._reply_s, self._stall_s = min(config.timeout, patience_s), max(_SHORTEST_STALL_S, patience_s / 3)
+        self._closings = 0
         self._wire: Wire | None = None
         self._opening = asyncio.Lock()
         self._known: dict[str, str] = {}  # hashes of the scripts that the server should have
@@ -196,7 +197,8 @@ class RedisLink:
         return None
 
     async def close(self) -> None:
-        """Close the shared connection; closing twice does no harm."""
+        """Close the shared connection, also one that is being opened; closing twice does no harm."""
+        self._closings += 1
         wire, self._wire = self._wire, None
         if wire is not None:
             wire.close()
@@ -214,7 +216,12 @@ class RedisLink:
     async def _open_shared(self) -> Wire:
         """Return the shared connection; open it where there is none, which only one task may do at a time."""
         if self._wire is None or not self._wire.is_open:
-            self._wire = await self.open_wire()
+            closings = self._closings
+            wire = await self.open_wire()
+            if closings != self._closings:
+                wire.close()
+                raise Closed(f"the connection to the server at {self.where} was closed while it opened", unsent=True)
+            self._wire = wire
             if self.observer is not None:
                 self.observer.connected(self.where)
         return self._wire
