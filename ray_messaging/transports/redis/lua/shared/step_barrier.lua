@@ -48,7 +48,7 @@ local function drop_boxes(prefix)
     redis.call('UNLINK', names)
     local kept = redis.call('HGET', prefix .. 'steps', string.format('kept:%.0f', step))
     if kept then
-      redis.call('HINCRBY', prefix .. 'steps', 'kept', -tonumber(kept))
+      redis.call('HINCRBY', prefix .. 'steps', 'kept', 0 - tonumber(kept)) -- Redis refuses -0
       redis.call('HDEL', prefix .. 'steps', string.format('kept:%.0f', step))
     end
     redis.call('HSET', prefix .. 'steps', 'dropped', step)
@@ -202,8 +202,8 @@ local function abandon(prefix, group)
   for i = 1, #sent, 2 do
     local box, rows, bytes = sent[i]:match('^r:(.*)$'), sent[i + 1]:match('^(%d+):(%d+)$')
     if box and redis.call('EXISTS', prefix .. 'cover:' .. box) == 1 then
-      redis.call('HINCRBY', prefix .. 'cover:' .. box, 'rows', -tonumber(rows))
-      redis.call('HINCRBY', prefix .. 'cover:' .. box, 'bytes', -tonumber(bytes))
+      redis.call('HINCRBY', prefix .. 'cover:' .. box, 'rows', 0 - tonumber(rows))
+      redis.call('HINCRBY', prefix .. 'cover:' .. box, 'bytes', 0 - tonumber(bytes))
     end
   end
   redis.call('UNLINK', key .. ':sent')
