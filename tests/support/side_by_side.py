@@ -1,9 +1,8 @@
 """A pytest plugin: suites run in three processes side by side, as a test waits for other processes half of its time.
 
-`pytest -m long` takes four: its tests wait for leases, failovers and new processes, too. `-n auto`, the default, means
-so; where files or tests are named, all stay in this process, and a debugger works. Each begins with a part of the
-tests, in their order; the first one that has none left takes some of another's (`--dist worksteal`). Each has servers
-and, where it needs it, a Ray of its own.
+`-n auto`, the default, means so; where files or tests are named, all stay in this process, and a debugger works.
+Each begins with a third of the tests, in their order; the first one that has none left takes some of another's
+(`--dist worksteal`). Each has servers and, where it needs it, a Ray of its own.
 """
 
 import gc
@@ -14,7 +13,6 @@ from pathlib import Path
 import pytest
 
 WORKERS = 3  # on two cores and on four: many tests have processes of their own at work
-LONG_WORKERS = 4  # three leave one core of two idle
 
 
 def pytest_configure():
@@ -26,9 +24,7 @@ def pytest_configure():
 def pytest_xdist_auto_num_workers(config):
     """Return 0, which is this process, where somebody looks at a few tests only."""
     named = [Path(argument.partition("::")[0]) for argument in config.args]
-    if not all(path.is_dir() for path in named):
-        return 0
-    return LONG_WORKERS if config.option.markexpr == "long" else WORKERS
+    return WORKERS if all(path.is_dir() for path in named) else 0
 
 
 def pytest_collection_modifyitems(items):
