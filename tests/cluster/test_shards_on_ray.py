@@ -99,7 +99,10 @@ async def test_a_removed_messager_leaves_nothing_in_its_outbox(exp_id):
     """It ends between the commit of a transaction and its relay; the rules have changed since."""
     messaging = await asyncio.to_thread(Messaging.start, exp_id, shards=3)
     try:
-        groups = await asyncio.to_thread(messaging.create_groups, {"one": [1], "two": [2], "three": [3]})
+        groups = {}
+        # One after the other: a shard each, and the bank's is the first one again.
+        for agent, name in enumerate(("one", "two", "three"), 1):
+            groups[name] = await asyncio.to_thread(messaging.create_group, name, [agent])
         bank = Messager(messaging.redis, exp_id, messaging.interceptor, name="bank")
         await bank.init()
         await bank.host_agents([9], ["agent-chat"])
