@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import numpy as np
+import ray
 from ray.exceptions import ActorUnavailableError
 
 from ray_messaging.addressing.channels import AGENT_CHAT, AgentId, check_subtopic, parse_channel
@@ -341,7 +342,8 @@ class AsyncGroup:
                 raise
             except (asyncio.CancelledError, KeyboardInterrupt):
                 # The actor would wait on, and lend to nobody what comes next.
-                self.actor.abandon.remote(self._caller, self._received)
+                if ray.is_initialized():  # else the group has ended, or will with its driver
+                    self.actor.abandon.remote(self._caller, self._received)
                 raise
             self._token = None
             if commit == "next":
