@@ -130,6 +130,8 @@ class StartedExperiment:
                 finish_log(self.log)
             if self.interceptor is not None:
                 leave([self.interceptor], erase=erase or self._untouched)
+            if self.experiment is not None and (audiences := find_actor(self.experiment.audiences_name)) is not None:
+                ray.kill(audiences)  # handles of it may be left anywhere
             _attempt([server.stop.remote(erase=erase) for server in self._servers], timeout_s=_SERVER_S)
             for server in self._servers:
                 ray.kill(server)

@@ -19,6 +19,7 @@ from ray_messaging import (
     UnknownName,
     UnknownSender,
 )
+from ray_messaging.cluster.handles.actor_calls import NAMESPACE
 
 GRAPH = np.array([[0, 10], [0, 11], [10, 1], [0, 10]], np.int32)
 
@@ -114,6 +115,29 @@ def test_another_node_reads_and_changes_through_an_actor(logged, name, monkeypat
     assert pairs_of(graph) == [(0, 10), (0, 11), (10, 1)]
     with pytest.raises(UnknownName, match="removed"):
         messaging.remove_audience(name) or plaza.add([1])
+
+
+@pytest.mark.long
+def test_calls_from_another_node_outlive_their_actor(logged, name, monkeypatch):
+    messaging, _, _ = logged
+    monkeypatch.setattr("ray_messaging.cluster.audiences.home.AudienceFiles._here", lambda self: False)
+    plaza = messaging.create_audience(name, members=[1])
+    for member in (2, 3):
+        # As where it ends with the last handle of another process.
+        ray.kill(ray.get_actor(f"{messaging.exp_id}/audiences", namespace=NAMESPACE))
+        plaza.add([member])
+    assert plaza.members().tolist() == [1, 2, 3]
+
+
+@pytest.mark.long
+def test_the_actor_for_other_nodes_ends_with_the_experiment(ray_cluster, monkeypatch):
+    monkeypatch.setattr("ray_messaging.cluster.audiences.home.AudienceFiles._here", lambda self: False)
+    with Messaging.start(f"ended-{uuid.uuid4().hex[:8]}") as messaging:
+        plaza = messaging.create_audience("plaza", members=[])
+        actor = f"{messaging.exp_id}/audiences"
+        assert plaza.members().tolist() == []
+    with pytest.raises(ValueError, match=actor):
+        ray.get_actor(actor, namespace=NAMESPACE)
 
 
 @pytest.mark.long

@@ -33,6 +33,7 @@ class Audience:
 
     def __init__(self, connection: ExperimentConnection, name: str) -> None:
         self._connection = connection
+        self._files = AudienceFiles(connection.experiment, connection.interceptor)
         self.name = name
 
     def __repr__(self) -> str:
@@ -53,12 +54,9 @@ class Audience:
         found: AudienceVersion = self._connection.ask(self._connection.interceptor.audiences.remote()).of(self.name)
         return found
 
-    def _files(self) -> AudienceFiles:
-        return AudienceFiles(self._connection.experiment, self._connection.interceptor)
-
     def _edges(self) -> "Edges":
         version = self._newest().version
-        return run_in_own_loop(lambda: self._files().load(self.name, version))
+        return run_in_own_loop(lambda: self._files.load(self.name, version))
 
     @property
     def version(self) -> int:
@@ -95,11 +93,11 @@ class Audience:
         """Add members; raise InvalidAddress, UnknownName for an agent that no group hosts, ConfigError for a graph."""
         agents = AgentSet.of(ids)
         check_hosted(self._connection, self.name, agents)
-        self._files().change(self.name, Joining(self.name, agents))
+        self._files.change(self.name, Joining(self.name, agents))
 
     def remove(self, ids: "Iterable[AgentId]") -> None:
         """Remove members; others are ignored. Raises InvalidAddress, UnknownName, ConfigError for a graph."""
-        self._files().change(self.name, Leaving(self.name, AgentSet.of(ids)))
+        self._files.change(self.name, Leaving(self.name, AgentSet.of(ids)))
 
     def move(self, ids: "Iterable[AgentId]", positions: object) -> None:
         """Set the positions of some agents, an array (n, 2) or (n, 3); pairs follow.
@@ -107,7 +105,7 @@ class Audience:
         Raises: InvalidColumns, UnknownName for an agent without a position, AudienceTooLarge, ConfigError for another
         kind of audience.
         """
-        self._files().change(self.name, Moving(self.name, IdColumn.checked(ids), positions))
+        self._files.change(self.name, Moving(self.name, IdColumn.checked(ids), positions))
 
     def positions(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Return the ids of the agents with positions, ascending, and these; raise UnknownName, ConfigError."""

@@ -1,23 +1,27 @@
 """The files of an experiment's audiences, from any node of the cluster."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import ray
 from numpy.typing import NDArray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import ActorDiedError, RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ray_messaging.audiences.edges import Edges
 from ray_messaging.audiences.storage.source import LocalFolder
 from ray_messaging.cluster.audiences.audience_maker import AudienceMaker, Change
 from ray_messaging.cluster.audiences.changes import Moving
-from ray_messaging.cluster.handles.actor_calls import NAMESPACE, result, translated
+from ray_messaging.cluster.handles.actor_calls import NAMESPACE, translated
+from ray_messaging.cluster.handles.own_loop import run_in_own_loop
 from ray_messaging.cluster.spec import AudienceHome, Experiment
 from ray_messaging.errors import ConfigError
 from ray_messaging.model.columns import IdColumn
+
+_ATTEMPTS: Final = 5  # each makes the actor anew, where it is gone
 
 
 class AudienceActor:
@@ -46,12 +50,14 @@ class AudienceActor:
 class AudienceFiles:
     """The files of an experiment's audiences: an AudienceSource, and the calls that make versions.
 
-    On their node they are read and written directly, elsewhere through an actor there.
+    On their node they are read and written directly, elsewhere through an actor there. Processes find that actor by its
+    name, and it ends with the last of their handles.
     """
 
     def __init__(self, experiment: Experiment, interceptor: Any) -> None:  # noqa: ANN401 - a Ray actor handle
         self._experiment = experiment
         self._interceptor = interceptor
+        self._kept: Any = None  # the actor's handle, so that it does not end between two calls
 
     @property
     def _home(self) -> AudienceHome:
@@ -65,24 +71,33 @@ class AudienceFiles:
         return not client and ray.get_runtime_context().get_node_id() == self._home.node
 
     def _actor(self) -> Any:  # noqa: ANN401 - a Ray actor handle
-        home = self._home
-        options: dict[str, Any] = {"num_cpus": 0, "namespace": NAMESPACE, "name": self._experiment.audiences_name}
-        options |= {"get_if_exists": True, "max_restarts": -1, "max_task_retries": -1}
-        options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(home.node, soft=False)
-        return ray.remote(**options)(AudienceActor).remote(home.folder, self._interceptor)
+        if self._kept is None:
+            home = self._home
+            options: dict[str, Any] = {"num_cpus": 0, "namespace": NAMESPACE, "name": self._experiment.audiences_name}
+            options |= {"get_if_exists": True, "max_restarts": -1, "max_task_retries": -1}
+            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(home.node, soft=False)
+            self._kept = ray.remote(**options)(AudienceActor).remote(home.folder, self._interceptor)
+        return self._kept
 
-    @property
-    def _name(self) -> str:
-        return f"the audiences of experiment {self._experiment.exp_id!r}"
+    async def _through_actor(self, call: Callable[[Any], Any]) -> Any:  # noqa: ANN401 - a call's reference, and its value
+        """Make a call of the actor; again where the actor ended just then, with another process's handle."""
+        name = f"the audiences of experiment {self._experiment.exp_id!r}"
+        for left in reversed(range(_ATTEMPTS)):
+            try:
+                return await call(self._actor())
+            except (RayTaskError, RayActorError) as error:
+                if not isinstance(error, ActorDiedError):
+                    raise translated(error, actor_name=name) from error
+                self._kept = None
+                if not left:
+                    raise translated(error, actor_name=name) from error
+        raise AssertionError  # the last attempt returns or raises
 
     async def load(self, name: str, version: int) -> Edges:
         """Return the pairs of exactly this version; raise UnknownName, FrameError where they are damaged."""
         if self._here():
             return await LocalFolder(Path(self._home.folder)).load(name, version)
-        try:
-            found: Edges = await self._actor().load.remote(name, version)
-        except (RayTaskError, RayActorError) as error:
-            raise translated(error, actor_name=self._name) from error
+        found: Edges = await self._through_actor(lambda actor: actor.load.remote(name, version))
         return found
 
     async def move_in_step(self, name: str, step: int, ids: IdColumn, points: NDArray[np.float64]) -> None:
@@ -91,22 +106,19 @@ class AudienceFiles:
         if self._here():
             maker = AudienceMaker(Path(self._home.folder), self._interceptor)
             await asyncio.to_thread(maker.move_in_step, name, step, change)
-            return
-        try:
-            await self._actor().move_in_step.remote(name, step, change)
-        except (RayTaskError, RayActorError) as error:
-            raise translated(error, actor_name=self._name) from error
+        else:
+            await self._through_actor(lambda actor: actor.move_in_step.remote(name, step, change))
 
     def create(self, name: str, kind: str, edges: Edges) -> None:
         """Create an audience; raise AlreadyExists, ConfigError on MQTT."""
         if self._here():
             AudienceMaker(Path(self._home.folder), self._interceptor).create(name, kind, edges)
         else:
-            result(self._actor().create.remote(name, kind, edges), actor_name=self._name)
+            run_in_own_loop(lambda: self._through_actor(lambda actor: actor.create.remote(name, kind, edges)))
 
     def change(self, name: str, change: Change) -> None:
         """Make another version of an audience; raise UnknownName, ConfigError where it is of another kind."""
         if self._here():
             AudienceMaker(Path(self._home.folder), self._interceptor).change(name, change)
         else:
-            result(self._actor().change.remote(name, change), actor_name=self._name)
+            run_in_own_loop(lambda: self._through_actor(lambda actor: actor.change.remote(name, change)))
