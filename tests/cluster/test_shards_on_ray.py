@@ -259,12 +259,15 @@ with Messaging.start("apart", shards="per-node") as messaging:
         actor = ray.get_actor("apart/" + name, namespace="ray_messaging")
         assert ray.get(actor.__ray_call__.remote(where)) == node
 
-    # A node that comes later has no server: its groups' mailboxes are on the first one.
+    # A node that comes later has no server: its groups' mailboxes are spread over all.
     cluster.add_node(num_cpus=1, resources={"late": 1})
     cluster.wait_for_nodes()
-    late = messaging.create_group("late", [5], actor_options={"resources": {"late": 0.1}})
-    west.send_columns([1], [5], [{"n": 0}])
-    assert len(drain(late, 1)) == 1
+    late = [messaging.create_group(f"late{n}", [n], actor_options={"resources": {"late": 0.1}}) for n in (5, 6)]
+    before = frames(messaging)
+    for n in (5, 6):
+        west.send_columns([1], [n], [{"n": n}])
+    assert [after - begun for begun, after in zip(before, frames(messaging))] == [1, 1]
+    assert [drain(group, 1)[0].payload["n"] for group in late] == [5, 6]
     print("done")
 ray.shutdown()
 cluster.shutdown()

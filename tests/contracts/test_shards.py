@@ -101,17 +101,18 @@ async def test_a_name_keeps_its_shard(messagers, exp_id):
     assert await numbers(again, 1) == [2]
 
 
-async def test_on_its_node_a_mailbox_is_on_the_nodes_shard(opener, server, exp_id):
+async def test_a_mailbox_is_on_its_nodes_shard_and_in_turn_where_the_node_has_none(opener, server, exp_id):
     config = server.model_copy(update={"nodes": ("a", "b", "c")})
     near = [await opener(config.on_node("b"), name=f"near-{n}", host=[n]) for n in range(3)]
-    far = await opener(config.on_node("a node that came later"), name="far", host=["far"])
+    later = config.on_node("a node that came later")
+    far = [await opener(later, name=f"far-{n}", host=[n]) for n in range(10, 13)]
     for n in range(10):
         assert await send_round(near[0], n, agents=(1, 2)) == ["delivered"] * 2
     assert await streams_of(server, exp_id) == [0, 20, 0]
-    await send_round(near[0], 10, agents=("far",))
-    assert await streams_of(server, exp_id) == [1, 20, 0]
+    await send_round(near[0], 10, agents=(10, 11, 12))
+    assert await streams_of(server, exp_id) == [1, 21, 1]
     assert await numbers(near[1], 10) == [*range(10)]
-    assert await numbers(far, 1) == [10]
+    assert [await numbers(each, 1) for each in far] == [[10]] * 3
 
 
 # -- a change of the directory ----------------------------------------------------------------------------------------

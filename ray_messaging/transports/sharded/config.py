@@ -17,8 +17,8 @@ class ShardsConfig(ServerConfig):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     servers: tuple[RedisConfig, ...] = Field(min_length=2, description="the servers; their order must never change")
-    nodes: tuple[str, ...] = Field((), description="the Ray node of each; empty: mailboxes are placed in turn")
-    home: int | None = Field(None, description="the shard of the mailboxes that are made here")
+    nodes: tuple[str, ...] = Field((), description="the Ray node of each; empty: all are on one node")
+    home: int | None = Field(None, description="the shard of the mailboxes that are made here; None: they go in turn")
 
     body_bytes: int = Field(
         BODY_BYTES, ge=64, description="frames of steps from this size on go to other shards than the first one, too"
@@ -40,7 +40,7 @@ class ShardsConfig(ServerConfig):
         return self.servers[0].password
 
     def on_node(self, node: str) -> "ShardsConfig":
-        """Return this config for a process on a node: mailboxes that are made there are on its shard, if it has one."""
+        """Return this config for a process on a node: mailboxes that are made there are on its shard, else in turn."""
         return self.model_copy(update={"home": self.nodes.index(node) if node in self.nodes else None})
 
     def without_passwords(self) -> "ShardsConfig":

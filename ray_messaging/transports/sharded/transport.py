@@ -194,8 +194,7 @@ class ShardedTransport:
         name = record.mailbox
         if limits.leased or is_survey_mailbox(name) or epoch is not None or name in self._homes:
             return self._homes.get(name, 0)
-        wanted = self._config.home if not self._config.nodes else self._config.home or 0
-        return await self._entries.place(name, wanted)
+        return await self._entries.place(name, self._config.home)
 
     async def set_schema(self, subtopic: str, schema: bytes | None) -> None:
         """Keep the JSON Schema of a subtopic's payloads in the directory (None: remove it)."""
