@@ -269,6 +269,8 @@ class Keys:
         self.entries = prefix + "entries"  # of several servers: the mailboxes that are on the others
         self.entered = prefix + "entered"  # and their records
         self.arrived = prefix + "arrived"  # of several servers: the agents that came here, by their former mailboxes
+        self.forwards = prefix + "forwards"  # of several servers: dead letters on their way to mailboxes of others
+        self.received = prefix + "received"  # and the last one from each of the others for each mailbox here
         self.recorded = prefix + "recorded"  # and the last departure from each mailbox that the directory has
         self.bodies = prefix + "bodies"  # of several servers: the steps of which this one has bodies
         self.mark = prefix + "mark"  # written so that WAIT covers what came before it

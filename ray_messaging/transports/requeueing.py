@@ -1,6 +1,6 @@
 """Requeueing of dead letters to the mailboxes that listen now: each message once, under its old id."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from math import inf
 from typing import NamedTuple
@@ -15,6 +15,8 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.transports.dead_letter_store import (
     DeadFrame,
     DeadLetterStore,
+    Forward,
+    Forwarding,
     Listeners,
     Requeued,
     Returned,
@@ -26,6 +28,13 @@ _DIGITS = 20  # of an entry's id, which is of 64 bits
 _ATTEMPTS = 8  # while the directory changes under our hands
 
 Rows = NDArray[np.intp]
+
+
+class Part(NamedTuple):
+    """Rows of a letter for one mailbox."""
+
+    record: Record
+    rows: Rows
 
 
 class Outcome(NamedTuple):
@@ -60,9 +69,18 @@ class Requeueing:
         self._patterns = patterns
         self._listeners: Listeners | None = None  # until the server says that they have changed
         self._directory: tuple[tuple[object, ...], Directory] | None = None  # the last one, and for whose letters
+        self._helped = 0  # messages of earlier letters that were on their way
 
     async def requeue(self, letter: DeadFrame) -> Outcome:
-        """Requeue a letter in one step; messages without a listener stay dead."""
+        """Requeue a letter in one step; messages without a listener stay dead.
+
+        Those for mailboxes of other shards are forwarded, in a letter for each mailbox, behind earlier ones.
+        """
+        outcome = await self._requeue(letter)
+        helped, self._helped = self._helped, 0
+        return outcome._replace(messages=outcome.messages + helped)
+
+    async def _requeue(self, letter: DeadFrame) -> Outcome:
         try:
             batch = readable(letter.frame)
         except FrameError as error:
@@ -70,29 +88,127 @@ class Requeueing:
         if batch.fold is not None:
             return Outcome(0, batch.messages, _FOLDED)
         rows = unhandled(letter.row, letter.acked, len(batch))
-        for _ in range(_ATTEMPTS):
-            listeners = self._listeners = self._listeners or await self._store.listeners()
-            found, nobody = self._route(letter, batch, rows, listeners)
-            if len(nobody) and not found:
-                return Outcome(0, len(rows), _NOBODY)
-            frames = [
-                returned
-                for record, mine in found
-                for returned in frames_of(record, batch, mine, logged=letter.born is not None)
-            ]
-            rest = encode(batch.take(nobody)) if len(nobody) else b""
-            fate, mailbox = await self._store.requeue(letter.id, listeners.version, frames, rest)
-            if fate is Requeued.DONE:
-                return Outcome(len(rows) - len(nobody), len(nobody), _OTHERS if len(nobody) else "")
-            if fate is not Requeued.STALE_DIRECTORY:
-                full = fate in {Requeued.FULL, Requeued.LOG_FULL}
-                return Outcome(0, 0 if fate is Requeued.MISSING else len(rows), _WHY[fate].format(mailbox), full)
-            self._listeners = self._directory = None
-        return Outcome(0, len(rows), "mailboxes come and go all the time: try again")
+        forwarding = self._store.forwarding
+        if forwarding is not None and letter.shard is not None:
+            return await self._bring(forwarding, letter, batch, rows)
+        left = _ATTEMPTS
+        while left:
+            outcome = await self._attempt(letter, batch, rows)
+            if outcome is not None:
+                return outcome
+            # Where it only waited for an earlier letter, that one has gone ahead.
+            left -= self._listeners is None
+        return Outcome(0, len(rows), _UNSTEADY)
 
-    def _route(
-        self, letter: DeadFrame, batch: Batch, rows: Rows, listeners: Listeners
-    ) -> tuple[list[tuple[Record, Rows]], Rows]:
+    async def _attempt(self, letter: DeadFrame, batch: Batch, rows: Rows) -> Outcome | None:
+        """Requeue a letter by the directory that we know; None: try again."""
+        listeners = await self._listeners_for(letter)
+        forwarding = self._store.forwarding
+        found, nobody = self._route(letter, batch, rows, listeners)
+        if len(nobody) and not found:
+            return Outcome(0, len(rows), _NOBODY)
+        here = [part for part in found if part.record.mailbox not in listeners.elsewhere]
+        there = [part for part in found if part.record.mailbox in listeners.elsewhere]
+        fate, mailbox = Requeued.DONE, ""
+        if there and forwarding is not None:
+            fate, mailbox = await forwarding.ask(letter.home, listeners.version, _frames(letter, batch, there))
+        if fate is Requeued.DONE:
+            rest = encode(batch.take(nobody)) if len(nobody) else b""
+            forwards = [_forward(part, batch, listeners) for part in there]
+            frames = _frames(letter, batch, here)
+            fate, mailbox = await self._store.requeue(letter.id, listeners.version, frames, rest, forwards)
+            if fate is Requeued.DONE and forwarding is not None and there:
+                return await self._forward(forwarding, letter, zip(there, forwards, strict=True), here, nobody)
+        if fate is Requeued.DONE:
+            return Outcome(len(rows) - len(nobody), len(nobody), _OTHERS if len(nobody) else "")
+        if fate is Requeued.STALE_DIRECTORY:
+            self._forget()
+            return None
+        if fate is Requeued.UNDER_WAY and forwarding is not None:
+            return await self._bring_earlier(forwarding, letter, mailbox, rows)
+        return _refused(fate, mailbox, rows)
+
+    async def _listeners_for(self, letter: DeadFrame) -> Listeners:
+        if self._listeners is None or self._listeners.home != letter.home:
+            self._forget()
+            self._listeners = await self._store.listeners(letter.home)
+        return self._listeners
+
+    def _forget(self) -> None:
+        self._listeners = self._directory = None
+
+    # -- to other shards ------------------------------------------------------------------------------------------
+
+    async def _forward(
+        self,
+        forwarding: Forwarding,
+        letter: DeadFrame,
+        there: Iterable[tuple[Part, Forward]],
+        here: Iterable[Part],
+        nobody: Rows,
+    ) -> Outcome:
+        """Bring the letters for other shards that were made of a letter; return the outcome for all of it."""
+        gone, left = [nobody[:0], *(part.rows for part in here)], [nobody]
+        outcome, rerouted = Outcome(0, 0, _OTHERS if len(nobody) else ""), 0
+        for part, forward in there:
+            brought = await self._bring_to(forwarding, letter, forward)
+            if brought.left:
+                left.append(part.rows)
+                outcome = brought
+            if brought.messages == len(part.rows):
+                gone.append(part.rows)
+            else:
+                rerouted += brought.messages
+        messages, stay = (len(np.unique(np.concatenate(parts))) for parts in (gone, left))
+        return Outcome(messages + rerouted, stay, outcome.why, outcome.full)
+
+    async def _bring_to(self, forwarding: Forwarding, letter: DeadFrame, forward: Forward) -> Outcome:
+        """Bring what was made of a letter for a mailbox there."""
+        found = await forwarding.addressed(letter.home, forward.mailbox)
+        if found is None or found.frame != forward.frame:
+            return Outcome(0, 0, "")  # another process has brought it
+        return await self._requeue(found)
+
+    async def _bring_earlier(
+        self, forwarding: Forwarding, letter: DeadFrame, mailbox: str, rows: Rows
+    ) -> Outcome | None:
+        """Bring the earlier letter that is on its way to a mailbox; return why this one must wait for it, too."""
+        earlier = await forwarding.addressed(letter.home, mailbox)
+        if earlier is None:
+            return None
+        outcome = await self._requeue(earlier)
+        self._helped += outcome.messages
+        still = await forwarding.addressed(letter.home, mailbox)
+        if still is None or still.id != earlier.id:
+            return None
+        return Outcome(0, len(rows), outcome.why, outcome.full)
+
+    async def _bring(self, forwarding: Forwarding, letter: DeadFrame, batch: Batch, rows: Rows) -> Outcome:
+        """Write a letter into the mailbox to which it is addressed; requeue it anew if its agents are elsewhere now."""
+        for _ in range(_ATTEMPTS):
+            listeners = await self._listeners_for(letter)
+            found, _ = self._route(letter, batch, rows, listeners)
+            whole = [part for part in found if part.record.mailbox == letter.to and len(part.rows) == len(rows)]
+            if whole:
+                fate = await forwarding.deliver(letter, listeners.version, _frames(letter, batch, whole))
+            else:
+                fate = await forwarding.give_up(letter)
+            if fate is Requeued.STALE_DIRECTORY:
+                self._forget()
+            elif fate in {Requeued.DONE, Requeued.GIVEN_UP}:
+                ended = await forwarding.end(letter, delivered=fate is Requeued.DONE)
+                if not ended:  # another process has done it
+                    return _refused(Requeued.MISSING, "", rows)
+                if fate is Requeued.DONE:
+                    return Outcome(len(rows), 0, "")
+                return await self._requeue(letter._replace(id=ended, shard=None))
+            else:
+                return _refused(fate, letter.to, rows)
+        return Outcome(0, len(rows), _UNSTEADY)
+
+    # -- routing --------------------------------------------------------------------------------------------------
+
+    def _route(self, letter: DeadFrame, batch: Batch, rows: Rows, listeners: Listeners) -> tuple[list[Part], Rows]:
         """Return which rows go to which mailbox, and those that go to none."""
         directory = self._directory_for(letter, listeners)
         routes = directory.route(batch)[rows]
@@ -104,7 +220,7 @@ class Requeueing:
                 of.setdefault(mailbox, []).append(mine)
             if not directory.mailboxes(route):
                 nobody.append(mine)
-        found = [(directory.records[mailbox], np.sort(np.concatenate(parts))) for mailbox, parts in of.items()]
+        found = [Part(directory.records[mailbox], np.sort(np.concatenate(parts))) for mailbox, parts in of.items()]
         return found, np.sort(np.concatenate(nobody))
 
     def _directory_for(self, letter: DeadFrame, listeners: Listeners) -> Directory:
@@ -123,19 +239,19 @@ class Requeueing:
 _NONE, _CLAIMS, _WHOLE = range(3)  # of a mailbox's record
 _FOLDED = "it is a broadcast, of which only its mailbox knew the hearers: drop it, and have its sender broadcast again"
 _NOBODY = "nobody listens for its recipients now (mailboxes that may have these messages already do not count)"
+_UNSTEADY = "mailboxes come and go all the time: try again"
 _OTHERS = "nobody listens for the others, which are a letter of their own now"
 _WHY = {
     Requeued.MISSING: "it is not there any more",
     Requeued.FULL: "mailbox {!r} has no room for it: fetch what waits there, then try again",
     Requeued.TOO_LARGE: "mailbox {!r} takes no frame of this size: raise its mailbox_bytes",
-    Requeued.ELSEWHERE: "mailbox {!r} is on another shard than this letter: export it and send it again, or drop it",
     Requeued.LOG_FULL: "the event log is behind on mailbox {!r}: try again when it has caught up",
 }
 
 
 def _counts(record: Record, letter: DeadFrame, listeners: Listeners) -> int:
     """Return which part of a mailbox's record counts: not one that may have brought it its own copy before."""
-    if record.mailbox == letter.mailbox:
+    if record.mailbox == (letter.to or letter.mailbox):
         return _WHOLE
     if letter.born is None:
         return _NONE
@@ -144,6 +260,21 @@ def _counts(record: Record, letter: DeadFrame, listeners: Listeners) -> int:
         return _WHOLE
     # Of two groups only one had the agents when this was sent.
     return _CLAIMS if record.exclusive and letter.exclusive else _NONE
+
+
+def _refused(fate: Requeued, mailbox: str, rows: Rows) -> Outcome:
+    full = fate in {Requeued.FULL, Requeued.LOG_FULL}
+    return Outcome(0, 0 if fate is Requeued.MISSING else len(rows), _WHY[fate].format(mailbox), full)
+
+
+def _frames(letter: DeadFrame, batch: Batch, parts: Iterable[Part]) -> list[Returned]:
+    logged = letter.born is not None
+    return [frame for part in parts for frame in frames_of(part.record, batch, part.rows, logged=logged)]
+
+
+def _forward(part: Part, batch: Batch, listeners: Listeners) -> Forward:
+    record = part.record
+    return Forward(record.mailbox, listeners.elsewhere[record.mailbox], record.exclusive, encode(batch.take(part.rows)))
 
 
 def _claims_of(record: Record) -> Record:

@@ -195,7 +195,6 @@ def test_of_a_huge_unreadable_frame_the_beginning_is_kept():
 # -- requeueing --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.beyond_shards("a letter stays on its shard")
 async def test_unhandled_messages_are_requeued_once_with_their_ids(messagers, sender, dead_letters):
     old = await messagers(host=[1])
     sent = await send(sender, 1, 1, 1)
@@ -212,7 +211,6 @@ async def test_unhandled_messages_are_requeued_once_with_their_ids(messagers, se
     assert (await dead_letters.facts())[:2] == (0, 0)
 
 
-@pytest.mark.beyond_shards("a letter stays on its shard")
 async def test_typed_columns_are_requeued_as_they_were_sent(messagers, sender, dead_letters):
     old = await messagers(host=[1, 2])
     sent = columns(price=np.array([0.5, 1.5, 2.5, 3.5]), name=["a", "b", "ü", ""])
@@ -232,7 +230,6 @@ async def test_typed_columns_are_requeued_as_they_were_sent(messagers, sender, d
         assert batch.column("name").tolist() == [["a", "b", "ü", ""][row] for row in rows]
 
 
-@pytest.mark.beyond_shards("a letter stays on its shard")
 async def test_requeued_messages_follow_agents_to_their_new_mailbox(messagers, sender, dead_letters):
     old = await messagers(host=[1, 2, 3])
     sent = await send(sender, 1, 2, 3, 1)
@@ -243,7 +240,6 @@ async def test_requeued_messages_follow_agents_to_their_new_mailbox(messagers, s
     assert ids_of(await fetch_all(east, 2)) == sent[1:3]
 
 
-@pytest.mark.beyond_shards("a letter stays on its shard")
 async def test_an_older_group_gets_letters_of_agents_that_it_takes_over(messagers, sender, dead_letters):
     stays = await messagers(name="stays", host=[2])
     leaves = await messagers(host=[1])
@@ -254,7 +250,6 @@ async def test_an_older_group_gets_letters_of_agents_that_it_takes_over(messager
     assert sorted(ids_of(await fetch_all(stays, 2))) == sorted(sent)
 
 
-@pytest.mark.beyond_shards("a letter stays on its shard")
 async def test_messages_without_a_listener_remain_in_a_letter_of_their_own(messagers, sender, dead_letters):
     old = await messagers(host=[1, 2])
     sent = await send(sender, 1, 2)
@@ -317,7 +312,6 @@ def _the_next_ms():
     return passed
 
 
-@pytest.mark.beyond_shards("a letter stays on its shard")
 async def test_a_full_mailbox_takes_no_part_of_a_letter(messagers, sender, dead_letters, store):
     old = await messagers(host=[1])
     sent = await send(sender, *[1] * 4)
@@ -339,7 +333,7 @@ async def test_a_full_mailbox_takes_no_part_of_a_letter(messagers, sender, dead_
     assert await store.waiting("new") == 0
 
 
-@pytest.mark.beyond_shards("a letter stays on its shard")
+@pytest.mark.beyond_shards("it asks the letter's server alone, and the mailbox is on another one")
 async def test_a_letter_is_not_requeued_with_an_outdated_directory(messagers, sender, dead_letters):
     old = await messagers(host=[1])
     await send(sender, 1)
@@ -368,7 +362,6 @@ async def test_an_unreadable_letter_stays_until_it_is_dropped(messagers, dead_le
     await receiver.close()
 
 
-@pytest.mark.beyond_shards("a letter stays on its shard")
 async def test_requeued_messages_are_not_logged_twice(messagers, sender, dead_letters):
     old = await messagers(host=[1])
     await send(sender, 1, 1)

@@ -4,7 +4,15 @@ from collections.abc import Sequence
 from itertools import islice
 from math import inf
 
-from ray_messaging.transports.dead_letter_store import PAGE_BYTES, DeadFacts, DeadFrame, Listeners, Requeued, Returned
+from ray_messaging.transports.dead_letter_store import (
+    PAGE_BYTES,
+    DeadFacts,
+    DeadFrame,
+    Forward,
+    Listeners,
+    Requeued,
+    Returned,
+)
 from ray_messaging.transports.memory.server import Mailbox, number
 from ray_messaging.transports.memory.transport import MemoryTransport
 from ray_messaging.transports.transport import FrameFate
@@ -20,6 +28,8 @@ _REQUEUED = {
 
 class MemoryDeadLetters:
     """Dead letters of one experiment, beside its MemoryTransport."""
+
+    forwarding = None
 
     def __init__(self, transport: MemoryTransport) -> None:
         self._transport, self._exp = transport, transport.exp
@@ -47,14 +57,17 @@ class MemoryDeadLetters:
         """Return one letter; None: there is none of this id."""
         return self._exp.dead.letters.get(letter)
 
-    async def listeners(self) -> Listeners:
+    async def listeners(self, home: int = 0) -> Listeners:  # noqa: ARG002 - there are no shards
         """Return the mailboxes that listen now."""
         delta = await self._transport.load_directory(-1)
         boxes = self._exp.mailboxes
         return Listeners(delta.version, delta.changed, {name: (box.born, box.since) for name, box in boxes.items()})
 
-    async def requeue(self, letter: str, version: int, frames: Sequence[Returned], rest: bytes) -> tuple[Requeued, str]:
+    async def requeue(
+        self, letter: str, version: int, frames: Sequence[Returned], rest: bytes, forwards: Sequence[Forward] = ()
+    ) -> tuple[Requeued, str]:
         """Write frames into mailboxes and take the letter away, all of it or nothing; returns the mailbox at fault."""
+        assert not forwards  # there are no shards
         exp = self._exp
         if letter not in exp.dead.letters:
             return Requeued.MISSING, ""

@@ -1,10 +1,19 @@
 """Dead letters on a Redis or Valkey server: a stream, and a hash that counts."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ray_messaging.transports.dead_letter_store import PAGE_BYTES, DeadFacts, DeadFrame, Listeners, Requeued, Returned
+from ray_messaging.transports.dead_letter_store import (
+    LETTER_BYTES,
+    PAGE_BYTES,
+    DeadFacts,
+    DeadFrame,
+    Forward,
+    Listeners,
+    Requeued,
+    Returned,
+)
 from ray_messaging.transports.redis.transport import RedisTransport
 
 _DROPPED_AT_ONCE = 500
@@ -14,6 +23,8 @@ _STATE = ":dead"  # no mailbox can have this name
 
 class RedisDeadLetters:
     """Dead letters of one experiment, over the connections of its RedisTransport."""
+
+    forwarding = None
 
     def __init__(self, transport: RedisTransport) -> None:
         self._transport = transport
@@ -48,29 +59,71 @@ class RedisDeadLetters:
         reply = await self._link.command("XRANGE", self._keys.dead, letter, letter)
         return _dead_frame(letter, reply[0][1]) if reply else None
 
-    async def listeners(self) -> Listeners:
+    async def listeners(self, home: int = 0) -> Listeners:
         """Return the mailboxes that listen now."""
         delta = await self._transport.load_directory(-1)
-        born = {}
-        for record in delta.changed:
-            state = self._keys.state(record.mailbox)
-            counted, since = await self._link.command("HMGET", state, "born", "since")
-            born[record.mailbox] = int(counted or 0), int(since or 0)
-        return Listeners(delta.version, delta.changed, born)
+        return Listeners(
+            delta.version, delta.changed, await self.born(record.mailbox for record in delta.changed), home
+        )
 
-    async def requeue(self, letter: str, version: int, frames: Sequence[Returned], rest: bytes) -> tuple[Requeued, str]:
+    async def born(self, mailboxes: Iterable[str]) -> dict[str, tuple[int, int]]:
+        """Return when mailboxes of this server came, as `Listeners` has it."""
+        found = {}
+        for mailbox in mailboxes:
+            counted, since = await self._link.command("HMGET", self._keys.state(mailbox), "born", "since")
+            found[mailbox] = int(counted or 0), int(since or 0)
+        return found
+
+    async def clock(self) -> int:
+        """Return the server's time, in microseconds."""
+        seconds, micro = await self._link.command("TIME")
+        return int(seconds) * 1_000_000 + int(micro)
+
+    async def requeue(
+        self, letter: str, version: int, frames: Sequence[Returned], rest: bytes, forwards: Sequence[Forward] = ()
+    ) -> tuple[Requeued, str]:
         """Write frames into mailboxes and take the letter away, all of it or nothing; returns the mailbox at fault."""
-        keys = [self._keys.meta, self._keys.dead, self._keys.state(_STATE)]
-        args: list[Any] = [letter, secrets.token_hex(8), version, self._keys.prefix, rest]
+        keys = [self._keys.meta, self._keys.dead, self._keys.state(_STATE), self._keys.forwards]
+        args: list[Any] = [letter, secrets.token_hex(8), version, self._keys.prefix, rest, len(forwards)]
+        for mailbox, shard, exclusive, frame in forwards:
+            args += [mailbox, shard, int(exclusive), frame]
         for mailbox, rows, frame in frames:
             keys += [self._keys.state(mailbox), self._keys.lease(mailbox)]
             args += [mailbox, rows, frame]
         fate, mailbox = await self._link.script("requeue", keys, args)
         return Requeued(fate), mailbox.decode()
 
+    async def addressed(self, mailbox: str) -> DeadFrame | None:
+        """Return the letter that is on its way to a mailbox of another shard."""
+        letter = await self._link.command("HGET", self._keys.forwards, mailbox)
+        return None if letter is None else await self.get(letter.decode())
+
+    async def receive(
+        self, home: int, letter: str, version: int | None, mailbox: str, frames: Sequence[Returned] = ()
+    ) -> Requeued:
+        """Write a letter of another shard into a mailbox, once.
+
+        Args: letter is "" to ask whether it would be written; version is None to give it up.
+        """
+        keys = [self._keys.meta, self._keys.state(mailbox), self._keys.lease(mailbox), self._keys.received]
+        args: list[Any] = [self._keys.prefix, mailbox, home, letter, "" if version is None else version]
+        for _, rows, frame in frames:
+            args += [rows, frame]
+        return Requeued(await self._link.script("receive_letter", keys, args))
+
+    async def end_forward(self, letter: DeadFrame, *, delivered: bool) -> str:
+        """Take away a letter that was delivered, or let one that was given up be as others.
+
+        Returns the id that it had, or the new one; "": it was done before.
+        """
+        keys = [self._keys.dead, self._keys.state(_STATE), self._keys.forwards]
+        weight = len(letter.frame) + LETTER_BYTES
+        args = [secrets.token_hex(8), letter.id, letter.to, int(delivered), self._keys.prefix, weight]
+        return str((await self._link.script("end_forward", keys, args)).decode())
+
     async def drop(self, letters: Sequence[str]) -> int:
         """Delete letters; return how many there were."""
-        keys = [self._keys.dead, self._keys.state(_STATE)]
+        keys = [self._keys.dead, self._keys.state(_STATE), self._keys.forwards]
         dropped = 0
         for low in range(0, max(1, len(letters)), _DROPPED_AT_ONCE):
             ids = letters[low : low + _DROPPED_AT_ONCE]
@@ -109,4 +162,6 @@ def _dead_frame(letter: str, fields: list[bytes]) -> DeadFrame:
         born=number(b"born"),
         exclusive=found.get(b"exclusive") == b"1",
         acked=text(b"acked"),
+        to=text(b"to"),
+        shard=number(b"shard"),
     )

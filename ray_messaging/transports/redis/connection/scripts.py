@@ -8,6 +8,7 @@ from importlib.resources import files
 _MOVE = ("entry_order", "move_cursor")
 _LEASE = ("id_ceiling", "renew_lease")
 _STEPS = ("id_ceiling", "step_is_open", "step_barrier")
+_RETURN = ("mailbox_limit", "step_box", "returned_frames")
 _DEAD_LETTERS = ("load_directory", "end_leases", "remove_mailbox", "reject_frame", "drop_letters")
 _DEPARTURES = ("give_up_release", "ask_for_room", "record_departure", "finish_departure")
 _SHARED: dict[str, tuple[str, ...]] = {
@@ -27,7 +28,9 @@ _SHARED: dict[str, tuple[str, ...]] = {
     "receive_agents": ("mailbox_limit", "entry_order", "dead_letter_retention", "departure"),
     **dict.fromkeys(_DEPARTURES, ("mailbox_limit", "departure")),
     "rehost_agents": (*_STEPS, "date_change"),
-    "requeue": ("mailbox_limit", "entry_order", "dead_letter_retention", "step_box"),
+    "requeue": (*_RETURN, "entry_order", "dead_letter_retention", "lay_in_place"),
+    "receive_letter": (*_RETURN, "entry_order"),
+    "end_forward": ("entry_order", "dead_letter_retention", "lay_in_place"),
     **dict.fromkeys(("join_steps", "leave_steps", "open_step"), _STEPS),
     "close_step": (*_STEPS, "cover_step"),
     "commit_step": ("step_box", *_STEPS, "write_to_boxes", "cover_step"),

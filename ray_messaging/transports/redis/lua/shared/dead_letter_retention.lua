@@ -1,5 +1,5 @@
--- Shared by load_directory.lua, end_leases.lua, remove_mailbox.lua, reject_frame.lua, requeue.lua and drop_letters.lua:
--- dead letters, and their limit.
+-- Shared by load_directory.lua, end_leases.lua, remove_mailbox.lua, reject_frame.lua, requeue.lua, end_forward.lua and
+-- drop_letters.lua: dead letters, and their limit.
 --
 -- dead         stream: frames nobody will read: mailbox, entry, row (rows before it were handled), reason, f = frame;
 --              born = incarnations of mailboxes given out when its mailbox went, exclusive = 1 where that one alone

@@ -1,4 +1,4 @@
--- Shared by send_one_frame.lua, send.lua and requeue.lua: the limits of a mailbox.
+-- Shared by send_one_frame.lua, send.lua and returned_frames.lua: the limits of a mailbox.
 --
 -- size is the frame's; messages, bytes, unlogged and unlogged_bytes are the mailbox's with the frame in it; the last two
 -- are 0 while no event log is registered.

@@ -1,0 +1,290 @@
+"""Dead letters on three servers: requeued to mailboxes of other shards, each message once, wherever a process ends."""
+
+import asyncio
+
+import pytest
+from support.contracts import fetch_all, vanish
+from support.shard_faults import Cut
+
+from ray_messaging import MessagingError
+from ray_messaging.transports.dead_letter_store import LETTER_BYTES, Requeued, Returned
+from ray_messaging.transports.requeueing import Requeueing
+from ray_messaging.transports.sharded.backend import ShardedStores
+
+AGENT, OTHER, NEAR, USER = 1, 2, 3, 4
+COUNT = 4
+
+
+@pytest.fixture
+def server(shards_config):
+    return shards_config
+
+
+class Town:
+    """A sender, and the dead letters of a group that is no more: the first one is on shard 1, the next on 2 and 0."""
+
+    def __init__(self, messagers, exp_id):
+        self.messagers, self.exp_id = messagers, exp_id
+        self.sender = None
+
+    async def begin(self, *, agents=(AGENT,), count=COUNT):
+        east = await self.messagers(name="east", host=list(agents))
+        self.sender = await self.messagers()
+        for n in range(count):
+            await self.send(n, agents)
+        await self.remove(east)
+        return self
+
+    async def send(self, n, agents=(AGENT,)):
+        receipts = await self.sender.send_columns(USER, list(agents), [{"n": n}] * len(agents))
+        assert set(receipts.fates.tolist()) == {"delivered"}
+
+    async def open(self, name, *agents, **options):
+        found = await self.messagers(name=name, host=list(agents), **options)
+        await self.sender.engine.frame_sender.reload()
+        return found
+
+    async def remove(self, messager):
+        await vanish(messager)
+        await self.sender.engine.transport.remove(messager.name, None)
+
+    def home(self, name):
+        return self.sender.engine.transport.home(name)
+
+    def store(self, messager=None):
+        return ShardedStores((messager or self.sender).engine.transport).dead_letters
+
+    async def letters(self):
+        """Return all letters; the counts are theirs."""
+        store, found, after = self.store(), [], ""
+        while page := await store.page(after, 100):
+            found += page
+            after = page[-1].id
+        facts = await store.facts()
+        assert facts == (len(found), sum(len(letter.frame) + LETTER_BYTES for letter in found), 0, 0)
+        return found
+
+    async def requeue(self, messager=None):
+        """Requeue all letters; return the outcomes."""
+        requeueing = Requeueing(self.store(messager), self.exp_id)
+        return [await requeueing.requeue(letter) for letter in await self.letters()]
+
+
+@pytest.fixture
+def town(messagers, exp_id):
+    return Town(messagers, exp_id)
+
+
+async def drained(messager):
+    """Fetch and acknowledge all that is there."""
+    found = []
+    while len(some := await messager.fetch_messages(timeout=0, complete=True)):
+        found += [(message.to_id, message.payload["n"]) for message in some]
+        await messager.ack()
+    return found
+
+
+def numbered(agent=AGENT, count=COUNT):
+    return [(agent, n) for n in range(count)]
+
+
+async def test_the_letters_of_a_lost_group_come_to_a_new_one_on_another_shard(town):
+    await town.begin()
+    west = await town.open("west", AGENT)
+    assert {letter.home for letter in await town.letters()} == {1}
+    assert town.home("west") == 2
+    assert await town.requeue() == [(1, 0, "", False)] * COUNT
+    await town.send(COUNT)
+    assert await drained(west) == numbered(count=COUNT + 1)
+    assert await town.letters() == []
+
+
+async def test_a_letter_is_taken_apart_for_mailboxes_of_all_shards(town):
+    await town.begin(agents=(AGENT, OTHER, NEAR, USER), count=2)
+    groups = [await town.open(name, agent) for name, agent in (("west", AGENT), ("north", OTHER), ("near", NEAR))]
+    assert [town.home(group.name) for group in groups] == [2, 0, 1]
+    outcomes = await town.requeue()
+    assert [outcome[:2] for outcome in outcomes] == [(3, 1)] * 2
+    assert "nobody listens for the others" in outcomes[0].why
+    for group, agent in zip(groups, (AGENT, OTHER, NEAR), strict=True):
+        assert await drained(group) == numbered(agent, 2)
+    assert [letter.mailbox for letter in await town.letters()] == ["east"] * 2
+    late = await town.open("late", USER)
+    assert await town.requeue() == [(1, 0, "", False)] * 2
+    assert await drained(late) == numbered(USER, 2)
+
+
+CALLS = [
+    ("receive_letter", 1, False),  # which asks
+    ("requeue", 1, False),
+    ("requeue", 1, True),
+    ("receive_letter", 2, False),
+    ("receive_letter", 2, True),
+    ("end_forward", 1, False),
+    ("end_forward", 1, True),
+]
+
+
+async def cut_short(town, script, nth, *, after):
+    """Let a process end as it requeues."""
+    mortal = await town.messagers()
+    cut = Cut(mortal, script, nth=nth, after=after)
+    with pytest.raises(MessagingError, match="cut short"):
+        await town.requeue(mortal)
+    assert cut.hit
+    await vanish(mortal)
+
+
+@pytest.mark.parametrize(("script", "nth", "after"), CALLS)
+async def test_another_process_ends_what_one_began(town, script, nth, after):
+    await town.begin()
+    west = await town.open("west", AGENT)
+    await cut_short(town, script, nth, after=after)
+    await town.requeue()
+    await town.requeue()
+    assert sorted(await drained(west)) == numbered()
+    assert await town.letters() == []
+
+
+@pytest.mark.parametrize(("script", "nth", "after"), CALLS)
+async def test_a_mailbox_that_goes_between_the_calls_loses_and_doubles_nothing(town, script, nth, after):
+    await town.begin()
+    await town.open("west", AGENT)
+    await cut_short(town, script, nth, after=after)
+    await town.sender.engine.transport.remove("west", None)
+    north = await town.open("north", AGENT)
+    assert town.home("north") == 0
+    await town.requeue()
+    await town.requeue()
+    assert sorted(await drained(north)) == numbered()
+    assert await town.letters() == []
+
+
+async def test_a_letter_that_is_under_way_goes_where_its_agents_have_gone_meanwhile(town):
+    """It was given up for the former mailbox, where a late call writes nothing."""
+    await town.begin(count=1)
+    west, north = await town.open("west", AGENT, OTHER), await town.open("north", USER)
+    await cut_short(town, "receive_letter", 2, after=False)
+    (letter,) = await town.letters()
+    assert (letter.mailbox, letter.to, letter.shard) == ("east", "west", 2)
+    late = town.store()
+    await west.move_agents([AGENT], to="north")
+    assert await town.requeue() == [(1, 0, "", False)]
+    listeners = await late.listeners(1)
+    frame = Returned("west", 1, letter.frame)
+    assert await late.forwarding.deliver(letter, listeners.version, [frame]) is Requeued.GIVEN_UP
+    assert await late.forwarding.end(letter, delivered=False) == ""
+    assert await drained(north) == numbered(count=1)
+    assert await drained(west) == await town.letters() == []
+
+
+async def test_a_late_call_writes_nothing_again(town):
+    await town.begin(count=2)
+    west = await town.open("west", AGENT)
+    await cut_short(town, "receive_letter", 2, after=False)
+    _, letter = await town.letters()  # the first one of them, which is the last one now
+    store = town.store()
+    frames = [Returned("west", 1, letter.frame)]
+    version = (await store.listeners(1)).version
+    assert await store.forwarding.deliver(letter, version, frames) is Requeued.DONE
+    assert await store.forwarding.deliver(letter, version, frames) is Requeued.DONE
+    assert await store.forwarding.give_up(letter) is Requeued.DONE
+    await town.requeue()
+    assert await store.forwarding.deliver(letter, version, frames) is Requeued.MISSING
+    assert await store.forwarding.give_up(letter) is Requeued.MISSING
+    assert await store.forwarding.end(letter, delivered=True) == ""
+    assert await drained(west) == numbered(count=2)
+    assert await town.letters() == []
+
+
+async def test_many_requeue_the_same_letters_at_once(town):
+    await town.begin(agents=(AGENT, OTHER, NEAR), count=20)
+    groups = [await town.open(name, agent) for name, agent in (("west", AGENT), ("north", OTHER), ("near", NEAR))]
+    stores = [await town.messagers() for _ in range(3)]
+    outcomes = await asyncio.gather(*(town.requeue(messager) for messager in stores))
+    assert sum(outcome.messages for found in outcomes for outcome in found) == 60
+    for group, agent in zip(groups, (AGENT, OTHER, NEAR), strict=True):
+        assert await drained(group) == numbered(agent, 20)
+    assert await town.letters() == []
+
+
+async def test_a_full_mailbox_on_another_shard_takes_no_part_of_a_letter(town):
+    await town.begin(agents=(AGENT, NEAR), count=2)
+    west, near = await town.open("west", AGENT, mailbox_messages=1), await town.open("near", NEAR)
+    await town.send(9)
+    before = await town.letters()
+    for outcome in await town.requeue():
+        assert (outcome.messages, outcome.left, outcome.full) == (0, 2, True)
+        assert "'west' has no room" in outcome.why
+    assert (await town.letters(), await drained(near)) == (before, [])
+    assert await drained(west) == [(AGENT, 9)]
+    assert [outcome[:2] for outcome in await town.requeue()] == [(2, 0), (0, 2)]
+    assert await drained(west) == [(AGENT, 0)]
+    assert await town.requeue() == [(2, 0, "", False)]
+    assert (await drained(west), await drained(near)) == ([(AGENT, 1)], numbered(NEAR, 2))
+    assert await town.letters() == []
+
+
+async def test_no_letter_overtakes_one_that_waits_for_room_on_its_way(town):
+    await town.begin(count=3)
+    west = await town.open("west", AGENT, mailbox_messages=1)
+    await cut_short(town, "receive_letter", 2, after=False)
+    await town.send(9)
+    for outcome in await town.requeue():
+        assert (outcome.messages, outcome.left, outcome.full) == (0, 1, True)
+        assert "'west' has no room" in outcome.why
+    got = await drained(west)
+    while await town.letters():
+        await town.requeue()
+        got += await drained(west)
+    assert got == [(AGENT, n) for n in (9, 0, 1, 2)]
+
+
+async def test_a_letter_that_is_under_way_may_be_dropped(town):
+    await town.begin(count=2)
+    west = await town.open("west", AGENT)
+    await cut_short(town, "receive_letter", 2, after=False)
+    *_, letter = await town.letters()
+    assert await town.store().drop([letter.id]) == 1
+    assert await town.requeue() == [(1, 0, "", False)]
+    assert await drained(west) == [(AGENT, 1)]
+    assert await town.letters() == []
+
+
+async def test_a_mailbox_of_another_shard_that_has_its_own_copy_gets_no_second_one(town):
+    """Each shard counts its own mailboxes: the other one has had more of them."""
+    first, town.sender = await town.messagers(name="first", listen=["news"]), await town.messagers()
+    for _ in range(3):
+        await town.remove(await town.messagers(name="stays", listen=["news"]))
+    stays = await town.messagers(name="stays", listen=["news"])
+    assert [town.home(name) for name in ("first", "stays")] == [1, 2]
+    assert (await town.sender.send_message("news", {"n": 1})).fate == "delivered"
+    await town.remove(first)
+    (outcome,) = await town.requeue()
+    assert "may have these messages already" in outcome.why
+    comes = [await town.messagers(name=name, listen=["news"]) for name in ("x", "y", "z")]
+    assert await town.requeue() == [(1, 0, "", False)]
+    for messager in (stays, *comes):
+        assert [message.payload["n"] for message in await fetch_all(messager, 1)] == [1]
+        assert await drained(messager) == []
+
+
+async def test_what_the_limit_takes_while_it_arrives_is_not_counted_as_lost(town):
+    await town.begin(count=2)
+    west = await town.open("west", AGENT)
+    await town.open("north", OTHER)
+    await cut_short(town, "receive_letter", 2, after=True)
+    first, letter = await town.letters()
+    last = await town.open("last", NEAR)
+    assert town.home("last") == 1
+    await town.send(7, [NEAR])
+    town.sender.engine.transport.shards[1].dead_bytes = len(first.frame) + LETTER_BYTES
+    await town.remove(last)
+    store = town.store()
+    assert (await store.facts())[0::2] == (1, 2)
+    assert await store.forwarding.end(letter, delivered=True) == letter.id
+    assert await store.forwarding.end(letter, delivered=True) == ""
+    facts = await store.facts()
+    assert facts[0::2] == (1, 1)
+    assert facts.dropped_bytes == len(first.frame) + LETTER_BYTES
+    assert await drained(west) == [(AGENT, 0)]
