@@ -48,9 +48,8 @@ ACTOR = {"num_cpus": 0, "namespace": NAMESPACE, "max_concurrency": 10_000}
 class StartedExperiment:
     """An experiment in the process that started it, with the actors that this process must stop."""
 
-    experiment: Experiment  # once `start` has returned
-
     def __init__(self, *, ray_is_ours: bool) -> None:
+        self.experiment: Any = None  # until `start` has returned
         self.interceptor: Any = None
         self.groups: dict[str, Any] = {}
         self.log: Any = None

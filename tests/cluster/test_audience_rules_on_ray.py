@@ -8,6 +8,8 @@ import pytest
 import ray
 from support.patience import WAIT_S
 
+from ray_messaging import Messaging, Steps, rules
+
 GRAPH = [(2, 10), (2, 11), (2, 1), (10, 1)]
 
 
@@ -47,3 +49,20 @@ def test_a_black_list_changes_who_hears_within_the_call_and_the_log_agrees(logge
     west.ack()
     east.ack()
     assert log.balance(expand=True).duplicates == 0
+
+
+@pytest.mark.long
+def test_rounds_and_changes_for_a_step_hold_for_broadcasts_of_steps(ray_cluster):
+    def shout(me, inbox):
+        me.state["heard"] = me.state.get("heard", 0) + len(inbox)
+        for n in range(2):
+            me.broadcast("square", {"n": n})
+
+    exp_id = f"shouts-{uuid.uuid4().hex[:8]}"
+    with Messaging.start(exp_id, steps=Steps(), rules=[rules.RateLimit(per_round=1)]) as messaging:
+        messaging.create_audience("square", members=range(4))
+        ray.get(messaging.interceptor.pop_rule.remote("rate_limit", at_step=2))
+        result = messaging.run(shout, agents=4, groups=2, until=4, progress=False)
+        found = [messaging.steps.fates(step) for step in range(4)]
+    assert [(each["delivered"], each["blocked"]) for each in found] == [(12, 12), (12, 12), (24, 0), (24, 0)]
+    assert {state["heard"] for state in result.states.values()} == {3 + 3 + 6}

@@ -15,7 +15,8 @@ from ray_messaging.audiences.building import build_edges
 from ray_messaging.audiences.member_edges import MemberEdges
 from ray_messaging.audiences.records import AudienceFacts, Kind, encode_facts
 from ray_messaging.audiences.storage.book import AudienceBook
-from ray_messaging.interception.rules import BlackList, MaxLength
+from ray_messaging.interception.rules import BlackList, MaxLength, RateLimit
+from ray_messaging.interception.rules.step_rule import StepRule
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.steps.accounts.digests import step_digest
@@ -451,12 +452,15 @@ async def stepped(server, exp_id, shelf):
     """Return a function that opens the one group of an experiment with steps."""
     async with AsyncExitStack() as stack:
 
-        async def open_one(exp=exp_id, *, supervised=False):
-            messager = await stack.enter_async_context(Messager(server, exp, name="all", audiences=shelf))
+        async def open_one(exp=exp_id, rule=None):
+            interceptor = None if rule is None else Interceptor(exp, [rule])
+            if interceptor is not None:
+                interceptor.supervised = True
+            messager = await stack.enter_async_context(Messager(server, exp, interceptor, name="all", audiences=shelf))
             await messager.engine.transport.steps.begin(StepSettings(seed=1, groups=1, digest=True))
             await messager.host_agents(range(20), ["agent-chat"])
             await shelf.add(messager, FRIENDS, graph(PAIRS))
-            if supervised:
+            if rule is not None:
                 await messager.engine.transport.steps.join(SUPERVISOR)
             return messager
 
@@ -487,11 +491,21 @@ async def test_a_step_that_runs_again_hears_and_counts_the_same(stepped, exp_id)
 
 @beyond_mqtt
 async def test_rules_on_whole_steps_refuse_broadcasts(stepped):
-    messager = await stepped(supervised=True)
+    messager = await stepped(rule=StepRule())
     async with aclosing(messager.steps(until=2)) as steps:
         (await anext(steps)).broadcast(1, FRIENDS, {"n": 1})
-        with pytest.raises(ConfigError, match="judge whole steps"):
+        with pytest.raises(ConfigError, match="'step_rule' judges whole steps"):
             await anext(steps)
+
+
+@beyond_mqtt
+async def test_a_rule_with_rounds_judges_the_broadcasts_of_a_step(stepped):
+    messager = await stepped(rule=RateLimit(per_round=1))
+    async for step in messager.steps(until=1):
+        for n in range(2):
+            step.broadcast_columns(np.arange(20), FRIENDS, {"n": n})
+    fates, _ = counts_of(await messager.engine.transport.steps.closed_step(0))
+    assert fates == {"delivered": len(PAIRS), "blocked": len(PAIRS)}
 
 
 @beyond_mqtt

@@ -111,6 +111,10 @@ class InterceptorActor:
         answer = self._host.interceptor.answer(request, patient=patient)
         return answer if isinstance(answer, bytes) else await answer
 
+    async def step_rules(self) -> list[str]:
+        """Return the names of the rules that judge whole steps."""
+        return [rule.name for rule in self._host.interceptor.rules.whole]
+
     # -- control: a change applies to every send that begins after it has returned ----------------------------------
 
     async def rules(self) -> list[dict[str, Any]]:

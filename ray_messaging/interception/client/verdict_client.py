@@ -9,7 +9,7 @@ import json
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -33,6 +33,8 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.wire.frames import encode
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _GLANCE_S = 0.2  # for an actor to say that it lives: the caller has a server to get back to
 _CALLS = 256  # concurrent `forward` calls to a user's actor
@@ -58,6 +60,9 @@ class VerdictClient(Protocol):
 
     async def pass_whole(self, broadcasts: Batch) -> BatchVerdict | None:
         """Return the verdict on broadcasts that are not spread, where no rule judges them; None: one may."""
+
+    async def step_rules(self) -> list[str]:
+        """Return the names of the rules that judge whole steps. Raises as `judge`."""
 
     async def close(self) -> None:
         """Close the connection to the interceptor."""
@@ -102,6 +107,10 @@ class PassAll:
 
     wait = pass_whole = judge
 
+    async def step_rules(self) -> list[str]:
+        """Return none."""
+        return []
+
     async def close(self) -> None:
         """Do nothing."""
 
@@ -130,11 +139,15 @@ class LocalVerdictClient:
         """Return the verdict on broadcasts that are not spread, where there are no rules; None: there are."""
         return None if self._interceptor.rules.each else await self.judge(broadcasts)
 
+    async def step_rules(self) -> list[str]:
+        """Return the names of the rules that judge whole steps."""
+        return [rule.name for rule in self._interceptor.rules.whole]
+
     async def close(self) -> None:
         """Do nothing."""
 
 
-async def _retry(attempt: Callable[[], Awaitable[bytes]], timeout_s: float) -> bytes:
+async def _retry(attempt: Callable[[], Awaitable[T]], timeout_s: float) -> T:
     """Repeat an attempt until it succeeds or the time is up; then raise InterceptorUnavailable."""
     deadline = asyncio.get_running_loop().time() + timeout_s
     backoff = Backoff(INTERCEPTOR_RETRY, deadline=deadline)
@@ -246,6 +259,10 @@ class RemoteVerdictClient:
                 )
         return rules.judge(broadcasts) if rules.empty else None
 
+    async def step_rules(self) -> list[str]:
+        """Return the names of the rules that judge whole steps."""
+        return await self._unless_over(_retry(self._handle.step_rules.remote, self._timeout_s))
+
     async def _ask_with_payloads(self, batch: Batch, *, patient: bool) -> VerdictReply:
         verdicts = decode_verdicts(await self._ask(encode(batch), patient=patient))
         if not verdicts.judged:  # a message without a verdict must not pass
@@ -265,8 +282,12 @@ class RemoteVerdictClient:
         return None if lost is None else Closed(lost)
 
     async def _ask(self, request: bytes, *, patient: bool = False) -> bytes:
+        return await self._unless_over(self._ask_in_time(request, patient=patient))
+
+    async def _unless_over(self, answer: Awaitable[T]) -> T:
+        """Return an answer of the interceptor; raise Closed where the experiment has ended."""
         try:
-            return await self._ask_in_time(request, patient=patient)
+            return await answer
         except InterceptorUnavailable as error:
             if self._exp_id and type(error.__cause__).__name__ in _GONE:
                 raise ended(self._exp_id, unsent=True) from error.__cause__
@@ -356,6 +377,10 @@ class ForeignVerdictClient:
     async def pass_whole(self, broadcasts: Batch) -> BatchVerdict | None:  # noqa: ARG002 - a VerdictClient's
         """Return None: `forward` is asked about each pair."""
         return None
+
+    async def step_rules(self) -> list[str]:
+        """Return none: `forward` is asked about each message."""
+        return []
 
     async def _forward_all(self, batch: Batch, rows: list[int]) -> list[bytes]:
         """Call `forward` for some messages, in order and concurrently, as AgentSociety's many senders do."""

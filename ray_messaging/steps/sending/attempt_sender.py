@@ -54,7 +54,7 @@ class AttemptSender:
         self._shut = router.shut
         self._frames = FrameSender(self._transport, self.directory, router, engine.name, 0, engine.observer)
         self._accumulator: Accumulator | None = None
-        self._broadcasts = StepBroadcasts(engine, store, self.directory)
+        self._broadcasts = StepBroadcasts(engine, self.directory)
         account.audiences = self._broadcasts.digests
         self.moved = MovedAudiences(store, engine.audiences)
 

@@ -16,15 +16,13 @@ from ray_messaging.sending.accumulation.pending_batch import ColumnBatch, Encode
 from ray_messaging.sending.broadcaster import everybody
 from ray_messaging.sending.reaches import Reaches
 from ray_messaging.steps.agent_places import AgentPlaces
-from ray_messaging.transports.steps.store import StepStore
 
 
 class StepBroadcasts:
     """The audiences that a group broadcasts to in its steps, as far as its own agents send."""
 
-    def __init__(self, engine: Engine, store: StepStore, directory: Directory) -> None:
+    def __init__(self, engine: Engine, directory: Directory) -> None:
         self._engine = engine
-        self._store = store
         self._checked = False  # that no rule judges whole steps
         self._directory = directory
         self._reaches: dict[tuple[Audience, str], tuple[AgentPlaces, int, Reaches]] = {}
@@ -35,7 +33,7 @@ class StepBroadcasts:
     ) -> list[ColumnBatch | EncodedBatch]:
         """Return batches as they can be sent: those of broadcasts know their hearers.
 
-        Raises: UnknownName, FrameError where an audience cannot be read; ConfigError where rules judge whole steps.
+        Raises: UnknownName, FrameError where an audience cannot be read; ConfigError where a rule judges whole steps.
         """
         made: list[ColumnBatch | EncodedBatch] = []
         for pending in batches:
@@ -53,10 +51,10 @@ class StepBroadcasts:
         return made
 
     async def _check_rules(self) -> None:
-        if not self._checked and (await self._store.progress()).supervisor is not None:
+        if not self._checked and (found := await self._engine.verdict_client.step_rules()):
             raise ConfigError(
-                "this experiment has rules that judge whole steps, and they see no broadcasts: take them out, or send "
-                "to each hearer by step.send_columns"
+                f"rule {found[0]!r} judges whole steps, and it would see no broadcasts: take it out, or send to each "
+                "hearer by step.send_columns"
             )
         self._checked = True
 
