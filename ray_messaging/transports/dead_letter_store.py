@@ -107,8 +107,11 @@ class Forwarding(Protocol):
     async def addressed(self, home: int, mailbox: str) -> DeadFrame | None:
         """Return the letter of a shard that is on its way to a mailbox."""
 
+    async def under_way(self, home: int) -> list[DeadFrame]:
+        """Return the letters of a shard that are on their way, the oldest first."""
+
     async def deliver(self, letter: DeadFrame, version: int, frames: Sequence[Returned]) -> Requeued:
-        """Write a letter's frames into its mailbox, all or none; MISSING: an other process has settled it."""
+        """Write a letter's frames into its mailbox, all or none; MISSING: another process has settled it."""
 
     async def give_up(self, letter: DeadFrame) -> Requeued:
         """Return GIVEN_UP, so that it never will be written there; DONE if it is; MISSING as in `deliver`."""
@@ -133,6 +136,9 @@ class DeadLetterStore(Protocol):
     async def page(self, after: str, count: int) -> list[DeadFrame]:
         """Return up to `count` letters behind an id ("": from the first), fewer where they are large; [] at the end."""
 
+    async def spans(self) -> list[tuple[str, str]]:
+        """Return for each server with letters an id before its first one, for `page`, and the id of its last one."""
+
     async def get(self, letter: str) -> DeadFrame | None:
         """Return one letter; None: there is none of this id."""
 
@@ -153,6 +159,17 @@ class DeadLetterStore(Protocol):
 
     async def count_anew(self) -> None:
         """Forget how many letters were dropped so far."""
+
+
+def is_behind(letter: str, last: str) -> bool:
+    """Tell whether a letter is behind another one of its server, or is on another server."""
+    (shard, _, number), (last_shard, _, last_number) = letter.rpartition("/"), last.rpartition("/")
+    return shard != last_shard or order_of(number) > order_of(last_number)
+
+
+def order_of(letter: str) -> tuple[int, ...]:
+    """Return the place of a letter among those of its server."""
+    return tuple(map(int, letter.split("-")))
 
 
 def unhandled(row: int, acked: str, rows: int) -> NDArray[np.intp]:

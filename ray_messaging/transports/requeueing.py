@@ -69,16 +69,30 @@ class Requeueing:
         self._patterns = patterns
         self._listeners: Listeners | None = None  # until the server says that they have changed
         self._directory: tuple[tuple[object, ...], Directory] | None = None  # the last one, and for whose letters
-        self._helped = 0  # messages of earlier letters that were on their way
+        self._earlier: dict[str, Outcome] = {}  # of letters that were on their way, before their turn came
+        self._helped = 0  # their messages, until they are counted
+        self._swept: set[int] = set()  # the shards that were asked for such letters
 
     async def requeue(self, letter: DeadFrame) -> Outcome:
         """Requeue a letter in one step; messages without a listener stay dead.
 
         Those for mailboxes of other shards are forwarded, in a letter for each mailbox, behind earlier ones.
         """
-        outcome = await self._requeue(letter)
+        forwarding = self._store.forwarding
+        if forwarding is not None and letter.home not in self._swept:
+            for earlier in await forwarding.under_way(letter.home):
+                await self._go_ahead(earlier)
+            self._swept.add(letter.home)
+        outcome = self._earlier.pop(letter.id, None) or await self._requeue(letter)
         helped, self._helped = self._helped, 0
         return outcome._replace(messages=outcome.messages + helped)
+
+    async def _go_ahead(self, earlier: DeadFrame) -> Outcome:
+        """Bring a letter that is on its way."""
+        outcome = await self._requeue(earlier)
+        self._helped += outcome.messages
+        self._earlier[earlier.id] = outcome._replace(messages=0)
+        return outcome
 
     async def _requeue(self, letter: DeadFrame) -> Outcome:
         try:
@@ -176,8 +190,7 @@ class Requeueing:
         earlier = await forwarding.addressed(letter.home, mailbox)
         if earlier is None:
             return None
-        outcome = await self._requeue(earlier)
-        self._helped += outcome.messages
+        outcome = await self._go_ahead(earlier)
         still = await forwarding.addressed(letter.home, mailbox)
         if still is None or still.id != earlier.id:
             return None

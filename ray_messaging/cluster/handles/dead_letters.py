@@ -19,12 +19,12 @@ from ray_messaging.errors import ConfigError, FrameError, UnknownName
 from ray_messaging.messages import Messages, Slice
 from ray_messaging.model.batch import Batch
 from ray_messaging.transports.backend import backend_of
-from ray_messaging.transports.dead_letter_store import PAGE, DeadFrame, DeadLetterStore, unhandled
+from ray_messaging.transports.dead_letter_store import PAGE, DeadFrame, DeadLetterStore, is_behind, unhandled
 from ray_messaging.transports.requeueing import Requeueing, readable
 
 T = TypeVar("T")
 
-_ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
+_ID = re.compile(r"(?:[1-9][0-9]{0,4}/)?([0-9]{1,20})-([0-9]{1,20})")  # of several servers with the server's number
 _DROPPED_AT_ONCE = 500
 _NO_LIMIT = 2**62  # a reader moves expired frames there, and must not drop others for them
 
@@ -285,18 +285,22 @@ class _Chosen(NamedTuple):
             for name in self.ids:
                 yield name, await store.get(name)
             return
-        left, after = (await store.facts()).letters, ""  # the rest of a letter that stays comes again behind them
-        while left > 0 and (page := await store.page(after, min(PAGE, left))):
-            after = page[-1].id
-            left -= len(page)
-            for letter in page:
-                if self.mailbox in {None, letter.mailbox}:
-                    yield letter.id, letter
+        for before, last in await store.spans():  # what is left of a letter comes again behind the last one
+            after = before
+            while after != last and (page := await store.page(after, PAGE)):
+                after = page[-1].id
+                for letter in page:
+                    if is_behind(letter.id, last):
+                        after = last
+                        break
+                    if self.mailbox in {None, letter.mailbox}:
+                        yield letter.id, letter
 
 
 def _checked(letter: str) -> str:
-    if not isinstance(letter, str) or not _ID.fullmatch(letter) or max(map(int, letter.split("-"))) >= 2**64:
-        raise ConfigError(f"{letter!r} is no id of a dead letter: they look like 1700000000000-0")
+    found = _ID.fullmatch(letter) if isinstance(letter, str) else None
+    if found is None or max(map(int, found.groups())) >= 2**64:
+        raise ConfigError(f"{letter!r} is no id of a dead letter: they look like 1700000000000-0, or 2/1700000000000-0")
     return letter
 
 

@@ -46,12 +46,19 @@ class MemoryDeadLetters:
         """Return up to `count` letters behind an id, fewer where they are large; [] at the end."""
         found: list[DeadFrame] = []
         nbytes = 0
+        if "/" in after:  # a server that is none of ours
+            return found
         for letter in islice((one for one in self._exp.dead if number(one.id) > number(after or "0-0")), count):
             found.append(letter)
             nbytes += len(letter.frame)
             if nbytes >= PAGE_BYTES:
                 break
         return found
+
+    async def spans(self) -> list[tuple[str, str]]:
+        """Return an id before the first letter, and that of the last one."""
+        letters = self._exp.dead.letters
+        return [("", next(reversed(letters)))] if letters else []
 
     async def get(self, letter: str) -> DeadFrame | None:
         """Return one letter; None: there is none of this id."""

@@ -13,6 +13,7 @@ from ray_messaging.transports.dead_letter_store import (
     Listeners,
     Requeued,
     Returned,
+    order_of,
 )
 from ray_messaging.transports.redis.transport import RedisTransport
 
@@ -51,11 +52,20 @@ class RedisDeadLetters:
 
     async def page(self, after: str, count: int) -> list[DeadFrame]:
         """Return up to `count` letters behind an id, fewer where they are large; [] at the end."""
+        if "/" in after:  # a server that is none of ours
+            return []
         reply = await self._link.script("read_letters", [self._keys.dead], [after or "0-0", count, PAGE_BYTES])
         return [_dead_frame(letter.decode(), fields) for letter, fields in reply]
 
+    async def spans(self) -> list[tuple[str, str]]:
+        """Return an id before the first letter, and that of the last one."""
+        found = await self._link.command("XREVRANGE", self._keys.dead, "+", "-", "COUNT", 1)
+        return [("", letter.decode()) for letter, _ in found]
+
     async def get(self, letter: str) -> DeadFrame | None:
         """Return one letter; None: there is none of this id."""
+        if "/" in letter:  # a server that is none of ours
+            return None
         reply = await self._link.command("XRANGE", self._keys.dead, letter, letter)
         return _dead_frame(letter, reply[0][1]) if reply else None
 
@@ -98,6 +108,12 @@ class RedisDeadLetters:
         letter = await self._link.command("HGET", self._keys.forwards, mailbox)
         return None if letter is None else await self.get(letter.decode())
 
+    async def under_way(self) -> list[DeadFrame]:
+        """Return the letters that are on their way to mailboxes of other shards, the oldest first."""
+        letters = [letter.decode() for letter in await self._link.command("HVALS", self._keys.forwards)]
+        found = [await self.get(letter) for letter in sorted(letters, key=order_of)]
+        return [letter for letter in found if letter is not None]
+
     async def receive(
         self, home: int, letter: str, version: int | None, mailbox: str, frames: Sequence[Returned] = ()
     ) -> Requeued:
@@ -124,7 +140,7 @@ class RedisDeadLetters:
     async def drop(self, letters: Sequence[str]) -> int:
         """Delete letters; return how many there were."""
         keys = [self._keys.dead, self._keys.state(_STATE), self._keys.forwards]
-        dropped = 0
+        dropped, letters = 0, [letter for letter in letters if "/" not in letter]
         for low in range(0, max(1, len(letters)), _DROPPED_AT_ONCE):
             ids = letters[low : low + _DROPPED_AT_ONCE]
             dropped += int(await self._link.script("drop_letters", keys, [secrets.token_hex(8), *ids]))

@@ -60,6 +60,10 @@ class ShardedForwarding:
         found = await self._shards[home].addressed(mailbox)
         return None if found is None else placed(found, home, len(self._shards))
 
+    async def under_way(self, home: int) -> list[DeadFrame]:
+        """Return the letters of a shard that are on their way, the oldest first."""
+        return [placed(letter, home, len(self._shards)) for letter in await self._shards[home].under_way()]
+
     async def deliver(self, letter: DeadFrame, version: int, frames: Sequence[Returned]) -> Requeued:
         """Write a letter's frames into its mailbox, all or none; MISSING: another process has settled it."""
         return await self._receive(letter.home, place_of(letter.id)[1], version, letter.to, frames)
@@ -101,6 +105,12 @@ class ShardedDeadLetters:
             if found:
                 return [placed(letter, shard, len(self._shards)) for letter in found]
         return []
+
+    async def spans(self) -> list[tuple[str, str]]:
+        """Return for each server with letters an id before its first one, for `page`, and the id of its last one."""
+        found = await at_all(shard.spans() for shard in self._shards)
+        spans = enumerate(found)
+        return [(_named(shard, ""), _named(shard, last)) for shard, some in spans for _, last in some]
 
     async def get(self, letter: str) -> DeadFrame | None:
         """Return one letter; None: there is none of this id."""

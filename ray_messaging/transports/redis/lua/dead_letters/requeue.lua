@@ -21,7 +21,7 @@ if (meta[1] or '0') ~= ARGV[3] then return {2, ''} end
 local first = 7 + 4 * tonumber(ARGV[6])
 for arg = 7, first - 1, 4 do
   local under_way = redis.call('HGET', KEYS[4], ARGV[arg])
-  if under_way and #redis.call('XRANGE', KEYS[2], under_way, under_way) > 0 then return {7, ARGV[arg]} end
+  if under_way and under_way ~= ARGV[1] and #redis.call('XRANGE', KEYS[2], under_way, under_way) > 0 then return {7, ARGV[arg]} end
 end
 local boxes = {}
 for arg = first, #ARGV, 3 do
