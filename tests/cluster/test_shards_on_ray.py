@@ -332,6 +332,50 @@ def test_a_node_that_is_lost_with_its_shard_is_named_and_the_other_shards_go_on(
     assert "done\n" in run_apart("-c", A_NODE_LESS)  # Ray may write after it
 
 
+A_NODE_COMES_AND_GOES = """
+import ray
+from ray.cluster_utils import Cluster
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray_messaging import Messaging
+from support.cluster import drain
+
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+cluster.add_node(num_cpus=1)
+ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+
+with Messaging.start("apart", shards="per-node") as messaging:
+    late = cluster.add_node(num_cpus=1)
+    cluster.wait_for_nodes()
+    there = {"scheduling_strategy": NodeAffinitySchedulingStrategy(late.node_id, soft=True)}
+    where = lambda group: ray.get(group.actor.__ray_call__.remote(lambda self: ray.get_runtime_context().get_node_id()))
+
+    def placed(name, agents):
+        while where(group := messaging.create_group(name, agents, actor_options=there)) != late.node_id:
+            messaging.remove_group(name)  # Ray has chosen another node, as it may in the first seconds
+        return group
+
+    groups = [placed(f"late{n}", [n]) for n in range(3)]
+    sender = messaging.create_group("sender", [9])
+    for n in range(30):
+        assert sender.send_columns([9], [n % 3], [{"n": n}]).fates.tolist() == ["delivered"]
+    cluster.remove_node(late)
+    for n in range(30, 60):  # while the groups start on other nodes
+        assert sender.send_columns([9], [n % 3], [{"n": n}]).fates.tolist() == ["delivered"]
+    for n, group in enumerate(groups):
+        assert [m.payload["n"] for m in drain(group, 20)] == [*range(n, 60, 3)]
+        assert where(group) != late.node_id
+    assert not [problem for problem in messaging.health().problems if "shard" in str(problem)]
+print("done")
+ray.shutdown()
+cluster.shutdown()
+"""
+
+
+@pytest.mark.long
+def test_a_node_that_comes_later_may_leave_again_and_nothing_is_lost():
+    assert "done\n" in run_apart("-c", A_NODE_COMES_AND_GOES)  # Ray may write after it
+
+
 # -- steps ------------------------------------------------------------------------------------------------------------
 
 TEXT = "word " * 5_000  # its frames go to all shards
