@@ -5,6 +5,7 @@ from contextlib import suppress
 from typing import Any
 
 from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from ray_messaging.common.limits import CONNECT_TIMEOUT_S
 
@@ -15,9 +16,12 @@ async def _introduce(connection: AbstractConnection) -> None:
     writer: Any = connection._writer
     try:
         await connection.on_connect()
-    except BaseException:
+    except BaseException as error:
+        ended = writer.transport.is_closing()
         with suppress(AttributeError):  # early releases of Python 3.11, for one that the server has ended
             writer.transport.abort()
+        if isinstance(error, RuntimeError) and ended:  # uvloop's; redis-py expects what asyncio raises
+            raise RedisConnectionError("the server ended the connection while it was opened") from error
         raise
 
 
