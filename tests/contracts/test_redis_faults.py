@@ -23,9 +23,10 @@ from ray_messaging import (
 from ray_messaging.addressing.channels import Keys
 from ray_messaging.common.backoff import RetryPolicy
 from ray_messaging.common.limits import CONNECT_TIMEOUT_S
-from ray_messaging.errors import ServerRefused, TransitError
+from ray_messaging.errors import Closed, ServerRefused, TransitError
 from ray_messaging.messager import Messager
 from ray_messaging.transports.redis.connection.protocol import reply_error
+from ray_messaging.transports.redis.transport import RedisTransport
 from ray_messaging.transports.transport import FrameFate
 
 pytestmark = pytest.mark.some_layouts(
@@ -625,6 +626,23 @@ async def test_a_subscription_without_messages_is_not_cut(server, exp_id, caplog
         assert await foreign.publish("news", b"{}") == 1
         assert len(await fetch_all(receiver, 1)) == 1
     assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+# -- calls after the end ----------------------------------------------------------------------------------------------
+
+
+async def test_a_call_after_the_end_opens_no_connection(server, exp_id):
+    transport = RedisTransport(server, exp_id, patience_s=10.0)
+    await transport.connect()
+    await transport.close()
+    store = store_of(server, exp_id)
+    before = len(await store.client.client_list())
+    for call in (lambda: transport.waiting(), lambda: transport.read("box", "0-0", 1, 0.1)):
+        with pytest.raises(Closed, match="is closed") as caught:
+            await call()
+        assert caught.value.unsent
+    assert len(await store.client.client_list()) == before
+    await store.close()
 
 
 # -- closing while the server is away ---------------------------------------------------------------------------------

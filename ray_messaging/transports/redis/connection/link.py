@@ -118,7 +118,7 @@ class RedisLink:
         self.patience_s = patience_s
         # Seconds for a reply, and without any movement of the connection.
         self._reply_s, self._stall_s = min(config.timeout, patience_s), max(_SHORTEST_STALL_S, patience_s / 3)
-        self._closings = 0
+        self._closed = False
         self._wire: Wire | None = None
         self._opening = asyncio.Lock()
         self._known: dict[str, str] = {}  # hashes of the scripts that the server should have
@@ -151,6 +151,7 @@ class RedisLink:
         its memory is full; or its Sentinels do not know the service, or no node has the experiment's slot.
         NotReplicated: it has fewer replicas than must have what is acknowledged. Closed: the experiment has ended.
         """
+        self._closed = False
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 async with self._opening:
@@ -197,8 +198,11 @@ class RedisLink:
         return None
 
     async def close(self) -> None:
-        """Close the shared connection, also one that is being opened; closing twice does no harm."""
-        self._closings += 1
+        """Close the shared connection, also one that is being opened; from then on calls raise Closed.
+
+        Closing twice does no harm.
+        """
+        self._closed = True
         wire, self._wire = self._wire, None
         if wire is not None:
             wire.close()
@@ -216,12 +220,7 @@ class RedisLink:
     async def _open_shared(self) -> Wire:
         """Return the shared connection; open it where there is none, which only one task may do at a time."""
         if self._wire is None or not self._wire.is_open:
-            closings = self._closings
-            wire = await self.open_wire()
-            if closings != self._closings:
-                wire.close()
-                raise Closed(f"the connection to the server at {self.where} was closed while it opened", unsent=True)
-            self._wire = wire
+            self._wire = await self.open_wire()
             if self.observer is not None:
                 self.observer.connected(self.where)
         return self._wire
@@ -249,24 +248,32 @@ class RedisLink:
         return await self._connector.make()
 
     async def open_wire(self) -> Wire:
-        """Open a connection, to a primary where other servers name it; raises redis-py's errors."""
+        """Open a connection, to a primary where other servers name it; raises redis-py's errors, and Closed."""
+        self._check_open()
         wire = await Wire.open(await self._connector.make())
-        if not self._connector.discovers:
-            return wire
-        done = False
         try:
-            info = read_info(await wire.call(("INFO", "replication"), self._reply_s, self._stall_s))
-            done = not is_replica(info)
-        finally:
-            if not done:
-                wire.close()
-        if not done:
-            raise NoPrimaryError(f"the server at {self.where} was named as the primary, and is a replica")
+            self._check_open()
+            if not self._connector.discovers:
+                return wire
+            self._check_primary(read_info(await wire.call(("INFO", "replication"), self._reply_s, self._stall_s)))
+            self._check_open()
+        except BaseException:
+            wire.close()
+            raise
         if self._found != self.address:
             self._found = self.address
             if self.moved is not None:
                 self.moved(self.address)
         return wire
+
+    def _check_open(self) -> None:
+        """Raise Closed after the end of this link: a late call would open a connection that nobody closes."""
+        if self._closed:
+            raise Closed(f"the connection to the server at {self.where} is closed", unsent=True)
+
+    def _check_primary(self, info: Info) -> None:
+        if is_replica(info):
+            raise NoPrimaryError(f"the server at {self.where} was named as the primary, and is a replica")
 
     def translated(self, error: BaseException) -> Exception:
         """Turn a library's error into ours: refused for good, or out of reach."""
