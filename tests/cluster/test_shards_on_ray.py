@@ -429,7 +429,7 @@ def test_a_run_gives_on_three_servers_what_it_gives_on_one(exp_id, model, tmp_pa
     with Messaging.start(exp_id, steps=steps, log_dir=tmp_path / "log", shards=3) as messaging:
         assert told(messaging, model) == wanted
         assert min(commands_on(messaging, "sadd")[1:]) > 0
-        wait_for(lambda: steps_with_bodies(messaging) == {6, 7}, "the deletion of the frames of steps that are over")
+        wait_for(lambda: steps_with_bodies(messaging) <= {6, 7}, "the deletion of the frames of steps that are over")
 
 
 @pytest.mark.long
