@@ -24,6 +24,7 @@ from ray_messaging.common.limits import (
     MAILBOX_MESSAGES,
     PAYLOAD_LIMIT,
     RULE_TIMEOUT_S,
+    SHARDS,
     TRANSACTION_BYTES,
 )
 from ray_messaging.errors import ConfigError
@@ -142,6 +143,9 @@ class RedisConfig(ServerConfig):
     sentinel_username: str | None = _setting(None, "the user's name at the Sentinels, where they have an ACL")
     sentinel_password: str | None = _setting(None, "the password of the Sentinels", repr=False)
     cluster: tuple[str, ...] = _setting((), "in place of server and port: some nodes of a cluster, host:port each")
+    shards: int = _setting(
+        1, "of a cluster: parts of the experiment, spread over its primaries; the same each time", ge=1, le=SHARDS
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -168,6 +172,8 @@ class RedisConfig(ServerConfig):
             raise ValueError("give server=, or sentinels= with service=, or cluster=, and not two of them")
         if self.cluster and self.db:
             raise ValueError("a cluster has one database: leave db at 0")
+        if self.shards > 1 and not self.cluster:
+            raise ValueError("shards= needs a cluster= over whose primaries they are spread")
         if bool(self.sentinels) != bool(self.service):
             raise ValueError("sentinels= and service= go together: the name of their `sentinel monitor` line")
         if self.sentinel_password is None and self.sentinel_username is not None:
@@ -191,7 +197,7 @@ class RedisConfig(ServerConfig):
         By Sentinels: redis+sentinel:// or rediss+sentinel://
         (`[user][:password]@host[:port],host[:port],.../service[/db]`). A cluster: redis+cluster:// or rediss+cluster://
         (`[user][:password]@host[:port],host[:port],...`, of some of its nodes).
-        After a question mark: allow_eviction=1, and db=number.
+        After a question mark: allow_eviction=1, db=number, and of a cluster shards=number.
         """
         if url.startswith(("redis+sentinel://", "rediss+sentinel://")):
             return cls._from_sentinel_url(url)
@@ -206,7 +212,9 @@ class RedisConfig(ServerConfig):
                 f"invalid server address, its scheme is {parts.scheme!r}: "
                 "write redis://host:port/db, rediss://host:port/db, unix:///path, redis+sentinel:// or redis+cluster://"
             )
-        query = dict(pair.partition("=")[::2] for pair in parts.query.split("&") if pair)
+        query = _query_of(parts.query)
+        if "shards" in query:
+            raise ConfigError("invalid server address: shards= needs a cluster, redis+cluster://host:port,host:port")
         db = query.get("db", "0") if parts.scheme == "unix" else (parts.path.strip("/") or query.get("db", "0"))
         try:
             return cls(
@@ -248,14 +256,23 @@ class RedisConfig(ServerConfig):
         at, _, more = rest.partition("/")
         at, question, query = at.partition("?")
         login, at_sign, addresses = at.rpartition("@")
-        config = cls.from_url(f"{scheme}://{login}{at_sign}cluster/{more}{question}{query}")
+        more, more_question, more_query = more.partition("?")
+        options = _query_of(query or more_query)
+        shards = options.pop("shards", "1")
+        query = "&".join("=".join(pair) for pair in options.items())
+        config = cls.from_url(f"{scheme}://{login}{at_sign}cluster/{more}{question or more_question}{query}")
+        fields = {"server": "", "cluster": tuple(addresses.split(",")), "shards": shards}
         try:
-            return cls(**config.model_dump() | {"server": "", "cluster": tuple(addresses.split(","))})
+            return cls(**config.model_dump() | fields)
         except ValidationError:
             raise ConfigError(
                 "invalid addresses of a cluster: write redis+cluster://[user:password@]host:port,host:port with some "
-                "of its nodes, and no number of a database but 0: a cluster has one"
+                f"of its nodes, shards=1 to {SHARDS}, and no number of a database but 0: a cluster has one"
             ) from None
+
+
+def _query_of(text: str) -> dict[str, str]:
+    return {name: value for name, _, value in (pair.partition("=") for pair in text.split("&") if pair)}
 
 
 def _address(kind: str, text: str, port: int) -> tuple[str, int]:

@@ -76,6 +76,12 @@ def cluster_config(tmp_path_factory) -> Iterator[RedisConfig]:
 
 
 @pytest.fixture(scope="session")
+def spread_config(cluster_config) -> RedisConfig:
+    """Give a cluster over which each experiment is spread in three shards, one on each primary."""
+    return cluster_config.model_copy(update={"shards": 3})
+
+
+@pytest.fixture(scope="session")
 def sentinel_config(tmp_path_factory) -> Iterator[RedisConfig]:
     """Give a primary with a replica, by its Sentinels."""
     folder = tmp_path_factory.mktemp("sentinel")

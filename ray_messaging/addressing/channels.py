@@ -251,10 +251,13 @@ def check_recipient(channel: str, recipient: AgentId | None, to_id: object) -> A
 
 
 class Keys:
-    """The Redis keys of one experiment. The hash tag keeps them on one primary of a cluster."""
+    """The Redis keys of one experiment. The hash tag keeps them on one primary of a cluster.
 
-    def __init__(self, exp_id: str) -> None:
-        prefix = f"rm:{{{exp_id}}}:"
+    Args: `tag` is what stands behind the name in the hash tag of a shard (see `key_tags`).
+    """
+
+    def __init__(self, exp_id: str, tag: str = "") -> None:
+        prefix = f"rm:{{{exp_id}{tag}}}:"
         self.exp_id = exp_id
         self.prefix = prefix
         self.meta = prefix + "meta"

@@ -28,7 +28,7 @@ from ray_messaging.cluster.servers.server_kinds import SingleServer
 from ray_messaging.cluster.servers.server_names import named_in_errors, server_names
 from ray_messaging.cluster.servers.shards import PER_NODE, Shards, check_shards, nodes_of
 from ray_messaging.cluster.spec import AudienceHome, Experiment, InterceptorSpec, PickledRule, StartFacts, absolute
-from ray_messaging.config import MessagingConfig, ServerConfig, Steps
+from ray_messaging.config import MessagingConfig, RedisConfig, ServerConfig, Steps
 from ray_messaging.errors import AlreadyExists, Closed, ConfigError, Fenced, MessagingError, RuleError, UnknownName
 from ray_messaging.interception.rules import Rule
 from ray_messaging.interception.server.rule_set import RuleSet
@@ -164,9 +164,11 @@ def start_experiment(
     if on_existing not in {"error", "resume", "reset"}:
         raise ConfigError(f"on_existing={on_existing!r} is unknown: write 'error', 'resume' or 'reset'")
     check_tracing(tracing)
-    shards = check_shards(shards, server=server, data_dir=data_dir, mirror=settings.mirror)
-    settings = check_replicas(replicas, settings, server=server, data_dir=data_dir)
     config = experiment_config(server)
+    shards = check_shards(shards, server=config, data_dir=data_dir, mirror=settings.mirror)
+    if isinstance(config, RedisConfig) and shards is not None:
+        config, shards = config.model_copy(update={"shards": shards}), None
+    settings = check_replicas(replicas, settings, server=server, data_dir=data_dir)
     if config is not None and data_dir is not None:
         raise ConfigError(f"data_dir={str(data_dir)!r} is for the embedded server: leave out redis=, or data_dir=")
     started = StartedExperiment(ray_is_ours=ensure_ray())

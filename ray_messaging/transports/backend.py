@@ -58,9 +58,14 @@ def backend_of(config: ServerConfig) -> Backend:
     """Make the backend for the server of an experiment (see `experiment_config`)."""
     if isinstance(config, BackendConfig):
         return config.open_backend()
-    from ray_messaging.transports.redis.backend import RedisBackend  # noqa: PLC0415 - loads redis-py
+    redis = redis_config(config)
+    if redis.shards > 1:
+        from ray_messaging.transports.sharded.backend import ShardedBackend  # noqa: PLC0415 - loads redis-py
 
-    return RedisBackend(redis_config(config))
+        return ShardedBackend.of_cluster(redis)
+    from ray_messaging.transports.redis.backend import RedisBackend  # noqa: PLC0415 - as above
+
+    return RedisBackend(redis)
 
 
 def open_transport(server: object, exp_id: str, settings: MessagingConfig) -> Transport:

@@ -1,4 +1,7 @@
-"""Format number of an experiment's data on a server: it grows when earlier code could not read what may be written."""
+"""Checks that this process may use an experiment's data on a server: their format, and the number of shards.
+
+The format's number grows when earlier code could not read what may be written.
+"""
 
 from ray_messaging.errors import ConfigError
 
@@ -12,4 +15,14 @@ def check_format(exp_id: str, found: int) -> None:
         raise ConfigError(
             f"experiment {exp_id!r} has format {found} on its server, this ray_messaging knows formats up to {FORMAT}: "
             "a newer ray_messaging has opened the experiment, so install that version here too, or use another exp_id"
+        )
+
+
+def check_shards(exp_id: str, found: int, told: int) -> None:
+    """Raise ConfigError if an experiment has another number of shards in its cluster; 0: nothing of it is there."""
+    if found and found != told:
+        has = f"{found} shards" if found > 1 else "one shard"
+        raise ConfigError(
+            f"experiment {exp_id!r} has {has} in its cluster, and shards={told} was given here: write shards={found}, "
+            "or use another exp_id. The number cannot change"
         )

@@ -17,6 +17,7 @@ from support.cluster import PATIENCE_S, control, drain, numbers, pid_of, run_apa
 from support.replicas_on_ray import actor_of, fail_over, in_step, names_of, stats_of, troubles
 
 from ray_messaging import Messaging, MessagingConfig, Steps
+from ray_messaging.addressing.channels import Keys
 from ray_messaging.cluster.handles.actor_calls import named_actors
 from ray_messaging.cluster.health_check import check_health
 from ray_messaging.embedded.machine import memory_bytes
@@ -77,7 +78,7 @@ def test_three_shards_with_a_replica_each(exp_id, tmp_path, caplog):
         assert messaging.log.balance().sends == 6 * 25
         limits = []
         for server in services:
-            with client_of(server, exp_id) as client:
+            with client_of(server, Keys(exp_id)) as client:
                 limits.append(client.info("memory")["maxmemory"])
         assert memory_bytes() // 5 < sum(limits) <= memory_bytes() // 4  # a replica has as much
         folders = [stats_of(messaging, name)["data_dir"] for shard in SHARDS for name in names_of(shard)]

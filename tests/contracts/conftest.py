@@ -23,7 +23,7 @@ def pytest_configure(config):
     )
 
 
-LAYOUTS = ("memory", "valkey", "redis", "cluster", "sentinel", "shards", "mqtt")
+LAYOUTS = ("memory", "valkey", "redis", "cluster", "spread", "sentinel", "shards", "mqtt")
 
 # The default suite asks these of each file; `-m long` asks the rest.
 USUAL = {"memory", "valkey", "redis", "mqtt"}
@@ -70,7 +70,7 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if _server_of(item) in set(LAYOUTS) - UNUSUAL.get(item.path.name, USUAL):
             item.add_marker(pytest.mark.long)
-    beyond = [item for item in items if item.get_closest_marker(f"beyond_{_server_of(item)}")]
+    beyond = [item for item in items if item.get_closest_marker(f"beyond_{_kind_of(item)}")]
     if beyond:
         config.hook.pytest_deselected(items=beyond)
         items[:] = [item for item in items if item not in beyond]
@@ -80,6 +80,10 @@ def _server_of(item):
     """Return the layout that a test asks, or that it names by itself."""
     found = item.callspec.params.get("server") if hasattr(item, "callspec") else None
     return found if isinstance(found, str) else None
+
+
+def _kind_of(item):
+    return "shards" if _server_of(item) == "spread" else _server_of(item)
 
 
 @pytest.fixture(params=LAYOUTS)

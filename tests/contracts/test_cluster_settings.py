@@ -8,6 +8,7 @@ from support.servers import HOST, PASSWORD, free_port
 from support.slots import ClusterService, owner_of, raw, slot_of
 
 from ray_messaging import ConfigError, ConnectionFailed, Messager, RedisConfig
+from ray_messaging.addressing.channels import Keys
 from ray_messaging.cli.doctor.server import examine_server
 from ray_messaging.errors import ServerRefused
 from ray_messaging.observability.health.server_checks import check_server
@@ -41,7 +42,7 @@ async def test_any_node_is_enough_also_a_replica_and_one_that_is_gone_does_not_m
     messager = await opener(config, name="b", host=[2])
     assert (await messager.send_message(messager.get_agent_chat_channel(2), {"n": 1}, from_id=1)).fate == "delivered"
     assert [message.payload["n"] for message in await messager.fetch_messages(timeout=30)] == [1]
-    assert messager.engine.transport.link.address == owner_of(config, exp_id) == (HOST, small.primary.config.port)
+    assert messager.engine.transport.link.address == owner_of(config, Keys(exp_id)) == (HOST, small.primary.config.port)
     gone = config.model_copy(update={"cluster": (f"{HOST}:{free_port()}", *config.cluster)})
     assert (await (await opener(gone)).send_message(messager.get_agent_chat_channel(2), {"n": 2}, from_id=1)).fate
 

@@ -8,7 +8,6 @@ from support.delegation import Actor, InterceptorEpoch
 from support.interceptors import batch
 
 from ray_messaging import ConnectionFailed, InterceptorUnavailable, MailboxFull, Outgoing
-from ray_messaging.addressing.channels import Keys
 from ray_messaging.common.backoff import RetryPolicy
 from ray_messaging.interception.client import delegated_rules
 from ray_messaging.interception.client.verdict_client import RemoteVerdictClient
@@ -261,12 +260,12 @@ async def test_a_server_restored_to_an_older_number_gets_the_newer_one(actor, in
     if interceptor_epoch.link is None:
         interceptor_epoch.server.experiments[exp_id].standing = old
     else:
-        await interceptor_epoch.link.command("HSET", Keys(exp_id).meta, "standing", old)
+        await interceptor_epoch.link.command("HSET", interceptor_epoch.keys.meta, "standing", old)
     await actor.interceptor.renew()
     if interceptor_epoch.link is None:
         now = interceptor_epoch.server.experiments[exp_id].standing
     else:
-        now = int(await interceptor_epoch.link.command("HGET", Keys(exp_id).meta, "standing"))
+        now = int(await interceptor_epoch.link.command("HGET", interceptor_epoch.keys.meta, "standing"))
     assert now == actor.interceptor.delegation.number > old
 
 

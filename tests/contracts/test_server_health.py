@@ -215,7 +215,7 @@ async def test_uncounted_messages_are_found_waiting(valkey_config, opener, exp_i
     sender = await opener(valkey_config)
     await opener(valkey_config, name="box", host=[1], inbox_messages=1)
     await sender.send_messages([Outgoing(sender.get_agent_chat_channel(1), {"n": n}) for n in range(3)])
-    with client_of(valkey_config, exp_id) as client:
+    with client_of(valkey_config, Keys(exp_id)) as client:
         client.hset(Keys(exp_id).state("box"), "messages", -1)  # as after foreign frames
     (mailbox,) = (await asyncio.to_thread(ask_server, valkey_config, exp_id)).kept.mailboxes
     assert (mailbox.messages, mailbox.oldest_s is not None) == (1, True)

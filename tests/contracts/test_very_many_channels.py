@@ -29,7 +29,7 @@ async def town(opener, server, agents=MANY, **options):
 
 async def channels_of(server, exp_id):
     """Return the number of subscribed channels of an experiment's agents."""
-    client = client_of(server, exp_id)
+    client = client_of(server, Keys(exp_id))
     try:
         return len(await client.pubsub_channels(f"exps:{exp_id}:agents:*"))
     finally:
@@ -99,7 +99,7 @@ async def test_mirrored_messages_do_not_return(opener, server, store):
 
 async def test_the_wide_pattern_is_restored_after_a_cut(opener, server, store, exp_id):
     one = await town(opener, server)
-    client, channel = client_of(server, exp_id), one.get_user_chat_channel(7)
+    client, channel = client_of(server, Keys(exp_id)), one.get_user_chat_channel(7)
     await client.client_kill_filter(_type="pubsub")
 
     async def heard():

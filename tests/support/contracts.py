@@ -9,7 +9,7 @@ import redis.asyncio as aioredis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from ray_messaging.addressing.channels import Keys
+from ray_messaging.addressing.key_tags import shard_keys
 from ray_messaging.config import MqttConfig
 from ray_messaging.interception.rules import ALLOW, Rule
 from ray_messaging.mqtt.wire.messages import Data, decode_entry, encode_data
@@ -112,9 +112,9 @@ class MemoryStore:
 class RedisStore:
     """Look into a Redis server, and be a foreign client of it."""
 
-    def __init__(self, config, exp_id):
-        self.keys = Keys(exp_id)
-        self.client = client_of(config, exp_id)
+    def __init__(self, config, exp_id, shard=0):
+        self.keys = shard_keys(exp_id, shard, config.shards)
+        self.client = client_of(config, self.keys)
         self.listeners = []
 
     async def publish(self, channel, data):
@@ -183,7 +183,8 @@ class ShardedStore:
     """Look into the shards of an experiment, and be a foreign client of its control shard."""
 
     def __init__(self, config, exp_id):
-        self.shards = [RedisStore(server, exp_id) for server in config.servers]
+        servers = config.servers if isinstance(config, ShardsConfig) else [config] * config.shards
+        self.shards = [RedisStore(server, exp_id, shard) for shard, server in enumerate(servers)]
         self.control = self.shards[0]
         self.publish, self.subscribe = self.control.publish, self.control.subscribe
 
@@ -363,13 +364,17 @@ class MqttStore:
         await self.stack.aclose()
 
 
-def client_of(config, exp_id=""):
-    """Return a client of a server; of several of the control shard, of replicas of the primary."""
+def is_sharded(server):
+    return isinstance(server, ShardsConfig) or getattr(server, "shards", 1) > 1
+
+
+def client_of(config, keys=None):
+    """Return a client of a server: of the control shard, of the primary, in a cluster of the node with the keys."""
     if isinstance(config, ShardsConfig):
         config = config.servers[0]
     host, port = config.server, config.port
     if config.cluster:
-        host, port = owner_of(config, exp_id)
+        host, port = owner_of(config, keys)
     elif config.sentinels:
         host, port = primary_of(config)
     return aioredis.Redis(
@@ -385,7 +390,7 @@ def client_of(config, exp_id=""):
 def store_of(server, exp_id, messagers=()):
     if isinstance(server, MqttConfig):
         return MqttStore(server, exp_id, messagers)
-    if isinstance(server, ShardsConfig):
+    if is_sharded(server):
         return ShardedStore(server, exp_id)
     return MemoryStore(server, exp_id) if isinstance(server, MemoryServer) else RedisStore(server, exp_id)
 

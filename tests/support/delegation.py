@@ -7,13 +7,13 @@ from ray_messaging.addressing.channels import Keys
 from ray_messaging.config import MessagingConfig
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.server.lane_server import LaneServer
+from ray_messaging.transports.backend import backend_of
 from ray_messaging.transports.epochs import new_epoch
 from ray_messaging.transports.experiment_store import StateWrite
 from ray_messaging.transports.memory import MemoryServer
 from ray_messaging.transports.redis.connection.link import RedisLink
 from ray_messaging.transports.redis.log import RedisLog
-from ray_messaging.transports.sharded.backend import ShardedBackend
-from ray_messaging.transports.sharded.config import ShardsConfig
+from support.contracts import is_sharded
 
 
 class Method:
@@ -38,11 +38,12 @@ class InterceptorEpoch:
         self.failure = None
         self.written = []
         self.link = self.shards = None
-        if isinstance(server, ShardsConfig):
-            self.shards = ShardedBackend(server).stores(exp_id, MessagingConfig(send_timeout_s=10.0))
-            self.link = self.shards.transport.shards[1].link
+        self.keys = Keys(exp_id)
+        if is_sharded(server):
+            self.shards = backend_of(server).stores(exp_id, MessagingConfig(send_timeout_s=10.0))
+            self.link, self.keys = (shard := self.shards.transport.shards[1]).link, shard.keys
         elif not isinstance(server, MemoryServer):
-            self.link = RedisLink(server, 10.0, home=Keys(exp_id).prefix)
+            self.link = RedisLink(server, 10.0, home=self.keys.prefix)
 
     async def take(self):
         if self.shards is not None:

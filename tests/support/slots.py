@@ -27,14 +27,15 @@ def slot_of(exp_id):
     return key_slot(Keys(exp_id).prefix.encode())
 
 
-def owner_of(config, exp_id):
-    """Return the host and port of the node that has an experiment."""
+def owner_of(config, keys):
+    """Return the host and port of the node that has the keys of an experiment, or of one of its shards."""
+    slot = key_slot(keys.prefix.encode())
     host, port = config.cluster_addresses()[0]
     with redis.Redis(host=host, port=port, password=config.password, protocol=2) as client:
         for first, last, (owner, owned_at, *_), *_ in raw(client, "CLUSTER SLOTS"):
-            if first <= slot_of(exp_id) <= last:
+            if first <= slot <= last:
                 return owner.decode(), owned_at
-    raise AssertionError(f"no node has slot {slot_of(exp_id)}")
+    raise AssertionError(f"no node has slot {slot}")
 
 
 class ClusterService:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from redis.exceptions import RedisError
 
 from ray_messaging.addressing.channels import Keys
+from ray_messaging.addressing.key_tags import shard_keys
 from ray_messaging.common.limits import SCAN_COUNT
 from ray_messaging.config import MessagingConfig, RedisConfig
 from ray_messaging.errors import MessagingError
@@ -113,8 +114,12 @@ async def _send_one(config: RedisConfig, exp_id: str) -> float:
 
 def _try_commands(config: RedisConfig, exp_id: str) -> None:
     """Run the commands that our actors run besides scripts; raise the server's errors."""
-    keys = Keys(exp_id)
-    with client_of(config, exp_id) as client:
+    for shard in range(config.shards):
+        _try_commands_of(config, shard_keys(exp_id, shard, config.shards))
+
+
+def _try_commands_of(config: RedisConfig, keys: Keys) -> None:
+    with client_of(config, keys) as client:
         table, stream = keys.table("trial"), keys.stream("trial:0")
         client.hsetnx(table, "a", 1)
         client.hset(table, "b", 2)
@@ -129,18 +134,23 @@ def _try_commands(config: RedisConfig, exp_id: str) -> None:
 
 
 def _keys(config: RedisConfig, exp_id: str) -> list[bytes]:
-    with client_of(config, exp_id) as client:
-        return list(client.scan_iter(Keys(exp_id).prefix + "*", count=SCAN_COUNT))
+    return [key for shard in range(config.shards) for key in _keys_of(config, shard_keys(exp_id, shard, config.shards))]
+
+
+def _keys_of(config: RedisConfig, keys: Keys) -> list[bytes]:
+    with client_of(config, keys) as client:
+        return list(client.scan_iter(keys.prefix + "*", count=SCAN_COUNT))
 
 
 def _erase(config: RedisConfig, exp_id: str) -> list[Finding]:
-    prefix = Keys(exp_id).prefix
-    try:
-        left = _keys(config, exp_id)
-        with client_of(config, exp_id) as client:
-            if left:
-                client.unlink(*left)
-    except (RedisError, OSError) as error:
-        remedy = f"allow this user SCAN and UNLINK: on_existing='reset' needs them; keys {prefix}* are left behind"
-        return [critical("server trial", f"its keys cannot be removed: {error}", remedy)]
+    for shard in range(config.shards):
+        keys = shard_keys(exp_id, shard, config.shards)
+        try:
+            left = _keys_of(config, keys)
+            with client_of(config, keys) as client:
+                if left:
+                    client.unlink(*left)
+        except (RedisError, OSError) as error:
+            remedy = f"allow this user SCAN and UNLINK: on_existing='reset' needs them; {keys.prefix}* are left behind"
+            return [critical("server trial", f"its keys cannot be removed: {error}", remedy)]
     return []

@@ -9,7 +9,8 @@ import ray
 from ray_messaging.cluster.handles.actor_calls import NAMESPACE
 from ray_messaging.cluster.servers.server_names import sentinel_name, server_names
 from ray_messaging.cluster.spec import InterceptorSpec
-from ray_messaging.config import ServerConfig
+from ray_messaging.common.limits import SHARDS
+from ray_messaging.config import RedisConfig, ServerConfig
 from ray_messaging.errors import Closed, ConfigError
 from ray_messaging.transports.sharded.config import ShardsConfig
 
@@ -17,7 +18,7 @@ Shards = int | Literal["per-node"] | None
 PER_NODE = "per-node"
 
 
-def check_shards(shards: object, *, server: object, data_dir: object, mirror: bool) -> Shards:
+def check_shards(shards: object, *, server: ServerConfig | None, data_dir: object, mirror: bool) -> Shards:
     """Return a valid `shards=`; raise ConfigError for another one, and for what needs one server."""
     whole = isinstance(shards, int) and not isinstance(shards, bool) and shards >= 1
     if shards is not None and not whole and shards != PER_NODE:
@@ -25,9 +26,7 @@ def check_shards(shards: object, *, server: object, data_dir: object, mirror: bo
     if shards is None or shards == 1:
         return None
     if server is not None:
-        raise ConfigError(
-            f"shards={shards!r} are embedded servers, and redis= is one of yours: leave out redis=, or shards="
-        )
+        _check_in_cluster(shards, server)
     if mirror:
         raise ConfigError(f"mirror= needs one server, and shards={shards!r} are several: leave out one of the two")
     if shards == PER_NODE and data_dir is not None:
@@ -36,6 +35,18 @@ def check_shards(shards: object, *, server: object, data_dir: object, mirror: bo
             "write a number, shards=3"
         )
     return shards  # type: ignore[return-value]  # checked above
+
+
+def _check_in_cluster(shards: object, server: ServerConfig) -> None:
+    if shards == PER_NODE or not isinstance(server, RedisConfig) or not server.cluster:
+        raise ConfigError(
+            f"shards={shards!r} are embedded servers, and redis= is one of yours: leave out redis=, or shards=. Those "
+            "in a cluster have a number: redis='redis+cluster://host:port,host:port', shards=6"
+        )
+    if isinstance(shards, int) and shards > SHARDS:
+        raise ConfigError(f"shards={shards} in a cluster are too many: at most {SHARDS}, a few for each primary")
+    if server.shards not in {1, shards}:
+        raise ConfigError(f"shards={shards} and redis= with shards={server.shards} do not agree: leave out one of them")
 
 
 def nodes_of(shards: Shards) -> tuple[str, ...]:

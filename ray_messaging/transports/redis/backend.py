@@ -18,10 +18,12 @@ class RedisStores:
 
 
 class RedisBackend:
-    """Factory for the stores on one Redis or Valkey server."""
+    """Factory for the stores on one Redis or Valkey server, or for those of one of several shards."""
 
-    def __init__(self, config: RedisConfig) -> None:
+    def __init__(self, config: RedisConfig, shard: int = 0, shards: int = 1) -> None:
         self._config = config
+        self._shard = shard
+        self._shards = shards
 
     def transport(self, exp_id: str, settings: MessagingConfig, *, run: str = "") -> RedisTransport:
         """Make the transport of a messager."""
@@ -32,6 +34,8 @@ class RedisBackend:
             dead_bytes=settings.dead_bytes,
             run=run,
             wait_replicas=settings.wait_replicas,
+            shard=self._shard,
+            shards=self._shards,
         )
 
     def stores(self, exp_id: str, settings: MessagingConfig, *, run: str = "") -> RedisStores:
@@ -40,8 +44,8 @@ class RedisBackend:
 
     def probe(self, exp_id: str | None = None) -> ServerFacts:
         """Ask the server for its state, and for that of an experiment."""
-        return ask_server(self._config, exp_id)
+        return ask_server(self._config, exp_id, shard=self._shard)
 
     def closed_names(self, exp_id: str) -> list[str]:
         """Return the mailboxes of closed messagers with a name."""
-        return closed_names(self._config, exp_id)
+        return closed_names(self._config, exp_id, self._shard)

@@ -10,7 +10,7 @@ from ray_messaging.transports.redis.transport import RedisTransport
 
 _FIELDS_AT_ONCE = 10_000
 # No number is given out twice.
-_KEPT_FIELDS = {b"run", b"erasing", b"interceptor", b"directory", b"born", b"log_epoch", b"format"}
+_KEPT_FIELDS = {b"run", b"erasing", b"interceptor", b"directory", b"born", b"log_epoch", b"format", b"shards"}
 
 
 class RedisExperimentStore:
@@ -47,7 +47,7 @@ class RedisExperimentStore:
 
     async def claim(self, holder: bytes | None, *, reset: bool) -> Claim:
         """Claim the experiment for our run, if `holder` still has it. `reset`: the data of that run will be erased."""
-        args = [holder or b"", self._run, int(reset), FORMAT]
+        args = [holder or b"", self._run, int(reset), FORMAT, self._transport.shards]
         return Claim(await self._link.script("claim_experiment", [self._meta], args))
 
     async def erase_earlier(self) -> None:

@@ -12,6 +12,7 @@ from redis.exceptions import RedisError, ResponseError
 from redis.retry import Retry
 
 from ray_messaging.addressing.channels import Keys
+from ray_messaging.addressing.key_tags import shard_keys
 from ray_messaging.config import RedisConfig
 from ray_messaging.errors import ServerRefused
 from ray_messaging.transports.redis.connection.facts import read_info
@@ -31,12 +32,12 @@ COPY_FROM = "min-string-size-avoid-copy-reply"  # of Valkey 9.1 on, in bytes
 _SETTINGS = ("appendfsync", "save", "timeout", "client-output-buffer-limit", COPY_FROM)
 
 
-def client_of(config: RedisConfig, exp_id: str, timeout_s: float = ANSWER_S) -> "redis.Redis":
-    """Make a blocking client of an experiment's server that gives up soon.
+def client_of(config: RedisConfig, keys: Keys, timeout_s: float = ANSWER_S) -> "redis.Redis":
+    """Make a blocking client of the server with an experiment's keys that gives up soon.
 
     Raises redis-py's errors where Sentinels, or nodes of a cluster, name no server.
     """
-    discovery = discovery_of(config, Keys(exp_id).prefix)
+    discovery = discovery_of(config, keys.prefix)
     if discovery is not None:
         with ThreadPoolExecutor(1) as thread:  # the caller's may have an event loop
             server, port = thread.submit(asyncio.run, discovery.primary()).result()
@@ -45,23 +46,24 @@ def client_of(config: RedisConfig, exp_id: str, timeout_s: float = ANSWER_S) -> 
     return redis.Redis(**options, retry=Retry(NoBackoff(), 0), max_connections=1)
 
 
-def ask_server(config: RedisConfig, exp_id: str | None = None, *, space: str = "") -> ServerFacts:
+def ask_server(config: RedisConfig, exp_id: str | None = None, *, space: str = "", shard: int = 0) -> ServerFacts:
     """Return the state of a server, and of an experiment on it; an error is in `error`.
 
-    In a cluster it is the node that has the experiment's keys, or those of `space`.
+    In a cluster it is the node that has the keys of the experiment's shard, or those of `space`.
     """
+    keys = shard_keys(exp_id or space, shard, config.shards)
     link = RedisLink(config, 0.0)  # it knows how to say what is wrong
     facts = ServerFacts(link.where, allow_eviction=config.allow_eviction, by_cluster=bool(config.cluster))
     try:
-        with client_of(config, exp_id or space) as client:
-            _ask(client, facts, exp_id)
+        with client_of(config, keys) as client:
+            _ask(client, facts, None if exp_id is None else keys)
     except (RedisError, OSError, EOFError) as error:
         why = link.translated(error)
         facts.error, facts.refused = str(why), isinstance(why, ServerRefused)
     return facts
 
 
-def _ask(client: "redis.Redis", facts: ServerFacts, exp_id: str | None) -> None:
+def _ask(client: "redis.Redis", facts: ServerFacts, keys: Keys | None) -> None:
     client.ping()  # the first one connects
     facts.round_trip_ms = min(_took_ms(client.ping) for _ in range(_PINGS))
     began = time.time()
@@ -72,8 +74,8 @@ def _ask(client: "redis.Redis", facts: ServerFacts, exp_id: str | None) -> None:
     client.response_callbacks.clear()
     facts.info = read_info(client.execute_command("INFO"))
     facts.settings = _settings(client)
-    if exp_id is not None:
-        facts.kept = _kept(client, Keys(exp_id), now, cluster=facts.by_cluster)
+    if keys is not None:
+        facts.kept = _kept(client, keys, now, cluster=facts.by_cluster)
 
 
 def _took_ms(call: Callable[[], object]) -> float:
@@ -92,16 +94,17 @@ def _settings(client: "redis.Redis") -> dict[str, str]:
     return dict(zip(texts[::2], texts[1::2], strict=True))
 
 
-def closed_names(config: RedisConfig, exp_id: str) -> list[str]:
+def closed_names(config: RedisConfig, exp_id: str, shard: int = 0) -> list[str]:
     """Return the mailboxes of names that wait for a successor; raise ConnectionFailed, ServerRefused.
 
     Of more than 100,000 mailboxes the first are looked at. Those of agents are not among them.
     """
+    keys = shard_keys(exp_id, shard, config.shards)
     try:
-        with client_of(config, exp_id, _CLOSED_S) as client:
+        with client_of(config, keys, _CLOSED_S) as client:
             client.ping()
             client.response_callbacks.clear()
-            kept = _kept(client, Keys(exp_id), time.time(), _NAMES, 0, cluster=bool(config.cluster))
+            kept = _kept(client, keys, time.time(), _NAMES, 0, cluster=bool(config.cluster))
     except (RedisError, OSError, EOFError) as error:
         raise RedisLink(config, 0.0).translated(error) from error
     return [mailbox.name for mailbox in kept.mailboxes if mailbox.waits_for_its_name]

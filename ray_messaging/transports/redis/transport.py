@@ -7,9 +7,10 @@ from typing import Any
 
 import msgspec
 
-from ray_messaging.addressing.channels import Keys, all_agents
+from ray_messaging.addressing.channels import all_agents
 from ray_messaging.addressing.directory import Record, decode_record, encode_record
 from ray_messaging.addressing.host_dates import HostDates
+from ray_messaging.addressing.key_tags import shard_keys
 from ray_messaging.addressing.patterns import GLOBS, Patterns
 from ray_messaging.audiences.records import decode_audiences
 from ray_messaging.common.limits import DEAD_BYTES
@@ -74,16 +75,20 @@ class RedisTransport:
         dead_bytes: int = DEAD_BYTES,
         run: str = "",
         wait_replicas: int = 0,
+        shard: int = 0,
+        shards: int = 1,
     ) -> None:
         self.exp_id = exp_id
         self.run = run
-        self.keys = Keys(exp_id)
+        self.shards = shards
+        self.keys = shard_keys(exp_id, shard, config.shards)
         guard, clustered = None, bool(config.cluster)
         if wait_replicas:
             marker = script_text("write_mark", cluster=clustered)
             guard = ReplicaGuard(wait_replicas, marker=marker, key=self.keys.mark, patience_s=patience_s)
         self.link = RedisLink(config, patience_s, guard, self.keys.prefix)
-        self._server_runs = ServerRuns(self.keys, script_text("raise_entry_ids", cluster=clustered), config.timeout)
+        greeting = script_text("raise_entry_ids", cluster=clustered)
+        self._server_runs = ServerRuns(self.keys, greeting, config.timeout, shards)
         self.link.greet = self._server_runs.greet
         self.link.moved = self._follow
         self.log = RedisLog(self.link, self.keys, run)
@@ -222,7 +227,7 @@ class RedisTransport:
             int(limits.leased),
             owner,
         ]
-        rest = [int(record.exclusive), self._caller, int(record.agent_channels > WIDE), over, FORMAT]
+        rest = [int(record.exclusive), self._caller, int(record.agent_channels > WIDE), over, FORMAT, self.shards]
         reply: Any = await self.link.script("take_over_mailbox", keys, [*args, 1, *rest]) if epoch is None else [4]
         if reply[0] == 4:
             reply = await self.link.script("take_mailbox", keys, [*args, 0, *rest])

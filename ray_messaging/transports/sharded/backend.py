@@ -1,8 +1,9 @@
-"""Backend for several Redis or Valkey servers."""
+"""Backend for several Redis or Valkey servers, or for several shards in one cluster."""
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import Self
 
-from ray_messaging.config import MessagingConfig
+from ray_messaging.config import MessagingConfig, RedisConfig
 from ray_messaging.errors import ConfigError
 from ray_messaging.transports.redis.backend import RedisBackend, RedisStores
 from ray_messaging.transports.server_facts import ServerFacts, merged_kept
@@ -27,7 +28,13 @@ class ShardedBackend:
 
     def __init__(self, config: ShardsConfig) -> None:
         self._config = config
-        self._shards = [RedisBackend(server) for server in config.servers]
+        count = len(config.servers)
+        self._shards = [RedisBackend(server, shard, count) for shard, server in enumerate(config.servers)]
+
+    @classmethod
+    def of_cluster(cls, config: RedisConfig) -> Self:
+        """Make the backend for the shards of an experiment in one cluster."""
+        return cls(ShardsConfig(servers=(config,) * config.shards))
 
     def transport(self, exp_id: str, settings: MessagingConfig, *, run: str = "") -> ShardedTransport:
         """Make the transport of a messager; raise ConfigError."""

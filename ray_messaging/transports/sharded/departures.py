@@ -64,7 +64,6 @@ class ShardedDepartures:
     def __init__(self, shards: "Sequence[RedisTransport]", homes: Mapping[str, int]) -> None:
         self._shards = shards
         self._control = shards[0]
-        self._keys = shards[0].keys
         self._homes = homes
         self._finishing: set[asyncio.Task[None]] = set()
         self._asked: tuple[str, int, int] | None = None  # the last attempt for which the target has room
@@ -120,11 +119,12 @@ class ShardedDepartures:
 
     async def _ask(self, shard: int, target: str, parcels: Sequence[Parcel]) -> Released:
         """Return whether a mailbox has room."""
-        args: list[Any] = [self._keys.prefix, target]
+        keys = self._shards[shard].keys
+        args: list[Any] = [keys.prefix, target]
         for rows, frame in parcels:
             args += (rows, len(frame))
         try:
-            asked = [self._keys.state(target), self._keys.lease(target)]
+            asked = [keys.state(target), keys.lease(target)]
             return Released(await self._shards[shard].link.script("ask_for_room", asked, args))
         except ConnectionFailed:
             return Released.AWAY
@@ -132,7 +132,7 @@ class ShardedDepartures:
     async def conclude(self, mailbox: str) -> bool:
         """Bring agents that have left a mailbox to their new server; return whether some were on their way."""
         home = await self._find(mailbox)
-        data = await home.link.command("HGET", self._keys.state(mailbox), "going")
+        data = await home.link.command("HGET", home.keys.state(mailbox), "going")
         if data is None:
             return False
         departed = _decode(data, mailbox)
@@ -144,7 +144,8 @@ class ShardedDepartures:
 
     async def admit(self, mailbox: str, source: str) -> None:
         """Enter agents that came to a mailbox of ours from another one in the directory, unless they are there."""
-        data = await self._home_of(mailbox).link.command("HGET", self._keys.arrived, source)
+        home = self._home_of(mailbox)
+        data = await home.link.command("HGET", home.keys.arrived, source)
         if data is not None:
             departed = _decode(data.split(b" ", 2)[2], mailbox)
             await self._record(source, departed)
@@ -168,29 +169,30 @@ class ShardedDepartures:
 
     async def _finish(self, source: str, departed: _Departed) -> None:
         """Have a mailbox take messages again that agents have left."""
-        keys, home = [self._keys.meta, self._keys.state(source)], await self._find(source)
-        await home.link.script("finish_departure", keys, departed.attempt)
+        home = await self._find(source)
+        await home.link.script("finish_departure", [home.keys.meta, home.keys.state(source)], departed.attempt)
 
     async def _find(self, mailbox: str) -> "RedisTransport":
         """Return the shard of a mailbox that the directory may not have named yet."""
         home = self._homes.get(mailbox)
         if home is None:
-            home = int(await self._control.link.command("HGET", self._keys.homes, mailbox) or 0)
+            home = int(await self._control.link.command("HGET", self._control.keys.homes, mailbox) or 0)
         return self._shards[home]
 
     async def _receive(self, source: str, departed: _Departed) -> None:
         """Have the target's shard write the frames that go with agents."""
-        keys, target, link = self._keys, departed.target, self._shards[departed.shard].link
+        target, there = departed.target, self._shards[departed.shard]
+        keys = there.keys
         asked = [keys.meta, keys.dead, keys.state(target), keys.lease(target), keys.arrived]
         agents = _encode(replace(departed, parcels=()))
         args: list[Any] = [keys.prefix, source, *departed.attempt, agents, target, self._control.dead_bytes]
         for parcel in departed.parcels:
             args += parcel
-        await link.script("receive_agents", asked, args)
+        await there.link.script("receive_agents", asked, args)
 
     async def _record(self, source: str, departed: _Departed) -> None:
         """Have the control shard change the records of both mailboxes, unless it has."""
-        keys, link, names = self._keys, self._control.link, [source, departed.target]
+        keys, link, names = self._control.keys, self._control.link, [source, departed.target]
         asked = [keys.meta, keys.records, keys.changes, keys.entries, keys.entered, keys.recorded]
         tables = [(table, name) for name in names for table in (keys.records, keys.entered)]
         outcome = None

@@ -49,7 +49,7 @@ class StepBodies:
     Args: `home` is the shard of this process (None: spread); frames from `least` bytes on are large.
     """
 
-    def __init__(self, links: Sequence[RedisLink], keys: Keys, home: int | None, least: int) -> None:
+    def __init__(self, links: Sequence[RedisLink], keys: Sequence[Keys], home: int | None, least: int) -> None:
         self._links = links
         self._keys = keys
         self._home = home
@@ -89,11 +89,11 @@ class StepBodies:
             self._arrears[shard] = nbytes
             await self.drop(shard, await self.dropped())
         # Before and after: a drop between the two must not forget what is written now.
-        listed = ("SADD", self._keys.bodies, *steps)
-        await self._links[shard].commands(listed, *(self._written(*each) for each in steps.items()), listed)
+        listed = ("SADD", self._keys[shard].bodies, *steps)
+        await self._links[shard].commands(listed, *(self._written(shard, *each) for each in steps.items()), listed)
 
-    def _written(self, step: int, pairs: list[bytes]) -> LargeCommand:
-        command: list[Any] = ["HSET", self._keys.bodies_of(step), *pairs]
+    def _written(self, shard: int, step: int, pairs: list[bytes]) -> LargeCommand:
+        command: list[Any] = ["HSET", self._keys[shard].bodies_of(step), *pairs]
         return LargeCommand(command, [at for at in range(3, len(command), 2) if len(command[at]) >= LARGE])
 
     # -- readers --------------------------------------------------------------------------------------------------
@@ -108,9 +108,10 @@ class StepBodies:
         if not shards:
             return frames
         step = int(box.rpartition("@")[2])
-        key, found, missing = self._keys.bodies_of(step), list(frames), dict[int, int]()
+        found, missing = list(frames), dict[int, int]()
         replies = await at_all(
-            self._links[shard].command("HMGET", key, *names.values()) for shard, names in shards.items()
+            self._links[shard].command("HMGET", self._keys[shard].bodies_of(step), *names.values())
+            for shard, names in shards.items()
         )
         for (shard, names), bodies in zip(shards.items(), replies, strict=True):
             for place, body in zip(names, bodies, strict=True):
@@ -126,11 +127,11 @@ class StepBodies:
 
     async def dropped(self) -> int:
         """Return the last step the boxes of which the control shard has dropped; -1: none."""
-        return int(await self._links[0].command("HGET", self._keys.steps(), "dropped") or -1)
+        return int(await self._links[0].command("HGET", self._keys[0].steps(), "dropped") or -1)
 
     async def drop(self, shard: int, through: int) -> None:
         """Delete the bodies of dropped steps on a shard."""
-        await self._links[shard].script("drop_bodies", [self._keys.bodies], [through])
+        await self._links[shard].script("drop_bodies", [self._keys[shard].bodies], [through])
 
 
 def _name(write: FrameWrite, sender: str, tag: StepTag) -> bytes:

@@ -72,7 +72,7 @@ class ShardedTransport:
         self.log = ShardedLog([shard.log for shard in shards])
         self.surveys: RedisSurveys = self.control.surveys
         links = [shard.link for shard in shards]
-        self.bodies = StepBodies(links, self.control.keys, config.home, config.body_bytes)
+        self.bodies = StepBodies(links, [shard.keys for shard in shards], config.home, config.body_bytes)
         self.steps: RedisSteps = self.control.steps
         self.steps.bodies = self.bodies
         self._stepped = False  # the experiment is known to have steps, so that all mailboxes are on the control shard

@@ -83,7 +83,7 @@ def test_limits_that_are_low(run, redis_process, client):
 
 
 def test_a_valkey_that_does_not_count_what_it_does_not_copy(run, valkey_config):
-    with client_of(valkey_config, "") as client:
+    with client_of(valkey_config, Keys("")) as client:
         (name, before), *_ = client.config_get(COPY_FROM).items()
         try:
             for size, level in ((16384, "warning"), (2**30, None)):

@@ -2,15 +2,17 @@
 -- Once per connection, before any write: the first caller after a restart of the server raises the entry ids of all
 -- streams above those that the former run gave out. Allowed when memory is full.
 --
--- KEYS[1] meta     hash: see id_ceiling.lua; log = 1 while an event log is registered; format: see raise_format.lua
+-- KEYS[1] meta     hash: see id_ceiling.lua; log = 1 while an event log is registered; format and
+--                  shards: see raise_format.lua
 -- KEYS[2] changes  hash: its fields are the mailboxes
 -- ARGV[1] prefix of this experiment's keys: mailbox:<mailbox>:<born> is a stream, state:<mailbox> a hash (born)
 -- ARGV[2] the life that the caller knew ("": none)  [3] ms that its clock shows by now at most, as far as the caller knows
 -- ARGV[4...] of streams that are read over this connection: key, last entry that was read
--- Returns {life, ms, format (0: none), keys of streams the end of which lay before what was read...}
+-- Returns {life, ms, format (0: none), shards (0: none), keys of streams the end of which lay before what was
+-- read...}
 local now, life = milliseconds(), life_of_server()
-local meta = redis.call('HMGET', KEYS[1], 'life', 'ceiling', 'log', 'format')
-local reply = {life, now, tonumber(meta[4] or 0)}
+local meta = redis.call('HMGET', KEYS[1], 'life', 'ceiling', 'log', 'format', 'shards')
+local reply = {life, now, tonumber(meta[4] or 0), tonumber(meta[5] or 0)}
 if not meta[2] then return reply end  -- nobody has listened yet
 
 -- An entry that comes and goes leaves its id behind, also where there was no stream.

@@ -13,7 +13,7 @@
 -- ARGV[5] max messages  [6] max bytes  [7] lease in ms  [8] leased 1/0  [9] owner
 -- ARGV[10] 1: only take over what is there, under the same record  [11] 1: it alone listens for its agents, else 0
 -- ARGV[12] the caller: it keeps the epoch that it took last  [13] 1: it may take all agents' channels by one pattern
--- ARGV[14] a lease of another owner that is over, as the caller has seen it, or ""  [15] the caller's format
+-- ARGV[14] a lease of another owner that is over, as the caller has seen it, or ""  [15] the caller's format  [16] number of shards
 -- Returns {0, version, epoch, entry, row, born, blob and acked where it was taken over}; {1} version is stale; {2} fenced;
 -- {3, owner, lease, 1 where it may be over by the server's clock} held by another owner; {4} it would take more than a
 -- take-over; {5} the server has lost the mailbox, or a reader's epoch
@@ -57,7 +57,7 @@ if redis.call('HEXISTS', KEYS[4], 'going') == 1 then  -- it takes nothing: see r
 end
 redis.call('HSET', KEYS[4], 'max_messages', most, 'max_bytes', ARGV[6], 'leased', ARGV[8], 'owner', ARGV[9],
            'exclusive', ARGV[11])
-raise_format(KEYS[1], ARGV[15])
+raise_format(KEYS[1], ARGV[15], ARGV[16])
 renew_lease(KEYS[5], ARGV[7], lift_ceiling(KEYS[1], tonumber(ARGV[7])))
 if ARGV[13] == '1' then redis.call('HSET', KEYS[1], 'wide', 1) end
 local version = tonumber(ARGV[1])

@@ -1,0 +1,37 @@
+"""Hash tags of an experiment's keys in a cluster, where it has several shards: each has slots of its own."""
+
+from binascii import crc_hqx
+from functools import cache
+from itertools import count
+
+from ray_messaging.addressing.channels import Keys
+
+_SLOTS = 16_384  # of each cluster of Redis or Valkey
+
+
+def slot_of(tag: str) -> int:
+    """Return the slot of the keys with a hash tag."""
+    return crc_hqx(tag.encode(), 0) % _SLOTS
+
+
+def shard_keys(exp_id: str, shard: int, in_cluster: int) -> Keys:
+    """Return the keys of a shard; `in_cluster` is how many are in one cluster (1: it has a server of its own)."""
+    return Keys(exp_id, key_tags(exp_id, in_cluster)[shard] if in_cluster > 1 else "")
+
+
+@cache
+def key_tags(exp_id: str, shards: int) -> tuple[str, ...]:
+    """Return what stands behind the experiment's name in the hash tag of each shard.
+
+    The first one has the name alone. Each has a slot in another part of all slots, which are cut in as many equal
+    parts: so the primaries of a cluster, which mostly have one range of slots each, have equally many shards. No other
+    experiment has such a tag, as no name has a slash.
+    """
+    part_of_first = slot_of(exp_id) * shards // _SLOTS
+    parts = [part for part in range(shards) if part != part_of_first]
+    return ("", *(_tag(exp_id, shard, shards, part) for shard, part in enumerate(parts, 1)))
+
+
+def _tag(exp_id: str, shard: int, shards: int, part: int) -> str:
+    tags = (f"/{shard}.{number}" for number in count())
+    return next(tag for tag in tags if slot_of(exp_id + tag) * shards // _SLOTS == part)
