@@ -25,7 +25,7 @@ from ray_messaging.errors import TransitError
 from ray_messaging.transports.sharded.config import ShardsConfig
 
 WAIT_S = 60.0
-_ADDRESS = ("server", "port", "password", "timeout", "sentinels", "service", "sentinel_password", "cluster")
+_ADDRESS = ("server", "port", "password", "timeout", "sentinels", "service", "sentinel_password", "cluster", "shards")
 
 
 def told(config):

@@ -2,12 +2,20 @@
 
 import pytest
 
-from faults.slots_cases import SHORT, SHORT_RESHARDED
+from faults.slots_cases import SHORT, SHORT_RESHARDED, SHORT_SPREAD, SHORT_SPREAD_RESHARDED
 
 pytestmark = [pytest.mark.faults, pytest.mark.long]
 
 
-@pytest.mark.parametrize("case", [SHORT, SHORT_RESHARDED], ids=["lost", "moved"])
+CASES = {
+    "lost": SHORT,
+    "moved": SHORT_RESHARDED,
+    "lost, 3 shards": SHORT_SPREAD,
+    "moved, 3 shards": SHORT_SPREAD_RESHARDED,
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_nothing_acknowledged_is_lost_with_a_primary_or_on_the_way_to_another(case, tmp_path):
     account = case.run(tmp_path)
     assert case.promise.broken(account) == {}, account

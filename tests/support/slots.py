@@ -10,6 +10,7 @@ import redis
 from redis.crc import key_slot
 
 from ray_messaging.addressing.channels import Keys
+from ray_messaging.addressing.key_tags import shard_keys
 from ray_messaging.config import RedisConfig
 from support.replicated import until
 from support.servers import HOST, PASSWORD, RedisProcess, free_port
@@ -42,12 +43,16 @@ class ClusterService:
     """A cluster of primaries with replicas each; its slots are spread evenly.
 
     As a context manager it leaves no process behind. It can take the place of a RedisProcess on a fault's stage: then
-    `primary` is the one that has the slot of `exp_id`. `env` goes into the environment of nodes, by their place.
+    `primary` is the one that has the slot of `exp_id`, or of one of its `shards`. `env` goes into the environment of
+    nodes, by their place.
     """
 
-    def __init__(self, folder, *, binary="valkey", primaries=3, replicas=1, exp_id="town", env=None, **options):
+    def __init__(
+        self, folder, *, binary="valkey", primaries=3, replicas=1, exp_id="town", shards=1, env=None, **options
+    ):
         self.folder = Path(folder)
         self.exp_id = exp_id
+        self.shards, self.shard = shards, 0
         self._primaries = primaries
         shared = {
             "user": f"{_USER} on >{_SECRET} ~* &* +@all",
@@ -81,11 +86,11 @@ class ClusterService:
     def config(self):
         """Return the config that leads to the cluster by some of its nodes."""
         seeds = tuple(f"{HOST}:{server.config.port}" for server in self.servers[:: max(1, len(self.servers) // 3)])
-        return RedisConfig(cluster=seeds, password=PASSWORD, timeout=10)
+        return RedisConfig(cluster=seeds, password=PASSWORD, timeout=10, shards=self.shards)
 
     @property
     def slot(self):
-        return slot_of(self.exp_id)
+        return key_slot(shard_keys(self.exp_id, self.shard, self.shards).prefix.encode())
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -160,9 +165,9 @@ class ClusterService:
         self.primary = self._ids[name]
         self.process = self.primary.process
 
-    def serve(self, exp_id):
-        """Let `primary` be the one of another experiment."""
-        self.exp_id = exp_id
+    def serve(self, exp_id, shard=0):
+        """Let `primary` be the one of another experiment, or of a shard of it."""
+        self.exp_id, self.shard = exp_id, shard
         self.settle()
 
     def kill(self):
