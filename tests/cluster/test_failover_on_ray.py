@@ -46,14 +46,13 @@ def exp_id():
     return f"failover-{uuid.uuid4().hex[:8]}"
 
 
-@pytest.fixture(params=[1, 2, "cluster"], ids=["one replica", "two replicas", "a cluster"])
+@pytest.fixture(params=[1, 2, "cluster", "shards"], ids=["one replica", "two replicas", "a cluster", "shards in it"])
 def service(request, tmp_path, exp_id):
     folder = tmp_path / "service"
-    many = request.param == "cluster"
     started = (
-        ClusterService(folder, exp_id=exp_id)
-        if many
-        else ReplicatedService(folder, binary="valkey", replicas=request.param)
+        ReplicatedService(folder, binary="valkey", replicas=request.param)
+        if isinstance(request.param, int)
+        else ClusterService(folder, exp_id=exp_id, shards=3 if request.param == "shards" else 1)
     )
     with started as service:
         yield service
@@ -62,7 +61,7 @@ def service(request, tmp_path, exp_id):
 def url_of(config):
     password = PASSWORD.replace(" ", "%20")
     if config.cluster:
-        return f"redis+cluster://:{password}@{','.join(config.cluster)}"
+        return f"redis+cluster://:{password}@{','.join(config.cluster)}?shards={config.shards}"
     return f"redis+sentinel://:{password}@{','.join(config.sentinels)}/{config.service}"
 
 

@@ -9,9 +9,11 @@ from support.slots import ClusterService, owner_of, raw, slot_of
 
 from ray_messaging import ConfigError, ConnectionFailed, Messager, RedisConfig
 from ray_messaging.addressing.channels import Keys
+from ray_messaging.addressing.key_tags import shard_keys
 from ray_messaging.cli.doctor.server import examine_server
 from ray_messaging.errors import ServerRefused
 from ray_messaging.observability.health.server_checks import check_server
+from ray_messaging.transports.backend import backend_of
 from ray_messaging.transports.redis.server_probe import ask_server, closed_names
 
 
@@ -97,3 +99,40 @@ async def test_a_slot_that_no_node_has(tmp_path, exp_id):
         until(lambda: b"cluster_state:ok" in raw(client, "CLUSTER INFO"), "a cluster that serves the other slots")
         async with Messager(service.config, other):
             pass
+
+
+# -- shards -----------------------------------------------------------------------------------------------------------
+
+
+def in_shards(service, shards):
+    return service.config.model_copy(update={"shards": shards})
+
+
+@pytest.mark.parametrize(("first", "then"), [(3, 1), (1, 3), (3, 6)])
+async def test_another_number_of_shards_is_refused(small, opener, exp_id, first, then):
+    await opener(in_shards(small, first), name="b", host=[2])
+    said = await refused(in_shards(small, then), exp_id)
+    assert f"write shards={first}" in said
+    assert f"shards={then} was given" in said
+    messager = await opener(in_shards(small, first), name="c")
+    assert (await messager.send_message(messager.get_agent_chat_channel(2), {"n": 1}, from_id=1)).fate == "delivered"
+
+
+async def test_probe_and_doctor_ask_the_nodes_of_all_shards(small, opener, exp_id):
+    config = in_shards(small, 3)
+    for agent in range(3):
+        messager = await opener(config, name=f"group-{agent}", host=[agent])
+        await messager.send_message(messager.get_agent_chat_channel(agent), {"n": 1}, from_id=1)
+    facts = await asyncio.to_thread(backend_of(config).probe, exp_id)
+    assert {mailbox.name for mailbox in facts.kept.mailboxes} == {"group-0", "group-1", "group-2"}
+    assert await asyncio.to_thread(backend_of(config).closed_names, exp_id) == []
+    health = await asyncio.to_thread(examine_server, config)
+    assert {finding.what: finding.text for finding in health.findings if finding.level == "critical"} == {}
+    for server in small.servers:
+        with server.client() as client:
+            assert not list(client.scan_iter("rm:{doctor-*", count=1000))
+
+
+async def test_shards_are_on_all_primaries(small, exp_id):
+    owners = {owner_of(small.config, shard_keys(exp_id, shard, 3)) for shard in range(3)}
+    assert len(owners) == small.primaries

@@ -53,7 +53,7 @@ class ClusterService:
         self.folder = Path(folder)
         self.exp_id = exp_id
         self.shards, self.shard = shards, 0
-        self._primaries = primaries
+        self.primaries = primaries
         shared = {
             "user": f"{_USER} on >{_SECRET} ~* &* +@all",
             "masteruser": _USER,
@@ -105,13 +105,13 @@ class ClusterService:
             }
             for at, client in enumerate(clients):
                 client.execute_command("CLUSTER SET-CONFIG-EPOCH", at + 1)
-                if at < self._primaries:
-                    first, last = (each * SLOTS // self._primaries for each in (at, at + 1))
+                if at < self.primaries:
+                    first, last = (each * SLOTS // self.primaries for each in (at, at + 1))
                     client.execute_command("CLUSTER ADDSLOTSRANGE", first, last - 1)
             until(lambda: self._met(clients), "nodes that know each other")
             names = list(self._ids)
-            for at, client in enumerate(clients[self._primaries :]):
-                leader = names[at % self._primaries]
+            for at, client in enumerate(clients[self.primaries :]):
+                leader = names[at % self.primaries]
                 until(lambda client=client, leader=leader: replicate(client, leader), "a node that is known")
         self.settle()
         return self
@@ -146,7 +146,7 @@ class ClusterService:
         nodes = views[0]
         if any(not {"fail", "fail?", "handshake"}.isdisjoint(flags) for _, flags, _, _ in nodes.values()):
             return False
-        if sum("slave" in flags for _, flags, _, _ in nodes.values()) != len(self.servers) - self._primaries:
+        if sum("slave" in flags for _, flags, _, _ in nodes.values()) != len(self.servers) - self.primaries:
             return False
         self._find_primary(nodes)
         return True

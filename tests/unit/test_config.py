@@ -229,10 +229,12 @@ def test_a_cluster_by_url_and_by_field():
     assert config == RedisConfig(cluster=["a:1", "b", "[::1]:3"], username="u", password="p@w", allow_eviction=True)
     assert config.cluster_addresses() == [("a", 1), ("b", 6379), ("::1", 3)]
     assert RedisConfig.from_url("rediss+cluster://a/0").ssl
+    for url in ("redis+cluster://a,b?shards=6&allow_eviction=1", "redis+cluster://a,b/?allow_eviction=1&shards=6"):
+        assert RedisConfig.from_url(url) == RedisConfig(cluster=["a", "b"], shards=6, allow_eviction=True)
     assert RedisConfig.model_validate_json(config.model_dump_json()) == config
 
 
-@pytest.mark.parametrize("rest", ["a:x", "", "a,", "u:secret@a:70000", "a:1/2", "a:1/town"])
+@pytest.mark.parametrize("rest", ["a:x", "", "a,", "u:secret@a:70000", "a:1/2", "a:1/town", "a?shards=0", "a?shards=x"])
 def test_a_url_of_a_cluster_that_cannot_be_read_says_how_to_write_it(rest):
     with pytest.raises(ConfigError, match="write redis") as caught:
         RedisConfig.from_url(f"redis+cluster://{rest}")
@@ -247,6 +249,8 @@ def test_a_url_of_a_cluster_that_cannot_be_read_says_how_to_write_it(rest):
         ({"cluster": ["a"], "db": 3}, "has one database: leave db at 0"),
         ({"cluster": ["a"], "socket_dir": "/run"}, "socket_dir stands beside a host and a port"),
         ({"cluster": ["a/b"]}, "the address of a node is host:port, not 'a/b'"),
+        ({"server": "a", "shards": 3}, "shards= needs a cluster="),
+        ({"cluster": ["a"], "shards": 129}, "less than or equal to 128"),
     ],
 )
 def test_a_cluster_that_cannot_work(fields, named):
