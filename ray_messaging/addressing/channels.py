@@ -253,7 +253,7 @@ def check_recipient(channel: str, recipient: AgentId | None, to_id: object) -> A
 class Keys:
     """The Redis keys of one experiment. The hash tag keeps them on one primary of a cluster.
 
-    Args: `tag` is what stands behind the name in the hash tag of a shard (see `key_tags`).
+    Args: `tag` is the end of a shard's hash tag, behind the name (see `key_tags`).
     """
 
     def __init__(self, exp_id: str, tag: str = "") -> None:

@@ -21,7 +21,7 @@ def shard_keys(exp_id: str, shard: int, in_cluster: int) -> Keys:
 
 @cache
 def key_tags(exp_id: str, shards: int) -> tuple[str, ...]:
-    """Return what stands behind the experiment's name in the hash tag of each shard.
+    """Return the end of each shard's hash tag, behind the experiment's name.
 
     The first one has the name alone. Each has a slot in another part of all slots, which are cut in as many equal
     parts: so the primaries of a cluster, which mostly have one range of slots each, have equally many shards. No other
