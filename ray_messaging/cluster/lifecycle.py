@@ -164,11 +164,11 @@ def start_experiment(
     if on_existing not in {"error", "resume", "reset"}:
         raise ConfigError(f"on_existing={on_existing!r} is unknown: write 'error', 'resume' or 'reset'")
     check_tracing(tracing)
+    settings = check_replicas(replicas, settings, server=server, data_dir=data_dir)
     config = experiment_config(server)
     shards = check_shards(shards, server=config, data_dir=data_dir, mirror=settings.mirror)
     if isinstance(config, RedisConfig) and shards is not None:
         config, shards = config.model_copy(update={"shards": shards}), None
-    settings = check_replicas(replicas, settings, server=server, data_dir=data_dir)
     if config is not None and data_dir is not None:
         raise ConfigError(f"data_dir={str(data_dir)!r} is for the embedded server: leave out redis=, or data_dir=")
     started = StartedExperiment(ray_is_ours=ensure_ray())

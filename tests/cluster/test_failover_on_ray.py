@@ -143,7 +143,7 @@ def test_messages_arrive_once_and_in_order_although_the_primary_is_lost_twice(se
         traffic.goes_on()
         assert troubles(messaging) == []
         lonely = len(service.replicas) == 1  # the new primary has no replica then
-        told = partial(wait_for, lambda: "server replicas" in troubles(messaging), "the finding")
+        told = partial(wait_for, lambda: any("server replicas" in what for what in troubles(messaging)), "the finding")
         lose_primary(service, before_it_is_back=told if lonely else lambda: None)
         traffic.goes_on()
         # A rule that changes while there is no primary that may take it: from its return on nothing of the pair passes.

@@ -129,6 +129,7 @@ def _try_commands_of(config: RedisConfig, keys: Keys) -> None:
         client.hkeys(table)
         client.xadd(stream, {"f": b"x"})
         client.xrange(stream)
+        client.xrevrange(stream)
         client.xlen(stream)
         client.publish(keys.own, b"(")
 
