@@ -1,6 +1,7 @@
 """Dead letters on three servers: requeued to mailboxes of other shards, each message once, wherever a process ends."""
 
 import asyncio
+import random
 
 import pytest
 from support.contracts import fetch_all, vanish
@@ -55,20 +56,24 @@ class Town:
     def store(self, messager=None):
         return ShardedStores((messager or self.sender).engine.transport).dead_letters
 
-    async def letters(self):
-        """Return all letters; the counts are theirs."""
+    async def listed(self):
+        """Return all letters, while others may change them."""
         store, found, after = self.store(), [], ""
         while page := await store.page(after, 100):
             found += page
             after = page[-1].id
-        facts = await store.facts()
+        return found
+
+    async def letters(self):
+        """Return all letters; the counts are theirs."""
+        found, facts = await self.listed(), await self.store().facts()
         assert facts == (len(found), sum(len(letter.frame) + LETTER_BYTES for letter in found), 0, 0)
         return found
 
     async def requeue(self, messager=None):
         """Requeue all letters; return the outcomes."""
         requeueing = Requeueing(self.store(messager), self.exp_id)
-        return [await requeueing.requeue(letter) for letter in await self.letters()]
+        return [await requeueing.requeue(letter) for letter in await self.listed()]
 
 
 @pytest.fixture
@@ -170,12 +175,13 @@ async def test_a_letter_that_is_under_way_goes_where_its_agents_have_gone_meanwh
     await cut_short(town, "receive_letter", 2, after=False)
     (letter,) = await town.letters()
     assert (letter.mailbox, letter.to, letter.shard) == ("east", "west", 2)
-    late = town.store()
+    late, frames = town.store(), [Returned("west", 1, letter.frame)]
+    version = (await late.listeners(1)).version
     await west.move_agents([AGENT], to="north")
+    assert await late.forwarding.deliver(letter, version, frames) is Requeued.STALE_DIRECTORY
     assert await town.requeue() == [(1, 0, "", False)]
-    listeners = await late.listeners(1)
-    frame = Returned("west", 1, letter.frame)
-    assert await late.forwarding.deliver(letter, listeners.version, [frame]) is Requeued.GIVEN_UP
+    version = (await late.listeners(1)).version
+    assert await late.forwarding.deliver(letter, version, frames) is Requeued.GIVEN_UP
     assert await late.forwarding.end(letter, delivered=False) == ""
     assert await drained(north) == numbered(count=1)
     assert await drained(west) == await town.letters() == []
@@ -237,7 +243,7 @@ async def test_no_letter_overtakes_one_that_waits_for_room_on_its_way(town):
         assert (outcome.messages, outcome.left, outcome.full) == (0, 1, True)
         assert "'west' has no room" in outcome.why
     got = await drained(west)
-    while await town.letters():
+    for _ in range(3):
         await town.requeue()
         got += await drained(west)
     assert got == [(AGENT, n) for n in (9, 0, 1, 2)]
@@ -272,6 +278,29 @@ async def test_a_mailbox_of_another_shard_that_has_its_own_copy_gets_no_second_o
         assert await drained(messager) == []
 
 
+async def test_a_mailbox_that_goes_between_the_calls_gives_its_copy_to_none_that_has_one(town):
+    first, town.sender = await town.messagers(name="first", listen=["news"]), await town.messagers()
+    await town.sender.send_message("news", {"n": 1})
+    await town.remove(first)
+    comes = [await town.messagers(name=name, listen=["news"]) for name in ("x", "y", "z")]
+    await town.sender.engine.frame_sender.reload()
+    assert [town.home(messager.name) for messager in comes] == [2, 0, 1]
+    await cut_short(town, "receive_letter", 3, after=False)  # after two questions
+    assert sorted(letter.to for letter in await town.letters()) == ["x", "y"]
+    await town.remove(comes[0])
+    await town.requeue()
+    for messager in comes[1:]:
+        assert [message.payload["n"] for message in await fetch_all(messager, 1)] == [1]
+        assert await drained(messager) == []
+    (letter,) = await town.letters()
+    assert (letter.mailbox, letter.to, letter.shard) == ("first", "x", None)
+    again = await town.messagers(name="again", listen=["news"])
+    assert await town.requeue() == [(1, 0, "", False)]
+    assert [message.payload["n"] for message in await fetch_all(again, 1)] == [1]
+    for messager in (*comes[1:], again):
+        assert await drained(messager) == []
+
+
 async def test_what_the_limit_takes_while_it_arrives_is_not_counted_as_lost(town):
     await town.begin(count=2)
     west = await town.open("west", AGENT)
@@ -291,6 +320,67 @@ async def test_what_the_limit_takes_while_it_arrives_is_not_counted_as_lost(town
     assert facts[0::2] == (1, 1)
     assert facts.dropped_bytes == len(first.frame) + LETTER_BYTES
     assert await drained(west) == [(AGENT, 0)]
+
+
+class Chance:
+    """Processes that requeue, end at any call, and groups that come and go meanwhile; each message is to come once."""
+
+    AGENTS, ROUNDS = (1, 2, 3, 4), 12
+
+    def __init__(self, town, seed):
+        self.town, self.random = town, random.Random(seed)
+        self.groups, self.found, self.names, self.sent = {}, [], 0, []
+
+    async def come(self):
+        free = sorted(set(self.AGENTS) - {agent for _, agents in self.groups.values() for agent in agents})
+        if free:
+            self.names += 1
+            agents = self.random.sample(free, self.random.randint(1, len(free)))
+            limit = self.random.choice([3, 1000])
+            group = await self.town.open(f"group-{self.names}", *agents, mailbox_messages=limit)
+            self.groups[group.name] = group, agents
+
+    async def go(self):
+        if self.groups:
+            group, _ = self.groups.pop(self.random.choice(sorted(self.groups)))
+            if self.random.random() < 0.5:
+                self.found += await drained(group)
+            await self.town.remove(group)
+
+    async def requeue(self):
+        mortal = await self.town.messagers()
+        cut = Cut(
+            mortal,
+            self.random.choice(sorted({name for name, _, _ in CALLS})),
+            nth=self.random.randint(1, 5),
+            after=self.random.random() < 0.5,
+        )
+        try:
+            await self.town.requeue(mortal)
+        except MessagingError:
+            assert cut.hit
+        await vanish(mortal)
+
+    async def run(self):
+        await self.town.begin(agents=self.AGENTS, count=5)
+        for _ in range(self.ROUNDS):
+            await asyncio.gather(*(self.requeue() for _ in range(2)), self.random.choice([self.come, self.go])())
+            await self.random.choice([self.come, self.go])()
+        while self.groups:
+            await self.go()
+        last = [await self.town.open(f"last-{agent}", agent) for agent in self.AGENTS]
+        for _ in range(self.ROUNDS):
+            await self.town.requeue()
+        assert await self.town.letters() == []
+        for group in last:
+            self.found += await drained(group)
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 12))])
+async def test_each_message_comes_once_whatever_comes_goes_and_ends(town, seed):
+    chance = Chance(town, seed)
+    await chance.run()
+    assert sorted(chance.found) == [(agent, n) for agent in Chance.AGENTS for n in range(5)]
 
 
 # -- the calls of users -----------------------------------------------------------------------------------------------
