@@ -12,8 +12,10 @@ import ray
 import redis
 from support.cluster import PATIENCE_S, control, drain, numbered, numbers, run_apart, wait_for
 from support.contracts import vanish
+from typer.testing import CliRunner
 
 from ray_messaging import Messager, Messaging, MessagingConfig, RedisConfig, Steps, rules
+from ray_messaging.cli import app
 from ray_messaging.embedded.machine import memory_bytes
 from ray_messaging.errors import AlreadyExists, ConfigError, ConnectionFailed, OutcomeUnknown, ServerFailed, UnknownName
 
@@ -82,11 +84,27 @@ def test_one_experiment_on_three_servers(exp_id, tmp_path):
         assert send_on_to(messaging, "group-2", "group-1") == {"delivered"}
         assert numbers(drain(again, 10)) == [*range(10)]
 
+        # What a group leaves goes to another one, on another server.
+        assert send_on_to(messaging, "group-2", "group-1") == {"delivered"}
+        messaging.remove_group("group-1")
+        heirs = messaging.create_group("heirs", RING["group-1"])
+        listed = command("deadletters", "list", exp_id)
+        assert "1 dead letter, " in listed
+        assert "\n2/" in listed
+        assert "Sent again 10 messages; 1 letter gone." in command("deadletters", "requeue", exp_id, "--all")
+        assert numbers(drain(heirs, 10)) == [*range(10)]
+
         # A user's client in this process is a messager as any other.
         assert Messaging.connect(exp_id).group("group-3").name == "group-3"
         for group in messaging.groups():
             drain(group, 0)
         assert messaging.log.balance().duplicates == 0
+
+
+def command(*args):
+    found = CliRunner().invoke(app, args)
+    assert found.exit_code == 0, found.output
+    return found.stdout
 
 
 def send_on_to(messaging, sender, hearer):

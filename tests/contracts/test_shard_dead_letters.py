@@ -2,12 +2,14 @@
 
 import asyncio
 import random
+import time
 
 import pytest
-from support.contracts import fetch_all, vanish
+from support.contracts import client_of, fetch_all, vanish
 from support.shard_faults import Cut
 
 from ray_messaging import MessagingError, UnknownName
+from ray_messaging.addressing.channels import Keys
 from ray_messaging.cluster.handles.dead_letters import DeadLetters
 from ray_messaging.transports.dead_letter_store import LETTER_BYTES, Requeued, Returned
 from ray_messaging.transports.requeueing import Requeueing
@@ -381,6 +383,24 @@ async def test_each_message_comes_once_whatever_comes_goes_and_ends(town, seed):
     chance = Chance(town, seed)
     await chance.run()
     assert sorted(chance.found) == [(agent, n) for agent in Chance.AGENTS for n in range(5)]
+
+
+async def test_ids_go_on_rising_when_a_server_comes_back_without_its_last_writes_and_with_a_clock_behind(
+    town, server, exp_id
+):
+    """The other shard has noted the last one: it would take a letter with a lower id for one that was settled."""
+    await town.begin(count=1)
+    late = int(time.time() * 1000) + 3_600_000
+    async with client_of(server.servers[1]) as client:
+        await client.hset(Keys(exp_id).meta, mapping={"life": "another", "ceiling": late})
+    town.sender = await town.messagers()
+    await town.remove(await town.open("south", NEAR))
+    await town.remove(await town.open("north", NEAR))
+    near = await town.open("near", OTHER)
+    assert town.home("near") == 1
+    await town.send(1, [OTHER])
+    await town.remove(near)
+    assert [int(letter.id.split("/")[1].split("-")[0]) >= late for letter in await town.letters()] == [False, True]
 
 
 # -- the calls of users -----------------------------------------------------------------------------------------------
