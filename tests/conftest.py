@@ -76,9 +76,9 @@ def cluster_config(tmp_path_factory) -> Iterator[RedisConfig]:
 
 
 @pytest.fixture(scope="session")
-def spread_config(cluster_config) -> RedisConfig:
-    """Give a cluster over which each experiment is spread in three shards, one on each primary."""
-    return cluster_config.model_copy(update={"shards": 3})
+def spread_config(cluster_config) -> ShardsConfig:
+    """Give a cluster over which each experiment is spread, a shard on each primary; see `shards_config`."""
+    return ShardsConfig(servers=(cluster_config.model_copy(update={"shards": 3}),) * 3, body_bytes=64)
 
 
 @pytest.fixture(scope="session")

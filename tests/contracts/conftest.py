@@ -64,15 +64,34 @@ UNUSUAL = {
     "test_very_many_channels.py": EITHER_REDIS,
 }
 
+# Shards in a cluster have the code of shards with servers of their own, and other keys. These ask for all of the keys.
+OF_KEYS = {
+    "test_audience_log.py",
+    "test_dead_letters.py",
+    "test_delegated_rules.py",
+    "test_fates.py",
+    "test_foreign.py",
+    "test_log_streams.py",
+    "test_moves.py",
+    "test_moves_in_steps.py",
+    "test_receiving.py",
+    "test_step_log.py",
+    "test_step_questions.py",
+    "test_steps.py",
+    "test_surveys.py",
+    "test_transactions.py",
+}
+
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at -m
 def pytest_collection_modifyitems(config, items):
     for item in items:
         if _server_of(item) in set(LAYOUTS) - UNUSUAL.get(item.path.name, USUAL):
             item.add_marker(pytest.mark.long)
-    beyond = [item for item in items if item.get_closest_marker(f"beyond_{_kind_of(item)}")]
+    beyond = {item for item in items if item.get_closest_marker(f"beyond_{_kind_of(item)}")}
+    beyond |= {item for item in items if _server_of(item) == "spread" and item.path.name not in OF_KEYS}
     if beyond:
-        config.hook.pytest_deselected(items=beyond)
+        config.hook.pytest_deselected(items=list(beyond))
         items[:] = [item for item in items if item not in beyond]
 
 
