@@ -3,9 +3,11 @@
 import asyncio
 import random
 import time
+from contextlib import ExitStack
 
 import pytest
-from support.contracts import client_of, fetch_all, vanish
+from faults.proxy import Proxy
+from support.contracts import WAIT_S, client_of, fetch_all, vanish
 from support.shard_faults import Cut
 
 from ray_messaging import MessagingError, UnknownName
@@ -401,6 +403,27 @@ async def test_ids_go_on_rising_when_a_server_comes_back_without_its_last_writes
     await town.send(1, [OTHER])
     await town.remove(near)
     assert [int(letter.id.split("/")[1].split("-")[0]) >= late for letter in await town.letters()] == [False, True]
+
+
+@pytest.mark.long
+async def test_each_letter_is_forwarded_once_despite_lost_replies(town, server, opener):
+    await town.begin(agents=(AGENT, OTHER, NEAR), count=12)
+    groups = [await town.open(name, agent) for name, agent in (("west", AGENT), ("north", OTHER), ("near", NEAR))]
+    with ExitStack() as stack:
+        proxies = [stack.enter_context(Proxy(each, seed=seed)) for seed, each in enumerate(server.servers)]
+        proxied = server.model_copy(update={"servers": tuple(proxy.config for proxy in proxies)})
+        messager = await opener(proxied, send_timeout_s=WAIT_S)
+        for proxy in proxies:
+            proxy.cut_replies = 0.2
+        outcomes = await town.requeue(messager)
+        for proxy in proxies:
+            proxy.cut_replies = 0.0
+        assert all(proxy.cuts for proxy in proxies)
+        await messager.close()
+    assert outcomes == [(3, 0, "", False)] * 12
+    for group, agent in zip(groups, (AGENT, OTHER, NEAR), strict=True):
+        assert await drained(group) == numbered(agent, 12)
+    assert await town.letters() == []
 
 
 # -- the calls of users -----------------------------------------------------------------------------------------------
