@@ -24,11 +24,11 @@ class Outgoing:
     __slots__ = ("channel", "from_id", "payload", "subtopic", "to_id", "to_ids", "unnamed")
 
     def __init__(
-        self, channel: str | None, payload: Payload, from_id: SenderId = OMITTED, to_id: AgentId | None = None
+        self, channel: str, payload: Payload, from_id: SenderId = OMITTED, to_id: AgentId | None = None
     ) -> None:
-        if not isinstance(channel, str | None):
+        if not isinstance(channel, str):
             raise no_channel(channel)
-        self.channel = channel
+        self.channel: str | None = channel  # None: that of its agents
         self.payload = payload
         self.unnamed = from_id is OMITTED
         self.from_id = None if from_id is None or from_id is OMITTED else check_id(from_id)
@@ -41,7 +41,8 @@ class Outgoing:
         cls, to_id: AgentId, payload: Payload, from_id: SenderId = OMITTED, subtopic: str = AGENT_CHAT
     ) -> "Outgoing":
         """Build a message for one agent."""
-        made = cls(None, payload, from_id, to_id)
+        made = cls("", payload, from_id, check_id(to_id))
+        made.channel = None
         made.subtopic = check_subtopic(subtopic)
         return made
 
@@ -54,7 +55,8 @@ class Outgoing:
         subtopic: str = AGENT_CHAT,
     ) -> "Outgoing":
         """Build a message with one payload for many agents. It is encoded once; each agent has a receipt."""
-        made = cls(None, payload, from_id)
+        made = cls("", payload, from_id)
+        made.channel = None
         made.to_ids = [check_id(to_id) for to_id in to_ids]
         made.subtopic = check_subtopic(subtopic)
         return made

@@ -416,6 +416,8 @@ class Fetcher:
 
 def check_limit(limit: int | None, *, complete: bool = False) -> None:
     """Raise ConfigError for an impossible number of messages."""
+    if limit is not None and (isinstance(limit, bool) or not hasattr(limit, "__index__")):
+        raise ConfigError(f"limit must be an int, not {limit!r}: leave it out to fetch all that is there")
     if limit is not None and limit < 1:
         raise ConfigError(f"limit must be at least 1, not {limit!r}: leave it out to fetch all that is there")
     if limit is not None and complete:

@@ -110,6 +110,44 @@ def test_handlers_in_threads_each_acknowledge_their_own_message(messaging, pair)
     assert len(handle._calls._unacked) == 0
 
 
+def test_a_fetch_of_another_thread_at_the_end_of_a_with_block_gets_other_messages(messaging, pair, monkeypatch):
+    west, _ = pair
+    fill(west, 2)
+    handle = new_handle(west)
+    ack, between = handle._calls._ack, []
+
+    async def ack_later(loans):
+        between.append(numbers(await handle._calls.fetch(timeout=60)))
+        await ack(loans)
+
+    with handle.fetch(limit=1, timeout=60) as messages:
+        assert numbers(messages) == [0]
+        monkeypatch.setattr(handle._calls, "_ack", ack_later)
+    monkeypatch.undo()
+    assert between == [[1]]
+    handle.ack()
+    assert messaging.stats()["waiting"][west.name] == 0
+
+
+def test_a_fetch_of_another_thread_commits_no_messages_that_are_given_up(pair, monkeypatch):
+    west, _ = pair
+    fill(west, 1)
+    handle = new_handle(west)
+    insist, between = handle._calls._insist, []
+
+    async def give_up_first(call):
+        monkeypatch.undo()
+        result = await insist(call)
+        between.append(numbers(await handle._calls.fetch(timeout=60)))
+        return result
+
+    held = handle.fetch(timeout=60)
+    monkeypatch.setattr(handle._calls, "_insist", give_up_first)
+    with pytest.raises(ZeroDivisionError), held:
+        raise ZeroDivisionError
+    assert between == [[0]]
+
+
 def test_a_with_block_of_acked_messages_commits_them(messaging, pair):
     west, _ = pair
     fill(west, 4)

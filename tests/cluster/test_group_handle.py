@@ -325,6 +325,12 @@ def test_an_invalid_limit_is_refused(pair, limit):
         pair[0].fetch(limit=limit)
 
 
+@pytest.mark.parametrize("limit", ["3", 1.5, True])
+def test_a_limit_that_is_no_int_is_refused(pair, limit):
+    with pytest.raises(ConfigError, match=f"limit must be an int, not {limit!r}"):
+        pair[0].fetch(limit=limit)
+
+
 @pytest.mark.long
 def test_messages_of_a_dead_task_go_to_the_next_caller(hasty, make_group):
     group = make_group(hasty)

@@ -427,15 +427,17 @@ class AsyncGroup:
 
     async def give_up_lease(self, token: Token | None) -> None:
         """Return the messages of a lease to the mailbox."""
+        self._forget(token)  # before: a fetch at the same time must not commit them
         await self._insist(lambda: self.actor.give_up.remote(self._caller, token))
-        self._forget(token)
 
     async def commit_lease(self, token: Token) -> None:
         """Commit the messages of a lease."""
-        self._forget(token)
         if self._tracer is not None:
             self._tracer.committed()
-        await self._ack([(token, None)])
+        try:
+            await self._ack([(token, None)])
+        finally:  # not before: a fetch at the same time that does not know the lease would get its messages again
+            self._forget(token)
 
     def _forget(self, token: Token | None) -> None:
         if token is not None:
