@@ -240,6 +240,18 @@ def test_positions_make_pairs_and_move(logged, name):
 
 
 @pytest.mark.long
+@pytest.mark.long
+def test_groups_that_move_agents_get_no_warning_of_a_blocked_loop(ray_cluster, name):
+    def walk(group, step):
+        group.state["warned"] = np.array([ray._private.worker.blocking_get_inside_async_warned])
+        step.move("street", group.ids, step.uniform(2))
+
+    with Messaging.start(name, steps=Steps()) as messaging:
+        messaging.create_audience("street", positions=np.zeros((4, 2)), radius=1.0, ids=range(4))
+        result = messaging.run(walk, agents=4, groups=2, until=3, by="group", progress=False)
+    assert not any(state["warned"].any() for state in result.states.values())
+
+
 def test_without_a_log_the_files_go_with_the_experiment(ray_cluster, name):
     with Messaging.start(name) as messaging:
         messaging.create_audience("plaza", members=[1])

@@ -6,11 +6,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from ray.exceptions import RayActorError, RayTaskError
+
 from ray_messaging.audiences.edges import Edges
 from ray_messaging.audiences.records import AudienceFacts, Audiences, Kind, encode_facts
 from ray_messaging.audiences.storage.files import read_edges, version_folder, write_edges
 from ray_messaging.audiences.storage.source import LocalFolder
-from ray_messaging.cluster.handles.actor_calls import result
+from ray_messaging.cluster.handles.actor_calls import translated
 from ray_messaging.errors import AlreadyExists, ConfigError
 
 
@@ -80,4 +82,7 @@ class AudienceMaker:
             )
 
     def _ask(self, ref: Any) -> Any:  # noqa: ANN401 - an ObjectRef and its value
-        return result(ref, actor_name="the interceptor")
+        try:
+            return ref.future().result()  # ray.get would warn, in a thread of an async actor, of a blocked event loop
+        except (RayTaskError, RayActorError) as error:
+            raise translated(error, actor_name="the interceptor") from error
