@@ -159,8 +159,7 @@ def start_experiment(
 ) -> StartedExperiment:
     """Start an experiment; arguments and errors are those of `Messaging.start`."""
     check_name("exp_id", exp_id)
-    if steps is not None and not isinstance(steps, Steps):
-        raise ConfigError(f"steps={steps!r} is no Steps: write steps=Steps(seed=7)")
+    _check_kinds(settings, steps, log_dir=log_dir, data_dir=data_dir)
     if on_existing not in {"error", "resume", "reset"}:
         raise ConfigError(f"on_existing={on_existing!r} is unknown: write 'error', 'resume' or 'reset'")
     check_tracing(tracing)
@@ -190,6 +189,17 @@ def start_experiment(
         started.close(erase=False)
         raise
     return started
+
+
+def _check_kinds(settings: object, steps: object, **folders: object) -> None:
+    """Raise ConfigError for an argument of another kind."""
+    if not isinstance(settings, MessagingConfig):
+        raise ConfigError(f"settings={settings!r} is no MessagingConfig: write settings=MessagingConfig(lease_s=60)")
+    if not isinstance(steps, Steps | None):
+        raise ConfigError(f"steps={steps!r} is no Steps: write steps=Steps(seed=7)")
+    for name, folder in folders.items():
+        if not isinstance(folder, str | os.PathLike | None):
+            raise ConfigError(f"{name}={folder!r} is no path: write {name}='a folder'")
 
 
 def _audience_home(spec: InterceptorSpec, config: ServerConfig | None, kept: KeptData | None) -> AudienceHome:

@@ -117,7 +117,7 @@ class Messaging:
         from ray_messaging.cluster.lifecycle import start_experiment
         from ray_messaging.config import MessagingConfig
 
-        settings = settings or MessagingConfig()
+        settings = MessagingConfig() if settings is None else settings
         if mirror:
             settings = settings.model_copy(update={"mirror": True})
         started = start_experiment(

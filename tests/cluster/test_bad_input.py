@@ -69,6 +69,12 @@ def test_invalid_servers_are_refused(redis, words):
     raised(ConfigError, lambda: Messaging.start("never", redis=redis), *words)
 
 
+@pytest.mark.parametrize("name", ["settings", "log_dir", "data_dir"])
+def test_arguments_of_another_kind_are_refused(name):
+    for value in ({}, 7):
+        raised(ConfigError, lambda value=value: Messaging.start("never", **{name: value}), f"{name}={value}")
+
+
 def test_a_running_experiment_cannot_be_started_again(messaging):
     for on_existing in ("error", "resume"):
         raised(
