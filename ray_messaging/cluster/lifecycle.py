@@ -6,6 +6,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ logger = logging.getLogger(__name__)
 
 # The longest wait for actors to close cleanly, in seconds.
 _CLOSE_S = 10.0
+_CALLS_S = 2.0  # for calls under way, once their actor is closed
 _SERVER_S = 20.0  # a guard that does not end is killed after 15
 _LOG_S = 300.0  # the rows of full mailboxes take some seconds to write
 _INLINE_BYTES = 50_000  # half of Ray's limit for passing by value
@@ -241,9 +243,13 @@ def _end_running(exp_id: str, on_existing: str) -> None:
     _end_server(exp_id)
 
 
-def leave(actors: Sequence[Any], **kwargs: Any) -> None:  # noqa: ANN401 - handles, a method's arguments
-    """Close actors cleanly, then end them."""
+def leave(actors: Sequence[Any], calls: Sequence[Any] = (), **kwargs: Any) -> None:  # noqa: ANN401 - handles, a method's arguments
+    """Close actors cleanly, then end them; `calls` of theirs, which are of no use any more, end with that."""
     _attempt([actor.close.remote(**kwargs) for actor in actors])
+    # Else Ray prints that it repeats them, which it does not, and their errors.
+    for ref in ray.wait(list(calls), num_returns=len(calls), timeout=_CALLS_S)[0] if calls else ():
+        with suppress(RayError, MessagingError):
+            ray.get(ref)
     for actor in actors:
         ray.kill(actor)
     for actor in actors:

@@ -75,6 +75,24 @@ with Messaging.start("ends", steps=steps, log_dir=home / "log", on_existing=mode
 """
 
 
+RAISES = """
+from ray_messaging import Messaging, StepFailed, Steps
+
+
+def person(me, inbox):
+    if me.step == 3 and me.id == 1:
+        raise ValueError("no")
+    me.send((me.id + 1) % 40, {"n": 1})
+
+
+with Messaging.start("ends", steps=Steps()) as messaging:
+    try:
+        messaging.run(person, agents=40, groups=4, until=9, progress=False)
+    except StepFailed as error:
+        print(error, flush=True)
+"""
+
+
 def reached(driver, home, step):
     wait_for(
         lambda: (home / f"reached-{step}").exists() or driver.process.poll() is not None, f"step {step}", timeout=300
@@ -138,3 +156,12 @@ def test_a_run_that_is_killed_with_its_whole_machine_resumes(home):
         ("error", True),
         ("resume", False),
     ]
+
+
+def test_of_a_model_that_raises_ray_says_nothing_of_its_own(home):
+    """Calls of the other groups are under way then: Ray told that it repeats them."""
+    driver = Driver(RAISES, home)
+    out, errors = driver.process.communicate(timeout=300)
+    assert driver.process.returncode == 0, errors
+    assert "agent 1 of group 'group0' in step 3" in out or "agent 1 of group 'group1' in step 3" in out
+    assert "RunActor" not in out + errors

@@ -51,6 +51,7 @@ def run(
     check_same(plans, messaging.steps.hosted(), begun=messaging.steps.progress().latest >= 0, moved=moved.keys())
     shared_ref = ray.put(shared)  # once in the store, however many groups there are
     actors: dict[str, Any] = {}
+    refs: list[Any] = []
     try:
         plan_refs = {plan.name: ray.put(plan) for plan in plans}
         _note(messaging, model, until, options, plans)
@@ -64,20 +65,22 @@ def run(
         start_in_turn((partial(start, name) for name in plan_refs), lambda opened: _results([opened]))
         if graph is not None and not moved and messaging.steps.wait_for == WaitFor.SENDERS:
             messaging.steps.declare(senders_of(plans))
-        refs = [
+        refs += [
             actors[name].run.remote(messaging, plan, model, until, options, shared_ref, plan_refs)
             for name, plan in plan_refs.items()
         ]
         steps, all_actors = messaging.steps, list(actors.values())
         with EarlyEnd(steps, all_actors) as end, RunProgress(steps, until, shown=progress) as bar:
             parts = _watch(refs, end, bar)
+        refs.clear()
     except KeyboardInterrupt:
         for actor in actors.values():  # at once, without a clean end
             ray.kill(actor)
         actors.clear()
+        refs.clear()
         raise
     finally:
-        leave(list(actors.values()))
+        leave(list(actors.values()), refs)
     return _result(steps, parts, until)
 
 
