@@ -13,6 +13,7 @@ from ray_messaging.model.typed.numbers import NumberColumn
 from ray_messaging.model.typed.table import TypedColumns
 from ray_messaging.model.typed.text import TextColumn
 
+_MISSING = {"NAType", "NaTType"}  # of pandas, which is not imported here
 _TYPES = "int8 to int64, uint8 to uint64, float32, float64, bool, strings, or vectors (n, k) of numbers"
 
 
@@ -146,15 +147,14 @@ def _texts(array: NDArray[Any]) -> list[str]:
     texts: list[Any] = array.tolist()
     if {*map(type, texts)} <= {str}:
         return [*map(_whole, range(len(texts)), texts)] if _broken(texts) else texts
-    row = next((row for row, text in enumerate(texts) if not isinstance(text, str)), None)
-    if row is None:
+    if all(isinstance(text, str) for text in texts):
         return [*map(str, texts)]  # subclasses, as numpy's
-    found = texts[row]
-    if found is None or found != found or type(found).__name__ == "NAType":
-        raise InvalidColumns(f"row {row} has no value: fill it; only floats have one for that, NaN", row=row)
-    raise InvalidColumns(
-        f"row {row} has {found!r} ({type(found).__name__}) in a column of objects: use one type, {_TYPES}", row=row
-    )
+    for row, found in enumerate(texts):
+        if found is None or (isinstance(found, float) and found != found) or type(found).__name__ in _MISSING:
+            raise InvalidColumns(f"row {row} has no value: fill it; only floats have one for that, NaN", row=row)
+    row = next((row for row, found in enumerate(texts) if type(found) is not type(texts[0])), 0)
+    found, before = texts[row], f" and row 0 has {texts[0]!r}" if row else ""
+    raise InvalidColumns(f"row {row} has {found!r} ({type(found).__name__}){before}: use one type, {_TYPES}", row=row)
 
 
 def _broken(texts: list[str]) -> bool:

@@ -36,10 +36,12 @@ TRAVEL = [
     (pa.array([[1, 2], [3, 4], [5, 6]], pa.list_(pa.int8(), 2))[1:], "int8 vectors of 2", [[3, 4], [5, 6]]),
 ]
 REFUSED = [
-    ([1, "a"], "int.*one type", 0),
-    ([True, 2], "bool.*one type", 0),
+    ([1, "a"], r"has 'a' \(str\) and row 0 has 1: use one type", 1),
+    ([True, 2], "int.*row 0 has True.*one type", 1),
     (["a", None], "no value: fill it", 1),
-    ([1.5, None], "one type", 0),
+    ([1, None], "no value: fill it", 1),
+    ([object], "use one type", 0),
+    ([1.5, None], "no value", 1),
     (pd.Series(["x", None]), "no value", 1),
     (np.array(["x", np.nan], object), "no value", 1),
     (pa.array([1, None]), "no value", 1),
