@@ -52,9 +52,12 @@ class RunActor:
             moved = await _has_moved(messaging, plan.name)
             try:
                 self._messager = await messaging.open_messager(plan.name, NO_AGENTS if moved else plan.agents)
-            except AlreadyExists:
+            except AlreadyExists as error:
                 if moved or not await _has_moved(messaging, plan.name):
-                    raise
+                    text = (
+                        f"{error}. A run hosts its agents in groups of its own: remove that one, or pass groups= to run"
+                    )
+                    raise AlreadyExists(text, kind=error.kind, value=error.value, owner=error.owner) from error
                 self._messager = await messaging.open_messager(plan.name, NO_AGENTS)  # the first ones moved just now
             tune_process()
 
