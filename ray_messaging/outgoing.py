@@ -41,8 +41,10 @@ class Outgoing:
         cls, to_id: AgentId, payload: Payload, from_id: SenderId = OMITTED, subtopic: str = AGENT_CHAT
     ) -> "Outgoing":
         """Build a message for one agent."""
-        made = cls("", payload, from_id, check_id(to_id))
+        made = cls("", payload, from_id, to_id)
         made.channel = None
+        if to_id is None:
+            check_id(to_id)  # it raises
         made.subtopic = check_subtopic(subtopic)
         return made
 
