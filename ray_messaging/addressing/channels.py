@@ -60,8 +60,15 @@ def check_name(kind: str, name: object) -> str:
     if isinstance(name, str) and len(name) <= NAME_LENGTH and _NAME.fullmatch(name):
         return name
     raise InvalidAddress(
-        f"{kind} {name!r} cannot be used: write 1 to {NAME_LENGTH} of the characters A-Z a-z 0-9 . _ -", value=name
+        f"{kind} {_shown(name)} cannot be used: write 1 to {NAME_LENGTH} of the characters A-Z a-z 0-9 . _ -",
+        value=name,
     )
+
+
+def _shown(name: object) -> str:
+    """Return a name for an error: of one that is too long its beginning."""
+    text = repr(name)
+    return text if len(text) <= 2 * NAME_LENGTH else f"{text[:NAME_LENGTH]}... of {len(text):,} characters"
 
 
 def _check_text(kind: str, text: str, unfit: re.Pattern[str]) -> None:
@@ -71,8 +78,8 @@ def _check_text(kind: str, text: str, unfit: re.Pattern[str]) -> None:
         size = 0
     if not 0 < size <= NAME_LENGTH or unfit.search(text):
         raise InvalidAddress(
-            f"{kind} {text!r} cannot be used: it must be 1 to {NAME_LENGTH} bytes of UTF-8 without control characters"
-            + (" and without : * ? [ ] \\" if unfit is _UNFIT else ""),
+            f"{kind} {_shown(text)} cannot be used: it must be 1 to {NAME_LENGTH} bytes of UTF-8 without control "
+            "characters" + (" and without : * ? [ ] \\" if unfit is _UNFIT else ""),
             value=text,
         )
 

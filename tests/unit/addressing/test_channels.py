@@ -93,6 +93,13 @@ def test_names_that_are_none(name):
         check_name("exp_id", name)
 
 
+@pytest.mark.parametrize("check", [lambda text: check_name("group", text), check_id])
+def test_an_error_names_only_the_beginning_of_a_long_text(check):
+    with pytest.raises(InvalidAddress, match=r"xxx\.\.\. of 100,002 characters cannot be used") as caught:
+        check("x" * 100_000)
+    assert len(str(caught.value)) < 500
+
+
 @given(st.text("ab*?", max_size=8), st.text("ab", max_size=8))
 def test_simple_patterns_are_those_of_fnmatch(glob, text):
     assert bool(glob_pattern(glob).fullmatch(text.encode())) == bool(re.match(fnmatch.translate(glob), text))
