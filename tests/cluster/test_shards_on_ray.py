@@ -305,7 +305,7 @@ from ray_messaging import Messaging, MessagingConfig
 from ray_messaging.errors import Closed, ConnectionFailed
 from support.cluster import drain
 
-CLOCKS = {"health_check_initial_delay_ms": 5000, "health_check_period_ms": 1000, "health_check_failure_threshold": 5}
+CLOCKS = {"health_check_initial_delay_ms": 5000, "health_check_period_ms": 1000, "health_check_failure_threshold": 12}
 head = {"num_cpus": 2, "resources": {"left": 1}, "include_dashboard": False, "_system_config": CLOCKS}
 cluster = Cluster(initialize_head=True, head_node_args=head)
 there = cluster.add_node(num_cpus=1, resources={"right": 1})
@@ -358,7 +358,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ray_messaging import Messaging
 from support.cluster import drain
 
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+head = {"num_cpus": 2, "resources": {"left": 1}, "include_dashboard": False}
+cluster = Cluster(initialize_head=True, head_node_args=head)
 cluster.add_node(num_cpus=1)
 ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
 
@@ -374,7 +375,7 @@ with Messaging.start("apart", shards="per-node") as messaging:
         return group
 
     groups = [placed(f"late{n}", [n]) for n in range(3)]
-    sender = messaging.create_group("sender", [9])
+    sender = messaging.create_group("sender", [9], actor_options={"resources": {"left": 0.1}})
     for n in range(30):
         assert sender.send_columns([9], [n % 3], [{"n": n}]).fates.tolist() == ["delivered"]
     cluster.remove_node(late)
