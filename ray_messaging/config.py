@@ -253,14 +253,13 @@ class RedisConfig(ServerConfig):
     @classmethod
     def _from_cluster_url(cls, url: str) -> "RedisConfig":
         scheme, _, rest = url.partition("+cluster://")
+        rest, question, query = rest.partition("?")
         at, _, more = rest.partition("/")
-        at, question, query = at.partition("?")
         login, at_sign, addresses = at.rpartition("@")
-        more, more_question, more_query = more.partition("?")
-        options = _query_of(query or more_query)
+        options = _query_of(query)
         shards = options.pop("shards", "1")
-        query = "&".join("=".join(pair) for pair in options.items())
-        config = cls.from_url(f"{scheme}://{login}{at_sign}cluster/{more}{question or more_question}{query}")
+        query = "&".join(map("=".join, options.items()))
+        config = cls.from_url(f"{scheme}://{login}{at_sign}cluster/{more}{question}{query}")
         fields = {"server": "", "cluster": tuple(addresses.split(",")), "shards": shards}
         try:
             return cls(**config.model_dump() | fields)

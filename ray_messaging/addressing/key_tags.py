@@ -1,17 +1,11 @@
 """Hash tags of an experiment's keys in a cluster, where it has several shards: each has slots of its own."""
 
-from binascii import crc_hqx
 from functools import cache
 from itertools import count
 
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
+
 from ray_messaging.addressing.channels import Keys
-
-_SLOTS = 16_384  # of each cluster of Redis or Valkey
-
-
-def slot_of(tag: str) -> int:
-    """Return the slot of the keys with a hash tag."""
-    return crc_hqx(tag.encode(), 0) % _SLOTS
 
 
 def shard_keys(exp_id: str, shard: int, in_cluster: int) -> Keys:
@@ -27,11 +21,15 @@ def key_tags(exp_id: str, shards: int) -> tuple[str, ...]:
     parts: so the primaries of a cluster, which mostly have one range of slots each, have equally many shards. No other
     experiment has such a tag, as no name has a slash.
     """
-    part_of_first = slot_of(exp_id) * shards // _SLOTS
+    part_of_first = _part_of(exp_id, shards)
     parts = [part for part in range(shards) if part != part_of_first]
     return ("", *(_tag(exp_id, shard, shards, part) for shard, part in enumerate(parts, 1)))
 
 
 def _tag(exp_id: str, shard: int, shards: int, part: int) -> str:
     tags = (f"/{shard}.{number}" for number in count())
-    return next(tag for tag in tags if slot_of(exp_id + tag) * shards // _SLOTS == part)
+    return next(tag for tag in tags if _part_of(exp_id + tag, shards) == part)
+
+
+def _part_of(tag: str, parts: int) -> int:
+    return key_slot(tag.encode()) * parts // REDIS_CLUSTER_HASH_SLOTS
