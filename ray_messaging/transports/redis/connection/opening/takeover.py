@@ -17,10 +17,10 @@ async def _introduce(connection: AbstractConnection) -> None:
     try:
         await connection.on_connect()
     except BaseException as error:
-        ended = writer.transport.is_closing()
+        ended = isinstance(error, RuntimeError) and writer.transport.is_closing()
         with suppress(AttributeError):  # early releases of Python 3.11, for one that the server has ended
             writer.transport.abort()
-        if isinstance(error, RuntimeError) and ended:  # uvloop's; redis-py expects what asyncio raises
+        if ended:  # uvloop says so by a RuntimeError; redis-py expects what asyncio raises
             raise RedisConnectionError("the server ended the connection while it was opened") from error
         raise
 
