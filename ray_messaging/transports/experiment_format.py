@@ -19,10 +19,10 @@ def check_format(exp_id: str, found: int) -> None:
 
 
 def check_shards(exp_id: str, found: int, told: int) -> None:
-    """Raise ConfigError if an experiment has another number of shards in its cluster; 0: nothing of it is there."""
+    """Raise ConfigError if an experiment has another number of shards; 0: nothing of it is there."""
     if found and found != told:
         has = f"{found} shards" if found > 1 else "one shard"
         raise ConfigError(
-            f"experiment {exp_id!r} has {has} in its cluster, and shards={told} was given here: write shards={found}, "
-            "or use another exp_id. The number cannot change"
+            f"experiment {exp_id!r} has {has}, and shards={told} was given here: write shards={found}, or use another "
+            "exp_id. Of embedded servers pass messaging.redis, which has all of them. The number cannot change"
         )

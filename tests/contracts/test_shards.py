@@ -7,14 +7,13 @@ import pytest
 from faults.proxy import Proxy
 from support.contracts import WAIT_S, client_of, fetch_all, until
 
-from ray_messaging import ConfigError, ConnectionFailed, Fenced, MessagingError, OutcomeUnknown, Outgoing
+from ray_messaging import ConfigError, ConnectionFailed, Fenced, Messager, MessagingError, OutcomeUnknown, Outgoing
 from ray_messaging.addressing.channels import Keys
 from ray_messaging.addressing.directory import Record
 from ray_messaging.config import MessagingConfig
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.writing.writer import LogWriter
-from ray_messaging.messager import Messager
 from ray_messaging.transports.backend import open_transport
 from ray_messaging.transports.requeueing import Requeueing
 from ray_messaging.transports.sharded.backend import ShardedStores
@@ -113,6 +112,14 @@ async def test_a_mailbox_is_on_its_nodes_shard_and_in_turn_where_the_node_has_no
     assert await streams_of(server, exp_id) == [1, 21, 1]
     assert await numbers(near[1], 10) == [*range(10)]
     assert [await numbers(each, 1) for each in far] == [[10]] * 3
+
+
+async def test_one_of_the_servers_is_no_server_of_the_experiment(messagers, server, exp_id):
+    await town(messagers)
+    alone = Messager(server.servers[0], exp_id)
+    with pytest.raises(ConfigError, match=r"has 3 shards, and shards=1 was given here.*pass messaging\.redis"):
+        await alone.init()
+    await alone.close()
 
 
 # -- a change of the directory ----------------------------------------------------------------------------------------
