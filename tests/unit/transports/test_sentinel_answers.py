@@ -1,7 +1,7 @@
 """Which primary counts, where Sentinels say different things."""
 
 import asyncio
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import pytest
 
@@ -20,20 +20,27 @@ def reply(port, epoch, flags="master"):
     return f"*1\r\n*{len(parts)}\r\n{body}".encode()
 
 
-async def named(*replies):
-    """Return the primary that counts where Sentinels answer this (None: nothing)."""
+@asynccontextmanager
+async def answering_sentinels(*replies, connections=None):
+    """Give the questioner of Sentinels that answer this (None: nothing), and have their connections in a set."""
     async with AsyncExitStack() as stack:
         ports = []
         for text in replies:
-            server = await asyncio.start_server(answering(text), HOST, 0)
+            server = await asyncio.start_server(answering(text, set() if connections is None else connections), HOST, 0)
             await stack.enter_async_context(server)
             ports.append(server.sockets[0].getsockname()[1])
-        config = RedisConfig(sentinels=[f"{HOST}:{port}" for port in ports], service="town")
-        return await Sentinels(config).primary()
+        yield Sentinels(RedisConfig(sentinels=[f"{HOST}:{port}" for port in ports], service="town"))
 
 
-def answering(text):
+async def named(*replies):
+    """Return the primary that counts where Sentinels answer this (None: nothing)."""
+    async with answering_sentinels(*replies) as sentinels:
+        return await sentinels.primary()
+
+
+def answering(text, connections):
     async def serve(reader, writer):
+        connections.add(writer)
         try:
             while data := await reader.read(1000):
                 if b"MASTERS" in data.upper():
@@ -43,6 +50,7 @@ def answering(text):
                 else:
                     writer.write(b"+OK\r\n" * data.count(b"*"))
         finally:
+            connections.discard(writer)
             writer.close()
 
     return serve
@@ -72,3 +80,19 @@ async def test_a_primary_that_is_down_is_not_named():
 async def test_silent_sentinels_are_listed():
     with pytest.raises(NoPrimaryError, match=r"no answer in time; .*no answer in time"):
         await named(None, None)
+
+
+async def test_a_question_that_is_given_up_leaves_no_connection():
+    connections = set()
+    async with answering_sentinels(*[reply(1, 3)] * 3, connections=connections) as sentinels:
+        for turns in range(60):  # of the loop: an answer takes fewer
+            question = asyncio.create_task(sentinels.primary())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            question.cancel()
+            with suppress(asyncio.CancelledError):
+                await question
+            async with asyncio.timeout(30):
+                while connections:  # noqa: ASYNC110 - the servers' ends are in this loop
+                    await asyncio.sleep(0)
+        assert await sentinels.primary() == (HOST, 1)

@@ -1,25 +1,21 @@
 """Nodes of a Redis or Valkey Cluster, which name the primary that has an experiment."""
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from redis.asyncio.connection import Connection, SSLConnection
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.crc import key_slot
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
 
 from ray_messaging.config import RedisConfig
 from ray_messaging.transports.redis.connection.opening.discovery import (
-    ANSWER_S,
     NoPrimaryError,
     WrongSettingsError,
     answers_of,
+    replies_of,
 )
 from ray_messaging.transports.redis.connection.opening.options import connection_options
-from ray_messaging.transports.redis.connection.protocol import Wire
 
+_QUESTIONS = (("CLUSTER", "NODES"), ("CLUSTER", "SLOTS"))
 _REMEMBERED = 6  # nodes that are asked beside those of the config
 _REFUSED = (AuthenticationError, NoPermissionError)
 _UNNAMED = frozenset({"noaddr", "handshake"})  # nodes whose address is not known
@@ -77,17 +73,11 @@ class ClusterNodes:
         return self._chosen(answers).address
 
     async def _ask(self, host: str, port: int) -> _Answer:
-        where, wire = _text((host, port)), None
-        options = connection_options(self._config) | {"host": host, "port": port, "retry": Retry(NoBackoff(), 0)}
-        kind = SSLConnection if options.pop("ssl") else Connection
+        where = _text((host, port))
         try:
-            wire = await Wire.open(kind(**options))
-            nodes, slots = await asyncio.gather(*wire.calls([("CLUSTER", "NODES"), ("CLUSTER", "SLOTS")], ANSWER_S))
+            nodes, slots = await replies_of((host, port), connection_options(self._config), _QUESTIONS)
         except (RedisError, OSError) as error:
             return _Answer(where, error=error)
-        finally:
-            if wire is not None:
-                wire.close()
         return _Answer(where, _read_nodes(nodes.decode(), _endpoints(slots, host), self._slot, host))
 
     def _chosen(self, answers: Sequence[_Answer]) -> _Node:

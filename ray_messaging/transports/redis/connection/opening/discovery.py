@@ -1,10 +1,15 @@
 """Discovery of the primary: by questions to all servers that may know it, side by side."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
+from redis.asyncio.connection import Connection, SSLConnection
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
+
+from ray_messaging.transports.redis.connection.protocol import Wire
 
 T = TypeVar("T")
 
@@ -55,3 +60,20 @@ async def answers_of(questions: Sequence[Coroutine[Any, Any, T]], counts: Callab
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     return answers
+
+
+async def replies_of(
+    address: tuple[str, int], options: Mapping[str, Any], commands: Sequence[Sequence[str]]
+) -> list[Any]:
+    """Return a server's replies to some commands, over a connection of their own with redis-py's options.
+
+    It is closed without a pause, in which a question that is given up could leave it open.
+    """
+    host, port = address
+    options = {**options, "host": host, "port": port, "retry": Retry(NoBackoff(), 0)}
+    kind = SSLConnection if options.pop("ssl") else Connection
+    wire = await Wire.open(kind(**options))
+    try:
+        return await asyncio.gather(*wire.calls(commands, ANSWER_S))
+    finally:
+        wire.close()

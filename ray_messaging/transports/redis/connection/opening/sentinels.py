@@ -1,11 +1,8 @@
 """Sentinels of a service, which name its primary."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import redis.asyncio as aioredis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
 
 from ray_messaging.config import RedisConfig
@@ -14,17 +11,19 @@ from ray_messaging.transports.redis.connection.opening.discovery import (
     NoPrimaryError,
     WrongSettingsError,
     answers_of,
+    replies_of,
 )
 from ray_messaging.transports.redis.connection.opening.tls import tls_options
 
 _REFUSED = (AuthenticationError, NoPermissionError)
+_DOWN = frozenset({"s_down", "o_down", "disconnected"})  # flags
 
 
 class _Answer(NamedTuple):
     """Answer of one Sentinel: the state of the service, or why there is none."""
 
     where: str
-    state: Mapping[str, Any] | None = None
+    state: Mapping[str, str] | None = None
     services: tuple[str, ...] | None = None  # that it knows, where it does not know ours
     error: Exception | None = None
 
@@ -54,26 +53,23 @@ class Sentinels:
 
     async def _ask_all(self) -> list[_Answer]:
         """Return the answers until a majority has named a primary, or the time is over."""
-        options: dict[str, Any] = {
+        options = {
             "username": self._config.sentinel_username,
             "password": self._config.sentinel_password,
-        }
-        options |= {"socket_timeout": ANSWER_S, "socket_connect_timeout": ANSWER_S, "protocol": 2}
-        options |= {"ssl": self._config.ssl, "retry": Retry(NoBackoff(), 0)} | tls_options(self._config)
-        clients = aioredis.Sentinel(self._config.sentinel_addresses(), sentinel_kwargs=options)
-        named = list(zip(self._config.sentinels, clients.sentinels, strict=True))
-        try:
-            return await answers_of([self._ask(*each) for each in named], lambda answer: answer.state is not None)
-        finally:
-            for _, client in named:
-                await client.aclose()
+            "socket_timeout": ANSWER_S,
+            "socket_connect_timeout": ANSWER_S,
+            "protocol": 2,
+            "ssl": self._config.ssl,
+        } | tls_options(self._config)
+        asked = zip(self._config.sentinels, self._config.sentinel_addresses(), strict=True)
+        return await answers_of([self._ask(*each, options) for each in asked], lambda answer: answer.state is not None)
 
-    async def _ask(self, where: str, client: "aioredis.Redis") -> _Answer:
+    async def _ask(self, where: str, address: tuple[str, int], options: Mapping[str, Any]) -> _Answer:
         try:
-            # Not by its method, which fails in redis-py 6.4 to 7.0.
-            states: Any = await client.execute_command("SENTINEL MASTERS")
+            (replied,) = await replies_of(address, options, [("SENTINEL", "MASTERS")])
         except (RedisError, OSError) as error:
             return _Answer(where, error=error)
+        states = {state["name"]: state for state in map(_fields, replied)}
         state = states.get(self._service)
         return _Answer(where, services=tuple(states)) if state is None else _Answer(where, state)
 
@@ -82,13 +78,13 @@ class Sentinels:
         if not states:
             raise self._without_primary(answers)
         # The epoch rises with each failover. Of two that know the same, one may have lost sight of the primary.
-        state = max(states, key=lambda state: (state["config-epoch"], not _is_down(state)))
+        state = max(states, key=lambda state: (int(state["config-epoch"]), not _is_down(state)))
         if _is_down(state):
             raise NoPrimaryError(
                 f"the primary of {self.where}, {state['ip']}:{state['port']}, is down, and no replica has taken its "
                 "place yet"
             )
-        return state["ip"], state["port"]
+        return state["ip"], int(state["port"])
 
     def _without_primary(self, answers: list[_Answer]) -> RedisError:
         for answer in answers:
@@ -113,5 +109,11 @@ class Sentinels:
         return NoPrimaryError(f"no Sentinel of service {self._service!r} can be reached ({why})")
 
 
-def _is_down(state: Mapping[str, Any]) -> bool:
-    return bool(state["is_sdown"] or state["is_odown"] or state["is_disconnected"])
+def _fields(flat: Sequence[bytes]) -> dict[str, str]:
+    """Return the state of a service, of which Sentinels send names and values by turns."""
+    texts = [part.decode() for part in flat]
+    return dict(zip(texts[::2], texts[1::2], strict=True))
+
+
+def _is_down(state: Mapping[str, str]) -> bool:
+    return not _DOWN.isdisjoint(state["flags"].split(","))
