@@ -17,6 +17,7 @@ from ray_messaging.addressing.channels import AgentId, check_id
 from ray_messaging.compat.msg import Msg
 from ray_messaging.compat.payload_objects import encode_object, is_native, is_object
 from ray_messaging.errors import InvalidAddress, InvalidPayload, PayloadTooLarge
+from ray_messaging.model.finite import NULL, all_finite, check_finite
 
 INT, STR, NONE = 0, 1, 2
 _ID_BYTES = 8  # bytes of a value
@@ -157,7 +158,7 @@ def _as_json(value: object) -> object:
     if isinstance(value, date | time):  # also pandas's subclasses, which msgspec rejects
         return value.isoformat()
     if is_object(value):  # of pydantic: the others never come here
-        return msgspec.Raw(encode_object(value, encode_dict))
+        return msgspec.Raw(_encode_object(value))
     return _same(value)
 
 
@@ -198,19 +199,26 @@ def encode_payload(payload: object, limit_bytes: int) -> bytes:
             payload = _dict_of(payload)
     try:
         line = encode(payload)
+    except InvalidPayload:
+        raise
     except (TypeError, ValueError, OverflowError, RecursionError, UnicodeError, msgspec.MsgspecError) as error:
         raise InvalidPayload(
             f"this payload cannot become JSON: {error}; use dicts, lists, str, numbers, bool and None"
         ) from error
     if LINE_END in line:  # an int: a search for bytes raises and drops an error internally
         raise InvalidPayload(_NEWLINE)
+    if NULL in line:
+        check_finite(payload)
     if len(line) > limit_bytes:
         raise too_large(len(line), limit_bytes)
     return line
 
 
 def _encode_object(payload: Any) -> bytes:  # noqa: ANN401 - of any type that has a JSON form
-    return encode_object(payload, encode_dict)
+    line = encode_object(payload, encode_dict)
+    if b"NaN" in line or b"Infinity" in line:  # pydantic writes them where a model says ser_json_inf_nan="constants"
+        check_finite(payload)
+    return line
 
 
 def _dict_of(payload: object) -> dict[str, Any]:
@@ -291,9 +299,10 @@ class PayloadColumn(msgspec.Struct, eq=False):
         if kinds <= {dict} or (len(kinds) == 1 and is_native(*kinds)):
             try:
                 blob = _encoder.encode_lines(payloads)
+                doubtful = NULL in blob and not all_finite(payloads)
             except (TypeError, ValueError, OverflowError, RecursionError, UnicodeError, msgspec.MsgspecError):
-                pass  # raised again below, with its row
-            else:
+                doubtful = True
+            if not doubtful:  # else it is raised below, with its row
                 made = cls(blob, len(payloads))
                 if _count(blob, 0) != len(payloads):
                     raise InvalidPayload(_NEWLINE)

@@ -1,6 +1,7 @@
 """Steps: the same society gives the same digests, on every layout and after every fault."""
 
 import asyncio
+import math
 from contextlib import aclosing
 
 import numpy as np
@@ -13,6 +14,7 @@ from ray_messaging import (
     Closed,
     ConfigError,
     InvalidAddress,
+    InvalidPayload,
     Messager,
     MessagingError,
     StepAborted,
@@ -203,6 +205,8 @@ async def test_bad_input(groups):
             step.send(AGENTS, 1, {})
         with pytest.raises(ConfigError, match="deliver_at"):
             step.send(1, 1, {}, deliver_at=step.number)
+        with pytest.raises(InvalidPayload, match="mood is nan"):
+            step.send(1, 1, {"mood": math.nan})
 
 
 async def test_a_messager_without_steps_says_so(server, exp_id):

@@ -1,10 +1,15 @@
 """Payloads as lines."""
 
+import math
+import re
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pandas as pd
+import pydantic
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,12 +20,18 @@ from ray_messaging.model.columns import PayloadColumn, encode_payload
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 FLOAT = st.floats(allow_nan=False, allow_infinity=False)
-JSON = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(-(2**63), 2**64 - 1), FLOAT, TEXT),
-    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(TEXT, inner, max_size=3)),
-    max_leaves=8,
-)
-PAYLOAD = st.dictionaries(TEXT, JSON, max_size=3)
+
+
+def payloads_with(floats):
+    json = st.recursive(
+        st.one_of(st.none(), st.booleans(), st.integers(-(2**63), 2**64 - 1), floats, TEXT),
+        lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(TEXT, inner, max_size=3)),
+        max_leaves=8,
+    )
+    return st.dictionaries(TEXT, json, max_size=3)
+
+
+PAYLOAD = payloads_with(FLOAT)
 
 
 @given(PAYLOAD)
@@ -99,6 +110,54 @@ def test_numpy_numbers_and_paths_become_json_values():
 def test_values_without_a_json_form_are_refused(value):
     with pytest.raises(InvalidPayload, match="cannot become JSON"):
         encode_payload({"a": value}, 1_000)
+
+
+@given(payloads_with(st.sampled_from([1.5, math.nan, math.inf, -math.inf])))
+def test_a_number_that_json_does_not_have_is_refused_wherever_it_is(payload):
+    lost = re.search(r"\b(nan|inf)\b", re.sub(r"'[^']*'|\"[^\"]*\"", "", repr(payload)))
+    for encode in (lambda: encode_payload(payload, 10**6), lambda: PayloadColumn.encode([{}, payload], 10**6)):
+        with pytest.raises(InvalidPayload, match="which JSON does not have") if lost else nullcontext():
+            encode()
+
+
+class Offer(pydantic.BaseModel):
+    price: float
+    note: str | None = None
+    hidden: float = pydantic.Field(math.nan, exclude=True)
+
+
+class LooseOffer(pydantic.BaseModel, ser_json_inf_nan="constants"):
+    price: float
+
+
+class Bid(msgspec.Struct):
+    price: float
+
+
+@dataclass
+class Ask:
+    price: float
+
+
+class Price(float):
+    pass
+
+
+@pytest.mark.parametrize("kind", [Offer, LooseOffer, Bid, Ask])
+def test_an_object_with_a_number_that_json_does_not_have_is_refused(kind):
+    for payload, place in ((kind(price=math.nan), "price"), ({"all": [kind(price=math.nan)]}, r"(all\[0\]\.)?price")):
+        match = f"cannot become JSON: {place} is nan, which JSON does not have"
+        with pytest.raises(InvalidPayload, match=f"^this payload {match}"):
+            encode_payload(payload, 1_000)
+        with pytest.raises(InvalidPayload, match=f"^row 1: this payload {match}"):
+            PayloadColumn.encode([{}, payload], 1_000)
+    assert PayloadColumn.encode([kind(price=1.5), {"none": None}], 1_000).count == 2
+
+
+@pytest.mark.parametrize("value", [np.float64("nan"), np.float32("inf"), np.array([1, np.nan]), Price("nan")], ids=repr)
+def test_numbers_of_other_types_are_refused_too(value):
+    with pytest.raises(InvalidPayload, match=r"at(\[1\])? is (nan|inf), which JSON does not have"):
+        PayloadColumn.encode([{"at": value}], 1_000)
 
 
 def test_subclasses_of_str_numbers_and_times_are_encoded():

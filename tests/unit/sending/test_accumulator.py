@@ -1,6 +1,7 @@
 """The accumulator: turns when it is full, limits in bytes, and interrupted bulk sends."""
 
 import asyncio
+import math
 from collections import defaultdict
 
 import msgspec
@@ -210,6 +211,7 @@ BAD = [
     pytest.param({"payload": {"raw": msgspec.Raw(b"[1,\n2]")}}, InvalidPayload, id="a line end"),
     pytest.param({"payload": {"of": object()}}, InvalidPayload, id="no JSON"),
     ({"payload": [1]}, InvalidPayload),
+    ({"payload": {"mood": math.nan}}, InvalidPayload),
     pytest.param({"payload": {"t": "x" * 3_000}}, PayloadTooLarge, id="too large"),
     ({"channel": ["unhashable"]}, InvalidAddress),
 ]
