@@ -1,7 +1,6 @@
 """Servers for every suite, and messagers that are closed at the end of their test."""
 
 import asyncio
-import logging
 import os
 import shutil
 import subprocess
@@ -295,9 +294,9 @@ def ray_cluster():
     import ray
     from support import cluster as cluster_support
     from support import step_society
+    from support.bare_ray import start_ray
 
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-    ray._private.worker._global_node.kill_log_monitor()  # it reads the files of hundreds of processes, for nobody
+    start_ray()
     # Tasks of the tests may use it, and workers cannot import it.
     for module in (cluster_support, step_society):
         ray.cloudpickle.register_pickle_by_value(module)

@@ -238,13 +238,11 @@ def test_a_shard_that_does_not_start_ends_the_start(exp_id, monkeypatch):
 
 TWO_NODES = """
 import ray, redis
-from ray.cluster_utils import Cluster
 from ray_messaging import Messaging
+from support.bare_ray import start_cluster
 from support.cluster import drain
 
-cluster = Cluster(
-    initialize_head=True, head_node_args={"num_cpus": 2, "resources": {"left": 1}, "include_dashboard": False}
-)
+cluster = start_cluster(resources={"left": 1})
 there = cluster.add_node(num_cpus=2, resources={"right": 1})
 ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
 
@@ -300,14 +298,13 @@ def test_with_a_shard_on_each_node_traffic_within_a_node_stays_there():
 
 A_NODE_LESS = """
 import ray, ray.exceptions
-from ray.cluster_utils import Cluster
 from ray_messaging import Messaging, MessagingConfig
 from ray_messaging.errors import Closed, ConnectionFailed
+from support.bare_ray import start_cluster
 from support.cluster import drain
 
 CLOCKS = {"health_check_initial_delay_ms": 5000, "health_check_period_ms": 1000, "health_check_failure_threshold": 12}
-head = {"num_cpus": 2, "resources": {"left": 1}, "include_dashboard": False, "_system_config": CLOCKS}
-cluster = Cluster(initialize_head=True, head_node_args=head)
+cluster = start_cluster(resources={"left": 1}, _system_config=CLOCKS)
 there = cluster.add_node(num_cpus=1, resources={"right": 1})
 ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
 
@@ -353,13 +350,12 @@ def test_a_node_that_is_lost_with_its_shard_is_named_and_the_other_shards_go_on(
 
 A_NODE_COMES_AND_GOES = """
 import ray
-from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ray_messaging import Messaging
+from support.bare_ray import start_cluster
 from support.cluster import drain
 
-head = {"num_cpus": 2, "resources": {"left": 1}, "include_dashboard": False}
-cluster = Cluster(initialize_head=True, head_node_args=head)
+cluster = start_cluster(resources={"left": 1})
 cluster.add_node(num_cpus=1)
 ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
 
@@ -512,12 +508,10 @@ def test_a_run_in_which_servers_and_drivers_are_killed(exp_id, model, tmp_path, 
 
 STEPS_ON_TWO_NODES = """
 import ray, redis
-from ray.cluster_utils import Cluster
 from ray_messaging import Messaging, Steps
+from support.bare_ray import start_cluster
 
-cluster = Cluster(
-    initialize_head=True, head_node_args={"num_cpus": 2, "resources": {"left": 1}, "include_dashboard": False}
-)
+cluster = start_cluster(resources={"left": 1})
 there = cluster.add_node(num_cpus=2, resources={"right": 1})
 ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
 TEXT = "word " * 5000

@@ -126,8 +126,9 @@ def ray_when_needed(wanted: list[tuple[str, Any]]) -> Iterator[None]:
         return
     import ray
     from support import cluster as cluster_support
+    from support.bare_ray import start_ray
 
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    start_ray()
     try:
         ray.cloudpickle.register_pickle_by_value(cluster_support)
         yield

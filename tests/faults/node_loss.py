@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import ray
-from ray.cluster_utils import Cluster
+from support.bare_ray import start_cluster
 from support.cluster import alive, pid_of, wait_for
 
 from faults.ray_support import a_town
@@ -24,7 +24,7 @@ CLOCKS = {"health_check_initial_delay_ms": 5000, "health_check_period_ms": 1000,
 
 
 def main(folder):
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "_system_config": CLOCKS})
+    cluster = start_cluster(_system_config=CLOCKS)
     try:
         lost = cluster.add_node(num_cpus=1, resources=THERE)
         cluster.wait_for_nodes()

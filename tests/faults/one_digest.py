@@ -27,6 +27,7 @@ from rich.table import Table
 TESTS = Path(__file__).resolve().parents[1]
 sys.path[:1] = [str(TESTS), str(TESTS.parent)]  # in place of this folder: it is the package `faults`
 
+from support.bare_ray import start_ray  # noqa: E402
 from support.rumour import Rumour, college_edges, sequential, small_world  # noqa: E402
 from support.rumour_groups import Moves, RumourGroups  # noqa: E402
 from support.servers import RedisProcess  # noqa: E402
@@ -154,19 +155,14 @@ def on_ray_with(fault, rumour, groups, tasks, senders, shards=1):
     """Return a run on Ray: layout, mode, fault, run."""
 
     def run():
-        start_ray()
+        if not ray.is_initialized():
+            start_ray()
         with tempfile.TemporaryDirectory(prefix="digest-") as folder:
             outcome = rumour_on_ray.run(rumour, Path(folder), fault, groups, tasks, senders=senders, shards=shards)
         return outcome.faults, outcome.differs
 
     layout = f"{groups} actors, {tasks} tasks" + (f", {shards} shards" if shards > 1 else "")
     return layout, senders, fault, run
-
-
-@cache
-def start_ray():
-    """Run Ray until this process ends."""
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
 
 
 def main():

@@ -13,8 +13,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 import ray
-from ray.cluster_utils import Cluster
 from ray.exceptions import RayError
+from support.bare_ray import start_cluster
 from support.cluster import PATIENCE_S, wait_for
 
 from faults.node_loss import ACCOUNT, CLOCKS
@@ -26,7 +26,7 @@ HERE = {"here": 1}  # of the nodes that stay
 
 
 def main(which, folder):
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "resources": HERE, "_system_config": CLOCKS})
+    cluster = start_cluster(resources=HERE, _system_config=CLOCKS)
     try:
         other = cluster.add_node(num_cpus=1)
         cluster.wait_for_nodes()

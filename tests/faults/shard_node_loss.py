@@ -11,7 +11,7 @@ from pathlib import Path
 
 import ray
 import redis
-from ray.cluster_utils import Cluster
+from support.bare_ray import start_cluster
 from support.cluster import PATIENCE_S, drain, wait_for
 from support.replicas_on_ray import actor_of, fail_over, in_step, names_of
 
@@ -26,7 +26,7 @@ COUNT = 30
 
 
 def main(nodes, folder):
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "resources": HERE, "_system_config": CLOCKS})
+    cluster = start_cluster(resources=HERE, _system_config=CLOCKS)
     try:
         known = {}
         for _ in range(nodes - 1):

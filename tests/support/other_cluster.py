@@ -21,7 +21,6 @@ class OtherCluster:
         self._folder = tempfile.TemporaryDirectory(prefix="ray_", ignore_cleanup_errors=True)
         tests = Path(__file__).parents[1]
         env = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_ADDRESS", "PYTEST"))}
-        env["RAY_raylet_start_wait_time_s"] = "100"  # of a machine that has much else to do
         env |= {"RAY_TMPDIR": self._folder.name, "PYTHONPATH": f"{tests.parent}:{tests}"}
         self._process = subprocess.Popen(
             [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
@@ -146,9 +145,11 @@ def texts_of(log):
 def main():
     import ray
 
+    from support.bare_ray import start_ray
+
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # the output of other code
-    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=80 * 2**20)
+    start_ray(num_cpus=1, object_store_memory=80 * 2**20)
     driver = Driver()
     print("ready", file=out, flush=True)
     for line in sys.stdin:
