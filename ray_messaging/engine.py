@@ -40,6 +40,7 @@ from ray_messaging.interception.client.verdict_client import (
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.observability.observer import Observer
 from ray_messaging.observability.tracing.settings import Tracing, tracer_of
+from ray_messaging.receiving.call_checks import check_timeout
 from ray_messaging.receiving.departing.rehosting import Rehoster
 from ray_messaging.receiving.fetcher import Fetcher
 from ray_messaging.receiving.mailbox_lease import KEEP_S, IsDead
@@ -314,6 +315,7 @@ class Engine:
 
         Raises: MoveFailed, UnknownName, AlreadyExists, ConfigError, Fenced.
         """
+        check_timeout(timeout, optional=False)
         leaving, record = AgentSet.of(agents), await self._own_record()
         if self.steps is not None:
             if leaving:

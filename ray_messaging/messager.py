@@ -25,7 +25,7 @@ from ray_messaging.observability.tracing.settings import Tracing
 from ray_messaging.outgoing import Outgoing
 from ray_messaging.receipt import Receipt, Receipts
 from ray_messaging.receiving.ack_ranges import slices_of
-from ray_messaging.receiving.fetcher import CommitMode
+from ray_messaging.receiving.call_checks import CommitMode
 from ray_messaging.receiving.mailbox_lease import IsDead
 from ray_messaging.receiving.subscription import Subscription
 from ray_messaging.sending.accumulation.broadcast_input import is_unspread

@@ -9,6 +9,7 @@ from ray_messaging.cluster.handles.group.group import Group, check_agents
 from ray_messaging.cluster.handles.groups import Groups
 from ray_messaging.errors import AlreadyExists, ConfigError, UnknownName
 from ray_messaging.model.agent_sets import AgentSet
+from ray_messaging.receiving.call_checks import check_timeout
 
 _TOLERANCE = 0.1  # of the mean load: groups that differ by less stay as they are
 
@@ -35,10 +36,12 @@ class AgentMoves:
         """Move agents to a group; those of one group all at once, or none of them."""
         target = to.name if isinstance(to, Group) else check_name("group name", to)
         check_agents(agents)
+        check_timeout(timeout, optional=False)
         self._carry_out(plan_move(AgentSet.of(agents), target, self._hosted()), timeout)
 
     def rebalance(self, timeout: float, *, dry_run: bool) -> list[AgentMove]:
         """Move agents from groups with much load to groups with little; return the moves."""
+        check_timeout(timeout, optional=False)
         groups = [] if self._in_steps else self._groups.all()
         hosted = self._hosted()
         # In steps nothing is fetched: all groups count, also those of your own actors, by their agents.

@@ -13,8 +13,9 @@ from ray_messaging.messages import Slice
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.message_ids import MessageIdColumn
 from ray_messaging.receiving.ack_ranges import spans_in
+from ray_messaging.receiving.call_checks import CommitMode
 from ray_messaging.receiving.commits import MOST_RANGES
-from ray_messaging.receiving.fetcher import CommitMode, Fetcher
+from ray_messaging.receiving.fetcher import Fetcher
 from ray_messaging.receiving.inbox import Piece
 
 _MOST_KEPT = MOST_RANGES // 2  # late answers that nothing has fetched: later ones are committed in the inbox

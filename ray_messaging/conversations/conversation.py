@@ -31,6 +31,7 @@ from ray_messaging.messages import Messages, Slice, slice_of
 from ray_messaging.model.batch import Batch
 from ray_messaging.receipt import Receipt, Receipts
 from ray_messaging.receiving.ack_ranges import Acked, slices_of
+from ray_messaging.receiving.call_checks import check_timeout
 from ray_messaging.sending.accumulation.bulk_input import batches_of_columns
 from ray_messaging.sending.accumulation.conversation_rows import ConversationRows, Questions, Replies
 from ray_messaging.sending.accumulation.message_checks import CheckedMessage
@@ -114,6 +115,7 @@ class Conversation:
         self, from_id: AgentId | None, to_id: AgentId, payload: Payload, subtopic: str, timeout: float | None
     ) -> Message:
         """Ask one agent; return its answer. Raises as `Messager.ask`."""
+        check_timeout(timeout)
         engine = self._engine
         return await self._ask(
             engine.checks.checked(agent_channel(engine.exp_id, to_id, subtopic), payload, from_id, None), timeout
@@ -152,6 +154,7 @@ class Conversation:
         self, from_ids: object, to_ids: object, payloads: object, subtopic: str, timeout: float | None
     ) -> Answers:
         """Ask many agents; return their answers, as they come. Raises as `Messager.ask_columns`."""
+        check_timeout(timeout)
         engine = self._engine
         chunks = engine.checks.columns(from_ids, to_ids, payloads)
         return await self.ask_batches(batches_of_columns(chunks, check_subtopic(subtopic), engine.step), timeout)

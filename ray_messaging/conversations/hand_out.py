@@ -9,7 +9,7 @@ from ray_messaging.common.task_health import end
 from ray_messaging.errors import ConfigError
 from ray_messaging.message import Message
 from ray_messaging.messages import Messages
-from ray_messaging.receiving.fetcher import CommitMode
+from ray_messaging.receiving.call_checks import CommitMode
 
 
 class Fetch(Protocol):

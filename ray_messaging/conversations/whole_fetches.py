@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from ray_messaging.conversations.hand_out import Fetch
 from ray_messaging.message import Message
 from ray_messaging.messages import Messages
-from ray_messaging.receiving.fetcher import CommitMode
+from ray_messaging.receiving.call_checks import CommitMode
 
 
 class WholeFetches:

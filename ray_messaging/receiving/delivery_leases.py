@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ray_messaging.errors import CommitFailed
 from ray_messaging.messages import Messages, Slice
 from ray_messaging.receiving.ack_ranges import Span, range_of, spans_in
-from ray_messaging.receiving.fetcher import CommitMode
+from ray_messaging.receiving.call_checks import CommitMode
 from ray_messaging.receiving.subscription import Subscription
 from ray_messaging.transports.cursors import AckRange, place
 

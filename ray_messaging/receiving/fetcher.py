@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import nullcontext
 from time import monotonic, time
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import (
@@ -18,6 +18,7 @@ from ray_messaging.message import Message
 from ray_messaging.messages import Messages, Slice, slice_of
 from ray_messaging.observability.observer import Observer
 from ray_messaging.receiving.ack_ranges import Acked, spans_of
+from ray_messaging.receiving.call_checks import CommitMode, check_commit, check_limit, check_timeout
 from ray_messaging.receiving.commits import Commits, InFlight
 from ray_messaging.receiving.inbox import Inbox
 from ray_messaging.receiving.mailbox_lease import MailboxLease
@@ -25,8 +26,6 @@ from ray_messaging.transports.transport import Conclusion, Transport
 
 if TYPE_CHECKING:
     from ray_messaging.observability.tracing.tracer import Tracer
-
-CommitMode = Literal["next", "acked"]  # a message is committed by the next fetch, or only by `ack`
 
 _UNLIMITED = nullcontext()
 _TRANSACTION_OPEN = (
@@ -196,6 +195,8 @@ class Fetcher:
             raise self.unavailable()
         if limit is not None or commit != "next":
             self._check(limit, commit, complete=complete)
+        if timeout != 0:
+            check_timeout(timeout)
         if self._commits is None and timeout == 0:
             await asyncio.sleep(0)  # AgentSociety's loops may poll before they subscribe
             return Messages(self._exp_id, [])
@@ -406,25 +407,10 @@ class Fetcher:
         """
         self.check_open()
         check_limit(limit, complete=complete)
+        check_timeout(timeout)
         due = monotonic() + timeout if timeout else None
         taken = await self.take(limit, timeout, check, complete=complete)
         while not taken.slices and taken.passed:
             timeout = timeout if due is None else max(0.0, due - monotonic())
             taken = await self.take(limit, timeout, check, complete=complete)
         return self.messages(taken.slices)
-
-
-def check_limit(limit: int | None, *, complete: bool = False) -> None:
-    """Raise ConfigError for an impossible number of messages."""
-    if limit is not None and (isinstance(limit, bool) or not hasattr(limit, "__index__")):
-        raise ConfigError(f"limit must be an int, not {limit!r}: leave it out to fetch all that is there")
-    if limit is not None and limit < 1:
-        raise ConfigError(f"limit must be at least 1, not {limit!r}: leave it out to fetch all that is there")
-    if limit is not None and complete:
-        raise ConfigError("complete=True fetches all that the server has: leave out the limit, or complete")
-
-
-def check_commit(commit: str) -> None:
-    """Raise ConfigError for an unknown commit mode."""
-    if commit not in {"next", "acked"}:
-        raise ConfigError(f"commit must be 'next' (by the next fetch) or 'acked' (by ack alone), not {commit!r}")

@@ -11,6 +11,7 @@ from ray_messaging.common.limits import BATCH_ROWS
 from ray_messaging.engine import Engine
 from ray_messaging.errors import Closed, ConfigError, FrameError, UnknownName
 from ray_messaging.model.columns import IdColumn, PayloadColumn
+from ray_messaging.receiving.call_checks import check_timeout
 from ray_messaging.receiving.subscription_spec import SubscriptionSpec
 from ray_messaging.sending.accumulation.bulk_input import ColumnChunk, batches_of_columns
 from ray_messaging.sending.accumulation.conversation_rows import ConversationRows, Questions
@@ -152,6 +153,7 @@ class AsyncSurvey:
 
     async def remind(self, timeout: float | None) -> int:
         """Ask again all agents without an answer that fits; return how many. Raises Closed after the end."""
+        check_timeout(timeout, positive=True)
         if await self._store.read(self.id) is None:
             raise unknown(self._engine, self.id)
         await self.update()

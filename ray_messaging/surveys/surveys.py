@@ -12,6 +12,7 @@ from ray_messaging.engine import Engine
 from ray_messaging.errors import AlreadyExists, ConfigError, UnknownName
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.model.columns import encode_payload
+from ray_messaging.receiving.call_checks import check_timeout
 from ray_messaging.surveys.answer_model import AnswerModel
 from ray_messaging.surveys.async_survey import AsyncSurvey, open_mailbox, survey_store, unknown
 from ray_messaging.surveys.record import SurveyRecord, decode_record, encode
@@ -39,7 +40,7 @@ class Surveys:
         """Ask all agents; return the survey. Raises as `Messaging.create_survey`."""
         name = check_name("survey_id", survey_id) if survey_id is not None else f"survey-{secrets.token_hex(4)}"
         answer_model = AnswerModel.of(model)
-        check_timeout(timeout)
+        check_timeout(timeout, positive=True)
         if not agents:
             raise ConfigError("a survey of nobody: `to` names no agent, or the experiment hosts none yet")
         record = SurveyRecord(
@@ -49,7 +50,7 @@ class Surveys:
             schema=answer_model.schema,
             ints=agents.ints.astype("<i8").tobytes(),
             strings=tuple(sorted(agents.strings)),
-            timeout=timeout,
+            timeout=None if timeout is None else float(timeout),
             created_at=time.time(),
         )
         if not await self._store.create(name, encode(record)):
@@ -62,7 +63,7 @@ class Surveys:
             )
         survey = AsyncSurvey(self._engine, self._reading, name, record, answer_model)
         try:
-            await survey.ask(np.arange(len(agents)), timeout)
+            await survey.ask(np.arange(len(agents)), record.timeout)
         except BaseException as error:
             error.add_note(
                 f"survey {name!r} has not asked all agents: messaging.survey({name!r}).remind() asks the rest"
@@ -114,9 +115,3 @@ class Surveys:
                 raise UnknownName(f"experiment {self._engine.exp_id!r} has no group {name!r}", kind="group", value=name)
             found |= records[name].agents()
         return found
-
-
-def check_timeout(timeout: object) -> None:
-    """Raise ConfigError unless this is a positive number of seconds, or None."""
-    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0):
-        raise ConfigError(f"timeout={timeout!r} must be a positive number of seconds, or None for no limit")

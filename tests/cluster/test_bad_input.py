@@ -203,6 +203,23 @@ def test_invalid_messages_are_refused(messaging, pair):
     assert len(east.fetch(timeout=0.1)) == 0
 
 
+@pytest.mark.parametrize("bad", ["5", True, -1, float("nan")], ids=repr)
+def test_a_timeout_that_is_no_number_of_seconds_is_refused(messaging, pair, bad):
+    west, a = pair[0], pair[0].agents[0]
+    for call in (
+        lambda: west.fetch(timeout=bad),
+        lambda: west.ask(a, a, {}, timeout=bad),
+        lambda: west.ask_columns([a], [a], {}, timeout=bad),
+        lambda: west.remove_agents([a], timeout=bad),
+        lambda: west.move_agents([a], to="east", timeout=bad),
+        lambda: messaging.ask(a, {}, timeout=bad),
+        lambda: messaging.ask_columns([a], {}, timeout=bad),
+        lambda: messaging.move_agents([a], to="east", timeout=bad),
+        lambda: messaging.rebalance(timeout=bad),
+    ):
+        raised(ConfigError, call, f"timeout={bad!r}", "seconds")
+
+
 def test_invalid_black_list_changes_raise_rule_errors(messaging):
     with pytest.raises(RuleError, match="is no pair"):
         ray.get(messaging.interceptor.add_to_black_set.remote([(1, 2, 3)]))

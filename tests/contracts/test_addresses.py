@@ -338,3 +338,26 @@ async def test_channel_helpers(messagers, exp_id):
     assert messager.get_user_survey_channel("7") == f"exps:{exp_id}:agents:7:user-survey"
     assert messager.get_subtopic_channel(1, "gossip") == f"exps:{exp_id}:agents:1:gossip"
     assert messager.get_user_payback_channel() == f"exps:{exp_id}:user-payback"
+
+
+@pytest.mark.parametrize("bad", ["5", True, -1, float("nan"), float("inf"), [5]], ids=repr)
+async def test_a_timeout_that_is_no_number_of_seconds_is_refused(bad):
+    async with Messager(MemoryServer(), "exp", name="north") as messager:
+        await messager.host_agents([1], ["agent-chat"])
+        calls = [
+            lambda: messager.fetch_messages(timeout=bad),
+            lambda: messager.ask(1, 1, {}, timeout=bad),
+            lambda: messager.ask_columns([1], [1], {}, timeout=bad),
+            lambda: messager.remove_agents([1], timeout=bad),
+            lambda: messager.move_agents([1], to="west", timeout=bad),
+        ]
+        for call in calls:
+            with pytest.raises(ConfigError, match="must be a number of seconds, 0 or more") as caught:
+                await call()
+            assert repr(bad) in str(caught.value)
+        with pytest.raises(ConfigError, match="timeout=None"):
+            await messager.remove_agents([1], timeout=None)
+        async with messager.transaction() as tx:
+            with pytest.raises(ConfigError, match="timeout="):
+                await tx.fetch_messages(timeout=bad)
+        assert len(await messager.fetch_messages(timeout=np.float32(0.01))) == 0

@@ -12,6 +12,7 @@ from ray_messaging.errors import ConfigError, RuleError
 from ray_messaging.interception.rules.support.graphs import read_network
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import IdColumn
+from ray_messaging.receiving.call_checks import check_timeout
 from ray_messaging.steps.accounts.sealed_counts import digest_of
 from ray_messaging.steps.accounts.step_account import StepCounts
 from ray_messaging.steps.stragglers import Straggler
@@ -119,6 +120,7 @@ class ExperimentSteps:
 
         Args: with `progress` it shows the step, the rate, and the groups that hold up the others, as `messaging.run`.
         """
+        check_timeout(timeout)
         from ray_messaging.cluster.run.progress import RunProgress  # noqa: PLC0415 - it is for this class
 
         with RunProgress(self, until, shown=progress) as bar:

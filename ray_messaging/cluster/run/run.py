@@ -20,6 +20,7 @@ from ray_messaging.cluster.run.run_actor import GroupResult, RunActor, RunOption
 from ray_messaging.cluster.starts import start_in_turn
 from ray_messaging.common.awaitables import is_async
 from ray_messaging.errors import ConfigError, UnknownName
+from ray_messaging.receiving.call_checks import check_timeout
 from ray_messaging.steps.step_loop import check_until
 from ray_messaging.transports.steps.values import StepSettings, WaitFor
 
@@ -141,8 +142,9 @@ def _check(model: object, until: object, options: RunOptions) -> None:
         raise ConfigError(f"start={options.start!r} must be a plain function that returns a dict: lambda me: {{}}")
     if not isinstance(options.concurrency, int) or options.concurrency < 1:
         raise ConfigError(f"concurrency={options.concurrency!r} must be a number, at least 1")
-    if options.timeout is not None and (options.by == "group" or not options.timeout > 0):
-        raise ConfigError(f'timeout={options.timeout!r} must be seconds above 0, or None; by="group" has none')
+    check_timeout(options.timeout, positive=True)
+    if options.timeout is not None and options.by == "group":
+        raise ConfigError(f'timeout={options.timeout!r} is of the calls for one agent: leave it out with by="group"')
 
 
 def _results(refs: Sequence[Any]) -> list[Any]:

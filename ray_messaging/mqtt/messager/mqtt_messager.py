@@ -21,6 +21,7 @@ from ray_messaging.mqtt.messager.deliveries import Deliveries, Delivery
 from ray_messaging.mqtt.messager.experiment import NO_EXPERIMENT, join, verdict_client
 from ray_messaging.outgoing import Outgoing
 from ray_messaging.receipt import Receipt, Receipts
+from ray_messaging.receiving.call_checks import check_timeout
 from ray_messaging.sending.accumulation.bulk_input import entries_of
 from ray_messaging.sending.local_log import LocalLog
 from ray_messaging.transports.backend import open_mqtt
@@ -277,6 +278,7 @@ class Messager(metaclass=ActorClass):
         nothing before the messager listens and has subscribed.
         Raises: NotListening, Fenced.
         """
+        check_timeout(timeout)
         if self._left or (self._engine is None and self._was_connected):
             return self._take_left(limit)
         if timeout == 0 and not (self._listening and self._subscribed.is_set()):

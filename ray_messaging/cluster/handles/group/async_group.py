@@ -49,8 +49,8 @@ from ray_messaging.observability.tracing.settings import tracer_of
 from ray_messaging.outgoing import Outgoing
 from ray_messaging.receipt import Receipt, Receipts
 from ray_messaging.receiving.ack_ranges import Acked, by_loan, slices_of, spans_of
+from ray_messaging.receiving.call_checks import CommitMode, check_commit, check_limit, check_timeout
 from ray_messaging.receiving.delivery_leases import FetchOptions, Token
-from ray_messaging.receiving.fetcher import CommitMode, check_commit, check_limit
 from ray_messaging.sending.accumulation.broadcast_input import unspread_batches
 from ray_messaging.sending.accumulation.bulk_input import batches_of_columns, batches_of_entries, columns_of, entries_of
 from ray_messaging.sending.accumulation.pending_batch import Entry
@@ -234,6 +234,7 @@ class AsyncGroup:
         timeout: float | None = 60.0,
     ) -> Message:
         """Ask an agent; return its answer. Raises as `Messager.ask`."""
+        check_timeout(timeout)
         entries = self._entries([Outgoing.to_agent(to_id, payload, from_id, subtopic)])
         [batch] = batches_of_entries(entries, self.step)
         call, frame = secrets.token_hex(8), encode(batch)
@@ -266,6 +267,7 @@ class AsyncGroup:
         timeout: float | None,
     ) -> Table:
         """Ask many agents; return their answers in a table of some kind."""
+        check_timeout(timeout)
         columns = columns_of(from_ids, to_ids, payloads, self._payload_bytes)
         frames = [encode(batch) for batch in batches_of_columns(columns, check_subtopic(subtopic), self.step)]
         call, rows = secrets.token_hex(8), sum(len(chunk.from_ids) for chunk in columns)
@@ -328,6 +330,7 @@ class AsyncGroup:
         """
         check_limit(limit, complete=complete)
         check_commit(commit)
+        check_timeout(timeout)
         async with self._fetching:
             if self._tracer is not None:
                 self._tracer.committed()
@@ -487,6 +490,7 @@ class AsyncGroup:
         await self._let_go(agents, to, timeout)
 
     async def _let_go(self, agents: Iterable[AgentId], target: str | None, timeout: float) -> None:
+        check_timeout(timeout, optional=False)
         attempts = itertools.count()
         leaving = AgentSet.of(agents).column
         await self._insist(lambda: self.actor.let_go.remote(leaving, target, timeout, again=next(attempts) > 0))

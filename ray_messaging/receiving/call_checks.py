@@ -1,0 +1,38 @@
+"""What a call that receives or waits is asked for: checked at the edge, before anything waits."""
+
+import math
+from numbers import Real
+from typing import Literal
+
+from ray_messaging.errors import ConfigError
+
+CommitMode = Literal["next", "acked"]  # a message is committed by the next fetch, or only by `ack`
+
+
+def check_limit(limit: int | None, *, complete: bool = False) -> None:
+    """Raise ConfigError for an impossible number of messages."""
+    if limit is not None and (isinstance(limit, bool) or not hasattr(limit, "__index__")):
+        raise ConfigError(f"limit must be an int, not {limit!r}: leave it out to fetch all that is there")
+    if limit is not None and limit < 1:
+        raise ConfigError(f"limit must be at least 1, not {limit!r}: leave it out to fetch all that is there")
+    if limit is not None and complete:
+        raise ConfigError("complete=True fetches all that the server has: leave out the limit, or complete")
+
+
+def check_commit(commit: str) -> None:
+    """Raise ConfigError for an unknown commit mode."""
+    if commit not in {"next", "acked"}:
+        raise ConfigError(f"commit must be 'next' (by the next fetch) or 'acked' (by ack alone), not {commit!r}")
+
+
+def check_timeout(timeout: object, *, optional: bool = True, positive: bool = False) -> None:
+    """Raise ConfigError unless this is a finite number of seconds, 0 or more, or None.
+
+    Args: with `optional=False` None is refused, with `positive` 0 is.
+    """
+    if timeout is None and optional:
+        return
+    seconds = float(timeout) if isinstance(timeout, Real) and not isinstance(timeout, bool) else math.nan
+    if not 0 <= seconds < math.inf or (positive and seconds == 0):  # NaN is in no order
+        least, none = "above 0" if positive else "0 or more", ", or None for no limit" if optional else ""
+        raise ConfigError(f"timeout={timeout!r} must be a number of seconds, {least}{none}")
