@@ -1,5 +1,6 @@
 """The search in the log's rows."""
 
+import asyncio
 from typing import Any
 
 from nicegui import ui
@@ -25,6 +26,7 @@ class Search:
 
     def __init__(self, desk: Desk, first: RowQuery) -> None:
         self._desk = desk
+        self._searching = asyncio.Lock()  # one after the other: else the rows of an earlier one could come last
         with card("Search the last rows that match"):
             with ui.row().classes("w-full gap-3 items-end"):
                 self._fields = {key: self._input(key, label, getattr(first, key)) for key, label in _FIELDS}
@@ -49,6 +51,10 @@ class Search:
 
     async def search(self) -> None:
         """Show the matching rows."""
+        async with self._searching:
+            await self._search()
+
+    async def _search(self) -> None:
         given: dict[str, Any] = {key: found.value or "" for key, found in self._fields.items()}
         query = RowQuery(**given, fate=self._fate.value or "")
         with self._problem.told():
