@@ -29,7 +29,7 @@ from ray_messaging.transports.redis.steps import RedisSteps
 POINTS = ("open", "read_box", "judge", "send", "close")  # calls of the protocol, each from the task
 SIDES = ("before", "after")
 DEATHS = list(itertools.product(POINTS, SIDES))
-SEALED_S = 60.0  # within which a step must be committed, whatever died in it
+SEALED_S = 240.0  # within which a step must be committed, whatever died in it
 ENDED_S = 400.0  # within which all must be
 
 
