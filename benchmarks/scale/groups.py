@@ -1,4 +1,8 @@
-"""Groups in a ring on one server, more and more of them: the rate, and the work of each process for a message."""
+"""Groups in a ring on one server, more and more of them: the rate, and the work of each process for a message.
+
+First each group has an actor of its own, then eight of the largest number share one. Beside it stands what the actors
+take of the processor when nothing is sent.
+"""
 
 import time
 from collections.abc import Sequence
@@ -13,6 +17,7 @@ from ray_messaging import Messaging
 
 GROUPS = (1, 8, 32, 128)
 AGENTS_EACH = 500
+HOUSED, IDLE_S = 8, 5.0
 LEAST = {32: 2.5, 128: 1.5}  # million messages a second
 COMMANDS = ("evalsha", "eval", "xread")
 BULK = "in bulk"
@@ -22,23 +27,47 @@ PER = f"per {ROWS:,} messages"
 
 
 def measure(counts: Sequence[int], seconds: float, rounds: int) -> list[Line]:
-    """Let one society grow; measure at each number of groups, once all of them are warm."""
+    """Let a society grow; measure at each number of groups, once all of them are warm; then with fewer actors."""
+    lines = _measured(counts, seconds, rounds, 1)
+    return lines + (_measured(counts[-1:], seconds, rounds, HOUSED) if counts[-1] > HOUSED else [])
+
+
+def _measured(counts: Sequence[int], seconds: float, rounds: int, housed: int) -> list[Line]:
     lines: list[Line] = []
-    with Messaging.start("scale", rules=[BLACK_LIST]) as messaging, Society(messaging, AGENTS_EACH, 1) as ring:
+    with (
+        Messaging.start("scale", rules=[BLACK_LIST]) as messaging,
+        Society(messaging, AGENTS_EACH, 1, housed=housed) as ring,
+    ):
         for count in counts:
             ring.grow(count)
             ring.rate("send_rows", WARM_UP_ROWS)
+            part = f"groups: {count}" + (f", {housed} in each actor" if housed > 1 else "")
+            lines.append(
+                Line(part, "groups, with nothing to do: processor", "cores", [_idle(ring) for _ in range(rounds)])
+            )
             turns = [_turn(messaging, ring, seconds) for _ in range(rounds)]
             for name, unit in turns[0]:
                 values, least = [turn[name, unit] for turn in turns], LEAST.get(count) if name == BULK else None
-                lines.append(Line(f"groups: {count}", name, unit, values, least=least))
+                lines.append(Line(part, name, unit, values, least=least))
     return lines
+
+
+def _idle(ring: Society) -> float:
+    """Return the processor time of the groups' processes in a second without any message."""
+    pids = _pids(ring)
+    before, began = sum(map(seconds_of, pids)), time.monotonic()
+    time.sleep(IDLE_S)
+    return (sum(map(seconds_of, pids)) - before) / (time.monotonic() - began)
+
+
+def _pids(ring: Society) -> list[int]:
+    return sorted({pid_of(member) for member in ring.members})
 
 
 def _turn(messaging: Messaging, ring: Society, seconds: float) -> dict[tuple[str, str], float]:
     """Send in bulk; return the rate, and what each kind of process did for the messages, by name and unit."""
     processes = {
-        "groups": [pid_of(member) for member in ring.members],
+        "groups": _pids(ring),
         "interceptor": [pid_of(messaging.interceptor)],
         "server": [server_pid(messaging)],
     }
@@ -70,7 +99,10 @@ def _work(pids: list[int]) -> tuple[float, int, int]:
     """Return the processor time of processes (s), how often they waited, and how often they were cut off."""
     waits = cut_off = 0
     for task in (task for pid in pids for task in Path(f"/proc/{pid}/task").iterdir()):
-        told = dict(line.split(":", 1) for line in (task / "status").read_text().splitlines())
+        try:
+            told = dict(line.split(":", 1) for line in (task / "status").read_text().splitlines())
+        except (FileNotFoundError, ProcessLookupError):  # the thread has ended
+            continue
         waits += int(told["voluntary_ctxt_switches"])
         cut_off += int(told["nonvoluntary_ctxt_switches"])
     return sum(map(seconds_of, pids)), waits, cut_off

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import ray
 
+from benchmarks.axes.society.house import House, Lodger
 from benchmarks.axes.society.member import MemberActor
 from benchmarks.figures import OURS, Figure, percentile_figures
 from ray_messaging import Messaging, MessagingConfig, RedisConfig, rules
@@ -29,7 +30,10 @@ def cluster() -> Iterator[None]:
 
 
 class Society:
-    """Hold the groups of an experiment, or of a bare server; with two of them both directions are at work at once."""
+    """Hold the groups of an experiment, or of a bare server; with two of them both directions are at work at once.
+
+    Each has an actor of its own, or `housed` of them share one.
+    """
 
     def __init__(
         self,
@@ -40,8 +44,10 @@ class Society:
         first: int = 0,
         nbytes: int = 100,
         settings: MessagingConfig | None = None,
+        housed: int = 1,
     ) -> None:
-        self._where, self._settings, self._first = where, settings, first
+        self._where, self._settings, self._first, self._housed = where, settings, first, housed
+        self._actors: list[Any] = []
         self._each = agents // groups
         self.members: list[Any] = []
         self._expected: list[int] = []
@@ -53,19 +59,27 @@ class Society:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for member in self.members:
-            ray.kill(member)
+        for actor in self._actors:
+            ray.kill(actor)
 
     def grow(self, groups: int, nbytes: int = 100) -> None:
         """Have so many groups, each aiming at the next one."""
         while len(self.members) < groups:
             name = f"group-{self._first}-{len(self.members)}"
-            agents = self._agents(len(self.members))
-            self.members.append(MemberActor.remote(self._where, name, agents, self._settings))
+            self.members.append(self._open(name, self._agents(len(self.members))))
             self._expected.append(0)
             if not len(self.members) % _AT_ONCE:  # more processes that start at once starve each other of the processor
                 ray.get([member.ready.remote() for member in self.members[-_AT_ONCE:]])
         self.aim(nbytes)
+
+    def _open(self, name: str, agents: range) -> Any:
+        setting = self._where, name, agents, self._settings
+        if self._housed == 1:
+            self._actors.append(MemberActor.remote(*setting))
+            return self._actors[-1]
+        if not len(self.members) % self._housed:
+            self._actors.append(House.remote())
+        return Lodger(self._actors[-1], *setting)
 
     def aim(self, nbytes: int) -> None:
         """Send payloads of so many bytes from now on."""
