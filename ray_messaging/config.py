@@ -127,7 +127,10 @@ class RedisConfig(ServerConfig):
     port: int = _setting(6379, "its TCP port", ge=0, le=65535)
     password: str | None = _setting(None, "its password", repr=False)
     db: int = _setting(0, "the number of the database", ge=0)
-    timeout: float = _setting(60.0, "seconds that one command may take; connecting has 5 s of its own", gt=0)
+    timeout: float = _setting(60.0, "seconds that one command may take; connecting has its own", gt=0)
+    connect_timeout: float = _setting(
+        5.0, "seconds until a server that does not answer counts as out of reach; embedded ones have 30", gt=0
+    )
     username: str | None = _setting(None, "the user's name, where the server has an ACL")
     ssl: bool = _setting(False, "connect by TLS")
     ssl_ca_certs: str | None = _setting(None, "a file of authorities to trust beside the system's")

@@ -121,7 +121,7 @@ class Engine:
     # -- life -----------------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Connect, unless that is done. Raises ConnectionFailed within 5 s, ServerRefused at once."""
+        """Connect, unless that is done. Raises ConnectionFailed after `connect_timeout`, ServerRefused at once."""
         if self.closed:
             raise self.not_open(Closed)
         if self.accumulator is not None:

@@ -86,7 +86,7 @@ class Messager(names.ChannelNames):
     # -- life -----------------------------------------------------------------------------------------------------
 
     async def init(self) -> None:
-        """Connect, unless that is done. Raises ConnectionFailed within 5 s, ServerRefused at once."""
+        """Connect, unless that is done. Raises ConnectionFailed after `connect_timeout`, ServerRefused at once."""
         await self.engine.open()
 
     async def close(self) -> None:

@@ -55,6 +55,9 @@ DEAD_BYTES = 256 * MIB
 # Keys in one SCAN of the server.
 SCAN_COUNT = 1_000
 
+# Seconds until an embedded server counts as out of reach: it runs, but dozens of starting processes may have its cores.
+EMBEDDED_CONNECT_S = 30.0
+
 # Seconds: to connect to a server; for a rule to judge one batch; for one call that waits for news of the event log.
 CONNECT_TIMEOUT_S = 5.0
 RULE_TIMEOUT_S = 10.0

@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, Self, get_args
 
 import redis
 
+from ray_messaging.common.limits import EMBEDDED_CONNECT_S
 from ray_messaging.common.process_tuning import KEPT_VARIABLES
 from ray_messaging.config import RedisConfig
 from ray_messaging.embedded import data_directory
@@ -266,7 +267,9 @@ class EmbeddedServer:
         with suppress(OSError):  # the guard's start says why
             path.parent.mkdir(parents=True, exist_ok=True)
         socket_dir = str(path) if may_hold_sockets(path) else None
-        return RedisConfig(server=self._host, port=port, password=password, socket_dir=socket_dir)
+        return RedisConfig(
+            server=self._host, port=port, password=password, socket_dir=socket_dir, connect_timeout=EMBEDDED_CONNECT_S
+        )
 
     def _temporary_dir(self) -> Path:
         name = self._succession.name if self._succession else secrets.token_hex(6)

@@ -330,7 +330,7 @@ class Transport(FramePort, Protocol):
         """Report connections and retries to an observer from now on."""
 
     async def connect(self) -> None:
-        """Reach the server; raise ConnectionFailed within 5 s, ServerRefused at once."""
+        """Reach the server; raise ConnectionFailed after `connect_timeout`, ServerRefused at once."""
 
     async def close(self) -> None:
         """Close the connections; closing twice does no harm."""

@@ -493,8 +493,19 @@ async def test_a_server_that_never_answers_raises(impostor, exp_id, monkeypatch)
     assert "time" in str(error)
 
 
-def test_connecting_takes_five_seconds_at_most():
-    assert CONNECT_TIMEOUT_S == 5.0
+async def test_a_server_that_is_slow_to_answer_is_asked_again(proxy, exp_id, monkeypatch):
+    monkeypatch.setattr("ray_messaging.transports.redis.connection.link.CONNECT_TIMEOUT_S", 0.5)
+    proxy.hold = b"INFO"
+    await refused(proxy.config.model_copy(update={"connect_timeout": 0.1}), exp_id, ConnectionFailed)
+    proxy.hold = b"INFO"
+    async with Messager(proxy.config.model_copy(update={"connect_timeout": 60.0}), exp_id) as messager:
+        assert (await messager.send_message("news", {})).fate == "undeliverable"
+    assert proxy.held == 2
+
+
+def test_connecting_takes_five_seconds_at_most(valkey_config):
+    assert CONNECT_TIMEOUT_S == RedisConfig(server="host").connect_timeout == 5.0
+    assert valkey_config.connect_timeout == 30.0  # an embedded one
 
 
 async def test_a_server_of_another_kind_is_named(impostor, exp_id):

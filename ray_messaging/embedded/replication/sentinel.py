@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from ray_messaging.common.limits import EMBEDDED_CONNECT_S
 from ray_messaging.config import RedisConfig
 from ray_messaging.embedded.replication.sentinel_role import SentinelRole, Watched
 from ray_messaging.embedded.server import EmbeddedServer, Succession
@@ -41,6 +42,7 @@ class Sentinel:
                 service=Watched.service(shard),
                 password=credentials.clients,
                 sentinel_password=credentials.sentinel,
+                connect_timeout=EMBEDDED_CONNECT_S,
             )
             for shard, credentials in enumerate(self._credentials)
         )

@@ -111,7 +111,7 @@ class RedisTransport:
         self.link.observer = observer
 
     async def connect(self) -> None:
-        """Reach the server; raise ConnectionFailed within 5 s, ServerRefused at once."""
+        """Reach the server; raise ConnectionFailed after `connect_timeout`, ServerRefused at once."""
         await self.link.connect()
 
     async def close(self) -> None:

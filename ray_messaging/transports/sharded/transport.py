@@ -98,7 +98,7 @@ class ShardedTransport:
             shard.observe(observer)
 
     async def connect(self) -> None:
-        """Reach all servers; raise ConnectionFailed within 5 s, ServerRefused at once."""
+        """Reach all servers; raise ConnectionFailed after `connect_timeout`, ServerRefused at once."""
         try:
             await at_all(shard.connect() for shard in self.shards)
         except BaseException:

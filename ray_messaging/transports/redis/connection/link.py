@@ -1,6 +1,7 @@
 """A link to one Redis server: scripts and commands that are repeated while the connection is cut."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -145,15 +146,26 @@ class RedisLink:
         return self._connector.address
 
     async def connect(self) -> None:
-        """Reach the server once; raise ConnectionFailed, ServerRefused or ConfigError, each within 5 s.
+        """Reach the server; raise ConnectionFailed, ServerRefused or ConfigError.
 
-        ConfigError: it is too old, a replica, a node of a cluster that is to be reached as one, or deletes data when
-        its memory is full; or its Sentinels do not know the service, or no node has the experiment's slot.
-        NotReplicated: it has fewer replicas than must have what is acknowledged. Closed: the experiment has ended.
+        ConnectionFailed comes at once, or after `RedisConfig.connect_timeout` where nothing answers. ConfigError: it is
+        too old, a replica, a node of a cluster that is to be reached as one, or deletes data when its memory is full;
+        or its Sentinels do not know the service, or no node has the experiment's slot. NotReplicated: it has fewer
+        replicas than must have what is acknowledged. Closed: the experiment has ended.
         """
+        patient_until = time.monotonic() + self.config.connect_timeout
+        while True:
+            try:
+                return await self._reach()
+            except ConnectionFailed as error:
+                silent = isinstance(error.__cause__, TimeoutError | RedisTimeoutError)
+                if not silent or time.monotonic() >= patient_until:
+                    raise
+
+    async def _reach(self) -> None:
         self._closed = False
         try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            async with asyncio.timeout(min(CONNECT_TIMEOUT_S, self.config.connect_timeout)):
                 async with self._opening:
                     wire = await self._open_shared()
                 info = read_info(await self._alone(wire, ("INFO",)))
