@@ -41,7 +41,7 @@ def served(bound):
 
 def test_the_token_is_exchanged_for_a_cookie_that_no_script_reads():
     bound = bind(Place(port=0), token=True)
-    with browser() as seen, served(bound):
+    with bound.socket, browser() as seen, served(bound):
         seen.open(bound.url)
         seen.sees("said", "inside")
         assert seen.page.url == f"http://127.0.0.1:{bound.port}/"
