@@ -84,7 +84,7 @@ async def test_a_server_that_forgot_an_interceptor_rejects_its_verdicts(
     old = await Actor(interceptor_epoch, world.exp_id).begin(rule)
     new = Actor(interceptor_epoch, world.exp_id)
     try:
-        early = await opener(world.server, old, host=[1], interceptor_timeout_s=0.6)
+        early = await opener(world.server, old, host=[1], interceptor_timeout_s=2.0)
         for _ in range(10):
             assert await early.send_message(early.get_agent_chat_channel(1), {}, from_id=2)
         world.forget(lost)
