@@ -25,6 +25,7 @@ from ray_messaging.common.backoff import RetryPolicy
 from ray_messaging.common.limits import CONNECT_TIMEOUT_S
 from ray_messaging.errors import Closed, ServerRefused, TransitError
 from ray_messaging.messager import Messager
+from ray_messaging.transports.redis.connection.link import RedisLink
 from ray_messaging.transports.redis.connection.protocol import reply_error
 from ray_messaging.transports.redis.transport import RedisTransport
 from ray_messaging.transports.transport import FrameFate
@@ -501,6 +502,23 @@ async def test_a_server_that_is_slow_to_answer_is_asked_again(proxy, exp_id, mon
     async with Messager(proxy.config.model_copy(update={"connect_timeout": 60.0}), exp_id) as messager:
         assert (await messager.send_message("news", {})).fate == "undeliverable"
     assert proxy.held == 2
+
+
+async def test_a_link_that_is_closed_while_it_asks_again_stays_closed(proxy, monkeypatch):
+    monkeypatch.setattr("ray_messaging.transports.redis.connection.link.CONNECT_TIMEOUT_S", 0.5)
+    proxy.hold = b"*"  # the first request of all
+    link = RedisLink(proxy.config.model_copy(update={"connect_timeout": 60.0}), 30.0)
+    connecting = asyncio.create_task(link.connect())
+
+    async def held():
+        return proxy.held == 1
+
+    await until(held)
+    await link.close()
+    with pytest.raises(Closed):
+        await connecting
+    with pytest.raises(Closed):
+        await link.command("PING")
 
 
 def test_connecting_takes_five_seconds_at_most(valkey_config):

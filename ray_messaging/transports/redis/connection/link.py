@@ -153,17 +153,22 @@ class RedisLink:
         or its Sentinels do not know the service, or no node has the experiment's slot. NotReplicated: it has fewer
         replicas than must have what is acknowledged. Closed: the experiment has ended.
         """
+        self._closed = False
         patient_until = time.monotonic() + self.config.connect_timeout
-        while True:
-            try:
-                return await self._reach()
-            except ConnectionFailed as error:
-                silent = isinstance(error.__cause__, TimeoutError | RedisTimeoutError)
-                if not silent or time.monotonic() >= patient_until:
-                    raise
+        try:
+            while True:
+                try:
+                    return await self._reach()
+                except ConnectionFailed as error:
+                    silent = isinstance(error.__cause__, TimeoutError | RedisTimeoutError)
+                    if not silent or time.monotonic() >= patient_until:
+                        raise
+                    self._drop_wire()
+        except BaseException:
+            await self.close()
+            raise
 
     async def _reach(self) -> None:
-        self._closed = False
         try:
             async with asyncio.timeout(min(CONNECT_TIMEOUT_S, self.config.connect_timeout)):
                 async with self._opening:
@@ -173,10 +178,8 @@ class RedisLink:
         except WrongSettingsError as error:
             raise ConfigError(str(error)) from error
         except Exception as error:
-            await self.close()
             raise await self.over() or self.translated(error) from error
         if (unsuitable := self._unsuitable(info, primaries)) is not None:
-            await self.close()
             raise unsuitable
 
     async def _primaries(self, wire: Wire, info: Info) -> int:
@@ -215,6 +218,9 @@ class RedisLink:
         Closing twice does no harm.
         """
         self._closed = True
+        self._drop_wire()
+
+    def _drop_wire(self) -> None:
         wire, self._wire = self._wire, None
         if wire is not None:
             wire.close()
