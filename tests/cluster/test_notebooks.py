@@ -62,7 +62,7 @@ def test_a_run_and_its_steps_are_tables(ray_cluster):
 @pytest.mark.long
 def test_the_example_notebook_runs(tmp_path, monkeypatch):
     for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):
-        monkeypatch.setenv(name, str(tmp_path))  # a home that is not writable, as in CI, is a warning for each
+        monkeypatch.setenv(name, str(tmp_path))  # of a home that is not writable IPython warns
     notebook = nbformat.read(EXAMPLES / "notebook.ipynb", as_version=4)
     NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(EXAMPLES)}}).execute()
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]

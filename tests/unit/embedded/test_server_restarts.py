@@ -16,6 +16,7 @@ import pytest
 from support.embedded_server import DEADLINE_S, HOST, client, guard_in, guard_of, wait_ended, wait_until
 
 from ray_messaging.common.backoff import Backoff, RetryPolicy
+from ray_messaging.common.limits import EMBEDDED_CONNECT_S
 from ray_messaging.embedded import server as server_module
 from ray_messaging.embedded import supervisor as server_supervisor
 from ray_messaging.embedded.server import EmbeddedServer, Succession
@@ -232,8 +233,7 @@ def test_a_successor_takes_over(successor, dead, temporary_root):
                 kill(guard)
             else:
                 connected.set("after", 2)  # it serves on, for those who live
-    found = successor.take_over()
-    assert (found.server, found.port, found.password) == (HOST, port, password)
+    assert successor.take_over() == config.model_copy(update={"connect_timeout": EMBEDDED_CONNECT_S})
     wait_ended(guard)
     wait_ended(pid)
     with client(config) as connected:
