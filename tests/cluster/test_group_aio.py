@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import pickle
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from support.cluster import drain, kill_and_wait, new_handle, numbered, numbers
@@ -83,6 +84,53 @@ def test_a_handle_serves_one_event_loop_after_the_other(pair):
     for n in range(2):
         assert asyncio.run(west.aio.send(sender, receiver, {"n": n}))
     assert numbers(drain(west, 2)) == [0, 1]
+
+
+def in_threads(*coroutines):
+    """Run each in an event loop of a thread of its own; return what came of them."""
+    with ThreadPoolExecutor(len(coroutines)) as threads:
+        ended = [threads.submit(asyncio.run, asyncio.wait_for(each, 3 * WAIT_S)) for each in coroutines]
+        return [each.exception() or each.result() for each in ended]
+
+
+def test_event_loops_send_by_one_handle_at_once(pair):
+    west, east = pair
+    senders, receiver = west.agents[:2], east.agents[0]
+    together = threading.Barrier(2)
+
+    async def send(sender):
+        together.wait()
+        return [bool(await west.aio.send(sender, receiver, {"n": n})) for n in range(100)]
+
+    assert in_threads(*map(send, senders)) == [[True] * 100] * 2
+    found = drain(east, 200)
+    for sender in senders:
+        assert [each.payload["n"] for each in found if each.from_id == sender] == list(range(100))
+
+
+@pytest.mark.parametrize("call", ["fetch", "ack"])
+def test_of_two_event_loops_that_receive_at_once_the_later_one_gets_an_error(pair, call):
+    west, east = pair
+    waits = threading.Event()
+
+    async def first():
+        fetching = asyncio.create_task(east.aio.fetch(timeout=WAIT_S))
+        await asyncio.sleep(0)
+        waits.set()
+        return numbers(await fetching)
+
+    async def second():
+        await asyncio.to_thread(waits.wait)
+        try:
+            await getattr(east.aio, call)()
+        finally:
+            assert await east.aio.send(east.agents[0], east.agents[1], {"n": 7})
+
+    found, error = in_threads(first(), second())
+    assert found == [7]
+    assert isinstance(error, ConfigError), error
+    assert "handle of its own" in str(error)
+    asyncio.run(east.aio.ack())
 
 
 async def test_a_handle_serves(messaging, pair):

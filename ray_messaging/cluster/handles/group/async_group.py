@@ -69,9 +69,10 @@ class StepStamp(msgspec.Struct):
 
 
 class AsyncGroup:
-    """The calls of a group's handle for async code: `await group.aio.send(...)`, in one event loop at a time.
+    """The calls of a group's handle for async code: `await group.aio.send(...)`.
 
-    It is a handle of its own, with the same `step`: its fetches and those of `group` are apart. The blocking calls of
+    It is a handle of its own, with the same `step`: its fetches and those of `group` are apart. Several event loops may
+    send at once; `fetch` and `ack` raise ConfigError while one of another event loop waits. The blocking calls of
     `Group` are these, with a `waiting` that blocks.
     """
 
@@ -101,7 +102,9 @@ class AsyncGroup:
         self._restarting = False  # its actor died during a send
         connect = LaneConnection.open if waiting.blocks else LoopConnection.open
         wait_s = experiment.settings.send_timeout_s
-        self._lane = GroupLane(actor, self._actor_name, wait_s, waiting, connect, shared=not waiting.blocks)
+        self._lane = waiting.shared(
+            lambda: GroupLane(actor, self._actor_name, wait_s, waiting, connect, shared=not waiting.blocks)
+        )
         self._tracer = tracer_of(experiment.tracing, experiment.exp_id, name)
         self._keep = keep  # the experiment lives as long as a reference to its actors
 
@@ -188,9 +191,9 @@ class AsyncGroup:
 
     async def _relay_frames(self, batches: list[Batch], *, by_lane: bool) -> Receipts:
         frames = [encode(batch) for batch in batches]
-        lane, number = None, -1
+        lanes, lane, number = self._lane(), None, -1
         try:
-            lane = await self._lane.connection() if by_lane else None
+            lane = await lanes.connection() if by_lane else None
             if lane is None and known_dead(self.actor):  # found out just now
                 raise gone(self._actor_name)
             with self._sending:
@@ -209,7 +212,7 @@ class AsyncGroup:
             with self._sending:  # later calls must not wait for this number
                 self._waiting.pop(number, None)
             if lane is not None:
-                self._lane.release(lane)
+                lanes.release(lane)
 
     async def _relay_by_ray(self, call: RelayCall, frames: list[bytes], begun_in: str | None) -> Receipts:
         """Make a call by Ray; `begun_in` names the process that may have begun it over the lane."""
@@ -376,13 +379,14 @@ class AsyncGroup:
 
     async def _ask(self, call: Call) -> tuple[bytes, list[bytes]] | None:
         """Make a call that may be repeated over the lane; None: it must go by Ray."""
-        lane = await self._lane.connection()
+        lanes = self._lane()
+        lane = await lanes.connection()
         if lane is None:
             return None
         try:
             return (await lane.ask(call)).answer
         finally:
-            self._lane.release(lane)
+            lanes.release(lane)
 
     async def ack(self, messages: Acked | None = None) -> None:
         """Commit fetched messages: one, some, or all that this handle holds (None).

@@ -3,12 +3,16 @@
 import asyncio
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import ray
 
+from ray_messaging.errors import ConfigError
+
 Refs = list[Any]  # of ObjectRefs
+T = TypeVar("T")
 
 
 class Lock(Protocol):
@@ -41,6 +45,9 @@ class Waiting(Protocol):
     def lock(self) -> Lock:
         """Return a new lock."""
 
+    def shared(self, make: Callable[[], T]) -> Callable[[], T]:
+        """Return a function that returns the object that concurrent calls share, which `make` makes."""
+
 
 class Blocking:
     """Waits that block the thread: the coroutines never suspend."""
@@ -62,6 +69,11 @@ class Blocking:
     def lock(self) -> Lock:
         """Return a lock among threads."""
         return _ThreadLock()
+
+    def shared(self, make: Callable[[], T]) -> Callable[[], T]:
+        """Return a function that returns one object to all threads."""
+        made = make()
+        return lambda: made
 
 
 class InLoop:
@@ -90,8 +102,12 @@ class InLoop:
         await asyncio.sleep(seconds)
 
     def lock(self) -> Lock:
-        """Return a lock among tasks."""
-        return asyncio.Lock()
+        """Return a lock among tasks; it raises ConfigError where tasks of two event loops want it at once."""
+        return _TaskLock()
+
+    def shared(self, make: Callable[[], T]) -> Callable[[], T]:
+        """Return a function that returns an object to each event loop."""
+        return _PerLoop(make).get
 
 
 class _ThreadLock:
@@ -109,3 +125,63 @@ class _ThreadLock:
 
     async def __aexit__(self, *_: object) -> None:
         self._lock.release()
+
+
+class _TaskLock:
+    """A lock among the tasks of one event loop at a time."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._calls = 0  # that hold it or wait for it
+        self._lock = asyncio.Lock()
+
+    def locked(self) -> bool:
+        """Return whether a call holds it."""
+        return self._lock.locked()
+
+    async def __aenter__(self) -> None:
+        self._enter(asyncio.get_running_loop())
+        try:
+            await self._lock.acquire()
+        except BaseException:
+            self._leave()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._lock.release()
+        self._leave()
+
+    def _enter(self, loop: asyncio.AbstractEventLoop) -> None:
+        with self._guard:
+            if loop is not self._loop and self._loop is not None and not self._loop.is_closed() and self._calls:
+                raise ConfigError(
+                    "`group.aio` fetches and acks in one event loop at a time, and a call of another loop has not"
+                    " ended. Give each event loop a handle of its own: messaging.group(name).aio"
+                )
+            if loop is not self._loop:
+                self._loop, self._lock, self._calls = loop, asyncio.Lock(), 0
+            self._calls += 1
+
+    def _leave(self) -> None:
+        with self._guard:
+            self._calls -= 1
+
+
+class _PerLoop(Generic[T]):
+    """An object for each event loop."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._guard = threading.Lock()
+        self._made: dict[asyncio.AbstractEventLoop, T] = {}
+
+    def get(self) -> T:
+        """Return the object of the running event loop."""
+        loop = asyncio.get_running_loop()
+        found = self._made.get(loop)
+        if found is None:
+            with self._guard:
+                self._made = {each: made for each, made in self._made.items() if not each.is_closed()}
+                found = self._made[loop] = self._make()
+        return found
