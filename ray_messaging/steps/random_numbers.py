@@ -32,24 +32,23 @@ class StepGenerators:
     def __init__(self, seed: int, step: int, agents: AgentPlaces) -> None:
         self.agents = agents
         self._keys = np.frombuffer(_hash_of(seed, step, 16), np.uint64)
-        self._low = self._high = 0  # the places of `_seeds`
-        self._seeds: list[NDArray[np.uint64]] = []
+        self._block: tuple[int, list[NDArray[np.uint64]]] = (0, [])  # a place, and the seeds from there on
 
     def at(self, place: int) -> Generator:
         """Return the random numbers of the agent at a place; each call begins them anew."""
-        if not self._low <= place < self._high:
-            self._compute(place)
-        seed = _Seed(self._seeds[place - self._low])
-        return Generator(PCG64DXSM(seed))  # type: ignore[arg-type]  # any ISeedSequence
+        low, seeds = self._block  # by one read: another thread may put another block there
+        if not low <= place < low + len(seeds):
+            low, seeds = self._block = self._block_of(place)
+        return Generator(PCG64DXSM(_Seed(seeds[place - low])))  # type: ignore[arg-type]  # any ISeedSequence
 
-    def _compute(self, place: int) -> None:
-        """Compute the seeds of a place and those around it."""
-        self._low = place - place % _BLOCK
-        ids = self.agents.hashes[self._low : self._low + _BLOCK]
-        self._high = self._low + len(ids)
+    def _block_of(self, place: int) -> tuple[int, list[NDArray[np.uint64]]]:
+        """Return the seeds of a place and those around it, and the place of the first one."""
+        low = place - place % _BLOCK
+        ids = self.agents.hashes[low : low + _BLOCK]
         with np.errstate(over="ignore"):
             starts = np.stack([_mix(ids ^ self._keys[0]), _mix(ids + self._keys[1])], axis=1)
-            self._seeds = list(np.concatenate([_mix(starts + _GOLDEN), _mix(starts + _GOLDEN + _GOLDEN)], axis=1))
+            seeds = np.concatenate([_mix(starts + _GOLDEN), _mix(starts + _GOLDEN + _GOLDEN)], axis=1)
+        return low, list(seeds)
 
 
 class _Seed(ISeedSequence):

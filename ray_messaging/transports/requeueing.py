@@ -37,6 +37,13 @@ class Part(NamedTuple):
     rows: Rows
 
 
+class Routing(NamedTuple):
+    """The directory by which a letter's messages go, and the patterns by which some of its mailboxes had copies."""
+
+    takers: Directory
+    holders: Directory
+
+
 class Outcome(NamedTuple):
     """Outcome for one letter: messages that are in a mailbox again, those that stay dead, and the reason.
 
@@ -68,7 +75,7 @@ class Requeueing:
         self._exp_id = exp_id
         self._patterns = patterns
         self._listeners: Listeners | None = None  # until the server says that they have changed
-        self._directory: tuple[tuple[object, ...], Directory] | None = None  # the last one, and for whose letters
+        self._routing: tuple[tuple[object, ...], Routing] | None = None  # the last one, and for whose letters
         self._earlier: dict[str, Outcome] = {}  # of letters that were on their way, before their turn came
         self._helped = 0  # their messages, until they are counted
         self._swept: set[int] = set()  # the shards that were asked for such letters
@@ -149,7 +156,7 @@ class Requeueing:
         return self._listeners
 
     def _forget(self) -> None:
-        self._listeners = self._directory = None
+        self._listeners = self._routing = None
 
     # -- to other shards ------------------------------------------------------------------------------------------
 
@@ -223,30 +230,36 @@ class Requeueing:
 
     def _route(self, letter: DeadFrame, batch: Batch, rows: Rows, listeners: Listeners) -> tuple[list[Part], Rows]:
         """Return which rows go to which mailbox, and those that go to none."""
-        directory = self._directory_for(letter, listeners)
-        routes = directory.route(batch)[rows]
+        takers, holders = self._routing_for(letter, listeners)
+        routes = np.stack((takers.route(batch), holders.route(batch)))[:, rows]
         of: dict[str, list[Rows]] = {}
         nobody = [rows[:0]]
-        for route in np.unique(routes).tolist():
-            mine = rows[routes == route]
-            for mailbox in directory.mailboxes(route):
+        for route, held in np.unique(routes, axis=1).T.tolist():
+            mine = rows[(routes[0] == route) & (routes[1] == held)]
+            had = holders.mailboxes(held)
+            mailboxes = [mailbox for mailbox in takers.mailboxes(route) if mailbox not in had]
+            for mailbox in mailboxes:
                 of.setdefault(mailbox, []).append(mine)
-            if not directory.mailboxes(route):
+            if not mailboxes:
                 nobody.append(mine)
-        found = [Part(directory.records[mailbox], np.sort(np.concatenate(parts))) for mailbox, parts in of.items()]
+        found = [Part(takers.records[mailbox], np.sort(np.concatenate(parts))) for mailbox, parts in of.items()]
         return found, np.sort(np.concatenate(nobody))
 
-    def _directory_for(self, letter: DeadFrame, listeners: Listeners) -> Directory:
-        """Return the directory that a letter's messages go by; those of one mailbox mostly share it."""
+    def _routing_for(self, letter: DeadFrame, listeners: Listeners) -> Routing:
+        """Return where a letter's messages go; the letters of one mailbox mostly share it."""
         counts = tuple(_counts(record, letter, listeners) for record in listeners.records)
         key = (listeners.version, counts)
-        if self._directory is None or self._directory[0] != key:
-            directory = Directory(self._exp_id, self._patterns)
-            found = zip(listeners.records, counts, strict=True)
-            records = [record if count == _WHOLE else _claims_of(record) for record, count in found if count]
-            directory.update(listeners.version, records, [record.mailbox for record in records])
-            self._directory = key, directory
-        return self._directory[1]
+        if self._routing is None or self._routing[0] != key:
+            found = [(record, count) for record, count in zip(listeners.records, counts, strict=True) if count]
+            takers = [record if count == _WHOLE else _claims_of(record) for record, count in found]
+            holders = [_globs_of(record) for record, count in found if count == _CLAIMS and record.globs]
+            self._routing = key, Routing(self._directory(takers), self._directory(holders))
+        return self._routing[1]
+
+    def _directory(self, records: list[Record]) -> Directory:
+        directory = Directory(self._exp_id, self._patterns)
+        directory.update(0, records, [record.mailbox for record in records])
+        return directory
 
 
 _NONE, _CLAIMS, _WHOLE = range(3)  # of a mailbox's record
@@ -292,6 +305,10 @@ def _forward(part: Part, batch: Batch, listeners: Listeners) -> Forward:
 
 def _claims_of(record: Record) -> Record:
     return Record(record.mailbox, record.claims, [], [], True, record.frame_rows, record.frame_bytes)
+
+
+def _globs_of(record: Record) -> Record:
+    return Record(record.mailbox, [], [], record.globs)
 
 
 def _number(entry: str) -> float:

@@ -250,6 +250,21 @@ async def test_an_older_group_gets_letters_of_agents_that_it_takes_over(messager
     assert sorted(ids_of(await fetch_all(stays, 2))) == sorted(sent)
 
 
+async def test_an_older_group_that_has_a_copy_by_a_pattern_gets_no_second_one(
+    messagers, sender, dead_letters, exp_id
+):
+    listens = await messagers(name="listens", host=[3], listen=[f"exps:{exp_id}:agents:1:*"])
+    leaves = await messagers(host=[1, 2])
+    sent = await send(sender, 1, 2)
+    assert ids_of(await fetch_all(listens, 1)) == sent[:1]
+    await leaves.close()
+    await listens.host_agents([1, 2], ["agent-chat"])
+    (outcome,) = await dead_letters.requeue_all()
+    assert outcome[:2] == (1, 1)
+    assert ids_of(await fetch_all(listens, 1)) == sent[1:]
+    assert not await listens.fetch_messages()
+
+
 async def test_messages_without_a_listener_remain_in_a_letter_of_their_own(messagers, sender, dead_letters):
     old = await messagers(host=[1, 2])
     sent = await send(sender, 1, 2)

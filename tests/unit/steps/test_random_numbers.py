@@ -1,6 +1,8 @@
 """Random numbers of agents in a step."""
 
 import pickle
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -40,6 +42,23 @@ def test_a_generator_does_not_depend_on_the_other_agents_nor_on_the_order_of_cal
     generators = StepGenerators(7, 2, agents)
     for place in (0, 6002, 1023, 1024, 3000, 6000, 6001, 1023):
         assert generators.at(place).random() == agent_generator(7, 2, agents[place]).random()
+
+
+def test_threads_that_draw_at_once_get_each_agent_s_own_numbers():
+    agents = places_of(range(8192))
+    alone = [StepGenerators(7, 2, agents).at(place).random() for place in range(0, 8192, 512)]
+    together = StepGenerators(7, 2, agents)
+
+    def draw(_):
+        return [together.at(place).random() for place in range(0, 8192, 512)]
+
+    with ThreadPoolExecutor(8) as threads:
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+        try:
+            assert all(drawn == alone for drawn in threads.map(draw, range(64)))
+        finally:
+            sys.setswitchinterval(interval)
 
 
 def test_a_generator_goes_on_after_pickling():
