@@ -19,6 +19,7 @@ from ray_messaging.addressing.channels import (
 from ray_messaging.addressing.directory import Directory, Record
 from ray_messaging.audiences.storage.book import AudienceBook
 from ray_messaging.audiences.storage.source import AudienceSource
+from ray_messaging.common.loop_end import Life, at_loop_end
 from ray_messaging.common.process_tuning import keep_memory
 from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.config import MessagingConfig
@@ -117,6 +118,8 @@ class Engine:
         self.step_loops = 0  # that were made
         self._step: int | None = None
         self._retired: list[VerdictClient] = []
+        self._life: Life | None = None
+        self._loop_ended = False
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -135,6 +138,15 @@ class Engine:
         except BaseException:
             await self.transport.close()
             raise
+        self._life = await at_loop_end(self._end_with_loop)
+
+    async def _end_with_loop(self) -> None:
+        """Close what cannot go on, as its tasks are cancelled: later calls, in another loop, would wait for ever."""
+        if self.closed:
+            return
+        self.closed = self._loop_ended = True
+        self.accepting, self.fetcher.unavailable = None, self._not_listening
+        await self.transport.close()
 
     async def _start(self, verdict_client: VerdictClient) -> None:
         keep_s = 0 if self.named else KEEP_S
@@ -168,6 +180,8 @@ class Engine:
         self.accepting, self.fetcher.unavailable = None, self._not_listening
         accumulator, subscription = self.accumulator, self.subscription
         async with AsyncExitStack() as last_first:
+            if self._life is not None:
+                last_first.push_async_callback(self._life.aclose)
             last_first.push_async_callback(self.transport.close)
             clients = self._retired if accumulator is None else [*self._retired, accumulator.verdict_client]
             for verdict_client in clients:
@@ -195,6 +209,10 @@ class Engine:
 
     def not_open(self, kind: type[MessagingError]) -> MessagingError:
         """Build the error for a call before `open` or after `close`: Closed, or `kind` before `open`."""
+        if self._loop_ended:
+            return Closed(
+                "the event loop in which this messager was opened has ended: open, use and close it in one asyncio.run"
+            )
         if self.closed:
             return Closed("this messager is closed: make another one")
         if self.steps is not None:

@@ -65,7 +65,8 @@ class Conversation:
             await self._answers()
 
     async def _answers(self) -> AnswerMailbox:
-        """Return the mailbox for answers, open."""
+        """Return the mailbox for answers, open; raise Closed."""
+        self._engine.sending  # noqa: B018 - raises Closed
         if self._mailbox is None:
             await self._open_mailbox()
         assert self._mailbox is not None
@@ -76,7 +77,6 @@ class Conversation:
         async with self._opening:
             if self._mailbox is None:
                 engine = self._engine
-                engine.sending  # noqa: B018 - raises Closed
                 name = answer_mailbox(engine.name) if engine.named else None
                 own = Engine(self._open_transport(), name=name, settings=engine.settings)
                 mailbox = AnswerMailbox(

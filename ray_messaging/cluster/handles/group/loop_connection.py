@@ -2,11 +2,12 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 
 from ray_messaging.cluster.handles.group.group_lane import LaneReply, patience_s
 from ray_messaging.cluster.lane_calls import Call, body_of, parts_of
 from ray_messaging.common.limits import FRAME_LIMIT
+from ray_messaging.common.loop_end import Life, at_loop_end
 from ray_messaging.errors import FrameError
 from ray_messaging.interception.client.lane_client import LaneClient
 from ray_messaging.interception.wire.lane import REQUEST, LaneAddress
@@ -17,19 +18,17 @@ logger = logging.getLogger(__name__)
 class LoopConnection:
     """A connection for all calls of one event loop, many at once; a call without an answer goes by Ray."""
 
-    def __init__(self, process: str, client: LaneClient, life: AsyncGenerator[None, None]) -> None:
+    def __init__(self, process: str, client: LaneClient, life: Life) -> None:
         self.process = process
         self._client = client
-        self._life = life
+        self._life = life  # a client that nobody has any more is closed, too
         self._loop = asyncio.get_running_loop()
 
     @classmethod
     async def open(cls, address: LaneAddress) -> "LoopConnection":
         """Connect; raise OSError."""
         client = await LaneClient.open(address)
-        life = _closed_at_the_end(client)
-        await anext(life)
-        return cls(address.token, client, life)
+        return cls(address.token, client, await at_loop_end(client.close))
 
     @property
     def closed(self) -> bool:
@@ -61,11 +60,3 @@ class LoopConnection:
             logger.info("the group's actor did not answer over its lane, so it is asked by Ray: %r", error)
             return LaneReply(begun=True, answer=None)
         return LaneReply(begun=True, answer=(header, found))
-
-
-async def _closed_at_the_end(client: LaneClient) -> AsyncGenerator[None, None]:
-    """Close a client when its event loop ends, or its handle does: then asyncio closes a generator that is open."""
-    try:
-        yield
-    finally:
-        client.close()

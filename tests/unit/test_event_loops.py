@@ -1,0 +1,64 @@
+"""A messager, and the event loop in which it was opened."""
+
+import asyncio
+import gc
+
+import pytest
+from support.patience import WAIT_S
+
+from ray_messaging import Closed, Messager
+
+CALLS = {
+    "send_message": lambda messager: messager.send_message("news", {}, from_id=1),
+    "send_columns": lambda messager: messager.send_columns([1], [1], [{}]),
+    "fetch_messages": lambda messager: messager.fetch_messages(timeout=None),
+    "ask": lambda messager: messager.ask(1, 1, {}),
+    "init": lambda messager: messager.init(),
+}
+
+
+@pytest.fixture
+def messager(server, exp_id):
+    """Return a messager that was opened and used in an event loop that has ended."""
+    messager = Messager(server, exp_id, name="west")
+
+    async def use():
+        await messager.init()
+        await messager.host_agents([1], ["agent-chat"])
+        assert await messager.send(1, 1, {})
+        assert await messager.fetch_messages(timeout=WAIT_S)
+        answers = await messager.ask_columns([1], [1], [{}], timeout=WAIT_S)
+        assert len(answers) == 1
+
+    asyncio.run(use())
+    yield messager
+    del messager
+    gc.collect()  # an open socket would be an error here
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_calls_in_another_event_loop_raise_closed_and_say_why(messager, call):
+    async def again():
+        async with asyncio.timeout(WAIT_S):
+            await CALLS[call](messager)
+
+    with pytest.raises(Closed, match="event loop in which this messager was opened has ended"):
+        asyncio.run(again())
+
+
+def test_to_close_it_in_another_event_loop_does_nothing(messager):
+    async def end():
+        async with asyncio.timeout(WAIT_S):
+            await messager.close()
+            await messager.close()
+
+    asyncio.run(end())
+
+
+def test_its_name_waits_for_a_successor(messager, server, exp_id):
+    async def go_on():
+        async with Messager(server, exp_id, name="west") as successor:
+            await successor.host_agents([1], ["agent-chat"])
+            return [message.payload for message in await successor.fetch_messages(timeout=WAIT_S)]
+
+    assert {} in asyncio.run(go_on())
