@@ -110,7 +110,7 @@ def test_event_loops_send_by_one_handle_at_once(pair):
 
 @pytest.mark.parametrize("call", ["fetch", "ack"])
 def test_of_two_event_loops_that_receive_at_once_the_later_one_gets_an_error(pair, call):
-    west, east = pair
+    _, east = pair
     waits = threading.Event()
 
     async def first():

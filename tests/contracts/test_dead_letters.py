@@ -250,9 +250,7 @@ async def test_an_older_group_gets_letters_of_agents_that_it_takes_over(messager
     assert sorted(ids_of(await fetch_all(stays, 2))) == sorted(sent)
 
 
-async def test_an_older_group_that_has_a_copy_by_a_pattern_gets_no_second_one(
-    messagers, sender, dead_letters, exp_id
-):
+async def test_an_older_group_that_has_a_copy_by_a_pattern_gets_no_second_one(messagers, sender, dead_letters, exp_id):
     listens = await messagers(name="listens", host=[3], listen=[f"exps:{exp_id}:agents:1:*"])
     leaves = await messagers(host=[1, 2])
     sent = await send(sender, 1, 2)

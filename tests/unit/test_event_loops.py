@@ -22,7 +22,7 @@ def messager(server, exp_id):
     """Return a messager that was opened and used in an event loop that has ended."""
     messager = Messager(server, exp_id, name="west")
 
-    async def use():
+    async def use(messager):
         await messager.init()
         await messager.host_agents([1], ["agent-chat"])
         assert await messager.send(1, 1, {})
@@ -30,9 +30,8 @@ def messager(server, exp_id):
         answers = await messager.ask_columns([1], [1], [{}], timeout=WAIT_S)
         assert len(answers) == 1
 
-    asyncio.run(use())
+    asyncio.run(use(messager))
     yield messager
-    del messager
     gc.collect()  # an open socket would be an error here
 
 
