@@ -199,9 +199,9 @@ class Message(msgspec.Struct, eq=False, gc=False):
 
 
 class DecodedMessage(Message, eq=False, gc=False):
-    """A message with its payload as a field: a read of it calls no Python."""
+    """A message whose payload is decoded: a read of it calls no Python."""
 
-    payload: Any = None
+    payload = Message.__dict__["_payload"]  # the slot itself
 
 
 def _name(kind: object) -> str:

@@ -245,7 +245,7 @@ def decoded_messages(exp_id: str, batch: Batch, low: int, high: int) -> list[Mes
         with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             payloads = _payloads(batch.lines, low, high, batch.rows)
             if len(payloads) == high - low:  # an empty line is no value
-                same = repeat(exp_id), repeat(batch), range(low, high), repeat(None), repeat(UNSET), repeat(UNSET)
+                same = repeat(exp_id), repeat(batch), range(low, high), repeat(None)
                 return list(map(DecodedMessage, *same, payloads))
     return list(Messages(exp_id, [Slice(batch, low, high)]))  # each decodes its own, or tells its error
 

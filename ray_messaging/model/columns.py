@@ -17,7 +17,7 @@ from ray_messaging.addressing.channels import AgentId, check_id
 from ray_messaging.compat.msg import Msg
 from ray_messaging.compat.payload_objects import encode_object, is_native, is_object
 from ray_messaging.errors import InvalidAddress, InvalidPayload, PayloadTooLarge
-from ray_messaging.model.finite import NULL, all_finite, check_finite
+from ray_messaging.model.finite import MAYBE_NULL, NULL, all_finite, check_finite
 
 INT, STR, NONE = 0, 1, 2
 _ID_BYTES = 8  # bytes of a value
@@ -207,7 +207,7 @@ def encode_payload(payload: object, limit_bytes: int) -> bytes:
         ) from error
     if LINE_END in line:  # an int: a search for bytes raises and drops an error internally
         raise InvalidPayload(_NEWLINE)
-    if NULL in line:
+    if MAYBE_NULL in line and line.find(NULL) >= 0:
         check_finite(payload)
     if len(line) > limit_bytes:
         raise too_large(len(line), limit_bytes)

@@ -12,6 +12,7 @@ from ray_messaging.compat.msg import Msg
 from ray_messaging.errors import InvalidPayload
 
 NULL = b"null"  # JSON without it has lost no number
+MAYBE_NULL = ord("u")  # an int, to look for first: a search for bytes by `in` raises and drops an error internally
 _NOT_FINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")  # a double of msgpack that is no number; few others look alike
 
 

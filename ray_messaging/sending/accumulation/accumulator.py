@@ -14,7 +14,7 @@ from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import Closed, MessagingError
 from ray_messaging.interception.client.verdict_client import VerdictClient
 from ray_messaging.model.columns import LINE_END, encode_dict
-from ray_messaging.model.finite import NULL
+from ray_messaging.model.finite import MAYBE_NULL, NULL
 from ray_messaging.receipt import Receipt, Receipts
 from ray_messaging.sending import send_errors
 from ray_messaging.sending.accumulation.conversation_rows import ConversationRows, Questions, Replies
@@ -202,7 +202,7 @@ class Accumulator:
                 and (from_id.bit_length() < 64 if (known := self._checks.known) is None else from_id in known)
                 and len(line) < self._small
                 and LINE_END not in line
-                and NULL not in line
+                and (MAYBE_NULL not in line or line.find(NULL) < 0)
             ):
                 future = next(self._futures, None)
                 if future is None:

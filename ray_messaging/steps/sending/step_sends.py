@@ -27,7 +27,7 @@ from ray_messaging.messages import Slice
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import LINE_END, IdColumn, PayloadColumn, encode_dict, encode_payload, nobody
 from ray_messaging.model.extension import Audience, Extension, OutsideQuestion
-from ray_messaging.model.finite import NULL
+from ray_messaging.model.finite import MAYBE_NULL, NULL
 from ray_messaging.sending.accumulation.bulk_input import ColumnChunk, columns_of
 from ray_messaging.sending.accumulation.pending_batch import ColumnBatch, EncodedBatch
 from ray_messaging.steps.agent_places import AgentPlaces
@@ -108,7 +108,11 @@ class StepSends:
         if type(payload) is dict and type(to_id) is int and INT64_MIN <= to_id <= INT64_MAX:
             try:
                 line = encode_dict(payload)
-                if len(line) <= self._payload_bytes and LINE_END not in line and NULL not in line:
+                if (
+                    len(line) <= self._payload_bytes
+                    and LINE_END not in line
+                    and (MAYBE_NULL not in line or line.find(NULL) < 0)
+                ):
                     self._to_ids.append(to_id)
                     self._lines.append(line)
                     return
