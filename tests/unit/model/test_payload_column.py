@@ -1,7 +1,6 @@
 """Payloads as lines."""
 
 import math
-import re
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,9 +111,17 @@ def test_values_without_a_json_form_are_refused(value):
         encode_payload({"a": value}, 1_000)
 
 
+def numbers_in(value):
+    if isinstance(value, float):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from numbers_in(part)
+
+
 @given(payloads_with(st.sampled_from([1.5, math.nan, math.inf, -math.inf])))
 def test_a_number_that_json_does_not_have_is_refused_wherever_it_is(payload):
-    lost = re.search(r"\b(nan|inf)\b", re.sub(r"'[^']*'|\"[^\"]*\"", "", repr(payload)))
+    lost = not all(map(math.isfinite, numbers_in(payload)))
     for encode in (lambda: encode_payload(payload, 10**6), lambda: PayloadColumn.encode([{}, payload], 10**6)):
         with pytest.raises(InvalidPayload, match="which JSON does not have") if lost else nullcontext():
             encode()
