@@ -25,9 +25,10 @@ def pytest_configure(config):
 
 LAYOUTS = ("memory", "valkey", "redis", "cluster", "spread", "sentinel", "shards", "mqtt")
 
-# The default suite asks these of each file; `-m long` asks the rest.
+# The default suite asks these of each file; `-m long` asks the rest, and CI all of these but the soaking ones.
 USUAL = {"memory", "valkey", "redis", "mqtt"}
 EITHER_REDIS = {"memory", "valkey", "mqtt"}  # which Redis-like server runs makes no difference
+SOAKING = {"sentinel", "spread", "redis"}  # with the code of Redis and shards, and a way or keys of their own
 UNUSUAL = {
     "test_acks.py": EITHER_REDIS,
     "test_addresses.py": EITHER_REDIS,
@@ -86,8 +87,11 @@ OF_KEYS = {
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at -m
 def pytest_collection_modifyitems(config, items):
     for item in items:
-        if _server_of(item) in set(LAYOUTS) - UNUSUAL.get(item.path.name, USUAL):
+        server = _server_of(item)
+        if server in set(LAYOUTS) - UNUSUAL.get(item.path.name, USUAL):
             item.add_marker(pytest.mark.long)
+            if server in SOAKING:
+                item.add_marker(pytest.mark.soak)
     beyond = {item for item in items if item.get_closest_marker(f"beyond_{_kind_of(item)}")}
     beyond |= {item for item in items if _server_of(item) == "spread" and item.path.name not in OF_KEYS}
     if beyond:

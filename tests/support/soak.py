@@ -1,0 +1,162 @@
+"""A pytest plugin: the long tests that CI leaves out, since others ask the same mechanism more cheaply.
+
+They are more kills, larger data, and further layouts. `pytest -m soak` runs them, `pytest -m long` all long tests.
+"""
+
+import pytest
+
+# By file: tests, or single cases of a test.
+SOAK = {
+    "browser/test_first_ten_minutes.py": ["test_the_inspector_is_open_beside_the_demo"],
+    "cluster/test_changes_lost_by_the_server.py": [
+        "test_a_ban_lost_by_the_server_holds_after_the_interceptors_death[redis]",
+        "test_a_rule_lost_by_the_server_holds_after_the_interceptors_death[redis]",
+        "test_an_epoch_lost_by_the_server_is_taken_again[redis]",
+        "test_a_rule_survives_the_death_of_server_and_interceptor[redis]",
+    ],
+    "cluster/test_college_replay.py": ["test_the_interceptor_dies_ten_times_during_a_replay"],
+    "cluster/test_data.py": ["test_diplomacy_games"],
+    "cluster/test_failover_on_ray.py": [
+        "test_messages_arrive_once_and_in_order_although_the_primary_is_lost_twice[two replicas]",
+        "test_messages_arrive_once_and_in_order_although_the_primary_is_lost_twice[a cluster]",
+        "test_actors_that_die_with_the_primary_come_back_over_the_new_one[one replica]",
+        "test_actors_that_die_with_the_primary_come_back_over_the_new_one[two replicas]",
+        "test_actors_that_die_with_the_primary_come_back_over_the_new_one[shards in it]",
+        "test_a_run_over_a_lost_primary_gives_the_digests_of_an_undisturbed_one[one replica]",
+        "test_a_run_over_a_lost_primary_gives_the_digests_of_an_undisturbed_one[two replicas]",
+        "test_a_run_over_a_lost_primary_gives_the_digests_of_an_undisturbed_one[shards in it]",
+    ],
+    "cluster/test_flushed_log.py": [
+        "test_queried_rows_are_in_a_file_and_missing_rows_are_reported[redis]",
+        "test_a_shutdown_after_a_flush_writes_the_read_rows_and_reports_the_loss[redis]",
+        "test_a_log_killed_after_a_flush_reports_its_unwritten_rows_as_missing[redis]",
+    ],
+    "cluster/test_life.py": [
+        "test_a_driver_that_ends_leaves_nothing[returns]",
+        "test_an_interrupted_driver_leaves_nothing[in a with block]",
+    ],
+    "cluster/test_log_faults.py": [
+        "test_a_cleared_log_list_stays_empty_when_the_process_dies",
+        "test_a_new_follower_misses_nothing_when_the_logs_process_dies",
+    ],
+    "cluster/test_moves_in_steps_on_ray.py": [
+        "test_moves_and_kills_change_nothing_in_a_run[one server]",
+        "test_agents_move_themselves[one server]",
+    ],
+    "cluster/test_replicas_on_ray.py": [
+        "test_an_owner_that_is_killed_comes_back_and_nothing_is_lost[/replica]",
+        "test_an_owner_that_is_killed_comes_back_and_nothing_is_lost[/sentinel]",
+        "test_both_servers_are_killed_at_once_and_the_primary_comes_back_on_its_data",
+        "test_a_node_is_lost[primary]",
+        "test_a_node_is_lost[replica]",
+    ],
+    "cluster/test_replicated_shards_on_ray.py": [
+        "test_each_primary_is_killed_under_traffic",
+        "test_a_run_in_steps_gives_what_it_gives_on_one_server_when_each_primary_is_killed",
+        "test_a_node_is_lost[4]",
+    ],
+    "cluster/test_run_ends.py": [
+        "test_a_second_ctrl_c_ends_a_run_at_once",
+        "test_a_run_that_is_killed_with_its_whole_machine_resumes",
+    ],
+    "cluster/test_shards_on_ray.py": [
+        "test_a_shard_that_is_killed_comes_back_with_its_data[server]",
+        "test_a_shard_that_is_killed_comes_back_with_its_data[server-2]",
+        "test_a_node_that_is_lost_with_its_shard_is_named_and_the_other_shards_go_on",
+        "test_a_node_that_comes_later_may_leave_again_and_nothing_is_lost",
+        "test_a_run_goes_on_with_the_data_that_its_servers_have_kept[data_dir]",
+        "test_a_run_goes_on_with_the_data_that_its_servers_have_kept[beside the log]",
+        "test_messages_wait_on_kept_shards",
+        "test_a_run_in_which_servers_and_drivers_are_killed[server]",
+    ],
+    "cluster/test_step_rules_on_ray.py": ["test_a_change_applies_to_whole_steps[False]"],
+    "cluster/test_two_clusters.py": [
+        "test_messagers_from_before_a_flush_cannot_bypass_the_new_rules[redis-server-all--60]",
+        "test_messagers_from_before_a_flush_cannot_bypass_the_new_rules[redis-server-the experiment-0]",
+        "test_messagers_from_before_a_flush_cannot_bypass_the_new_rules[valkey-the interceptor--60]",
+        "test_a_second_cluster_is_refused_and_a_reset_ends_the_first[valkey]",
+    ],
+    "contracts/test_cluster_resharding.py": [
+        f"test_each_message_comes_once_and_in_order_also_through_transactions[{way}-no replica]"
+        for way in ("key by key", "in one step", "both")
+    ],
+    "contracts/test_one_digest.py": [
+        "test_agents_move_while_the_server_is_killed[processes go on-all]",
+        "test_agents_move_while_the_server_is_killed[processes die-senders]",
+        "test_10_000_of_100_000_agents_move_while_the_server_is_killed",
+    ],
+    "contracts/test_step_bodies.py": [
+        "test_servers_are_killed_at_random[any server, agents move]",
+        "test_servers_are_killed_at_random[any server, and processes, agents move]",
+    ],
+    "faults/test_embedded_faults.py": [
+        "test_case[embedded server: kill -9, 3 times]",
+        "test_case[embedded server: SIGSTOP for 2 s]",
+        "test_case[embedded server: disk full, and kill -9 meanwhile]",
+    ],
+    "faults/test_exactly_once.py": [
+        "test_a_hundred_kills_at_random_points[valkey]",
+        "test_a_hundred_kills_at_random_points[redis-server]",
+    ],
+    "faults/test_failover.py": [
+        "test_nothing_acknowledged_is_lost_with_the_primary[embedded: the Sentinel killed with the primary twice]",
+        "test_nothing_acknowledged_is_lost_with_the_primary"
+        "[embedded: the primary killed while its replica returns 3 times]",
+    ],
+    "faults/test_group_faults.py": [
+        "test_the_promise_holds[group actor killed at each crash point of a fetch]",
+        "test_the_promise_holds[group actor killed while it takes over]",
+        "test_the_promise_holds[group actor restarted by Ray again and again]",
+        "test_the_promise_holds[group actor stopped in a send, replaced, goes on]",
+        "test_the_promise_holds[group actor stopped in a fetch, replaced, goes on]",
+    ],
+    "faults/test_model.py": [
+        f"test_the_books_agree_in_the_long_run[{server}-{seed}]"
+        for server in ("memory", "valkey")
+        for seed in (3, 4, 5)
+    ],
+    "faults/test_one_digest_on_ray.py": [
+        "test_a_rumour_on_ray[group actor killed at random]",
+        "test_a_rumour_on_three_shards[the control shard's server]",
+        "test_a_rumour_on_three_shards[all of them]",
+    ],
+    "faults/test_ray_faults.py": [
+        "test_the_promise_holds[interceptor killed after it has judged a batch, shard 1 of 3]",
+        "test_the_promise_holds[interceptor stopped in a batch, replaced, goes on]",
+    ],
+    "faults/test_server_faults.py": [
+        f"test_the_promise_of_a_server_fault_holds[{case}]"
+        for case in (
+            "server killed 20 times, AOF everysec",
+            "Debian's redis-server killed 20 times",
+            "server stands still for 30 s",
+            "event log while all of them die 30 times",
+            "10,000 of 100,000 agents move while receivers and server are killed",
+            "replies cut, 30%, for longer",
+            "replies cut, 30%, one call per message",
+            "half-open link, 3 times",
+            "slow link, cut 20 times",
+            "a receiver that never fetches, 256 MiB, 2 senders",
+            "foreign flood of 64 KiB each",
+            "agents move while receivers and server are killed, shard 0 of 3",
+            "sender, receiver, server killed, Sentinel",
+        )
+    ],
+    "faults/test_slots.py": ["test_nothing_acknowledged_is_lost_with_a_primary_or_on_the_way_to_another[lost]"],
+}
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest looks at -m
+def pytest_collection_modifyitems(config, items):
+    """Mark them; raise UsageError for one that a file has not."""
+    here, left = config.rootpath / "tests", {file: set(names) for file, names in SOAK.items()}
+    collected = {str(item.path.relative_to(here)) for item in items}
+    for item in items:
+        names = left.get(str(item.path.relative_to(here)), set())
+        if item.name in names:
+            item.add_marker(pytest.mark.soak)
+            names.remove(item.name)
+    whole = not config.option.lf and not any("::" in given for given in config.args)
+    strange = {file: names for file, names in left.items() if names and file in collected}
+    if whole and strange:
+        raise pytest.UsageError(f"tests/support/soak.py names tests that are not there: {strange}")
