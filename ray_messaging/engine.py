@@ -141,7 +141,7 @@ class Engine:
         self._life = await at_loop_end(self._end_with_loop)
 
     async def _end_with_loop(self) -> None:
-        """Close what cannot go on, as its tasks are cancelled: later calls, in another loop, would wait for ever."""
+        """Close this with its event loop, which has cancelled its tasks: calls in another loop would wait for ever."""
         if self.closed:
             return
         self.closed = self._loop_ended = True

@@ -110,7 +110,7 @@ class Inboxes:
             inbox.news.set()
 
     async def close(self, *, commit: bool) -> None:
-        """Fetch no more, and commit what was handled, if `commit`."""
+        """Fetch no more, and commit the handled messages, if `commit`."""
         if self._filling is None:
             return
         await end(self._filling)

@@ -130,7 +130,7 @@ class OpenQuestions:
         return asked.asker.take_one(asked.place + place, batch, row)
 
     def _answer_lone(self, number: int, batch: Batch, row: int) -> bool:
-        """Give the caller who asked one question its answer; return whether it counts: the first, and in time."""
+        """Give the asker of one question its answer; return whether it counts: the first, and in time."""
         asked = self._lone.get(number)
         if asked is None or not (self._from_any or batch.from_ids[row] == asked.to_id):
             return False

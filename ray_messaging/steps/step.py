@@ -243,7 +243,7 @@ class Step(StepPart):
         ]
 
     def join(self, parts: Iterable[StepPart | StepSends]) -> None:
-        """Take over what some parts have sent, in any order; the step cannot be committed until all are here.
+        """Take over the messages of some parts, in any order; the step cannot be committed until all are here.
 
         Args: parts as `split` made them, or copies from other processes, or their `sends`.
         Raises: InvalidParts for one that was joined, or is of another step or split: then none is joined. Closed.

@@ -210,7 +210,7 @@ class StepLoop:
         return found
 
     async def _sent_before(self) -> Counter[str]:
-        """Return the fates of what the group sent in all steps that it has committed."""
+        """Return the fates of the group's messages of all steps that it has committed."""
         left = {} if self.committed < 0 else await self._store.closed_step(self.committed)
         mine = left.get(self._group)
         return Counter() if mine is None else Counter(StepCounts.decode(mine.counts).total)

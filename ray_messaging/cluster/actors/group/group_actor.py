@@ -133,7 +133,7 @@ class GroupActor:
         return await self._host.steps.state()
 
     async def step_fates(self, step: int) -> "Counter[str]":
-        """Return the fates of what the group sent in a step that all groups have committed."""
+        """Return the fates of the group's messages of a step that all groups have committed."""
         await self.ready()
         return await self._host.steps.fates(step)
 

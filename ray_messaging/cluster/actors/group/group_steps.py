@@ -19,7 +19,7 @@ class GroupSteps:
         return await self._store.state(self._messager.name)
 
     async def fates(self, step: int) -> "Counter[str]":
-        """Return the fates of what the group sent in a step; raise UnknownName, and ConfigError without steps."""
+        """Return the fates of the group's messages of a step; raise UnknownName, and ConfigError without steps."""
         counts = (await sealed_counts(self._store, step)).get(self._messager.name)
         return Counter() if counts is None else Counter(counts.fates)
 

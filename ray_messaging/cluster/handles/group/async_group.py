@@ -486,7 +486,7 @@ class AsyncGroup:
         await self._insist(partial(self.actor.add_agents.remote, column_of(agents)))
 
     async def remove_agents(self, agents: Iterable[AgentId], *, timeout: float = 30.0) -> None:
-        """Host agents no longer; what waits for them becomes dead letters. Raises as `Messager.remove_agents`."""
+        """Host agents no longer; their waiting messages become dead letters. Raises as `Messager.remove_agents`."""
         await self._let_go(agents, None, timeout)
 
     async def move_agents(self, agents: Iterable[AgentId], *, to: str, timeout: float = 30.0) -> None:
