@@ -24,11 +24,11 @@ from ray_messaging.receiving.unfolder import Unfolder
 from ray_messaging.steps.accounts.step_account import StepAccount, StepCounts
 from ray_messaging.steps.agent_places import NO_PLACES, AgentPlaces
 from ray_messaging.steps.call_memory import CallMemory
-from ray_messaging.steps.heard_broadcasts import HeardBroadcasts
 from ray_messaging.steps.hosting.arrivals import Arrival, arrivals_at
 from ray_messaging.steps.hosting.group_boxes import GroupBoxes
 from ray_messaging.steps.hosting.moved_agents import NOBODY_MOVED, moved_agents
-from ray_messaging.steps.inbox import StepInbox
+from ray_messaging.steps.reading.heard_broadcasts import HeardBroadcasts
+from ray_messaging.steps.reading.inbox import StepInbox
 from ray_messaging.steps.sending.attempt_sender import AttemptSender
 from ray_messaging.steps.sending.step_sends import StepSends
 from ray_messaging.steps.step import Step

@@ -10,8 +10,8 @@ from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.steps.accounts.digests import DigestRow, step_digest, sum_of
 from ray_messaging.steps.accounts.step_account import StepCounts
 from ray_messaging.steps.agent_places import AgentPlaces
-from ray_messaging.steps.inbox import StepInbox
 from ray_messaging.steps.random_numbers import agent_generator
+from ray_messaging.steps.reading.inbox import StepInbox
 from ray_messaging.steps.sending.step_sends import StepSends
 from ray_messaging.steps.step import Step
 

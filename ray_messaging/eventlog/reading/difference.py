@@ -10,7 +10,7 @@ import pyarrow as pa
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.errors import ConfigError
 from ray_messaging.eventlog.reading.event_rows import LogRow, rows_of
-from ray_messaging.steps.box_frames import FIRST_OUTSIDE
+from ray_messaging.steps.reading.box_frames import FIRST_OUTSIDE
 
 _Key = tuple[Any, ...]
 

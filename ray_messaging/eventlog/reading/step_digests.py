@@ -14,7 +14,7 @@ from ray_messaging.eventlog.reading.filtering.scan import View, scan
 from ray_messaging.eventlog.reading.result_columns import plain, stored, text_named, with_ids, with_text
 from ray_messaging.steps.accounts.digests import DigestRow, HeardBy, history_digest, step_digest, sum_of
 from ray_messaging.steps.accounts.step_account import Pair, outside_ordinal
-from ray_messaging.steps.box_frames import FIRST_OUTSIDE
+from ray_messaging.steps.reading.box_frames import FIRST_OUTSIDE
 
 _OF_MESSAGES = ["message_id", "step", "step_read", "ordinal", "from_id", "to_id", "subtopic", "payload"]
 _OF_BROADCASTS = ["audience", "audience_version", "pairs", "hearing_agents"]

@@ -10,10 +10,10 @@ from ray_messaging.addressing.directory import Record
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.batch import Batch
 from ray_messaging.receiving.unfolder import Unfolder
-from ray_messaging.steps.box_frames import batch_of, batches_of, from_outside
-from ray_messaging.steps.heard_broadcasts import FoldedBatch
 from ray_messaging.steps.hosting.moved_agents import MovedAgents
 from ray_messaging.steps.hosting.moved_broadcasts import toward_agents
+from ray_messaging.steps.reading.box_frames import batch_of, batches_of, from_outside
+from ray_messaging.steps.reading.heard_broadcasts import FoldedBatch
 from ray_messaging.transports.steps.box_reader import BoxReader
 from ray_messaging.transports.steps.store import StepStore
 from ray_messaging.transports.steps.values import OUTSIDE, BoxFrame, Opened, box_name

@@ -11,7 +11,7 @@ from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.extension import Fold
 from ray_messaging.receiving.unfolder import Unfolder
-from ray_messaging.steps.heard_broadcasts import FoldedBatch
+from ray_messaging.steps.reading.heard_broadcasts import FoldedBatch
 
 
 async def toward_agents(

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.joining import joined_arrays
-from ray_messaging.steps.canonical_order import id_ranks
+from ray_messaging.steps.reading.canonical_order import id_ranks
 
 BLOCKED, CHANGED = ":blocked", ":changed"
 

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.model.batch import Batch
-from ray_messaging.steps.box_frames import batch_of
-from ray_messaging.steps.inbox import joined_in_order
+from ray_messaging.steps.reading.box_frames import batch_of
+from ray_messaging.steps.reading.ordered_batches import joined_in_order
 from ray_messaging.steps.supervision.amendments import message_keys
 from ray_messaging.transports.steps.box_reader import BoxReader
 from ray_messaging.transports.steps.store import StepStore

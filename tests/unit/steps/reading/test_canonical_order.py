@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_messaging.model.columns import IdColumn
-from ray_messaging.steps.canonical_order import canonical_order, id_ranks
+from ray_messaging.steps.reading.canonical_order import canonical_order, id_ranks
 
 AGENTS = st.one_of(st.none(), st.integers(-(2**63), 2**63 - 1), st.text(max_size=3))
 ROWS = st.lists(st.tuples(AGENTS, st.integers(0, 2**40), AGENTS, st.integers(0, 2**32 - 1)), max_size=30)

@@ -13,7 +13,7 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.model.extension import Extension
 from ray_messaging.steps.agent_places import AgentPlaces
-from ray_messaging.steps.inbox import _AHEAD, StepInbox
+from ray_messaging.steps.reading.inbox import _AHEAD, StepInbox
 from ray_messaging.wire.frames import decode, encode
 
 AGENTS = [1, 2, 30, "x", "ä"]
