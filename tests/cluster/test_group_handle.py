@@ -126,7 +126,8 @@ class Cut:
 def test_a_call_whose_answer_is_lost_is_made_again_by_ray_and_happens_once(pair, before):
     west, _ = pair
     sender, receiver = west.agents[:2]
-    west._calls._lane = Cut(west._calls._lane, before=before)
+    cut = Cut(west._calls._lane(), before=before)
+    west._calls._lane = lambda: cut
     for n in range(3):
         receipts = west.send_columns([sender] * 2, [receiver] * 2, numbered(2, 2 * n))
         assert receipts.counts()["delivered"] == 2
@@ -140,7 +141,7 @@ def test_a_call_that_a_dead_process_may_have_begun_is_not_made_by_its_successor(
     west, _ = pair
     sender, receiver = west.agents[:2]
     assert west.send(sender, receiver, {"n": 0})
-    connection = finish(west._calls._lane.connection())
+    connection = finish(west._calls._lane().connection())
     kill_and_wait(west.actor)
     with pytest.raises(OutcomeUnknown, match="went down before or during this send"):
         ray.get(west.actor.relay_again.remote(west._calls._caller, 1, 1, connection.process))

@@ -54,7 +54,8 @@ class Sender(Busy):
     def work(self):
         handle = new_handle(self.group)
         if self.repeated:
-            handle._calls._lane = Unheard(handle._calls._lane)
+            unheard = Unheard(handle._calls._lane())
+            handle._calls._lane = lambda: unheard
         while not self.enough.wait(PAUSE_S):
             self.send(handle, ROWS)
 
