@@ -102,7 +102,7 @@ class Engine:
         payload_bytes = self.settings.payload_bytes
         self.checks = MessageChecks(self.name, self.parse, payload_bytes, user_is_explicit=user_is_explicit)
         self.log = LocalLog(self.exp_id, self.settings.log_list_messages, self.settings.log_list_bytes)
-        self.closed = False
+        self.closed = self.closing = False  # closing: its owner has begun to
         self.frame_sender: FrameSender | None = None
         self.accumulator: Accumulator | None = None
         self.accepting: Accumulator | None = None  # the accumulator, while this is open
@@ -118,6 +118,7 @@ class Engine:
         self.step_loops = 0  # that were made
         self._step: int | None = None
         self._retired: list[VerdictClient] = []
+        self._opening = asyncio.Lock()
         self._life: Life | None = None
         self._loop_ended = False
 
@@ -125,10 +126,13 @@ class Engine:
 
     async def open(self) -> None:
         """Connect, unless that is done. Raises ConnectionFailed after `connect_timeout`, ServerRefused at once."""
-        if self.closed:
-            raise self.not_open(Closed)
-        if self.accumulator is not None:
-            return
+        async with self._opening:
+            if self.closed:
+                raise self.not_open(Closed)
+            if self.accumulator is None:
+                await self._open()
+
+    async def _open(self) -> None:
         keep_memory()
         verdict_client = self._client_of(self._interceptor)
         self.transport.ask_when_cut(self._ended)
@@ -142,11 +146,20 @@ class Engine:
 
     async def _end_with_loop(self) -> None:
         """Close this with its event loop, which has cancelled its tasks: calls in another loop would wait for ever."""
-        if self.closed:
+        await asyncio.sleep(0)  # a user's generator that ends now, too, may close it by itself
+        if self.closed or self.closing:
             return
         self.closed = self._loop_ended = True
         self.accepting, self.fetcher.unavailable = None, self._not_listening
-        await self.transport.close()
+        logger.info("messager %s was not closed before its event loop ended", self.name)
+        await self._disconnect()
+
+    async def _disconnect(self) -> None:
+        async with AsyncExitStack() as last_first:
+            last_first.push_async_callback(self.transport.close)
+            started = self.accumulator
+            for verdict_client in self._retired if started is None else [*self._retired, started.verdict_client]:
+                last_first.push_async_callback(verdict_client.close)
 
     async def _start(self, verdict_client: VerdictClient) -> None:
         keep_s = 0 if self.named else KEEP_S
@@ -182,10 +195,7 @@ class Engine:
         async with AsyncExitStack() as last_first:
             if self._life is not None:
                 last_first.push_async_callback(self._life.aclose)
-            last_first.push_async_callback(self.transport.close)
-            clients = self._retired if accumulator is None else [*self._retired, accumulator.verdict_client]
-            for verdict_client in clients:
-                last_first.push_async_callback(verdict_client.close)
+            last_first.push_async_callback(self._disconnect)
             last_first.push_async_callback(self._leave)
             if subscription is not None:
                 last_first.push_async_callback(subscription.close, commit=commit)

@@ -104,6 +104,8 @@ class Messager(names.ChannelNames):
         await self._close(commit=error is None)
 
     async def _close(self, *, commit: bool) -> None:
+        self.engine.closing = True
+        commit = commit and not self.engine.closed
         try:
             await self._inboxes.close(commit=commit)
             await self.conversation.close(commit=commit)
@@ -373,7 +375,8 @@ class Messager(names.ChannelNames):
 
         Raises: ConfigError for an agent for which this messager does not listen, and on MQTT; Closed, Fenced.
         """
-        if agent_id is not None and not self.engine.receiving.listens_for(names.check_id(agent_id)):
+        agent_id = None if agent_id is None else names.check_id(agent_id)
+        if agent_id is not None and not self.engine.receiving.listens_for(agent_id):
             raise ConfigError(
                 f"{self.name!r} does not listen for agent {agent_id!r}, so its inbox stays empty: host_agents, or open "
                 "the inbox at the messager that hosts it"

@@ -45,6 +45,7 @@ class AnswerTable:
         self._row = np.zeros(rows, np.int32)
         self._fates: NDArray[np.uint8] | None = None  # of the questions, once they have their receipts
         self._left = rows
+        self._asked_last = False  # another process was asked after the time was up
 
     def __len__(self) -> int:
         return len(self._part)
@@ -55,6 +56,13 @@ class AnswerTable:
     def done(self) -> bool:
         """Tell whether no more answers count: all are there, or the time is up."""
         return self._left == 0 or self.seconds_left == 0
+
+    def asks_again(self) -> bool:
+        """Tell whether to ask for more: until all are there, and once after the time, for those that came in it."""
+        if self.done and (self._left == 0 or self._asked_last):
+            return False
+        self._asked_last = self.done
+        return True
 
     @property
     def seconds_left(self) -> float | None:
@@ -189,7 +197,7 @@ class Answers(AnswerTable):
 
     async def wait(self) -> "Answers":
         """Wait until all answers are there, or the time is up; return self."""
-        while not self.done:
+        while self.asks_again():
             await self.change()
         return self
 
@@ -200,7 +208,7 @@ class Answers(AnswerTable):
                 for answer in self.messages(at):
                     yield answer
                 at += 1
-            if self.done:
+            if not self.asks_again():
                 return
             await self.change()
 
@@ -227,7 +235,7 @@ class GroupAnswers(AnswerTable):
 
     def wait(self) -> "GroupAnswers":
         """Wait until all answers are there, or the time is up; return self."""
-        while not self.done:
+        while self.asks_again():
             finish(self._more(self))
         return self
 
@@ -237,6 +245,6 @@ class GroupAnswers(AnswerTable):
             while at < len(self.parts):
                 yield from self.messages(at)
                 at += 1
-            if self.done:
+            if not self.asks_again():
                 return
             finish(self._more(self))

@@ -61,15 +61,19 @@ class Conversation:
 
     async def resume(self) -> None:
         """Take over the mailbox for answers that a predecessor of this name has left, if it has."""
-        if self._engine.named and answer_mailbox(self._engine.name) in self._engine.directory.records:
+        if (
+            self._engine.steps is None
+            and self._engine.named
+            and answer_mailbox(self._engine.name) in self._engine.directory.records
+        ):
             await self._answers()
 
     async def _answers(self) -> AnswerMailbox:
         """Return the mailbox for answers, open; raise Closed."""
-        self._engine.sending  # noqa: B018 - raises Closed
         if self._mailbox is None:
             await self._open_mailbox()
-        assert self._mailbox is not None
+        if self._mailbox is None or self._engine.closed:
+            raise self._engine.not_open(Closed)
         self._mailbox.check()
         return self._mailbox
 
@@ -77,12 +81,16 @@ class Conversation:
         async with self._opening:
             if self._mailbox is None:
                 engine = self._engine
+                engine.sending  # noqa: B018 - raises Closed
                 name = answer_mailbox(engine.name) if engine.named else None
                 own = Engine(self._open_transport(), name=name, settings=engine.settings)
                 mailbox = AnswerMailbox(
                     own, self._open, engine.fetcher, keeps_late=self.keeps_late and engine.transport.acks_apart
                 )
                 await mailbox.open()
+                if engine.closed:  # meanwhile
+                    await mailbox.close()
+                    return
                 self._mailbox, self.opened = mailbox, True
 
     async def close(self, *, commit: bool) -> None:
@@ -92,6 +100,7 @@ class Conversation:
         mailbox, self._mailbox, self.opened = self._mailbox, None, False
         if mailbox is not None:
             await mailbox.close()
+        self._open.end()
 
     def hand_out(self, messages: Messages) -> None:
         """Note the late answers among fetched messages: the next fetch commits them."""

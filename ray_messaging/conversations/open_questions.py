@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId
+from ray_messaging.errors import Closed
 from ray_messaging.message import Message
 from ray_messaging.messages import Slice
 from ray_messaging.model.batch import Batch
@@ -40,6 +41,9 @@ class Asker(Protocol):
     @property
     def done(self) -> bool:
         """Tell whether it waits for no more answers."""
+
+    def end(self) -> None:
+        """Wait for no more answers."""
 
 
 class Asked(msgspec.Struct, eq=False):
@@ -89,6 +93,15 @@ class OpenQuestions:
             self._asked = [asked for asked in self._asked if not asked.asker.done]
             self._firsts = [asked.first for asked in self._asked]
             self._most = 2 * len(self._asked)  # so that each is looked at a few times, however many wait
+
+    def end(self) -> None:
+        """Wait for no more answers: the callers get Closed."""
+        for lone in self._lone.values():
+            if not lone.answer.done():
+                lone.answer.set_exception(Closed("this messager was closed before the answer came"))
+        for asked in self._asked:
+            asked.asker.end()
+        self._lone, self._asked, self._firsts = {}, [], []
 
     def answer(self, found: Slice) -> Rows:
         """Give askers their answers; return the rows of the batch that are none, or come late."""

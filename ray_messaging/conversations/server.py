@@ -36,12 +36,14 @@ class MessageServer:
         self._hand_out = HandOut(fetch, ack, self._begin, concurrency)
         self._running: set[asyncio.Task[None]] = set()
         self._error: BaseException | None = None
+        self._over = False
 
     async def run(self) -> None:
         """Handle messages until the messager closes, or a handler fails: then wait for the others, and raise."""
         try:
             await self._hand_out.run()
         finally:
+            self._over = True
             for task in (*self._running,):
                 await end(task)
             with suppress(MessagingError):  # what is not committed comes again
@@ -69,9 +71,18 @@ class MessageServer:
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         self._running.discard(task)
-        error = None if task.cancelled() else task.exception()
+        error = _cancelled(self._over) if task.cancelled() else task.exception()
         if error is not None:
             self._error = self._error or error
             self._hand_out.stop()
         if error is not None or task.cancelled():  # the message comes again
             self._hand_out.release()
+
+
+def _cancelled(over: bool) -> MessagingError | None:  # noqa: FBT001 - of the server
+    """Return the error for a handler that was cancelled; None: with its server."""
+    if over:
+        return None
+    return MessagingError(
+        "a handler of `serve` was cancelled, by itself or by a call of its own; its message comes again"
+    )

@@ -41,6 +41,8 @@ class Broadcaster:
 
     async def relay(self, broadcasts: Sequence[Batch]) -> Receipts:
         """Send broadcasts that another process has collected; raises as `send`."""
+        if not broadcasts:
+            return Receipts([])
         await self._frames.refresh()  # after a change of the audience has returned, no broadcast uses its old version
         found = current_audience(self._directory.audiences, audience_of(broadcasts[0]).name)
         edges = await self.edges(found, broadcasts[0].topics[0])

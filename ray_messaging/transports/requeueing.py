@@ -231,11 +231,11 @@ class Requeueing:
     def _route(self, letter: DeadFrame, batch: Batch, rows: Rows, listeners: Listeners) -> tuple[list[Part], Rows]:
         """Return which rows go to which mailbox, and those that go to none."""
         takers, holders = self._routing_for(letter, listeners)
-        routes = np.stack((takers.route(batch), holders.route(batch)))[:, rows]
+        routes = takers.route(batch)[rows] * np.int64(2**32) + holders.route(batch)[rows]  # both in one number
         of: dict[str, list[Rows]] = {}
         nobody = [rows[:0]]
-        for route, held in np.unique(routes, axis=1).T.tolist():
-            mine = rows[(routes[0] == route) & (routes[1] == held)]
+        for both in np.unique(routes).tolist():
+            mine, (route, held) = rows[routes == both], divmod(both, 2**32)
             had = holders.mailboxes(held)
             mailboxes = [mailbox for mailbox in takers.mailboxes(route) if mailbox not in had]
             for mailbox in mailboxes:

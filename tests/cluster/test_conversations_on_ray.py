@@ -54,6 +54,25 @@ def test_a_handle_asks_many(town):
     ray.get(answering)
 
 
+def test_answers_that_came_in_time_are_read_later_too(messaging, town):
+    west, east = town
+    answering = answer.remote(east, 20)
+    by_group = west.ask_columns(1, 11, [{"n": n} for n in range(10)], timeout=3)
+    by_user = messaging.ask_columns(11, [{"n": n} for n in range(10)], timeout=3)
+    ray.get(answering)
+    wait_for(lambda: by_group.done and by_user.done)
+    assert [len(found.wait().answered) for found in (by_group, by_user)] == [10, 10]
+    assert (by_group[9].payload, by_user[9].payload) == ({"twice": 18}, {"twice": 18})
+
+
+def test_answers_to_many_calls_are_read_in_any_order(town):
+    west, east = town
+    answering = answer.remote(east, 40)
+    asked = [west.ask_columns(1, 11, [{"n": n}], timeout=WAIT_S) for n in range(40)]
+    ray.get(answering)
+    assert [found.wait()[0].payload["twice"] for found in asked] == list(range(0, 80, 2))
+
+
 def test_a_late_answer_comes_by_a_fetch(town):
     west, east = town
     with pytest.raises(NoAnswer) as caught:

@@ -99,7 +99,7 @@ def test_event_loops_send_by_one_handle_at_once(pair):
     together = threading.Barrier(2)
 
     async def send(sender):
-        together.wait()
+        together.wait(WAIT_S)
         return [bool(await west.aio.send(sender, receiver, {"n": n})) for n in range(100)]
 
     assert in_threads(*map(send, senders)) == [[True] * 100] * 2
@@ -120,7 +120,7 @@ def test_of_two_event_loops_that_receive_at_once_the_later_one_gets_an_error(pai
         return numbers(await fetching)
 
     async def second():
-        await asyncio.to_thread(waits.wait)
+        await asyncio.to_thread(waits.wait, WAIT_S)
         try:
             await getattr(east.aio, call)()
         finally:

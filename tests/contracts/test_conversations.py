@@ -13,6 +13,7 @@ from ray_messaging import (
     Fenced,
     InvalidColumns,
     MailboxFull,
+    MessagingError,
     NoAnswer,
     NoQuestion,
     QuestionBlocked,
@@ -313,6 +314,31 @@ async def test_a_handler_that_fails_ends_serving_with_its_error(pair):
         await east.serve(handler, concurrency=0)
 
 
+async def test_a_handler_that_was_cancelled_ends_serving(pair):
+    west, east = pair
+
+    async def handler(message):
+        given_up = asyncio.get_running_loop().create_future()
+        given_up.cancel()
+        await given_up
+
+    await west.send(1, 11, {"n": 1})
+    with pytest.raises(MessagingError, match="a handler of `serve` was cancelled"):
+        async with asyncio.timeout(WAIT_S):
+            await east.serve(handler)
+
+
+async def test_a_question_that_waits_when_its_messager_closes_raises_closed(pair):
+    west, _ = pair
+    asking = asyncio.create_task(west.ask(1, 11, {}, timeout=None))
+    answers = await west.ask_columns(1, 11, [{}] * 3, timeout=None)
+    await west.close()
+    with pytest.raises(Closed, match="before the answer came"):
+        await asking
+    async with asyncio.timeout(WAIT_S):
+        assert len((await answers.wait()).pending) == 3
+
+
 async def test_send_and_columns_with_one_recipient_or_sender_for_all(pair):
     west, east = pair
     assert await west.send(1, 11, {"n": 0})
@@ -363,3 +389,17 @@ async def test_bad_replies_name_agent_and_question(pair):
     await refused(Closed, last, f"agent 12 cannot answer message {last.id}: this messager is closed")
     asked.cancel()
     await asyncio.gather(asking, asked, return_exceptions=True)
+
+
+async def test_a_messager_that_closes_while_it_asks_first_opens_no_mailbox_for_answers(messagers):
+    west = await messagers(name="west", host=[1])
+    asked = [asyncio.create_task(west.ask(1, 1, {}, timeout=WAIT_S)) for _ in range(2)]
+    for _ in range(2):
+        await asyncio.sleep(0)
+    asked[0].cancel()
+    await west.close()
+    first, second = await asyncio.gather(*asked, return_exceptions=True)
+    assert isinstance(first, asyncio.CancelledError)
+    assert isinstance(second, Closed)
+    left = {task.get_name() for task in asyncio.all_tasks()}
+    assert "ray_messaging answers" not in left

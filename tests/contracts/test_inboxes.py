@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import uuid
 
 import pytest
 from support.contracts import WAIT_S, fetch_all, until
@@ -108,6 +109,15 @@ async def test_an_agent_answers_from_its_inbox(pair):
     for task in lives:
         task.cancel()
     await asyncio.gather(*lives, return_exceptions=True)
+
+
+async def test_an_inbox_takes_an_id_in_any_form(messagers):
+    agent = uuid.uuid4()
+    west = await messagers(name="west", host=[4, agent])
+    await west.send_columns(4, [4, agent], [{"n": 0}, {"n": 1}])
+    async with asyncio.timeout(WAIT_S):
+        found = [(await anext(west.inbox(given))).payload["n"] for given in ("4", agent)]
+    assert found == [0, 1]
 
 
 async def test_messages_for_no_agent_have_an_inbox_too(messagers):

@@ -45,6 +45,17 @@ async def groups(server, exp_id):
         await messager.close()
 
 
+async def test_a_name_that_has_asked_hosts_agents_and_so_does_its_successor(server, exp_id):
+    async with Messager(server, exp_id, name="setup") as setup:
+        await setup.engine.transport.steps.begin(StepSettings(seed=7, groups=1))
+        async with Messager(server, exp_id, name="west") as west:
+            with pytest.raises(NoAnswer):
+                await west.ask(1, 9, {}, timeout=WAIT_S)
+            await west.host_agents([1], ["agent-chat"])
+        async with Messager(server, exp_id, name="west") as successor:
+            await successor.host_agents([1], ["agent-chat"])
+
+
 def fingerprint(*parts):
     return blake2b(repr(parts).encode(), digest_size=4).hexdigest()
 

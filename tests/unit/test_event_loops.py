@@ -61,3 +61,49 @@ def test_its_name_waits_for_a_successor(messager, server, exp_id):
             return [message.payload for message in await successor.fetch_messages(timeout=WAIT_S)]
 
     assert {} in asyncio.run(go_on())
+
+
+@pytest.mark.parametrize("name", ["west", "east", "north", "south"])  # asyncio ends generators in any order
+def test_a_generator_that_ends_with_the_loop_closes_its_messager_by_itself(server, exp_id, name):
+    kept = []
+
+    async def incoming():
+        messager = await opened()
+        try:
+            await messager.send(1, 1, {})
+            while True:
+                for message in await messager.fetch_messages(timeout=WAIT_S):
+                    yield message
+        finally:
+            await messager.close()
+
+    async def opened():
+        messager = Messager(server, exp_id, name=name)
+        await messager.init()
+        await messager.host_agents([1], ["agent-chat"])
+        return messager
+
+    async def first():
+        kept.append(incoming())
+        return (await anext(kept[0])).payload
+
+    async def left():
+        successor = await opened()
+        found = await successor.fetch_messages(complete=True)
+        await successor.close()
+        return len(found)
+
+    assert asyncio.run(first()) == {}
+    assert asyncio.run(left()) == 0  # it was committed
+
+
+def test_a_messager_that_is_opened_twice_at_once_stays_open(server, exp_id):
+    async def use():
+        messager = Messager(server, exp_id)
+        await asyncio.gather(messager.init(), messager.init())
+        gc.collect()
+        await asyncio.sleep(0)
+        assert await messager.send(1, 1, {}) is not None
+        await messager.close()
+
+    asyncio.run(use())

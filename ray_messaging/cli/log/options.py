@@ -127,8 +127,8 @@ def _read_value(text: str) -> tuple[str, object]:
     low, colon, high = value.partition(":")
     bounds = [_number(part) if part else None for part in (low, high)]
     if colon and not any(isinstance(bound, str) for bound in bounds):
-        return name, slice(*bounds)
-    return name, _number(value)
+        return name, [slice(*bounds), value]
+    return name, [_number(value), value]  # in a column of texts, a number is one, too
 
 
 def _number(text: str) -> float | str:
@@ -152,6 +152,8 @@ def _read_step(text: str) -> int | slice:
 
 
 def _read_time(text: str) -> float | str:
+    if len(text) == len("20260131") and text.isdecimal():  # a date, not a second of 1970
+        return text
     try:
         return float(text)
     except ValueError:

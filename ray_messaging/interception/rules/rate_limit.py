@@ -115,7 +115,7 @@ class RateLimit(Rule):
             # A full bucket needs no entry.
             self._empty_at = {key: at for key, at in self._empty_at.items() if at > now - fills_in}
             self._sweep_at = max(_LEAST_SWEEP, 2 * len(self._empty_at))
-        return empty_at, np.maximum((now - empty_at) * self.per_second + _ROUNDING, 0).astype(np.intp)
+        return empty_at, np.clip((now - empty_at) * self.per_second + _ROUNDING, 0, 2**62).astype(np.intp)
 
     def _take(self, senders: Groups, passed: NDArray[np.intp], empty_at: NDArray[np.float64]) -> None:
         if self.per_second is not None:

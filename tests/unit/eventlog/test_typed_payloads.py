@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 from contextlib import suppress
 from tempfile import TemporaryDirectory
 
@@ -273,6 +274,32 @@ async def test_rows_are_found_by_values_of_typed_payloads(traffic, writers, tmp_
     for bad in ([], {"price": {}}, {"price": slice(None)}, {"price": None}, {1: 2}):
         with pytest.raises(InvalidQuery, match="payload="):
             log.query(payload=bad)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "wanted", "places"),
+    [
+        (np.int64, [1_700_000_000_000_000_001, 1_763_000_000_000_000_000], slice(1.71e18, 1.8e18), [1]),
+        (np.int64, [-(2**63), 0, 2**63 - 1], slice(-(2**70), 2**70), [0, 1, 2]),
+        (np.int64, [-1, 0, 1, 2], slice(-0.5, 1.5), [1, 2]),
+        (np.int64, [1, 2], slice(math.nan, None), []),
+        (np.int64, [1, 2], slice(-math.inf, math.inf), [0, 1]),
+        (np.int64, [1, 2], [2**64, 2], [1]),
+        (np.uint64, [1, 2, 2**63 + 5], slice(1, 3), [0, 1]),
+        (np.uint64, [1, 2, 2**63 + 5], slice(2**63, None), [2]),
+        (np.uint64, [1, 2, 2**63 + 5], 2**63 + 5, [2]),
+        (np.uint8, [1, 200], slice(-5, 300), [0, 1]),
+        (np.float64, [0.5, 1e300], slice(1, 2**2000), [1]),
+        (np.float64, [0.5, 1e300], [slice(0, 1), 1e300, "x"], [0, 1]),
+        (np.float64, [0.5, 1e300], slice("a", "b"), []),
+    ],
+)
+async def test_ranges_are_exact_whatever_the_numbers(traffic, writers, tmp_path, kind, values, wanted, places):
+    writer = await writers()
+    await traffic.send("offers", columns(x=np.array(values, kind)))
+    await writer.close()
+    found = payloads_of(read(tmp_path / "log").query(payload={"x": wanted}, text=True))
+    assert [payload["x"] for payload in found] == np.array(values, kind)[places].tolist()
 
 
 async def test_numbers_of_several_types_are_numbers(traffic, writers, tmp_path):

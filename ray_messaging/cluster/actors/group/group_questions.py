@@ -11,7 +11,8 @@ from ray_messaging.messager import Messager
 from ray_messaging.receipt import Receipts
 from ray_messaging.wire.frames import decode, encode
 
-_MOST_KEPT = 16  # calls that have ended, for one that Ray repeats
+_MOST_KEPT = 16  # calls that have ended and were read, for one that Ray repeats
+_MOST_UNREAD = 1024  # calls that have ended: a handle may be gone, and read nothing
 
 
 class MoreAnswers(NamedTuple):
@@ -28,6 +29,7 @@ class GroupQuestions:
         self._messager = messager
         self._lone: dict[str, asyncio.Task[Message]] = {}
         self._asked: dict[str, asyncio.Task[Answers]] = {}
+        self._read: set[str] = set()  # of these, those whose handle has all answers
 
     async def ask(self, call: str, frame: bytes, timeout: float | None) -> Message:
         """Ask one question; return its answer."""
@@ -52,8 +54,8 @@ class GroupQuestions:
         """Return the answers behind some parts; wait for the first. Raises UnknownName."""
         if call not in self._asked:
             raise UnknownName(
-                "the group's actor does not know these questions any more, as it was started anew: their answers come "
-                "as ordinary messages",
+                "the group's actor does not know these questions any more: it was started anew, and their answers come "
+                f"as ordinary messages; or {_MOST_UNREAD:,} later calls have ended, and nobody had read these answers",
                 kind="questions",
                 value=call,
             )
@@ -65,6 +67,8 @@ class GroupQuestions:
             except TimeoutError:
                 pass
         found = [(part.places.astype("<i8").tobytes(), encode(part.batch)) for part in answers.parts[parts:]]
+        if answers.done:
+            self._read.add(call)
         return MoreAnswers(found, answers.late)
 
     def _forget_lone(self) -> None:
@@ -72,9 +76,12 @@ class GroupQuestions:
             del self._lone[call]
 
     def _forget_asked(self) -> None:
-        """Forget the oldest questions that wait for no more answers."""
-        for call in [call for call, task in self._asked.items() if _over(task)][:-_MOST_KEPT]:
+        """Forget the oldest questions that wait for no more answers, soon after their answers were read."""
+        over = [call for call, task in self._asked.items() if _over(task)]
+        read = [call for call in over if call in self._read]
+        for call in {*read[:-_MOST_KEPT], *over[:-_MOST_UNREAD]}:
             del self._asked[call]
+            self._read.discard(call)
 
 
 def _over(task: "asyncio.Task[Answers]") -> bool:

@@ -19,7 +19,7 @@ from ray_messaging.addressing.channels import AGENT_CHAT, AgentId, check_subtopi
 from ray_messaging.audiences.storage.book import UNRESOLVED, name_of
 from ray_messaging.cluster.handles.actor_calls import gone, insist, known_dead, value_of, wait_restart
 from ray_messaging.cluster.handles.group.fetched import Fetched
-from ray_messaging.cluster.handles.group.group_lane import WAIT_S, GroupLane, LaneConnection
+from ray_messaging.cluster.handles.group.group_lane import WAIT_S, GroupLane, LaneConnection, LaneRoute
 from ray_messaging.cluster.handles.group.loop_connection import LoopConnection
 from ray_messaging.cluster.handles.group.waiting import InLoop, Waiting
 from ray_messaging.cluster.lane_calls import (
@@ -102,8 +102,9 @@ class AsyncGroup:
         self._restarting = False  # its actor died during a send
         connect = LaneConnection.open if waiting.blocks else LoopConnection.open
         wait_s = experiment.settings.send_timeout_s
+        route = LaneRoute()
         self._lane = waiting.shared(
-            lambda: GroupLane(actor, self._actor_name, wait_s, waiting, connect, shared=not waiting.blocks)
+            lambda: GroupLane(actor, self._actor_name, wait_s, waiting, connect, route, shared=not waiting.blocks)
         )
         self._tracer = tracer_of(experiment.tracing, experiment.exp_id, name)
         self._keep = keep  # the experiment lives as long as a reference to its actors
@@ -334,7 +335,7 @@ class AsyncGroup:
         check_limit(limit, complete=complete)
         check_commit(commit)
         check_timeout(timeout)
-        async with self._fetching:
+        async with self._fetching.held():
             if self._tracer is not None:
                 self._tracer.committed()
             self._fetches += commit == "acked"
@@ -397,7 +398,7 @@ class AsyncGroup:
         handle has it now; ConfigError for messages that no handle of this group has fetched.
         """
         if messages is None:
-            async with self._fetching:
+            async with self._fetching.held():
                 token, self._token = self._token, None
                 if self._tracer is not None:
                     self._tracer.committed()
@@ -429,7 +430,7 @@ class AsyncGroup:
 
     async def give_up(self) -> None:
         """Return the messages of this handle's last fetch to the mailbox unhandled; the next fetch gets them."""
-        async with self._fetching:
+        async with self._fetching.held():
             await self.give_up_lease(self._token)
 
     async def give_up_lease(self, token: Token | None) -> None:

@@ -72,11 +72,19 @@ class Connection(Protocol):
         """Make a call."""
 
 
+class LaneRoute:
+    """The address of an actor's lane, as far as a handle knows it, and until when its calls go by Ray."""
+
+    def __init__(self) -> None:
+        self.address: LaneAddress | None = None
+        self.by_ray_until = 0.0  # monotonic s
+
+
 class GroupLane:
     """The connections of one handle to its group's actor.
 
     A handle that blocks has one for each of its threads that call at the same time. The calls of an event loop share
-    one: then `shared`.
+    one: then `shared`. The lanes of several event loops share the `route`.
     """
 
     def __init__(
@@ -86,6 +94,7 @@ class GroupLane:
         wait_s: float,
         waiting: Waiting,
         connect: Callable[[LaneAddress], Awaitable[Connection]],
+        route: LaneRoute,
         *,
         shared: bool,
     ) -> None:
@@ -96,17 +105,16 @@ class GroupLane:
         self._connect = connect
         self._shared = shared
         self._lost = False  # its process may have died
-        self._address: LaneAddress | None = None
+        self._route = route
         self._idle: list[Connection] = []
         self._opening = waiting.lock()
-        self._by_ray_until = 0.0  # monotonic s
 
     async def connection(self) -> Connection | None:
         """Return a connection for one call; None: the call must go by Ray."""
         found = self._known()
-        if found is not None or _ENCRYPTED or time.monotonic() < self._by_ray_until:
+        if found is not None or _ENCRYPTED or time.monotonic() < self._route.by_ray_until:
             return found
-        async with self._opening:
+        async with self._opening.held():
             found = self._known() or await self._open()
             if found is not None and self._shared and found not in self._idle:
                 self._idle.append(found)
@@ -126,18 +134,20 @@ class GroupLane:
     async def _open(self) -> Connection | None:
         if self._lost:  # its successor has another lane, and a call during the restart would fail seconds later
             await wait_restart(self._waiting, self._actor, self._wait_s)
-            self._address, self._lost = None, False
+            self._route.address, self._lost = None, False
         try:
-            if self._address is None:
+            address = self._route.address
+            if address is None:
                 answer = self._actor.lane.remote()
-                self._address = LaneAddress(*await value_of(self._waiting, answer, actor_name=self._actor_name))
+                address = LaneAddress(*await value_of(self._waiting, answer, actor_name=self._actor_name))
+                self._route.address = address
             keep_memory()
-            return await self._connect(self._address)
+            return await self._connect(address)
         except (MessagingError, OSError) as error:
             logger.info("no lane to %s, so it is called by Ray: %s", self._actor_name, error)
-            self._address = None
+            self._route.address = None
             if not isinstance(error, MessagingError | ConnectionError):  # those pass when the actor has started again
-                self._by_ray_until = time.monotonic() + LANE_RETRY.first_s  # meanwhile calls go by Ray
+                self._route.by_ray_until = time.monotonic() + LANE_RETRY.first_s  # meanwhile calls go by Ray
             return None
 
     def release(self, connection: Connection) -> None:

@@ -3,8 +3,8 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable
-from types import TracebackType
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Generic, Protocol, TypeVar
 
 import ray
@@ -18,14 +18,8 @@ T = TypeVar("T")
 class Lock(Protocol):
     """A lock that calls hold while they wait."""
 
-    def locked(self) -> bool:
-        """Return whether a call holds it."""
-
-    async def __aenter__(self) -> object: ...
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None: ...
+    def held(self) -> AbstractAsyncContextManager[object]:
+        """Return a context that holds it."""
 
 
 class Waiting(Protocol):
@@ -116,9 +110,9 @@ class _ThreadLock:
     def __init__(self) -> None:
         self._lock = threading.Lock()
 
-    def locked(self) -> bool:
-        """Return whether a call holds it."""
-        return self._lock.locked()
+    def held(self) -> "_ThreadLock":
+        """Return a context that holds it."""
+        return self
 
     async def __aenter__(self) -> None:
         self._lock.acquire()
@@ -127,45 +121,48 @@ class _ThreadLock:
         self._lock.release()
 
 
+class _Turns:
+    """The calls of one event loop that hold a lock or wait for it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        self.loop = loop
+        self.lock = asyncio.Lock()
+        self.calls = 0
+
+    def over(self) -> bool:
+        """Return whether none is left; those of a loop that was closed will never go on."""
+        return not self.calls or self.loop is None or self.loop.is_closed()
+
+
 class _TaskLock:
     """A lock among the tasks of one event loop at a time."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._calls = 0  # that hold it or wait for it
-        self._lock = asyncio.Lock()
+        self._turns = _Turns(None)
 
-    def locked(self) -> bool:
-        """Return whether a call holds it."""
-        return self._lock.locked()
-
-    async def __aenter__(self) -> None:
-        self._enter(asyncio.get_running_loop())
+    @asynccontextmanager
+    async def held(self) -> AsyncGenerator[None, None]:
+        """Hold it; raise ConfigError while a call of another event loop does, or waits for it."""
+        turns = self._enter(asyncio.get_running_loop())
         try:
-            await self._lock.acquire()
-        except BaseException:
-            self._leave()
-            raise
+            async with turns.lock:
+                yield
+        finally:
+            with self._guard:
+                turns.calls -= 1
 
-    async def __aexit__(self, *_: object) -> None:
-        self._lock.release()
-        self._leave()
-
-    def _enter(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _enter(self, loop: asyncio.AbstractEventLoop) -> _Turns:
         with self._guard:
-            if loop is not self._loop and self._loop is not None and not self._loop.is_closed() and self._calls:
-                raise ConfigError(
-                    "`group.aio` fetches and acks in one event loop at a time, and a call of another loop has not"
-                    " ended. Give each event loop a handle of its own: messaging.group(name).aio"
-                )
-            if loop is not self._loop:
-                self._loop, self._lock, self._calls = loop, asyncio.Lock(), 0
-            self._calls += 1
-
-    def _leave(self) -> None:
-        with self._guard:
-            self._calls -= 1
+            if self._turns.loop is not loop:
+                if not self._turns.over():
+                    raise ConfigError(
+                        "`group.aio` fetches and acks in one event loop at a time, and a call of another loop has not"
+                        " ended. Give each event loop a handle of its own: messaging.group(name).aio"
+                    )
+                self._turns = _Turns(loop)
+            self._turns.calls += 1
+            return self._turns
 
 
 class _PerLoop(Generic[T]):

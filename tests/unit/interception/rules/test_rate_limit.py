@@ -63,6 +63,11 @@ def test_seconds():
     assert blocked(rule, many) == [3, 4]
 
 
+@pytest.mark.parametrize("rate", [2**63 - 1, 1e19, 10**30])
+def test_a_rate_that_nobody_reaches_blocks_nobody(rate):
+    assert blocked(RateLimit(per_second=rate), batch_of([(1, 2)] * 5)) == []
+
+
 def test_less_than_one_a_second():
     clock = Clock()
     rule = RateLimit(per_second=0.5, clock=clock)
