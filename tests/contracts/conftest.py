@@ -158,3 +158,9 @@ def processes(tmp_path):
 def own_shards(processes):
     """Give the config of these servers as the shards of one experiment."""
     return ShardsConfig(servers=tuple(process.config for process in processes))
+
+
+@pytest.fixture
+def news(exp_id):
+    """Give a plain channel of this test alone: in a cluster, what others have published may come late."""
+    return f"news-{exp_id}"

@@ -22,22 +22,22 @@ async def test_a_foreign_publish_reaches_its_agent(messagers, store):
     assert receiver.stats()["ingress"] == 1
 
 
-async def test_a_foreign_publish_on_another_channel_reaches_no_agent(messagers, store):
-    receiver = await messagers(host=[1], listen=["news"])
+async def test_a_foreign_publish_on_another_channel_reaches_no_agent(messagers, store, news):
+    receiver = await messagers(host=[1], listen=[news])
     for channel in (receiver.get_user_survey_channel(1), receiver.get_user_chat_channel(2), "other"):
         assert await store.publish(channel, b"{}") == 0
-    await store.publish("news", b"{}")
-    assert [message.channel for message in await fetch_all(receiver, 1)] == ["news"]
+    await store.publish(news, b"{}")
+    assert [message.channel for message in await fetch_all(receiver, 1)] == [news]
 
 
 @pytest.mark.parametrize(
     "data", [b"plain", b"", b"a\nb\n\nc", b"\n", b'{"a":\n1}', b"\xff\x00\xfe", b"x" * 100_000, b'"text"', b"[1]"],
     ids=["text", "empty", "newlines", "newline", "pretty", "binary", "large", "string", "list"],
 )  # fmt: skip
-async def test_foreign_payloads_arrive_and_pickle_unchanged(messagers, store, data):
-    receiver = await messagers(listen=["news"])
-    await store.publish("news", data)
-    await store.publish("news", b'{"n":1}')
+async def test_foreign_payloads_arrive_and_pickle_unchanged(messagers, store, data, news):
+    receiver = await messagers(listen=[news])
+    await store.publish(news, data)
+    await store.publish(news, b'{"n":1}')
     messages = await fetch_all(receiver, 2)
     for message in (messages[0], pickle.loads(pickle.dumps(messages[0]))):
         assert message.data == data
@@ -180,10 +180,10 @@ async def test_a_pattern_for_all_channels_delivers_no_internal_messages(messager
 
 
 @pytest.mark.beyond_mqtt("full-inbox")
-async def test_a_full_inbox_drops_and_counts_foreign_messages(messagers, store):
-    receiver = await messagers(listen=["news", "end"], inbox_messages=4)
+async def test_a_full_inbox_drops_and_counts_foreign_messages(messagers, store, news):
+    receiver = await messagers(listen=[news, "end"], inbox_messages=4)
     for n in range(10):
-        await store.publish("news", b'{"n":%d}' % n)
+        await store.publish(news, b'{"n":%d}' % n)
 
     async def dropped():
         return receiver.stats()["ingress_dropped"] == 6
@@ -197,10 +197,10 @@ async def test_a_full_inbox_drops_and_counts_foreign_messages(messagers, store):
 
 
 @pytest.mark.beyond_mqtt("full-inbox")
-async def test_foreign_messages_in_an_inbox_are_bounded_in_bytes(messagers, store):
-    receiver = await messagers(listen=["news", "end"], mailbox_bytes=100_000, inbox_messages=1000)
+async def test_foreign_messages_in_an_inbox_are_bounded_in_bytes(messagers, store, news):
+    receiver = await messagers(listen=[news, "end"], mailbox_bytes=100_000, inbox_messages=1000)
     for n in range(10):
-        await store.publish("news", b'{"n":%d,"text":"%s"}' % (n, 40_000 * b"x"))
+        await store.publish(news, b'{"n":%d,"text":"%s"}' % (n, 40_000 * b"x"))
 
     async def dropped():
         return receiver.stats()["ingress_dropped"] == 8
@@ -216,12 +216,12 @@ async def test_foreign_messages_in_an_inbox_are_bounded_in_bytes(messagers, stor
     assert receiver.stats()["ingress_dropped"] == 8
 
 
-async def test_after_close_foreign_publications_have_no_subscriber(messagers, store):
-    receiver = await messagers(listen=["news", "n*"])
+async def test_after_close_foreign_publications_have_no_subscriber(messagers, store, news):
+    receiver = await messagers(listen=[news, "n*"])
     await receiver.close()
     from support.contracts import until
 
     async def nobody():
-        return await store.publish("news", b"{}") == 0
+        return await store.publish(news, b"{}") == 0
 
     await until(nobody)

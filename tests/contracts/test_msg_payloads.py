@@ -32,12 +32,12 @@ async def test_a_msg_arrives_unchanged(messagers):
     assert row["sent"]
 
 
-async def test_other_payloads_have_no_msg(messagers, store):
-    sender, receiver = await messagers(), await messagers(host=[1], listen=["news"])
+async def test_other_payloads_have_no_msg(messagers, store, news):
+    sender, receiver = await messagers(), await messagers(host=[1], listen=[news])
     await sender.send_message(sender.get_agent_chat_channel(1), {"content": "B", "role": "user"})
-    await sender.send_message("news", said().to_dict() | {"__name__": "Thought"})
+    await sender.send_message(news, said().to_dict() | {"__name__": "Thought"})
     for data in (b"no JSON", b"[1]", b'"text"', b"null"):
-        await store.publish("news", data)
+        await store.publish(news, data)
     assert [message.msg for message in await fetch_all(receiver, 6)] == [None] * 6
 
 

@@ -95,9 +95,9 @@ async def test_typed_columns_are_read_as_objects(messagers, kind):
     assert caught.value.field == "price"
 
 
-async def test_what_is_no_json_is_a_frame_error(messagers, store):
-    receiver = await messagers(listen=["news"])
-    await store.publish("news", b"no JSON")
+async def test_what_is_no_json_is_a_frame_error(messagers, store, news):
+    receiver = await messagers(listen=[news])
+    await store.publish(news, b"no JSON")
     (message,) = await fetch_all(receiver, 1)
     for kind in KINDS:
         with pytest.raises(FrameError, match="is not JSON"):

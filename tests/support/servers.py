@@ -26,10 +26,25 @@ class MissingServer(unittest.SkipTest):
     """A program is not on this machine: the test that asks for it is skipped, from wherever it asks."""
 
 
+def _ports():
+    """Yield the ports of this process, each again only after all others: a server that is down keeps its own."""
+    worker, workers = (os.environ.get(f"PYTEST_XDIST_{name}", "") for name in ("WORKER", "WORKER_COUNT"))
+    share = len(_PORTS) // int(workers or 1)
+    first = share * int(worker.removeprefix("gw") or 0)
+    begin = secrets.randbelow(share)  # another run of the tests may use them, too
+    while True:
+        yield from (_PORTS[first + (begin + at) % share] for at in range(share))
+
+
+_PORTS = range(20_000, 32_000)  # Ray's are below, Linux's for connections above
+_own_ports, _choosing = _ports(), threading.Lock()
+
+
 def free_port():
     """Return a port that no outgoing connection is given: a server that was killed finds it free again."""
     while True:
-        port = 20_000 + secrets.randbelow(12_000)  # Ray's are below, Linux's for connections above
+        with _choosing:
+            port = next(_own_ports)
         with socket.socket() as probe, suppress(OSError):
             probe.bind((HOST, port))
             return port
@@ -112,8 +127,9 @@ class RedisProcess:
         self._reader.start()
         serving.wait()
         if not any("eady to accept connections" in line for line in self.lines):
+            told = "".join(self.lines)
             self.kill()
-            raise AssertionError("the server did not start:\n" + "".join(self.lines))
+            raise AssertionError(f"the server did not start:\n{told}")
         return self
 
     def _read(self, process, serving):

@@ -77,7 +77,11 @@ class ClusterService:
         self.primary = None
 
     def __enter__(self):
-        return self.start()
+        try:
+            return self.start()
+        except BaseException:
+            self.kill()
+            raise
 
     def __exit__(self, *_):
         self.kill()
