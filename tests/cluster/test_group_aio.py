@@ -1,6 +1,7 @@
 """The calls of a group's handle for async code: `group.aio`."""
 
 import asyncio
+import gc
 import inspect
 import pickle
 import threading
@@ -11,6 +12,7 @@ from support.cluster import drain, kill_and_wait, new_handle, numbered, numbers
 from support.patience import WAIT_S
 
 from ray_messaging import AsyncGroup, ConfigError, Group, NoQuestion, UnknownSender
+from ray_messaging.cluster.handles.group.waiting import InLoop
 
 
 async def test_many_sends_at_once_arrive_once_and_in_order_without_threads(pair):
@@ -131,6 +133,34 @@ def test_of_two_event_loops_that_receive_at_once_the_later_one_gets_an_error(pai
     assert isinstance(error, ConfigError), error
     assert "handle of its own" in str(error)
     asyncio.run(east.aio.ack())
+
+
+def test_a_call_that_its_event_loop_left_behind_keeps_nobody_from_the_lock():
+    lock = InLoop().lock()
+
+    async def hold():
+        async with lock.held():
+            await asyncio.sleep(WAIT_S)
+
+    def leave_behind():
+        loop = asyncio.new_event_loop()
+        task = loop.create_task(hold())
+        loop.run_until_complete(asyncio.sleep(0))
+        loop.close()
+        task._log_destroy_pending = False
+        return task
+
+    left = [leave_behind()]
+
+    async def hold_too():
+        async with lock.held():
+            left.clear()
+            gc.collect()
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05), lock.held():
+                    pass
+
+    asyncio.run(hold_too())
 
 
 async def test_a_handle_serves(messaging, pair):

@@ -8,6 +8,7 @@ import pytest
 # By file: tests, or single cases of a test.
 SOAK = {
     "browser/test_first_ten_minutes.py": ["test_the_inspector_is_open_beside_the_demo"],
+    "browser/test_running_experiment.py": ["test_the_overview_follows_the_run"],
     "cluster/test_changes_lost_by_the_server.py": [
         "test_a_ban_lost_by_the_server_holds_after_the_interceptors_death[redis]",
         "test_a_rule_lost_by_the_server_holds_after_the_interceptors_death[redis]",
@@ -16,7 +17,13 @@ SOAK = {
     ],
     "cluster/test_college_replay.py": ["test_the_interceptor_dies_ten_times_during_a_replay"],
     "cluster/test_data.py": ["test_diplomacy_games"],
+    "cluster/test_examples.py": ["test_ray_data_reads_a_log_of_several_files"],
+    "cluster/test_failed_restarts.py": [
+        "test_an_interceptor_killed_while_the_memory_is_full_returns_later",
+        "test_a_group_killed_while_the_memory_is_full_returns_later",
+    ],
     "cluster/test_failover_on_ray.py": [
+        "test_messages_arrive_once_and_in_order_although_the_primary_is_lost_twice[shards in it]",
         "test_messages_arrive_once_and_in_order_although_the_primary_is_lost_twice[two replicas]",
         "test_messages_arrive_once_and_in_order_although_the_primary_is_lost_twice[a cluster]",
         "test_actors_that_die_with_the_primary_come_back_over_the_new_one[one replica]",
@@ -43,7 +50,14 @@ SOAK = {
         "test_moves_and_kills_change_nothing_in_a_run[one server]",
         "test_agents_move_themselves[one server]",
     ],
+    "cluster/test_replay.py": [
+        "test_the_pace_of_the_trace_is_kept",
+        "test_a_trace_may_have_fewer_agents_than_groups",
+        "test_an_own_server_is_left_unchanged",
+        "test_an_unbalanced_account_exits_with_1",
+    ],
     "cluster/test_replicas_on_ray.py": [
+        "test_a_replica_that_is_away_is_a_critical_finding",
         "test_an_owner_that_is_killed_comes_back_and_nothing_is_lost[/replica]",
         "test_an_owner_that_is_killed_comes_back_and_nothing_is_lost[/sentinel]",
         "test_both_servers_are_killed_at_once_and_the_primary_comes_back_on_its_data",
@@ -57,6 +71,7 @@ SOAK = {
     ],
     "cluster/test_run_ends.py": [
         "test_a_second_ctrl_c_ends_a_run_at_once",
+        "test_of_a_model_that_raises_ray_says_nothing_of_its_own",
         "test_a_run_that_is_killed_with_its_whole_machine_resumes",
     ],
     "cluster/test_shards_on_ray.py": [
@@ -92,6 +107,7 @@ SOAK = {
     "faults/test_embedded_faults.py": [
         "test_case[embedded server: kill -9, 3 times]",
         "test_case[embedded server: SIGSTOP for 2 s]",
+        "test_case[embedded server: disk full for 3 s]",
         "test_case[embedded server: disk full, and kill -9 meanwhile]",
     ],
     "faults/test_exactly_once.py": [
@@ -142,6 +158,10 @@ SOAK = {
             "sender, receiver, server killed, Sentinel",
         )
     ],
+    "faults/test_serving.py": [
+        "test_each_message_is_handled_over_ten_kills_and_at_most_those_in_hand_twice",
+    ],
+    "faults/test_shard_transactions.py": ["test_sixty_kills_at_random_points"],
     "faults/test_slots.py": ["test_nothing_acknowledged_is_lost_with_a_primary_or_on_the_way_to_another[lost]"],
 }
 
