@@ -162,5 +162,5 @@ def own_shards(processes):
 
 @pytest.fixture
 def news(exp_id):
-    """Give a plain channel of this test alone: in a cluster, what others have published may come late."""
+    """Give a plain channel of this test alone: in a cluster, publications of others may come late."""
     return f"news-{exp_id}"
