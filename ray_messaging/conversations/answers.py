@@ -195,6 +195,11 @@ class Answers(AnswerTable):
         super().add(part)
         self._news.set()
 
+    def end(self) -> None:
+        """Wait for no more answers: those that come are late."""
+        super().end()
+        self._news.set()
+
     async def wait(self) -> "Answers":
         """Wait until all answers are there, or the time is up; return self."""
         while self.asks_again():

@@ -99,6 +99,7 @@ class OpenQuestions:
         for lone in self._lone.values():
             if not lone.answer.done():
                 lone.answer.set_exception(Closed("this messager was closed before the answer came"))
+                lone.answer.exception()  # the caller may be gone: then nobody is to hear of it
         for asked in self._asked:
             asked.asker.end()
         self._lone, self._asked, self._firsts = {}, [], []

@@ -1,6 +1,5 @@
 """The count of a survey's answers."""
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -103,20 +102,17 @@ class Tally:
         fits = np.fromiter((type(value) is not Misfit for value in values), np.bool_, len(values))
         for at in np.flatnonzero(~fits).tolist():
             self.invalid[agents[at]] = InvalidAnswer(values[at].reason, lines[at])
+        for agent in agents if self.blocked else ():
+            self.blocked.pop(agent, None)  # an earlier question
         if not fits.all():
             agents = [agent for agent, fit in zip(agents, fits, strict=True) if fit]
             values = [value for value, fit in zip(values, fits, strict=True) if fit]
         self.answers.update(zip(agents, values, strict=True))
         self.arrived += agents
-        self._clear(agents)
+        for agent in agents if self.invalid else ():
+            self.invalid.pop(agent, None)  # an earlier answer
         self._owed[places] -= 1
         self.states[places] = np.where(fits, ANSWERED, INVALID)
-
-    def _clear(self, agents: Sequence[AgentId]) -> None:
-        """Forget earlier troubles of agents that have answered now."""
-        for troubles in (self.invalid, self.blocked):
-            for agent in agents if troubles else ():
-                troubles.pop(agent, None)
 
     # -- reading --------------------------------------------------------------------------------------------------
 

@@ -340,11 +340,13 @@ async def test_a_question_that_waits_when_its_messager_closes_raises_closed(pair
     west, _ = pair
     asking = asyncio.create_task(west.ask(1, 11, {}, timeout=None))
     answers = await west.ask_columns(1, 11, [{}] * 3, timeout=None)
+    waiting = asyncio.create_task(answers.wait())
+    await asyncio.sleep(0)
     await west.close()
     with pytest.raises(Closed, match="before the answer came"):
         await asking
     async with asyncio.timeout(WAIT_S):
-        assert len((await answers.wait()).pending) == 3
+        assert len((await waiting).pending) == 3
 
 
 async def test_send_and_columns_with_one_recipient_or_sender_for_all(pair):

@@ -221,6 +221,19 @@ async def test_a_blocked_question_has_its_rule_and_reason(messagers, surveys):
     assert await again.remind(None) == 0
 
 
+async def test_a_reminder_that_is_blocked_changes_no_invalid_answer_in_any_process(messagers, surveys):
+    private = Private([])
+    interceptor = Interceptor("x", [private])
+    town = await messagers(interceptor, name="town", host=[1])
+    survey = await create(await surveys(interceptor), agents=[1])
+    await answer(town, lambda agent: {"mood": "good"}, 1)
+    assert (await finished(survey)).done
+    private.agents = [1]
+    await survey.remind(None)
+    for found in (survey, await (await surveys(interceptor)).open("mood", Mood)):
+        assert (list(found.tally.invalid), found.tally.blocked) == ([1], {})
+
+
 async def test_the_time_is_up(surveys, town):
     survey = await create(await surveys(), timeout=0.2)
     while await survey.more(WAIT_S):

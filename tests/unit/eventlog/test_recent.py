@@ -18,10 +18,11 @@ def log(tmp_path):
     "fields",
     [{}, {"from_id": 1}, {"fate": "delivered"}, {"agent": 2}, {"after": 2}, {"after": 6}, {"rule": "no"}, {"step": 1}],
 )
-@pytest.mark.parametrize("limit", [0, 1, 2, 3, 5, 8, 100])
+@pytest.mark.parametrize("limit", [0, 1, 2, 3, 5, 8, 100, None])
 def test_they_are_the_last_ones_of_a_query(log, fields, limit):
     whole = log.query(text=True, **fields)["position"].to_pylist()
-    assert log.recent(limit=limit, **fields)["position"].to_pylist() == whole[len(whole) - min(limit, len(whole)) :]
+    count = len(whole) if limit is None else min(limit, len(whole))
+    assert log.recent(limit=limit, **fields)["position"].to_pylist() == whole[len(whole) - count :]
 
 
 def test_payloads_are_cut_and_have_their_size(log):

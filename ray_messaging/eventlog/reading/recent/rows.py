@@ -1,5 +1,6 @@
 """The last rows that match a query, with payloads cut: found from the end of the log backwards."""
 
+import sys
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -31,7 +32,8 @@ def recent(view: View, *, limit: int, width: int, **fields: Any) -> pa.Table:  #
     `payload_bytes` is the size of the whole text. Only as many segments are read as are needed. Memory holds the
     payloads of one row group per thread, and no more than `limit` rows of each after that.
     """
-    left = check_count("limit", limit, at_least=0) or 0
+    asked = check_count("limit", limit, at_least=0)
+    left = sys.maxsize if asked is None else asked
     shown = check_count("width", width, at_least=0) or 0
     names = stored(with_text(COLUMNS))
     found: list[pa.Table] = []
