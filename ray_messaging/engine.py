@@ -146,6 +146,9 @@ class Engine:
 
     async def _end_with_loop(self) -> None:
         """Close this with its event loop, which has cancelled its tasks: calls in another loop would wait for ever."""
+        if self.closed:
+            return
+        self._life = None  # it ends now
         await asyncio.sleep(0)  # a user's generator that ends now, too, may close it by itself
         if self.closed or self.closing:
             return

@@ -84,5 +84,5 @@ def _cancelled(over: bool) -> MessagingError | None:  # noqa: FBT001 - of the se
     if over:
         return None
     return MessagingError(
-        "a handler of `serve` was cancelled, by itself or by a call of its own; its message comes again"
+        "a handler of `serve` was cancelled, by itself or by a call of its own; its message is not committed"
     )
