@@ -188,9 +188,9 @@ def test_a_stranger_on_the_lane_is_refused_and_garbage_harms_nobody(pair):
 def test_a_waiting_fetch_does_not_hold_up_sends(pair):
     west, _ = pair
     found = []
-    thread = threading.Thread(target=lambda: found.extend(west.fetch(timeout=None)))
+    thread = threading.Thread(target=lambda: found.extend(west.fetch(timeout=60)))
     thread.start()
-    wait_for(lambda: west._calls._fetching.locked(), "the fetch")
+    wait_for(west._calls._fetching._lock.locked, "the fetch")
     assert west.send(west.agents[0], west.agents[1], {"n": 7})
     thread.join(20)
     assert numbers(found) == [7]

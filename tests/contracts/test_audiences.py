@@ -114,6 +114,12 @@ def written(messager):
 
 
 @beyond_mqtt
+async def test_columns_of_nothing_send_nothing(pair):
+    west, _ = pair
+    assert len(await west.broadcast_columns([], FRIENDS, [])) == 0
+
+
+@beyond_mqtt
 async def test_all_hearers_receive_and_no_others(pair):
     west, east = pair
     senders = [3, 0, 7, 3]

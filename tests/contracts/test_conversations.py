@@ -19,7 +19,6 @@ from ray_messaging import (
     QuestionBlocked,
     rules,
 )
-from ray_messaging.audiences.storage.book import EVERYBODY
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.messages import slice_of
 from ray_messaging.model.columns import IdColumn
@@ -313,13 +312,6 @@ async def test_a_handler_that_fails_ends_serving_with_its_error(pair):
         await east.serve(handler)
     with pytest.raises(ConfigError, match="concurrency=0"):
         await east.serve(handler, concurrency=0)
-
-
-@pytest.mark.beyond_mqtt("audiences")
-async def test_columns_of_nothing_send_nothing(pair):
-    west, _ = pair
-    for receipts in (await west.broadcast_columns([], EVERYBODY, []), await west.send_columns([], [], [])):
-        assert len(receipts) == 0
 
 
 async def test_a_handler_that_was_cancelled_ends_serving(pair):
