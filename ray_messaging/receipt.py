@@ -155,6 +155,14 @@ class Receipt(msgspec.Struct, eq=False, gc=False):
         """Tell whether the message was delivered or published."""
         return self._outcome.codes[self._row] <= PUBLISHED
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Receipt):
+            return NotImplemented
+        return (self.message_id, self.fate) == (other.message_id, other.fate)
+
+    def __hash__(self) -> int:
+        return hash(self.message_id)
+
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._outcome, self._row)
 

@@ -5,7 +5,7 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import ray.cloudpickle as cloudpickle
 
+from ray_messaging.cluster.run.run import check_run
 from ray_messaging.cluster.run.run_actor import RunOptions
 from ray_messaging.errors import MessagingError, NotRepeatable, StepFailed
 from ray_messaging.testing.trial import Answers, Attempt, Deeds, Trial, run_trial
@@ -56,6 +57,8 @@ def check_repeatable(
     at once.
     """
     options = RunOptions(start, by, 1, None)
+    check_run(model, until, options)
+    agents, graph = (list(given) if isinstance(given, Iterator) else given for given in (agents, graph))  # read often
     trial = Trial(model, agents, 1, until, graph, shared, options, seed)
     answers = Answers()
     packed = _packed((model, start, shared))  # before it runs

@@ -148,9 +148,17 @@ def _deeds(step: Step, states: dict[Any, Any]) -> Attempt:
 def _by_agent(step: Step, states: dict[str, dict[str, Any]]) -> dict[AgentId, Any]:
     """Return the state of each agent of a crowd; arrays of other lengths are of the group, and left out."""
     (arrays,) = states.values()
-    columns = {name: array.tolist() for name, array in arrays.items() if array.shape[:1] == (len(step.agents),)}
+    columns = {name: array.tolist() for name, array in arrays.items() if np.shape(array)[:1] == (len(step.agents),)}
     return {agent: {name: column[at] for name, column in columns.items()} for at, agent in enumerate(step.agents)}
 
 
 def _encoded(state: Any) -> bytes:  # noqa: ANN401 - a state of any shape
-    return msgspec.msgpack.encode(state, order="deterministic")
+    return msgspec.msgpack.encode(_in_order(state))
+
+
+def _in_order(value: Any) -> Any:  # noqa: ANN401 - a part of a state
+    """Return a value with the items of its dicts in one order, whatever their keys."""
+    if isinstance(value, dict):
+        items = sorted(value.items(), key=lambda item: (type(item[0]).__name__, item[0]))
+        return {key: _in_order(part) for key, part in items}
+    return [*map(_in_order, value)] if isinstance(value, list | tuple) else value

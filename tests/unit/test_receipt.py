@@ -1,4 +1,4 @@
-"""Ids in receipts."""
+"""Ids in receipts, and their equality."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import pytest
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.model.extension import Extension
-from ray_messaging.receipt import Outcome
+from ray_messaging.receipt import Outcome, Receipts
 
 
 @pytest.mark.parametrize("step", [4, np.array([4, 5])])
@@ -27,3 +27,17 @@ def test_a_message_of_a_step_has_the_id_of_its_step_ordinal_and_sender(step):
     assert Outcome(batch).message_id(0) == "4-0-7"
     batch.extension = None
     assert Outcome(batch).message_id(1) == "east-3-11"
+
+
+def test_receipts_are_found_by_their_ids():
+    ids = IdColumn.of([1, 2, 3])
+    batch = Batch(
+        sender="east", epoch=3, first=10, from_ids=ids, rows=3, to_ids=ids, topics=("agent-chat",),
+        lines=PayloadColumn.of([b"{}"] * 3),
+    )  # fmt: skip
+    outcome = Outcome(batch)
+    outcome.settle(None, 0)
+    receipts = Receipts([(outcome, 0, 3)])
+    assert [receipts.index(receipts[row]) for row in range(3)] == [0, 1, 2]
+    assert (receipts.count(receipts[1]), receipts[2] in receipts, list(receipts) == list(receipts)) == (1, True, True)
+    assert len({*receipts, *receipts}) == 3

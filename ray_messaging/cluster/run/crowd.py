@@ -121,10 +121,11 @@ class CrowdSociety:
         assert self._crowd is not None
         kept = {}
         for name, array in self._crowd.state.items():
-            found = np.ascontiguousarray(array)
-            if found.dtype.hasobject:
-                raise TypeError(f"group.state[{name!r}] holds Python objects: keep numbers or bools")
+            found = np.asarray(array, order="C")
+            if found.dtype.hasobject or found.dtype.names is not None:
+                raise TypeError(f"group.state[{name!r}] holds Python objects, or several fields: keep numbers or bools")
             kept[name] = found.dtype.str, found.shape, found.tobytes()
+            self._crowd.state[name] = found  # as after a restart, where a number is an array, too
         return _encode((_ids_of(self._crowd.ids), kept))
 
 

@@ -1,11 +1,12 @@
 """The plan of a run: which agents are in which group, with their data and neighbours."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ray_messaging.addressing.channels import AgentId, check_name
+from ray_messaging.addressing.channels import AgentId, check_id, check_name
 from ray_messaging.errors import ConfigError
 from ray_messaging.model.agent_sets import AgentSet
 
@@ -25,6 +26,8 @@ def plan_groups(agents: object, groups: object, graph: object, cpus: int) -> lis
     named = _named_groups(agents if frame is None else frame.index, groups, cpus)
     data = {} if frame is None else dict(zip(_plain(frame.index), frame.to_dict("records"), strict=True))
     neighbours = None if graph is None else _neighbours(graph)
+    if neighbours is not None:
+        _check_neighbours(neighbours, named.values())
     plans = []
     for name, ids in named.items():
         hosted = AgentSet.of(ids)
@@ -53,9 +56,16 @@ def senders_of(plans: Sequence[GroupPlan]) -> dict[str, set[str]]:
 def _named_groups(agents: object, groups: object, cpus: int) -> dict[str, Iterable[AgentId]]:
     if isinstance(agents, bool) or agents is None or isinstance(agents, str | bytes | float):
         raise ConfigError(f"agents={agents!r} must be a number of agents, their ids, or a DataFrame")
-    everybody = AgentSet.of(range(agents) if isinstance(agents, int | np.integer) else _plain(agents))
+    ids = range(agents) if isinstance(agents, int | np.integer) else _plain(agents)
+    ids = ids if hasattr(ids, "__len__") else [*ids]
+    everybody = AgentSet.of(ids)
     if not len(everybody):
         raise ConfigError("a run needs at least one agent")
+    if len(everybody) < len(ids):
+        twice = next(agent for agent, count in Counter(map(check_id, ids)).items() if count > 1)
+        raise ConfigError(
+            f"agent {twice!r} comes twice in agents: give each once (a DataFrame has the ids as its index)"
+        )
     if isinstance(groups, Mapping):
         return _given_groups(everybody, groups)
     count = groups if groups is not None else max(1, cpus // 2)
@@ -91,11 +101,24 @@ def _neighbours(graph: Any) -> dict[AgentId, list[AgentId]]:  # noqa: ANN401 - e
     """Return the agents that each agent's edges lead to, in the order of the edges."""
     edges = graph.edges() if callable(getattr(graph, "edges", None)) else graph
     pairs = edges.tolist() if isinstance(edges, np.ndarray) else [*edges]
+    if hasattr(graph, "is_directed") and not graph.is_directed():
+        pairs += [(other, one) for one, other in pairs if one != other]
     found: dict[AgentId, list[AgentId]] = {}
     for pair in pairs:
         try:
             one, other = pair
         except (TypeError, ValueError):
             raise ConfigError(f"graph holds {pair!r}: it must be (m, 2), pairs of sender and hearer") from None
-        found.setdefault(one, []).append(other)
+        found.setdefault(check_id(one), []).append(check_id(other))
     return found
+
+
+def _check_neighbours(neighbours: Mapping[AgentId, Sequence[AgentId]], groups: Iterable[Iterable[AgentId]]) -> None:
+    """Raise ConfigError for an edge from or to an id that is no agent."""
+    ends = AgentSet.of({*neighbours, *(agent for others in neighbours.values() for agent in others)})
+    for hosted in groups:
+        ends -= AgentSet.of(hosted)
+    if len(ends):
+        raise ConfigError(
+            f"graph has edges of {len(ends):,} ids that are no agents of this run, as {next(iter(ends))!r}"
+        )

@@ -44,7 +44,7 @@ def run(
     progress: bool,
 ) -> Result:
     """Run a model; arguments and errors are those of `Messaging.run`."""
-    _check(model, until, options)
+    check_run(model, until, options)
     plans = plan_groups(agents, groups, graph, int(ray.cluster_resources().get("CPU", 2)))
     if options.by == "group" and (graph is not None or any(plan.data for plan in plans)):
         raise ConfigError('with by="group" pass the graph and the data of agents as shared=')
@@ -130,7 +130,8 @@ def _digests(steps: ExperimentSteps, until: int) -> dict[int, str]:
     return found
 
 
-def _check(model: object, until: object, options: RunOptions) -> None:
+def check_run(model: object, until: object, options: RunOptions) -> None:
+    """Raise ConfigError for arguments of a run that cannot be."""
     if not callable(model):
         raise ConfigError(f"model={model!r} must be a function: def person(me, inbox)")
     check_until(until)

@@ -112,10 +112,22 @@ def _column(values: Any) -> TypedColumn:  # noqa: ANN401 - what a user passed
         return _of_arrow(values)
     if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__len__"):
         raise InvalidColumns(f"this is a {type(values).__name__}: give an array or a list with a value for each row")
+    given = values
     if not isinstance(values, np.ndarray | list):
         values = values.to_numpy() if hasattr(values, "to_numpy") else [*values]  # a Series, a range, a tuple
     array = values if isinstance(values, np.ndarray) else array_of(values)
+    _check_gaps(given, array)
     return TextColumn.of(_texts(array)) if array.dtype.kind in "OUT" else _of_numbers(array)
+
+
+def _check_gaps(given: Any, array: NDArray[Any]) -> None:  # noqa: ANN401 - what a user passed
+    """Raise InvalidColumns for a masked row, and for a missing value that became NaN among whole numbers."""
+    gaps = np.ma.getmaskarray(given) if isinstance(given, np.ma.MaskedArray) else None
+    if gaps is None and array.dtype.kind == "f" and getattr(getattr(given, "dtype", None), "kind", "f") != "f":
+        gaps = np.isnan(array)
+    if gaps is not None and gaps.any():
+        row = int(np.argwhere(gaps)[0][0])
+        raise InvalidColumns(f"row {row} has no value: fill it; only floats have one for that, NaN", row=row)
 
 
 def array_of(values: list[Any]) -> NDArray[Any]:
@@ -124,7 +136,10 @@ def array_of(values: list[Any]) -> NDArray[Any]:
     if (str in kinds or bool in kinds) and len(kinds) > 1:
         return np.array([*values, None], object)[:-1]
     try:
-        return np.array(values, object if kinds == {str} else None)
+        found = np.array(values, object if kinds == {str} else None)
+        if kinds != {int} or found.dtype.kind != "f":  # else numpy would round what neither int64 nor uint64 holds
+            return found
+        return np.array(values, object)
     except (ValueError, OverflowError):  # vectors of several lengths
         return np.array([*values, None], object)[:-1]
 

@@ -68,7 +68,16 @@ def _concatenated(arrays: list[NDArray[Any]], name: str) -> NDArray[Any]:
         raise InvalidColumns(f"column {name!r} has vectors in some messages, and others in others", column=name)
     if not arrays:
         return np.zeros(0)
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+    return arrays[0] if len(arrays) == 1 else _joined(arrays)
+
+
+def _joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Join arrays; whole numbers that neither int64 nor uint64 holds stay exact, as objects."""
+    if {array.dtype.kind for array in arrays} == {"i", "u"} and np.result_type(*arrays).kind == "f":
+        if min(array.min(initial=0) for array in arrays) >= 0:
+            return np.concatenate([array.astype(np.uint64) for array in arrays])
+        return np.concatenate([array.astype(object) for array in arrays])
+    return np.concatenate(arrays)
 
 
 def names_of(parts: Sequence[PayloadPart]) -> list[str]:
@@ -89,7 +98,7 @@ def filled_column(parts: Sequence[PayloadPart], name: str) -> Any:  # noqa: ANN4
     kinds = {array.dtype.kind for array in arrays}
     if kinds == {"f", "O"}:
         arrays = [array.astype(np.float64) for array in arrays] if _only_gaps(arrays) else arrays
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+    return arrays[0] if len(arrays) == 1 else _joined(arrays)
 
 
 def _only_gaps(arrays: Sequence[NDArray[Any]]) -> bool:

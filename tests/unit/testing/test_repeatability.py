@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ray_messaging import NotRepeatable, StepFailed
+from ray_messaging import ConfigError, NotRepeatable, StepFailed
 from ray_messaging.testing import check_repeatable
 
 AGENTS, STEPS = 12, 4
@@ -42,6 +42,18 @@ async def clean_async(me, inbox):
 def clean_crowd(crowd, step):
     crowd.state["x"] = crowd.state.get("x", np.zeros(len(crowd.ids))) + step.uniform(1)[:, 0]
     step.send_columns(crowd.ids, (crowd.ids + 1) % AGENTS, [{"x": x} for x in crowd.state["x"].tolist()])
+
+
+def clean_counts(me, inbox):
+    seen = me.state.setdefault("seen", {})
+    for message in inbox:
+        seen[message.from_id] = seen.get(message.from_id, 0) + 1
+    tell(me, len(seen))
+
+
+def clean_total(crowd, step):
+    crowd.state["total"] = crowd.state.get("total", 0) + 1
+    crowd.state["ndim"] = np.full(len(crowd.ids), np.ndim(crowd.state["total"]))
 
 
 def with_random(me, inbox):
@@ -120,7 +132,9 @@ def closure():
     return with_a_closure
 
 
-@pytest.mark.parametrize("model", [pytest.param(clean, marks=pytest.mark.long), clean_async, with_a_remembered_model])
+@pytest.mark.parametrize(
+    "model", [pytest.param(clean, marks=pytest.mark.long), clean_async, clean_counts, with_a_remembered_model]
+)
 def test_a_clean_model_passes(model):
     check(model, start=lambda me: {"word": float(me.rng.normal())})
 
@@ -128,6 +142,19 @@ def test_a_clean_model_passes(model):
 @pytest.mark.long
 def test_a_clean_crowd_passes():
     check(clean_crowd, by="group", graph=None)
+    check(clean_total, by="group", graph=None, agents=iter(range(AGENTS)))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"), [({"by": "grup"}, "by='grup'"), ({"until": "3"}, "until"), ({"until": -1}, "until")]
+)
+def test_arguments_are_checked_as_those_of_a_run(given, words):
+    with pytest.raises(ConfigError, match=words):
+        check(clean, **given)
+
+
+def test_a_graph_may_be_an_iterator():
+    check(clean, graph=iter(EDGES))
 
 
 @pytest.mark.parametrize("model", [with_random, with_numpy, with_clock, with_uuid, with_a_global, with_a_model])

@@ -1,0 +1,48 @@
+"""The plan of a run: which agents are in which group, with their data and neighbours."""
+
+import networkx as nx
+import numpy as np
+import pandas as pd
+import pytest
+
+from ray_messaging import ConfigError
+from ray_messaging.cluster.run.plan import plan_groups
+
+
+def neighbours(agents, graph, groups=2):
+    plans = plan_groups(agents, groups, graph, 2)
+    return {agent: found for plan in plans for agent, found in zip(plan.agents, plan.neighbours, strict=True)}
+
+
+@pytest.mark.parametrize(
+    ("graph", "expected"),
+    [
+        (nx.path_graph(3), {0: [1], 1: [2, 0], 2: [1]}),
+        (nx.path_graph(3, create_using=nx.DiGraph), {0: [1], 1: [2], 2: []}),
+        (nx.Graph([(0, 0), (0, 2)]), {0: [0, 2], 1: [], 2: [0]}),
+        ([("0", "1"), ("1", "2")], {0: [1], 1: [2], 2: []}),
+        (np.array([[0, 1], [0, 2]]), {0: [1, 2], 1: [], 2: []}),
+    ],
+)
+def test_neighbours_are_those_that_the_graph_says(graph, expected):
+    assert neighbours(3, graph) == expected
+
+
+@pytest.mark.parametrize("graph", [[(0, 3)], [(7, 0)], [(0, "ann")], nx.path_graph(4)])
+def test_an_edge_of_no_agent_is_refused(graph):
+    with pytest.raises(ConfigError, match="ids that are no agents of this run"):
+        plan_groups(3, 2, graph, 2)
+
+
+@pytest.mark.parametrize(
+    "agents",
+    [
+        [1, 1, 2],
+        ["1", 1],
+        pd.concat([pd.DataFrame({"v": [1, 2]}), pd.DataFrame({"v": [3, 4]})]),
+        iter([5, 5]),
+    ],
+)
+def test_an_agent_that_comes_twice_is_refused(agents):
+    with pytest.raises(ConfigError, match="comes twice in agents"):
+        plan_groups(agents, 1, None, 2)

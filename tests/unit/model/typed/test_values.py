@@ -1,0 +1,49 @@
+"""Values of payloads as arrays: whole numbers stay exact."""
+
+import numpy as np
+import pytest
+
+from ray_messaging import columns
+from ray_messaging.errors import InvalidColumns
+from ray_messaging.messages import Messages, Slice
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.columns import IdColumn, PayloadColumn
+
+BIG = [2**53 + 1, 2**62 + 1]
+
+
+def messages_of(*parts):
+    slices = []
+    for lines in parts:
+        rows = lines.count if isinstance(lines, PayloadColumn) else len(lines)
+        ids = IdColumn.of([1] * rows)
+        batch = Batch(sender="a", epoch=1, first=0, from_ids=ids, rows=rows, to_ids=ids, topics=("x",), lines=lines)
+        slices.append(Slice(batch, 0, rows))
+    return Messages("exp", slices)
+
+
+def of_json(values):
+    return PayloadColumn.of([b'{"a":%d}' % value for value in values])
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [columns(a=np.array(BIG)), columns(a=np.array([1, 2**63 + 5], np.uint64))],
+        [columns(a=np.array([-1, *BIG])), columns(a=np.array([1, 2**63 + 5], np.uint64))],
+        [of_json([*BIG, 2**63 + 1])],
+        [of_json(BIG), of_json([2**63 + 1])],
+        [of_json([-1, 2**63 + 1])],
+    ],
+)
+def test_whole_numbers_stay_exact(parts):
+    messages = messages_of(*parts)
+    expected = [message.payload["a"] for message in messages]
+    assert messages.column("a").tolist() == expected
+    typed = [name for name in messages.to_pandas() if name == "payload.a"]
+    assert [messages.to_pandas()[name].tolist() for name in typed] == [expected] * len(typed)
+
+
+def test_whole_numbers_that_no_type_holds_are_refused():
+    with pytest.raises(InvalidColumns, match="one type"):
+        columns(a=[-1, 2**63 + 1])
