@@ -158,7 +158,7 @@ def test_a_broadcast_reaches_its_hearers(logged, name):
     plaza = messaging.create_audience(f"{name}-plaza", members=[1, 2, 11])
     fates = ray.get(Speaker.remote().speak.remote(messaging, plaza))
     assert fates == ["delivered"] * 3
-    heard = [message.to_id for group in (west, east) for message in group.fetch()]
+    heard = [message.to_id for group in (west, east) for message in group.fetch(complete=True)]
     assert sorted(heard) == [1, 2, 11]
     assert friends.pairs == 3
     west.ack()

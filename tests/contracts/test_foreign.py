@@ -169,14 +169,17 @@ async def test_our_publications_do_not_return_through_a_pattern(messagers, store
 
 @pytest.mark.beyond_mqtt("globs")
 @pytest.mark.beyond_shards("mirror")
-async def test_a_pattern_for_all_channels_delivers_no_internal_messages(messagers, store):
+async def test_a_pattern_for_all_channels_delivers_no_internal_messages(messagers, store, news, exp_id):
     receiver, sender = await messagers(listen=["*"]), await messagers(mirror=True)
-    await sender.send_message("news", {"n": 1})
-    await store.publish("end", b'{"n":2}')
-    found = await fetch_all(receiver, 2)
-    assert {message.channel: message.data for message in found} == {"news": b'{"n":1}', "end": b'{"n":2}'}
-    assert len(await receiver.fetch_messages()) == 0
-    assert receiver.stats()["ingress"] == 1
+    await sender.send_message(news, {"n": 1})
+    await store.publish(f"end-{exp_id}", b'{"n":2}')
+    found = []
+    while not any(message.channel == f"end-{exp_id}" for message in found):
+        found += await fetch_all(receiver, 1)
+    found += await receiver.fetch_messages()
+    ours = {message.channel: message.data for message in found if exp_id in message.channel}
+    assert ours == {news: b'{"n":1}', f"end-{exp_id}": b'{"n":2}'}
+    assert receiver.stats()["ingress"] == len(found) - 1  # in a cluster, publications of others may come late
 
 
 @pytest.mark.beyond_mqtt("full-inbox")
