@@ -16,6 +16,7 @@ import argparse
 import statistics
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from benchmarks.steps.large import measure
 from benchmarks.steps.mesa import SIZES, compare
 from benchmarks.steps.million import Million
 from benchmarks.steps.model import MESSAGES, alone_ms
-from benchmarks.steps.sides import SIDES, PlainRay
+from benchmarks.steps.sides import PEERS, SIDES
 
 MILLION, ABOVE = 1.3, 0.4
 
@@ -47,18 +48,18 @@ def by_turns(sides: Mapping[str, Any], steps: int, rounds: int) -> dict[str, lis
 
 def small(steps: int, rounds: int) -> list[Line]:
     """Measure a step of 6,000 messages over 4 groups."""
-    sides = {kind.name: kind() for kind in SIDES}
+    sides = {kind.name: kind() for kind in (*PEERS, *SIDES)}
     values = by_turns(sides, steps, rounds)
     alone = [alone_ms(steps) for _ in range(rounds)]
-    model, theirs = statistics.median(alone), values[PlainRay.name]
+    model = statistics.median(alone)
     part = f"{MESSAGES:,} messages, 4 groups"
     lines = [Line(part, "the model alone, in one loop", "ms", alone)]
     lines += [Line(part, name, "ms", found) for name, found in values.items()]
-    for kind in SIDES[1:]:
-        mine = values[kind.name]
-        lines.append(Line(part, f"{kind.name} / Ray", "x", ratios(mine, theirs), kind.most))
+    for peer, kind in product(PEERS, SIDES):
+        mine, theirs = values[kind.name], values[peer.name]
+        lines.append(Line(part, f"{kind.name} / {peer.name}", "x", ratios(mine, theirs), kind.most))
         above = ratios([ms - model for ms in mine], [ms - model for ms in theirs])
-        lines.append(Line(part, f"{kind.name} / Ray, above the model", "x", above, ABOVE))
+        lines.append(Line(part, f"{kind.name} / {peer.name}, above the model", "x", above, ABOVE))
     return lines
 
 

@@ -1,8 +1,9 @@
 """The model that all sides of a step run: 1,000 agents in 4 groups, each tells its mood to six others."""
 
-import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+import numpy as np
 
 AGENTS, GROUPS = 1000, 4
 FRIENDS = (1, 7, 251, 333, 500, 777)
@@ -16,14 +17,20 @@ def next_mood(mood: float, heard: Sequence[float], noise: float) -> float:
     return 0.9 * mood + 0.1 * sum(heard) / (len(heard) or 1) + noise
 
 
+def noise_of(agent: int) -> Callable[[], float]:
+    """Return the random numbers of an agent, so that groups do not change them."""
+    return np.random.Generator(np.random.PCG64DXSM((7, agent))).normal
+
+
 def alone_ms(steps: int) -> float:
     """Return the time of one step of the model in one loop, with inboxes as lists."""
     moods, inboxes = [0.0] * AGENTS, [[] for _ in range(AGENTS)]
+    noise = [noise_of(agent) for agent in range(AGENTS)]
     begun = time.perf_counter()
     for _ in range(steps):
         following: list[list[float]] = [[] for _ in range(AGENTS)]
         for agent, inbox in enumerate(inboxes):
-            moods[agent] = mood = next_mood(moods[agent], inbox, random.gauss())
+            moods[agent] = mood = next_mood(moods[agent], inbox, noise[agent]())
             for friend in TO[agent]:
                 following[friend].append(mood)
         inboxes = following
