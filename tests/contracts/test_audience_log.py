@@ -8,6 +8,7 @@ from contextlib import aclosing
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv as pacsv
 import pytest
 from support.contracts import WAIT_S
 from typer.testing import CliRunner
@@ -220,6 +221,9 @@ async def test_members_with_names_and_typed_columns_are_expanded(society):
         key=str,
     )
     assert log.query(to_id="guest", expand=True)["from_id"].to_pylist() == ["1", None]
+    file = society.folder.parent / "heard.csv"
+    assert log.export(file, from_id=1, expand=True) == 3  # no row of these has a str id before they are expanded
+    assert sorted(pacsv.read_csv(file)["to_id"].to_pylist()) == ["2", "40", "guest"]
 
 
 async def test_an_audience_whose_files_are_gone_leaves_the_rows(society):

@@ -14,6 +14,7 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from ray_messaging.errors import InvalidQuery, LogError
+from ray_messaging.eventlog.missing_rows import ACCOUNT
 from ray_messaging.eventlog.reading.event_rows import LogRow, dicts_of
 from ray_messaging.eventlog.reading.filtering.filters import Filters
 from ray_messaging.eventlog.reading.filtering.stored_columns import with_columns, with_texts
@@ -46,6 +47,7 @@ def export(source: Source, path: str | Path, on_progress: OnProgress | None, fie
         raise InvalidQuery(
             f"cannot export to {str(path)!r}: name a file that ends in {', '.join(_WRITERS)}", field="path", value=path
         )
+    _check_place(path)
     Filters(**{name: value for name, value in fields.items() if name != "expand"})
     unfinished = path.with_name(f".{path.name}.part")
     try:
@@ -58,6 +60,16 @@ def export(source: Source, path: str | Path, on_progress: OnProgress | None, fie
     return rows
 
 
+def _check_place(path: Path) -> None:
+    """Raise InvalidQuery for a file in a log's folder: readers of the folder would take it for a part of the log."""
+    if (path.parent / ACCOUNT).exists() or any(path.parent.glob("events-*.parquet")):
+        raise InvalidQuery(
+            f"cannot export to {str(path)!r}: that is the folder of an event log; export to another folder",
+            field="path",
+            value=path,
+        )
+
+
 def _write(
     source: Source,
     path: Path,
@@ -68,7 +80,7 @@ def _write(
     rows = 0
     with path.open("wb") as file:
         of_log = {name: value for name, value in fields.items() if name != "expand"}
-        as_text = source.ask("has_names", **of_log)
+        as_text = source.ask("has_names", expand=fields.get("expand", False), **of_log)
         text = writer_of is _JsonLines
         typed = pa.schema([]) if text else source.ask("typed", **of_log)
         found = pages(source, fields | {"as_text": as_text, "text": text})

@@ -54,6 +54,13 @@ def test_export_of_nothing(log, tmp_path, name):
     assert (tmp_path / name).exists()
 
 
+@pytest.mark.parametrize("name", ["events-00000001.parquet", "more.csv"])
+def test_an_export_into_the_logs_folder_is_refused(log, folder, name):
+    with pytest.raises(InvalidQuery, match="that is the folder of an event log; export to another folder"):
+        log.export(f"{folder.where}/{name}")
+    assert len(log.query()) == 8
+
+
 def test_invalid_exports_are_refused(log, tmp_path):
     with pytest.raises(InvalidQuery, match=r"ends in .parquet, .csv, .jsonl"):
         log.export(tmp_path / "all.xlsx")

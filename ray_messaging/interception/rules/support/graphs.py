@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from ray_messaging.addressing.channels import AgentId, check_id
 from ray_messaging.errors import RuleError
 from ray_messaging.interception.rules.support.pairs import hash_pairs
+from ray_messaging.model.edge_pairs import edge_pairs
 
 Edge = tuple[AgentId, AgentId]
 
@@ -23,10 +24,9 @@ class Network(NamedTuple):
 
 def read_network(graph: Any, rule: str, name: str, *, ids: bool) -> Network:  # noqa: ANN401 - anything networkx-like
     """Read a graph given by a user; with `ids`, a list of members is one, too."""
-    if hasattr(graph, "edges") and hasattr(graph, "is_directed"):
-        both = () if graph.is_directed() else ((b, a) for a, b in graph.edges())
-        edges = {_edge(edge, rule, name) for edges in (graph.edges(), both) for edge in edges}
-        return Network(edges, {check_id(node) for node in graph.nodes()})
+    pairs = edge_pairs(graph)
+    if pairs is not graph:
+        return Network({_edge(edge, rule, name) for edge in pairs}, {check_id(node) for node in graph.nodes()})
     if isinstance(graph, str | bytes) or not isinstance(graph, Iterable):
         raise RuleError(f"{name}: {graph!r} is no graph: pass pairs of ids, or a networkx graph", rule=rule)
     items = list(graph)
