@@ -113,6 +113,7 @@ class Engine:
         self._make_verdict_client = make_verdict_client or self._verdict_client_for
         self._interceptor = interceptor
         self._listened = False
+        self.agents_changed: Callable[[], None] = lambda: None  # called after some have come or left
         self.hostings = 0  # how often agents came
         self.steps: StepSettings | None = None  # of the experiment; None: it has no steps, or this hosts no agents
         self.step_loops = 0  # that were made
@@ -393,6 +394,7 @@ class Engine:
         if self.settings.strict_senders:
             self.checks.allow_only(came)
         self.checks.refuse(went)
+        self.agents_changed()
 
     async def _join_steps(self) -> None:
         """Become a stepped group where the experiment has steps: it sends and receives in its steps only."""

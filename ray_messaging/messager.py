@@ -79,6 +79,7 @@ class Messager(names.ChannelNames):
         self.name = self.engine.name
         self.conversation = Conversation(self.engine, make_transport)
         self._inboxes = Inboxes(self.fetch_messages, self.ack, self.engine.fetcher.is_committed)
+        self.engine.agents_changed = self._agents_changed
 
     def __repr__(self) -> str:
         return f"Messager(exp_id={self.exp_id!r}, name={self.name!r})"
@@ -373,7 +374,8 @@ class Messager(names.ChannelNames):
         name. Nothing else may fetch from then on. An agent whose inbox has no reader holds up the others once 5,000
         messages are in hand.
 
-        Raises: ConfigError for an agent for which this messager does not listen, and on MQTT; Closed, Fenced.
+        Raises: ConfigError for an agent for which this messager does not listen, and on MQTT; NotListening once the
+        agent has left; Closed, Fenced.
         """
         agent_id = None if agent_id is None else names.check_id(agent_id)
         if agent_id is not None and not self.engine.receiving.listens_for(agent_id):
@@ -382,6 +384,9 @@ class Messager(names.ChannelNames):
                 "the inbox at the messager that hosts it"
             )
         return self._inboxes.messages_of(agent_id)
+
+    def _agents_changed(self) -> None:
+        self._inboxes.agents_changed(self.name, self.engine.receiving.listens_for)
 
     def steps(self, *, until: int, leave: bool = False) -> "AsyncGenerator[Step, None]":
         """Iterate over the steps of this group's agents, from the first one that is not committed to before `until`.

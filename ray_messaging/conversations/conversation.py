@@ -81,7 +81,7 @@ class Conversation:
         async with self._opening:
             if self._mailbox is None:
                 engine = self._engine
-                engine.sending  # noqa: B018 - raises Closed
+                engine.sending.check_loop()
                 name = answer_mailbox(engine.name) if engine.named else None
                 own = Engine(self._open_transport(), name=name, settings=engine.settings)
                 mailbox = AnswerMailbox(

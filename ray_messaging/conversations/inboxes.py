@@ -11,7 +11,7 @@ import msgspec
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.common.task_health import end
 from ray_messaging.conversations.hand_out import Fetch, HandOut
-from ray_messaging.errors import Closed, MessagingError
+from ray_messaging.errors import Closed, MessagingError, NotListening
 from ray_messaging.message import Message
 from ray_messaging.receiving.commits import MOST_RANGES
 
@@ -21,11 +21,12 @@ _MOST = MOST_RANGES // 2  # in hand: they lie apart in the mailbox, and late ans
 
 
 class Inbox(msgspec.Struct, eq=False):
-    """The messages of one agent that are in hand and not being handled."""
+    """The messages of one agent that are in hand and not being handled. `error` is why no more of them come."""
 
     messages: deque[Message] = msgspec.field(default_factory=deque)
     news: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
     readers: int = 0
+    error: MessagingError | None = None
 
 
 class Inboxes:
@@ -49,7 +50,9 @@ class Inboxes:
 
     def messages_of(self, agent_id: AgentId | None) -> "InboxMessages":
         """Return an iterator over an agent's messages."""
-        return InboxMessages(self, self._inboxes.setdefault(agent_id, Inbox()))
+        inbox = self._inboxes.setdefault(agent_id, Inbox())
+        inbox.error = None
+        return InboxMessages(self, inbox)
 
     def fill(self) -> None:
         """Fetch from now on, unless that is done."""
@@ -60,12 +63,23 @@ class Inboxes:
 
     async def take_from(self, inbox: Inbox) -> Message:
         """Return the next message of an inbox; wait for it."""
-        while not inbox.messages and self._error is None:
+        while not inbox.messages and self._error is None and inbox.error is None:
             inbox.news.clear()
             await inbox.news.wait()
         if self._error is not None:
             raise self._error.with_traceback(None)
+        if not inbox.messages and inbox.error is not None:
+            raise inbox.error.with_traceback(None)
         return inbox.messages.popleft()
+
+    def agents_changed(self, name: str, listens_for: Callable[[AgentId], bool]) -> None:
+        """End the wait of readers whose agents have left the mailbox of this name."""
+        for agent, inbox in self._inboxes.items():
+            if inbox.readers and agent is not None and not listens_for(agent):
+                inbox.error = NotListening(
+                    f"agent {agent!r} is not in {name!r} any more: open its inbox at the messager that hosts it now"
+                )
+                inbox.news.set()
 
     def handled(self, message: Message) -> None:
         """Note that a message is handled: it is committed soon."""

@@ -7,7 +7,7 @@ import uuid
 import pytest
 from support.contracts import WAIT_S, fetch_all, until
 
-from ray_messaging import Closed, ConfigError
+from ray_messaging import Closed, ConfigError, NotListening
 from ray_messaging.conversations import inboxes
 
 pytestmark = pytest.mark.beyond_mqtt("a broker commits no single message")
@@ -77,6 +77,35 @@ async def test_a_block_that_breaks_off_leaves_its_message_to_the_next_reader(pai
         await east.ack(message)  # handled, and the last one
         break
     assert (await anext(east.inbox(11))).payload == {"n": 2}
+
+
+async def test_a_reader_hears_that_its_agent_has_left(pair):
+    west, east = pair
+    await send(west, (11, 0), (12, 1))
+
+    async def live(agent):
+        return [message.payload["n"] async for message in east.inbox(agent)]
+
+    readers = [asyncio.create_task(live(agent)) for agent in (11, 12)]
+    async with asyncio.timeout(WAIT_S):
+        await east.move_agents([11], to="west")  # once its message is handled
+        with pytest.raises(
+            NotListening, match=r"agent 11 is not in 'east' any more: open its inbox at the messager that hosts it"
+        ):
+            await readers[0]
+        await send(west, (11, 2))
+        async for message in west.inbox(11):
+            assert message.payload == {"n": 2}
+            await west.ack(message)
+            break
+        await east.add_agents([13])  # the others go on
+        await send(west, (12, 3), (13, 4))
+        assert (await anext(east.inbox(13))).payload == {"n": 4}
+        await west.move_agents([11], to="east")
+        await send(west, (11, 5))
+        assert (await anext(east.inbox(11))).payload == {"n": 5}
+    assert not readers[1].done()
+    readers[1].cancel()
 
 
 async def test_close_commits_what_was_handled(pair, messagers):
