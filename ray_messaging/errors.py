@@ -141,7 +141,7 @@ class MoveFailed(MessagingError, RuntimeError):
 
 
 class NotListening(MessagingError, RuntimeError):
-    """Fetching needs `subscribe_and_start_listening` first."""
+    """Fetching needs `subscribe_and_start_listening` first, and an inbox an agent that is here."""
 
 
 class TransactionError(MessagingError, RuntimeError):

@@ -2,15 +2,14 @@
 
 import errno
 import json
-import os
 import secrets
-import socket
 import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from rich.console import Console
 
 from ray_messaging.cli.show import progress_bars, show_check, show_fates, show_heat_map, show_log, show_speed
 from ray_messaging.cluster.messaging import Messaging
+from ray_messaging.cluster.starting.ray_clusters import check_ray_address
 from ray_messaging.errors import ConfigError, MessagingError, Unbalanced
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.interception.rules import Rule
@@ -28,7 +28,6 @@ from ray_messaging.replay.runner import ROUNDS, ReplayRunner
 
 DOES_NOT_BALANCE, USAGE, INTERRUPTED = 1, 2, 130
 PLAIN_WIDTH = 200  # columns without a terminal
-ANSWER_S = 5.0  # timeout of a connection to RAY_ADDRESS
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,26 +147,13 @@ def check_file(file: Path | None, advice: str) -> None:
 
 def check_log_dir(log_dir: str | None) -> None:
     """Raise ConfigError if a folder has a log already, before anything is started; LogError if it is unreadable."""
+    if log_dir == "":
+        raise ConfigError("--log-dir '' is no folder: name one, or leave the option out")
     if log_dir is not None and Folder(log_dir).segments():
         raise ConfigError(
             f"{log_dir!r} holds the log of an earlier run (ray-messaging log stats {log_dir} shows it): choose "
             "another --log-dir, or remove that one"
         )
-
-
-def check_ray_address() -> None:
-    """Raise ConfigError if nothing answers at RAY_ADDRESS: Ray itself would retry for minutes."""
-    address = os.environ.get("RAY_ADDRESS", "")
-    if address in {"", "auto", "local"}:
-        return
-    host, _, port = address.rpartition(":")
-    advice = "set it to the host:port of a running cluster, or unset it"
-    if not host or "/" in host or not port.isdecimal():
-        raise ConfigError(f"RAY_ADDRESS={address!r} is no host:port: {advice}")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_S).close()
-    except (OSError, OverflowError) as error:
-        raise ConfigError(f"RAY_ADDRESS={address!r} leads to no Ray cluster ({error}): {advice}") from error
 
 
 @contextmanager
@@ -196,6 +182,8 @@ def print_json(*lines: bytes) -> None:
 
 def output() -> Console:
     """Return the console for output: colours, live bars and line breaks on a terminal only."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a locale without UTF-8 shows other characters escaped
     console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console.width, console.soft_wrap = PLAIN_WIDTH, True

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from msgspec.json import encode
 
-from ray_messaging.cli.clusters import join_experiment
+from ray_messaging.cli.joining import join_experiment
 from ray_messaging.cli.rule_specs import KNOWN, parse_rule
 from ray_messaging.cli.session import clean_errors, output, print_json
 from ray_messaging.cluster.messaging import Messaging

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 from ray_messaging.addressing.channels import AGENT_CHAT, USER_CHAT, USER_SURVEY, AgentId
 from ray_messaging.cluster.handles.connection import ExperimentConnection, connect
 from ray_messaging.cluster.spec import SUBTOPICS, Experiment
+from ray_messaging.cluster.starting.ray_clusters import join_ray
+from ray_messaging.errors import ConfigError
 
 if TYPE_CHECKING:
     from ray_messaging.cluster.audiences.audience import Audience
@@ -23,10 +25,10 @@ if TYPE_CHECKING:
     from ray_messaging.cluster.handles.user_messager import UserMessager
     from ray_messaging.cluster.handles.user_questions import UserQuestions
     from ray_messaging.cluster.inspector_process import Inspector
-    from ray_messaging.cluster.lifecycle import StartedExperiment
     from ray_messaging.cluster.moves import AgentMove
     from ray_messaging.cluster.run.result import Result
     from ray_messaging.cluster.servers.shards import Shards
+    from ray_messaging.cluster.starting.lifecycle import StartedExperiment
     from ray_messaging.cluster.surveys.survey import Survey
     from ray_messaging.cluster.surveys.survey_calls import SurveyCalls
     from ray_messaging.compat.msg import Payload
@@ -114,7 +116,7 @@ class Messaging:
 
         Raises: AlreadyExists, ConfigError, ConnectionFailed within 5 s, ServerRefused, RuleError.
         """
-        from ray_messaging.cluster.lifecycle import start_experiment
+        from ray_messaging.cluster.starting.lifecycle import start_experiment
         from ray_messaging.config import MessagingConfig
 
         settings = MessagingConfig() if settings is None else settings
@@ -138,7 +140,16 @@ class Messaging:
 
     @classmethod
     def connect(cls, exp_id: str) -> "Messaging":
-        """Find a running experiment from anywhere in its Ray cluster; raise UnknownName."""
+        """Find a running experiment from anywhere in its Ray cluster; raise UnknownName, ConfigError.
+
+        Without a `ray.init` before, this joins the cluster at RAY_ADDRESS, or the one on this machine that has the
+        experiment.
+        """
+        if not join_ray(exp_id, as_driver=True):
+            raise ConfigError(
+                f"no Ray cluster runs on this machine that could have experiment {exp_id!r}: call "
+                f"ray.init(address=...) for another machine's, or begin an experiment by Messaging.start({exp_id!r})"
+            )
         connection = connect(exp_id)
         return cls(connection.experiment, connection.interceptor)
 

@@ -1,6 +1,8 @@
 """`Messaging` on a running Ray: handles in tasks and actors, new and removed groups, changing rules."""
 
 import pickle
+import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -9,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import ray
 import redis
-from support.cluster import drain, kill, new_handle, numbered, numbers, wait_for
+from support.cluster import PATIENCE_S, drain, kill, new_handle, numbered, numbers, wait_for
 
 from ray_messaging import Messaging, Outgoing, rules
 from ray_messaging.errors import AlreadyExists, Closed, UnknownName
@@ -85,6 +87,22 @@ def test_groups_are_found_by_name_and_agent(messaging, make_group):
     assert messaging.group_of("bob").name == two.name
     assert messaging.group_of(str(one.agents[1])).name == one.name
     assert {group.name for group in Messaging.connect(messaging.exp_id).groups()} >= {one.name, two.name}
+
+
+CONNECT = """
+import sys
+from ray_messaging import Messaging
+
+print(Messaging.connect(sys.argv[1]).group(sys.argv[2]).send("ann", "bob", {"n": 0}).fate)
+"""
+
+
+def test_another_program_connects_without_ray_init(messaging):
+    group = messaging.create_group("other-program", ["ann", "bob"])
+    arguments = [sys.executable, "-c", CONNECT, messaging.exp_id, group.name]
+    ran = subprocess.run(arguments, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    messaging.remove_group(group.name)
+    assert (ran.returncode, ran.stdout) == (0, "delivered\n"), ran.stderr
 
 
 def test_a_removed_group_is_gone_and_its_name_is_free(messaging):

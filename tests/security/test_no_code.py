@@ -30,7 +30,7 @@ ALLOWED = {
     # The name of the optional package is written there.
     ("interception/rules/support/openai_endpoint.py", "importlib.import_module"),
     # Only its length is looked at.
-    ("cluster/lifecycle.py", "cloudpickle"),
+    ("cluster/starting/lifecycle.py", "cloudpickle"),
     # Arrays of numbers from the log's folder; numpy refuses pickles unless it is told otherwise.
     ("audiences/storage/files.py", "np.load"),
     # JSON, from the guard process that we started, the user's files, and the OpenAI endpoint.

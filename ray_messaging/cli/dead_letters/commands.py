@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 from msgspec.json import encode
 
-from ray_messaging.cli.clusters import join_experiment
 from ray_messaging.cli.dead_letters.show import record, show_letter, show_letters
+from ray_messaging.cli.joining import join_experiment
 from ray_messaging.cli.options import Json
 from ray_messaging.cli.session import check_file, clean_errors, output, print_json
 from ray_messaging.cli.show import counted

@@ -1,9 +1,9 @@
 """Health check of a running experiment, from the command line."""
 
-from ray_messaging.cli.clusters import join_ray, searched_clusters
 from ray_messaging.cluster.handles.actor_calls import named_actors
 from ray_messaging.cluster.health_check import check_health
 from ray_messaging.cluster.spec import Experiment
+from ray_messaging.cluster.starting.ray_clusters import join_ray, searched_clusters
 from ray_messaging.config import MessagingConfig, RedisConfig
 from ray_messaging.errors import ConfigError, UnknownName
 from ray_messaging.observability.health.findings import Health

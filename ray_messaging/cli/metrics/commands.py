@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ray_messaging.cli.clusters import join_experiment
+from ray_messaging.cli.joining import join_experiment
 from ray_messaging.cli.session import clean_errors, output
 from ray_messaging.errors import ConfigError
 

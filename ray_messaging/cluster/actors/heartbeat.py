@@ -5,8 +5,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from ray_messaging.cluster.ownership import BEAT_S
 from ray_messaging.cluster.rule_store import RuleStore
+from ray_messaging.cluster.starting.ownership import BEAT_S
 from ray_messaging.errors import Fenced, MessagingError
 from ray_messaging.interception.server.interceptor import Interceptor
 

@@ -18,9 +18,9 @@ from ray_messaging.cluster.actors.rule_editor import RuleEditor
 from ray_messaging.cluster.actors.rule_schedule import RuleSchedule
 from ray_messaging.cluster.actors.step_rule_runner import StepRuleRunner, check_step_rules
 from ray_messaging.cluster.actors.straggler_watch import StragglerWatch
-from ray_messaging.cluster.ownership import Ownership
 from ray_messaging.cluster.rule_store import RuleStore, description, pickled
 from ray_messaging.cluster.spec import Experiment, InterceptorSpec
+from ray_messaging.cluster.starting.ownership import Ownership
 from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.config import ServerConfig
 from ray_messaging.errors import ConfigError, Fenced, InterceptorUnavailable, RuleError, UnknownName

@@ -117,7 +117,7 @@ class LogHost:
                 value=self._folder.where,
                 owner=None,
             )
-        claim(self._folder, run)
+        claim(self._folder, run, self._experiment.exp_id)
         if self._on_existing == "reset":
             self._folder.erase()
             forget_missing(self._folder)

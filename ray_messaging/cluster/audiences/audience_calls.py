@@ -20,6 +20,7 @@ from ray_messaging.cluster.handles.connection import ExperimentConnection
 from ray_messaging.errors import ConfigError, InvalidColumns
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet, column_of
 from ray_messaging.model.columns import IdColumn
+from ray_messaging.model.edge_pairs import edge_pairs
 
 
 class Layout(NamedTuple):
@@ -85,9 +86,7 @@ class AudienceCalls:
 
 def _chunks(graph: object) -> Iterable[object]:
     """Return the chunks of a graph: an array or list of pairs, a networkx graph, or any iterable of arrays."""
-    if hasattr(graph, "edges") and hasattr(graph, "is_directed"):
-        pairs = [*graph.edges()]
-        graph = pairs if graph.is_directed() else pairs + [(b, a) for a, b in pairs]
+    graph = edge_pairs(graph)
     if isinstance(graph, np.ndarray):
         return [graph]
     if not isinstance(graph, Iterable) or isinstance(graph, str | bytes):

@@ -5,6 +5,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import numpy as np
+
 from ray_messaging.addressing.channels import check_name
 from ray_messaging.cluster.handles.connection import ExperimentConnection
 from ray_messaging.common.notebook import html_table
@@ -121,6 +123,7 @@ class ExperimentSteps:
         Args: with `progress` it shows the step, the rate, and the groups that hold up the others, as `messaging.run`.
         """
         check_timeout(timeout)
+        until = _number("wait", until, 0)
         from ray_messaging.cluster.run.progress import RunProgress  # noqa: PLC0415 - it is for this class
 
         with RunProgress(self, until, shown=progress) as bar:
@@ -142,13 +145,14 @@ class ExperimentSteps:
         return last
 
     def resume(self, last: int | None = None) -> None:
-        """Let the steps go on after a pause, up to a last one; None: without an end."""
+        """Let the steps go on after a pause, up to a last one; None: without an end. Raises ConfigError."""
+        if last is not None:
+            last = _number("resume", last, 0)
         self._connection.ask(self._interceptor.resume_steps.remote(last))
 
     def advance(self, n: int = 1) -> int:
         """Let n more steps run, and pause again; return the last one of them. Calls add up."""
-        if n < 1:
-            raise ConfigError(f"advance({n!r}): at least one step")
+        n = _number("advance", n, 1)
         target = self.progress().target
         last = (self.pause() if target is None else target) + n
         self.resume(last)
@@ -184,6 +188,13 @@ class ExperimentSteps:
     def _sealed(self, step: int) -> dict[str, StepCounts]:
         found: dict[str, StepCounts] = self._connection.ask(self._interceptor.sealed_step.remote(step))
         return found
+
+
+def _number(call: str, given: object, least: int) -> int:
+    """Return a number of steps, or that of one; raise ConfigError."""
+    if isinstance(given, bool) or not isinstance(given, int | np.integer) or given < least:
+        raise ConfigError(f"{call}({given!r}) needs a whole number of at least {least}")
+    return int(given)
 
 
 def _checked(hears: Mapping[str, Iterable[str]]) -> dict[str, set[str]]:

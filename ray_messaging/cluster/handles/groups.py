@@ -11,9 +11,9 @@ from ray_messaging.cluster.actors.group.group_actor import GroupActor
 from ray_messaging.cluster.handles.actor_calls import find_actor, result
 from ray_messaging.cluster.handles.connection import ExperimentConnection
 from ray_messaging.cluster.handles.group.group import Group, check_agents
-from ray_messaging.cluster.lifecycle import ACTOR, StartedExperiment, leave, remote
 from ray_messaging.cluster.spec import Experiment
-from ray_messaging.cluster.starts import start_in_turn
+from ray_messaging.cluster.starting.lifecycle import ACTOR, StartedExperiment, leave, remote
+from ray_messaging.cluster.starting.starts import start_in_turn
 from ray_messaging.errors import AlreadyExists, Closed, UnknownName, ended
 from ray_messaging.model.agent_sets import column_of
 from ray_messaging.model.columns import IdColumn

@@ -224,9 +224,9 @@ def test_an_unknown_name_gets_an_error(monkeypatch):
     def no_cluster(**_):
         raise ConnectionError("no Ray here")
 
-    monkeypatch.setattr("ray_messaging.cli.clusters.ray.is_initialized", lambda: False)
-    monkeypatch.setattr("ray_messaging.cli.clusters.ray.init", no_cluster)
-    monkeypatch.setattr("ray_messaging.cli.clusters.local_clusters", list)  # that of the tests is none
+    monkeypatch.setattr("ray_messaging.cluster.starting.ray_clusters.ray.is_initialized", lambda: False)
+    monkeypatch.setattr("ray_messaging.cluster.starting.ray_clusters.ray.init", no_cluster)
+    monkeypatch.setattr("ray_messaging.cluster.starting.ray_clusters.local_clusters", list)  # that of the tests is none
     found = CliRunner().invoke(app, ["log", "stats", "some-experiment"])
     assert found.exit_code == 2
     assert "there is no folder 'some-experiment' here, and no Ray cluster" in found.stderr

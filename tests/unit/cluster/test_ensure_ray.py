@@ -3,7 +3,7 @@
 import pytest
 import ray
 
-from ray_messaging.cluster.lifecycle import ensure_ray
+from ray_messaging.cluster.starting.ray_clusters import ensure_ray
 from ray_messaging.errors import ConfigError
 
 

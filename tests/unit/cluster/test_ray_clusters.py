@@ -1,11 +1,13 @@
 """Which Ray cluster the commands join, where several run on a machine."""
 
 import os
+import socket
 
 import pytest
 import ray
 
-from ray_messaging.cli import clusters
+from ray_messaging import Messaging
+from ray_messaging.cluster.starting import ray_clusters as clusters
 from ray_messaging.errors import ConfigError
 
 HERE = ["10.0.0.1:1", "10.0.0.1:2", "10.0.0.1:3"]
@@ -27,6 +29,7 @@ def joined(monkeypatch):
     monkeypatch.setattr(ray, "shutdown", lambda: None)
     monkeypatch.setattr(clusters, "check_ray_address", lambda: None)
     monkeypatch.setattr(clusters, "local_clusters", lambda: HERE)
+    monkeypatch.setattr(clusters, "_lives", lambda _: True)
     monkeypatch.setattr(clusters, "_use_token", lambda: joined.append("token"))
     monkeypatch.setattr(
         clusters, "named_actors", lambda prefix: {"town/": 1} if (joined[-1], prefix) == (HERE[1], "town/") else {}
@@ -62,6 +65,8 @@ def test_none_runs(joined, monkeypatch):
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(clusters, "local_clusters", list)
     assert not clusters.join_ray("town")
+    with pytest.raises(ConfigError, match=r"no Ray cluster runs on this machine .* call ray\.init\(address=\.\.\.\)"):
+        Messaging.connect("town")
 
 
 def test_only_raylets_of_this_user_count(monkeypatch, tmp_path):
@@ -86,3 +91,15 @@ def test_none_of_this_machine_lets_us_in(joined, monkeypatch):
     monkeypatch.setattr(clusters, "local_clusters", lambda: HERE[:1])
     with pytest.raises(ConfigError, match="RAY_AUTH_MODE=token"):
         clusters.join_ray("town")
+
+
+def test_a_cluster_that_says_nothing_is_left_out(monkeypatch):
+    monkeypatch.setattr(clusters, "_ANSWER_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # as a stopped process: its system accepts connections
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        assert not clusters._lives(address)
+    assert not clusters._lives(address)  # and one that has ended
+
+
+def test_a_cluster_that_runs_answers(ray_cluster):
+    assert clusters._lives(ray.get_runtime_context().gcs_address)

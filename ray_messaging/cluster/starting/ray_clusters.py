@@ -1,19 +1,20 @@
-"""Connection to the Ray cluster of an experiment: the one in RAY_ADDRESS, else one on this machine."""
+"""The Ray cluster in which this process starts or finds experiments: the one in RAY_ADDRESS, or on this machine."""
 
 import logging
 import os
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 
 import ray
 from ray.exceptions import RayError
 
-from ray_messaging.cli.session import check_ray_address
 from ray_messaging.cluster.handles.actor_calls import named_actors
-from ray_messaging.cluster.messaging import Messaging
-from ray_messaging.errors import ConfigError, UnknownName
+from ray_messaging.errors import ConfigError
 
 PROCESSES = Path("/proc")
+_ANSWER_S = 5.0  # timeout of a connection to a cluster
+_HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # gRPC's greeting, without settings
 _OPTION = b"--gcs-address="
 _REMEDY = (
     "use the versions of Ray and Python that run there; if it requires a token, set RAY_AUTH_MODE=token and copy "
@@ -21,44 +22,86 @@ _REMEDY = (
 )
 
 
-def join_ray(exp_id: str | None = None) -> bool:
+def ensure_ray() -> bool:
+    """Start Ray where it does not run; return whether this call started it."""
+    if ray.is_initialized():
+        return False
+    address = os.environ.get("RAY_ADDRESS") or None
+    try:
+        ray.init(address=address, include_dashboard=None if address else False, logging_level=logging.ERROR)
+    except ConnectionError as error:
+        raise ConfigError(
+            f"cannot join the Ray cluster at RAY_ADDRESS={address!r} ({error}): does it run? Where it asks for a "
+            "token, set RAY_AUTH_MODE=token and have the token in ~/.ray/auth_token"
+        ) from error
+    return True
+
+
+def join_ray(exp_id: str | None = None, *, as_driver: bool = False) -> bool:
     """Connect to a running Ray cluster, on this machine to the one with this experiment; False: there is none.
 
+    Args: `as_driver` tells that this is a program of the user's: it prints the output of actors and tasks, and may be a
+    client of Ray.
     Raises ConfigError if RAY_ADDRESS is wrong, or its cluster refuses the connection.
     """
     if ray.is_initialized():
         return True
+    if as_driver and os.environ.get("RAY_ADDRESS", "").startswith("ray://"):  # it has options of its own
+        ray.init()
+        return True
     check_ray_address()
-    clusters, named = local_clusters(), _named()
+    clusters, named = [*filter(_lives, local_clusters())], _named()
     if named:
-        if why := _join(named, here=_runs_here(named, clusters)):
+        if why := _join(named, here=_runs_here(named, clusters), as_driver=as_driver):
             raise ConfigError(f"the Ray cluster at RAY_ADDRESS={named!r} does not let us in ({why}): {_REMEDY}")
         return True
     for cluster in clusters[:-1]:
-        if not _join(cluster, here=True):
+        if not _join(cluster, here=True, as_driver=as_driver):
             if exp_id is None or named_actors(f"{exp_id}/"):
                 return True
             ray.shutdown()
     if not clusters:
-        return not _join("auto", here=False)
-    if why := _join(clusters[-1], here=True):
+        return not _join("auto", here=False, as_driver=as_driver)
+    if why := _join(clusters[-1], here=True, as_driver=as_driver):
         raise ConfigError(f"the Ray cluster at {clusters[-1]} does not let us in ({why}): {_REMEDY}")
     return True
 
 
-def join_experiment(exp_id: str, otherwise: str, *, missing: str = "") -> Messaging:
-    """Return a running experiment; raise ConfigError with `otherwise` as the remedy beside RAY_ADDRESS."""
-    if not join_ray(exp_id):
-        raise ConfigError(
-            f"{missing}no Ray cluster runs here that could have experiment {exp_id!r}: set RAY_ADDRESS, or {otherwise}"
-        )
+def check_ray_address() -> None:
+    """Raise ConfigError if nothing answers at RAY_ADDRESS: Ray itself would retry for minutes."""
+    address = os.environ.get("RAY_ADDRESS", "")
+    if address in {"", "auto", "local"}:
+        return
+    host, _, port = address.rpartition(":")
+    advice = "set it to the host:port of a running cluster, or unset it"
+    if not host or "/" in host or not port.isdecimal():
+        raise ConfigError(f"RAY_ADDRESS={address!r} is no host:port: {advice}")
     try:
-        return Messaging.connect(exp_id)
-    except UnknownName as error:
-        raise ConfigError(
-            f"{missing}no experiment {exp_id!r} runs in the Ray cluster {searched_clusters()}: set RAY_ADDRESS for "
-            f"another cluster, or {otherwise}"
-        ) from error
+        if not _answers(address):
+            raise TimeoutError(f"it accepts connections, and says nothing within {_ANSWER_S:g} s")
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"RAY_ADDRESS={address!r} leads to no Ray cluster ({error}): {advice}") from error
+
+
+def _answers(address: str) -> bool:
+    """Return whether a cluster's server says something in time: Ray would wait for a stopped one for minutes."""
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S) as connection:
+        connection.sendall(_HTTP2)
+        try:
+            connection.recv(1)
+        except TimeoutError:
+            return False
+        except OSError:
+            pass  # it has refused us: it lives
+    return True
+
+
+def _lives(cluster: str) -> bool:
+    try:
+        return _answers(cluster)
+    except OSError:
+        return False  # it has just ended
 
 
 def searched_clusters() -> str:
@@ -96,12 +139,12 @@ def _runs_here(address: str, clusters: Sequence[str]) -> bool:
     )
 
 
-def _join(address: str, *, here: bool) -> str:
+def _join(address: str, *, here: bool, as_driver: bool) -> str:
     """Connect to a cluster, or return the reason for a failure. A local one gets this user's token."""
     try:
         if here:
             _use_token()
-        ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
+        ray.init(address=address, logging_level=logging.ERROR, log_to_driver=as_driver)
     except (ConnectionError, RuntimeError, RayError) as error:
         return " ".join(str(error).split())[:300] or type(error).__name__
     return ""

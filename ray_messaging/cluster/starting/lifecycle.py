@@ -29,6 +29,7 @@ from ray_messaging.cluster.servers.server_kinds import SingleServer
 from ray_messaging.cluster.servers.server_names import named_in_errors, server_names
 from ray_messaging.cluster.servers.shards import PER_NODE, Shards, check_shards, nodes_of
 from ray_messaging.cluster.spec import AudienceHome, Experiment, InterceptorSpec, PickledRule, StartFacts, absolute
+from ray_messaging.cluster.starting.ray_clusters import ensure_ray
 from ray_messaging.config import MessagingConfig, RedisConfig, ServerConfig, Steps
 from ray_messaging.errors import AlreadyExists, Closed, ConfigError, Fenced, MessagingError, RuleError, UnknownName
 from ray_messaging.interception.rules import Rule
@@ -200,7 +201,7 @@ def _check_kinds(settings: object, steps: object, **folders: object) -> None:
     if not isinstance(steps, Steps | None):
         raise ConfigError(f"steps={steps!r} is no Steps: write steps=Steps(seed=7)")
     for name, folder in folders.items():
-        if not isinstance(folder, str | os.PathLike | None):
+        if not isinstance(folder, str | os.PathLike | None) or folder == "":
             raise ConfigError(f"{name}={folder!r} is no path: write {name}='a folder'")
 
 
@@ -286,21 +287,6 @@ def _attempt(refs: Sequence[Any], *, timeout_s: float = _CLOSE_S) -> None:
 def remote(actor_class: type, options: dict[str, Any]) -> Any:  # noqa: ANN401 - Ray's actor class
     """Turn one of our classes into a Ray actor class."""
     return ray.remote(**options)(actor_class)
-
-
-def ensure_ray() -> bool:
-    """Start Ray where it does not run; return whether this call started it."""
-    if ray.is_initialized():
-        return False
-    address = os.environ.get("RAY_ADDRESS") or None
-    try:
-        ray.init(address=address, include_dashboard=None if address else False, logging_level=logging.ERROR)
-    except ConnectionError as error:
-        raise ConfigError(
-            f"cannot join the Ray cluster at RAY_ADDRESS={address!r} ({error}): does it run? Where it asks for a "
-            "token, set RAY_AUTH_MODE=token and have the token in ~/.ray/auth_token"
-        ) from error
-    return True
 
 
 def _end_server(exp_id: str) -> None:

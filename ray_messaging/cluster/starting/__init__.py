@@ -1,0 +1,1 @@
+"""Start and end of an experiment, and the Ray cluster that it runs in."""
