@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.common.notebook import SHOWN, html_table
-from ray_messaging.errors import LogError
+from ray_messaging.errors import ConfigError, LogError
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.missing_rows import read_account
 from ray_messaging.eventlog.reading.balance import Balance
@@ -20,6 +20,7 @@ from ray_messaging.eventlog.reading.filtering.scan import View
 from ray_messaging.eventlog.reading.query import answer
 from ray_messaging.eventlog.reading.result_columns import as_id
 from ray_messaging.eventlog.reading.tail import Source, Tail
+from ray_messaging.eventlog.run_record import has_ended
 
 _SHOWN_COLUMNS = ["sent_at", "from_id", "to_id", "subtopic", "payload", "labels", "fate", "rule", "reason"]
 
@@ -31,7 +32,7 @@ class FolderSource:
 
     def __init__(self, log_dir: str | Path) -> None:
         self._folder = Folder(log_dir)
-        if not self._folder.segments():
+        if not self._folder.segments() and not has_ended(self._folder):
             missing = "; ".join(read_account(self._folder).missing)
             advice = (
                 "pass the log_dir of a run (for a run without a complete file yet pass its exp_id, or use "
@@ -208,6 +209,9 @@ class EventLog:
         For runs in steps: it goes by step, recipient, sender and n-th send, and compares what `digest` covers. Raises
         ConfigError where neither run had steps.
         """
+        in_steps = {log.run["steps"] is not None for log in (self, other) if log.run is not None}
+        if len(in_steps) > 1:
+            raise ConfigError("one of the logs is of a run without steps: only runs with steps=Steps() can be compared")
         return first_difference(self.pages(text=True), other.pages(text=True))
 
     def stats(self, **fields: Unpack[Fields]) -> dict[str, Any]:

@@ -11,14 +11,18 @@ import msgspec
 from ray_messaging.errors import LogError
 from ray_messaging.eventlog.folder import Folder
 
-_NAME = "_account.json"
+ACCOUNT = "_account.json"
 
 
 class Account(msgspec.Struct, frozen=True):
-    """Owner of a folder (`run/writer`; only the run during a takeover), and descriptions of missing rows."""
+    """Owner of a folder (`run/writer`; only the run during a takeover), and descriptions of missing rows.
+
+    `experiment` is the owner's ("": an account of before, which does not say).
+    """
 
     writer: str = ""
     missing: tuple[str, ...] = ()
+    experiment: str = ""
 
     def belongs_to(self, writer: str) -> bool:
         """Return whether a writer may publish files. A folder without an account has no owner."""
@@ -27,11 +31,11 @@ class Account(msgspec.Struct, frozen=True):
 
 def read_account(folder: Folder) -> Account:
     """Return a folder's account; raise LogError if it cannot be read."""
-    data = folder.read_small(_NAME)
+    data = folder.read_small(ACCOUNT)
     try:
         return msgspec.json.decode(data, type=Account) if data else Account()
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        path = f"{folder.where}/{_NAME}"
+        path = f"{folder.where}/{ACCOUNT}"
         raise LogError(
             f"the account of the event log's folder {folder.where} is damaged ({error}): remove {path}, and "
             "with it the notes on missing rows",
@@ -39,9 +43,22 @@ def read_account(folder: Folder) -> Account:
         ) from error
 
 
-def claim(folder: Folder, writer: str) -> None:
-    """Take a folder over, under its lock: earlier writers publish no more files. Raises OSError."""
-    _change(folder, lambda account: msgspec.structs.replace(account, writer=writer))
+def claim(folder: Folder, writer: str, experiment: str) -> None:
+    """Take a folder over, under its lock: earlier writers publish no more files. Raises OSError, LogError.
+
+    Another experiment's folder is refused: its run may have written no file yet.
+    """
+
+    def claimed(account: Account) -> Account:
+        if account.experiment not in {"", experiment}:
+            raise LogError(
+                f"the event log's folder {folder.where} is that of experiment {account.experiment!r}, and this is "
+                f"{experiment!r}: pass a log_dir of its own, or remove that folder",
+                path=folder.where,
+            )
+        return msgspec.structs.replace(account, writer=writer, experiment=experiment)
+
+    _change(folder, claimed)
 
 
 def note_missing(folder: Folder, writer: str, text: str) -> None:
@@ -63,4 +80,4 @@ def _change(folder: Folder, change: Callable[[Account], Account]) -> None:
     before = read_account(folder)
     after = change(before)
     if after != before:
-        folder.write_small(_NAME, msgspec.json.encode(after))
+        folder.write_small(ACCOUNT, msgspec.json.encode(after))

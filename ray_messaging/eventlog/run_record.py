@@ -95,6 +95,12 @@ def note_end(folder: Folder, run: str, groups: dict[str, int]) -> None:
         write_run(folder, msgspec.structs.replace(before, starts=ended, groups=before.groups | groups))
 
 
+def has_ended(folder: Folder) -> bool:
+    """Return whether the last run in a folder came to its end, perhaps without a message; raises as `read_run`."""
+    record = read_run(folder)
+    return record is not None and bool(record.starts) and record.starts[-1].ended is not None
+
+
 def run_facts(folder: Folder) -> dict[str, Any] | None:
     """Return the record and the rule changes of a run as plain data; None: there is no record. Raises LogError."""
     record = read_run(folder)

@@ -139,7 +139,11 @@ def due_times(times: NDArray[np.float64], speed: float) -> NDArray[np.float64]:
 
     A time that runs backwards is due at once: the order of messages is kept.
     """
-    return (np.maximum.accumulate(times) - times[:1]) / speed
+    with np.errstate(over="ignore"):
+        found = (np.maximum.accumulate(times) - times[:1]) / speed
+    if not np.isfinite(found).all():
+        raise ConfigError(f"at {speed:g} times its pace this trace never ends: choose a higher speed")
+    return found
 
 
 def _id_column(agents: list[AgentId]) -> NDArray[np.int64] | NDArray[np.object_]:

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ray_messaging.addressing.channels import AgentId
+from ray_messaging.eventlog.agent_sets import all_agents
 from ray_messaging.eventlog.reading.balance import balance
 from ray_messaging.eventlog.reading.counting import count, sample
 from ray_messaging.eventlog.reading.expansion import NEEDED, Expansion, matching_and_expanded
@@ -186,8 +187,10 @@ def end(view: View) -> int:
     return view.end - 1
 
 
-def has_names(view: View, **fields: Any) -> bool:  # noqa: ANN401
-    """Return whether a matching row has a str id."""
+def has_names(view: View, *, expand: bool = False, **fields: Any) -> bool:  # noqa: ANN401
+    """Return whether a matching row has a str id; with expand also whether an agent that may hear has one."""
+    if expand and all_agents(view.folder).strings:
+        return True
     columns = ["from_name", "to_name"]
     return any(scan(view, Filters(**fields), columns, partial(_any_valid, columns=columns)))
 

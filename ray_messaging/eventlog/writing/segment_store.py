@@ -70,7 +70,7 @@ class SegmentStore:
         self.closed = [*map(_without_cursors, found[:-1]), *found[-1:]]
 
     def _list(self) -> list[Segment]:
-        claim(self._folder, self._writer)
+        claim(self._folder, self._writer, self._exp_id)
         segments = self._folder.segments()
         self._folder.drop_unused(segments)
         return segments

@@ -20,6 +20,7 @@ from support.log_writing import batch_of
 from ray_messaging.errors import ConfigError, LogError
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.folder import KEY, Folder
+from ray_messaging.eventlog.missing_rows import claim, read_account
 from ray_messaging.eventlog.schema import ADDED, OF_BROADCASTS, SCHEMA
 from ray_messaging.eventlog.writing.rows.columns import Part, record_batch
 from ray_messaging.model.extension import Extension
@@ -263,6 +264,14 @@ def test_a_folder_without_permission_says_so_at_once():
 def test_an_unknown_file_system_says_which_there_are():
     with pytest.raises(LogError, match="s3://, gs://"):
         Folder("nope://x/y")
+
+
+def test_a_folder_that_another_experiment_has_claimed_is_refused(folder):
+    claim(folder, "run1", "town")
+    claim(folder, "run2", "town")
+    with pytest.raises(LogError, match="is that of experiment 'town', and this is 'city': pass a log_dir of its own"):
+        claim(folder, "run3", "city")
+    assert read_account(folder).writer == "run2"
 
 
 def test_another_experiment_s_folder_is_refused(folder):

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from ray_messaging.errors import ConfigError, LogError
+from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.rule_changes import RuleChange, write_rule_changes
 from ray_messaging.eventlog.run_record import (
@@ -56,6 +57,29 @@ def test_a_run_that_was_killed_and_resumed(folder):
     assert found["rule_changes"] == [
         {"at": 5.0, "change": "insert", "rule": {"name": "quota"}, "step": 4, "exact": True}
     ]
+
+
+def test_a_run_that_sent_nothing_has_an_empty_log(folder):
+    note_start(folder, "town", None, start("one"))
+    with pytest.raises(LogError, match="holds no event log"):
+        EventLog.open(folder.where)  # it may be running
+    note_end(folder, "one", {"east": 2})
+    log = EventLog.open(folder.where)
+    assert (len(log.query()), len(log.count()), log.run["groups"]) == (0, 0, {"east": 2})
+    assert log.stats()["rows"] == 0
+    assert log.balance().sends == 0
+
+
+def test_runs_with_and_without_steps_are_not_compared(tmp_path):
+    logs = []
+    for name, steps in (("with", {"seed": 7}), ("without", None)):
+        folder = Folder(tmp_path / name)
+        folder.prepare("town")
+        note_start(folder, "town", steps, start("one"))
+        note_end(folder, "one", {})
+        logs.append(EventLog.open(folder.where))
+    with pytest.raises(ConfigError, match="one of the logs is of a run without steps"):
+        logs[0].diff(logs[1])
 
 
 def test_a_reset_begins_a_new_record(folder):
