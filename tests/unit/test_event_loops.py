@@ -6,7 +6,7 @@ import gc
 import pytest
 from support.patience import WAIT_S
 
-from ray_messaging import Closed, Messager
+from ray_messaging import Closed, ConfigError, Messager
 
 CALLS = {
     "send_message": lambda messager: messager.send_message("news", {}, from_id=1),
@@ -107,3 +107,21 @@ def test_a_messager_that_is_opened_twice_at_once_stays_open(server, exp_id):
         await messager.close()
 
     asyncio.run(use())
+
+
+async def test_a_send_in_another_loop_that_runs_is_refused_and_nothing_is_sent(server, exp_id):
+    async with Messager(server, exp_id, name="west") as messager:
+        await messager.host_agents([1], ["agent-chat"])
+        for send in (
+            lambda: messager.send(1, 1, {"n": 0}),
+            lambda: messager.send_columns([1], [1], {"n": 1}),
+            lambda: messager.ask(1, 1, {"n": 2}),
+        ):
+
+            async def elsewhere(send=send):
+                await send()
+
+            with pytest.raises(ConfigError, match="nothing was sent"):
+                await asyncio.to_thread(asyncio.run, elsewhere())
+        assert len(await messager.ask_columns([1], [1], {"n": 3}, timeout=WAIT_S)) == 1
+        assert [message.payload["n"] for message in await messager.fetch_messages(timeout=WAIT_S)] == [3]

@@ -8,6 +8,7 @@ from ray_messaging.errors import InvalidAddress
 from ray_messaging.mqtt.wire.topics import (
     Filters,
     channel_of_topic,
+    check_below_agents,
     check_filter,
     check_topic,
     is_filter,
@@ -65,6 +66,7 @@ class Addresses:
             raise InvalidAddress(
                 f"topic {topic[:80]!r} has {size} bytes: here a topic has {NAME_LENGTH} at most", value=topic
             )
+        check_below_agents(topic)
         if channel == topic and topic.startswith(f"exps/{self.exp_id}/agents"):
             raise InvalidAddress(
                 f"topic {topic!r} is malformed: write exps/{self.exp_id}/agents/<agent id>/<subtopic>", value=topic

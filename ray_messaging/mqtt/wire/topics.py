@@ -143,6 +143,24 @@ def _not_a_channel(topic: str) -> str:
     return f"exps{quote(topic[4], safe='')}{topic[5:]}" if topic.startswith(("exps:", "exps%")) else topic
 
 
+def check_below_agents(topic: str) -> None:
+    """Raise InvalidAddress for a topic below an experiment's agents that is no agent's.
+
+    It has no recipient, so that no rule on ids would apply, and yet a filter of an agent's listener matches it.
+    """
+    levels = topic.split("/", 3)
+    if levels[0] != "exps" or levels[2:3] != ["agents"]:
+        return
+    try:
+        exp_id = check_name("exp_id", levels[1])
+    except InvalidAddress:
+        return  # no experiment has such a name
+    if channel_of_topic(exp_id, topic) == topic:
+        raise InvalidAddress(
+            f"topic {topic!r} is malformed: write exps/{exp_id}/agents/<agent id>/<subtopic>", value=topic
+        )
+
+
 # -- topics and filters -----------------------------------------------------------------------------------------------
 
 
@@ -247,7 +265,7 @@ class Filters:
 
     def check(self, channel: str) -> None:
         """Raise InvalidAddress for a plain channel that is no valid topic, or has another channel's topic."""
-        topic_of_channel(self.exp_id, channel)
+        check_below_agents(topic_of_channel(self.exp_id, channel))
 
     def prefix(self, pattern: str) -> str:
         """Return the common prefix of all channels that a filter matches."""

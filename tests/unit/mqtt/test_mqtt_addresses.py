@@ -5,7 +5,7 @@ import pytest
 from ray_messaging.addressing.channels import Address, build_channel
 from ray_messaging.errors import InvalidAddress
 from ray_messaging.mqtt.messager.addresses import SHARED, Addresses, agent_of
-from ray_messaging.mqtt.wire.topics import topic_of_received
+from ray_messaging.mqtt.wire.topics import Filters, topic_of_received
 
 
 @pytest.mark.parametrize(
@@ -47,6 +47,15 @@ def test_topics_that_are_none_of_an_experiments(topic, word):
         with pytest.raises(InvalidAddress, match=word) as caught:
             take(topic)
         assert caught.value.value == topic
+
+
+@pytest.mark.parametrize("subtopic", ["a:b", "time 10:30", "a%2Fb", "a*b", "why?", ""])
+def test_no_topic_below_an_agent_is_without_a_recipient(subtopic):
+    """A filter of the agent's listener would match it, and no rule on ids would judge it."""
+    topic = f"exps/e/agents/7/{subtopic}"
+    for check in (Addresses("e").parse, Addresses(None).parse, Filters("e").check, Filters("other").check):
+        with pytest.raises(InvalidAddress, match="is malformed: write exps/e/agents/<agent id>/<subtopic>"):
+            check(topic)
 
 
 def test_filters():
