@@ -33,10 +33,7 @@ def check_pending(schemas: Schemas, batches: Sequence[ColumnBatch | EncodedBatch
     """Raise PayloadMismatch for the first payload that does not fit."""
     first = 0
     for pending in batches:
-        if isinstance(pending, ColumnBatch):
-            _check(schemas, pending.topic, pending.from_ids, pending.lines, first)
-        else:
-            _check_batch(schemas, pending.batch, first)
+        _check_batch(schemas, pending.batch if isinstance(pending, EncodedBatch) else pending.seal("", 0, 0), first)
         first += len(pending)
 
 

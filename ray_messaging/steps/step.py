@@ -248,7 +248,8 @@ class Step(StepPart):
         Args: parts as `split` made them, or copies from other processes, or their `sends`.
         Raises: InvalidParts for one that was joined, or is of another step or split: then none is joined. Closed.
         """
-        listed = [part.sends if isinstance(part, StepPart) else part for part in parts]
+        given = [parts] if isinstance(parts, StepPart | StepSends) or not isinstance(parts, Iterable) else parts
+        listed = [part.sends if isinstance(part, StepPart) else part for part in given]
         if strange := [part for part in listed if not isinstance(part, StepSends)]:
             raise InvalidParts(
                 f"step.join takes parts of `step.split`, or their `sends`, not a {type(strange[0]).__name__}",

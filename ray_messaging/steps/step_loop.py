@@ -1,6 +1,7 @@
 """The loop over a group's steps: wait at the barrier, read the box, run the body, commit."""
 
 import asyncio
+import logging
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Iterator
@@ -46,6 +47,8 @@ from ray_messaging.transports.steps.values import (
     Waiting,
     box_name,
 )
+
+logger = logging.getLogger(__name__)
 
 _NEWS_S = 5.0  # the longest wait for news in one call
 LEASE_S = 10.0
@@ -298,7 +301,16 @@ class StepLoop:
         found, departures = [], self._engine.transport.departures
         for group, agents in sorted(arrivals_at(step, record, directory.records, directory.dates).items()):
             assert departures is not None
-            before = directory.records[group].at(step - 1, directory.dates).agents()
+            left = directory.records.get(group)
+            if left is None:
+                logger.warning(
+                    "%d agents come to group %r in step %d without their state, because group %r was removed before "
+                    "that: remove a group one step after its agents have moved",
+                    len(agents), self._group, step, group,
+                )  # fmt: skip
+                found.append(Arrival(agents, group, None, agents))
+                continue
+            before = left.at(step - 1, directory.dates).agents()
             found.append(Arrival(agents, group, await departures.state_before(group, step), before))
         return tuple(found)
 

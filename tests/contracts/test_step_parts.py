@@ -54,15 +54,37 @@ async def test_the_result_is_that_of_the_whole_for_any_number_of_parts_and_order
 async def test_an_agents_sends_before_in_and_after_its_part_are_in_order(group):
     async for step in group.steps(until=2):
         if step.number == 1:
-            assert [message.payload["n"] for message in step.inbox(7)] == [*range(6)]
-            assert [message.id for message in step.inbox(7)] == [f"0-{n}-3" for n in range(6)]
+            assert [message.payload["n"] for message in step.inbox(7)] == [*range(9)]
+            assert [message.id for message in step.inbox(7)] == [f"0-{n}-3" for n in range(9)]
         step.send(3, 7, {"n": 0})
-        for n in (1, 3):
+        for n, last in ((1, "columns"), (3, "send"), (5, "ask")):
             parts = step.split(4)
             parts[0].send(3, 7, {"n": n})
-            parts[0].send_columns([3], [7], [{"n": n + 1}])
+            match last:
+                case "columns":
+                    parts[0].send_columns([3], [7], [{"n": n + 1}])
+                case "send":
+                    parts[0].send(3, 7, {"n": n + 1})
+                case "ask":
+                    assert parts[0].ask(3, 7, {"n": n + 1}) == f"{step.number}-{n + 1}-3"
             step.join(parts)
-        step.send(3, 7, {"n": 5})
+        assert step.ask(3, 7, {"n": 7}) == f"{step.number}-7-3"
+        step.send(3, 7, {"n": 8})
+
+
+async def test_a_part_that_stays_here_is_over_once_its_copy_is_joined(group):
+    async for step in group.steps(until=1):
+        parts = step.split(2)
+        parts[0].send(3, 7, {"n": 0})  # the copy has it, too
+        copies = [pickle.loads(pickle.dumps(part)) for part in parts]
+        parts[1].send(AGENTS - 1, 7, {"n": 1})
+        with pytest.raises(InvalidParts, match="part 2 of 2 of step 0 has sent 1 messages here, and a copy of it"):
+            step.join(copies)
+        step.join([copies[0], parts[1]])
+        for part in parts:
+            with pytest.raises(Closed, match="was joined"):
+                part.send(part.agents[0], 7, {"n": 2})
+        assert step.sends.rows == 2
 
 
 async def test_a_part_has_its_own_agents_and_their_messages_and_random_numbers(group):

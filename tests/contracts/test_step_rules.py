@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections import Counter
 from contextlib import aclosing
+from random import Random
 
 import pytest
 from support.patience import WAIT_S
@@ -218,6 +219,52 @@ async def test_the_digests_do_not_depend_on_the_groups(society, server, exp_id, 
         assert await other.digests() == await society.digests()
     finally:
         await other.close()
+
+
+class MixedSociety(Society):
+    """Agents that use several subtopics and steps of delivery, and ask, answer and broadcast, all in one step."""
+
+    async def live(self, messager, until=STEPS):
+        async with aclosing(messager.steps(until=until)) as steps:
+            async for step in steps:
+                for agent, inbox in step.by_agent():
+                    self.heard[step.number, agent] = [message.id for message in inbox]
+                    questions = [message for message in inbox if message.expects_answer]
+                    choice = Random(f"{step.number} {agent}")
+                    for friend in choice.sample(range(AGENTS), 6):
+                        match choice.choice(["send", "ask", "reply", "broadcast"]):
+                            case "ask":
+                                step.ask(agent, friend, {"to": friend})
+                            case "reply" if questions:
+                                step.reply(questions.pop(), {"to": friend})
+                            case "broadcast":
+                                step.broadcast(agent, "*", {"to": friend})
+                            case _:
+                                topic, later = choice.choice(["agent-chat", "user-chat"]), choice.choice([1, 1, 2])
+                                step.send(agent, friend, {"to": friend}, subtopic=topic, deliver_at=step.number + later)
+
+
+async def test_the_first_messages_of_a_sender_pass_whatever_their_kind_and_groups(server, exp_id, tmp_path):
+    found = []
+    for groups in (1, 2, 7):
+        society = MixedSociety(server, f"{exp_id}-{groups}", tmp_path / f"log-{groups}")
+        try:
+            await society.run(await society.begin(RateLimit(per_round=3), groups=groups))
+            counted, logged = await society.digests()
+            assert counted == logged
+            found.append((society.heard, counted))
+            log = EventLog.open(society.folder)
+            rows = log.query(expand=True, step=1)
+            ordinals = {}
+            for fate, sender, ordinal in zip(
+                *(rows[name].to_pylist() for name in ("fate", "from_id", "ordinal")), strict=True
+            ):
+                ordinals.setdefault(sender, {}).setdefault(fate == "blocked", set()).add(ordinal)
+            for sender, by_blocked in ordinals.items():
+                assert max(by_blocked[False]) <= min(by_blocked.get(True, {9})), sender
+        finally:
+            await society.close()
+    assert found[1:] == found[:1] * 2
 
 
 # -- faults -----------------------------------------------------------------------------------------------------------

@@ -193,6 +193,7 @@ class Society:
         calls = self._calls(step)
         if not is_async(self._model):  # its calls may return awaitables all the same, as those of a decorated one
             calls = iter(await asyncio.to_thread(list, calls))
+            step.sends.change_thread()  # what was called there may go on here
         await self._finish(calls)
         if memory is not None and memory.broken is not None:  # though the model went on
             raise memory.broken
@@ -308,14 +309,14 @@ class Society:
                 raise self._failed(agent, TypeError(f"me.state must be a dict, not {type(agent.state).__name__}"))
         try:
             return _encode((self._ids, [agent.state for agent in self._agents], stopped))
-        except (TypeError, ValueError, OverflowError) as error:
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise next(filter(None, map(self._unfit, self._agents)), error) from error
 
     def _unfit(self, agent: Agent) -> Exception | None:
         """Return the error for a state that cannot be kept."""
         try:
             _encode(agent.state)
-        except (TypeError, ValueError, OverflowError) as error:
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
             return self._failed(agent, error)
         return None
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ray_messaging.audiences.places import places_in
 from ray_messaging.cluster.run.agent import kept_parts, step_failed, unfit_answer
+from ray_messaging.common.awaitables import raising
 from ray_messaging.errors import ConfigError
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.steps.accounts.digests import id_bytes
@@ -64,7 +65,7 @@ class CrowdSociety:
     async def _call(self, step: Step, function: Callable[[Crowd, Step], None], name: str) -> None:
         try:
             assert self._crowd is not None
-            await asyncio.to_thread(function, self._crowd, step)
+            await asyncio.to_thread(raising, function, self._crowd, step)
         except (Exception, SystemExit) as error:
             raise step_failed(error, name, self._group, step.number) from error
 
@@ -130,20 +131,35 @@ class CrowdSociety:
 
 
 def _gathered(agents: AgentSet, parts: Sequence[tuple[AgentSet, dict[str, NDArray[Any]]]]) -> dict[str, NDArray[Any]]:
-    """Return the rows of agents from the arrays of several groups; the first one's other arrays stay as they are."""
-    hosted, own = parts[0]
-    gathered: dict[str, NDArray[Any]] = {}
-    for name, array in own.items():
-        if array.shape[:1] != (len(hosted),):
-            gathered[name] = array
-            continue
-        made = np.zeros((len(agents), *array.shape[1:]), array.dtype)
-        for before, arrays in parts:
-            if name in arrays and arrays[name].shape == (len(before), *array.shape[1:]):
-                here = agents.find(before.column)
-                made[places_in(agents, before.column)[here]] = arrays[name][here]
+    """Return the rows of agents from the arrays of several groups; the first one's other arrays stay as they are.
+
+    Raises: ConfigError where the rows of one array differ in shape, or in type so that values would be lost.
+    """
+    gathered = {name: array for name, array in parts[0][1].items() if array.shape[:1] != (len(parts[0][0]),)}
+    rows: dict[str, list[tuple[AgentSet, NDArray[Any]]]] = {}
+    for before, arrays in parts:
+        for name, array in arrays.items():
+            if name not in gathered and array.shape[:1] == (len(before),):
+                rows.setdefault(name, []).append((before, array))
+    for name, found in rows.items():
+        made = np.zeros((len(agents), *found[0][1].shape[1:]), _common_type(name, [array for _, array in found]))
+        for before, array in found:
+            here = agents.find(before.column)
+            made[places_in(agents, before.column)[here]] = array[here]
         gathered[name] = made
     return gathered
+
+
+def _common_type(name: str, arrays: Sequence[NDArray[Any]]) -> np.dtype[Any]:
+    """Return a type that holds the values of all arrays; raise ConfigError."""
+    shapes = {array.shape[1:] for array in arrays}
+    kinds = {"number" if array.dtype.kind in "biuf" else array.dtype.kind for array in arrays}
+    if len(shapes) == len(kinds) == 1:
+        return np.result_type(*{array.dtype for array in arrays})
+    listed = ", ".join(f"{array.dtype} of shape {('n', *array.shape[1:])}" for array in arrays)
+    raise ConfigError(
+        f"agents have moved between groups whose group.state[{name!r}] differ: {listed}. Use one type and shape in all"
+    )
 
 
 def _array(dtype: str, shape: tuple[int, ...], data: bytes) -> NDArray[Any]:

@@ -9,6 +9,7 @@ import numpy as np
 from ray_messaging.addressing.channels import AgentId, check_id, check_name
 from ray_messaging.errors import ConfigError
 from ray_messaging.model.agent_sets import AgentSet
+from ray_messaging.model.edge_pairs import edge_pairs
 
 
 class GroupPlan(NamedTuple):
@@ -24,7 +25,7 @@ def plan_groups(agents: object, groups: object, graph: object, cpus: int) -> lis
     """Return the groups of a run; arguments and errors are those of `Messaging.run`."""
     frame: Any = agents if hasattr(agents, "itertuples") and hasattr(agents, "index") else None
     named = _named_groups(agents if frame is None else frame.index, groups, cpus)
-    data = {} if frame is None else dict(zip(_plain(frame.index), frame.to_dict("records"), strict=True))
+    data = {} if frame is None else dict(zip(map(check_id, _plain(frame.index)), frame.to_dict("records"), strict=True))
     neighbours = None if graph is None else _neighbours(graph)
     if neighbours is not None:
         _check_neighbours(neighbours, named.values())
@@ -99,10 +100,8 @@ def _plain(ids: Any) -> Any:  # noqa: ANN401 - ids of any kind
 
 def _neighbours(graph: Any) -> dict[AgentId, list[AgentId]]:  # noqa: ANN401 - edges of any kind
     """Return the agents that each agent's edges lead to, in the order of the edges."""
-    edges = graph.edges() if callable(getattr(graph, "edges", None)) else graph
+    edges = edge_pairs(graph)
     pairs = edges.tolist() if isinstance(edges, np.ndarray) else [*edges]
-    if hasattr(graph, "is_directed") and not graph.is_directed():
-        pairs += [(other, one) for one, other in pairs if one != other]
     found: dict[AgentId, list[AgentId]] = {}
     for pair in pairs:
         try:

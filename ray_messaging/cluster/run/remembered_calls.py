@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from ray_messaging.addressing.channels import AgentId
-from ray_messaging.common.awaitables import is_async
+from ray_messaging.common.awaitables import is_async, raising
 from ray_messaging.errors import ConfigError, InvalidPayload
 from ray_messaging.steps.call_memory import CallMemory
 
@@ -48,26 +48,29 @@ class RememberedCalls:
 
     async def _result(self, agent: AgentId, place: int, function: Callable[[], Any]) -> Any:  # noqa: ANN401 - of a function of the user's
         name = f"{place}:{agent!r}"
-        encoded = await self.memory.recall(name)
-        if encoded is None:
-            try:
-                answer = await self._answer(function)
-            except BaseException:
-                if self._begun[agent] == place:  # a second attempt takes its place, also when the step runs again
-                    self._begun[agent] -= 1
-                else:
-                    self._done[agent] += 1
-                raise
-            encoded = _encoded(answer)
-            await self.memory.keep(name, encoded)
-        self._done[agent] += 1
+        try:
+            kept = await self.memory.recall(name)
+            encoded = _encoded(await self._answer(function)) if kept is None else kept
+        except BaseException:
+            if self._begun[agent] == place:  # a second attempt takes its place, also when the step runs again
+                self._begun[agent] -= 1
+            else:
+                self._done[agent] += 1
+            raise
+        try:
+            if kept is None:
+                await self.memory.keep(name, encoded)
+        finally:  # a call that is cut may be kept all the same: no other one takes its place
+            self._done[agent] += 1
         return _decode(encoded)
 
     async def _answer(self, function: Callable[[], Any]) -> Any:  # noqa: ANN401 - as above
         if is_async(function):
             return await function()
         context = contextvars.copy_context()
-        answer = await asyncio.get_running_loop().run_in_executor(self._threads, partial(context.run, function))
+        answer = await asyncio.get_running_loop().run_in_executor(
+            self._threads, partial(context.run, raising, function)
+        )
         return await answer if inspect.isawaitable(answer) else answer
 
 

@@ -8,6 +8,8 @@ from typing import Any
 from ray_messaging.common.notebook import SHOWN, html_table
 from ray_messaging.common.tables import data_frame
 
+_IDS = "agent id"  # a state may have the key "agent"
+
 
 @dataclass(frozen=True)
 class Result:
@@ -32,7 +34,7 @@ class Result:
     def _repr_html_(self) -> str:
         first = dict(islice(self.states.items(), SHOWN))
         keys = list(dict.fromkeys(key for state in first.values() for key in state))
-        columns = {"agent": [*first]} | {key: [state.get(key) for state in first.values()] for key in keys}
+        columns = {_IDS: [*first]} | {key: [state.get(key) for state in first.values()] for key in keys}
         return html_table(repr(self), columns, len(self.states))
 
     def to_pandas(self) -> Any:  # noqa: ANN401 - pandas is an extra
@@ -40,4 +42,5 @@ class Result:
         keys = list(dict.fromkeys(key for state in self.states.values() for key in state))
         rows = list(self.states.items())
         columns = {key: [state.get(key) for _, state in rows] for key in keys}
-        return data_frame({"agent": [agent for agent, _ in rows], **columns}).set_index("agent")
+        frame = data_frame(columns | {_IDS: [agent for agent, _ in rows]})
+        return frame.set_index(_IDS).rename_axis("agent")

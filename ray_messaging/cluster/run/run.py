@@ -10,14 +10,14 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from ray_messaging.cluster.handles.actor_calls import result, translated
 from ray_messaging.cluster.handles.experiment_steps import ExperimentSteps
-from ray_messaging.cluster.lifecycle import leave, remote
 from ray_messaging.cluster.run.early_end import EarlyEnd
 from ray_messaging.cluster.run.plan import GroupPlan, plan_groups, senders_of
 from ray_messaging.cluster.run.progress import RunProgress
 from ray_messaging.cluster.run.result import Result
 from ray_messaging.cluster.run.resumption import check_same
 from ray_messaging.cluster.run.run_actor import GroupResult, RunActor, RunOptions
-from ray_messaging.cluster.starts import start_in_turn
+from ray_messaging.cluster.starting.lifecycle import leave, remote
+from ray_messaging.cluster.starting.starts import start_in_turn
 from ray_messaging.common.awaitables import is_async
 from ray_messaging.errors import ConfigError, UnknownName
 from ray_messaging.receiving.call_checks import check_timeout

@@ -11,7 +11,7 @@ from ray_messaging.addressing.channels import AgentId, SenderId
 from ray_messaging.common.limits import BATCH_ROWS
 from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.config import MessagingConfig
-from ray_messaging.errors import Closed, MessagingError
+from ray_messaging.errors import Closed, ConfigError, MessagingError
 from ray_messaging.interception.client.verdict_client import VerdictClient
 from ray_messaging.model.columns import LINE_END, encode_dict
 from ray_messaging.model.finite import MAYBE_NULL, NULL
@@ -226,6 +226,7 @@ class Accumulator:
         """Accept one message, once the capacity allows it; a caller that has waited for that is `in_turn`."""
         size, capacity = len(line) + 1, self.capacity
         if not in_turn:
+            self.check_loop()
             if self._open is not _NONE_OPEN:
                 self._count()
             if capacity.crowded:
@@ -294,12 +295,22 @@ class Accumulator:
 
     async def enter(self) -> None:
         """Wait until there is capacity, in turn; the caller must accept something before it awaits anything else."""
+        self.check_loop()
         self._count()
         if self.capacity.crowded:
             self._futures = iter(())  # a new message must not overtake this one
             await self.capacity.wait()
         if self.broken is not None:
             raise self.broken.with_traceback(None)
+
+    def check_loop(self) -> None:
+        """Raise ConfigError in another event loop than that of the messager: it would wait there for ever."""
+        if asyncio.get_running_loop() is not self._loop:
+            raise ConfigError(
+                "this messager lives in the event loop in which it was opened, and this is another one: nothing was "
+                "sent. Call it there, by asyncio.run_coroutine_threadsafe(messager.send(...), loop), or open a "
+                "messager here"
+            )
 
     async def transact(self, transaction: TransactionBatch) -> None:
         """Accept a transaction when there is capacity; its future gets the receipts."""

@@ -73,7 +73,7 @@ class BulkSender:
     def _put_columns(self, chunk: ColumnChunk, topic: str) -> "asyncio.Future[Receipts]":
         from_ids, to_ids, lines = chunk
         step = self._accumulator.step
-        pending = ColumnBatch(step=step, from_ids=from_ids, to_ids=to_ids, topic=topic, lines=lines, sent_at=time())
+        pending = ColumnBatch(step=step, from_ids=from_ids, to_ids=to_ids, topics=(topic,), lines=lines, sent_at=time())
         pending.checked = self._frames.schemas.version
         return self._put_own(pending)
 

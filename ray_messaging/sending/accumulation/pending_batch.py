@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.common.limits import BATCH_BYTES, BATCH_ROWS
@@ -192,11 +193,12 @@ def once(lines: Sequence[bytes]) -> PayloadColumn:
 
 
 class ColumnBatch(PendingBatch, eq=False, kw_only=True):
-    """A pending batch of whole columns."""
+    """A pending batch of whole columns. `topic` is the place of each row's topic (None: there is only one)."""
 
     from_ids: IdColumn
     to_ids: IdColumn
-    topic: str
+    topics: tuple[str, ...]
+    topic: NDArray[np.uint16] | None = None
     lines: Payloads
     sent_at: float
     extension: Extension | None = None
@@ -218,7 +220,8 @@ class ColumnBatch(PendingBatch, eq=False, kw_only=True):
             from_ids=self.from_ids,
             rows=len(self.from_ids),
             to_ids=self.to_ids,
-            topics=(self.topic,),
+            topics=self.topics,
+            topic=self.topic,
             step=self.step,
             sent_at=self.sent_at,
             lines=self.lines,

@@ -8,23 +8,8 @@ from numpy.typing import NDArray
 
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn
-from ray_messaging.model.extension import AskedOutside, Audience, Extension, OutsideQuestion
+from ray_messaging.model.extension import AskedOutside, OutsideQuestion
 from ray_messaging.model.message_ids import MessageIdColumn
-
-
-class Route(NamedTuple):
-    """The common part of some messages of a step: topic, step of delivery, kind.
-
-    `audience`: they are broadcasts to it. `asks`: they are questions. `replies`: they are answers; `asker` is a mailbox
-    outside of the steps that gets them ("": the agents do).
-    """
-
-    topic: str
-    deliver: int
-    asks: bool = False
-    replies: bool = False
-    asker: str = ""
-    audience: Audience | None = None
 
 
 class Replied(NamedTuple):
@@ -85,13 +70,3 @@ def rows_by_route(replies: Batch, outside: AskedOutside) -> dict[tuple[int, str]
 def question_id(step: int, ordinal: int, from_id: object) -> str:
     """Return the id of a message of a step (see `Batch.message_id`)."""
     return f"{step}-{ordinal}-{from_id}"
-
-
-def add_conversation(extension: Extension, route: Route, replied: Replied | None) -> Extension:
-    """Give messages of a step the columns of questions or answers."""
-    if route.asks and extension.ordinal is not None:
-        extension.expects_answer = np.ones(len(extension.ordinal), np.bool_)
-    if replied is not None:
-        extension.in_reply_to, extension.reply_mailbox = replied.ids, route.asker
-        extension.asked_outside = replied.outside if route.asker else {}
-    return extension

@@ -22,7 +22,7 @@ from ray_messaging.audiences.records import Audiences
 from ray_messaging.audiences.storage.book import UNRESOLVED, current_audience, name_of
 from ray_messaging.common.limits import BATCH_ROWS
 from ray_messaging.conversations.replies import answer_topic, replies_to
-from ray_messaging.errors import Closed, ConfigError, UnknownSender
+from ray_messaging.errors import Closed, ConfigError, InvalidParts, UnknownSender
 from ray_messaging.messages import Slice
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import LINE_END, IdColumn, PayloadColumn, encode_dict, encode_payload, nobody
@@ -31,7 +31,8 @@ from ray_messaging.model.finite import MAYBE_NULL, NULL
 from ray_messaging.sending.accumulation.bulk_input import ColumnChunk, columns_of
 from ray_messaging.sending.accumulation.pending_batch import ColumnBatch, EncodedBatch
 from ray_messaging.steps.agent_places import AgentPlaces
-from ray_messaging.steps.sending.step_questions import Replied, Route, add_conversation, question_id, rows_by_route
+from ray_messaging.steps.sending.step_questions import Replied, question_id, rows_by_route
+from ray_messaging.steps.sending.step_routes import Route, RowRoutes, rows_in_order
 from ray_messaging.steps.step_parts import PartTag, StepParts
 
 _NOBODY = object()
@@ -82,8 +83,11 @@ class StepSends:
         self._route = 0
         self._over = False
         self._thread: int | None = None  # that sends
+        self._made: dict[PartTag, StepSends] = {}  # by the last split; copies of them may be joined in their place
+        self._copied = int(self._sent.sum())  # messages that a copy has, too
 
     def __reduce__(self) -> tuple[Any, ...]:
+        self._copied = self.rows
         settings = (self.agents, self.step, self._attempt, self.horizon, self._payload_bytes, self.audiences)
         return _revived, (*settings, self.tag, self._sent, self._sealed())
 
@@ -184,7 +188,7 @@ class StepSends:
         ordinals, replied = self._ordinals(places), Replied(batch.extension.in_reply_to, outside)
         for (topic, asker), rows in rows_by_route(batch, outside).items():
             route = Route(batch.topics[topic], deliver, replies=True, asker=asker)
-            self._add_chunks(columns.take(rows), route, ordinals[rows], replied.take(rows))
+            self._add_chunks(columns.take(rows), RowRoutes.same(route, len(rows)), ordinals[rows], replied.take(rows))
 
     def add_columns(
         self,
@@ -214,7 +218,7 @@ class StepSends:
         now = time.time()  # one for all: the receiver need not sort equal times
         ordinals = [self._ordinals(places) for places in found]
         for chunk, numbers in zip(chunks, ordinals, strict=True):
-            self._add(chunk, route, numbers, sent_at=now)
+            self._add(chunk, RowRoutes.same(route, len(numbers)), numbers, sent_at=now)
         return [chunk.from_ids for chunk in chunks], ordinals
 
     # -- parts ----------------------------------------------------------------------------------------------------
@@ -228,10 +232,12 @@ class StepSends:
         self._close_rows()
         self._parts = StepParts(self.step)
         settings = (self.step, self._attempt, self.horizon, self._payload_bytes, self.audiences)
-        return [
-            (at, StepSends(self.agents.part(at.start, at.stop), *settings, tag, self._sent[at]))
-            for tag, at in self._parts.split(len(self.agents), n).items()
-        ]
+        places = self._parts.split(len(self.agents), n)
+        self._made = {
+            tag: StepSends(self.agents.part(at.start, at.stop), *settings, tag, self._sent[at])
+            for tag, at in places.items()
+        }
+        return [(at, self._made[tag]) for tag, at in places.items()]
 
     def join(self, parts: Sequence["StepSends"]) -> set[str | None]:
         """Take over the messages of some parts; return the ids of the questions that they answer.
@@ -240,13 +246,25 @@ class StepSends:
         """
         self.check_open()
         answered: set[str | None] = set()
+        replaced = [
+            self._made[part.tag] for part in parts if part.tag in self._made and self._made[part.tag] is not part
+        ]
+        for made in replaced:
+            if made.rows > made._copied:
+                raise InvalidParts(
+                    f"{made.tag} of step {self.step} has sent {made.rows - made._copied} messages here, and a copy of "
+                    "it is joined: send in the copy only",
+                    step=self.step,
+                )
         for places, part in (self._parts or StepParts(self.step)).join(parts):
-            self._sent[places] = part._sent
             sealed = part._sealed()
+            self._sent[places] = part._sent  # as the seal has counted it
             self._batches += sealed
             extensions = [each.batch.extension for each in sealed]
             answered.update(*(each.in_reply_to.tolist() for each in extensions if each and each.in_reply_to))
             part.end()
+        for made in replaced:
+            made.end()
         return answered
 
     def _check_whole(self) -> None:
@@ -265,6 +283,10 @@ class StepSends:
                 f"step {self.step} has sent from another thread: send from one, and give other threads parts of the "
                 "step, by `step.split(n)`"
             )
+
+    def change_thread(self) -> None:
+        """Let the next send decide which thread sends: the one before has ended its work."""
+        self._thread, self._from_id = None, _NOBODY
 
     def batches(self) -> list[Batch]:
         """Return the messages so far, with their payloads as one blob, which pickles fast."""
@@ -385,45 +407,48 @@ class StepSends:
         places = senders.repeat(lengths)
         ordinals = self._ordinals_of_runs(starts, senders, lengths, places)
         columns = ColumnChunk(self.agents.column.take(places), IdColumn.of(to_ids), PayloadColumn.of(lines))
-        if len(routes) == 1 and not replies:
-            self._add_chunks(columns, next(iter(routes)), ordinals)
+        listed = [*routes]
+        if len(listed) == 1 and not replies:
+            self._add_chunks(columns, RowRoutes.same(listed[0], len(lines)), ordinals)
             return
         of_row = numbers.repeat(lengths)
-        for route, number in routes.items():
-            rows = np.flatnonzero(of_row == number)
-            if len(rows):  # else the first one was refused
-                replied = Replied.of([replies[row] for row in rows.tolist()]) if route.replies else None
-                self._add_chunks(columns.take(rows), route, ordinals[rows], replied)
+        for rows in rows_in_order(senders, numbers, lengths, listed):
+            found = RowRoutes.of(listed, of_row[rows])
+            replied = Replied.of([replies[row] for row in rows.tolist()]) if found.lane.replies else None
+            self._add_chunks(columns.take(rows), found, ordinals[rows], replied)
 
     def _add_chunks(
-        self, columns: ColumnChunk, route: Route, ordinals: NDArray[np.uint32], replied: Replied | None = None
+        self, columns: ColumnChunk, routes: RowRoutes, ordinals: NDArray[np.uint32], replied: Replied | None = None
     ) -> None:
         low = 0
         for chunk in columns.within_limits():
             high = low + len(chunk.from_ids)
-            self._add(chunk, route, ordinals[low:high], replied and replied.take(np.arange(low, high)))
+            some = replied and replied.take(np.arange(low, high))
+            self._add(chunk, routes.part(low, high), ordinals[low:high], some)
             low = high
 
     def _add(
         self,
         chunk: ColumnChunk,
-        route: Route,
+        routes: RowRoutes,
         ordinals: NDArray[np.uint32],
         replied: Replied | None = None,
         sent_at: float | None = None,
     ) -> None:
-        extension = Extension(attempt=self._attempt, deliver=route.deliver, ordinal=ordinals)
-        to_ids = chunk.to_ids
-        if route.audience is not None:
-            extension.audience, to_ids = route.audience, nobody(len(to_ids))
-        if route.asks or route.replies:
-            add_conversation(extension, route, replied)
+        lane, to_ids = routes.lane, chunk.to_ids
+        extension = Extension(attempt=self._attempt, deliver=lane.deliver, ordinal=ordinals, expects_answer=routes.asks)
+        if lane.audience is not None:
+            extension.audience, to_ids = lane.audience, nobody(len(to_ids))
+        if replied is not None:
+            extension.in_reply_to, extension.reply_mailbox = replied.ids, lane.asker
+            extension.asked_outside = replied.outside if lane.asker else {}
         self._batches.append(
             ColumnBatch(
                 step=self.step,
                 from_ids=chunk.from_ids,
                 to_ids=to_ids,
-                topic=route.topic,
+                topics=routes.topics,
+                topic=routes.topic,
                 lines=chunk.lines,
                 sent_at=time.time() if sent_at is None else sent_at,
                 extension=extension,

@@ -4,12 +4,15 @@ import asyncio
 import functools
 import pickle
 
+import numpy as np
 import pytest
+from support.patience import WAIT_S
 from support.step_society import open_step
 
-from ray_messaging import StepFailed
+from ray_messaging import ConfigError, StepFailed
 from ray_messaging.cluster.run.agent import Society
-from ray_messaging.cluster.run.crowd import CrowdSociety
+from ray_messaging.cluster.run.crowd import CrowdSociety, _gathered
+from ray_messaging.model.agent_sets import AgentSet
 
 AGENTS = 5
 
@@ -177,3 +180,66 @@ async def test_a_failure_keeps_its_facts_when_pickled():
     error = await failure(lambda me, inbox: 1 / 0)
     again = pickle.loads(pickle.dumps(error))
     assert (str(again), again.agent, again.step, again.group) == (str(error), 0, 0, "east")
+
+
+async def test_a_decorated_async_model_may_send_in_both_of_its_parts():
+    def sends_first(me, inbox):
+        me.send(0, {"n": 1})
+        return sends_later(me)
+
+    async def sends_later(me):
+        await asyncio.sleep(0)
+        me.send(0, {"n": 2})
+
+    _, step = await run_one(sends_first)
+    assert step.sends.rows == 2 * AGENTS
+
+
+async def test_a_state_that_holds_itself():
+    def recursive(me, inbox):
+        me.state["me"] = me.state
+
+    assert (await failure(recursive)).agent == 0
+
+
+@pytest.mark.parametrize("function", ["start", "the model"])
+async def test_a_crowd_that_raises_stop_iteration(function):
+    def empty(group, step=None):
+        next(iter([]))
+
+    def fine(group, step):
+        pass
+
+    society = CrowdSociety("east", fine if function == "start" else empty, start=empty if function == "start" else None)
+    with pytest.raises(StepFailed, match=f"{function} failed for group 'east'.*it raised StopIteration"):
+        await asyncio.wait_for(society.run(open_step()), WAIT_S)
+
+
+def gathered(*states):
+    """Return the state of group a, agents 0 and 1, after agents 2 and 3 have come to it from group b."""
+    parts = zip((AgentSet.of([0, 1]), AgentSet.of([2, 3])), states, strict=True)
+    return _gathered(AgentSet.of(range(4)), [*parts])
+
+
+def test_agents_that_come_to_a_crowd_keep_their_values():
+    found = gathered(
+        {"v": np.array([1, 2]), "name": np.array(["a", "b"]), "sum": np.array(5.0)},
+        {
+            "v": np.array([2.5, 3.5]),
+            "name": np.array(["long", "longer"]),
+            "only": np.array([7, 8]),
+            "sum": np.array(9.0),
+        },
+    )
+    assert {name: array.tolist() for name, array in found.items()} == {
+        "v": [1, 2, 2.5, 3.5],
+        "name": ["a", "b", "long", "longer"],
+        "only": [0, 0, 7, 8],
+        "sum": 5.0,
+    }
+
+
+@pytest.mark.parametrize("other", [np.array(["a", "b"]), np.zeros((2, 3))])
+def test_crowds_whose_arrays_differ_in_kind_or_shape_are_refused(other):
+    with pytest.raises(ConfigError, match=r"group\.state\['v'\] differ: int64 of shape \('n',\), "):
+        gathered({"v": np.array([1, 2])}, {"v": other})

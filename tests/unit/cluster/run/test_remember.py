@@ -4,9 +4,10 @@ import asyncio
 import functools
 
 import pytest
+from support.patience import WAIT_S
 from support.step_society import open_step
 
-from ray_messaging import StepAborted, StepFailed
+from ray_messaging import InvalidPayload, PayloadTooLarge, StepAborted, StepFailed
 from ray_messaging.cluster.run.agent import Society
 from ray_messaging.steps.call_memory import CallMemory
 from ray_messaging.transports.memory import MemoryServer, MemoryTransport
@@ -146,3 +147,26 @@ async def test_an_attempt_with_a_successor_is_aborted_although_its_model_catches
 
     with pytest.raises(StepAborted, match="another driver"):
         await Society("east", person).run(step, memory)
+
+
+@pytest.mark.parametrize(("function", "error"), [(object, InvalidPayload), (lambda: "x" * 101, PayloadTooLarge)])
+async def test_a_model_may_catch_the_refusal_of_a_result(attempt, function, error):
+    async def person(me, inbox):
+        with pytest.raises(error):
+            await me.remember(function)
+        me.state["then"] = await me.remember(lambda: "short")
+
+    society = Society("east", person)
+    await society.run(*await attempt())
+    assert {state["then"] for state in society.states.values()} == {"short"}
+
+
+async def test_a_function_that_raises_stop_iteration_raises_in_the_model(attempt):
+    async def person(me, inbox):
+        with pytest.raises(RuntimeError, match="it raised StopIteration"):
+            await me.remember(lambda: next(iter([])))
+        me.state["caught"] = True
+
+    society = Society("east", person)
+    await asyncio.wait_for(society.run(*await attempt()), WAIT_S)
+    assert all(state["caught"] for state in society.states.values())

@@ -1,11 +1,14 @@
 """The plan of a run: which agents are in which group, with their data and neighbours."""
 
+import uuid
+
 import networkx as nx
 import numpy as np
 import pandas as pd
 import pytest
 
 from ray_messaging import ConfigError
+from ray_messaging.addressing.channels import check_id
 from ray_messaging.cluster.run.plan import plan_groups
 
 
@@ -26,6 +29,13 @@ def neighbours(agents, graph, groups=2):
 )
 def test_neighbours_are_those_that_the_graph_says(graph, expected):
     assert neighbours(3, graph) == expected
+
+
+@pytest.mark.parametrize("index", [["1", "2"], [uuid.UUID(int=5), uuid.UUID(int=6)], [1, "ann"]])
+def test_rows_of_a_table_go_to_the_agents_of_its_index(index):
+    plans = plan_groups(pd.DataFrame({"mood": [0.5, 0.7]}, index=index), 1, None, 2)
+    ids = dict(zip([*map(check_id, index)], [{"mood": 0.5}, {"mood": 0.7}], strict=True))
+    assert [*zip(plans[0].agents, plans[0].data, strict=True)] == [(agent, ids[agent]) for agent in plans[0].agents]
 
 
 @pytest.mark.parametrize("graph", [[(0, 3)], [(7, 0)], [(0, "ann")], nx.path_graph(4)])

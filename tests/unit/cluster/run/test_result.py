@@ -1,0 +1,10 @@
+"""The result of a run, as tables."""
+
+from ray_messaging.cluster.run.result import Result
+
+
+def test_a_state_may_have_a_key_agent():
+    frame = Result({3: {"agent": "x", "k": 1}, "ann": {"k": 2}}, 1).to_pandas()
+    assert (frame.index.name, frame.index.tolist(), frame.columns.tolist()) == ("agent", [3, "ann"], ["agent", "k"])
+    assert frame.loc[3, "agent"] == "x"
+    assert "<th>agent id</th><th>agent</th><th>k</th>" in Result({3: {"agent": "x", "k": 1}}, 1)._repr_html_()
