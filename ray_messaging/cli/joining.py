@@ -1,5 +1,6 @@
 """Connection of a command to a running experiment."""
 
+from ray_messaging.addressing.channels import check_name
 from ray_messaging.cluster.messaging import Messaging
 from ray_messaging.cluster.starting.ray_clusters import join_ray, searched_clusters
 from ray_messaging.errors import ConfigError, UnknownName
@@ -7,7 +8,7 @@ from ray_messaging.errors import ConfigError, UnknownName
 
 def join_experiment(exp_id: str, otherwise: str, *, missing: str = "") -> Messaging:
     """Return a running experiment; raise ConfigError with `otherwise` as the remedy beside RAY_ADDRESS."""
-    if not join_ray(exp_id):
+    if not join_ray(check_name("exp_id", exp_id)):
         raise ConfigError(
             f"{missing}no Ray cluster runs here that could have experiment {exp_id!r}: set RAY_ADDRESS, or {otherwise}"
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
-from ray_messaging.addressing.channels import AGENT_CHAT, USER_CHAT, USER_SURVEY, AgentId
+from ray_messaging.addressing.channels import AGENT_CHAT, USER_CHAT, USER_SURVEY, AgentId, check_name
 from ray_messaging.cluster.handles.connection import ExperimentConnection, connect
 from ray_messaging.cluster.spec import SUBTOPICS, Experiment
 from ray_messaging.cluster.starting.ray_clusters import join_ray
@@ -140,12 +140,12 @@ class Messaging:
 
     @classmethod
     def connect(cls, exp_id: str) -> "Messaging":
-        """Find a running experiment from anywhere in its Ray cluster; raise UnknownName, ConfigError.
+        """Find a running experiment from anywhere in its Ray cluster; raise UnknownName, InvalidAddress, ConfigError.
 
         Without a `ray.init` before, this joins the cluster at RAY_ADDRESS, or the one on this machine that has the
         experiment.
         """
-        if not join_ray(exp_id, as_driver=True):
+        if not join_ray(check_name("exp_id", exp_id), as_driver=True):
             raise ConfigError(
                 f"no Ray cluster runs on this machine that could have experiment {exp_id!r}: call "
                 f"ray.init(address=...) for another machine's, or begin an experiment by Messaging.start({exp_id!r})"

@@ -8,7 +8,7 @@ import ray
 
 from ray_messaging import Messaging
 from ray_messaging.cluster.starting import ray_clusters as clusters
-from ray_messaging.errors import ConfigError
+from ray_messaging.errors import ConfigError, InvalidAddress
 
 HERE = ["10.0.0.1:1", "10.0.0.1:2", "10.0.0.1:3"]
 
@@ -69,6 +69,12 @@ def test_none_runs(joined, monkeypatch):
         Messaging.connect("town")
 
 
+def test_a_wrong_name_joins_none(joined):
+    with pytest.raises(InvalidAddress, match="'a b'"):
+        Messaging.connect("a b")
+    assert joined == []
+
+
 def test_only_raylets_of_this_user_count(monkeypatch, tmp_path):
     lines = {
         "1": b"/x/raylet/raylet\0--gcs-address=10.0.0.1:1\0--y",
@@ -99,7 +105,3 @@ def test_a_cluster_that_says_nothing_is_left_out(monkeypatch):
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         assert not clusters._lives(address)
     assert not clusters._lives(address)  # and one that has ended
-
-
-def test_a_cluster_that_runs_answers(ray_cluster):
-    assert clusters._lives(ray.get_runtime_context().gcs_address)

@@ -18,10 +18,14 @@ def sends_of(agents=(1, 2, "x"), step=3):
     )
 
 
+def topic_of(batch, row):
+    return batch.topics[0 if batch.topic is None else batch.topic[row]]
+
+
 def rows_of(sends):
     """Return (from_id, ordinal, to_id, topic, step of delivery, payload) of each row."""
     return [
-        (from_id, ordinal, to_id, batch.topic, batch.extension.deliver, batch.lines.row(row))
+        (from_id, ordinal, to_id, topic_of(batch, row), batch.extension.deliver, batch.lines.row(row))
         for batch in sends.take()
         for row, (from_id, ordinal, to_id) in enumerate(
             zip(batch.from_ids.tolist(), batch.extension.ordinal.tolist(), batch.to_ids.tolist(), strict=True)
