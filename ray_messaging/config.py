@@ -29,6 +29,8 @@ from ray_messaging.common.limits import (
 )
 from ray_messaging.errors import ConfigError
 
+_LONGEST_S = 1e9  # 30 years: a server takes no endless time
+
 if TYPE_CHECKING:
     from pydantic._internal._model_construction import ModelMetaclass
 else:
@@ -219,10 +221,11 @@ class RedisConfig(ServerConfig):
         if "shards" in query:
             raise ConfigError("invalid server address: shards= needs a cluster, redis+cluster://host:port,host:port")
         db = query.get("db", "0") if parts.scheme == "unix" else (parts.path.strip("/") or query.get("db", "0"))
+        more = parts.fragment or query.keys() - {"db", "allow_eviction"}  # a raw # or ? in a password ends it
         try:
             return cls(
                 server=unquote(parts.path) if parts.scheme == "unix" else (parts.hostname or "localhost"),
-                port=0 if parts.scheme == "unix" else (parts.port or 6379),
+                port=-1 if more else 0 if parts.scheme == "unix" else (parts.port or 6379),
                 password=unquote(parts.password) if parts.password else None,
                 username=unquote(parts.username) if parts.username else None,
                 db=int(db),
@@ -233,7 +236,8 @@ class RedisConfig(ServerConfig):
             # The cause would show the password.
             raise ConfigError(
                 "invalid server address: write redis://[user:password@]host:port/db, with a port of 0 to "
-                "65535, a number for db, 0 or 1 for allow_eviction, and / @ : in the password as %2F %40 %3A"
+                "65535, a number for db, 0 or 1 for allow_eviction, no other option, and / @ : ? # in the password as "
+                "%2F %40 %3A %3F %23"
             ) from None
 
     @classmethod
@@ -280,7 +284,7 @@ def _query_of(text: str) -> dict[str, str]:
 def _address(kind: str, text: str, port: int) -> tuple[str, int]:
     """Return the host and port of a text; raise ValueError for one that is no address."""
     parts = urlsplit(f"//{text}")
-    if not parts.hostname or parts.path or parts.username is not None:
+    if not parts.hostname or parts.path or parts.query or parts.fragment or parts.username is not None:
         raise ValueError(f"the address of a {kind} is host:port, not {text!r}")
     return parts.hostname, parts.port or port
 
@@ -324,7 +328,7 @@ class MqttConfig(ServerConfig):
         if parts.scheme not in {"mqtt", "mqtts"}:
             raise ConfigError(f"invalid broker address, its scheme is {parts.scheme!r}: {how}")
         default_port = 8883 if parts.scheme == "mqtts" else 1883
-        # A raw / or ? in a password ends it. Do not ignore the rest.
+        # A raw / ? or # in a password ends it. Do not ignore the rest.
         more = parts.path.strip("/") + parts.query + parts.fragment
         try:
             return cls(
@@ -369,10 +373,14 @@ class MessagingConfig(_Settings):
     )
     interceptor_timeout_s: PositiveFloat = _setting(30.0, "seconds that a send waits for a silent interceptor")
     rule_timeout_s: PositiveFloat = _setting(
-        RULE_TIMEOUT_S, "seconds for one batch; then the rule has failed, and is interrupted"
+        RULE_TIMEOUT_S, "seconds for one batch; then the rule has failed, and is interrupted", le=_LONGEST_S
     )
-    lease_s: PositiveFloat = _setting(30.0, "seconds without a sign of life after which a messager counts as gone")
-    loan_s: PositiveFloat = _setting(60.0, "seconds until messages that a Ray caller fetched are redelivered to others")
+    lease_s: PositiveFloat = _setting(
+        30.0, "seconds without a sign of life after which a messager counts as gone", le=_LONGEST_S
+    )
+    loan_s: PositiveFloat = _setting(
+        60.0, "seconds until messages that a Ray caller fetched are redelivered to others", le=_LONGEST_S
+    )
     dead_bytes: PositiveInt = _setting(
         DEAD_BYTES, "bytes of dead letters; above it the oldest are dropped, and counted"
     )

@@ -13,7 +13,7 @@ BOX_BYTES = 2_048 * MIB
 # Boxes that wait for the event log: with more, the log may be only a few steps behind.
 LAG_BYTES = 64 * MIB
 
-# The shards of an experiment in a cluster. Each costs every process a connection.
+# The shards of an experiment. Each costs every process a connection.
 SHARDS = 128
 
 # One entry of a mailbox (a frame). A reader refuses any frame above FRAME_LIMIT.

@@ -65,7 +65,7 @@ class LogStore(Protocol):
         """Return the streams to read; the log stream is the first of the live ones."""
 
     async def ends(self, streams: Sequence[str]) -> dict[str, str]:
-        """Return the last entry that each stream had, trimmed or not; "0-0" where there was none."""
+        """Return the last entry that each stream has; "0-0" where it has none. What was trimmed the log had."""
 
     async def read(self, cursors: Mapping[str, str], count: int, block_s: float) -> list[LogItem]:
         """Return up to `count` entries of each stream after its cursor; wait for the first up to `block_s`."""

@@ -134,6 +134,8 @@ async def test_without_a_log_only_the_reader_trims_and_notes_are_dropped(transpo
     [(entry, _)] = await transport.read("box", "0-0", 10, 1)
     await transport.commit("box", epoch, Cursor(entry, 0), messages=1, nbytes=1)
     assert await store.entries("box") == []
+    await transport.log.register(WIDE)
+    assert await transport.log.ends([LOG_STREAM, stream]) == {LOG_STREAM: "0-0", stream: "0-0"}  # nothing is to come
 
 
 @pytest.mark.beyond_shards("each shard has a log stream")

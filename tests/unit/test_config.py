@@ -42,6 +42,10 @@ BAD_URLS = [
     f"redis://:{SECRET}@host/db",
     f"redis://:{SECRET}@host/-1",
     f"redis://:{SECRET}@host?db=x",
+    f"redis://:pa#{SECRET}@host",
+    f"redis://:pa?{SECRET}@host",
+    "redis://host?ssl=1",
+    "redis://host/1#2",
     f"redis://:{SECRET}@[bad",
     f"http://:{SECRET}@host",
     f"//:{SECRET}@host",
@@ -224,6 +228,13 @@ def test_sentinels_that_cannot_work(fields, named):
         RedisConfig(**fields)
 
 
+@pytest.mark.parametrize("name", ["lease_s", "loan_s", "rule_timeout_s"])
+@pytest.mark.parametrize("seconds", [0, -1, float("inf"), float("nan"), 1e10])
+def test_times_that_a_server_keeps_are_finite(name, seconds):
+    with pytest.raises(ValidationError, match=name):
+        MessagingConfig(**{name: seconds})
+
+
 def test_a_cluster_by_url_and_by_field():
     config = RedisConfig.from_url("redis+cluster://u:p%40w@a:1,b,[::1]:3?allow_eviction=1")
     assert config == RedisConfig(cluster=["a:1", "b", "[::1]:3"], username="u", password="p@w", allow_eviction=True)
@@ -234,7 +245,9 @@ def test_a_cluster_by_url_and_by_field():
     assert RedisConfig.model_validate_json(config.model_dump_json()) == config
 
 
-@pytest.mark.parametrize("rest", ["a:x", "", "a,", "u:secret@a:70000", "a:1/2", "a:1/town", "a?shards=0", "a?shards=x"])
+@pytest.mark.parametrize(
+    "rest", ["a:x", "", "a,", "u:secret@a:70000", "a:1/2", "a:1/town", "a?shards=0", "a?shards=x", "a?x=1", "a#1"]
+)
 def test_a_url_of_a_cluster_that_cannot_be_read_says_how_to_write_it(rest):
     with pytest.raises(ConfigError, match="write redis") as caught:
         RedisConfig.from_url(f"redis+cluster://{rest}")

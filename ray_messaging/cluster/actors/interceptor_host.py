@@ -50,7 +50,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_EXIT_FACTOR = 1.5  # times rule_timeout_s; then a rule that cannot be interrupted ends the process
+# A rule that cannot be interrupted ends the process after so many times rule_timeout_s; a shorter pause is no hang.
+_EXIT_FACTOR, _EXIT_LEAST_S = 1.5, 5.0
 
 
 class InterceptorHost:
@@ -143,7 +144,7 @@ class InterceptorHost:
         """Start the watchdog: it interrupts a rule that hangs, and ends this process where that fails."""
         timeout_s = self._spec.settings.rule_timeout_s
         self._watchdog = Watchdog(
-            self.interceptor.watch, rule_timeout_s=timeout_s, exit_after_s=_EXIT_FACTOR * timeout_s
+            self.interceptor.watch, rule_timeout_s=timeout_s, exit_after_s=max(_EXIT_LEAST_S, _EXIT_FACTOR * timeout_s)
         )
         self._watchdog.start()
 

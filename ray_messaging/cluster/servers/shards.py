@@ -23,6 +23,8 @@ def check_shards(shards: object, *, server: ServerConfig | None, data_dir: objec
     whole = isinstance(shards, int) and not isinstance(shards, bool) and shards >= 1
     if shards is not None and not whole and shards != PER_NODE:
         raise ConfigError(f"shards={shards!r} is unknown: write a number from 1, or 'per-node'")
+    if isinstance(shards, int) and shards > SHARDS:
+        raise ConfigError(f"shards={shards} are too many: at most {SHARDS}, a few for each server's machine")
     if shards is None or shards == 1:
         return None
     if server is not None:
@@ -43,8 +45,6 @@ def _check_in_cluster(shards: object, server: ServerConfig) -> None:
             f"shards={shards!r} are embedded servers, and redis= is one of yours: leave out redis=, or shards=. Those "
             "in a cluster have a number: redis='redis+cluster://host:port,host:port', shards=6"
         )
-    if isinstance(shards, int) and shards > SHARDS:
-        raise ConfigError(f"shards={shards} in a cluster are too many: at most {SHARDS}, a few for each primary")
     if server.shards not in {1, shards}:
         raise ConfigError(f"shards={shards} and redis= with shards={server.shards} do not agree: leave out one of them")
 

@@ -49,14 +49,15 @@ class MemoryLog:
         )
 
     async def ends(self, streams: Sequence[str]) -> dict[str, str]:
-        """Return the last entry that each stream had, trimmed or not, "0-0" where there was none."""
+        """Return the last entry that each stream has, "0-0" where it has none."""
         return {stream: f"{self._end(stream)}-0" for stream in streams}
 
     def _end(self, stream: str) -> int:
         if stream == LOG_STREAM:
-            return self._exp.log.last
+            items = self._exp.log.items
+            return items[-1][0] if items else 0
         box = self._box(stream)
-        return 0 if box is None else max(box.last, box.entries[-1][0] if box.entries else 0)
+        return box.entries[-1][0] if box is not None and box.entries else 0
 
     def _box(self, stream: str) -> Mailbox | None:
         name, _, born = stream.rpartition(":")

@@ -146,7 +146,6 @@ class Log:
     epoch: int = 0
     limits: Limits | None = None
     items: list[tuple[int, LogItem]] = field(default_factory=list)
-    last: int = 0
     last_noted: int = 0
     backlog: Backlog = field(default_factory=Backlog)
     ended: dict[str, Mailbox] = field(default_factory=dict)
@@ -249,7 +248,6 @@ class Experiment:
     ) -> int:
         """Write an entry of the log stream; an empty one says that mailboxes came or went."""
         self.entry += 1
-        self.log.last = self.entry
         self.log.items.append((self.entry, LogItem(LOG_STREAM, f"{self.entry}-0", frame, note, takers, step)))
         self.wake()
         return self.entry

@@ -72,7 +72,7 @@ class RedisLog:
         return LogStreams([LOG_STREAM, *(name.decode() for name in live)], [name.decode() for name in ended])
 
     async def ends(self, streams: Sequence[str]) -> dict[str, str]:
-        """Return the last entry that each stream had, trimmed or not, "0-0" where there was none."""
+        """Return the last entry that each stream has, "0-0" where it has none."""
         keys = [key for stream in streams for key in (self.keys.stream(stream), self.keys.ended_stream(stream))]
         ends = await self.link.script("read_stream_ends", keys, []) if streams else []
         return {stream: end.decode() for stream, end in zip(streams, ends, strict=True)}

@@ -49,7 +49,7 @@ class ShardedLog:
         return LogStreams(live, [_named(shard, name) for shard, streams in enumerate(found) for name in streams.ended])
 
     async def ends(self, streams: Sequence[str]) -> dict[str, str]:
-        """Return the last entry that each stream had, trimmed or not; "0-0" where there was none."""
+        """Return the last entry that each stream has, "0-0" where it has none."""
         parts = self._split(streams)
         found = await at_all(log.ends([*part]) for log, part in zip(self._shards, parts, strict=True))
         ends = {part[stream]: end for part, some in zip(parts, found, strict=True) for stream, end in some.items()}
