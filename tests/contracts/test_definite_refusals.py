@@ -64,17 +64,18 @@ async def test_a_refused_transaction_has_no_effect(redis_process, client, opener
     worker = await opener(redis_process.config, name="worker", host=[1], send_timeout_s=0.5)
     receiver = await opener(redis_process.config, host=[2])
     await worker.send_message(worker.get_agent_chat_channel(1), {"n": 1})
-    await refuse(client, writes=False)
 
-    async def pass_on():
+    async def pass_on(*, refused):
         async with worker.transaction() as tx:
             [message] = await tx.fetch_messages(timeout=10)
             tx.send_message(worker.get_agent_chat_channel(2), message.payload)
+            if refused:  # after the fetch: a process that stood still must renew its lease before it hands messages out
+                await refuse(client, writes=False)
 
     with pytest.raises(ConnectionFailed, match="nothing of these messages was sent"):
-        await pass_on()
+        await pass_on(refused=True)
     await refuse(client, writes=True)
-    await pass_on()
+    await pass_on(refused=False)
     assert [message.payload["n"] for message in await fetch_all(receiver, 1)] == [1]
 
 

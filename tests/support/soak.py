@@ -176,7 +176,7 @@ def pytest_collection_modifyitems(config, items):
         if item.name in names:
             item.add_marker(pytest.mark.soak)
             names.remove(item.name)
-    whole = not config.option.lf and not any("::" in given for given in config.args)
+    whole = not config.getoption("lf", default=False) and not any("::" in given for given in config.args)
     strange = {file: names for file, names in left.items() if names and file in collected}
     if whole and strange:
         raise pytest.UsageError(f"tests/support/soak.py names tests that are not there: {strange}")
