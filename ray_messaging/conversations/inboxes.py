@@ -75,7 +75,7 @@ class Inboxes:
     def agents_changed(self, name: str, listens_for: Callable[[AgentId], bool]) -> None:
         """End the wait of readers whose agents have left the mailbox of this name."""
         for agent, inbox in self._inboxes.items():
-            if inbox.readers and agent is not None and not listens_for(agent):
+            if agent is not None and not listens_for(agent):
                 inbox.error = NotListening(
                     f"agent {agent!r} is not in {name!r} any more: open its inbox at the messager that hosts it now"
                 )
@@ -95,6 +95,7 @@ class Inboxes:
 
     def _take(self, message: Message) -> None:
         inbox = self._inboxes.setdefault(message.to_id, Inbox())
+        inbox.error = None
         inbox.messages.append(message)
         inbox.news.set()
         if self._hand_out.full and not self._warned:

@@ -32,8 +32,10 @@ class FolderSource:
 
     def __init__(self, log_dir: str | Path) -> None:
         self._folder = Folder(log_dir)
-        if not self._folder.segments() and not has_ended(self._folder):
-            missing = "; ".join(read_account(self._folder).missing)
+        if self._folder.segments():
+            return
+        missing = "; ".join(read_account(self._folder).missing)
+        if missing or not has_ended(self._folder):
             advice = (
                 "pass the log_dir of a run (for a run without a complete file yet pass its exp_id, or use "
                 "Messaging.connect(exp_id).log)"

@@ -29,7 +29,7 @@ from ray_messaging.eventlog.schema import VERSION, channel_head, in_lowest_schem
 
 KEY = b"ray_messaging"  # in the footer's metadata
 
-_SEGMENT = re.compile(r"events-(\d{8,})\.parquet")
+SEGMENT = re.compile(r"events-(\d{8,})\.parquet")
 _OTHER = re.compile(r"events-\d{8,}-\d+-\d+\.parquet")
 _AGENTS = re.compile(r"_agents-(\w+)\.bin")
 _LEFTOVER = re.compile(r"_events-[\d-]+\.parquet\.tmp|_probe|_\w+\.json\.tmp|_agents-\w+\.bin\.tmp")
@@ -250,7 +250,7 @@ class Folder:
         return int(size)
 
     def _listed(self) -> list[pafs.FileInfo]:
-        return sorted(self._files(_SEGMENT), key=lambda info: _number(info.base_name))
+        return sorted(self._files(SEGMENT), key=lambda info: _number(info.base_name))
 
     def _files(self, names: re.Pattern[str]) -> list[pafs.FileInfo]:
         selector = pafs.FileSelector(self.path, allow_not_found=True)
@@ -306,7 +306,7 @@ def _resolve(where: str) -> tuple[pafs.FileSystem, str]:
 
 
 def _number(name: str) -> int:
-    found = _SEGMENT.fullmatch(name)
+    found = SEGMENT.fullmatch(name)
     assert found is not None
     return int(found[1])
 

@@ -88,11 +88,15 @@ async def test_a_reader_hears_that_its_agent_has_left(pair):
 
     readers = [asyncio.create_task(live(agent)) for agent in (11, 12)]
     async with asyncio.timeout(WAIT_S):
-        await east.move_agents([11], to="west")  # once its message is handled
+        await east.add_agents([14])
+        idle = east.inbox(14)
+        await east.move_agents([11, 14], to="west")  # once its message is handled
         with pytest.raises(
             NotListening, match=r"agent 11 is not in 'east' any more: open its inbox at the messager that hosts it"
         ):
             await readers[0]
+        with pytest.raises(NotListening, match="agent 14 is not in 'east' any more"):
+            await anext(idle)  # which had not begun to read
         await send(west, (11, 2))
         async for message in west.inbox(11):
             assert message.payload == {"n": 2}

@@ -78,6 +78,7 @@ async def test_a_part_that_stays_here_is_over_once_its_copy_is_joined(group):
         parts[0].send(3, 7, {"n": 0})  # the copy has it, too
         copies = [pickle.loads(pickle.dumps(part)) for part in parts]
         parts[1].send(AGENTS - 1, 7, {"n": 1})
+        pickle.dumps(parts[1])  # a later copy has it; the earlier one has not
         with pytest.raises(InvalidParts, match="part 2 of 2 of step 0 has sent 1 messages here, and a copy of it"):
             step.join(copies)
         step.join([copies[0], parts[1]])

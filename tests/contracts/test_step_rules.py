@@ -231,10 +231,14 @@ class MixedSociety(Society):
                     self.heard[step.number, agent] = [message.id for message in inbox]
                     questions = [message for message in inbox if message.expects_answer]
                     choice = Random(f"{step.number} {agent}")
+                    if agent % 3 == 0:
+                        step.reply_columns(questions, {"from": agent})
+                        questions = []
                     for friend in choice.sample(range(AGENTS), 6):
                         match choice.choice(["send", "ask", "reply", "broadcast"]):
                             case "ask":
-                                step.ask(agent, friend, {"to": friend})
+                                topic = choice.choice(["agent-chat", "user-chat"])
+                                step.ask(agent, friend, {"to": friend}, subtopic=topic)
                             case "reply" if questions:
                                 step.reply(questions.pop(), {"to": friend})
                             case "broadcast":

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from support.patience import WAIT_S
@@ -125,3 +126,21 @@ async def test_a_send_in_another_loop_that_runs_is_refused_and_nothing_is_sent(s
                 await asyncio.to_thread(asyncio.run, elsewhere())
         assert len(await messager.ask_columns([1], [1], {"n": 3}, timeout=WAIT_S)) == 1
         assert [message.payload["n"] for message in await messager.fetch_messages(timeout=WAIT_S)] == [3]
+
+
+async def test_a_send_in_another_loop_is_refused_while_others_are_under_way(server, exp_id):
+    async with Messager(server, exp_id, name="west") as messager, Messager(server, exp_id, name="east") as east:
+        await messager.host_agents([1], ["agent-chat"])
+        await east.host_agents([2], ["agent-chat"])
+        sends = [asyncio.create_task(messager.send(1, 2, {"n": n})) for n in range(3)]
+        await asyncio.sleep(0)  # a batch is open
+        with ThreadPoolExecutor(1) as elsewhere:
+            for call in (
+                lambda: messager.send(1, 2, {}),
+                lambda: messager.send_message(messager.get_agent_chat_channel(2), {}, 1),
+            ):
+                # This loop is blocked meanwhile, and the batch stays open.
+                refused = elsewhere.submit(lambda call=call: asyncio.run(asyncio.wait_for(call(), WAIT_S))).exception()
+                assert isinstance(refused, ConfigError), refused
+        await asyncio.gather(*sends)
+        assert [m.payload["n"] for m in await east.fetch_messages(timeout=WAIT_S, complete=True)] == [0, 1, 2]

@@ -142,24 +142,37 @@ def _gathered(agents: AgentSet, parts: Sequence[tuple[AgentSet, dict[str, NDArra
             if name not in gathered and array.shape[:1] == (len(before),):
                 rows.setdefault(name, []).append((before, array))
     for name, found in rows.items():
-        made = np.zeros((len(agents), *found[0][1].shape[1:]), _common_type(name, [array for _, array in found]))
-        for before, array in found:
+        # Of an array without rows neither the type nor the shape counts: a group without agents cannot know them.
+        filled = [(before, array) for before, array in found if len(array)] or found[:1]
+        row = _common_row(name, [array for _, array in filled])
+        made = np.zeros((len(agents), *row.shape), row.dtype)
+        for before, array in filled:
             here = agents.find(before.column)
             made[places_in(agents, before.column)[here]] = array[here]
         gathered[name] = made
     return gathered
 
 
-def _common_type(name: str, arrays: Sequence[NDArray[Any]]) -> np.dtype[Any]:
-    """Return a type that holds the values of all arrays; raise ConfigError."""
+def _common_row(name: str, arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Return a row of zeros with the shape of those of all arrays, and a type for their values; raise ConfigError."""
     shapes = {array.shape[1:] for array in arrays}
     kinds = {"number" if array.dtype.kind in "biuf" else array.dtype.kind for array in arrays}
     if len(shapes) == len(kinds) == 1:
-        return np.result_type(*{array.dtype for array in arrays})
+        common = np.result_type(*{array.dtype for array in arrays})
+        if all(_fits(array, common) for array in arrays):
+            return np.zeros(shapes.pop(), common)
     listed = ", ".join(f"{array.dtype} of shape {('n', *array.shape[1:])}" for array in arrays)
     raise ConfigError(
         f"agents have moved between groups whose group.state[{name!r}] differ: {listed}. Use one type and shape in all"
     )
+
+
+def _fits(array: NDArray[Any], common: np.dtype[Any]) -> bool:
+    """Return whether a type holds all values of an array; floats do not hold all large whole numbers."""
+    if array.dtype.kind not in "iu" or common.kind != "f":
+        return True
+    with np.errstate(invalid="ignore"):  # 2**63 - 1 as a float is 2**63
+        return np.array_equal(array.astype(common).astype(array.dtype), array)
 
 
 def _array(dtype: str, shape: tuple[int, ...], data: bytes) -> NDArray[Any]:

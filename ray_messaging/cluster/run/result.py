@@ -1,14 +1,13 @@
 """The result of a run."""
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
 from ray_messaging.common.notebook import SHOWN, html_table
 from ray_messaging.common.tables import data_frame
-
-_IDS = "agent id"  # a state may have the key "agent"
 
 
 @dataclass(frozen=True)
@@ -34,13 +33,20 @@ class Result:
     def _repr_html_(self) -> str:
         first = dict(islice(self.states.items(), SHOWN))
         keys = list(dict.fromkeys(key for state in first.values() for key in state))
-        columns = {_IDS: [*first]} | {key: [state.get(key) for state in first.values()] for key in keys}
+        columns = {_ids_among(keys): [*first]} | {key: [state.get(key) for state in first.values()] for key in keys}
         return html_table(repr(self), columns, len(self.states))
 
     def to_pandas(self) -> Any:  # noqa: ANN401 - pandas is an extra
         """Return a DataFrame of the states: a row per agent, a column per key. Raises ImportError without pandas."""
         keys = list(dict.fromkeys(key for state in self.states.values() for key in state))
-        rows = list(self.states.items())
-        columns = {key: [state.get(key) for _, state in rows] for key in keys}
-        frame = data_frame(columns | {_IDS: [agent for agent, _ in rows]})
-        return frame.set_index(_IDS).rename_axis("agent")
+        ids = _ids_among(keys)
+        columns = {key: [state.get(key) for state in self.states.values()] for key in keys}
+        return data_frame(columns | {ids: [*self.states]}).set_index(ids).rename_axis("agent")
+
+
+def _ids_among(keys: Collection[str]) -> str:
+    """Return a name for the column of the agents' ids, which is none of the states' keys."""
+    name = "agent"
+    while name in keys:
+        name += " id"
+    return name

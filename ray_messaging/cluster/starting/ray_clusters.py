@@ -12,6 +12,8 @@ from ray.exceptions import RayError
 from ray_messaging.cluster.handles.actor_calls import named_actors
 from ray_messaging.errors import ConfigError
 
+logger = logging.getLogger(__name__)
+
 PROCESSES = Path("/proc")
 _ANSWER_S = 5.0  # timeout of a connection to a cluster
 _HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # gRPC's greeting, without settings
@@ -50,7 +52,8 @@ def join_ray(exp_id: str | None = None, *, as_driver: bool = False) -> bool:
         ray.init()
         return True
     check_ray_address()
-    clusters, named = [*filter(_lives, local_clusters())], _named()
+    found, named = local_clusters(), _named()
+    clusters = _living(found)
     if named:
         if why := _join(named, here=_runs_here(named, clusters), as_driver=as_driver):
             raise ConfigError(f"the Ray cluster at RAY_ADDRESS={named!r} does not let us in ({why}): {_REMEDY}")
@@ -60,8 +63,8 @@ def join_ray(exp_id: str | None = None, *, as_driver: bool = False) -> bool:
             if exp_id is None or named_actors(f"{exp_id}/"):
                 return True
             ray.shutdown()
-    if not clusters:
-        return not _join("auto", here=False, as_driver=as_driver)
+    if not clusters:  # Ray by itself would wait for a silent one for minutes
+        return not found and not _join("auto", here=False, as_driver=as_driver)
     if why := _join(clusters[-1], here=True, as_driver=as_driver):
         raise ConfigError(f"the Ray cluster at {clusters[-1]} does not let us in ({why}): {_REMEDY}")
     return True
@@ -95,6 +98,14 @@ def _answers(address: str) -> bool:
         except OSError:
             pass  # it has refused us: it lives
     return True
+
+
+def _living(clusters: Sequence[str]) -> list[str]:
+    """Return the clusters that answer; warn of silent ones."""
+    living = [cluster for cluster in clusters if _lives(cluster)]
+    if silent := sorted({*clusters} - {*living}):
+        logger.warning("no answer from the Ray cluster at %s within %g s: does it run?", ", ".join(silent), _ANSWER_S)
+    return living
 
 
 def _lives(cluster: str) -> bool:

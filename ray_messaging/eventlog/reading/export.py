@@ -14,6 +14,7 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from ray_messaging.errors import InvalidQuery, LogError
+from ray_messaging.eventlog.folder import SEGMENT
 from ray_messaging.eventlog.missing_rows import ACCOUNT
 from ray_messaging.eventlog.reading.event_rows import LogRow, dicts_of
 from ray_messaging.eventlog.reading.filtering.filters import Filters
@@ -62,7 +63,9 @@ def export(source: Source, path: str | Path, on_progress: OnProgress | None, fie
 
 def _check_place(path: Path) -> None:
     """Raise InvalidQuery for a file in a log's folder: readers of the folder would take it for a part of the log."""
-    if (path.parent / ACCOUNT).exists() or any(path.parent.glob("events-*.parquet")):
+    if (path.parent / ACCOUNT).exists() or any(
+        SEGMENT.fullmatch(each.name) for each in path.parent.glob("events-*.parquet")
+    ):
         raise InvalidQuery(
             f"cannot export to {str(path)!r}: that is the folder of an event log; export to another folder",
             field="path",

@@ -1,6 +1,7 @@
 """The accumulator, which collects messages into batches, and its limits."""
 
 import asyncio
+from asyncio import get_running_loop
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from itertools import repeat, starmap
@@ -204,6 +205,8 @@ class Accumulator:
                 and LINE_END not in line
                 and (MAYBE_NULL not in line or line.find(NULL) < 0)
             ):
+                if get_running_loop() is not self._loop:
+                    self.check_loop()
                 future = next(self._futures, None)
                 if future is None:
                     return self._append(from_id, recipient, topic, line)
@@ -214,6 +217,7 @@ class Accumulator:
 
     def append(self, from_id: AgentId | None, to_id: AgentId | None, topic: str, line: bytes) -> Awaitable[Receipt]:
         """Accept one checked message, at once if there is capacity; await the result before anything else."""
+        self.check_loop()
         future = next(self._futures, None) if len(line) < LARGE_LINE else None
         if future is None:
             return self._append(from_id, to_id, topic, line)
@@ -226,7 +230,6 @@ class Accumulator:
         """Accept one message, once the capacity allows it; a caller that has waited for that is `in_turn`."""
         size, capacity = len(line) + 1, self.capacity
         if not in_turn:
-            self.check_loop()
             if self._open is not _NONE_OPEN:
                 self._count()
             if capacity.crowded:
@@ -305,7 +308,7 @@ class Accumulator:
 
     def check_loop(self) -> None:
         """Raise ConfigError in another event loop than that of the messager: it would wait there for ever."""
-        if asyncio.get_running_loop() is not self._loop:
+        if get_running_loop() is not self._loop:
             raise ConfigError(
                 "this messager lives in the event loop in which it was opened, and this is another one: nothing was "
                 "sent. Call it there, by asyncio.run_coroutine_threadsafe(messager.send(...), loop), or open a "
@@ -314,6 +317,7 @@ class Accumulator:
 
     async def transact(self, transaction: TransactionBatch) -> None:
         """Accept a transaction when there is capacity; its future gets the receipts."""
+        self.check_loop()
         if self.broken is not None:
             raise self.broken.with_traceback(None)
         if len(transaction):

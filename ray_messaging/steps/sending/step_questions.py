@@ -10,16 +10,20 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn
 from ray_messaging.model.extension import AskedOutside, OutsideQuestion
 from ray_messaging.model.message_ids import MessageIdColumn
+from ray_messaging.steps.sending.step_routes import Numbers, Route
 
 
 class Replied(NamedTuple):
-    """Questions that messages of a step answer; of those from outside, also the names that their askers gave them."""
+    """Questions that messages of a step answer, None for one that answers none.
+
+    Of those from outside there are also the names that their askers gave them.
+    """
 
     ids: MessageIdColumn
     outside: AskedOutside
 
     @classmethod
-    def of(cls, replies: Sequence[tuple[str, OutsideQuestion | None]]) -> "Replied":
+    def of(cls, replies: Sequence[tuple[str | None, OutsideQuestion | None]]) -> "Replied":
         """Build from the question of each row, and its name outside (None: it came from a step)."""
         outside = {row: asked for row, (_, asked) in enumerate(replies) if asked is not None}
         return cls(MessageIdColumn.of([question for question, _ in replies]), outside)
@@ -55,16 +59,16 @@ class StepQuestionIds(Sequence[str]):
         return f"{type(self).__name__}({len(self):,} questions of step {self._step})"
 
 
-def rows_by_route(replies: Batch, outside: AskedOutside) -> dict[tuple[int, str], NDArray[np.intp]]:
-    """Return the rows of answers by topic, as a place, and by the mailbox of an asker outside ("": there is none)."""
-    topics = np.zeros(replies.rows, np.intp) if replies.topic is None else replies.topic.astype(np.intp)
+def routes_of(replies: Batch, outside: AskedOutside, deliver: int) -> tuple[list[Route], Numbers]:
+    """Return the routes of answers that are read in a step, and the place of each one's route, (n,)."""
+    topics = np.zeros(replies.rows, np.int64) if replies.topic is None else replies.topic.astype(np.int64)
     if not outside:
-        return {(place, ""): np.flatnonzero(topics == place) for place in np.unique(topics).tolist()}
+        used, numbers = np.unique(topics, return_inverse=True)
+        return [Route(replies.topics[place], deliver, replies=True) for place in used.tolist()], numbers
     askers = [outside[row].mailbox if row in outside else "" for row in range(replies.rows)]
-    found: dict[tuple[int, str], list[int]] = {}
-    for row, key in enumerate(zip(topics.tolist(), askers, strict=True)):
-        found.setdefault(key, []).append(row)
-    return {key: np.array(rows, np.intp) for key, rows in found.items()}
+    found: dict[tuple[int, str], int] = {}
+    numbers = np.array([found.setdefault(key, len(found)) for key in zip(topics.tolist(), askers, strict=True)])
+    return [Route(replies.topics[place], deliver, replies=True, asker=asker) for place, asker in found], numbers
 
 
 def question_id(step: int, ordinal: int, from_id: object) -> str:

@@ -27,8 +27,11 @@ class Route(NamedTuple):
 
     @property
     def lane(self) -> "Route":
-        """Return the part in which all messages of a batch agree; broadcasts agree in all of it."""
-        return self if self.audience is not None else self._replace(topic="", asks=False)
+        """Return the part in which all messages of a batch agree; broadcasts agree in all of it.
+
+        An answer to a question of a step may be among other messages: each of them has a place for a question.
+        """
+        return self if self.audience is not None else self._replace(topic="", asks=False, replies=bool(self.asker))
 
 
 class RowRoutes(NamedTuple):

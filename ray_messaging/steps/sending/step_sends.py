@@ -31,11 +31,12 @@ from ray_messaging.model.finite import MAYBE_NULL, NULL
 from ray_messaging.sending.accumulation.bulk_input import ColumnChunk, columns_of
 from ray_messaging.sending.accumulation.pending_batch import ColumnBatch, EncodedBatch
 from ray_messaging.steps.agent_places import AgentPlaces
-from ray_messaging.steps.sending.step_questions import Replied, question_id, rows_by_route
+from ray_messaging.steps.sending.step_questions import Replied, question_id, routes_of
 from ray_messaging.steps.sending.step_routes import Route, RowRoutes, rows_in_order
 from ray_messaging.steps.step_parts import PartTag, StepParts
 
 _NOBODY = object()
+_NO_QUESTION = None, None
 Places = NDArray[np.int64]
 
 
@@ -84,12 +85,12 @@ class StepSends:
         self._over = False
         self._thread: int | None = None  # that sends
         self._made: dict[PartTag, StepSends] = {}  # by the last split; copies of them may be joined in their place
-        self._copied = int(self._sent.sum())  # messages that a copy has, too
+        self._copied: int | None = None  # of a copy: how many messages the original had
 
     def __reduce__(self) -> tuple[Any, ...]:
-        self._copied = self.rows
+        copied = self.rows if self._copied is None else self._copied
         settings = (self.agents, self.step, self._attempt, self.horizon, self._payload_bytes, self.audiences)
-        return _revived, (*settings, self.tag, self._sent, self._sealed())
+        return _revived, (*settings, self.tag, self._sent, copied, self._sealed())
 
     def send(
         self,
@@ -186,9 +187,10 @@ class StepSends:
         outside = {} if asked is None else asked.outside_of(np.arange(question.low, question.high))
         columns = ColumnChunk(batch.from_ids, batch.to_ids, batch.lines)
         ordinals, replied = self._ordinals(places), Replied(batch.extension.in_reply_to, outside)
-        for (topic, asker), rows in rows_by_route(batch, outside).items():
-            route = Route(batch.topics[topic], deliver, replies=True, asker=asker)
-            self._add_chunks(columns.take(rows), RowRoutes.same(route, len(rows)), ordinals[rows], replied.take(rows))
+        routes, numbers = routes_of(batch, outside, deliver)
+        for rows in rows_in_order(places, numbers, np.ones(len(places), np.int64), routes):
+            found = RowRoutes.of(routes, numbers[rows])
+            self._add_chunks(columns.take(rows), found, ordinals[rows], replied.take(rows))
 
     def add_columns(
         self,
@@ -246,14 +248,13 @@ class StepSends:
         """
         self.check_open()
         answered: set[str | None] = set()
-        replaced = [
-            self._made[part.tag] for part in parts if part.tag in self._made and self._made[part.tag] is not part
-        ]
-        for made in replaced:
-            if made.rows > made._copied:
+        copies = [part for part in parts if part.tag in self._made and self._made[part.tag] is not part]
+        replaced = [self._made[part.tag] for part in copies if part.tag is not None]
+        for made, part in zip(replaced, copies, strict=True):
+            if (more := made.rows - (part._copied or 0)) > 0:
                 raise InvalidParts(
-                    f"{made.tag} of step {self.step} has sent {made.rows - made._copied} messages here, and a copy of "
-                    "it is joined: send in the copy only",
+                    f"{made.tag} of step {self.step} has sent {more} messages here, and a copy of it is joined: send "
+                    "in the copy only",
                     step=self.step,
                 )
         for places, part in (self._parts or StepParts(self.step)).join(parts):
@@ -413,9 +414,11 @@ class StepSends:
             return
         of_row = numbers.repeat(lengths)
         for rows in rows_in_order(senders, numbers, lengths, listed):
-            found = RowRoutes.of(listed, of_row[rows])
-            replied = Replied.of([replies[row] for row in rows.tolist()]) if found.lane.replies else None
-            self._add_chunks(columns.take(rows), found, ordinals[rows], replied)
+            among = rows.tolist() if replies else []
+            replied = None
+            if not replies.keys().isdisjoint(among):
+                replied = Replied.of([replies.get(row, _NO_QUESTION) for row in among])
+            self._add_chunks(columns.take(rows), RowRoutes.of(listed, of_row[rows]), ordinals[rows], replied)
 
     def _add_chunks(
         self, columns: ColumnChunk, routes: RowRoutes, ordinals: NDArray[np.uint32], replied: Replied | None = None
@@ -479,7 +482,7 @@ class StepSends:
 
 
 def _revived(*arguments: Any) -> StepSends:  # noqa: ANN401 - as StepSends takes them, and the batches
-    *settings, batches = arguments
+    *settings, copied, batches = arguments
     sends = StepSends(*settings)
-    sends._batches = batches
+    sends._copied, sends._batches = copied, batches
     return sends

@@ -99,9 +99,16 @@ def test_none_of_this_machine_lets_us_in(joined, monkeypatch):
         clusters.join_ray("town")
 
 
-def test_a_cluster_that_says_nothing_is_left_out(monkeypatch):
+def test_a_cluster_that_says_nothing_is_left_out(monkeypatch, caplog):
     monkeypatch.setattr(clusters, "_ANSWER_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:  # as a stopped process: its system accepts connections
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         assert not clusters._lives(address)
+        # Ray by itself would wait for it for minutes, where it is the only one.
+        monkeypatch.setattr(clusters, "local_clusters", lambda: [address])
+        monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("Ray searches"))
+        monkeypatch.setattr(ray, "is_initialized", lambda: False)
+        monkeypatch.delenv("RAY_ADDRESS", raising=False)
+        assert not clusters.join_ray("town")
+        assert f"no answer from the Ray cluster at {address}" in caplog.text
     assert not clusters._lives(address)  # and one that has ended

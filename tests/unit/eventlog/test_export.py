@@ -61,6 +61,11 @@ def test_an_export_into_the_logs_folder_is_refused(log, folder, name):
     assert len(log.query()) == 8
 
 
+def test_an_export_may_have_nearly_the_name_of_a_logs_file(log, tmp_path):
+    for name in ("events-monday.parquet", "events-tuesday.parquet", "events-monday.parquet"):
+        assert log.export(tmp_path / name) == 8
+
+
 def test_invalid_exports_are_refused(log, tmp_path):
     with pytest.raises(InvalidQuery, match=r"ends in .parquet, .csv, .jsonl"):
         log.export(tmp_path / "all.xlsx")

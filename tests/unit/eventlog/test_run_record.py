@@ -8,6 +8,7 @@ import pytest
 from ray_messaging.errors import ConfigError, LogError
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.folder import Folder
+from ray_messaging.eventlog.missing_rows import claim, note_missing
 from ray_messaging.eventlog.rule_changes import RuleChange, write_rule_changes
 from ray_messaging.eventlog.run_record import (
     RunStart,
@@ -68,6 +69,15 @@ def test_a_run_that_sent_nothing_has_an_empty_log(folder):
     assert (len(log.query()), len(log.count()), log.run["groups"]) == (0, 0, {"east": 2})
     assert log.stats()["rows"] == 0
     assert log.balance().sends == 0
+
+
+def test_a_run_that_lost_all_its_rows_has_no_log(folder):
+    note_start(folder, "town", None, start("one"))
+    claim(folder, "one/log", "town")
+    note_missing(folder, "one/log", "the server lost its data before 7 rows were written")
+    note_end(folder, "one", {"east": 2})
+    with pytest.raises(LogError, match="holds no event log: the server lost its data"):
+        EventLog.open(folder.where)
 
 
 def test_runs_with_and_without_steps_are_not_compared(tmp_path):

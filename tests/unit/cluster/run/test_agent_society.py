@@ -239,7 +239,12 @@ def test_agents_that_come_to_a_crowd_keep_their_values():
     }
 
 
-@pytest.mark.parametrize("other", [np.array(["a", "b"]), np.zeros((2, 3))])
-def test_crowds_whose_arrays_differ_in_kind_or_shape_are_refused(other):
+def test_agents_that_come_to_a_crowd_without_agents_bring_their_types():
+    parts = [(AgentSet.of([]), {"v": np.array([])}), (AgentSet.of([2, 3]), {"v": np.array([["a", "b"], ["c", "d"]])})]
+    assert _gathered(AgentSet.of([2, 3]), parts)["v"].tolist() == [["a", "b"], ["c", "d"]]
+
+
+@pytest.mark.parametrize("other", [np.array(["a", "b"]), np.zeros((2, 3)), np.array([0.5, 1.5])])
+def test_crowds_whose_arrays_differ_so_that_values_would_be_lost_are_refused(other):
     with pytest.raises(ConfigError, match=r"group\.state\['v'\] differ: int64 of shape \('n',\), "):
-        gathered({"v": np.array([1, 2])}, {"v": other})
+        gathered({"v": np.array([1, 2**60 + 1])}, {"v": other})

@@ -7,7 +7,11 @@ from hypothesis import strategies as st
 
 from ray_messaging.audiences.records import Audiences
 from ray_messaging.errors import ConfigError, InvalidColumns, UnknownSender
+from ray_messaging.messages import Slice
 from ray_messaging.model.agent_sets import AgentSet
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.columns import IdColumn, PayloadColumn
+from ray_messaging.model.extension import Extension
 from ray_messaging.steps.agent_places import AgentPlaces
 from ray_messaging.steps.sending.step_sends import StepSends
 
@@ -98,3 +102,39 @@ def test_many_single_messages_become_batches_of_a_limited_size():
     assert [len(batch) for batch in batches] == [16_384, 20_000 - 16_384]
     ordinals = np.concatenate([batch.extension.ordinal for batch in batches])
     assert np.array_equal(np.bincount(ordinals), np.full(2_000, 10))
+
+
+def questions(topics):
+    """Return questions to agent 1 as a step reads them, each on a topic."""
+    names, rows = (*dict.fromkeys(topics),), len(topics)
+    batch = Batch(
+        sender="",
+        epoch=0,
+        first=0,
+        from_ids=IdColumn.of([7] * rows),
+        to_ids=IdColumn.of([1] * rows),
+        topics=names,
+        topic=np.array([names.index(topic) for topic in topics], np.uint16),
+        step=2,
+        sent_at=0.0,
+        lines=PayloadColumn.of([b"{}"] * rows),
+        rows=rows,
+        extension=Extension(ordinal=np.arange(rows, dtype=np.uint32), expects_answer=np.ones(rows, np.bool_)),
+    )
+    return Slice(batch, 0, rows)
+
+
+def test_answers_in_columns_are_in_the_order_of_the_questions():
+    sends = sends_of()
+    sends.add_replies(questions("babba"), {}, "e", None)
+    assert [(row[1], row[3]) for row in rows_of(sends)] == [*enumerate("babba")]
+
+
+def test_answers_and_other_messages_are_in_one_batch():
+    sends, asked = sends_of(), questions("aa")
+    for row in range(2):
+        sends.reply(asked._replace(low=row, high=row + 1), {"n": row}, "e")
+        sends.send(1, 5, {"later": row}, subtopic="b")
+    [batch] = sends.take()
+    assert batch.extension.in_reply_to.tolist() == ["2-0-7", None, "2-1-7", None]
+    assert batch.extension.ordinal.tolist() == [0, 1, 2, 3]
