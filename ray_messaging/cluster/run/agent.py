@@ -37,7 +37,7 @@ class Agent:
     object that `run` got, `neighbours` the agents that its edges of the graph lead to.
     """
 
-    __slots__ = ("_place", "_rng", "_society", "data", "id", "neighbours", "shared", "state", "stopped")
+    __slots__ = ("_place", "_rng", "_send", "_society", "data", "id", "neighbours", "shared", "state", "stopped")
 
     def __init__(self, society: "Society", agent_id: AgentId, place: int) -> None:
         self.id = agent_id
@@ -49,6 +49,11 @@ class Agent:
         self._society = society
         self._place = place
         self._rng: np.random.Generator | None = None
+        self._send: Callable[..., None] = self._refuse
+
+    def begin(self, step: Step) -> None:
+        """Send, and draw random numbers, in a step from now on."""
+        self._send, self._rng = step.send, None
 
     def __repr__(self) -> str:
         return f"Agent({self.id!r}, step={self.step})"
@@ -67,13 +72,16 @@ class Agent:
 
     def send(self, to: AgentId, payload: object, *, subtopic: str = AGENT_CHAT, deliver_at: int | None = None) -> None:
         """Send a message, to be read in the next step or in `deliver_at`; raises as `Step.send`."""
-        self._open_step.send(self.id, to, payload, subtopic=subtopic, deliver_at=deliver_at)
+        self._send(self.id, to, payload, subtopic=subtopic, deliver_at=deliver_at)
 
     def broadcast(
         self, audience: object, payload: object, *, subtopic: str = AGENT_CHAT, deliver_at: int | None = None
     ) -> None:
         """Send one message to all hearers of this agent in an audience; raises as `Step.broadcast`."""
         self._open_step.broadcast(self.id, audience, payload, subtopic=subtopic, deliver_at=deliver_at)
+
+    def _refuse(self, *_args: object, **_more: object) -> None:
+        raise self._at_start()
 
     def ask(self, to: AgentId, payload: object, *, subtopic: str = AGENT_CHAT, deliver_at: int | None = None) -> str:
         """Ask an agent; return the question's id, which is the `in_reply_to` of its answer. Raises as `Step.ask`."""
@@ -126,21 +134,6 @@ class Agent:
         self.stopped = True
 
 
-class SendingAgent(Agent):
-    """An agent whose `send` is the open step's, with its id: without a frame of Python, which is a fifth of a send."""
-
-    __slots__ = ("send",)
-    send: Callable[..., None]  # in the place of the method
-
-    def __init__(self, society: "Society", agent_id: AgentId, place: int) -> None:
-        super().__init__(society, agent_id, place)
-        self.send = partial(Agent.send, self)  # which refuses, before the first step
-
-    def begin(self, step: Step) -> None:
-        """Send, and draw random numbers, in a step from now on."""
-        self.send, self._rng = partial(step.send, self.id), None
-
-
 Model = Callable[[Agent, Messages], object]
 _Call = tuple[Agent, Awaitable[object]]
 
@@ -177,7 +170,7 @@ class Society:
         self._start = start
         self._concurrency = concurrency
         self._timeout = timeout
-        self._agents: list[SendingAgent] = []
+        self._agents: list[Agent] = []
         self._ids = b""
         self.generators = StepGenerators(0, START, NO_PLACES)  # of the step, by the places of the agents
         self._threads = ThreadPoolExecutor(concurrency, "remembered call")
@@ -226,7 +219,7 @@ class Society:
         """
         if self.homes is not None:
             self.data, self.neighbours = self.homes.rows(agents)
-        self._agents = [SendingAgent(self, agent_id, place) for place, agent_id in enumerate(agents)]
+        self._agents = [Agent(self, agent_id, place) for place, agent_id in enumerate(agents)]
         self._ids = b"".join(map(id_bytes, agents))
         own = Arrival(NO_AGENTS, self._group, state, AgentSet.of(agents) if before is None else before)
         known: dict[AgentId, tuple[dict[str, Any], bool]] = {}

@@ -25,6 +25,7 @@ OF_ONE = {
     Step: {name for name in vars(open_step()) if not name.startswith("_")},
     Crowd: {"name", "ids", "state", "shared"},
 }
+OF_THE_LOOP = {"begin"}  # which is for the loop over a run's agents alone
 TITLES = {ExperimentSteps: "Steps of an experiment", Agent: "Agents of a run", Crowd: "Agents of a run"}
 
 
@@ -66,7 +67,7 @@ def column_of_the_doors(kind):
 def test_every_public_call_is_in_its_classs_section(kind):
     public = {name for name in dir(kind) if not name.startswith("_")} | OF_ONE.get(kind, set())
     section = SECTIONS[TITLES.get(kind, kind.__name__)] + column_of_the_doors(kind)
-    assert public - names_in_code(section) == set()
+    assert public - names_in_code(section) - OF_THE_LOOP == set()
 
 
 def test_what_both_doors_have_is_side_by_side():
