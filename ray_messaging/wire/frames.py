@@ -62,8 +62,8 @@ _NO_COLUMNS = [None] * len(_OPTIONAL)
 _NO_EXTENSION = Extension()
 
 # Version 2: flags of frames with an extension, of its optional columns, in their order after the fixed ones, of typed
-# columns, of ids as int32, which go with these only (plain messages are as they always were), and of rows that stand
-# for pairs.
+# columns, of ids as int32, which only these and frames of steps have (plain messages are as they always were), and of
+# rows that stand for pairs.
 _EXTENSION, _DELIVER, _ORDINAL, _REPLY_NUMBERS, _REPLY_PLACES, _EXPECTS, _TYPED, _SMALL_IDS, _FOLD = (
     1 << bit for bit in range(8, 17)
 )
@@ -149,9 +149,10 @@ def encode(batch: Batch, *, with_payload: bool = True) -> bytes:
                 columns.append(np.ascontiguousarray(column).data)
     given = (from_ids, to_ids) if batch.fold is None else (from_ids,)
     ids: list[bytes | memoryview] = [each.packed for each in given]
-    if typed is not None and all(map(_is_small, given)):
-        flags, ids = flags | _SMALL_IDS, [each.values.astype(_I4).data for each in given]
     extension = batch.extension
+    of_step = extension is not None and extension.ordinal is not None
+    if (of_step or typed is not None) and all(map(_is_small, given)):
+        flags, ids = flags | _SMALL_IDS, [each.values.astype(_I4).data for each in given]
     if extension is not None or batch.trace is not None:
         extension_flags, columns[:0] = _extension_columns(extension or _NO_EXTENSION)
         flags |= extension_flags
@@ -283,7 +284,7 @@ class _Reader(msgspec.Struct):
     def ids(self) -> memoryview:
         """Return the values of the next column of ids as bytes, int64."""
         if self.flags & _SMALL_IDS:
-            return memoryview(self.column(_I4).astype(_I8).tobytes())
+            return memoryview(self.column(_I4).astype(_I8)).cast("B")
         return self.cut(self.rows * _I8.itemsize)
 
     def cut(self, nbytes: int) -> memoryview:
