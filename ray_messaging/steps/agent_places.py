@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from hashlib import blake2b
+from itertools import chain
 from typing import Any, overload
 
 import numpy as np
@@ -43,8 +44,7 @@ class AgentPlaces(Sequence[AgentId]):
         return int(self.ints[place]) if place < len(self.ints) else self.strings[place - len(self.ints)]
 
     def __iter__(self) -> Iterator[AgentId]:
-        yield from self.ints.tolist()
-        yield from self.strings
+        return chain(self.ints.tolist(), self.strings)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return AgentPlaces, (AgentSet(self.ints, self.strings),)

@@ -25,16 +25,19 @@ class Homes:
         self._plan = plan
         self._others = others
         self._found: dict[AgentId, tuple[Mapping[str, Any], Sequence[AgentId]]] = {}
+        self._seen: AgentSet = plan.agents  # the last agents that were prepared: most often those of every step
 
     async def prepare(self, agents: AgentSet) -> None:
         """Load the other groups where `rows` needs them for some agents."""
-        if self._found or not (self._plan.data or self._plan.neighbours) or not len(agents - self._plan.agents):
+        if agents is self._seen:
             return
-        for reference in self._others.values():
-            plan: GroupPlan = await reference
-            for place, agent in enumerate(plan.agents):
-                data = plan.data[place] if plan.data else {}
-                self._found[agent] = data, plan.neighbours[place] if plan.neighbours else ()
+        if not self._found and (self._plan.data or self._plan.neighbours) and len(agents - self._plan.agents):
+            for reference in self._others.values():
+                plan: GroupPlan = await reference
+                for place, agent in enumerate(plan.agents):
+                    data = plan.data[place] if plan.data else {}
+                    self._found[agent] = data, plan.neighbours[place] if plan.neighbours else ()
+        self._seen = agents
 
     def rows(self, agents: Sequence[AgentId]) -> AgentRows:
         """Return the rows of some agents; those of the group itself as they are."""
