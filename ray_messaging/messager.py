@@ -290,6 +290,7 @@ class Messager(names.ChannelNames):
         whether another owner is known to be dead: then there is no wait for its lease.
         """
         await self.engine.host(agents, subtopics, owner=owner, gone=gone)
+        self._agents_changed()
         await self.conversation.resume()
 
     async def add_agents(self, agents: Iterable[AgentId]) -> None:
@@ -298,6 +299,7 @@ class Messager(names.ChannelNames):
         Raises: AlreadyExists, with the agent's group as `owner`, where one is hosted elsewhere; ConfigError.
         """
         await self.engine.add(agents)
+        self._agents_changed()
 
     async def remove_agents(self, agents: Iterable[AgentId], *, timeout: float = 30.0) -> None:
         """Host agents no longer; what waits for them becomes dead letters. All of them, or none.

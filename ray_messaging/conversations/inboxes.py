@@ -73,8 +73,9 @@ class Inboxes:
         return inbox.messages.popleft()
 
     def agents_changed(self, name: str, listens_for: Callable[[AgentId], bool]) -> None:
-        """End the wait of readers whose agents have left the mailbox of this name."""
+        """End the wait of readers whose agents have left the mailbox of this name; those that are back read on."""
         for agent, inbox in self._inboxes.items():
+            inbox.error = None
             if agent is not None and not listens_for(agent):
                 inbox.error = NotListening(
                     f"agent {agent!r} is not in {name!r} any more: open its inbox at the messager that hosts it now"
@@ -95,7 +96,6 @@ class Inboxes:
 
     def _take(self, message: Message) -> None:
         inbox = self._inboxes.setdefault(message.to_id, Inbox())
-        inbox.error = None
         inbox.messages.append(message)
         inbox.news.set()
         if self._hand_out.full and not self._warned:

@@ -284,7 +284,7 @@ class _Reader(msgspec.Struct):
     def ids(self) -> memoryview:
         """Return the values of the next column of ids as bytes, int64."""
         if self.flags & _SMALL_IDS:
-            return memoryview(self.column(_I4).astype(_I8)).cast("B")
+            return memoryview(self.column(_I4).astype(_I8)).cast("B").toreadonly()
         return self.cut(self.rows * _I8.itemsize)
 
     def cut(self, nbytes: int) -> memoryview:

@@ -105,9 +105,10 @@ async def test_a_reader_hears_that_its_agent_has_left(pair):
         await east.add_agents([13])  # the others go on
         await send(west, (12, 3), (13, 4))
         assert (await anext(east.inbox(13))).payload == {"n": 4}
-        await west.move_agents([11], to="east")
-        await send(west, (11, 5))
+        await west.move_agents([11, 14], to="east")
+        await send(west, (11, 5), (14, 6))
         assert (await anext(east.inbox(11))).payload == {"n": 5}
+        assert (await anext(idle)).payload == {"n": 6}  # its agent is back
     assert not readers[1].done()
     readers[1].cancel()
 

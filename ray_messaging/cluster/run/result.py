@@ -33,7 +33,9 @@ class Result:
     def _repr_html_(self) -> str:
         first = dict(islice(self.states.items(), SHOWN))
         keys = list(dict.fromkeys(key for state in first.values() for key in state))
-        columns = {_ids_among(keys): [*first]} | {key: [state.get(key) for state in first.values()] for key in keys}
+        columns = {_ids_among(keys): [*first]} | {
+            str(key): [state.get(key) for state in first.values()] for key in keys
+        }
         return html_table(repr(self), columns, len(self.states))
 
     def to_pandas(self) -> Any:  # noqa: ANN401 - pandas is an extra
