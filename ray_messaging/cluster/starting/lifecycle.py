@@ -5,7 +5,7 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -135,8 +135,7 @@ class StartedExperiment:
             if self.experiment is not None and (audiences := find_actor(self.experiment.audiences_name)) is not None:
                 ray.kill(audiences)  # handles of it may be left anywhere
             _attempt([server.stop.remote(erase=erase) for server in self._servers], timeout_s=_SERVER_S)
-            for server in self._servers:
-                ray.kill(server)
+            _kill(self._servers)
             if erase and self._kept is not None:
                 self._kept.clean()
             if self._ray_is_ours:
@@ -251,6 +250,11 @@ def leave(actors: Sequence[Any], calls: Sequence[Any] = (), **kwargs: Any) -> No
     for ref in ray.wait(list(calls), num_returns=len(calls), timeout=_CALLS_S)[0] if calls else ():
         with suppress(RayError, MessagingError):
             ray.get(ref)
+    _kill(actors)
+
+
+def _kill(actors: Collection[Any]) -> None:
+    """End actors, and wait until they are dead: then their names are free for an experiment that starts next."""
     for actor in actors:
         ray.kill(actor)
     for actor in actors:
@@ -293,8 +297,7 @@ def _end_server(exp_id: str) -> None:
     """End the embedded servers of an experiment that another process started, if it has some."""
     servers = named_actors(f"{exp_id}/server").values()
     _attempt([server.stop.remote() for server in servers], timeout_s=_SERVER_S)
-    for server in servers:
-        ray.kill(server)
+    _kill(servers)
 
 
 def runs_already(exp_id: str) -> AlreadyExists:
