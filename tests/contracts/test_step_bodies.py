@@ -296,7 +296,7 @@ async def test_a_sender_of_much_deletes_what_is_over(transport, shards_config, e
 
 async def test_a_full_shard_takes_no_step_until_it_has_room(processes, exp_id):
     config = ShardsConfig(servers=tuple(process.config for process in processes))
-    transport = open_transport(config, exp_id, MessagingConfig(send_timeout_s=0.5))
+    transport = open_transport(config, exp_id, MessagingConfig(send_timeout_s=2.0))
     await transport.connect()
     async with AsyncExitStack() as stack:
         stack.push_async_callback(transport.close)
