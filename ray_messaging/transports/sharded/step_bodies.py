@@ -146,7 +146,8 @@ def _name(write: FrameWrite, sender: str, tag: StepTag) -> bytes:
 def _lost(box: str, shard: int, links: Sequence[RedisLink]) -> BodyLost:
     return BodyLost(
         f"messages in {box!r} are missing on shard {shard} at {links[shard].where}, which had confirmed them: was it "
-        "flushed, or restored from older data? Start the experiment anew",
+        "flushed, restored from older data, or killed before it had written them (appendfsync always loses none)? "
+        "Start the experiment anew",
         box=box,
         shard=shard,
     )
