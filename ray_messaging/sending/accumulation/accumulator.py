@@ -1,10 +1,10 @@
 """The accumulator, which collects messages into batches, and its limits."""
 
 import asyncio
-from asyncio import get_running_loop
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from itertools import repeat, starmap
+from threading import get_ident
 from time import monotonic, time
 from typing import TYPE_CHECKING
 
@@ -131,6 +131,7 @@ class Accumulator:
         # A future for each message that the open batch accepts without a look at the capacity.
         self._futures: Iterator[asyncio.Future[Receipt]] = iter(())
         self._loop = asyncio.get_running_loop()
+        self._thread = get_ident()  # of the loop: to ask for the running loop takes a tenth of a whole send
         self._new_future: Callable[[], asyncio.Future[Receipt]] = self._loop.create_future
         self._bulks = 0  # bulk sends and transactions that are not finished
         self._flushes: list[asyncio.Future[None]] = []
@@ -205,7 +206,7 @@ class Accumulator:
                 and LINE_END not in line
                 and (MAYBE_NULL not in line or line.find(NULL) < 0)
             ):
-                if get_running_loop() is not self._loop:
+                if get_ident() != self._thread:
                     self.check_loop()
                 future = next(self._futures, None)
                 if future is None:
@@ -217,7 +218,8 @@ class Accumulator:
 
     def append(self, from_id: AgentId | None, to_id: AgentId | None, topic: str, line: bytes) -> Awaitable[Receipt]:
         """Accept one checked message, at once if there is capacity; await the result before anything else."""
-        self.check_loop()
+        if get_ident() != self._thread:
+            self.check_loop()
         future = next(self._futures, None) if len(line) < LARGE_LINE else None
         if future is None:
             return self._append(from_id, to_id, topic, line)
@@ -230,6 +232,7 @@ class Accumulator:
         """Accept one message, once the capacity allows it; a caller that has waited for that is `in_turn`."""
         size, capacity = len(line) + 1, self.capacity
         if not in_turn:
+            self.check_loop()
             if self._open is not _NONE_OPEN:
                 self._count()
             if capacity.crowded:
@@ -308,7 +311,7 @@ class Accumulator:
 
     def check_loop(self) -> None:
         """Raise ConfigError in another event loop than that of the messager: it would wait there for ever."""
-        if get_running_loop() is not self._loop:
+        if asyncio.get_running_loop() is not self._loop:
             raise ConfigError(
                 "this messager lives in the event loop in which it was opened, and this is another one: nothing was "
                 "sent. Call it there, by asyncio.run_coroutine_threadsafe(messager.send(...), loop), or open a "
