@@ -29,7 +29,7 @@ async def test_large_frames_are_sent_when_the_mailbox_is_drained(messagers):
 
 
 async def test_large_frames_are_given_up_if_the_mailbox_stays_full(messagers):
-    sender, receiver = await messagers(send_timeout_s=0.2), await messagers(host=[1], mailbox_messages=4)
+    sender, receiver = await messagers(send_timeout_s=1), await messagers(host=[1], mailbox_messages=4)
     await fill(sender)
     with pytest.raises(MailboxFull) as caught:
         await fill(sender, 1)

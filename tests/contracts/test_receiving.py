@@ -448,7 +448,7 @@ async def test_a_full_mailbox_makes_senders_wait_until_it_is_drained(messagers):
 
 
 async def test_sends_to_a_mailbox_that_stays_full_raise(messagers):
-    sender, receiver = await messagers(send_timeout_s=0.2), await messagers(host=[1], mailbox_messages=8)
+    sender, receiver = await messagers(send_timeout_s=1), await messagers(host=[1], mailbox_messages=8)
     first = await send(sender, *range(8))
     with pytest.raises(MailboxFull) as caught:
         await sender.send_message(sender.get_agent_chat_channel(1), {"n": 8})
@@ -475,7 +475,7 @@ async def test_sends_to_a_mailbox_that_stays_full_raise(messagers):
 
 
 async def test_a_bulk_send_that_fits_in_part_reports_both_parts(messagers):
-    sender = await messagers(send_timeout_s=0.2)
+    sender = await messagers(send_timeout_s=1)
     receiver = await messagers(host=[1], mailbox_messages=8, inbox_messages=8)
     with pytest.raises(MailboxFull) as caught:
         await sender.send_columns([0] * 20, [1] * 20, [{"n": n} for n in range(20)])
@@ -489,7 +489,7 @@ async def test_a_bulk_send_that_fits_in_part_reports_both_parts(messagers):
 
 
 async def test_two_full_mailboxes_on_one_channel(messagers):
-    sender = await messagers(send_timeout_s=0.2)
+    sender = await messagers(send_timeout_s=1)
     both = [await messagers(listen=["news"], mailbox_messages=4) for _ in range(2)]
     for n in range(4):
         await sender.send_message("news", {"n": n})
@@ -507,7 +507,7 @@ async def test_two_full_mailboxes_on_one_channel(messagers):
 
 
 async def test_the_error_of_a_full_mailbox_names_mailboxes_that_have_the_message(messagers):
-    sender, free = await messagers(send_timeout_s=0.2), await messagers(listen=["news"], name="free")
+    sender, free = await messagers(send_timeout_s=1), await messagers(listen=["news"], name="free")
     full = await messagers(listen=["news"], mailbox_messages=4, name="full")
     for n in range(4):
         await sender.send_message("news", {"n": n})
@@ -531,7 +531,7 @@ async def test_a_small_mailbox_takes_batches_with_long_names(messagers, store):
 
 
 async def test_a_mailbox_is_bounded_in_bytes(messagers):
-    sender, receiver = await messagers(send_timeout_s=0.2), await messagers(host=[1], mailbox_bytes=20_000)
+    sender, receiver = await messagers(send_timeout_s=1), await messagers(host=[1], mailbox_bytes=20_000)
     payload = {"text": "x" * 4000}
     channel = sender.get_agent_chat_channel(1)
     for _ in range(4):
@@ -558,7 +558,7 @@ async def test_a_receiver_that_never_fetches_keeps_to_its_limit(messagers, store
 
 
 async def test_close_while_a_mailbox_is_full(messagers):
-    sender, receiver = await messagers(send_timeout_s=0.2), await messagers(host=[1], mailbox_messages=4)
+    sender, receiver = await messagers(send_timeout_s=1), await messagers(host=[1], mailbox_messages=4)
     await send(sender, *range(4))
     waiting = asyncio.create_task(sender.send_message(sender.get_agent_chat_channel(1), {"n": 4}))
     await asyncio.sleep(0)

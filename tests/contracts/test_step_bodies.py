@@ -76,7 +76,7 @@ async def test_a_rumour_on_three_servers(shards_config, exp_id, senders):
 
 @MODES
 @pytest.mark.long
-@pytest.mark.parametrize("body_bytes", [64, 2**10])
+@pytest.mark.parametrize("body_bytes", [64, 512])
 async def test_a_rumour_among_the_students_of_collegemsg(shards_config, data, exp_id, senders, body_bytes):
     config = shards_config.model_copy(update={"body_bytes": body_bytes})
     rumour = Rumour(college_edges(data("collegemsg/CollegeMsg.txt.gz")))
