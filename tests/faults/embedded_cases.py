@@ -105,7 +105,7 @@ CASES = [
     Case(
         "embedded server: disk full, and kill -9 meanwhile",
         lambda folder: disk_is_full(folder, 1.0, dies=True),
-        weaker("everysec: what was acknowledged in the instant at which the disk was full may be lost", "lost"),
+        weaker("what was acknowledged in the instant at which the disk was full may be lost", "lost"),
         long=True,
     ),
 ]
