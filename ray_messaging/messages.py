@@ -243,17 +243,8 @@ def decoded_messages(exp_id: str, batch: Batch, low: int, high: int) -> list[Mes
     """Return the messages of some rows. Payloads that are JSON are decoded together, in a third of the time."""
     if isinstance(batch.lines, PayloadColumn) and not batch.lines.raw:
         with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            payloads = _payloads(batch.lines, low, high, batch.rows)
+            payloads = _decoder.decode_lines(b"\n".join(batch.lines.by_row[low:high]))
             if len(payloads) == high - low:  # an empty line is no value
                 same = repeat(exp_id), repeat(batch), range(low, high), repeat(None)
                 return list(map(DecodedMessage, *same, payloads))
     return list(Messages(exp_id, [Slice(batch, low, high)]))  # each decodes its own, or tells its error
-
-
-def _payloads(lines: PayloadColumn, low: int, high: int, rows: int) -> list[Any]:
-    """Decode the payloads of some of the rows; fewer where some line has no value."""
-    index = lines.index
-    if index is None or not high - low == rows == lines.count or np.bincount(index).max() > 1:
-        return _decoder.decode_lines(b"\n".join(lines.by_row[low:high]))
-    found = _decoder.decode_lines(lines.view)  # all of them, each for one row: no line becomes an object
-    return list(map(found.__getitem__, index.tolist())) if len(found) == rows else []

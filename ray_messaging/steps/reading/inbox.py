@@ -20,7 +20,7 @@ from ray_messaging.steps.reading.heard_broadcasts import HeardBroadcasts
 from ray_messaging.steps.reading.ordered_batches import in_canonical_order
 
 NOTHING_HEARD = HeardBroadcasts()
-_AHEAD = 4096  # rows that are decoded together
+_AHEAD = 64  # rows that are decoded together; more would have left the cache when they are read
 
 
 class StepInbox:
