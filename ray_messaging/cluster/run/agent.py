@@ -13,6 +13,7 @@ import numpy as np
 
 from ray_messaging.addressing.channels import AGENT_CHAT, AgentId, check_name
 from ray_messaging.cluster.run.homes import Homes
+from ray_messaging.cluster.run.model_thread import ModelThread
 from ray_messaging.cluster.run.remembered_calls import RememberedCalls
 from ray_messaging.common.awaitables import is_async
 from ray_messaging.errors import ConfigError, MessagingError, NoQuestion, StepFailed
@@ -173,6 +174,7 @@ class Society:
         self._agents: list[Agent] = []
         self._ids = b""
         self.generators = StepGenerators(0, START, NO_PLACES)  # of the step, by the places of the agents
+        self._thread = ModelThread()
         self._threads = ThreadPoolExecutor(concurrency, "remembered call")
 
     async def run(self, step: Step, memory: CallMemory | None = None) -> None:
@@ -192,7 +194,7 @@ class Society:
         self.calls = None if memory is None else RememberedCalls(memory, self._threads)
         calls = self._calls(step)
         if not is_async(self._model):  # its calls may return awaitables all the same, as those of a decorated one
-            calls = iter(await asyncio.to_thread(list, calls))
+            calls = iter(await self._thread.call(list, calls))
             step.sends.change_thread()  # what was called there may go on here
         await self._finish(calls)
         if memory is not None and memory.broken is not None:  # though the model went on

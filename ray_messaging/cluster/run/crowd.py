@@ -1,6 +1,5 @@
 """The agents of a group as arrays, for a model's function that runs once per group and step."""
 
-import asyncio
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Any
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 
 from ray_messaging.audiences.places import places_in
 from ray_messaging.cluster.run.agent import kept_parts, step_failed, unfit_answer
+from ray_messaging.cluster.run.model_thread import ModelThread
 from ray_messaging.common.awaitables import raising
 from ray_messaging.errors import ConfigError
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
@@ -50,6 +50,7 @@ class CrowdSociety:
         self._model = model
         self._start = start
         self._shared = shared
+        self._thread = ModelThread()
         self._crowd: Crowd | None = None
         self._step = -1
 
@@ -65,7 +66,7 @@ class CrowdSociety:
     async def _call(self, step: Step, function: Callable[[Crowd, Step], None], name: str) -> None:
         try:
             assert self._crowd is not None
-            await asyncio.to_thread(raising, function, self._crowd, step)
+            await self._thread.call(raising, function, self._crowd, step)
         except (Exception, SystemExit) as error:
             raise step_failed(error, name, self._group, step.number) from error
 

@@ -1,0 +1,55 @@
+"""The thread of a model: short and long calls, and what they raise."""
+
+import asyncio
+import contextvars
+import threading
+
+import pytest
+from support.patience import WAIT_S
+
+from ray_messaging.cluster.run.model_thread import ModelThread
+
+HERE = contextvars.ContextVar("here")
+
+
+def failing(error):
+    raise error
+
+
+async def test_all_calls_run_in_one_other_thread():
+    thread = ModelThread()
+    idents = {await thread.call(threading.get_ident) for _ in range(20)}
+    assert len(idents) == 1
+    assert threading.get_ident() not in idents
+
+
+async def test_calls_see_the_context_of_their_caller():
+    HERE.set("town")
+    assert await ModelThread().call(HERE.get) == "town"
+
+
+async def test_the_event_loop_goes_on_while_a_call_is_long():
+    thread = ModelThread()
+    for _ in range(3):  # after a short call, after a long one, and again
+        begun, may_end = asyncio.Event(), threading.Event()
+        loop = asyncio.get_running_loop()
+
+        def think(begun=begun, may_end=may_end, loop=loop):
+            loop.call_soon_threadsafe(begun.set)
+            return may_end.wait(WAIT_S)
+
+        call = asyncio.create_task(thread.call(think))
+        await begun.wait()  # the loop runs, although the call has not ended
+        assert not call.done()
+        may_end.set()
+        assert await call
+        assert await thread.call(int, "5") == 5
+
+
+@pytest.mark.parametrize("error", [TimeoutError("mine"), asyncio.CancelledError(), SystemExit(3), ValueError("no")])
+async def test_a_call_raises_what_its_function_raises(error):
+    thread = ModelThread()
+    for _ in range(2):
+        with pytest.raises(type(error)) as caught:
+            await thread.call(failing, error)
+        assert caught.value.args == error.args
