@@ -142,10 +142,10 @@ class Valkey:
         return answer
 
     def fsync(self) -> None:
-        """Have the disk write what the server has appended since the last call; raises OSError.
+        """Make the disk write the data of the time since the last call; raises OSError.
 
-        Valkey's own `appendfsync everysec` answers before it writes while an fsync is under way: a kill would lose what
-        it has confirmed. With `no` it writes first, and only this is left.
+        Valkey's own `appendfsync everysec` answers before it writes while an fsync is under way: a kill would lose
+        confirmed messages. With `no` it writes first, and only this is left.
         """
         for path in (self._path / data_directory.APPEND_ONLY_NAME).glob("*.incr.aof"):
             with suppress(FileNotFoundError), path.open("rb") as file:  # a rewrite may remove it
@@ -184,15 +184,9 @@ def serve(order: dict[str, Any], path: Path, lock: int, port: Port, watch: Watch
         valkey.wait_ready(watch)
         truncated = TRUNCATED in valkey.log()
         send_event("ready", pid=valkey.pid, guard_pid=os.getpid(), data_dir=str(path), truncated=truncated)
-        while not (end := valkey.exited()):
-            watch.wait(FSYNC_S if order["fsync"] else None)
-            if order["fsync"]:
-                valkey.fsync()
+        end = wait_end(valkey, watch, fsyncs=order["fsync"])
         port.reserve()
         send_event("died", reason=end, log=valkey.log())
-    except OSError as error:
-        port.reserve()
-        send_event("died", reason=f"it was stopped, as the disk does not write its data: {error}", log=valkey.log())
     except data_directory.CannotStart as error:
         port.reserve()
         send_failure(error)
@@ -201,6 +195,18 @@ def serve(order: dict[str, Any], path: Path, lock: int, port: Port, watch: Watch
         raise
     finally:
         valkey.stop()
+
+
+def wait_end(valkey: Valkey, watch: Watch, *, fsyncs: bool) -> str:
+    """Wait until the server has ended, or the disk does not write its data; return the reason."""
+    while not (end := valkey.exited()):
+        watch.wait(FSYNC_S if fsyncs else None)
+        try:
+            if fsyncs:
+                valkey.fsync()
+        except OSError as error:
+            return f"it was stopped, as the disk does not write its data: {error}"
+    return end
 
 
 def send_failure(error: data_directory.CannotStart) -> None:

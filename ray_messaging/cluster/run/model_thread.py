@@ -25,7 +25,7 @@ class ModelThread:
         self._short = True  # the last call was
 
     async def call(self, function: Callable[..., T], *args: Any) -> T:  # noqa: ANN401 - the function's
-        """Call a plain function in the thread; raises what it raises."""
+        """Call a plain function in the thread; raises its exceptions."""
         began = perf_counter()
         future = self._thread.submit(copy_context().run, function, *args)
         if self._short:

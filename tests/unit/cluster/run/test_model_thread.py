@@ -1,4 +1,4 @@
-"""The thread of a model: short and long calls, and what they raise."""
+"""The thread of a model: short and long calls, and their exceptions."""
 
 import asyncio
 import contextvars
