@@ -19,6 +19,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -73,7 +74,6 @@ class Valkey:
             config.write_text(order["config"])  # mode 0600, by our umask
         log = path / data_directory.LOG_NAME
         self._log_start = log.stat().st_size if log.exists() else 0
-        self._synced: dict[str, int] = {}  # bytes of each append-only file
         # Valkey inherits the lock, so that it is not free between the guard's death and Valkey's.
         os.set_inheritable(lock, True)
         guard = os.getpid()
@@ -114,7 +114,7 @@ class Valkey:
     def wait_ready(self, watch: Watch) -> None:
         """Wait until the server answers; raise CannotStart or Stopped."""
         worked = -1
-        while not self._ask().startswith(b"+OK\r\n+PONG"):
+        while not self.ask("PING").startswith(b"+OK\r\n+PONG"):
             if self.exited():
                 kind = "port" if "Address already in use" in self.log() else "server"
                 raise data_directory.CannotStart(kind, "it ended while starting", self.log())
@@ -130,29 +130,16 @@ class Valkey:
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return int(fields[11]) + int(fields[12])  # user and system time
 
-    def _ask(self) -> bytes:
-        """Return the answers to AUTH and PING; the password goes to our own server only."""
+    def ask(self, command: str) -> bytes:
+        """Return the answers to AUTH and a command, b"" where there are none; only our own server gets the password."""
         answer, address = b"", (self._order["host"], self._order["port"])
         if not listens(self.pid, address[1]):
             return b""
         with suppress(OSError), socket.create_connection(address, PROBE_TIMEOUT_S) as connection:
-            connection.sendall(f"AUTH {self._order['password']}\r\nPING\r\n".encode())
+            connection.sendall(f"AUTH {self._order['password']}\r\n{command}\r\n".encode())
             while answer.count(b"\n") < 2 and (chunk := connection.recv(256)):
                 answer += chunk
         return answer
-
-    def fsync(self) -> None:
-        """Make the disk write the data of the time since the last call; raises OSError.
-
-        Valkey's own `appendfsync everysec` answers before it writes while an fsync is under way: a kill would lose
-        confirmed messages. With `no` it writes first, and only this is left.
-        """
-        for path in (self._path / data_directory.APPEND_ONLY_NAME).glob("*.incr.aof"):
-            with suppress(FileNotFoundError), path.open("rb") as file:  # a rewrite may remove it
-                nbytes = os.fstat(file.fileno()).st_size
-                if self._synced.get(path.name) != nbytes:
-                    os.fdatasync(file)
-                    self._synced[path.name] = nbytes
 
     def stop(self) -> None:
         """Stop the process and its children, by SIGTERM and then SIGKILL; return when all are gone."""
@@ -172,6 +159,44 @@ class Valkey:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})  # for the next process, which inherits it, too
 
 
+class Fsync:
+    """A thread that makes the disk write the append-only file of a server each second.
+
+    Valkey's own `appendfsync everysec` answers before it writes while an fsync is under way: a kill would lose
+    confirmed messages. With `no` it writes first, and only this is left. Where an fsync fails, Valkey does it itself
+    from then on, because it refuses messages as long as the disk does not write.
+    """
+
+    def __init__(self, valkey: Valkey, folder: Path) -> None:
+        self._valkey = valkey
+        self._folder = folder
+        self._written: dict[str, tuple[int, int]] = {}  # size and time of change of each file
+        self._over = threading.Event()
+        # A disk that hangs holds up this thread only.
+        threading.Thread(target=self._run, name="fsync", daemon=True).start()
+
+    def close(self) -> None:
+        """End the thread after its fsync, without a wait for it."""
+        self._over.set()
+
+    def _run(self) -> None:
+        while not self._over.wait(FSYNC_S):
+            try:
+                self._write()
+            except OSError:
+                if b"+OK\r\n+OK" in self._valkey.ask("CONFIG SET appendfsync everysec"):
+                    return
+
+    def _write(self) -> None:
+        for path in self._folder.glob("*.incr.aof"):
+            with suppress(FileNotFoundError), path.open("rb") as file:  # a rewrite may remove it
+                found = os.fstat(file.fileno())
+                now = found.st_size, found.st_mtime_ns
+                if self._written.get(path.name) != now:
+                    os.fdatasync(file)
+                    self._written[path.name] = now
+
+
 def serve(order: dict[str, Any], path: Path, lock: int, port: Port, watch: Watch) -> None:
     """Run the server until it dies, or could not start; raise Stopped, or HandedOver."""
     try:
@@ -180,11 +205,14 @@ def serve(order: dict[str, Any], path: Path, lock: int, port: Port, watch: Watch
     except OSError as error:  # out of memory, disk or processes: that may pass, and the data stay
         kind = "port" if error.errno == errno.EADDRINUSE else "server"
         return send_failure(data_directory.CannotStart(kind, f"cannot start Valkey: {error}", ""))
+    fsync = None
     try:
         valkey.wait_ready(watch)
         truncated = TRUNCATED in valkey.log()
         send_event("ready", pid=valkey.pid, guard_pid=os.getpid(), data_dir=str(path), truncated=truncated)
-        end = wait_end(valkey, watch, fsyncs=order["fsync"])
+        fsync = Fsync(valkey, path / data_directory.APPEND_ONLY_NAME) if order["fsync"] else None
+        while not (end := valkey.exited()):
+            watch.wait(None)
         port.reserve()
         send_event("died", reason=end, log=valkey.log())
     except data_directory.CannotStart as error:
@@ -194,19 +222,9 @@ def serve(order: dict[str, Any], path: Path, lock: int, port: Port, watch: Watch
         data_directory.mark(lock, data_directory.STOPPING)
         raise
     finally:
+        if fsync is not None:
+            fsync.close()
         valkey.stop()
-
-
-def wait_end(valkey: Valkey, watch: Watch, *, fsyncs: bool) -> str:
-    """Wait until the server has ended, or the disk does not write its data; return the reason."""
-    while not (end := valkey.exited()):
-        watch.wait(FSYNC_S if fsyncs else None)
-        try:
-            if fsyncs:
-                valkey.fsync()
-        except OSError as error:
-            return f"it was stopped, as the disk does not write its data: {error}"
-    return end
 
 
 def send_failure(error: data_directory.CannotStart) -> None:

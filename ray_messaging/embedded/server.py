@@ -93,9 +93,9 @@ class EmbeddedServer:
         host: The address, or host name, to listen on.
         data_dir: Keep the data in this directory; the next server there loads them. None: a temporary directory.
         maxmemory_bytes: Refuse writes above it; nothing is evicted. None: half of the memory of machine or container.
-        durability: How often the disk must write, for a power cut; a kill loses nothing. "always": before each answer,
-            which loses nothing. "everysec" (the default with a `data_dir`) loses about a second. "no" (the default
-            without) loses half a minute; a power cut ends a temporary directory anyway.
+        durability: How often the disk must write. A kill never loses anything, unless the disk is full. A power cut
+            loses nothing with "always" (before each answer), about a second with "everysec" (the default with a
+            `data_dir`), half a minute with "no" (the default without, as it ends a temporary directory anyway).
         succession: Let a successor of the owner take the server over.
         password: Its password. None: a random one.
         role: What it is beside others, as a replica.

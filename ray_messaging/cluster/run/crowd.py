@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from ray_messaging.audiences.places import places_in
 from ray_messaging.cluster.run.agent import kept_parts, step_failed, unfit_answer
 from ray_messaging.cluster.run.model_thread import ModelThread
-from ray_messaging.common.awaitables import raising
 from ray_messaging.errors import ConfigError
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.steps.accounts.digests import id_bytes
@@ -66,7 +65,7 @@ class CrowdSociety:
     async def _call(self, step: Step, function: Callable[[Crowd, Step], None], name: str) -> None:
         try:
             assert self._crowd is not None
-            await self._thread.call(raising, function, self._crowd, step)
+            await self._thread.call(function, self._crowd, step)
         except (Exception, SystemExit) as error:
             raise step_failed(error, name, self._group, step.number) from error
 

@@ -137,11 +137,12 @@ def _persistence(info: Info, settings: dict[str, str], *, embedded: bool) -> Ite
         )
         return
     fsync = settings.get("appendfsync", "unknown, as CONFIG is forbidden")
-    if fsync == "no" and not embedded:  # its data are lost with the machine anyway
+    if fsync == "no" and not embedded:  # the guard has its data written, or they end with the machine anyway
         yield warning(
             "server persistence",
             "appendonly, appendfsync no",
-            "a power cut may take half a minute of messages: CONFIG SET appendfsync everysec (a second) or always",
+            "a power cut may take half a minute of messages: CONFIG SET appendfsync everysec (a second) or always. An "
+            "embedded server needs none of that: its guard process has its data written",
         )
     else:
         yield ok("server persistence", "appendonly" if embedded else f"appendonly, appendfsync {fsync}")

@@ -12,10 +12,6 @@ from ray_messaging.cluster.run.model_thread import ModelThread
 HERE = contextvars.ContextVar("here")
 
 
-def failing(error):
-    raise error
-
-
 async def test_all_calls_run_in_one_other_thread():
     thread = ModelThread()
     idents = {await thread.call(threading.get_ident) for _ in range(20)}
@@ -30,7 +26,7 @@ async def test_calls_see_the_context_of_their_caller():
 
 async def test_the_event_loop_goes_on_while_a_call_is_long():
     thread = ModelThread()
-    for _ in range(3):  # after a short call, after a long one, and again
+    for _ in range(3):
         begun, may_end = asyncio.Event(), threading.Event()
         loop = asyncio.get_running_loop()
 
@@ -47,9 +43,25 @@ async def test_the_event_loop_goes_on_while_a_call_is_long():
 
 
 @pytest.mark.parametrize("error", [TimeoutError("mine"), asyncio.CancelledError(), SystemExit(3), ValueError("no")])
-async def test_a_call_raises_what_its_function_raises(error):
-    thread = ModelThread()
+@pytest.mark.parametrize("long", [False, True])
+async def test_a_call_raises_the_exception_of_its_function(error, long):
+    thread, loop, may_end = ModelThread(), asyncio.get_running_loop(), threading.Event()
+
+    def think():
+        if long:
+            loop.call_soon_threadsafe(may_end.set)  # which the loop does once it waits no more
+            assert may_end.wait(WAIT_S)
+        raise error
+
     for _ in range(2):
+        may_end.clear()
         with pytest.raises(type(error)) as caught:
-            await thread.call(failing, error)
+            await thread.call(think)
         assert caught.value.args == error.args
+
+
+async def test_a_stop_iteration_becomes_a_runtime_error():
+    thread = ModelThread()
+    for pause in (0.0, 0.1):  # seconds: a short call, and a long one
+        with pytest.raises(RuntimeError, match="give next"):
+            await thread.call(lambda pause=pause: threading.Event().wait(pause) or next(iter(())))
