@@ -1,4 +1,4 @@
-"""Guard of one Valkey server: starts it, stops it after its owner's end, and cleans up.
+"""Guard of one Valkey server: starts it, has its data written, stops it after its owner's end, and cleans up.
 
 A script for `python -S -E -I`. It is never imported, and imports only fast modules of the standard library.
 
@@ -19,7 +19,6 @@ import os
 import signal
 import socket
 import sys
-import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -28,10 +27,12 @@ from typing import TYPE_CHECKING, Any, Final
 if not TYPE_CHECKING:  # the folder of a script is not on the path of an isolated interpreter
     sys.path.append(str(Path(__file__).parent))
     import data_directory
+    from fsync import Fsync
     from guard_watch import HandedOver, Stopped, Watch
     from port import Port, listens
 else:
     from ray_messaging.embedded import data_directory
+    from ray_messaging.embedded.fsync import Fsync
     from ray_messaging.embedded.guard_watch import HandedOver, Stopped, Watch
     from ray_messaging.embedded.port import Port, listens
 
@@ -39,7 +40,6 @@ ANSWER_TIMEOUT_S: Final = 8.0  # without an answer or any work; below the owner'
 READY_POLL_S: Final = 0.01
 PROBE_TIMEOUT_S: Final = 0.25  # another program on the port may never answer
 STOP_TIMEOUT_S: Final = 5.0  # for the last fsync; after it SIGKILL
-FSYNC_S: Final = 1.0  # between two of the append-only file
 TRUNCATED: Final = "loaded anyway because aof-load-truncated is enabled"
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # of linux/prctl.h
 
@@ -141,6 +141,10 @@ class Valkey:
                 answer += chunk
         return answer
 
+    def take_fsync(self) -> bool:
+        """Have Valkey do the fsync of each second from now on; return whether it does."""
+        return self.ask("CONFIG SET appendfsync everysec").endswith(b"+OK\r\n+OK\r\n")
+
     def stop(self) -> None:
         """Stop the process and its children, by SIGTERM and then SIGKILL; return when all are gone."""
         deadline = time.monotonic() + STOP_TIMEOUT_S
@@ -159,44 +163,6 @@ class Valkey:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})  # for the next process, which inherits it, too
 
 
-class Fsync:
-    """A thread that makes the disk write the append-only file of a server each second.
-
-    Valkey's own `appendfsync everysec` answers before it writes while an fsync is under way: a kill would lose
-    confirmed messages. With `no` it writes first, and only this is left. Where an fsync fails, Valkey does it itself
-    from then on, because it refuses messages as long as the disk does not write.
-    """
-
-    def __init__(self, valkey: Valkey, folder: Path) -> None:
-        self._valkey = valkey
-        self._folder = folder
-        self._written: dict[str, tuple[int, int]] = {}  # size and time of change of each file
-        self._over = threading.Event()
-        # A disk that hangs holds up this thread only.
-        threading.Thread(target=self._run, name="fsync", daemon=True).start()
-
-    def close(self) -> None:
-        """End the thread after its fsync, without a wait for it."""
-        self._over.set()
-
-    def _run(self) -> None:
-        while not self._over.wait(FSYNC_S):
-            try:
-                self._write()
-            except OSError:
-                if b"+OK\r\n+OK" in self._valkey.ask("CONFIG SET appendfsync everysec"):
-                    return
-
-    def _write(self) -> None:
-        for path in self._folder.glob("*.incr.aof"):
-            with suppress(FileNotFoundError), path.open("rb") as file:  # a rewrite may remove it
-                found = os.fstat(file.fileno())
-                now = found.st_size, found.st_mtime_ns
-                if self._written.get(path.name) != now:
-                    os.fdatasync(file)
-                    self._written[path.name] = now
-
-
 def serve(order: dict[str, Any], path: Path, lock: int, port: Port, watch: Watch) -> None:
     """Run the server until it dies, or could not start; raise Stopped, or HandedOver."""
     try:
@@ -210,7 +176,7 @@ def serve(order: dict[str, Any], path: Path, lock: int, port: Port, watch: Watch
         valkey.wait_ready(watch)
         truncated = TRUNCATED in valkey.log()
         send_event("ready", pid=valkey.pid, guard_pid=os.getpid(), data_dir=str(path), truncated=truncated)
-        fsync = Fsync(valkey, path / data_directory.APPEND_ONLY_NAME) if order["fsync"] else None
+        fsync = Fsync(path / data_directory.APPEND_ONLY_NAME, valkey.take_fsync) if order["fsync"] else None
         while not (end := valkey.exited()):
             watch.wait(None)
         port.reserve()

@@ -174,7 +174,7 @@ class Society:
         self._agents: list[Agent] = []
         self._ids = b""
         self.generators = StepGenerators(0, START, NO_PLACES)  # of the step, by the places of the agents
-        self._thread = ModelThread()
+        self._model_thread = ModelThread()
         self._threads = ThreadPoolExecutor(concurrency, "remembered call")
 
     async def run(self, step: Step, memory: CallMemory | None = None) -> None:
@@ -194,7 +194,7 @@ class Society:
         self.calls = None if memory is None else RememberedCalls(memory, self._threads)
         calls = self._calls(step)
         if not is_async(self._model):  # its calls may return awaitables all the same, as those of a decorated one
-            calls = iter(await self._thread.call(list, calls))
+            calls = iter(await self._model_thread.call(list, calls))
             step.sends.change_thread()  # what was called there may go on here
         await self._finish(calls)
         if memory is not None and memory.broken is not None:  # though the model went on

@@ -49,7 +49,7 @@ class CrowdSociety:
         self._model = model
         self._start = start
         self._shared = shared
-        self._thread = ModelThread()
+        self._model_thread = ModelThread()
         self._crowd: Crowd | None = None
         self._step = -1
 
@@ -65,7 +65,7 @@ class CrowdSociety:
     async def _call(self, step: Step, function: Callable[[Crowd, Step], None], name: str) -> None:
         try:
             assert self._crowd is not None
-            await self._thread.call(function, self._crowd, step)
+            await self._model_thread.call(function, self._crowd, step)
         except (Exception, SystemExit) as error:
             raise step_failed(error, name, self._group, step.number) from error
 

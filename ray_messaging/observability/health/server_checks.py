@@ -145,7 +145,7 @@ def _persistence(info: Info, settings: dict[str, str], *, embedded: bool) -> Ite
             "embedded server needs none of that: its guard process has its data written",
         )
     else:
-        yield ok("server persistence", "appendonly" if embedded else f"appendonly, appendfsync {fsync}")
+        yield ok("server persistence", f"appendonly, appendfsync {fsync}")
     where = "data directory of the embedded server" if embedded else "server's dir"
     for name, what in (
         ("aof_last_write_status", "the last write"),
