@@ -296,6 +296,10 @@ class Keys:
         """Build the key of a stream, `mailbox:born`: successive mailboxes of one name have streams of their own."""
         return f"{self.prefix}mailbox:{stream}"
 
+    def open_stream(self, mailbox: str) -> str:
+        """Build the key that a mailbox's stream has within a transaction: see large_frames.lua."""
+        return f"{self.prefix}open:{mailbox}"
+
     def ended_stream(self, stream: str) -> str:
         """Build the key of a removed mailbox's stream."""
         return f"{self.ended}:{stream}"

@@ -17,7 +17,7 @@ from ray_messaging.addressing.channels import AgentId, check_id
 from ray_messaging.compat.msg import Msg
 from ray_messaging.compat.payload_objects import encode_object, is_native, is_object
 from ray_messaging.errors import InvalidAddress, InvalidPayload, PayloadTooLarge
-from ray_messaging.model.finite import MAYBE_NULL, NULL, all_finite, check_finite
+from ray_messaging.model.finite import MAYBE_NULL, NULL, all_finite, check_finite, may_have_null
 
 INT, STR, NONE = 0, 1, 2
 _ID_BYTES = 8  # bytes of a value
@@ -299,7 +299,7 @@ class PayloadColumn(msgspec.Struct, eq=False):
         if kinds <= {dict} or (len(kinds) == 1 and is_native(*kinds)):
             try:
                 blob = _encoder.encode_lines(payloads)
-                doubtful = NULL in blob and not all_finite(payloads)
+                doubtful = may_have_null(blob) and not all_finite(payloads)
             except (TypeError, ValueError, OverflowError, RecursionError, UnicodeError, msgspec.MsgspecError):
                 doubtful = True
             if not doubtful:  # else it is raised below, with its row

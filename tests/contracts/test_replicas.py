@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from support.contracts import fetch_all
 from support.patience import WAIT_S
 from support.replicated import Silence, until
 from support.servers import RedisProcess
@@ -71,6 +72,17 @@ async def test_a_receipt_that_a_replica_confirmed_and_a_message_that_it_has(open
     with pair.replica.client() as client:
         assert client.xlen(next(iter(client.scan_iter(match=f"rm:{{{sender.exp_id}}}:mailbox:b:*")))) == 1
     assert [message.payload["n"] for message in await receiver.fetch_messages(timeout=30)] == [1]
+
+
+async def test_a_large_frame_is_delivered_once_a_replica_has_it(opener, pair):
+    receiver = await opener(pair.config, name="b", host=[2], wait_replicas=1)
+    sender = await opener(pair.config, name="a", wait_replicas=1)
+    with pair.replica.client() as client:
+        for calls in range(1, 4):
+            receipts = await sender.send_columns([1] * 8, [2] * 8, [{"text": "x" * 2**15}] * 8)
+            assert receipts.counts()["delivered"] == 8
+            assert client.xlen(next(iter(client.scan_iter(match=f"rm:{{{sender.exp_id}}}:mailbox:b:*")))) == calls
+    assert len(await fetch_all(receiver, 24)) == 24
 
 
 async def test_a_repeated_send_is_no_receipt_while_no_replica_has_it(opener, pair):

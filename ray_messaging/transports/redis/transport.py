@@ -6,6 +6,9 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoPermissionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ray_messaging.addressing.channels import all_agents
 from ray_messaging.addressing.directory import Record, decode_record, encode_record
@@ -23,6 +26,7 @@ from ray_messaging.transports.dead_letter_store import kept_of
 from ray_messaging.transports.experiment_format import FORMAT
 from ray_messaging.transports.redis.connection.blocking_reads import BlockingReads, keep_of
 from ray_messaging.transports.redis.connection.link import RedisLink
+from ray_messaging.transports.redis.connection.protocol import LargeCommand
 from ray_messaging.transports.redis.connection.replica_guard import ReplicaGuard
 from ray_messaging.transports.redis.connection.scripts import script_text
 from ray_messaging.transports.redis.connection.server_runs import ServerRuns
@@ -31,7 +35,7 @@ from ray_messaging.transports.redis.ingress import WIDE, RedisIngress
 from ray_messaging.transports.redis.log import RedisLog
 from ray_messaging.transports.redis.steps import RedisSteps
 from ray_messaging.transports.redis.surveys import RedisSurveys
-from ray_messaging.transports.redis.write_arguments import add_writes
+from ray_messaging.transports.redis.write_arguments import add_writes, are_large
 from ray_messaging.transports.transport import (
     LOG,
     LOG_STREAM,
@@ -51,6 +55,7 @@ from ray_messaging.transports.transport import (
     lost,
 )
 
+_NO_RIGHT = -1  # of large_frames.lua
 _OTHERS = 16  # leases that are looked at by chance
 
 
@@ -100,6 +105,8 @@ class RedisTransport:
         self._born: dict[str, str] = {}  # of the mailboxes that are ours: which incarnation of its name we read
         self.departures = RedisDepartures(self.link, self.keys, self._born, dead_bytes)
         self._ingress: RedisIngress | None = None
+        # On a cluster, a slot that is being moved has no place for a key that does not exist.
+        self._large_apart = not clustered
         self.guests: set[str] = set()  # mailboxes of another server, whose foreign messages come over this one
 
     def ask_when_cut(self, ended: Callable[[], Awaitable[Closed | None]]) -> None:
@@ -243,10 +250,35 @@ class RedisTransport:
         return Listening(reply[1], reply[2], Cursor(reply[3].decode(), int(reply[4])), reply[6], reply[7] or b"")
 
     async def send(self, request: SendRequest) -> SendReply:
-        """Write frames and publish in one script call."""
+        """Write frames and publish in one call, and atomically."""
+        cuts: list[None] = []
+        if self._large_apart and are_large(request) and await self._send_large(request, cuts):
+            return SendReply(SendStatus.OK, [FrameFate.WRITTEN] * len(request.writes))
         # What frees memory runs when it is full.
         writes = request.writes or (request.conclusion is not None and request.conclusion.outbox)
-        return await self._send("send" if writes else "conclude_transaction", request, 0)
+        return await self._send("send" if writes else "conclude_transaction", request, 0, cuts)
+
+    async def _send_large(self, request: SendRequest, cuts: list[None]) -> bool:
+        """Write large frames by large_frames.lua; return whether all are written, and add a cut if that is unknown."""
+        sizes = [msgspec.structs.replace(write, frame=b"%d" % len(write.frame)) for write in request.writes]
+        keys, args, _ = self._asked(msgspec.structs.replace(request, writes=sizes), "open")
+        adds = [
+            LargeCommand(("XADD", self.keys.open_stream(write.mailbox), "NOMKSTREAM", "*", "f", write.frame), [5])
+            for write in request.writes
+        ]
+        try:
+            replies = await self.link.enclosed("large_frames", keys, args, adds, [*args[:5], "close", *args[6:]])
+        except NoPermissionError:
+            self._large_apart = False
+            return False
+        except (RedisConnectionError, RedisTimeoutError, OSError):
+            cuts.append(None)
+            return False
+        if replies is None:
+            return False
+        opened, *entries, _ = replies
+        self._large_apart = opened != _NO_RIGHT
+        return all(isinstance(entry, bytes) for entry in entries)
 
     async def ask(self, request: SendRequest) -> SendReply:
         """Return the fates that frames would have, and write none; each `frame` is a size, as decimal digits.
@@ -263,9 +295,12 @@ class RedisTransport:
         asked = msgspec.structs.replace(request, directory_version=self.dead_bytes)
         return await self._send("relay_frames", asked, "bury" if bury else "relay")
 
-    async def _send(self, script: str, request: SendRequest, kind: int | str) -> SendReply:
+    async def _send(
+        self, script: str, request: SendRequest, kind: int | str, cuts: list[None] | None = None
+    ) -> SendReply:
+        """Run a script that sends; `cuts` are earlier attempts with an unknown outcome."""
         keys, args, large = self._asked(request, kind)
-        cuts: list[None] = []
+        cuts = [] if cuts is None else cuts
         try:
             reply = await self.link.script(script, keys, args, lambda: cuts.append(None), large)
         except ServerRefused:

@@ -1,4 +1,4 @@
-"""The short path: send_one_frame.lua writes the same as send.lua."""
+"""The short paths: send_one_frame.lua and large_frames.lua write the same as send.lua."""
 
 import random
 
@@ -22,6 +22,7 @@ class World:
 
     def __init__(self, client, exp_id, script):
         self.client, self.keys, self.sha = client, Keys(exp_id), client.script_load(script)
+        self.large, self.written_large = client.script_load(script_text("large_frames", cluster=False)), 0
         self.state, self.lease = self.keys.state("box"), self.keys.lease("box")
         client.hset(self.keys.meta, mapping={"directory": 3, "interceptor": 2, "standing": 77})
         client.hset(self.keys.sender("me"), mapping={"epoch": 9, "s:box": 1})
@@ -31,6 +32,23 @@ class World:
         keys = [self.keys.meta, self.keys.sender("me"), self.state, self.lease]
         head = [epoch, version, interceptor, self.keys.own, self.keys.prefix, 0]
         return self.client.evalsha(self.sha, len(keys), *keys, *head, "box", seq, rows, frame, -1, 0)
+
+    def send_large(self, epoch, version, interceptor, seq, rows, frame):
+        """Send by large_frames.lua, and by the whole script where that writes nothing."""
+        keys = [self.keys.meta, self.keys.sender("me"), self.state, self.lease]
+        calls = [
+            [epoch, version, interceptor, self.keys.own, self.keys.prefix, how, "box", seq, rows, len(frame), -1, 0]
+            for how in ("open", "close")
+        ]
+        with self.client.pipeline(transaction=True) as pipeline:
+            pipeline.evalsha(self.large, len(keys), *keys, *calls[0])
+            pipeline.execute_command("XADD", self.keys.open_stream("box"), "NOMKSTREAM", "*", "f", frame)
+            pipeline.evalsha(self.large, len(keys), *keys, *calls[1])
+            opened, entry, closed = pipeline.execute()
+        assert (opened, closed) == (0, 0)
+        assert not self.client.exists(self.keys.open_stream("box"))
+        self.written_large += entry is not None
+        return [0, 0, -1] if entry else self.send(epoch, version, interceptor, seq, rows, frame)
 
     def seen(self):
         state = self.client.hgetall(self.state)
@@ -47,9 +65,9 @@ def whole():
 
 def without_direct():
     direct = script_text("send_one_frame", cluster=False)
-    limit = script_text("mailbox_limit", cluster=False)
-    assert whole().startswith(f"{limit}\n{direct}")
-    return limit + whole().removeprefix(f"{limit}\n{direct}")
+    shared = "\n".join(script_text(name, cluster=False) for name in ("mailbox_limit", "plain_frame"))
+    assert whole().startswith(f"{shared}\n{direct}")
+    return shared + whole().removeprefix(f"{shared}\n{direct}")
 
 
 def change(chance, world):
@@ -71,8 +89,9 @@ def change(chance, world):
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_both_ways_write_the_same(client, exp_id, seed):
-    worlds = [World(client, f"{exp_id}-{n}", script) for n, script in enumerate((whole(), without_direct()))]
+def test_all_ways_write_the_same(client, exp_id, seed):
+    worlds = [World(client, f"{exp_id}-{n}", script) for n, script in enumerate((whole(), without_direct(), whole()))]
+    ways = worlds[0].send, worlds[1].send, worlds[2].send_large
     chance, seq = random.Random(seed), 1
     for _ in range(30):
         fate = chance.getrandbits(64)
@@ -86,9 +105,10 @@ def test_both_ways_write_the_same(client, exp_id, seed):
             chance.choice([1, 3, 30]),
             b"x" * chance.choice([1, 40, 400]),
         )
-        replies = [world.send(*call) for world in worlds]
-        assert replies[0] == replies[1], call
+        replies = [send(*call) for send in ways]
+        assert replies[0] == replies[1] == replies[2], call
         seen = [world.seen() for world in worlds]
-        assert seen[0] == seen[1], call
+        assert seen[0] == seen[1] == seen[2], call
         seq = int(seen[0][1].get(b"s:box", 0))
+    assert worlds[2].written_large or not seen[2][2][1:]
     client.delete(*(key for world in worlds for key in client.scan_iter(f"{world.keys.prefix}*")))

@@ -248,18 +248,25 @@ class RedisLink:
         return wire.call(args, self._reply_s, self._stall_s)
 
     async def _guarded(self, wire: Wire, args: Sequence[Any]) -> Any:  # noqa: ANN401 - a reply
-        assert self.guard is not None
-        self._calls += 1
-        calls = wire.calls([args, *self.guard.behind], self._reply_s, self._stall_s)
-        reply, *rest = await asyncio.gather(*calls, return_exceptions=True)
+        [reply] = await self._replies(wire, [args])
         if isinstance(reply, BaseException):
             raise reply
-        try:
-            self.guard.check(rest)
-        except TooFewReplicasError as error:  # it may be a primary no more, without knowing it
-            wire.close(error)
-            raise
         return reply
+
+    async def _replies(self, wire: Wire, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        """Send commands in one piece; return their replies, errors among them. An error of the last one counts."""
+        self._calls += 1
+        behind = () if self.guard is None else self.guard.behind
+        calls = wire.calls([*commands, *behind], self._reply_s, self._stall_s)
+        replies = await asyncio.gather(*calls, return_exceptions=True)
+        found, rest = replies[: len(commands)], replies[len(commands) :]
+        if self.guard is not None and not isinstance(found[-1], BaseException):
+            try:
+                self.guard.check(rest)
+            except TooFewReplicasError as error:  # it may be a primary no more, without knowing it
+                wire.close(error)
+                raise
+        return found
 
     async def dedicated(self) -> AbstractConnection:
         """Make a connection of its own, for a subscription; raises redis-py's errors."""
@@ -362,12 +369,7 @@ class RedisLink:
         return self.persist(partial(self._run, name, keys, args, large), cut)
 
     def _run(self, name: str, keys: Sequence[str], args: Sequence[Any], large: Sequence[int]) -> Awaitable[Any]:
-        script = self._known.get(name)
-        how = b"EVALSHA"
-        if script is None:
-            self._known[name] = script_hash(name, cluster=self._clustered)  # if this never gets there, it is refused
-            how, script = b"EVAL", script_text(name, cluster=self._clustered)
-        command: Sequence[Any] = (how, script, len(keys), *keys, *args)
+        command = self._script(name, keys, args)
         if large:
             before = len(command) - len(args)
             command = LargeCommand(command, [before + place for place in large])
@@ -375,6 +377,44 @@ class RedisLink:
         if wire is not None and wire is self._greeted and wire.is_open:
             return self._over(wire, command)
         return self._greeting(command)
+
+    def _script(self, name: str, keys: Sequence[str], args: Sequence[Any]) -> Sequence[Any]:
+        script = self._known.get(name)
+        how = b"EVALSHA"
+        if script is None:
+            self._known[name] = script_hash(name, cluster=self._clustered)  # if this never gets there, it is refused
+            how, script = b"EVAL", script_text(name, cluster=self._clustered)
+        return (how, script, len(keys), *keys, *args)
+
+    async def enclosed(
+        self,
+        name: str,
+        keys: Sequence[str],
+        args: Sequence[Any],
+        commands: Sequence[Sequence[Any]],
+        closing: Sequence[Any],
+    ) -> list[Any] | None:
+        """Run a script, commands, and the script again with `closing`, in one transaction; return all of their replies.
+
+        It is tried once. None: nothing was done, as there is no connection, or the server said no. Raises redis-py's
+        errors: NoPermissionError where the user may not have transactions, others where the outcome is unknown.
+        """
+        wire = self._wire
+        if wire is None or wire is not self._greeted or not wire.is_open:
+            return None
+        inner = [self._script(name, keys, args), *commands, self._script(name, keys, closing)]
+        begun, *_, found = await self._replies(wire, [("MULTI",), *inner, ("EXEC",)])
+        if isinstance(found, list):
+            if any(isinstance(reply, NoScriptError) for reply in found):
+                self._known.clear()
+            return found
+        if isinstance(begun, NoPermissionError):
+            raise begun
+        if isinstance(found, NoPermissionError):
+            wire.close(found)  # it is still within the transaction
+        if isinstance(found, NoPermissionError) or not isinstance(found, _ANSWERS):
+            raise found
+        return None
 
     async def _greeting(self, command: Sequence[Any]) -> Any:  # noqa: ANN401 - a reply
         async with self._opening:

@@ -12,7 +12,8 @@ _RETURN = ("mailbox_limit", "step_box", "returned_frames")
 _DEAD_LETTERS = ("load_directory", "end_leases", "remove_mailbox", "reject_frame", "drop_letters")
 _DEPARTURES = ("give_up_release", "ask_for_room", "record_departure", "finish_departure")
 _SHARED: dict[str, tuple[str, ...]] = {
-    "send": ("mailbox_limit", "send_one_frame", *_MOVE, "step_box"),
+    "send": ("mailbox_limit", "plain_frame", "send_one_frame", *_MOVE, "step_box"),
+    "large_frames": ("mailbox_limit", "plain_frame"),
     "relay_frames": ("mailbox_limit", *_MOVE, "step_box", "dead_letter_retention", "bury_waiting", "send"),
     "conclude_transaction": ("mailbox_limit", *_MOVE, "step_box", "send"),
     "take_sender_epoch": ("raise_number",),
