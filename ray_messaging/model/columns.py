@@ -385,7 +385,9 @@ class PayloadColumn(msgspec.Struct, eq=False):
 
     def pack(self) -> None:
         """Keep only the blob: an object per line, kept for long, is expensive to free."""
-        if not self.raw and self.blob:
+        if not self.raw:
+            if self._blob is None:
+                self._blob = self.blob
             self._list = self._by_row = self._ends = None
 
     def row(self, row: int) -> bytes:
