@@ -49,9 +49,7 @@ async def test_a_primary_that_lives_on_as_a_replica_is_left_by_all_its_connectio
     sender = await opener(service.config, name="a", send_timeout_s=60)
     channel = sender.get_agent_chat_channel(2)
     for n in range(3):
-        with service.replicas[0].client() as replica:
-            replica.execute_command("CLUSTER FAILOVER")
-        await asyncio.to_thread(service.failed_over)
+        await asyncio.to_thread(service.hand_over)
         await asyncio.to_thread(service.settle)
         assert (await sender.send_message(channel, {"n": n}, from_id=1)).fate == "delivered"
         assert await numbers(receiver, 1) == [n]

@@ -1,5 +1,6 @@
 """A Redis or Valkey Cluster for tests: nodes can be killed and cut off, and slots moved in both ways."""
 
+import math
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,7 @@ _ALL_PACKETS = -2  # of the cluster's, that a node of Valkey can drop
 _KEYS_AT_ONCE = 20
 _REST_S = 0.2
 _HANDSHAKE_S = 0.2
+_ELECTION_S = 6.0  # a replica gives up a failover that it was asked for after 5 s
 
 
 def slot_of(exp_id):
@@ -198,18 +200,32 @@ class ClusterService:
     def failed_over(self):
         """Return when a replica has taken the place of the experiment's primary."""
         old = self.primary
+        until(lambda: self._succeeded(old), "another primary")
 
-        def another():
-            for server in self.servers:
-                if server is old or server.process is None:
-                    continue
-                with server.client(socket_timeout=2) as client:
-                    self._find_primary(self._view(client))
-                if self.primary is not old:
-                    return True
-            return False
+    def _succeeded(self, old):
+        """Return whether a replica has taken the place of a primary."""
+        for server in self.servers:
+            if server is old or server.process is None:
+                continue
+            with server.client(socket_timeout=2) as client:
+                self._find_primary(self._view(client))
+            if self.primary is not old:
+                return True
+        return False
 
-        until(another, "another primary")
+    def hand_over(self):
+        """Let a replica take the place of the experiment's primary, which lives on as a replica."""
+        old, [replica], asked_at = self.primary, self.replicas, -math.inf
+
+        def handed_over():
+            nonlocal asked_at
+            if time.monotonic() > asked_at + _ELECTION_S:  # the replica says nothing when it gives up
+                asked_at = time.monotonic()
+                with replica.client() as client:
+                    client.execute_command("CLUSTER FAILOVER")
+            return self._succeeded(old)
+
+        until(handed_over, "another primary")
 
     def join(self, server):
         """Start a node that was killed; return when it has all."""
