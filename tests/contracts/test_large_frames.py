@@ -1,21 +1,21 @@
 """Large frames, which do not come into a script: cuts, kills, full memory, missing rights, forgotten scripts."""
 
 import asyncio
-from contextlib import suppress
+from contextlib import ExitStack
 
 import pytest
 from faults.proxy import Proxy
 from support.contracts import client_of, fetch_all
 from support.servers import RedisProcess
 
-from ray_messaging import Fenced, MailboxFull
+from ray_messaging import Closed, Fenced, MailboxFull, OutcomeUnknown
 from ray_messaging.addressing.channels import Keys
-from ray_messaging.transports.redis.write_arguments import _APART
+from ray_messaging.transports.redis.large_frames import LEAST_BYTES
 
 pytestmark = pytest.mark.some_layouts("it looks into one server; the other suites send large frames over all layouts")
 
 ROWS = 8
-TEXT = "x" * (_APART // ROWS)
+TEXT = "x" * (LEAST_BYTES // ROWS)
 
 
 @pytest.fixture(params=["valkey", "redis"])
@@ -23,14 +23,22 @@ def server(request):
     return request.getfixturevalue(f"{request.param}_config")
 
 
+@pytest.fixture
+def start(tmp_path):
+    """Return a function that starts a server of the test's own; a test asks for it before it asks for messagers."""
+    with ExitStack() as stack:
+
+        def start(**options):
+            process = RedisProcess(tmp_path, **options)
+            stack.callback(process.kill)
+            return process.start()
+
+        yield start
+
+
 @pytest.fixture(params=["valkey", "redis-server"])
-def owned(request, tmp_path):
-    """Start a server of the test's own."""
-    process = RedisProcess(tmp_path, binary=request.param)
-    try:
-        yield process.start()
-    finally:
-        process.kill()
+def owned(request, start):
+    return start(binary=request.param)
 
 
 @pytest.fixture
@@ -75,20 +83,30 @@ async def check_mailbox(client, exp_id, name="group"):
     assert await client.hget(keys.state(name), "last") == last
 
 
-async def written_apart(client):
+async def transactions(client):
     """Return how many transactions the server has run."""
     return (await client.info("commandstats")).get("cmdstat_exec", {}).get("calls", 0)
+
+
+async def attempts(client):
+    """Return how often transactions were tried, in vain too."""
+    stats = await client.info("commandstats")
+    return sum(
+        stats.get(f"cmdstat_{name}", {}).get(count, 0)
+        for name in ("multi", "exec")
+        for count in ("calls", "rejected_calls")
+    )
 
 
 async def test_large_frames_go_to_several_mailboxes_in_one_transaction(server, client, opener, exp_id):
     receivers = [await opener(server, name=f"group-{n}", host=[n]) for n in (1, 2, 3)]
     sender = await opener(server)
     await send(sender, 0, (1, 2, 3))  # the first one makes the streams
-    before = await written_apart(client)
+    before = await transactions(client)
     for number in range(1, 4):
         receipts = await send(sender, number, (1, 2, 3))
         assert receipts.counts()["delivered"] == 3 * ROWS
-    assert await written_apart(client) == before + 3
+    assert await transactions(client) == before + 3
     for receiver in receivers:
         await check_mailbox(client, exp_id, receiver.name)
         assert await received(receiver, 4) == [0, 1, 2, 3]
@@ -107,18 +125,20 @@ async def test_a_reader_that_waits_gets_a_large_frame(server, opener):
 
 
 @pytest.mark.parametrize("up", [True, False], ids=["request", "reply"])
-async def test_each_piece_of_a_large_call_may_be_lost(server, opener, up):
+async def test_each_piece_of_a_large_call_may_be_lost(server, client, opener, up):
     receiver = await opener(server, name="group", host=[1])
     with Proxy(server) as proxy:
         sender = await opener(proxy.config)
         await send(sender, 0)
         number = lost = 0
+        before = await transactions(client)
         while lost == number:
             number += 1
             proxy.lose(number, up=up)
             receipts = await send(sender, number)
             assert receipts.counts()["delivered"] == ROWS
             lost += proxy.spare()
+    assert await transactions(client) > before
     assert number >= 3 if up else number >= 2
     assert await received(receiver, number + 1) == [*range(number + 1)]
 
@@ -149,7 +169,7 @@ async def test_memory_that_becomes_full_leaves_mailboxes_whole(owned, opener, ex
     await send(sender, 0)
     client = client_of(owned.config)
     used = (await client.info("memory"))["used_memory"]
-    await client.config_set("maxmemory", used + 4 * _APART)
+    await client.config_set("maxmemory", used + 4 * LEAST_BYTES)
     number, error = await fill(sender)
     assert number > 1
     assert "maxmemory" in str(error)
@@ -163,27 +183,108 @@ async def test_memory_that_becomes_full_leaves_mailboxes_whole(owned, opener, ex
     await client.aclose()
 
 
-@pytest.mark.parametrize(
-    "right", ["multi", "exec", "xadd", "xgroup|create", "xgroup|destroy", "xgroup", "xinfo|groups", "rename"]
-)
+async def check_that_it_only_is_slower(server, client, opener, exp_id, sender):
+    """Check that large frames arrive, and that no second transaction is tried."""
+    receiver = await opener(server, name="group", host=[1])
+    for number in range(2):
+        assert (await send(sender, number)).counts()["delivered"] == ROWS
+    before = await attempts(client)
+    for number in range(2, 5):
+        assert (await send(sender, number)).counts()["delivered"] == ROWS
+    assert await attempts(client) == before
+    assert await received(receiver, 5) == [*range(5)]
+    assert (await sender.send_message(sender.get_agent_chat_channel(1), {"call": 5})).fate == "delivered"
+    assert [message.payload for message in await fetch_all(receiver, 1)] == [{"call": 5}]
+    await check_mailbox(client, exp_id)
+
+
+RIGHTS = "multi", "exec", "xgroup", "xgroup|create", "xgroup|destroy", "xinfo|groups", "rename"
+
+
+@pytest.mark.parametrize("right", RIGHTS)
 async def test_a_missing_right_only_makes_it_slower(server, client, opener, exp_id, right):
     user = f"user-{exp_id}"
     await client.execute_command("ACL", "SETUSER", user, "on", f">{server.password}", "~*", "&*", "+@all", f"-{right}")
     try:
-        receiver = await opener(server, name="group", host=[1])
         sender = await opener(server.model_copy(update={"username": user}))
-        if right == "xadd":  # without this one nothing can be sent
-            with suppress(Exception):
-                await send(sender, 0)
-            await client.execute_command("ACL", "SETUSER", user, "+xadd")
-        for number in range(3):
-            assert (await send(sender, number)).counts()["delivered"] == ROWS
-        assert await received(receiver, 3) == [0, 1, 2]
-        assert (await sender.send_message(sender.get_agent_chat_channel(1), {"call": 3})).fate == "delivered"
-        assert [message.payload for message in await fetch_all(receiver, 1)] == [{"call": 3}]
-        await check_mailbox(client, exp_id)
+        await check_that_it_only_is_slower(server, client, opener, exp_id, sender)
     finally:
         await client.execute_command("ACL", "DELUSER", user)
+
+
+async def test_a_user_that_may_only_add_to_mailboxes_needs_no_more(server, client, opener, exp_id):
+    user, prefix = f"user-{exp_id}", Keys(exp_id).prefix
+    rights = f"%W~{prefix}mailbox:*", f"~{prefix}[^m]*", f"~{prefix}meta", "&*", "+@all"
+    await client.execute_command("ACL", "SETUSER", user, "on", f">{server.password}", *rights)
+    try:
+        sender = await opener(server.model_copy(update={"username": user}))
+        await check_that_it_only_is_slower(server, client, opener, exp_id, sender)
+    finally:
+        await client.execute_command("ACL", "DELUSER", user)
+
+
+@pytest.mark.parametrize("command", ["MULTI", "EXEC", "XINFO"])
+async def test_a_server_without_a_command_only_is_slower(start, opener, exp_id, command):
+    server = start(**{"rename-command": f'{command} ""'})
+    client = client_of(server.config)
+    sender = await opener(server.config)
+    await check_that_it_only_is_slower(server.config, client, opener, exp_id, sender)
+    await client.aclose()
+
+
+async def test_consumer_groups_of_others_change_nothing(server, client, opener, exp_id):
+    receiver, sender = await opener(server, name="group", host=[1]), await opener(server)
+    await send(sender, 0)
+    [stream] = [key async for key in client.scan_iter(match=f"{Keys(exp_id).prefix}mailbox:group:*")]
+    await client.xgroup_create(stream, "audit", "0")
+    await send(sender, 1)
+    await check_mailbox(client, exp_id)
+    assert [group["name"] for group in await client.xinfo_groups(stream)] == [b"audit"]
+    assert await received(receiver, 2) == [0, 1]
+
+
+async def test_a_full_mailbox_keeps_nothing_from_the_others(server, client, opener, exp_id):
+    names = {1: "roomy", 2: "narrow", 3: "new"}
+    sender = await opener(server, send_timeout_s=1)
+    receivers = {
+        to: await opener(server, name=name, host=[to], mailbox_messages=2 * ROWS if name == "narrow" else 1_000)
+        for to, name in names.items()
+    }
+    await send(sender, 0, (1, 2))
+    await send(sender, 1, (1, 2))
+    with pytest.raises(MailboxFull) as caught:
+        await send(sender, 2, (1, 2, 3))
+    assert caught.value.mailbox == "narrow"
+    fates = [None if receipt is None else receipt.fate for receipt in caught.value.receipts]
+    assert fates == ["delivered"] * ROWS + [None] * ROWS + ["delivered"] * ROWS
+    assert await received(receivers[2], 2) == [0, 1]
+    await receivers[2].ack()
+    before = await transactions(client)
+    await send(sender, 3, (1, 2, 3))
+    assert await transactions(client) == before + 1
+    for to, calls in {1: [0, 1, 2, 3], 2: [3], 3: [2, 3]}.items():
+        assert await received(receivers[to], len(calls)) == calls
+        await check_mailbox(client, exp_id, names[to])
+
+
+async def test_a_large_frame_whose_reply_was_lost_is_not_said_to_be_unsent(server, opener):
+    receiver = await opener(server, name="group", host=[1])
+    with Proxy(server) as proxy:
+        sender = await opener(proxy.config, send_timeout_s=5)
+        await send(sender, 0)
+        await send(sender, 1)
+
+        async def ended():
+            return Closed("the experiment has ended")
+
+        def vanish():
+            proxy.black_hole = True
+
+        sender.engine.transport.ask_when_cut(ended)
+        proxy.lose(1, up=False, then=vanish)
+        with pytest.raises(OutcomeUnknown):
+            await send(sender, 2)
+        assert await received(receiver, 3) == [0, 1, 2]
 
 
 async def test_forgotten_scripts_are_loaded_again(server, client, opener):
@@ -192,7 +293,31 @@ async def test_forgotten_scripts_are_loaded_again(server, client, opener):
         if number in {2, 4}:
             await client.script_flush()
         assert (await send(sender, number)).counts()["delivered"] == ROWS
-    assert await received(receiver, 6) == [*range(6)]
+    before = await transactions(client)
+    await send(sender, 6)
+    assert await transactions(client) == before + 1
+    assert await received(receiver, 7) == [*range(7)]
+
+
+async def test_a_script_that_valkey_forgets_alone_is_loaded_again(start, opener):
+    server = start(binary="valkey")
+    client = client_of(server.config)
+    receiver, sender = await opener(server.config, name="group", host=[1]), await opener(server.config)
+    await send(sender, 0)
+    await send(sender, 1)
+    for other in range(600):  # it keeps the 500 that ran last
+        await client.eval(f"return {other}", 0)
+        if other % 100 == 0:
+            await sender.send_message(sender.get_agent_chat_channel(1), {"call": 0})
+    before = (await client.info("commandstats"))["cmdstat_xadd"]["calls"]
+    for number in range(2, 5):
+        await send(sender, number)
+    added = (await client.info("commandstats"))["cmdstat_xadd"]["calls"] - before
+    assert added == 4  # the first one added nothing, and send.lua wrote its frame
+    assert (await client.info("stats"))["evicted_scripts"] > 0
+    large = [message for message in await fetch_all(receiver, 5 * ROWS + 6) if "text" in message.payload]
+    assert [message.payload["call"] for message in large[::ROWS]] == [*range(5)]
+    await client.aclose()
 
 
 async def test_a_successor_of_the_sender_fences_its_large_frames(server, opener):

@@ -3,12 +3,10 @@
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoPermissionError
-from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ray_messaging.addressing.channels import all_agents
 from ray_messaging.addressing.directory import Record, decode_record, encode_record
@@ -26,16 +24,16 @@ from ray_messaging.transports.dead_letter_store import kept_of
 from ray_messaging.transports.experiment_format import FORMAT
 from ray_messaging.transports.redis.connection.blocking_reads import BlockingReads, keep_of
 from ray_messaging.transports.redis.connection.link import RedisLink
-from ray_messaging.transports.redis.connection.protocol import LargeCommand
 from ray_messaging.transports.redis.connection.replica_guard import ReplicaGuard
 from ray_messaging.transports.redis.connection.scripts import script_text
 from ray_messaging.transports.redis.connection.server_runs import ServerRuns
 from ray_messaging.transports.redis.departures import RedisDepartures
 from ray_messaging.transports.redis.ingress import WIDE, RedisIngress
+from ray_messaging.transports.redis.large_frames import LargeFrames
 from ray_messaging.transports.redis.log import RedisLog
 from ray_messaging.transports.redis.steps import RedisSteps
 from ray_messaging.transports.redis.surveys import RedisSurveys
-from ray_messaging.transports.redis.write_arguments import add_writes, are_large
+from ray_messaging.transports.redis.write_arguments import add_writes
 from ray_messaging.transports.transport import (
     LOG,
     LOG_STREAM,
@@ -55,7 +53,6 @@ from ray_messaging.transports.transport import (
     lost,
 )
 
-_NO_RIGHT = -1  # of large_frames.lua
 _OTHERS = 16  # leases that are looked at by chance
 
 
@@ -96,6 +93,7 @@ class RedisTransport:
         self._server_runs = ServerRuns(self.keys, greeting, config.timeout, shards)
         self.link.greet = self._server_runs.greet
         self.link.moved = self._follow
+        self._large_frames = LargeFrames(self.link, self.keys)
         self.log = RedisLog(self.link, self.keys, run)
         self.steps = RedisSteps(self.link, self.keys)
         self.surveys = RedisSurveys(self.link, self.keys)
@@ -105,8 +103,6 @@ class RedisTransport:
         self._born: dict[str, str] = {}  # of the mailboxes that are ours: which incarnation of its name we read
         self.departures = RedisDepartures(self.link, self.keys, self._born, dead_bytes)
         self._ingress: RedisIngress | None = None
-        # On a cluster, a slot that is being moved has no place for a key that does not exist.
-        self._large_apart = not clustered
         self.guests: set[str] = set()  # mailboxes of another server, whose foreign messages come over this one
 
     def ask_when_cut(self, ended: Callable[[], Awaitable[Closed | None]]) -> None:
@@ -250,35 +246,10 @@ class RedisTransport:
         return Listening(reply[1], reply[2], Cursor(reply[3].decode(), int(reply[4])), reply[6], reply[7] or b"")
 
     async def send(self, request: SendRequest) -> SendReply:
-        """Write frames and publish in one call, and atomically."""
-        cuts: list[None] = []
-        if self._large_apart and are_large(request) and await self._send_large(request, cuts):
-            return SendReply(SendStatus.OK, [FrameFate.WRITTEN] * len(request.writes))
+        """Write frames and publish, all in one call."""
         # What frees memory runs when it is full.
         writes = request.writes or (request.conclusion is not None and request.conclusion.outbox)
-        return await self._send("send" if writes else "conclude_transaction", request, 0, cuts)
-
-    async def _send_large(self, request: SendRequest, cuts: list[None]) -> bool:
-        """Write large frames by large_frames.lua; return whether all are written, and add a cut if that is unknown."""
-        sizes = [msgspec.structs.replace(write, frame=b"%d" % len(write.frame)) for write in request.writes]
-        keys, args, _ = self._asked(msgspec.structs.replace(request, writes=sizes), "open")
-        adds = [
-            LargeCommand(("XADD", self.keys.open_stream(write.mailbox), "NOMKSTREAM", "*", "f", write.frame), [5])
-            for write in request.writes
-        ]
-        try:
-            replies = await self.link.enclosed("large_frames", keys, args, adds, [*args[:5], "close", *args[6:]])
-        except NoPermissionError:
-            self._large_apart = False
-            return False
-        except (RedisConnectionError, RedisTimeoutError, OSError):
-            cuts.append(None)
-            return False
-        if replies is None:
-            return False
-        opened, *entries, _ = replies
-        self._large_apart = opened != _NO_RIGHT
-        return all(isinstance(entry, bytes) for entry in entries)
+        return await self._send("send" if writes else "conclude_transaction", request, 0)
 
     async def ask(self, request: SendRequest) -> SendReply:
         """Return the fates that frames would have, and write none; each `frame` is a size, as decimal digits.
@@ -295,14 +266,14 @@ class RedisTransport:
         asked = msgspec.structs.replace(request, directory_version=self.dead_bytes)
         return await self._send("relay_frames", asked, "bury" if bury else "relay")
 
-    async def _send(
-        self, script: str, request: SendRequest, kind: int | str, cuts: list[None] | None = None
-    ) -> SendReply:
-        """Run a script that sends; `cuts` are earlier attempts with an unknown outcome."""
+    async def _send(self, script: str, request: SendRequest, kind: int | str) -> SendReply:
         keys, args, large = self._asked(request, kind)
-        cuts = [] if cuts is None else cuts
+        first = None
+        if large and kind == 0 and self._large_frames.takes(request):
+            first = partial(self._large_frames.write, request.writes, keys, args)
+        cuts: list[None] = []
         try:
-            reply = await self.link.script(script, keys, args, lambda: cuts.append(None), large)
+            reply = await self.link.script(script, keys, args, lambda: cuts.append(None), large, first)
         except ServerRefused:
             raise
         except MailboxFull as error:

@@ -4,20 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ray_messaging.transports.redis.connection.protocol import LARGE
-from ray_messaging.transports.transport import LOG, FrameWrite, SendRequest
-
-_APART = 128 * 2**10  # bytes of a frame for which large_frames.lua takes less time than send.lua
-
-
-def are_large(request: SendRequest) -> bool:
-    """Return whether large_frames.lua can write a request: large frames, each for another mailbox, and nothing else."""
-    writes = request.writes
-    if request.conclusion is not None or not writes or len(writes[0].frame) < _APART:
-        return False
-    return len({write.mailbox for write in writes}) == len(writes) and all(
-        len(write.frame) >= _APART and write.noted is None and not write.publish and write.mailbox not in {"", LOG}
-        for write in writes
-    )
+from ray_messaging.transports.transport import FrameWrite
 
 
 def add_writes(args: list[Any], writes: Sequence[FrameWrite]) -> list[int]:

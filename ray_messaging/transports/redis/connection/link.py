@@ -101,6 +101,17 @@ def _passes(error: BaseException, *, follows: bool) -> bool:
     )
 
 
+def _after(first: Callable[[], Awaitable[Any]], attempt: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
+    """Return an attempt that tries another way first, only the first time."""
+    ways = [first]
+
+    async def both() -> Any:  # noqa: ANN401 - a reply
+        found = await ways.pop()() if ways else None
+        return await attempt() if found is None else found
+
+    return both
+
+
 class RedisLink:
     """Connections to one server; `home` is what its keys begin with, by which it is found in a cluster.
 
@@ -122,6 +133,7 @@ class RedisLink:
         self._closed = False
         self._wire: Wire | None = None
         self._opening = asyncio.Lock()
+        self.transacts = True  # False once the server, or the user's rights, have refused MULTI or EXEC
         self._known: dict[str, str] = {}  # hashes of the scripts that the server should have
         # Is called with each new connection before a script, or a blocking read, goes over it.
         self.greet: Greet | None = None
@@ -254,7 +266,10 @@ class RedisLink:
         return reply
 
     async def _replies(self, wire: Wire, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        """Send commands in one piece; return their replies, errors among them. An error of the last one counts."""
+        """Send commands in one piece; return their replies, errors among them.
+
+        With a guard they count only once replicas have their effect; where the last one failed there is none.
+        """
         self._calls += 1
         behind = () if self.guard is None else self.guard.behind
         calls = wire.calls([*commands, *behind], self._reply_s, self._stall_s)
@@ -360,16 +375,18 @@ class RedisLink:
         args: Sequence[Any],
         cut: Callable[[], None] | None = None,
         large: Sequence[int] = (),
+        first: Callable[[], Awaitable[Any]] | None = None,
     ) -> Awaitable[Any]:
         """Run a script of ours; it is repeated, with the same arguments, while the connection is cut.
 
         `cut` is called for each attempt with an unknown outcome; `large` are the places of large bytes in
-        the arguments.
+        the arguments. `first` is tried once before: its result counts, unless it is None.
         """
-        return self.persist(partial(self._run, name, keys, args, large), cut)
+        attempt = partial(self._run, name, keys, args, large)
+        return self.persist(attempt if first is None else _after(first, attempt), cut)
 
     def _run(self, name: str, keys: Sequence[str], args: Sequence[Any], large: Sequence[int]) -> Awaitable[Any]:
-        command = self._script(name, keys, args)
+        command = self.script_command(name, keys, args)
         if large:
             before = len(command) - len(args)
             command = LargeCommand(command, [before + place for place in large])
@@ -378,7 +395,8 @@ class RedisLink:
             return self._over(wire, command)
         return self._greeting(command)
 
-    def _script(self, name: str, keys: Sequence[str], args: Sequence[Any]) -> Sequence[Any]:
+    def script_command(self, name: str, keys: Sequence[str], args: Sequence[Any]) -> Sequence[Any]:
+        """Return the command that runs a script of ours."""
         script = self._known.get(name)
         how = b"EVALSHA"
         if script is None:
@@ -386,34 +404,29 @@ class RedisLink:
             how, script = b"EVAL", script_text(name, cluster=self._clustered)
         return (how, script, len(keys), *keys, *args)
 
-    async def enclosed(
-        self,
-        name: str,
-        keys: Sequence[str],
-        args: Sequence[Any],
-        commands: Sequence[Sequence[Any]],
-        closing: Sequence[Any],
-    ) -> list[Any] | None:
-        """Run a script, commands, and the script again with `closing`, in one transaction; return all of their replies.
+    async def transaction(self, commands: Sequence[Sequence[Any]]) -> list[Any] | None:
+        """Run commands in one transaction, over the open connection, and once; return their replies, also errors.
 
-        It is tried once. None: nothing was done, as there is no connection, or the server said no. Raises redis-py's
-        errors: NoPermissionError where the user may not have transactions, others where the outcome is unknown.
+        None: nothing was done, because there is no connection or the server refused it; `transacts` says whether
+        another transaction may be tried. Raises redis-py's error where the outcome is unknown.
         """
         wire = self._wire
         if wire is None or wire is not self._greeted or not wire.is_open:
             return None
-        inner = [self._script(name, keys, args), *commands, self._script(name, keys, closing)]
-        begun, *_, found = await self._replies(wire, [("MULTI",), *inner, ("EXEC",)])
+        begun, *_, found = await self._replies(wire, [("MULTI",), *commands, ("EXEC",)])
         if isinstance(found, list):
             if any(isinstance(reply, NoScriptError) for reply in found):
                 self._known.clear()
             return found
-        if isinstance(begun, NoPermissionError):
-            raise begun
-        if isinstance(found, NoPermissionError):
-            wire.close(found)  # it is still within the transaction
-        if isinstance(found, NoPermissionError) or not isinstance(found, _ANSWERS):
+        if not isinstance(found, _ANSWERS):
             raise found
+        aborted = str(found).startswith("EXECABORT")  # for one of the commands, of which the script will tell more
+        if not aborted:
+            wire.close(found)  # it may still be within the transaction
+        for error in (begun, found):
+            refused = isinstance(error, ResponseError) and not self._passes(error)
+            if refused and ("NOPERM" in str(error) or not str(error).startswith("EXECABORT")):
+                self.transacts = False
         return None
 
     async def _greeting(self, command: Sequence[Any]) -> Any:  # noqa: ANN401 - a reply

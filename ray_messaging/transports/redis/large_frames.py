@@ -1,0 +1,66 @@
+"""Large frames, which do not go through a script: see large_frames.lua."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from redis.exceptions import NoScriptError
+
+from ray_messaging.addressing.channels import Keys
+from ray_messaging.transports.redis.connection.link import RedisLink
+from ray_messaging.transports.redis.connection.protocol import LargeCommand
+from ray_messaging.transports.transport import LOG, FrameWrite, SendRequest
+
+logger = logging.getLogger(__name__)
+
+LEAST_BYTES = 128 * 2**10  # of a frame; for smaller ones the script alone takes less time
+_HOW = "open", "close"  # of large_frames.lua, and two of its replies
+_DONE, _NO_RIGHT = 0, 2
+
+
+class LargeFrames:
+    """Calls of one transport with large frames only, as long as its user may have transactions."""
+
+    def __init__(self, link: RedisLink, keys: Keys) -> None:
+        self._link = link
+        self._keys = keys
+        # On a cluster, a slot that is being moved has no place for a key that does not exist.
+        self._allowed = not link.config.cluster
+
+    def takes(self, request: SendRequest) -> bool:
+        """Return whether a call has large frames, each for another mailbox, and nothing else."""
+        writes = request.writes
+        if not writes or len(writes[0].frame) < LEAST_BYTES or request.conclusion is not None or not self._allowed:
+            return False
+        return len({write.mailbox for write in writes}) == len(writes) and all(map(_is_large, writes))
+
+    async def write(self, writes: Sequence[FrameWrite], keys: Sequence[str], head: Sequence[Any]) -> list[int] | None:
+        """Write frames, all or none; return what send.lua would reply, or None where it must be asked.
+
+        Args: keys and head are those of send.lua, up to the first write. Raises: as `RedisLink.transaction`.
+        """
+        asked = [field for write in writes for field in (write.mailbox, write.seq, write.rows, len(write.frame), -1, 0)]
+        open_, close = (self._link.script_command("large_frames", keys, [*head[:5], how, *asked]) for how in _HOW)
+        adds = [
+            LargeCommand(("XADD", self._keys.open_stream(write.mailbox), "NOMKSTREAM", "*", "f", write.frame), [5])
+            for write in writes
+        ]
+        replies = await self._link.transaction([open_, *adds, close])
+        if replies is None:
+            self._allowed = self._link.transacts
+            return None
+        opened, *entries, closed = replies
+        if all(isinstance(entry, bytes) for entry in entries):
+            if closed != _DONE:  # as the command is renamed, say
+                logger.warning("the server cannot tell the id of a mailbox's last entry: %s", closed)
+                self._allowed = False
+            return [0, *[0] * len(writes), -1]
+        unable = isinstance(opened, Exception) and not isinstance(opened, NoScriptError)
+        self._allowed = opened != _NO_RIGHT and not unable
+        return None
+
+
+def _is_large(write: FrameWrite) -> bool:
+    return (
+        len(write.frame) >= LEAST_BYTES and write.noted is None and not write.publish and write.mailbox not in {"", LOG}
+    )
