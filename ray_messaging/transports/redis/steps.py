@@ -8,8 +8,8 @@ import msgspec
 from ray_messaging.addressing.channels import Keys
 from ray_messaging.transports.redis.connection.link import RedisLink
 from ray_messaging.transports.redis.connection.protocol import LARGE
+from ray_messaging.transports.redis.sending.write_arguments import add_writes
 from ray_messaging.transports.redis.step_news import StepNewsReader
-from ray_messaging.transports.redis.write_arguments import add_writes
 from ray_messaging.transports.steps.bodies import FrameBodies
 from ray_messaging.transports.steps.errors import (
     leaving,

@@ -29,11 +29,11 @@ from ray_messaging.transports.redis.connection.scripts import script_text
 from ray_messaging.transports.redis.connection.server_runs import ServerRuns
 from ray_messaging.transports.redis.departures import RedisDepartures
 from ray_messaging.transports.redis.ingress import WIDE, RedisIngress
-from ray_messaging.transports.redis.large_frames import LargeFrames
 from ray_messaging.transports.redis.log import RedisLog
+from ray_messaging.transports.redis.sending.large_frames import LargeFrames
+from ray_messaging.transports.redis.sending.write_arguments import add_writes
 from ray_messaging.transports.redis.steps import RedisSteps
 from ray_messaging.transports.redis.surveys import RedisSurveys
-from ray_messaging.transports.redis.write_arguments import add_writes
 from ray_messaging.transports.transport import (
     LOG,
     LOG_STREAM,

@@ -1,0 +1,1 @@
+"""Calls that send: their arguments, and large frames."""
