@@ -5,9 +5,8 @@
 
 Both sides do the same work: two groups of 1,000 agents write to each other in calls of 16,384 rows (tasks) and 32,768
 (own actors), and each message counts once it is fetched. Each task sends from both groups and fetches from both. A
-ratio is the tasks' rate divided by the own actors' of the same round. The tasks' processes run before the first round,
-as the start of one takes longer than a round, and those that have nothing to do in a round still take a hundredth of a
-processor each.
+ratio is the tasks' rate divided by the own actors' of the same round. All processes run before the first round, as the
+start of one takes longer than a round. Those that have nothing to do in a round take a hundredth of a processor each.
 """
 
 import argparse
@@ -20,7 +19,7 @@ from typing import Any
 import ray
 
 from benchmarks.axes.cost.processor import TICKS_PER_S
-from benchmarks.axes.scale.workers import AGENTS, End, columns_of, exchange
+from benchmarks.axes.scale.workers import AGENTS, End, columns_of, ends_of, exchange
 from benchmarks.axes.society.society import BLACK_LIST, cluster
 from benchmarks.peers.ours import OurHalf
 from ray_messaging import Messaging
@@ -40,15 +39,6 @@ class Task:
     def drive(self, seconds: float) -> tuple[int, int]:
         """Send and fetch; return how many were delivered and fetched."""
         return exchange(self._ends, self._columns, seconds)
-
-
-def ends_of(messaging: Messaging) -> list[End]:
-    """Create two groups; return them with their agents."""
-    west, east = range(AGENTS), range(AGENTS, 2 * AGENTS)
-    return [
-        End(messaging.create_group("west", west), west, east),
-        End(messaging.create_group("east", east), east, west),
-    ]
 
 
 class Driven:

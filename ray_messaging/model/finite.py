@@ -32,7 +32,7 @@ def check_finite(payload: object) -> None:
 def may_have_null(lines: bytes) -> bool:
     """Return whether JSON lines hold `null`, as a value or in a text.
 
-    For large ones numpy looks at each fourth byte four times, which takes a quarter of the time of `in`.
+    In large ones numpy compares four bytes at a time, from each of four beginnings: a quarter of the time of `in`.
     """
     if len(lines) < _MANY:
         return NULL in lines

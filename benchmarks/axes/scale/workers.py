@@ -27,6 +27,15 @@ class End(NamedTuple):
     others: range
 
 
+def ends_of(messaging: Messaging) -> list[End]:
+    """Create two groups; return them with their agents."""
+    west, east = range(AGENTS), range(AGENTS, 2 * AGENTS)
+    return [
+        End(messaging.create_group("west", west), west, east),
+        End(messaging.create_group("east", east), east, west),
+    ]
+
+
 def columns_of(end: End) -> tuple[Any, Any, list[Any]]:
     """Return the columns of a call: senders, receivers, payloads."""
     rng = np.random.default_rng(7)
@@ -55,12 +64,8 @@ def drive(ends: list[End], seconds: float) -> tuple[int, int]:
 
 def measure(plan: Plan) -> Iterator[Figure]:
     """Measure each number of tasks."""
-    west, east = range(AGENTS), range(AGENTS, 2 * AGENTS)
     with cluster(), Messaging.start("workers", rules=[BLACK_LIST]) as messaging:
-        ends = [
-            End(messaging.create_group("west", west), west, east),
-            End(messaging.create_group("east", east), east, west),
-        ]
+        ends = ends_of(messaging)
         for workers in QUICK if plan.quick else WORKERS:
             _rate(ends, workers, plan.seconds / 4)  # the tasks' processes start
             rates = [_rate(ends, workers, plan.seconds) for _ in range(plan.repeats)]

@@ -19,20 +19,20 @@ _DONE, _NO_RIGHT = 0, 2
 
 
 class LargeFrames:
-    """Calls of one transport with large frames only, as long as its user may have transactions."""
+    """Calls of one transport with large frames only, as long as its server and user can do all that they take."""
 
     def __init__(self, link: RedisLink, keys: Keys) -> None:
         self._link = link
         self._keys = keys
         # On a cluster, a slot that is being moved has no place for a key that does not exist.
-        self._allowed = not link.config.cluster
+        self._able = not link.config.cluster
 
     def takes(self, request: SendRequest) -> bool:
         """Return whether a call has large frames, each for another mailbox, and nothing else."""
         writes = request.writes
-        if not writes or len(writes[0].frame) < LEAST_BYTES or request.conclusion is not None or not self._allowed:
+        if not self._able or not self._link.transacts or request.conclusion is not None:
             return False
-        return len({write.mailbox for write in writes}) == len(writes) and all(map(_is_large, writes))
+        return all(map(_is_large, writes)) and len({write.mailbox for write in writes}) == len(writes)
 
     async def write(self, writes: Sequence[FrameWrite], keys: Sequence[str], head: Sequence[Any]) -> list[int] | None:
         """Write frames, all or none; return what send.lua would reply, or None where it must be asked.
@@ -47,16 +47,17 @@ class LargeFrames:
         ]
         replies = await self._link.transaction([open_, *adds, close])
         if replies is None:
-            self._allowed = self._link.transacts
             return None
         opened, *entries, closed = replies
         if all(isinstance(entry, bytes) for entry in entries):
-            if closed != _DONE:  # as the command is renamed, say
-                logger.warning("the server cannot tell the id of a mailbox's last entry: %s", closed)
-                self._allowed = False
+            if closed != _DONE:  # their messages are there all the same
+                logger.warning(
+                    "the server cannot tell the id of a mailbox's last entry, please report this: %s", closed
+                )
+                self._able = False
             return [0, *[0] * len(writes), -1]
-        unable = isinstance(opened, Exception) and not isinstance(opened, NoScriptError)
-        self._allowed = opened != _NO_RIGHT and not unable
+        failed = isinstance(opened, Exception) and not isinstance(opened, NoScriptError)
+        self._able = opened != _NO_RIGHT and not failed
         return None
 
 

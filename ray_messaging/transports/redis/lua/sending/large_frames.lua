@@ -50,7 +50,7 @@ if ARGV[6] == 'open' then
   end
   for _, frame in ipairs(frames) do
     redis.call('RENAME', frame.box.stream, frame.open)
-    count_frame(frame.state, frame.mailbox, frame.seq, frame.box)
+    count_frame(frame.state, frame.mailbox, frame.seq, frame.box, redis.call('HGET', frame.state, 'last') or '0-0')
   end
 else
   local closed = {}

@@ -17,15 +17,13 @@ local function room_for(state, lease, mailbox, seq, rows, size)
           logged = box[7], unlogged = unlogged, unlogged_bytes = unlogged_bytes}
 end
 
--- Count a frame; `last` is the id of its entry, where that is known.
+-- Count a frame; `last` is the id of the mailbox's last entry. Without a table of fields, as lone messages come by here.
 local function count_frame(state, mailbox, seq, box, last)
-  local fields = {'messages', box.messages, 'bytes', box.bytes}
-  local function add(name, value) fields[#fields + 1], fields[#fields + 2] = name, value end
-  if last then add('last', last) end
   if box.logged then
-    add('unlogged', box.unlogged)
-    add('unlogged_bytes', box.unlogged_bytes)
+    redis.call('HSET', state, 'messages', box.messages, 'bytes', box.bytes, 'last', last, 'unlogged', box.unlogged,
+               'unlogged_bytes', box.unlogged_bytes)
+  else
+    redis.call('HSET', state, 'messages', box.messages, 'bytes', box.bytes, 'last', last)
   end
-  redis.call('HSET', state, unpack(fields))
   redis.call('HSET', KEYS[2], 's:' .. mailbox, seq)
 end
