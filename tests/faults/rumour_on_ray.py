@@ -88,7 +88,8 @@ def dying(point, side, mark):
     setattr(owner, point, call)
 
 
-@ray.remote(num_cpus=0, max_retries=-1, retry_exceptions=[StepAborted])
+# One call for each process: Ray would give it to later tasks, with the changes that this one has made to classes.
+@ray.remote(num_cpus=0, max_calls=1, max_retries=-1, retry_exceptions=[StepAborted])
 def drive(groups, rumour, folder, number, repeated, dies):
     """Drive some groups through a rumour; several at once in threads."""
     (folder / f"task-{number}").write_text(str(os.getpid()))
