@@ -7,11 +7,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
+import ray
+
 from ray_messaging.addressing.channels import AGENT_CHAT, USER_CHAT, USER_SURVEY, AgentId, check_name
 from ray_messaging.cluster.handles.connection import ExperimentConnection, connect
 from ray_messaging.cluster.spec import SUBTOPICS, Experiment
 from ray_messaging.cluster.starting.ray_clusters import join_ray
-from ray_messaging.errors import ConfigError
+from ray_messaging.errors import ConfigError, UnknownName
 
 if TYPE_CHECKING:
     from ray_messaging.cluster.audiences.audience import Audience
@@ -143,14 +145,20 @@ class Messaging:
         """Find a running experiment from anywhere in its Ray cluster; raise UnknownName, InvalidAddress, ConfigError.
 
         Without a `ray.init` before, this joins the cluster at RAY_ADDRESS, or the one on this machine that has the
-        experiment.
+        experiment; where none has it, this leaves Ray as it was.
         """
+        in_cluster = ray.is_initialized()
         if not join_ray(check_name("exp_id", exp_id), as_driver=True):
             raise ConfigError(
                 f"no Ray cluster runs on this machine that could have experiment {exp_id!r}: call "
                 f"ray.init(address=...) for another machine's, or begin an experiment by Messaging.start({exp_id!r})"
             )
-        connection = connect(exp_id)
+        try:
+            connection = connect(exp_id)
+        except UnknownName:
+            if not in_cluster:  # the next name may be in another cluster, and a next start must not be in this one
+                ray.shutdown()
+            raise
         return cls(connection.experiment, connection.interceptor)
 
     def shutdown(self, *, erase: bool = False) -> None:
