@@ -100,6 +100,8 @@ try:
     Messaging.connect("no-" + sys.argv[1])
 except UnknownName:
     assert not ray.is_initialized()  # the right name may be in another cluster
+else:
+    raise AssertionError("an unknown name was found")
 print(Messaging.connect(sys.argv[1]).group(sys.argv[2]).send("ann", "bob", {"n": 0}).fate)
 """
 
