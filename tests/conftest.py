@@ -25,7 +25,7 @@ from ray_messaging.messager import Messager
 from ray_messaging.transports.memory import MemoryServer
 from ray_messaging.transports.sharded.config import ShardsConfig
 
-pytest_plugins = ["support.side_by_side", "support.soak"]
+pytest_plugins = ["support.side_by_side", "support.skipped", "support.soak"]
 
 # Other processes may have the machine: nothing here depends on time.
 settings.register_profile("ray_messaging", deadline=None, suppress_health_check=[HealthCheck.too_slow])
