@@ -1,7 +1,6 @@
 """Cost of a message as replicas, groups, mailboxes and shards are added.
 
     python -m benchmarks.scale --part replicas               # about 2 minutes: without and with a replica, by turns
-    python -m benchmarks.scale --part embedded-replica       # lone messages on an embedded server without one, and with
     python -m benchmarks.scale --part groups                 # groups in a ring on one server, more and more of them
     python -m benchmarks.scale --part groups --groups 1 8 32
     python -m benchmarks.scale --part frames                 # one sender to more and more mailboxes
@@ -20,7 +19,7 @@ from benchmarks.axes.society.society import cluster
 from benchmarks.reports.lines import Line, as_json, show
 from benchmarks.scale import frames, groups, replicas, shards, step_shards
 
-PARTS = ("replicas", "embedded-replica", "groups", "frames", "shards", "steps")
+PARTS = ("replicas", "groups", "frames", "shards", "steps")
 
 
 def main() -> None:
@@ -34,7 +33,6 @@ def main() -> None:
     plan = parser.parse_args()
     parts: dict[str, Callable[[], list[Line]]] = {
         "replicas": lambda: replicas.measure(plan.seconds, plan.rounds),
-        "embedded-replica": lambda: replicas.measure_embedded(plan.rounds),
         "groups": lambda: groups.measure(plan.groups, plan.seconds, plan.rounds),
         "frames": lambda: frames.measure(plan.seconds, plan.rounds),
         "shards": lambda: shards.measure(plan.seconds, plan.rounds),

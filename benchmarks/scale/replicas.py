@@ -59,24 +59,6 @@ def measure(seconds: float, rounds: int) -> list[Line]:
     return [*_lines("a lone message, p50", "ms", lone, MOST), *_lines("in bulk", "million/s", bulk, None)]
 
 
-def measure_embedded(rounds: int) -> list[Line]:
-    """Measure lone messages on an embedded server without and with its replica, by turns."""
-    with ExitStack() as stack:
-        societies = {}
-        for number, name in enumerate((WITHOUT, AWAITED)):
-            started = Messaging.start(f"embedded-{number}", replicas=number, rules=[BLACK_LIST])
-            societies[name] = stack.enter_context(Society(stack.enter_context(started), AGENTS))
-        lone: dict[str, list[float]] = {name: [] for name in societies}
-        for number in range(1 + rounds):
-            for name in list(societies) if number % 2 == 0 else reversed(list(societies)):
-                lone[name].append(statistics.median(societies[name].lone(PINGS)))
-        for values in lone.values():
-            values.pop(0)
-    lines = [Line("a lone message, p50", name, "ms", found) for name, found in lone.items()]
-    times = ratios(lone[AWAITED], lone[WITHOUT])
-    return [*lines, Line("a lone message, p50", f"{AWAITED} / {WITHOUT}", "x", times, most=MOST)]
-
-
 def _lines(part: str, unit: str, values: dict[str, list[float]], most: float | None) -> Iterator[Line]:
     for name, found in values.items():
         yield Line(part, name, unit, found)

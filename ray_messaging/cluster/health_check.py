@@ -13,7 +13,6 @@ from ray.util.client import ray as client
 
 from ray_messaging.cluster.handles.actor_calls import find_actor, named_actors
 from ray_messaging.cluster.owner_liveness import known_dead
-from ray_messaging.cluster.servers.server_names import replica_names, sentinel_name
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.config import MessagingConfig, ServerConfig
 from ray_messaging.observability.health.actor_checks import check_actors
@@ -80,12 +79,9 @@ def ask_experiment(exp_id: str, experiment: Experiment | None, handles: Mapping[
     embedded = f"{prefix}server" in actors
     allow_eviction = facts is not None and facts.allow_eviction
     waited = 0 if known is None else known.settings.wait_replicas
-    replicas = int(replica_names(exp_id, 1)[0] in actors)
     findings = [_UNKNOWN]
     if facts is not None:
-        findings = _check_servers(
-            facts, allow_eviction=allow_eviction, embedded=embedded, wait_replicas=waited, replicas=replicas
-        )
+        findings = _check_servers(facts, allow_eviction=allow_eviction, embedded=embedded, wait_replicas=waited)
     findings += [_NO_HEAD] if named is None else []
     findings += check_actors(found)
     if named is not None and known is not None and known.log_dir is not None and known.log_name not in actors:
@@ -95,15 +91,11 @@ def ask_experiment(exp_id: str, experiment: Experiment | None, handles: Mapping[
     return ExperimentFacts(found, facts, findings)
 
 
-def _check_servers(
-    facts: ServerFacts, *, allow_eviction: bool, embedded: bool, wait_replicas: int, replicas: int
-) -> list[Finding]:
+def _check_servers(facts: ServerFacts, *, allow_eviction: bool, embedded: bool, wait_replicas: int) -> list[Finding]:
     """Return the findings about the servers of an experiment; where it has several, each finding names the shard."""
     found: list[Finding] = []
     for shard, each in enumerate([facts, *facts.others]):
-        some = check_server(
-            each, allow_eviction=allow_eviction, embedded=embedded, wait_replicas=wait_replicas, replicas=replicas
-        )
+        some = check_server(each, allow_eviction=allow_eviction, embedded=embedded, wait_replicas=wait_replicas)
         found += [replace(one, what=f"shard {shard}: {one.what}") for one in some] if facts.others else some
     return found
 
@@ -180,12 +172,10 @@ def _find_experiment(exp_id: str) -> Experiment | None:
     experiment: Experiment | None = _call(f"{exp_id}/interceptor", "ready")
     if experiment is not None:
         return experiment
-    servers = _call(sentinel_name(exp_id), "configs")
-    if servers is None and (first := _call(f"{exp_id}/server", "config")) is not None:
-        further = [server for name in _further_servers(exp_id) if (server := _call(name, "config")) is not None]
-        servers = (first, *further)
-    if servers is None:
+    first = _call(f"{exp_id}/server", "config")
+    if first is None:
         return None
+    servers = (first, *(server for name in _further_servers(exp_id) if (server := _call(name, "config")) is not None))
     config = ShardsConfig(servers=servers) if len(servers) > 1 else servers[0]
     return Experiment(exp_id, "", config, MessagingConfig())
 
@@ -193,7 +183,7 @@ def _find_experiment(exp_id: str) -> Experiment | None:
 def _further_servers(exp_id: str) -> list[str]:
     """Return the names of the actors of all embedded servers but the first one, in order."""
     prefix = f"{exp_id}/server-"
-    found = [name for name in _named_in_time(prefix) or () if name.removeprefix(prefix).isdecimal()]  # no replicas
+    found = [name for name in _named_in_time(prefix) or () if name.removeprefix(prefix).isdecimal()]
     return sorted(found, key=lambda name: int(name.removeprefix(prefix)))
 
 

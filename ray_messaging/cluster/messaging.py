@@ -92,7 +92,6 @@ class Messaging:
         metrics: bool = False,
         tracing: "Tracing | None" = None,
         shards: "Shards" = None,
-        replicas: int = 0,
     ) -> "Messaging":
         """Start an experiment, and Ray where it does not run yet.
 
@@ -113,8 +112,6 @@ class Messaging:
             tracing: Sampled batches have spans from sender to handler (see docs/tracing.md). None: none.
             shards: Several embedded servers: so many on this node, or "per-node", one on each node that is there now
                 (see docs/operations.md). None: one.
-            replicas: 1: the embedded server, or each shard, has a replica, on another node if there is one, which takes
-                its place when it is lost; `wait_replicas` of the settings is then 1 unless given. 0: none.
 
         Raises: AlreadyExists, ConfigError, ConnectionFailed within 5 s, ServerRefused, RuleError.
         """
@@ -136,7 +133,6 @@ class Messaging:
             metrics=metrics,
             tracing=tracing,
             shards=shards,
-            replicas=replicas,
         )
         return cls(started.experiment, started.interceptor, started)
 

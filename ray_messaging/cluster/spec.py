@@ -105,7 +105,6 @@ class InterceptorSpec:
     tracing: "Tracing | None" = None
     nodes: tuple[str, ...] = ()  # of the embedded servers; empty: the server is one of the user's
     per_node: bool = False  # a group's mailbox is on its node's server
-    replicas: int = 0  # of the embedded server
 
 
 class StartFacts(NamedTuple):

@@ -68,7 +68,7 @@ class Valkey:
         self._order = order
         self._path = path
         config = path / data_directory.CONFIG_NAME
-        same = config.exists() and (order["keeps_config"] or config.read_text() == order["config"])
+        same = config.exists() and config.read_text() == order["config"]
         if not same:  # on a full disk it could not be written again
             config.unlink(missing_ok=True)
             config.write_text(order["config"])  # mode 0600, by our umask
@@ -92,7 +92,7 @@ class Valkey:
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() == guard:  # the guard may have died before prctl
                 environment = self._order["environment"] | os.environ
-                command = ["valkey-server", data_directory.CONFIG_NAME, *self._order["arguments"]]
+                command = ["valkey-server", data_directory.CONFIG_NAME]
                 os.execve(self._order["binary"], command, environment)  # noqa: S606 - no shell is wanted
         except OSError as error:
             os.write(2, f"cannot run {self._order['binary']}: {error}\n".encode())

@@ -25,7 +25,6 @@ from ray_messaging.embedded.machine import (
     memory_bytes,
     rewrite_bytes,
 )
-from ray_messaging.embedded.role import ON_ITS_OWN, Role
 from ray_messaging.errors import ConfigError, ServerFailed
 
 logger = logging.getLogger(__name__)
@@ -36,8 +35,7 @@ PORT_ATTEMPTS: Final = 5
 _ANSWER_S: Final = 5.0  # for the answer whether data are left
 HANDOVER_S: Final = 15.0  # a server that frees gigabytes of memory takes seconds to stop
 HOST: Final = re.compile(r"[A-Za-z0-9:][A-Za-z0-9.:_%-]*")  # it becomes a line of Valkey's config
-# A Sentinel, and a server that it promotes, rewrite their configuration, with quotes.
-LEFT: Final = re.compile(r'port (?P<port>\d+)\nrequirepass "?(?P<password>[^\s"]+)"?\n')
+LEFT: Final = re.compile(r"port (?P<port>\d+)\nrequirepass (?P<password>\S+)\n")
 # latency-tracking would time each command in a script, for a section of INFO that is never read.
 # A rewrite makes the server copy each page that it writes meanwhile: it comes late, and takes no time to compress.
 # min-string-size-avoid-copy-reply: only copied replies count for a client's output limit; others could fill the memory.
@@ -97,8 +95,6 @@ class EmbeddedServer:
             loses nothing with "always" (before each answer), about a second with "everysec" (the default with a
             `data_dir`), half a minute with "no" (the default without, as it ends a temporary directory anyway).
         succession: Let a successor of the owner take the server over.
-        password: Its password. None: a random one.
-        role: What it is beside others, as a replica.
 
     Raises: ConfigError.
     """
@@ -111,8 +107,6 @@ class EmbeddedServer:
         maxmemory_bytes: int | None = None,
         durability: Durability | None = None,
         succession: Succession | None = None,
-        password: str | None = None,
-        role: Role = ON_ITS_OWN,
     ) -> None:
         if not HOST.fullmatch(host):
             raise ConfigError(f"host is {host!r}, but must be one address or one host name", host=host)
@@ -127,8 +121,6 @@ class EmbeddedServer:
         self._maxmemory_bytes = maxmemory_bytes or memory_bytes() // 2
         self._durability = durability
         self._succession = succession
-        self._password = password
-        self._role = role
         self._guard: GuardClient | None = None
         self._running: tuple[RedisConfig, Path] | None = None  # what restart() brings back
         self._owner: int | None = None
@@ -173,7 +165,7 @@ class EmbeddedServer:
         for attempts_left in reversed(range(PORT_ATTEMPTS)):
             self.stop()
             path = Path(self._kept_dir or self._temporary_dir())
-            config = self._config(path, free_port(self._host), self._password or secrets.token_urlsafe(32))
+            config = self._config(path, free_port(self._host), secrets.token_urlsafe(32))
             try:
                 failure = self._launch(config, path, take_over=False)
             finally:
@@ -184,12 +176,6 @@ class EmbeddedServer:
             if failure["kind"] != "port" or not attempts_left:
                 raise self._error(**failure)
         return config
-
-    @property
-    def is_left(self) -> bool:
-        """Return whether its data, or those of a previous owner in the succession, are here."""
-        path = self._running[1] if self._running else Path(self._kept_dir or self._temporary_dir())
-        return (path / data_directory.CONFIG_NAME).exists()
 
     def take_over(self) -> RedisConfig:
         """Start with the data, port and password of the previous owner in the succession.
@@ -223,13 +209,10 @@ class EmbeddedServer:
             # Its successor, on another node, must not meet it.
             raise ServerFailed("this node's Ray has ended, and the embedded server with it", log="", host=self._host)
         config, path = self._running
-        if self._role.may_be_empty and not self.is_left:
-            self.stop()
-            return self.start()
         if self._guard is None or self._guard.gone:
             failure = self._launch(config, path, take_over=True)
         else:
-            failure = self._note_start(self._guard.restart(self._text(config, path, fresh=False)))
+            failure = self._note_start(self._guard.restart(self._text(config, path)))
         if failure is not None:
             raise self._error(**failure)
         return config
@@ -259,7 +242,6 @@ class EmbeddedServer:
             text = "the append-only file in %s had a torn end, which was cut off; the data before it are complete"
             logger.error(text, event["data_dir"])
         self._started, self._dead = event, False
-        self._role.started()
         return None
 
     def _config(self, path: Path, port: int, password: str) -> RedisConfig:
@@ -289,23 +271,20 @@ class EmbeddedServer:
             "handover_s": HANDOVER_S,
             "grace_s": self._succession.grace_s if self._succession else 0.0,
             "host_pid": self._succession.host_pid if self._succession else os.getpid(),
-            "config": self._text(config, path, fresh=not take_over),
+            "config": self._text(config, path),
             "fsync": self._durability == "everysec",
-            "arguments": self._role.arguments,
-            "keeps_config": self._role.keeps_config,
         }
 
-    def _text(self, config: RedisConfig, path: Path, *, fresh: bool) -> str:
+    def _text(self, config: RedisConfig, path: Path) -> str:
         """Return the configuration of a start."""
-        usual = CONFIG.format(
+        text = CONFIG.format(
             redis=config,
             backlog=backlog(),
             appendfsync="always" if self._durability == "always" else "no",  # everysec: the guard does it
             maxmemory=self._maxmemory_bytes,
             rewrite_bytes=rewrite_bytes(path),
         )
-        usual += UNIX_SOCKET.format(redis=config) if config.socket_dir else ""
-        return self._role.config(usual, config, fresh=fresh)
+        return text + (UNIX_SOCKET.format(redis=config) if config.socket_dir else "")
 
     def _error(self, kind: str, reason: str, log: str) -> ConfigError | ServerFailed:
         if kind == "data_dir":

@@ -31,17 +31,14 @@ class ServerSupervisor:
         self._restarts = 0
         self._last_end = ""
 
-    def start(self, *, succeed: bool, retry: bool = False) -> None:
-        """Start the server, or take over a predecessor's; `config` then returns its address or raises the failure.
-
-        Args: with `retry` a failed start is repeated, as that of a predecessor's is.
-        """
+    def start(self, *, succeed: bool) -> None:
+        """Start the server, or take over a predecessor's; `config` then returns its address or raises the failure."""
         try:
             self._serves(self._server.take_over() if succeed else self._server.start())
         except (ConfigError, ServerFailed) as error:
             self.failure = error
-            retry |= succeed and self._server.data_dir is not None  # a first start has no data to bring back
-            if not retry or not self._restart(str(error)):
+            again = succeed and self._server.data_dir is not None  # a first start has no data to bring back
+            if not again or not self._restart(str(error)):
                 return
         if succeed:
             self._restarts = 1

@@ -69,6 +69,11 @@ def test_invalid_servers_are_refused(redis, words):
     raised(ConfigError, lambda: Messaging.start("never", redis=redis), *words)
 
 
+def test_the_embedded_server_has_no_replicas_to_wait_for():
+    with pytest.raises(ConfigError, match=r"wait_replicas=1 .* the embedded server has none.*sentinels=\["):
+        Messaging.start("town", settings=MessagingConfig(wait_replicas=1))
+
+
 @pytest.mark.parametrize("name", ["settings", "log_dir", "data_dir"])
 def test_arguments_of_another_kind_are_refused(name):
     for value in ({}, 7):

@@ -98,7 +98,7 @@ def calls_are_repeated(folder):
 
 
 CASES = [
-    Case("Ray node lost, its groups come back elsewhere", node_is_lost, long=True, shards=()),  # shard_node_loss.py
+    Case("Ray node lost, its groups come back elsewhere", node_is_lost, long=True, shards=()),
     Case("driver killed, another one resumes", driver_is_killed, long=True, shards=()),  # its server is the user's
     Case("each Group call made twice", calls_are_repeated, long=True),
     Case(

@@ -1,13 +1,10 @@
 """Cases of a primary that is lost while Sentinels watch; each counts what was acknowledged and is gone."""
 
-import os
 import random
-import signal
 import time
 from functools import partial
 
 from support.replicated import ReplicatedService
-from support.replicated_embedded import EmbeddedService
 
 from faults.case import Case, weaker
 from faults.stage import Stage, until
@@ -15,17 +12,15 @@ from faults.stage import Stage, until
 _PATIENCE_S = 60  # of senders and receivers: more than a failover takes
 
 
-def failover(folder, *, kills, wait_replicas, replicas=1, cut_off=(), seed=0, embedded=False):
+def failover(folder, *, kills, wait_replicas, replicas=1, cut_off=(), seed=0):
     """Kill the primary again and again, each time with another one after it; it comes back as a replica.
 
-    Args:
-        cut_off: The kills before which replicas and Sentinels lose the primary, while its clients keep it.
-        embedded: The servers are those that the product starts by itself, with their owners.
+    Args: `cut_off` are the kills before which replicas and Sentinels lose the primary, while its clients keep it.
     """
     chance = random.Random(seed)
     settings = {"wait_replicas": wait_replicas, "send_timeout_s": _PATIENCE_S}
     with (
-        EmbeddedService() if embedded else ReplicatedService(folder / "service", replicas=replicas) as service,
+        ReplicatedService(folder / "service", replicas=replicas) as service,
         Stage(folder, server=service, settings=settings) as stage,
     ):
         stage.talk()
@@ -70,74 +65,14 @@ def replica_away(folder, *, times, seed=6):
         return stage.finish()
 
 
-def sentinel_away(folder, *, times, seed=7):
-    """Kill the Sentinel of the embedded servers, and then the primary, before the Sentinel is back."""
-    chance = random.Random(seed)
-    settings = {"wait_replicas": 1, "send_timeout_s": _PATIENCE_S}
-    with EmbeddedService() as service, Stage(folder, server=service, settings=settings) as stage:
-        stage.talk()
-        for _ in range(times):
-            os.kill(service.sentinel.stats()["pid"], signal.SIGKILL)
-            time.sleep(chance.random() * 0.3)  # any moment will do
-            service.primary.kill()
-            service.failed_over()
-            service.settle()
-            stage.healed()
-            stage.more_received(200)
-            service.rest()
-        stage.facts |= {"times": times}
-        return stage.finish()
-
-
-def copy_cut_short(folder, *, times, seed=8):
-    """Kill the replica, and the primary while the replica copies its data or is about to."""
-    chance = random.Random(seed)
-    settings = {"wait_replicas": 1, "send_timeout_s": 2 * _PATIENCE_S}
-    with EmbeddedService() as service, Stage(folder, server=service, settings=settings) as stage:
-        stage.talk()
-        for _ in range(times):
-            service.replica.kill()
-            time.sleep(chance.random() * 3)  # it starts, copies, and is in step
-            service.primary.kill()
-            stage.more_received(200)
-            service.settle()
-            stage.healed()
-            service.rest()
-        stage.facts |= {"times": times}
-        return stage.finish()
-
-
 NOT_WAITED_FOR = weaker("what no replica had is lost; senders go on, or end with an error", "lost")
 
 # In the suite: they take seconds for each kill.
 SHORT = Case(
     "primary lost 3 times, wait_replicas=1", partial(failover, kills=3, cut_off={1}, wait_replicas=1), long=True
 )
-EMBEDDED = [
-    Case(
-        "embedded: primary lost 3 times",
-        partial(failover, kills=3, cut_off={1}, wait_replicas=1, embedded=True),
-        long=True,
-    ),
-    Case("embedded: the Sentinel killed with the primary twice", partial(sentinel_away, times=2), long=True),
-    Case("embedded: the primary killed while its replica returns 3 times", partial(copy_cut_short, times=3), long=True),
-]
-
 CASES = [
     SHORT,
-    *EMBEDDED,
-    Case("embedded: failover 20 times", partial(failover, kills=20, wait_replicas=1, embedded=True, seed=9), long=True),
-    Case(
-        "embedded: failover 20 times, cut off before",
-        partial(failover, kills=20, cut_off=range(20), wait_replicas=1, embedded=True, seed=10),
-        long=True,
-    ),
-    Case("embedded: the Sentinel killed with the primary 10 times", partial(sentinel_away, times=10), long=True),
-    Case(
-        "embedded: the primary killed while its replica returns 20 times",
-        partial(copy_cut_short, times=20, seed=11),
-        long=True,
-    ),
     Case("failover 20 times, wait_replicas=1", partial(failover, kills=20, wait_replicas=1, seed=1), long=True),
     Case(
         "failover 20 times, cut off before, wait_replicas=1",

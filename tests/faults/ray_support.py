@@ -61,7 +61,6 @@ def a_town(
     actor_options=None,
     places=None,
     shards=None,
-    replicas=0,
     **settings,
 ):
     """Start a town; settings: of MessagingConfig; actor_options: of its groups; places: a resource for each group."""
@@ -75,7 +74,6 @@ def a_town(
         redis=redis,
         on_existing=on_existing,
         shards=shards,
-        replicas=replicas,
         settings=MessagingConfig(**settings),
     ) as messaging:
         groups = {}

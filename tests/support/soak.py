@@ -56,19 +56,6 @@ SOAK = {
         "test_an_own_server_is_left_unchanged",
         "test_an_unbalanced_account_exits_with_1",
     ],
-    "cluster/test_replicas_on_ray.py": [
-        "test_a_replica_that_is_away_is_a_critical_finding",
-        "test_an_owner_that_is_killed_comes_back_and_nothing_is_lost[/replica]",
-        "test_an_owner_that_is_killed_comes_back_and_nothing_is_lost[/sentinel]",
-        "test_both_servers_are_killed_at_once_and_the_primary_comes_back_on_its_data",
-        "test_a_node_is_lost[primary]",
-        "test_a_node_is_lost[replica]",
-    ],
-    "cluster/test_replicated_shards_on_ray.py": [
-        "test_each_primary_is_killed_under_traffic",
-        "test_a_run_in_steps_gives_what_it_gives_on_one_server_when_each_primary_is_killed",
-        "test_a_node_is_lost[4]",
-    ],
     "cluster/test_run_ends.py": [
         "test_a_second_ctrl_c_ends_a_run_at_once",
         "test_of_a_model_that_raises_ray_says_nothing_of_its_own",
@@ -113,11 +100,6 @@ SOAK = {
     "faults/test_exactly_once.py": [
         "test_a_hundred_kills_at_random_points[valkey]",
         "test_a_hundred_kills_at_random_points[redis-server]",
-    ],
-    "faults/test_failover.py": [
-        "test_nothing_acknowledged_is_lost_with_the_primary[embedded: the Sentinel killed with the primary twice]",
-        "test_nothing_acknowledged_is_lost_with_the_primary"
-        "[embedded: the primary killed while its replica returns 3 times]",
     ],
     "faults/test_group_faults.py": [
         "test_the_promise_holds[group actor killed at each crash point of a fetch]",

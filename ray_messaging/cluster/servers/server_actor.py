@@ -5,13 +5,13 @@ import time
 from typing import Any, Final
 
 import ray
+from ray.util import get_node_ip_address
 
 from ray_messaging.cluster.actors.restarts import restarted
-from ray_messaging.cluster.servers.server_kinds import Owner, ServerKind
-from ray_messaging.config import RedisConfig, ServerConfig
-from ray_messaging.embedded.replication.member import Member
-from ray_messaging.embedded.replication.sentinel import Sentinel
-from ray_messaging.embedded.server import Succession
+from ray_messaging.config import RedisConfig
+from ray_messaging.embedded.machine import memory_bytes
+from ray_messaging.embedded.server import EmbeddedServer, Succession
+from ray_messaging.embedded.supervisor import ServerSupervisor
 from ray_messaging.observability.health.reports import Disk, Report
 
 # Ray starts a new process within seconds, even on a busy machine. After a driver's end the data are kept for as long.
@@ -21,37 +21,35 @@ GRACE_S: Final = 20.0
 class ServerActor:
     """Ray actor that owns an embedded server; after a restart it takes the running server over.
 
-    `name` is a secret of this actor and its restarts: the name of a temporary data directory. Data in a `data_dir`
-    stay.
+    Args:
+        name: A secret of this actor and its restarts: the name of a temporary data directory.
+        data_dir: Where data stay. None: a temporary directory.
+        on_its_node: How many servers of the experiment share this node; together they may fill half of its memory.
     """
 
-    def __init__(self, name: str, kind: ServerKind) -> None:
+    def __init__(self, name: str, data_dir: str | None = None, on_its_node: int = 1) -> None:
         # Without this node's raylet Ray cannot restart the actor here.
         raylet = int(os.environ.get("RAY_RAYLET_PID", os.getppid()))
         again = restarted()
-        self._owner: Owner = kind.owner(Succession(name, GRACE_S, raylet), again=again)
+        server = EmbeddedServer(
+            get_node_ip_address(),
+            data_dir=data_dir,
+            maxmemory_bytes=memory_bytes() // (2 * on_its_node),
+            succession=Succession(name, GRACE_S, raylet),
+        )
+        self._owner = ServerSupervisor(server)
         self._owner.start(succeed=again)  # an error raised here would lose its type; `config` raises it
 
-    def config(self) -> ServerConfig:
-        """Return the server's address and password, of a Sentinel its first service's; raise the error of a failure."""
+    def config(self) -> RedisConfig:
+        """Return the server's address and password; raise the error of a failure."""
         return self._owner.config()
-
-    def configs(self) -> tuple[RedisConfig, ...]:
-        """Return the config of each service of a Sentinel; raise the error of a failure."""
-        assert isinstance(self._owner, Sentinel)
-        return self._owner.configs()
 
     def node(self) -> str:
         """Return the Ray node on which it is."""
         return str(ray.get_runtime_context().get_node_id())
 
-    def wait_in_step(self) -> None:
-        """Wait until a replica may take the primary's place; raise ServerFailed."""
-        assert isinstance(self._owner, Member)
-        self._owner.wait_in_step()
-
     def stats(self) -> dict[str, Any]:
-        """Return alive, pid, data_dir, uptime_s, restarts and last_end of the server, and its role beside a replica."""
+        """Return alive, pid, data_dir, uptime_s, restarts and last_end of the server."""
         return self._owner.stats()
 
     def health(self) -> Report:

@@ -7,7 +7,7 @@ from typing import Literal
 import ray
 
 from ray_messaging.cluster.handles.actor_calls import NAMESPACE
-from ray_messaging.cluster.servers.server_names import sentinel_name, server_names
+from ray_messaging.cluster.servers.server_names import server_names
 from ray_messaging.cluster.spec import InterceptorSpec
 from ray_messaging.common.limits import SHARDS
 from ray_messaging.config import RedisConfig, ServerConfig
@@ -67,31 +67,27 @@ def config_of(servers: Sequence[ServerConfig], spec: InterceptorSpec) -> ServerC
 
 async def embedded_config(spec: InterceptorSpec) -> ServerConfig:
     """Return the config of an experiment's embedded servers, once all of them run; raise Closed where one is lost."""
-    names = [sentinel_name(spec.exp_id)] if spec.replicas else server_names(spec.exp_id, len(spec.nodes))
+    names = server_names(spec.exp_id, len(spec.nodes))
     try:
         actors = [ray.get_actor(name, namespace=NAMESPACE) for name in names]
     except ValueError as error:
         if (lost := lost_server(spec)) is not None:
             raise Closed(lost) from error
         raise
-    if spec.replicas:
-        return config_of(await actors[0].configs.remote(), spec)
     return config_of(await asyncio.gather(*(actor.config.remote() for actor in actors)), spec)
 
 
 def lost_server(spec: InterceptorSpec) -> str | None:
-    """Return which server Ray cannot start again, because its node with its data is gone; None: none.
-
-    A server with a replica starts elsewhere, and is never lost.
-    """
-    for shard, name in enumerate(() if spec.replicas else server_names(spec.exp_id, len(spec.nodes))):
+    """Return which server Ray cannot start again, because its node with its data is gone; None: none."""
+    for shard, name in enumerate(server_names(spec.exp_id, len(spec.nodes))):
         try:
             ray.get_actor(name, namespace=NAMESPACE)
         except ValueError:
             which = "its embedded server" if len(spec.nodes) == 1 else f"the embedded server of shard {shard}"
             return (
                 f"experiment {spec.exp_id!r} has lost {which} with Ray node {spec.nodes[shard]}: what waited there is "
-                "gone. Shut it down, and start it anew; an embedded server with replicas=1 survives the loss of a node"
+                "gone. Shut it down, and start it anew; a server of yours with Sentinels, or a cluster, survives that: "
+                "redis="
             )
     return None
 

@@ -23,9 +23,7 @@ from ray_messaging.cluster.handles.connection import connect
 from ray_messaging.cluster.health_check import warn_of_data_loss
 from ray_messaging.cluster.rule_store import pickled
 from ray_messaging.cluster.servers.kept_data import KeptData
-from ray_messaging.cluster.servers.replicas import ReplicatedStart, check_replicas
 from ray_messaging.cluster.servers.server_actor import ServerActor
-from ray_messaging.cluster.servers.server_kinds import SingleServer
 from ray_messaging.cluster.servers.server_names import named_in_errors, server_names
 from ray_messaging.cluster.servers.shards import PER_NODE, Shards, check_shards, nodes_of
 from ray_messaging.cluster.spec import AudienceHome, Experiment, InterceptorSpec, PickledRule, StartFacts, absolute
@@ -70,10 +68,7 @@ class StartedExperiment:
         here = NodeAffinitySchedulingStrategy(node, soft=False)
         if config is None and kept is None and spec.log_dir is None and spec.audiences is not None:
             self._temporary = spec.audiences.folder
-        if spec.replicas:
-            ReplicatedStart(spec.exp_id, spec.nodes, self._servers, remote).run()
-        else:
-            self._start_servers(spec, kept)
+        self._start_servers(spec, kept)
         # Ray may repeat all of its calls.
         options = ACTOR | {"max_restarts": -1, "max_task_retries": -1, "name": f"{spec.exp_id}/interceptor"}
         # Beside the directory's server: without that node it could do nothing, and the loss of others is not its own.
@@ -85,7 +80,7 @@ class StartedExperiment:
             self.interceptor = remote(InterceptorActor, options).remote(self._spec, config)
         except ValueError as error:
             raise runs_already(spec.exp_id) from error
-        for shard, server in enumerate([] if spec.replicas else self._servers):
+        for shard, server in enumerate(self._servers):
             with named_in_errors("the server", shard, spec.nodes):
                 result(server.config.remote(), actor_name=f"the server of experiment {spec.exp_id!r}")
         try:
@@ -121,8 +116,8 @@ class StartedExperiment:
             pinned = NodeAffinitySchedulingStrategy(node, soft=False)
             options = {"num_cpus": 0, "namespace": NAMESPACE, "scheduling_strategy": pinned}
             options |= {"max_restarts": -1, "max_task_retries": -1, "name": name}
-            kind = SingleServer(None if folder is None else str(folder), spec.nodes.count(node))
-            self._servers.append(remote(ServerActor, options).remote(secrets.token_hex(16), kind))
+            arguments = (secrets.token_hex(16), None if folder is None else str(folder), spec.nodes.count(node))
+            self._servers.append(remote(ServerActor, options).remote(*arguments))
 
     def close(self, *, erase: bool) -> None:
         """Stop groups, log, interceptor and server in this order, then Ray if this process started it."""
@@ -157,7 +152,6 @@ def start_experiment(
     metrics: bool = False,
     tracing: Tracing | None = None,
     shards: Shards = None,
-    replicas: int = 0,
 ) -> StartedExperiment:
     """Start an experiment; arguments and errors are those of `Messaging.start`."""
     check_name("exp_id", exp_id)
@@ -165,8 +159,12 @@ def start_experiment(
     if on_existing not in {"error", "resume", "reset"}:
         raise ConfigError(f"on_existing={on_existing!r} is unknown: write 'error', 'resume' or 'reset'")
     check_tracing(tracing)
-    settings = check_replicas(replicas, settings, server=server, data_dir=data_dir)
     config = experiment_config(server)
+    if config is None and settings.wait_replicas:
+        raise ConfigError(
+            f"wait_replicas={settings.wait_replicas} waits for replicas, and the embedded server has none: pass a "
+            "server of yours that has them: redis=RedisConfig(sentinels=[...], service=...)"
+        )
     shards = check_shards(shards, server=config, data_dir=data_dir, mirror=settings.mirror)
     if isinstance(config, RedisConfig) and shards is not None:
         config, shards = config.model_copy(update={"shards": shards}), None
@@ -179,11 +177,11 @@ def start_experiment(
             exp_id, secrets.token_hex(4), settings, check_rules(rules), on_existing, absolute(log_dir), steps, metrics
         )
         kept = None
-        if config is None and not replicas:
+        if config is None:
             kept = KeptData.of(data_dir, log_dir=None if steps is None else spec.log_dir, shards=shards)
         nodes = nodes_of(shards) if config is None else ()
         spec = replace(spec, audiences=_audience_home(spec, config, kept), tracing=tracing)
-        spec = replace(spec, nodes=nodes, per_node=shards == PER_NODE, replicas=replicas)
+        spec = replace(spec, nodes=nodes, per_node=shards == PER_NODE)
         started.start(spec, config, kept)
         if config is not None:
             warn_of_data_loss(config)

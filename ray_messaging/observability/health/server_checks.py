@@ -28,12 +28,8 @@ def check_server(
     allow_eviction: bool = False,
     embedded: bool = False,
     wait_replicas: int = 0,
-    replicas: int = 0,
 ) -> list[Finding]:
-    """Return the findings about a server, also about one that did not answer.
-
-    Args: `wait_replicas` is the setting, `replicas` the number that an embedded one should have.
-    """
+    """Return the findings about a server, also about one that did not answer; `wait_replicas` is the setting."""
     if facts.refused:
         return [critical("server", facts.error, "give another user, or this one the rights: see docs/operations.md")]
     if facts.error:
@@ -46,7 +42,7 @@ def check_server(
     info = facts.info
     return [
         *_kind(facts),
-        *_replicas(facts.where, info, wait_replicas, replicas),
+        *_replicas(facts.where, info, wait_replicas),
         _round_trip(facts),
         _clock(facts),
         *_persistence(info, facts.settings, embedded=embedded),
@@ -73,28 +69,19 @@ def _kind(facts: ServerFacts) -> Iterator[Finding]:
         )
 
 
-def _replicas(where: str, info: Info, waited: int, replicas: int) -> Iterator[Finding]:
-    found, wanted = replicas_in_step(info), max(waited, replicas)
-    harm = "sends and fetches wait up to send_timeout_s" if found < waited else "what is sent now is lost with it"
-    if found < wanted and replicas:
-        yield critical(
-            "server replicas",
-            f"the primary is {_primary(where, info)}, and its replica is away (MessagingConfig.wait_replicas is "
-            f"{waited})",
-            f"it is started again, on another node if its own is lost; until then {harm}. If it stays away, see the "
-            "finding about its actor, the logs of both servers, and the network between their nodes",
-        )
-    elif found < wanted:
+def _replicas(where: str, info: Info, wanted: int) -> Iterator[Finding]:
+    found = replicas_in_step(info)
+    if found < wanted:
         yield critical(
             "server replicas",
             f"{found} of {wanted} are connected (MessagingConfig.wait_replicas is {wanted})",
-            f"start them, look at their logs and at the network between: {harm}",
+            "start them, look at their logs and at the network between: sends and fetches wait up to send_timeout_s",
         )
     elif wanted:
         listed = ", ".join(f"{where} ({lag:,} bytes behind)" for where, lag in replicas_of(info))
         yield ok(
             "server replicas",
-            f"{found} are connected to the primary, {_primary(where, info)}: {listed}; wait_replicas is {waited}",
+            f"{found} are connected to the primary, {_primary(where, info)}: {listed}; wait_replicas is {wanted}",
         )
 
 
