@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, get_args, get_origin
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, get_args, get_origin
 from urllib.parse import unquote, urlsplit
 
 from pydantic import (
@@ -46,16 +46,30 @@ class Setting(NamedTuple):
     description: str
 
 
-class _ShortHelp(ModelMetaclass):
+class _OurSettings(ModelMetaclass):
     """Metaclass that hides pydantic's own members in `dir` and `help`: they are ten times as long as ours."""
+
+    if not TYPE_CHECKING:  # checkers know the fields
+
+        def __call__(self, *given: object, **fields: object) -> Any:  # noqa: ANN401 - an object of the class
+            """Make an object; raise ConfigError for values without names, which it does not show: one may be secret."""
+            if given:
+                names = list(self.model_fields)
+                raise ConfigError(
+                    f"{self.__name__} takes its settings by name, as {self.__name__}({names[0]}=...): "
+                    f"{', '.join(names)}{self._unnamed}"
+                )
+            return super().__call__(**fields)
 
     def __dir__(self) -> list[str]:
         ours = [base for base in self.__mro__ if base not in BaseModel.__mro__]
         return sorted({name for base in ours for name in vars(base) if not name.startswith(("_", "model_"))})
 
 
-class _Settings(BaseModel, metaclass=_ShortHelp):
+class _Settings(BaseModel, metaclass=_OurSettings):
     """Base of settings classes. It adds a list of the fields to the class docstring."""
+
+    _unnamed: ClassVar[str] = ""  # ends the error for a value without a name
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:  # noqa: ANN401 - as BaseModel's
@@ -107,6 +121,7 @@ class Steps(_Settings):
     """Steps of a simulation, for `Messaging.start(exp_id, steps=Steps())`: messages of one are read in the next."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    _unnamed: ClassVar[str] = ". How many steps run is until= of messaging.run"
 
     seed: int = _setting(0, "of the random numbers of agents", ge=-(2**63), lt=2**63)
     wait_for: Literal["all", "senders"] = _setting(
@@ -124,6 +139,7 @@ class RedisConfig(ServerConfig):
 
     # An error about another field must not print the password.
     model_config = ConfigDict(extra="ignore", hide_input_in_errors=True)
+    _unnamed: ClassVar[str] = ". A URL is for RedisConfig.from_url"
 
     server: str = _setting("", "its host name or address; a path that begins with / is a unix socket")
     port: int = _setting(6379, "its TCP port", ge=0, le=65535)
@@ -160,7 +176,7 @@ class RedisConfig(ServerConfig):
         if unknown:
             known = ", ".join(cls.model_fields)
             warnings.warn(
-                f"RedisConfig has no {', '.join(unknown)}, and ignores it: its fields are {known}", stacklevel=3
+                f"RedisConfig has no {', '.join(unknown)}, and ignores it: its fields are {known}", stacklevel=4
             )
         return fields
 
@@ -398,7 +414,7 @@ class MessagingConfig(_Settings):
     @classmethod
     def _accept_former_name(cls, settings: Any) -> Any:  # noqa: ANN401 - whatever pydantic is given
         if isinstance(settings, dict) and "standing_verdicts" in settings:
-            _warn_of_former_name(4)
+            _warn_of_former_name(5)
             settings = {"delegate_rules": settings["standing_verdicts"], **settings}
             del settings["standing_verdicts"]
         return settings

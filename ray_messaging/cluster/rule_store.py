@@ -17,6 +17,7 @@ from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _in
 
 from ray_messaging.cluster.handles.actor_calls import NAMESPACE
 from ray_messaging.cluster.spec import PickledRule, ScheduledChange
+from ray_messaging.cluster.unpicklable import unpicklable
 from ray_messaging.errors import Fenced, RuleError
 from ray_messaging.eventlog.rule_changes import RuleChange
 from ray_messaging.interception.rules import Rule
@@ -196,7 +197,8 @@ def pickled(rule: Rule) -> PickledRule:
         return PickledRule(rule.name, ray.cloudpickle.dumps(rule, protocol=4))
     except Exception as error:  # a rule's objects may raise any error
         raise RuleError(
-            f"rule {rule.name!r} cannot be sent to the interceptor, nor kept for its restart ({error}): make "
+            f"rule {rule.name!r} cannot be sent to the interceptor, nor kept for its restart: "
+            f"{unpicklable(rule) or error}. Make "
             "connections and locks when they are first used, not in __init__",
             rule=rule.name,
         ) from error

@@ -1,4 +1,4 @@
-"""Functions of users' that may be async."""
+"""Functions of users': plain or async, and how they are called."""
 
 import inspect
 from collections.abc import Callable
@@ -22,3 +22,16 @@ def is_async(function: object) -> bool:
         function = function.func
     by_class = getattr(type(function), "__call__", None)  # noqa: B004 - the method itself is needed
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(by_class)
+
+
+def call_problem(function: Callable[..., object], arguments: int) -> str | None:
+    """Return why a function cannot be called with so many arguments; None where it can, or nobody can tell."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some builtins have none
+        return None
+    try:
+        signature.bind(*range(arguments))
+    except TypeError as error:
+        return f"{error} (its parameters are {signature})"
+    return None

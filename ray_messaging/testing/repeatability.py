@@ -15,6 +15,7 @@ import ray.cloudpickle as cloudpickle
 
 from ray_messaging.cluster.run.run import check_run
 from ray_messaging.cluster.run.run_actor import RunOptions
+from ray_messaging.cluster.unpicklable import sent
 from ray_messaging.errors import MessagingError, NotRepeatable, StepFailed
 from ray_messaging.testing.trial import Answers, Attempt, Deeds, Trial, run_trial
 
@@ -104,7 +105,7 @@ def _packed(objects: tuple[Any, ...]) -> bytes:
                 return bytes(cloudpickle.dumps(objects))
         finally:
             cloudpickle.unregister_pickle_by_value(module)
-    return bytes(cloudpickle.dumps(objects))
+    return bytes(sent("the model", objects, cloudpickle.dumps))
 
 
 def _compare(mine: Sequence[Attempt], theirs: Sequence[Attempt], when: str, hint: str) -> None:

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import threading
 import uuid
 
 import numpy as np
@@ -44,6 +45,16 @@ def person(me, inbox):
 
 async def thinking_crowd(group, step):
     pass
+
+
+def with_a_lock():
+    lock = threading.Lock()
+
+    def locked(me, inbox=None):
+        with lock:
+            return {}
+
+    return locked
 
 
 def words(result):
@@ -254,6 +265,15 @@ def test_a_start_that_returns_no_dict(start):
         ({"graph": [1, 2]}, "graph holds 1"),
         ({"graph": [(0, 1)], "by": "group"}, "shared="),
         ({"model": thinking_crowd, "by": "group"}, "plain function"),
+        ({"model": dict}, "must be a function: def person"),
+        ({"model": lambda me: None}, "must take two arguments"),
+        (
+            {"model": with_a_lock()},
+            r"^the model cannot be sent to other processes: its 'lock' cannot be pickled .[^\n]*$",
+        ),
+        ({"shared": {"client": [threading.Lock()]}}, "^shared cannot be .*'client'"),
+        ({"start": with_a_lock()}, r"^the run's options cannot be .*'start\.lock'"),
+        ({"agents": pd.DataFrame({"client": [threading.Lock()]})}, "^the data of agents cannot be .*'client'"),
     ],
 )
 def test_bad_input(idle, arguments, text):

@@ -5,7 +5,7 @@ import traceback
 import pytest
 from pydantic import ValidationError
 
-from ray_messaging import ConfigError, MessagingConfig, RedisConfig
+from ray_messaging import ConfigError, MessagingConfig, RedisConfig, Steps
 from ray_messaging.config import MqttConfig
 from ray_messaging.messager import Messager
 
@@ -90,11 +90,25 @@ def test_a_config_does_not_show_its_password():
     assert SECRET not in f"{config!r} {config!s} {copy!r} {[config]} {RedisConfig.from_url(f'redis://:{SECRET}@x')!r}"
 
 
+@pytest.mark.parametrize("settings", [Steps, MessagingConfig, RedisConfig, MqttConfig])
+def test_a_value_without_a_name_is_refused_with_the_names_and_not_shown(settings):
+    with pytest.raises(ConfigError, match=f"{settings.__name__} takes its settings by name, as ") as caught:
+        settings(SECRET)
+    assert all(name in str(caught.value) for name in settings.model_fields)
+    assert SECRET not in str(caught.value)
+
+
+def test_a_number_of_steps_belongs_to_the_run():
+    with pytest.raises(ConfigError, match=r"How many steps run is until= of messaging\.run"):
+        Steps(10)
+
+
 @pytest.mark.parametrize("name", ["pasword", "passwd", "host", "database"])
 def test_a_misspelt_field_is_named(name):
     with pytest.warns(UserWarning, match=f"has no {name}, and ignores it") as caught:
         RedisConfig(**{"server": "x", name: SECRET})
     assert SECRET not in str(caught[0].message)
+    assert caught[0].filename == __file__
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """`messaging.run`: start the groups, drive all steps, gather the result."""
 
+import inspect
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
@@ -18,7 +19,8 @@ from ray_messaging.cluster.run.resumption import check_same
 from ray_messaging.cluster.run.run_actor import GroupResult, RunActor, RunOptions
 from ray_messaging.cluster.starting.lifecycle import leave, remote
 from ray_messaging.cluster.starting.starts import start_in_turn
-from ray_messaging.common.awaitables import is_async
+from ray_messaging.cluster.unpicklable import sent
+from ray_messaging.common.awaitables import call_problem, is_async
 from ray_messaging.errors import ConfigError, UnknownName
 from ray_messaging.receiving.call_checks import check_timeout
 from ray_messaging.steps.step_loop import check_until
@@ -50,11 +52,13 @@ def run(
         raise ConfigError('with by="group" pass the graph and the data of agents as shared=')
     moved = messaging.steps.moved()
     check_same(plans, messaging.steps.hosted(), begun=messaging.steps.progress().latest >= 0, moved=moved.keys())
-    shared_ref = ray.put(shared)  # once in the store, however many groups there are
+    # Each is once in the store, however many groups there are.
+    model_ref, shared_ref = sent("the model", model), sent("shared", shared)
+    options_ref = sent("the run's options", options)
     actors: dict[str, Any] = {}
     refs: list[Any] = []
     try:
-        plan_refs = {plan.name: ray.put(plan) for plan in plans}
+        plan_refs = {plan.name: sent("the data of agents", plan) for plan in plans}
         _note(messaging, model, until, options, plans)
 
         def start(name: str) -> Any:  # noqa: ANN401 - an ObjectRef
@@ -67,7 +71,7 @@ def run(
         if graph is not None and not moved and messaging.steps.wait_for == WaitFor.SENDERS:
             messaging.steps.declare(senders_of(plans))
         refs += [
-            actors[name].run.remote(messaging, plan, model, until, options, shared_ref, plan_refs)
+            actors[name].run.remote(messaging, plan, model_ref, until, options_ref, shared_ref, plan_refs)
             for name, plan in plan_refs.items()
         ]
         steps, all_actors = messaging.steps, list(actors.values())
@@ -132,15 +136,20 @@ def _digests(steps: ExperimentSteps, until: int) -> dict[int, str]:
 
 def check_run(model: object, until: object, options: RunOptions) -> None:
     """Raise ConfigError for arguments of a run that cannot be."""
-    if not callable(model):
-        raise ConfigError(f"model={model!r} must be a function: def person(me, inbox)")
-    check_until(until)
     if options.by not in {"agent", "group"}:
         raise ConfigError(f"by={options.by!r} is unknown: write 'agent' or 'group'")
+    written = "def person(me, inbox)" if options.by == "agent" else "def crowd(group, step)"
+    if not callable(model) or inspect.isclass(model):
+        raise ConfigError(f"model={model!r} must be a function: {written}")
+    if problem := call_problem(model, 2):
+        raise ConfigError(f"model={model!r} must take two arguments, {written}: {problem}")
+    check_until(until)
     if options.by == "group" and is_async(model):
         raise ConfigError('with by="group" the model is a plain function, not an async one: def crowd(group, step)')
     if options.start is not None and (not callable(options.start) or is_async(options.start)):
         raise ConfigError(f"start={options.start!r} must be a plain function that returns a dict: lambda me: {{}}")
+    if options.start is not None and (problem := call_problem(options.start, 1)):
+        raise ConfigError(f"start={options.start!r} must take one argument, as lambda me: {{}}: {problem}")
     if not isinstance(options.concurrency, int) or options.concurrency < 1:
         raise ConfigError(f"concurrency={options.concurrency!r} must be a number, at least 1")
     check_timeout(options.timeout, positive=True)

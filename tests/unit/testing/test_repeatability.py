@@ -3,14 +3,19 @@
 import asyncio
 import random
 import re
+import threading
 import time
 import uuid
+from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ray_messaging import ConfigError, NotRepeatable, StepFailed
+from ray_messaging.cluster.run.run import check_run
+from ray_messaging.cluster.run.run_actor import RunOptions
 from ray_messaging.testing import check_repeatable
 
 AGENTS, STEPS = 12, 4
@@ -151,6 +156,41 @@ def test_a_clean_crowd_passes():
 def test_arguments_are_checked_as_those_of_a_run(given, words):
     with pytest.raises(ConfigError, match=words):
         check(clean, **given)
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "words"),
+    [
+        (lambda me: None, {}, r"must take two arguments, def person\(me, inbox\): too many .* are \(me\)"),
+        (lambda me, inbox, more: None, {}, "missing a required argument: 'more'"),
+        (lambda me, inbox, *, more: None, {}, "missing a required .*argument: 'more'"),
+        (lambda group: None, {"by": "group", "graph": None}, r"def crowd\(group, step\)"),
+        (Counter, {}, r"model=<class .*Counter'> must be a function"),
+        (clean, {"start": dict}, None),
+        (clean, {"start": time.time_ns}, None),
+        (clean, {"start": lambda *, me: {}}, "must take one argument"),
+        (clean, {"start": lambda me, rng: {}}, "'rng'"),
+        (partial(lambda me, inbox, more: tell(me, more), more=3), {}, None),
+        (lambda *both: None, {}, None),
+    ],
+)
+def test_a_model_that_cannot_be_called_is_refused_before_it_runs(model, given, words):
+    if words is None:
+        check_run(model, 1, RunOptions(given.get("start"), "agent", 1, None))
+        return
+    with pytest.raises(ConfigError, match=words):
+        check(model, **given)
+
+
+def test_a_model_that_cannot_be_pickled_names_its_variable():
+    lock = threading.Lock()
+
+    def locked(me, inbox):
+        with lock:
+            tell(me, 1)
+
+    with pytest.raises(ConfigError, match=r"the model cannot be sent to other processes: its .*lock"):
+        check(locked)
 
 
 def test_a_graph_may_be_an_iterator():

@@ -1,0 +1,91 @@
+"""Users' objects that go to other processes, and which part of one cannot."""
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+import ray
+
+from ray_messaging.errors import ConfigError
+
+_DEEPEST = 20  # parts within parts
+
+
+def sent(name: str, value: object, send: Callable[[Any], Any] = ray.put) -> Any:  # noqa: ANN401 - what `send` returns
+    """Send a user's object, which `name` describes, to other processes; raise ConfigError where it cannot be pickled.
+
+    Ray's own error has thirty lines, so it is not shown.
+    """
+    try:
+        return send(value)
+    except Exception:  # pickling calls code of any kind
+        if (reason := unpicklable(value)) is None:
+            raise
+        raise ConfigError(
+            f"{name} cannot be sent to other processes: {reason}. Make it in the function that uses it, in each process"
+        ) from None
+
+
+def unpicklable(value: object) -> str | None:
+    """Return the part of an object that cannot be pickled, and why; None where all of it can be."""
+    error = _failure(value)
+    if error is None:
+        return None
+    place, seen = "", {id(value)}
+    for _ in range(_DEEPEST):
+        for name, part in _parts(value):
+            if id(part) not in seen and (failure := _failure(part)) is not None:
+                place, value, error = place + name, part, failure
+                seen.add(id(part))
+                break
+        else:
+            break
+    where = f"its {place.lstrip('.')!r}" if place else f"an object of type {type(value).__name__}"
+    return f"{where} cannot be pickled ({type(error).__name__}: {error})"
+
+
+def _failure(value: object) -> Exception | None:
+    try:
+        ray.cloudpickle.dumps(value)
+    except Exception as error:  # noqa: BLE001 - as above
+        return error
+    return None
+
+
+def _parts(value: object) -> Iterator[tuple[str, object]]:
+    """Yield the parts that are pickled with an object, each with the text that leads to it."""
+    match value:
+        case MethodType():
+            yield "", value.__self__
+        case FunctionType():
+            yield from _variables(value)
+        case partial():
+            yield from [("", value.func), ("", value.args), ("", value.keywords)]
+        case Mapping():
+            yield from ((f"[{key!r}]", part) for key, part in value.items())
+        case list() | tuple() | set() | frozenset():
+            names = [f".{name}" for name in getattr(value, "_fields", ())]
+            yield from zip(names or (f"[{place}]" for place in range(len(value))), value, strict=True)
+    yield from ((f".{name}", part) for name, part in getattr(value, "__dict__", {}).items())
+
+
+def _variables(function: FunctionType) -> Iterator[tuple[str, object]]:
+    """Yield the variables that a function takes from outside, and its defaults."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield f".{name}", cell.cell_contents
+        except ValueError:  # it has no value yet
+            continue
+    for name in _names(function.__code__):
+        if name in function.__globals__:
+            yield f".{name}", function.__globals__[name]
+    yield ".__defaults__", function.__defaults__
+    yield ".__kwdefaults__", function.__kwdefaults__
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
