@@ -144,8 +144,6 @@ def test_a_change_applies_to_whole_steps(ray_cluster, tmp_path, dies):
     with start(first, steps=Steps(seed=3, digest=True), log_dir=tmp_path / "log") as town:
         town.steps.advance(2)
         interceptor = town.interceptor
-        with pytest.raises(ConfigError, match="at the earliest"):
-            ray.get(interceptor.pop_rule.remote("first", at_step=0))
         ray.get(interceptor.insert_rule.remote(second, at_step=4))
         ray.get(interceptor.pop_rule.remote("first", at_step=5))
         with pytest.raises(RuleError, match="no rule 'first' in step 6"):
@@ -161,6 +159,40 @@ def test_a_change_applies_to_whole_steps(ray_cluster, tmp_path, dies):
     assert labels_by_step(log) == {(step, *labels) for step, found in enumerate(wanted) for labels in found}
     changes = [(each.change, each.step, each.exact) for each in read_rule_changes(Folder(tmp_path / "log"))]
     assert changes == [("insert", 4, True), ("remove", 5, True)]
+
+
+@pytest.mark.long
+def test_the_first_step_that_nobody_has_begun_is_early_enough(ray_cluster, tmp_path):
+    def insert(step):
+        rule = rules.Sample(1.0, action="label", name=f"since {step}")
+        ray.get(town.interceptor.insert_rule.remote(rule, at_step=step))
+
+    def refused(step, earliest):
+        with pytest.raises(ConfigError, match=f"step {earliest} at the earliest"):
+            insert(step)
+
+    def live(until):
+        for step in group.steps(until=until):
+            if step.number == 1:
+                refused(1, 2)
+                insert(2)
+            step.send(0, 1, {"step": step.number})
+        town.steps.wait(until)
+
+    with start(steps=Steps(), log_dir=tmp_path / "log") as town:
+        group = town.create_group("all", range(4))
+        insert(0)
+        live(4)
+        refused(3, 4)
+        insert(5)
+        insert(4)
+        live(7)
+        assert town.steps.progress().holds.keys() == {"event log"}
+    names, counts = ["since 0", "since 2", "since 4", "since 5"], [1, 1, 2, 2, 3, 4, 4]
+    found = {row["step"]: set(row["labels"]) for row in EventLog.open(tmp_path / "log").query().to_pylist()}
+    assert found == {step: set(names[:count]) for step, count in enumerate(counts)}
+    changes = [(each.change, each.step, each.exact) for each in read_rule_changes(Folder(tmp_path / "log"))]
+    assert changes == [("insert", step, True) for step in (0, 2, 5, 4)]
 
 
 @pytest.mark.long

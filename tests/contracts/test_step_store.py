@@ -1062,3 +1062,26 @@ async def test_groups_go_on_when_the_supervisor_leaves(steps):
     await supervisor.open(0)
     assert await steps.leave(SUPERVISOR, at_once=True) == 0
     assert isinstance(await first.open(1), Opened)
+
+
+async def test_a_supervisor_that_comes_later_closes_the_open_step(steps):
+    first, second = await pair(steps)
+    await run(first, second, step=0)
+    await first.open(1)
+    assert await steps.join(SUPERVISOR) == 1
+    supervisor = await taken(steps, SUPERVISOR, "rules")
+    await first.close()
+    await run(second, step=1)
+    assert isinstance(await first.open(2), Waiting)
+    assert (await steps.progress()).sealed == 0
+    await supervisor.open(1)
+    await supervisor.close()
+    assert isinstance(await first.open(2), Opened)
+
+
+async def test_a_supervisor_that_comes_between_two_steps_closes_the_next_one(steps):
+    first, second = await pair(steps)
+    await run(first, second, step=0)
+    assert await steps.join(SUPERVISOR) == 1
+    await run(first, second, step=1)
+    assert (await steps.progress()).sealed == 0

@@ -136,6 +136,7 @@ class InterceptorHost:
             self._stragglers = StragglerWatch(self.steps, self._spec.exp_id, self._spec.steps.stall_s)
             settings = await self.steps.settings() or StepSettings.of(self._spec.steps)
             self._step_rules = StepRuleRunner(self.transport, self.steps, settings, self.interceptor, self._schedule)
+            await self._step_rules.release()
             await self._step_rules.follow()
             self.editor.use_steps(self.steps, self._step_rules)
         self.lane_address = await self._lane.start(host)

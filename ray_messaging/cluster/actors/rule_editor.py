@@ -64,10 +64,13 @@ class RuleEditor:
         _, runner = self._steps
         earliest = await runner.earliest()
         if at_step < earliest and request.call not in self._store.calls:
+            async with runner.between_steps() as following:
+                if at_step == following:
+                    return await self._change(lambda: self._schedule.make(request, at_step, whole=True))
             await runner.follow()
             raise ConfigError(
-                f"at_step={at_step}: a change of the rules can apply to step {earliest} at the earliest, because the "
-                "steps before have begun, or may begin meanwhile"
+                f"at_step={at_step}: a change of the rules can apply to step {following or earliest} at the earliest, "
+                "because the steps before have begun"
             )
         described = self._schedule.add(request, at_step)  # nothing may come between this and `earliest`
         await self._schedule.save()

@@ -55,16 +55,17 @@ class RuleSchedule:
         """Tell whether changes wait for their step."""
         return bool(self._store.scheduled)
 
-    def make(self, request: RuleRequest, step: int | None) -> dict[str, Any]:
+    def make(self, request: RuleRequest, step: int | None, *, whole: bool = False) -> dict[str, Any]:
         """Make a change at once, in an open step (-1: none has begun); return the rule's description.
 
+        Args: `whole` says that nobody has begun the step.
         Raises: RuleError.
         """
         if request.call in self._store.calls:
             return dict(self._store.calls[request.call])
         described = description(request.make(self._interceptor().rules))
         self._store.calls[request.call] = described
-        self.note(request.change, described, step)
+        self.note(request.change, described, step, exact=whole)
         return described
 
     def add(self, request: RuleRequest, at_step: int) -> dict[str, Any]:

@@ -3,12 +3,13 @@
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager, suppress
 from typing import Protocol
 
+from ray_messaging.common.backoff import STEP_SUPERVISOR_RETRY, Backoff
 from ray_messaging.common.task_health import TaskHealth, end
-from ray_messaging.errors import RuleError, UnknownName
+from ray_messaging.errors import ConnectionFailed, RuleError, UnknownName
 from ray_messaging.interception.rules.rule import Rule
 from ray_messaging.interception.rules.step_rule import StepRule, forces_all
 from ray_messaging.interception.server.interceptor import Interceptor
@@ -21,6 +22,7 @@ from ray_messaging.transports.transport import Transport
 logger = logging.getLogger(__name__)
 
 _FAILING_S = 1.0  # a supervisor that fails for so long is reported
+_HOLD, _HANDLED = "a change of the rules", -(2**31)  # no step begins while a hold is so far behind
 
 
 class Schedule(Protocol):
@@ -57,6 +59,7 @@ class StepRuleRunner:
         self._supervisor = Supervisor(transport, store, settings, self._reviewer, interceptor.epoch)
         self._task: asyncio.Task[None] | None = None
         self._following = asyncio.Lock()
+        self._holding = asyncio.Lock()
         self._leaving: asyncio.Task[None] | None = None
 
     @property
@@ -85,11 +88,31 @@ class StepRuleRunner:
         return await self._store.join(SUPERVISOR)
 
     async def earliest(self) -> int:
-        """Join the steps; return the first one to which a change of the rules can apply as a whole."""
+        """Join the steps; return the first one before which the supervisor will come to change the rules."""
         since = await self._join()
         progress = await self._store.progress()
         closed = since - 1 if progress.supervisor is None else progress.supervisor.closed
         return max(closed, self._ended) + 2
+
+    @asynccontextmanager
+    async def between_steps(self) -> AsyncIterator[int | None]:
+        """Let no step begin meanwhile; yield the next one if all that have begun are committed, else None."""
+        async with self._holding:
+            await self._store.hold(_HOLD, _HANDLED)
+            try:
+                progress = await self._store.progress()
+                yield progress.latest + 1 if progress.latest == progress.sealed else None
+            finally:
+                await self.release()
+
+    async def release(self) -> None:
+        """Let the steps go on, which wait until then; also after an interceptor that has died between two steps."""
+        backoff = Backoff(STEP_SUPERVISOR_RETRY)
+        while True:
+            try:
+                return await self._store.drop_hold(_HOLD)
+            except ConnectionFailed:
+                await backoff.sleep()
 
     async def step_ended(self, number: int) -> None:
         """Make the changes that apply to the next step."""

@@ -91,7 +91,8 @@ class MemorySteps:
             return before.since
         if before is not None and before.counts:
             raise leaving(group)
-        since = max(0 if data.latest < 0 else data.latest + 2, data.sealed + 1)
+        supervises, begun = group == SUPERVISOR, data.latest >= 0
+        since = max(data.latest + 2 * (begun and not supervises), data.sealed + 1)
         member = Member(since, since - 1)
         if before is not None:
             member.attempt, member.driver, member.lease_s = before.attempt, before.driver, before.lease_s

@@ -64,6 +64,8 @@ class StepStore(Protocol):
     async def join(self, group: str, *, again: bool = False) -> int:
         """Make a group a member, and its mailbox of the same name stepped; return the first step in which it counts.
 
+        It is one the senders of which nobody has opened yet; of the SUPERVISOR the open step, else the next one.
+
         Args: with `again` also one that has left with its driver.
         """
 

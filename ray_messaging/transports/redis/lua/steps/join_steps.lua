@@ -1,4 +1,5 @@
--- Make a group a member: it counts from a step the senders of which nobody has opened yet.
+-- Make a group a member: it counts from a step the senders of which nobody has opened yet. The supervisor, which comes after
+-- all senders, counts from the open step, or from the next one where none is open.
 --
 -- KEYS[1] steps  [2] step:<group>: see step_barrier.lua  [3] state of its mailbox: stepped = 1 from now on
 -- ARGV[1] prefix of this experiment's keys  [2] group  [3] 1: also where it has left with its driver
@@ -11,7 +12,8 @@ if group[1] and not group[2] then return tonumber(group[1]) end
 if group[4] and ARGV[3] ~= '1' then return tonumber(group[1]) end
 if group[1] and tonumber(group[3]) + 1 < tonumber(group[2]) then return -1 end
 local latest = tonumber(now[1])
-local since = math.max(latest < 0 and 0 or latest + 2, tonumber(now[3]) + 1)
+local since = ARGV[2] == SUPERVISOR and latest or latest < 0 and 0 or latest + 2
+since = math.max(since, tonumber(now[3]) + 1)
 redis.call('HSET', KEYS[2], 'since', since, 'closed', since - 1, 'changed', milliseconds())
 redis.call('HDEL', KEYS[2], 'until', 'ending')
 redis.call('ZADD', ARGV[1] .. 'steps:closed', since - 1, ARGV[2])
