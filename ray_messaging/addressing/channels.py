@@ -15,6 +15,7 @@ import secrets
 from enum import Enum
 from operator import index
 from typing import NamedTuple
+from urllib.parse import quote
 from uuid import UUID
 
 from ray_messaging.addressing.patterns import GLOBS, Patterns
@@ -38,6 +39,7 @@ USER_SURVEY = "user-survey"
 USER_PAYBACK = "user-payback"
 
 NAME_LENGTH = 200
+_ID = "agent id"
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 # Invalid in a str id or a subtopic: the separator, Redis's glob characters, and control characters.
 _UNFIT = re.compile(r"[:*?\[\]\\\x00-\x1f\x7f]")
@@ -79,9 +81,22 @@ def _check_text(kind: str, text: str, unfit: re.Pattern[str]) -> None:
     if not 0 < size <= NAME_LENGTH or unfit.search(text):
         raise InvalidAddress(
             f"{kind} {_shown(text)} cannot be used: it must be 1 to {NAME_LENGTH} bytes of UTF-8 without control "
-            "characters" + (" and without : * ? [ ] \\" if unfit is _UNFIT else ""),
+            "characters"
+            + (" and without : * ? [ ] \\" if unfit is _UNFIT else "")
+            + (_how_to_carry(text) if size and kind == _ID else ""),
             value=text,
         )
+
+
+def _how_to_carry(agent_id: str) -> str:
+    """Return the end of the error for an id that no agent can have."""
+    fit = quote(agent_id, safe="")
+    if len(fit) > NAME_LENGTH:
+        return ". Number such agents, and keep a table of their ids"
+    return (
+        f". Give the agent the id {fit!r}, by urllib.parse.quote(id, safe=''): unquote gives its own one back. Or "
+        "number such agents, and keep a table of their ids"
+    )
 
 
 def check_id(agent_id: object) -> AgentId:
@@ -94,7 +109,7 @@ def check_id(agent_id: object) -> AgentId:
     if isinstance(agent_id, str):
         if _INTEGER.fullmatch(agent_id) and INT64_MIN <= int(agent_id) <= INT64_MAX:
             return int(agent_id)
-        _check_text("agent id", agent_id, _UNFIT)
+        _check_text(_ID, agent_id, _UNFIT)
         return str(agent_id)  # numpy's str cannot be encoded
     if isinstance(agent_id, UUID):
         return str(agent_id)

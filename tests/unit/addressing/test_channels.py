@@ -2,6 +2,7 @@
 
 import fnmatch
 import re
+from urllib.parse import quote, unquote
 
 import pytest
 from hypothesis import given
@@ -98,6 +99,23 @@ def test_an_error_names_only_the_beginning_of_a_long_text(check):
     with pytest.raises(InvalidAddress, match=r"xxx\.\.\. of 100,002 characters cannot be used") as caught:
         check("x" * 100_000)
     assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize(
+    "agent_id", ["did:web:x", "@ann:example.org", "team/1:2", "what?", "[a]", "a\\b", "a*", "a\n", "ü:" * 20]
+)
+def test_an_id_that_is_refused_can_be_carried_as_the_error_says(agent_id):
+    with pytest.raises(InvalidAddress, match=r"cannot be used: .* and without : ") as caught:
+        check_id(agent_id)
+    [carried] = re.findall(r"the id '(.*?)', by urllib.parse.quote\(id, safe=''\)", str(caught.value))
+    assert carried == quote(agent_id, safe="")
+    assert unquote(str(check_id(carried))) == agent_id
+
+
+@pytest.mark.parametrize("agent_id", ["ü:" * 60, "x" * 201])
+def test_an_id_that_is_too_long_is_to_be_a_number(agent_id):
+    with pytest.raises(InvalidAddress, match=r"Number such agents, and keep a table of their ids$"):
+        check_id(agent_id)
 
 
 @given(st.text("ab*?", max_size=8), st.text("ab", max_size=8))
