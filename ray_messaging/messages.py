@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.common.notebook import SHOWN, html_table
-from ray_messaging.common.tables import data_frame, utc_times
+from ray_messaging.common.tables import data_frame, utc_times, with_exact_integers
 from ray_messaging.message import UNSET, DecodedMessage, Message
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import PayloadColumn
@@ -29,6 +29,9 @@ class Slice(NamedTuple):
     low: int
     high: int
     pattern: bytes | None = None
+
+
+_IDS = ("step", "from_id", "to_id")
 
 
 def slice_of(message: Message) -> Slice:
@@ -170,22 +173,22 @@ class Messages(Sequence[Message]):
         import pyarrow as pa  # noqa: PLC0415 - 80 MB that a group need not load
 
         facts = {name: _arrow_column(values) for name, values in self._facts().items()}
-        return pa.table(facts | arrow_columns(self._payload_parts))
+        return with_exact_integers(pa.table(facts | arrow_columns(self._payload_parts)), _IDS)
 
     def to_pandas(self) -> Any:  # noqa: ANN401 - pandas.DataFrame, where pandas is installed
         """Return a pandas.DataFrame whose columns have the names and types of the event log's.
 
         message_id, step, channel, subtopic, from_id, to_id, in_reply_to, labels, sent_at (UTC), and payload; payloads
-        in typed columns have a column each, as `payload.price`.
+        in typed columns have a column each, as `payload.price`. Ids and steps are pandas' Int64, if no id is a str.
         """
         parts = self._payload_parts
         typed = {f"payload.{name}": filled_column(parts, name) for name in names_of(parts)}
         facts = self._facts()
         facts["sent_at"] = facts["sent_at"].to_pandas()
         if all(part.table is not None for part in parts) and parts:
-            return data_frame(facts | typed)
+            return data_frame(facts | typed, _IDS)
         payloads = [None if isinstance(found._batch.lines, TypedColumns) else found.payload for found in self]
-        return data_frame(facts | {"payload": payloads} | typed)
+        return data_frame(facts | {"payload": payloads} | typed, _IDS)
 
     def _facts(self) -> dict[str, Any]:
         messages = list(self)

@@ -1,19 +1,73 @@
 """Columns of results for pandas."""
 
+import json
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import numpy as np
 
+_NONE = type(None)
+MOST_EXACT = 2**53  # floats hold all whole numbers up to it
 _FIRST, _LAST = -62_135_596_800.0, 253_402_300_800.0  # the years 1 and 10,000
 
 
-def data_frame(columns: dict[str, Any]) -> Any:  # noqa: ANN401 - pandas.DataFrame, where pandas is installed
-    """Build a pandas.DataFrame; without pandas raise an ImportError that says how to install it."""
+def data_frame(columns: dict[str, Any], ids: Collection[str] = ()) -> Any:  # noqa: ANN401 - pandas.DataFrame, where pandas is installed
+    """Build a pandas.DataFrame; without pandas raise an ImportError that says how to install it.
+
+    Whole numbers stay exact: where others are missing the column is pandas' Int64, and not float64. Args: `ids` are
+    the columns that are Int64 in any case, unless some ids are strs.
+    """
     try:
         import pandas as pd  # noqa: PLC0415 - an optional dependency
     except ImportError as error:
         raise ImportError("to_pandas() needs pandas: pip install 'ray-messaging[pandas]'") from error
-    return pd.DataFrame(columns)
+    return pd.DataFrame({name: _exact(pd, values, is_id=name in ids) for name, values in columns.items()})
+
+
+def _exact(pd: Any, values: Any, *, is_id: bool) -> Any:  # noqa: ANN401 - pandas, and a column of any kind
+    if isinstance(values, np.ndarray) and values.dtype != object:
+        return pd.array(values, "Int64") if is_id and values.dtype.kind == "i" else values
+    listed = values.tolist() if isinstance(values, np.ndarray) else values
+    kinds = set(map(type, listed)) if isinstance(listed, list) else set()
+    if (kinds == {int, _NONE} or (is_id and kinds <= {int, _NONE})) and _fits(listed):
+        return pd.array(listed, "Int64")
+    if (kinds == {int, _NONE} or {int, float} <= kinds <= {int, float, _NONE}) and not _are_floats(listed):
+        return pd.Series(listed, dtype=object)
+    return values
+
+
+def _fits(values: Iterable[int | None]) -> bool:
+    return all(value is None or -(2**63) <= value < 2**63 for value in values)
+
+
+def _are_floats(values: Iterable[float | None]) -> bool:
+    """Return whether floats hold all numbers exactly."""
+    return all(value is None or isinstance(value, float) or abs(value) <= MOST_EXACT for value in values)
+
+
+def with_exact_integers(table: Any, ids: Collection[str] = ()) -> Any:  # noqa: ANN401 - pyarrow.Table
+    """Return a table whose `to_pandas()` keeps whole numbers exact where others are missing; `ids` as in `data_frame`.
+
+    pyarrow would make float64 of them, but it follows what the table says about pandas' types.
+    """
+    fields = [table.schema.field(name) for name in table.column_names if name in ids or table[name].null_count]
+    return table.replace_schema_metadata(pandas_types(fields))
+
+
+def pandas_types(fields: Iterable[Any]) -> dict[str, str]:
+    """Return the metadata of a table or a Parquet file by which pandas reads integers of these pyarrow fields."""
+    columns = [
+        {
+            "name": field.name,
+            "field_name": field.name,
+            "pandas_type": str(field.type),
+            "numpy_type": str(field.type).replace("int", "Int").replace("uI", "UI"),  # pandas' types with gaps
+            "metadata": None,
+        }
+        for field in fields
+        if str(field.type).startswith(("int", "uint"))
+    ]
+    return {"pandas": json.dumps({"columns": columns, "index_columns": [], "column_indexes": []})} if columns else {}
 
 
 def utc_times(seconds: Any) -> Any:  # noqa: ANN401 - numbers; a pyarrow.Array

@@ -154,7 +154,8 @@ class AnswerTable:
                 "from_id": [None if answer is None else answer.from_id for answer in answers],
                 "fate": fates,
                 "answer": [None if answer is None else answer.payload for answer in answers],
-            }
+            },
+            ids=["from_id"],
         )
 
     def __repr__(self) -> str:

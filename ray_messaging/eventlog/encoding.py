@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ray_messaging.eventlog.schema import typed_names
+from ray_messaging.eventlog.schema import typed_names, with_pandas_types
 
 ROW_GROUP_ROWS = 32_768
 
@@ -70,8 +70,8 @@ def _texts(column: pa.DictionaryArray) -> pa.Array:
 
 
 def type_record(schema: pa.Schema) -> dict[str, str]:
-    """Return the entry of a file's metadata by which Arrow reads the columns in the types of a schema."""
-    return {"ARROW:schema": base64.b64encode(schema.remove_metadata().serialize()).decode()}
+    """Return the entry of a file's metadata by which Arrow and pandas read the columns in the types of a schema."""
+    return {"ARROW:schema": base64.b64encode(with_pandas_types(schema).serialize()).decode()}
 
 
 def parquet_options(stored: pa.Table) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.common.notebook import SHOWN, html_table
+from ray_messaging.common.tables import with_exact_integers
 from ray_messaging.errors import ConfigError, LogError
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.missing_rows import read_account
@@ -21,6 +22,7 @@ from ray_messaging.eventlog.reading.query import answer
 from ray_messaging.eventlog.reading.result_columns import as_id
 from ray_messaging.eventlog.reading.tail import Source, Tail
 from ray_messaging.eventlog.run_record import has_ended
+from ray_messaging.eventlog.schema import NUMBERS
 
 _SHOWN_COLUMNS = ["sent_at", "from_id", "to_id", "subtopic", "payload", "labels", "fate", "rule", "reason"]
 
@@ -109,6 +111,7 @@ class EventLog:
         from_id and to_id are int64, or both texts if one id among them is a str. `position` numbers the rows of the
         log; pass the last one as `after` to get the next page. Payloads in typed columns have null as `payload`, and a
         column `payload.x` for each of theirs; one that has several types in the result is a number or text.
+        `to_pandas()` makes pandas' Int64 of ids and steps, and of other whole numbers where some are missing.
 
         Args:
             internal: Add noted, entry and row: the source of a row in its stream.
@@ -150,7 +153,7 @@ class EventLog:
         the `share` of the rows that was counted.
         """
         found: Sample = self._source.ask("sample", by=by, after=after, most=most)
-        return found
+        return found._replace(counts=with_exact_integers(found.counts, NUMBERS))
 
     def edges(self, **fields: Unpack[Fields]) -> pa.Table:
         """Return the edges of the message graph by time: one row per message from an agent to an agent.
@@ -240,10 +243,11 @@ class EventLog:
 
         Args: with expand a table may have more rows, those of the hearers of its broadcasts.
         """
-        return pages(self._source.follower(), {**fields, "text": text, "expand": expand}, rows)
+        found = pages(self._source.follower(), {**fields, "text": text, "expand": expand}, rows)
+        return (with_exact_integers(page, NUMBERS) for page in found)
 
     def _table(self, question: str, **arguments: Any) -> pa.Table:  # noqa: ANN401 - a query's
-        return self._source.ask(question, **arguments)
+        return with_exact_integers(self._source.ask(question, **arguments), NUMBERS)
 
 
 def _ends(table: pa.Table) -> list[list[AgentId | None]]:

@@ -12,6 +12,8 @@ from functools import lru_cache
 
 import pyarrow as pa
 
+from ray_messaging.common.tables import pandas_types
+
 VERSION = 2
 # Of broadcasts, one row each: files without them lack these columns.
 OF_BROADCASTS = ("pairs", "hearing_agents", "kept_pairs")
@@ -65,6 +67,8 @@ SCHEMA = pa.schema(
         pa.field("row", pa.int32(), nullable=False),
     ]
 )
+# Columns of ids and other whole numbers that a row may lack.
+NUMBERS = frozenset(field.name for field in SCHEMA if pa.types.is_integer(field.type) and field.nullable)
 
 
 @lru_cache(maxsize=256)
@@ -86,6 +90,12 @@ def channel_head(schema: pa.Schema) -> dict[str, str]:
     """
     head = (schema.metadata or {}).get(_HEAD)
     return {} if head is None else {_HEAD.decode(): head.decode()}
+
+
+def with_pandas_types(schema: pa.Schema) -> pa.Schema:
+    """Return a schema by which pandas reads whole numbers exactly, where some rows lack them, too."""
+    named = [schema.field(name) for name in schema.names if name in NUMBERS or name.startswith(TYPED)]
+    return schema.with_metadata(pandas_types(named))
 
 
 def typed_names(names: Sequence[str]) -> list[str]:

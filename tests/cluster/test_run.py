@@ -204,6 +204,12 @@ def test_a_model_by_group(start):
     )
     assert sorted(result.states) == ["group0", "group1"]
     assert all((state["heard"] == 3).all() for state in result.states.values())
+    assert {name: ids.tolist() for name, ids in result.ids.items()} == {
+        "group0": [*range(0, AGENTS, 2)],
+        "group1": [*range(1, AGENTS, 2)],
+    }
+    assert result.to_pandas().index.tolist() == [*range(AGENTS)]
+    assert result.to_pandas()["luck"][3] == result.states["group1"]["luck"][1]
 
 
 def test_a_model_that_raises_names_agent_and_step(start):

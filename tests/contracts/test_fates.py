@@ -6,6 +6,7 @@ import pickle
 from collections import defaultdict
 
 import numpy as np
+import pandas as pd
 import pytest
 from support.contracts import Only, allow, fetch_all, take_in, until
 from support.frames import frames_of_entries
@@ -414,7 +415,8 @@ async def test_received_columns_and_pandas(messagers):
     assert (messages.sent_at > 1e9).all()
     assert [message.sent_at for message in messages] == messages.sent_at.tolist()
     frame = messages.to_pandas()
-    assert frame["from_id"].tolist() == [7, 8, None]
+    assert frame["from_id"].tolist() == [7, 8, pd.NA]
+    assert frame["from_id"].dtype == pd.Int64Dtype()
     assert frame["payload"].tolist() == messages.payloads
     assert frame["message_id"].tolist() == [message.id for message in messages]
     assert frame["subtopic"].tolist() == ["agent-chat", "agent-chat", "user-chat"]

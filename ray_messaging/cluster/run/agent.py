@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AGENT_CHAT, AgentId, check_name
 from ray_messaging.cluster.run.homes import Homes
@@ -207,6 +208,11 @@ class Society:
     def states(self) -> dict[AgentId, dict[str, Any]]:
         """Return the state of each agent."""
         return {agent.id: agent.state for agent in self._agents}
+
+    @property
+    def ids(self) -> dict[str, NDArray[Any]]:
+        """Return nothing: the states have the ids."""
+        return {}
 
     def read(
         self,

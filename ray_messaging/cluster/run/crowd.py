@@ -86,6 +86,11 @@ class CrowdSociety:
         """Return the state of the group."""
         return {self._group: {} if self._crowd is None else self._crowd.state}
 
+    @property
+    def ids(self) -> dict[str, NDArray[Any]]:
+        """Return the agents of the group, in the order of its arrays."""
+        return {self._group: NO_AGENTS.column.to_numpy() if self._crowd is None else self._crowd.ids}
+
     def read(
         self,
         agents: Any,  # noqa: ANN401 - a sequence of ids

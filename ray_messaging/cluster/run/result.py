@@ -1,11 +1,15 @@
 """The result of a run."""
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_messaging.addressing.channels import AgentId
 from ray_messaging.common.notebook import SHOWN, html_table
 from ray_messaging.common.tables import data_frame
 
@@ -14,8 +18,9 @@ from ray_messaging.common.tables import data_frame
 class Result:
     """The result of `messaging.run`: plain and picklable.
 
-    `states` maps each agent, or with by="group" each group, to its state after the last step. `fates` counts the
-    messages of all steps since the experiment began, by fate. `digests` maps each of the last 64 steps to the digest of
+    `states` maps each agent, or with by="group" each group, to its state after the last step. With by="group" `ids`
+    maps each group to its agents, in the order of its arrays: most often every n-th agent. `fates` counts the messages
+    of all steps since the experiment began, by fate. `digests` maps each of the last 64 steps to the digest of
     its messages, in hex, with `Steps(digest=True)`. `steps` is the first step that did not run; where Ctrl-C ended the
     run before its time, `stopped` is True.
     """
@@ -25,6 +30,7 @@ class Result:
     fates: Counter[str] = field(default_factory=Counter)
     digests: dict[int, str] = field(default_factory=dict)
     stopped: bool = False
+    ids: dict[str, NDArray[Any]] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         stopped = ", stopped" if self.stopped else ""
@@ -32,18 +38,53 @@ class Result:
 
     def _repr_html_(self) -> str:
         first = dict(islice(self.states.items(), SHOWN))
-        keys = list(dict.fromkeys(key for state in first.values() for key in state))
-        columns = {_ids_among(keys): [*first]} | {
-            str(key): [state.get(key) for state in first.values()] for key in keys
-        }
-        return html_table(repr(self), columns, len(self.states))
+        columns = _columns([*first.values()])
+        shown = {_ids_among(columns): [*first]} | {str(key): values for key, values in columns.items()}
+        return html_table(repr(self), shown, len(self.states))
 
     def to_pandas(self) -> Any:  # noqa: ANN401 - pandas is an extra
-        """Return a DataFrame of the states: a row per agent, a column per key. Raises ImportError without pandas."""
-        keys = list(dict.fromkeys(key for state in self.states.values() for key in state))
-        ids = _ids_among(keys)
-        columns = {key: [state.get(key) for state in self.states.values()] for key in keys}
-        return data_frame(columns | {ids: [*self.states]}).set_index(ids).rename_axis("agent")
+        """Return a DataFrame of the states: a row per agent, a column per key; raise ImportError without pandas.
+
+        With by="group" the columns are the arrays with a value for each agent of their group.
+        """
+        ids, columns = self._by_agent() if self.ids else ([*self.states], _columns([*self.states.values()]))
+        name = _ids_among(columns)
+        return data_frame(columns | {name: ids}).set_index(name).rename_axis("agent")
+
+    def _by_agent(self) -> tuple[list[AgentId], dict[Any, Any]]:
+        """Return all agents, ascending, and the arrays of the groups as columns of them."""
+        ids = [agent for group in self.ids.values() for agent in group.tolist()]
+        order = sorted(range(len(ids)), key=lambda place: (isinstance(ids[place], str), ids[place]))
+        parts = [
+            (len(self.ids[group]), {key: array for key, array in arrays.items() if _is_of(array, self.ids[group])})
+            for group, arrays in self.states.items()
+        ]
+        keys = dict.fromkeys(key for _, arrays in parts for key in arrays)
+        columns = {key: _joined([(rows, arrays.get(key)) for rows, arrays in parts]) for key in keys}
+        return [ids[place] for place in order], {
+            key: column[order] if isinstance(column, np.ndarray) else [column[place] for place in order]
+            for key, column in columns.items()
+        }
+
+
+def _columns(states: Sequence[Mapping[Any, Any]]) -> dict[Any, list[Any]]:
+    """Return a list for each key of some states: their values."""
+    keys = dict.fromkeys(key for state in states for key in state)
+    return {key: [state.get(key) for state in states] for key in keys}
+
+
+def _is_of(array: NDArray[Any], ids: NDArray[Any]) -> bool:
+    """Return whether an array has a value for each agent."""
+    return array.shape[:1] == ids.shape
+
+
+def _joined(parts: Sequence[tuple[int, NDArray[Any] | None]]) -> NDArray[Any] | list[Any]:
+    """Join the arrays of groups; where they differ in type or shape, or one is missing, return a list of values."""
+    filled = [(rows, array) for rows, array in parts if rows]
+    arrays = [array for _, array in filled if array is not None]
+    if len(arrays) == len(filled) and {array.ndim for array in arrays} == {1} and len({a.dtype for a in arrays}) == 1:
+        return np.concatenate(arrays)
+    return [value for rows, array in filled for value in ([None] * rows if array is None else array.tolist())]
 
 
 def _ids_among(keys: Collection[str]) -> str:

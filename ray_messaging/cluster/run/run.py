@@ -118,7 +118,9 @@ def _result(steps: ExperimentSteps, parts: Sequence[GroupResult], until: int) ->
     if ended:
         steps.wait(ended)  # also for rules that judge the last step
         fates.update(steps.fates_by_rules(ended - 1))
-    return Result({key: states[key] for key in ordered}, ended, fates, _digests(steps, ended), stopped=ended < until)
+    ids = {group: found for part in parts for group, found in part.ids.items()}
+    states = {key: states[key] for key in ordered}
+    return Result(states, ended, fates, _digests(steps, ended), stopped=ended < until, ids=ids)
 
 
 def _digests(steps: ExperimentSteps, until: int) -> dict[int, str]:

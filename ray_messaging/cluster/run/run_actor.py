@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from numpy.typing import NDArray
+
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.cluster.run.agent import Society, step_failed
 from ray_messaging.cluster.run.crowd import CrowdSociety
@@ -21,11 +23,15 @@ if TYPE_CHECKING:
 
 
 class GroupResult(NamedTuple):
-    """Result of one group: its states after the steps before `until`, and the fates of all that it sent in these."""
+    """Result of one group: its states after the steps before `until`, and the fates of all that it sent in these.
+
+    `ids` are those of the arrays with by="group".
+    """
 
     states: dict[Any, Any]
     fates: "Counter[str]"
     until: int
+    ids: dict[str, NDArray[Any]]
 
 
 class RunOptions(NamedTuple):
@@ -93,7 +99,7 @@ class RunActor:
             if loop.committed < loop.until - 1 or not ran:
                 await homes.prepare(loop.before)
                 society.read(AgentPlaces(loop.before), loop.state)
-            return GroupResult(society.states, loop.fates, max(loop.committed + 1, 0))
+            return GroupResult(society.states, loop.fates, max(loop.committed + 1, 0), society.ids)
 
     async def end_after(self, last: int) -> None:
         """End the run after a step, unless it ends before."""

@@ -21,6 +21,7 @@ from ray_messaging.eventlog.reading.filtering.filters import Filters
 from ray_messaging.eventlog.reading.filtering.stored_columns import with_columns, with_texts
 from ray_messaging.eventlog.reading.query import REACHED
 from ray_messaging.eventlog.reading.tail import Source
+from ray_messaging.eventlog.schema import with_pandas_types
 
 PAGE = 65_536
 OnProgress = Callable[[int], None]
@@ -169,7 +170,7 @@ def _flat(table: pa.Table) -> pa.Table:
 
 
 _WRITERS: dict[str, Callable[[IO[bytes], pa.Schema], Writer]] = {
-    ".parquet": lambda file, schema: pq.ParquetWriter(file, schema, compression="zstd"),
+    ".parquet": lambda file, schema: pq.ParquetWriter(file, with_pandas_types(schema), compression="zstd"),
     ".csv": _Csv,
     ".jsonl": _JsonLines,
 }

@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ray_messaging.common.tables import MOST_EXACT
 from ray_messaging.errors import InvalidColumns, InvalidPayload
 from ray_messaging.model.payloads import Payloads
 from ray_messaging.model.typed.input import array_of
@@ -72,11 +73,16 @@ def _concatenated(arrays: list[NDArray[Any]], name: str) -> NDArray[Any]:
 
 
 def _joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Join arrays; whole numbers that neither int64 nor uint64 holds stay exact, as objects."""
-    if {array.dtype.kind for array in arrays} == {"i", "u"} and np.result_type(*arrays).kind == "f":
-        if min(array.min(initial=0) for array in arrays) >= 0:
+    """Join arrays; whole numbers that no common type of theirs holds stay exact, as objects."""
+    kinds = {array.dtype.kind for array in arrays}
+    whole = [array for array in arrays if array.dtype.kind in "iu"]
+    if whole and kinds <= {"i", "u", "f"} and np.result_type(*arrays).kind == "f":
+        if "f" not in kinds and min(array.min(initial=0) for array in whole) >= 0:
             return np.concatenate([array.astype(np.uint64) for array in arrays])
-        return np.concatenate([array.astype(object) for array in arrays])
+        if "f" not in kinds or any(
+            array.max(initial=0) > MOST_EXACT or array.min(initial=0) < -MOST_EXACT for array in whole
+        ):
+            return np.concatenate([array.astype(object) for array in arrays])
     return np.concatenate(arrays)
 
 

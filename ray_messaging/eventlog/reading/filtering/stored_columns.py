@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ray_messaging.errors import InvalidQuery
 from ray_messaging.eventlog.schema import POSITION, SCHEMA, TEXT, TYPED, channel_head, typed_names
 from ray_messaging.model.typed.input import columns as typed_columns
 
@@ -82,6 +83,14 @@ def typed_schema(schemas: Iterable[pa.Schema]) -> pa.Schema:
 def with_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """Return a table with the columns of a schema at its end."""
     whole = unified([table, schema.empty_table()])
+    for field in schema:
+        if whole.schema.field(field.name).type != field.type:
+            raise InvalidQuery(
+                f"column {field.name!r} has whole numbers that {field.type}, the type of all its rows, does not hold "
+                "exactly: export to .jsonl",
+                field="path",
+                value=field.name,
+            )
     others = [name for name in table.column_names if name not in schema.names]
     return whole.select([*others, *schema.names])
 
@@ -89,7 +98,7 @@ def with_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
 def unified(tables: Sequence[pa.Table]) -> pa.Table:
     """Join tables whose columns may differ: a missing one has nulls, and one of several types their common type.
 
-    That is a number for numbers, else text.
+    That is a number for numbers that one type holds exactly, else text.
     """
     if all(table.schema == tables[0].schema for table in tables[1:]):
         return pa.concat_tables(tables)
@@ -99,7 +108,11 @@ def unified(tables: Sequence[pa.Table]) -> pa.Table:
         if field.type not in found:  # equal ones may have different hashes
             found.append(field.type)
     unlike = {name for name, found in kinds.items() if len(found) > 1 and not _all_numbers(found)}
-    return pa.concat_tables([with_texts(table, unlike) for table in tables], promote_options="permissive")
+    try:
+        return pa.concat_tables([with_texts(table, unlike) for table in tables], promote_options="permissive")
+    except pa.ArrowInvalid:  # a number that the common type does not hold
+        unlike = {name for name, found in kinds.items() if len(found) > 1}
+        return pa.concat_tables([with_texts(table, unlike) for table in tables], promote_options="permissive")
 
 
 def _all_numbers(kinds: Sequence[pa.DataType]) -> bool:

@@ -1,6 +1,11 @@
 """The result of a run, as tables."""
 
+import numpy as np
+import pandas as pd
+
 from ray_messaging.cluster.run.result import Result
+
+LARGE = 1143926187236421734  # no float holds it
 
 
 def test_a_state_may_have_any_key():
@@ -11,3 +16,33 @@ def test_a_state_may_have_any_key():
     assert (frame.index.name, frame.index.tolist(), frame.columns.tolist()) == ("agent", [3, "ann"], ["agent", "k"])
     assert frame.loc[3, "agent"] == "x"
     assert "<th>agent id</th><th>agent</th><th>k</th>" in Result({3: {"agent": "x", "k": 1}}, 1)._repr_html_()
+
+
+def test_whole_numbers_stay_exact_where_some_states_lack_them():
+    states = {1: {"leader": LARGE, "n": 1, "x": LARGE}, 2: {"leader": None, "n": 2, "x": 0.5}}
+    frame = Result(states, 1).to_pandas()
+    assert frame["leader"].tolist() == [LARGE, pd.NA]
+    assert frame["x"].tolist() == [LARGE, 0.5]
+    assert frame.dtypes.astype(str).tolist() == ["Int64", "int64", "object"]
+
+
+def test_states_of_groups_have_a_row_for_each_agent():
+    ids = {"a": np.array([0, 2, 4]), "b": np.array([1, 3])}
+    states = {
+        "a": {"mood": np.array([0.0, 0.2, 0.4]), "leader": np.array([LARGE, 2, 4]), "total": np.array(3)},
+        "b": {"mood": np.array([0.1, 0.3]), "at": np.array([[1, 2], [3, 4]], np.int8)},
+    }
+    frame = Result(states, 1, ids=ids).to_pandas()
+    assert (frame.index.name, frame.index.tolist()) == ("agent", [0, 1, 2, 3, 4])
+    assert frame["mood"].tolist() == [0.0, 0.1, 0.2, 0.3, 0.4]
+    assert frame["leader"].tolist() == [LARGE, pd.NA, 2, pd.NA, 4]
+    assert frame["at"].tolist() == [None, [1, 2], None, [3, 4], None]
+    assert frame.columns.tolist() == ["mood", "leader", "at"]
+
+
+def test_groups_of_named_agents_and_groups_without_any():
+    ids = {"a": np.array([7, "ann"], object), "b": np.array([3]), "c": np.zeros(0, np.int64)}
+    states = {"a": {"n": np.array([1, 2], np.int8)}, "b": {"n": np.array([3], np.int8)}, "c": {"n": np.zeros(0)}}
+    frame = Result(states, 1, ids=ids).to_pandas()
+    assert frame["n"].to_dict() == {3: 3, 7: 1, "ann": 2}
+    assert frame["n"].dtype == np.int8
