@@ -174,6 +174,8 @@ class NotRepeatable(MessagingError, AssertionError):
 class StepAborted(MessagingError, RuntimeError):
     """A step was not committed, and nothing of it counts: the group's next driver runs it again.
 
+    Where the commit has no answer the step may be committed all the same: the next driver finds that out, and goes on.
+
     `step` and `group` say which step it is.
     """
 

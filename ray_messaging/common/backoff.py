@@ -67,6 +67,7 @@ MQTT_RESEND = RetryPolicy(1.0, 1.0)  # of a frame that a receiver lacks: it may 
 
 # Sending.
 FULL_MAILBOX_RETRY = RetryPolicy(0.002, 0.05)
+REFUSED_CALL_RETRY = RetryPolicy(0.002, 0.1)  # of a call of which the server took nothing
 STALE_VERDICT_RETRY = RetryPolicy(0.002, 0.5)
 TRANSACTION_RETRY = RetryPolicy(0.002, 0.1)
 STEP_SUPERVISOR_RETRY = RetryPolicy(0.05, 2.0)  # of a step that the rules could not close

@@ -9,9 +9,10 @@ from ray_messaging.errors import (
     OutcomeUnknown,
     PayloadTooLarge,
     TransactionError,
+    TransitError,
 )
 from ray_messaging.sending.delivery.frame_router import OutboundFrame
-from ray_messaging.transports.transport import Conclusion, Published
+from ray_messaging.transports.transport import Conclusion, FrameFate, Published, SendStatus
 
 STALE = (
     "the interceptor that answers has a successor, which did not answer in time, so nothing was sent: look at its "
@@ -20,6 +21,29 @@ STALE = (
 RULES_CAME = (
     "a rule was inserted while these broadcasts were sent, and must judge their pairs, so nothing was sent: send again"
 )
+
+
+def refused(frame: OutboundFrame, why: FrameFate | SendStatus) -> MailboxFull | TransitError:
+    """Build the error for a frame that the server refused until its timeout."""
+    if why is FrameFate.FULL or why is FrameFate.LOG_FULL:
+        return full(frame, log=why is FrameFate.LOG_FULL)
+    return TransitError(
+        f"these messages were not written: until their timeout (MessagingConfig.send_timeout_s) {_reason(frame, why)}"
+    )
+
+
+def _reason(frame: OutboundFrame, why: FrameFate | SendStatus) -> str:
+    if why is FrameFate.GONE:
+        return (
+            f"mailbox {frame.mailbox!r} was in the directory, and the server had nothing else of it (was its key "
+            "deleted, or evicted?). Its messager finds that out by itself and ends: open it again"
+        )
+    if why is SendStatus.STALE_DIRECTORY:
+        return (
+            "the directory had changed at each attempt: is another program writing this experiment's keys, or does a "
+            "group come and go all the time?"
+        )
+    return "the server lost what this messager had sent, again and again: look at who restores it"
 
 
 def full(frame: OutboundFrame, *, log: bool = False) -> MailboxFull:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.directory import Directory
-from ray_messaging.common.backoff import FENCE_RETRY
+from ray_messaging.common.backoff import FENCE_RETRY, REFUSED_CALL_RETRY, Backoff
 from ray_messaging.common.limits import CALL_BYTES
 from ray_messaging.errors import (
     Closed,
@@ -81,7 +81,11 @@ class FrameSender:
         self._router = router
         self._keep_s = keep_s
         self._first_epoch = asyncio.Lock()
-        self._fence_at: float | None = None  # loop time; None: no earlier frame can still arrive
+        self._fence_at: float | None = None  # loop time; None: no earlier frame, and no epoch of ours, can still arrive
+        self._directory_stale = False  # the server knows a later version
+        self._refusals = 0  # calls that the server refused whole, one after the other
+        self._refused_until = 0.0  # loop time
+        self._backoff = Backoff(REFUSED_CALL_RETRY)
         self._routed_at = -1  # the directory's version by which the queued frames were routed
 
     async def reload(self) -> None:
@@ -137,12 +141,17 @@ class FrameSender:
             await self.take_epoch()
 
     async def take_epoch(self) -> None:
-        """Take a higher epoch, and learn which frames and transactions the server has; raise Fenced."""
+        """Take a higher epoch, and learn which frames and transactions the server has; raise Fenced.
+
+        Without an answer the server may have a higher epoch than ours, so it is asked again before anything is sent.
+        """
         confirmed = self.transactions
+        if self.epoch:
+            self._fence_at = asyncio.get_running_loop().time()
         try:
             state = await self._transport.take_sender_epoch(self.sender, keep_s=self._keep_s, held=self.epoch or None)
         except Fenced as error:
-            self.fenced = error
+            self.fenced, self._fence_at = error, None
             raise
         self.epoch, self._fence_at = state.epoch, None
         self.transactions, self.subscriber_counts = state.transactions, state.takers
@@ -186,8 +195,10 @@ class FrameSender:
     @property
     def retry_at(self) -> float | None:
         """Return when to try again (loop time); None: nothing waits."""
-        times = [time for time in (self.queues.retry_at, self._fence_at) if time is not None]
-        return min(times, default=None)
+        queued = self.queues.retry_at
+        if queued is not None:
+            queued = max(queued, self._refused_until)
+        return min((time for time in (queued, self._fence_at) if time is not None), default=None)
 
     async def send(self) -> None:
         """Write all that can be written now; raises Fenced."""
@@ -196,7 +207,10 @@ class FrameSender:
                 await self.take_epoch()
             if self._some_refused:
                 await self._look_for_room()
-            while not self.stale_verdicts:
+            while not self.stale_verdicts and self._refused_until <= asyncio.get_running_loop().time():
+                if self._directory_stale:
+                    await self.reload()
+                    self._directory_stale = False
                 # The receiving side reloads the directory, too: queued frames may be routed by an old one.
                 if self._routed_at != self._directory.version:
                     self._reroute()
@@ -204,6 +218,7 @@ class FrameSender:
                 if not ready:
                     break
                 reply = await self.exchange(ready, ready[0][0].verdict_epoch)
+                self.attempted = reply.repeated
                 await self._process(reply, ready)
                 self.attempted = False
         except MailboxFull as error:  # the server's memory is full, and it took nothing
@@ -221,7 +236,7 @@ class FrameSender:
                 continue
             why = await self._transport.still_full(head.mailbox, head.count, len(head.data))
             if why is not None:
-                self._wait_for_room(queue, why)
+                self._try_later(queue, why)
 
     def next_call(self) -> list[tuple[OutboundFrame, int]]:
         """Return the frames of the next call with their seqs, all with the same verdict epoch."""
@@ -262,6 +277,7 @@ class FrameSender:
             raise self.end(reply, [frame for frame, _ in sent])
         if reply.status is SendStatus.RESTORED:
             await self.recover(reply)
+            self._back_off(reply.status)
             return
         refused: list[tuple[OutboundFrame, FrameFate]] = []
         for (frame, _), fate in zip(sent, reply.fates, strict=True):
@@ -275,8 +291,13 @@ class FrameSender:
                 self.written(frame, reply.takers)
             else:
                 refused.append((frame, fate))
-        if not refused and reply.status is SendStatus.OK:
-            return
+        if self._refusals and len(refused) < len(sent):
+            self._refusals, self._refused_until = 0, 0.0
+            self._backoff.reset()
+        if refused or reply.status is not SendStatus.OK:
+            await self._process_refusals(reply, refused)
+
+    async def _process_refusals(self, reply: SendReply, refused: list[tuple[OutboundFrame, FrameFate]]) -> None:
         if FrameFate.GAP in reply.fates:
             logger.error("the server lost messages that it had taken from %s: was it restored?", self.sender)
         if FrameFate.GAP in reply.fates or (refused and reply.repeated):
@@ -284,39 +305,60 @@ class FrameSender:
             await self.take_epoch()
         for frame, _ in refused:
             self.queues[frame.mailbox].attempted = 0
-        await self._process_refused(reply.status, refused)
+        await self._prepare_next(reply.status, refused)
 
-    async def _process_refused(self, status: SendStatus, refused: list[tuple[OutboundFrame, FrameFate]]) -> None:
-        if status is SendStatus.STALE_DIRECTORY or any(fate is FrameFate.GONE for _, fate in refused):
-            await self.reload()
-            self._reroute()
+    async def _prepare_next(self, status: SendStatus, refused: list[tuple[OutboundFrame, FrameFate]]) -> None:
+        """Remove the cause of a refusal, or wait until it is gone; fail what it can never be gone for."""
+        if status is SendStatus.STALE_DIRECTORY:
+            self._directory_stale = True
+            self._back_off(status)
         elif status is SendStatus.STALE_VERDICTS:
             for frame in self.queues.take_all():
                 rows = self.stale_verdicts.get(frame.in_flight, np.zeros(0, np.intp))
                 self.stale_verdicts[frame.in_flight] = np.union1d(rows, frame.batch_rows())
+        elif gone := {frame.mailbox for frame, fate in refused if fate is FrameFate.GONE}:
+            await self.reload()
+            self._reroute()
+            for queue in [self.queues[mailbox] for mailbox in gone & self.queues.keys()]:
+                if queue.frames:  # the directory has its mailbox still
+                    self._try_later(queue, FrameFate.GONE)
         else:
             for frame, fate in refused:
                 queue = self.queues[frame.mailbox]
-                if not queue.frames or queue.frames[0] is not frame:
-                    continue  # it waits behind another one
-                if status is SendStatus.UNJUDGED:
-                    queue.frames.popleft()
-                    frame.in_flight.fail(frame.batch_rows(), send_errors.no_verdicts())
-                elif fate in (FrameFate.FULL, FrameFate.LOG_FULL):
-                    self._wait_for_room(queue, fate)
-                elif fate is FrameFate.TOO_LARGE:
-                    queue.frames.popleft()
-                    frame.in_flight.fail(frame.batch_rows(), self.too_large(frame))
+                if queue.frames and queue.frames[0] is frame:  # else it waits behind another one
+                    self._process_refused(queue, status, fate)
 
-    def _wait_for_room(self, queue: MailboxQueue, fate: FrameFate) -> None:
-        """Wait for room in a full mailbox, or in the log; fail the frames that are past their deadline."""
+    def _process_refused(self, queue: MailboxQueue, status: SendStatus, fate: FrameFate) -> None:
+        frame = queue.frames[0]
+        if status is SendStatus.UNJUDGED:
+            queue.frames.popleft()
+            frame.in_flight.fail(frame.batch_rows(), send_errors.no_verdicts())
+        elif fate is FrameFate.TOO_LARGE:
+            queue.frames.popleft()
+            frame.in_flight.fail(frame.batch_rows(), self.too_large(frame))
+        else:
+            self._try_later(queue, fate)
+
+    def _try_later(self, queue: MailboxQueue, why: FrameFate) -> None:
+        """Try a refused head again after a pause; fail the frames that are past their deadline."""
         now = asyncio.get_running_loop().time()
-        while queue.frames and queue.frames[0].deadline <= now:
-            late = queue.frames.popleft()
-            error = send_errors.full(late, log=fate is FrameFate.LOG_FULL)
-            late.in_flight.fail(late.batch_rows(), error if late.settled is None else send_errors.unlogged(error))
+        self._fail_late(queue, why, now)
         queue.back_off(now)
         self._some_refused = True
+
+    def _back_off(self, why: SendStatus) -> None:
+        """Pause after a call that was refused whole, the second in a row; fail all frames past their deadline."""
+        now = asyncio.get_running_loop().time()
+        self._refusals += 1
+        if self._refusals > 1:
+            self._refused_until = now + self._backoff.next_pause()
+        for queue in self.queues.values():
+            self._fail_late(queue, why, now)
+
+    def _fail_late(self, queue: MailboxQueue, why: FrameFate | SendStatus, now: float) -> None:
+        for frame in queue.take_late(now):
+            error = send_errors.refused(frame, why)
+            frame.in_flight.fail(frame.batch_rows(), error if frame.settled is None else send_errors.unlogged(error))
 
     def too_large(self, frame: OutboundFrame) -> PayloadTooLarge:
         """Build the error for a frame that its mailbox can never take."""

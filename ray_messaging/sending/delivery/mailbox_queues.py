@@ -25,7 +25,7 @@ class MailboxQueue:
         self._backoff = Backoff(FULL_MAILBOX_RETRY)
 
     def reset(self) -> None:
-        """Forget that the head was refused."""
+        """Forget that the head was refused, as it was written."""
         self.refused, self.retry_at = False, 0.0
         self._backoff.reset()
 
@@ -35,12 +35,21 @@ class MailboxQueue:
         self.retry_at = now + self._backoff.next_pause()
 
     def take(self, *, settled: bool) -> list[OutboundFrame]:
-        """Remove and return the frames; those that log settled rows stay, unless `settled`."""
+        """Remove and return the frames; those that log settled rows stay, unless `settled`.
+
+        A head that was refused is tried again at once; the pause after the next refusal is a longer one.
+        """
         taken = [frame for frame in self.frames if settled or frame.settled is None]
         self.frames = deque(frame for frame in self.frames if not settled and frame.settled is not None)
-        self.attempted = 0
-        self.reset()
+        self.attempted, self.retry_at = 0, 0.0
         return taken
+
+    def take_late(self, now: float) -> list[OutboundFrame]:
+        """Remove and return the frames that are past their deadline."""
+        late = []
+        while self.frames and self.frames[0].deadline <= now:
+            late.append(self.frames.popleft())
+        return late
 
 
 class MailboxQueues(dict[str, MailboxQueue]):

@@ -31,6 +31,7 @@ from ray_messaging.transports.transport import FrameFate, SendReply, SendStatus
 logger = logging.getLogger(__name__)
 
 _WRITTEN = (FrameFate.WRITTEN, FrameFate.DUPLICATE)
+_REFUSED = (FrameFate.FULL, FrameFate.LOG_FULL, FrameFate.GONE, FrameFate.GAP)
 
 
 class TransactingLoop(Protocol):
@@ -67,7 +68,7 @@ class TransactionSender:
         self._outbound: list[OutboundFrame] = []
         self._routed_at = -1  # the directory's version
         self._backoff = Backoff(TRANSACTION_RETRY)
-        self._room_until = 0.0  # loop time
+        self._until = 0.0  # loop time
         self._verdicts_until: float | None = None
 
     async def run(self) -> None:
@@ -109,7 +110,7 @@ class TransactionSender:
     async def _conclude(self) -> None:
         if self._in_flight is not None:
             self._verdict_epoch = await self._loop.judge_transaction(self._in_flight, again=False)
-        self._room_until = asyncio.get_running_loop().time() + self._settings.send_timeout_s
+        self._until = asyncio.get_running_loop().time() + self._settings.send_timeout_s
         self._route()
         while (reply := await self._attempt()) is not None:
             await self._prepare_next(reply)
@@ -121,7 +122,7 @@ class TransactionSender:
         self._routed_at = self._frames.directory_version
         if self._in_flight is None:
             return
-        self._outbound = self._frames.route_all(self._in_flight, self._verdict_epoch, self._room_until)
+        self._outbound = self._frames.route_all(self._in_flight, self._verdict_epoch, self._until)
         volume = sum(frame.nbytes for frame in self._outbound)
         if volume > TRANSACTION_BYTES:
             raise PayloadTooLarge(
@@ -217,19 +218,20 @@ class TransactionSender:
         if reply.status is SendStatus.STALE_VERDICTS:
             await self._judge_again()
         elif reply.status is SendStatus.STALE_DIRECTORY or FrameFate.GONE in reply.fates:
+            await self._pause_after(reply)
             await self._frames.reload()
         else:
             for frame, fate in zip(self._outbound, reply.fates, strict=True):
                 if fate is FrameFate.TOO_LARGE:
                     raise self._frames.too_large(frame)
-            await self._wait_for_room(reply)
+            await self._pause_after(reply)
 
-    async def _wait_for_room(self, reply: SendReply) -> None:
-        waiting = (FrameFate.FULL, FrameFate.LOG_FULL)
-        full = [(frame, fate) for frame, fate in zip(self._outbound, reply.fates, strict=True) if fate in waiting]
-        if full and asyncio.get_running_loop().time() >= self._room_until:
-            frame, fate = full[0]
-            raise send_errors.full(frame, log=fate is FrameFate.LOG_FULL)
+    async def _pause_after(self, reply: SendReply) -> None:
+        """Pause after a refusal; raise its error once the transaction is past its timeout."""
+        if asyncio.get_running_loop().time() >= self._until:
+            fates = zip(self._outbound, reply.fates, strict=True)
+            frame, fate = next((frame, fate) for frame, fate in fates if fate in _REFUSED)
+            raise send_errors.refused(frame, fate if reply.status is SendStatus.OK else reply.status)
         await self._pause()
 
     async def _judge_again(self) -> None:

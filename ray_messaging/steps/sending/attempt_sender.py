@@ -106,7 +106,10 @@ class AttemptSender:
             await self._send(step.number, batches)
         counts = self._account.take()
         closing = Closing(self._transport.rows, counts.encode(), *state)
-        closed = await self._store.close(self._group, self._attempt, step.number, closing, go_on=go_on)
+        try:
+            closed = await self._store.close(self._group, self._attempt, step.number, closing, go_on=go_on)
+        except TransitError as error:
+            raise self._unanswered(step.number, error) from error
         self._frames.queues.reset()
         return self._following(closed, closing), counts
 
@@ -203,7 +206,7 @@ class AttemptSender:
         except TransitError as error:
             if isinstance(error, MailboxFull):
                 raise
-            raise self._aborted(step, error) from error
+            raise self._unanswered(step, error) from error
 
     def rows_done(self, rows: int, nbytes: int) -> None:
         """Ignore rows that have their fate: they take no capacity."""
@@ -232,6 +235,14 @@ class AttemptSender:
     def _aborted(self, step: int, error: MessagingError) -> StepAborted:
         return StepAborted(
             f"step {step} of group {self._group!r} is not committed, because its messages did not arrive: {error}",
+            step=step,
+            group=self._group,
+        )
+
+    def _unanswered(self, step: int, error: TransitError) -> StepAborted:
+        return StepAborted(
+            f"the commit of step {step} of group {self._group!r} has no answer, so it may or may not be committed: "
+            f"{error}. The group's next driver finds out, and runs the step again only if it is not",
             step=step,
             group=self._group,
         )

@@ -17,7 +17,7 @@ from ray_messaging.audiences.records import decode_audiences
 from ray_messaging.common.limits import DEAD_BYTES
 from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.config import RedisConfig
-from ray_messaging.errors import Closed, ConnectionFailed, MailboxFull, ServerRefused
+from ray_messaging.errors import Closed, ConnectionFailed, ServerRefused
 from ray_messaging.observability.observer import Observer
 from ray_messaging.transports.cursors import START, Cursor, SelectiveAcks
 from ray_messaging.transports.dead_letter_store import kept_of
@@ -276,23 +276,17 @@ class RedisTransport:
             reply = await self.link.script(script, keys, args, lambda: cuts.append(None), large, first)
         except ServerRefused:
             raise
-        except MailboxFull as error:
-            if cuts:  # an earlier attempt may have been taken before memory was full
-                raise self._failed(str(error), unsent=False) from error
-            raise
         except ConnectionFailed as error:
             if cuts:
                 raise
-            raise self._failed(f"{error} (nothing of these messages was sent)", unsent=True) from error
+            host, port = self.link.address
+            why = f"{error} (nothing of these messages was sent)"
+            raise ConnectionFailed(why, host=host, port=port, unsent=True) from error
         status, repeated = SendStatus(reply[0]), bool(cuts)
         if len(reply) == 1:
             return SendReply(status, repeated=repeated)
         end = len(request.writes) + 1
         return SendReply(status, [FrameFate(fate) for fate in reply[1:end]], reply[end + 1 :], repeated)
-
-    def _failed(self, why: str, *, unsent: bool) -> ConnectionFailed:
-        host, port = self.link.address
-        return ConnectionFailed(why, host=host, port=port, unsent=unsent)
 
     def _asked(self, request: SendRequest, kind: int | str) -> tuple[list[str], list[Any], list[int]]:
         """Return the script's keys and arguments for a kind of call, and the places of large frames among these."""

@@ -343,6 +343,16 @@ class RedisLink:
             return ConnectionFailed(f"cannot reach the server at {self.where}: {why}", **facts)
         return error if isinstance(error, Exception) else RuntimeError(str(error))
 
+    def _gave_up(self, error: BaseException, *, taken: bool) -> Exception:
+        """Build the error of a call whose last attempt failed; an earlier one may have been `taken`."""
+        if taken and isinstance(error, OutOfMemoryError):
+            return ConnectionFailed(
+                f"the memory of the server at {self.where} is full, and an earlier attempt of this call had no answer: "
+                "it may have been taken. Fetch what waits, or raise the server's maxmemory",
+                **self._facts(),
+            )
+        return self.translated(error)
+
     def _passes(self, error: BaseException) -> bool:
         return _passes(error, follows=self._clustered)
 
@@ -452,25 +462,25 @@ class RedisLink:
         """
         deadline, calls = asyncio.get_running_loop().time() + self.patience_s, self._calls
         backoff: Backoff | None = None  # most commands succeed at once
+        taken = False  # perhaps, by an attempt that had no answer
         while True:
             try:
                 return await attempt()
-            except NoScriptError:  # it was restarted, and did nothing: the next attempt brings the script along
-                self._known.clear()
-                continue
-            except _FATAL as error:
-                raise self.translated(error) from error
             except (*_PASSING, ResponseError) as error:
-                if not self._passes(error):
+                if isinstance(error, NoScriptError):  # it was restarted: the next attempt brings the script along
+                    self._known.clear()
+                elif isinstance(error, _FATAL) or not self._passes(error):
                     raise self.translated(error) from error
-                if cut is not None and not isinstance(error, _ANSWERS):
-                    cut()
+                if not isinstance(error, _ANSWERS):
+                    taken = True
+                    if cut is not None:
+                        cut()
                 if (over := await self.over()) is not None:
                     over.unsent = self._calls == calls
                     raise over from error
                 backoff = backoff or Backoff(REDIS_RETRY, deadline=deadline)
                 if backoff.exhausted:
-                    raise self.translated(error) from error
+                    raise self._gave_up(error, taken=taken) from error
                 if self.observer is not None:
                     self.observer.retried(self.where, error)
             await backoff.sleep()

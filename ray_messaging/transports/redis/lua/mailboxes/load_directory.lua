@@ -1,5 +1,6 @@
 #!lua flags=allow-oom
--- Return what changed in the directory since a version; mailboxes whose lease has expired leave it first.
+-- Return what changed in the directory since a version. First mailboxes leave it whose lease has expired, and among those
+-- that outlive their lease the ones whose state is gone: nobody can write to them.
 --
 -- KEYS[1] meta     hash: directory = version, log = 1 while an event log is registered, schemas: see set_schema.lua,
 --                  audiences: see set_audience.lua, hosts: see date_change.lua
@@ -13,7 +14,8 @@ local all, names, changed = redis.call('HGETALL', KEYS[3]), {}, {}
 for i = 1, #all, 2 do
   local name = all[i]
   local state = ARGV[2] .. 'state:' .. name
-  if redis.call('HGET', state, 'leased') == '1' and redis.call('EXISTS', ARGV[2] .. 'lease:' .. name) == 0 then
+  local leased = redis.call('HGET', state, 'leased')
+  if leased ~= '0' and redis.call('EXISTS', ARGV[2] .. 'lease:' .. name) == 0 then
     bury(KEYS, ARGV[2], name, 'the lease of its messager has expired', ARGV[3])
   else
     names[#names + 1] = name

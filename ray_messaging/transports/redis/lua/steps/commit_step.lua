@@ -13,5 +13,9 @@ if now[1] == ARGV[3] and tonumber(now[2]) < tonumber(ARGV[4]) then
   end
 elseif now[1] ~= ARGV[3] and redis.call('HGET', ARGV[1] .. 'steps:' .. ARGV[4], 'k:' .. ARGV[2]) ~= ARGV[3] then
   return {4}
+else
+  -- An earlier call has closed it, and its answer was lost. To open the next step is a write, which this script, unlike
+  -- open_step.lua, may not make while memory is full.
+  closing.go_on = '0'
 end
 return cover_step(ARGV[1], ARGV[2], ARGV[3], ARGV[4], closing)

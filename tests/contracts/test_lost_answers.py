@@ -1,0 +1,211 @@
+"""Each answer is lost once, as the server fills up, forgets its scripts or loses a key: every fate is true."""
+
+import asyncio
+import json
+from collections import Counter
+from contextlib import aclosing
+
+import pytest
+import redis
+from faults.proxy import Proxy
+from support.patience import WAIT_S
+
+from ray_messaging import MessagingConfig, MessagingError, OutcomeUnknown, StepAborted
+from ray_messaging.addressing.channels import Keys
+from ray_messaging.messager import Messager
+from ray_messaging.steps.sending import attempt_sender
+from ray_messaging.transports.steps.values import StepSettings
+from ray_messaging.wire.frames import decode
+
+pytestmark = pytest.mark.some_layouts("it cuts the link to one server, and fills it")
+
+LARGE = "x" * 200_000
+SETTINGS = MessagingConfig(send_timeout_s=0.2)
+STEPS = MessagingConfig(send_timeout_s=1.0)
+
+
+def fill(client, _keys):
+    """Leave the server without memory for a write."""
+    client.config_set("maxmemory", "1mb")
+
+
+def forget_scripts(client, _keys):
+    client.script_flush()
+
+
+def lose_mailbox(client, keys):
+    client.delete(keys.state("group"))
+
+
+def lose_sender(client, keys):
+    client.delete(keys.sender("sender"))
+
+
+def nothing(_client, _keys):
+    """Lose the answer alone."""
+
+
+class Faults:
+    """A proxy that loses one piece, and what happens to the server at that moment."""
+
+    def __init__(self, config, exp_id):
+        self.keys = Keys(exp_id)
+        self.client = redis.Redis(config.server, config.port, password=config.password)
+        self.proxy = Proxy(config)
+
+    def __enter__(self):
+        self.proxy.__enter__()
+        return self
+
+    def __exit__(self, *_):
+        self.proxy.__exit__()
+        self.client.close()
+
+    def lose(self, nth, *, up, then):
+        self.proxy.lose(nth, up=up, then=lambda: then(self.client, self.keys))
+
+    @property
+    def met(self):
+        """Return whether the piece was lost."""
+        return self.proxy._left is None
+
+    def heal(self):
+        """Lose nothing more; the server has memory again."""
+        self.proxy.spare()
+        self.client.config_set("maxmemory", "0")
+
+    def written(self, born):
+        """Return how often each number is in the mailbox."""
+        entries = self.client.xrange(self.keys.stream(f"group:{born}"))
+        lines = [line for _, fields in entries for line in decode(fields[b"f"]).lines.by_row]
+        return Counter(json.loads(line)["n"] for line in lines)
+
+
+async def one(sender, channel, fates):
+    number = len(fates)
+    await fate_of(fates, [number], sender.send_message(channel, {"n": number}, from_id=3))
+
+
+async def many(sender, _channel, fates):
+    numbers = range(len(fates), len(fates) + 5)
+    await fate_of(fates, numbers, sender.send_columns([3] * 5, [1] * 5, [{"n": n} for n in numbers]))
+
+
+async def large(sender, channel, fates):
+    number = len(fates)
+    await fate_of(fates, [number], sender.send_message(channel, {"n": number, "text": LARGE}, from_id=3))
+
+
+async def transaction(sender, channel, fates):
+    numbers = len(fates), len(fates) + 1
+
+    async def commit():
+        async with sender.transaction() as tx:
+            for n in numbers:
+                tx.send_message(channel, {"n": n}, 3)
+
+    await fate_of(fates, numbers, commit())
+
+
+async def fate_of(fates, numbers, sending):
+    """Note how often messages may be in the mailbox."""
+    allowed = {0}
+    try:
+        async with asyncio.timeout(WAIT_S):
+            await sending
+        allowed = {1}
+    except OutcomeUnknown:
+        allowed = {0, 1}
+    except MessagingError:
+        pass
+    fates |= dict.fromkeys(numbers, allowed)
+
+
+def cases(usual, *others):
+    """Return parameters for what happens to the server, and to a request in place of an answer; most take long."""
+    return [
+        pytest.param(
+            then,
+            up,
+            id=f"{then.__name__}, {'request' if up else 'answer'} lost",
+            marks=() if then is usual and not up else pytest.mark.long,
+        )
+        for then in (usual, *others)
+        for up in (False, True)
+    ]
+
+
+@pytest.mark.parametrize(("then", "up"), cases(lose_mailbox, nothing, fill, forget_scripts, lose_sender))
+async def test_each_send_ends_with_a_true_fate(redis_process, exp_id, then, up):
+    nth = 1
+    while await sends_with_a_fault(redis_process.config, f"{exp_id}-{nth}", nth, then, up=up):
+        nth += 1
+    assert nth > 8  # each call had its turn
+
+
+async def sends_with_a_fault(config, exp_id, nth, then, *, up):
+    """Send in each way until the nth piece is lost, and once more; return whether it was lost."""
+    with Faults(config, exp_id) as faults:
+        async with (
+            Messager(config, exp_id, name="group", settings=SETTINGS) as group,
+            Messager(config, exp_id, name="other", settings=SETTINGS) as other,
+            Messager(faults.proxy.config, exp_id, name="sender", settings=SETTINGS) as sender,
+        ):
+            for messager, agent in ((group, 1), (other, 2), (sender, 3)):
+                await messager.host_agents([agent], ["agent-chat"])
+            born = int(faults.client.hget(faults.keys.state("group"), "born"))
+            channel, fates = sender.get_agent_chat_channel(1), {}
+            faults.lose(nth, up=up, then=then)
+            for send in (one, many, large, transaction, one):
+                if not faults.met:
+                    await send(sender, channel, fates)
+            met = faults.met
+            faults.heal()
+            if then is not lose_sender:  # else it is fenced
+                receipt = await sender.send_message(sender.get_agent_chat_channel(2), {"n": 0}, from_id=3)
+                assert receipt.fate == "delivered"
+            written = faults.written(born)
+    assert {n: written[n] for n, allowed in fates.items() if written[n] not in allowed} == {}, fates
+    return met
+
+
+@pytest.mark.parametrize(("then", "up"), cases(fill, nothing, forget_scripts))
+@pytest.mark.parametrize("in_parts", [False, True], ids=["one call", "parts"])
+async def test_each_step_is_committed_once(redis_process, exp_id, then, up, in_parts, monkeypatch):
+    """Where the server is full at the repetition of a commit that it has, the step is committed all the same."""
+    if in_parts:
+        monkeypatch.setattr(attempt_sender, "CALL_BYTES", 0)
+    nth = 1
+    while await steps_with_a_fault(redis_process.config, f"{exp_id}-{nth}", nth, then, up=up):
+        nth += 1
+    assert nth > 6
+
+
+async def steps_with_a_fault(config, exp_id, nth, then, *, up):
+    """Run three steps and lose the nth piece; return whether it was lost."""
+    sent, heard, aborted = [], [], []
+    with Faults(config, exp_id) as faults:
+        async with Messager(faults.proxy.config, exp_id, name="group", settings=STEPS) as group:
+            await group.engine.transport.steps.begin(StepSettings(seed=7, groups=1))
+            await group.host_agents([1, 2], ["agent-chat"])
+            faults.lose(nth, up=up, then=then)
+            async with asyncio.timeout(WAIT_S):
+                while len(heard) < 4:
+                    try:
+                        async with aclosing(group.steps(until=4)) as steps:
+                            async for step in steps:
+                                del heard[step.number :], sent[step.number :]
+                                heard.append([payload["n"] for payload in step.messages.payloads])
+                                if faults.met:
+                                    faults.heal()
+                                sent.append([100 * step.number + n for n in range(3)])
+                                step.send_columns([1] * 3, [2] * 3, [{"n": n} for n in sent[-1]])
+                    except StepAborted as error:
+                        aborted.append(error)
+                        faults.heal()
+            met = faults.met
+            faults.heal()
+    assert heard == [[], *sent[:3]]
+    if not (then is fill and up):  # a request that was lost meets the full server
+        assert not aborted
+    return met

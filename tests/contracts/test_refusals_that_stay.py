@@ -1,0 +1,152 @@
+"""Refusals that do not pass: each send ends by its timeout, with pauses between its attempts."""
+
+import asyncio
+
+import pytest
+from support.contracts import WAIT_S, fetch_all, store_of, vanish
+
+from ray_messaging import ConnectionFailed, OutcomeUnknown, Outgoing
+from ray_messaging.errors import TransitError
+from ray_messaging.sending.delivery import frame_sender
+from ray_messaging.transports.transport import FrameFate, SendReply, SendStatus
+
+pytestmark = pytest.mark.some_layouts("it deletes the keys of one server, and counts calls of one transport")
+
+TIMEOUT_S = 0.5
+# Pauses of 2, 4, 8, 16, 32 and then 50 ms fit into the timeout a dozen times, and each attempt has a few calls.
+FEW = 60
+
+
+@pytest.fixture(params=["valkey", "redis"])
+def server(request):
+    return request.getfixturevalue(f"{request.param}_config")
+
+
+@pytest.fixture
+async def store(server, exp_id):
+    opened = store_of(server, exp_id)
+    yield opened
+    await opened.close()
+
+
+def counted(messager):
+    """Count the scripts and commands that a messager sends to its server."""
+    link, calls = messager.engine.transport.link, []
+    over = link._over
+
+    def noted(wire, args, *rest):
+        calls.append(args)
+        return over(wire, args, *rest)
+
+    link._over = noted
+    return calls
+
+
+async def transact(messager, channel):
+    async with messager.transaction() as tx:
+        tx.send_message(channel, {"n": 1})
+
+
+async def plainly(messager, channel):
+    await messager.send_message(channel, {"n": 1})
+
+
+@pytest.mark.parametrize("send", [plainly, transact])
+async def test_a_send_to_a_mailbox_without_its_state_ends_by_its_timeout(server, opener, store, send):
+    await opener(server, name="group", host=[1])
+    other = await opener(server, name="other", host=[2])
+    sender = await opener(server, name="sender", host=[3], send_timeout_s=TIMEOUT_S)
+    channel = sender.get_agent_chat_channel(1)
+    assert (await sender.send_message(channel, {"n": 0})).fate == "delivered"
+    await store.client.delete(store.keys.state("group"))
+    calls = counted(sender)
+    async with asyncio.timeout(WAIT_S):
+        with pytest.raises(TransitError, match=r"'group'.*deleted, or evicted") as caught:
+            await send(sender, channel)
+    assert not isinstance(caught.value, OutcomeUnknown)
+    assert len(calls) < FEW
+    assert (await sender.send_message(sender.get_agent_chat_channel(2), {"n": 2})).fate == "delivered"
+    assert len(await fetch_all(other, 1)) == 1
+    async with asyncio.timeout(WAIT_S):
+        await sender.close()
+
+
+async def test_others_are_sent_to_while_one_mailbox_has_no_state(server, opener, store):
+    await opener(server, name="group", host=[1])
+    other = await opener(server, name="other", host=[2])
+    sender = await opener(server, send_timeout_s=TIMEOUT_S)
+    assert (await sender.send_message(sender.get_agent_chat_channel(1), {"n": 0})).fate == "delivered"
+    await store.client.delete(store.keys.state("group"))
+    with pytest.raises(TransitError, match="'group'") as caught:
+        await sender.send_messages([Outgoing.to_agent(agent, {"n": agent}) for agent in (1, 2)])
+    assert [receipt and receipt.fate for receipt in caught.value.receipts] == [None, "delivered"]
+    assert len(await fetch_all(other, 1)) == 1
+
+
+async def test_a_mailbox_without_its_state_leaves_the_directory_with_its_lease(server, opener, store):
+    receiver = await opener(server, name="group", host=[1])
+    sender = await opener(server)
+    channel = sender.get_agent_chat_channel(1)
+    assert (await sender.send_message(channel, {"n": 0})).fate == "delivered"
+    await vanish(receiver)
+    await store.client.delete(store.keys.state("group"))
+    sending = asyncio.create_task(sender.send_message(channel, {"n": 1}))
+    await store.client.delete(store.keys.lease("group"))
+    assert (await asyncio.wait_for(sending, WAIT_S)).fate == "undeliverable"
+    again = await opener(server, name="group", host=[1])
+    assert (await sender.send_message(channel, {"n": 2})).fate == "delivered"
+    assert [message.payload["n"] for message in await fetch_all(again, 1)] == [2]
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [SendStatus.STALE_DIRECTORY, SendStatus.RESTORED, FrameFate.GAP, FrameFate.GONE],
+    ids=lambda why: why.name,
+)
+@pytest.mark.parametrize("send", [plainly, transact])
+async def test_a_refusal_that_stays_ends_by_the_timeout(server, opener, refusal, send):
+    await opener(server, name="group", host=[1])
+    sender = await opener(server, name="sender", host=[3], send_timeout_s=TIMEOUT_S)
+    channel = sender.get_agent_chat_channel(1)
+    assert (await sender.send_message(channel, {"n": 0})).fate == "delivered"
+    transport, real, calls = sender.engine.transport, sender.engine.transport.send, counted(sender)
+
+    async def refused(request):
+        fates = [refusal if isinstance(refusal, FrameFate) else FrameFate.FULL for _ in request.writes]
+        calls.append(request)
+        return SendReply(refusal if isinstance(refusal, SendStatus) else SendStatus.OK, fates)
+
+    transport.send = refused
+    async with asyncio.timeout(WAIT_S):
+        with pytest.raises(Exception, match=r"not written|restored from a backup"):
+            await send(sender, channel)
+    assert len(calls) < FEW
+    transport.send = real
+    assert (await sender.send_message(channel, {"n": 2})).fate == "delivered"
+
+
+@pytest.mark.parametrize("send", [plainly, transact])
+async def test_an_epoch_whose_answer_was_lost_fences_nobody(server, opener, send, monkeypatch):
+    monkeypatch.setattr(frame_sender, "_GONE", 1)
+    sender = await opener(server, name="sender", host=[3], send_timeout_s=TIMEOUT_S)
+    gone = await opener(server, host=[1])  # without a name: its mailbox goes with it
+    assert (await sender.send_message(sender.get_agent_chat_channel(1), {"n": 0})).fate == "delivered"
+    await gone.close()
+    receiver = await opener(server, name="group", host=[2])
+    transport, real = sender.engine.transport, sender.engine.transport.take_sender_epoch
+    lost = []
+
+    async def answer_lost(*args, **options):
+        transport.take_sender_epoch = real
+        await real(*args, **options)
+        lost.append(True)
+        raise ConnectionFailed("cut by the test", host="", port=0)
+
+    transport.take_sender_epoch = answer_lost
+    channel = sender.get_agent_chat_channel(2)
+    with pytest.raises(ConnectionFailed, match="cut by the test"):
+        await send(sender, channel)
+    assert lost
+    assert (await sender.send_message(channel, {"n": 2})).fate == "delivered"
+    await transact(sender, channel)
+    assert [message.payload["n"] for message in await fetch_all(receiver, 2)] == [2, 1]
