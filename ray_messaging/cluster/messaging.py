@@ -474,7 +474,7 @@ class Messaging:
             shared: Any object, for `me.shared`; it is stored once.
             by: "agent" or "group".
             concurrency: How many agents of a group run at once, if the model is async.
-            timeout: Seconds for one agent in one step, if the model is async.
+            timeout: Seconds for one agent in one step, after which the run ends with StepFailed.
             progress: Show the progress: a bar on a terminal, else a line on stderr every 10 s.
 
         Ctrl-C ends the run after the open step: the result has `stopped`. A second Ctrl-C ends it at once.

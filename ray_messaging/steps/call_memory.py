@@ -24,7 +24,7 @@ class CallMemory:
         self._attempt = attempt
         self._step = step
         self._limit = limit
-        self._again = again
+        self.again = again
         self._known: asyncio.Task[dict[str, bytes]] | None = None
         self._new: dict[str, bytes] = {}
         self._kept: asyncio.Future[None] | None = None  # done once all of `_new` are kept
@@ -32,7 +32,7 @@ class CallMemory:
 
     async def recall(self, name: str) -> bytes | None:
         """Return a result that an earlier attempt has kept; None: there is none. Raises StepAborted."""
-        if not self._again:
+        if not self.again:
             return None
         if self._known is None:
             self._known = asyncio.create_task(self._store.remembered(self._group, self._step))

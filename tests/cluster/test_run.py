@@ -1,5 +1,6 @@
 """messaging.run: a model, its agents and groups, driven step by step."""
 
+import asyncio
 import os
 import signal
 import sys
@@ -226,6 +227,51 @@ def test_a_model_that_raises_names_agent_and_step(start):
     result = messaging.run(person, agents=AGENTS, groups=2, until=STEPS)
     assert (words(result), result.fates) == (sequential()[0], {"delivered": messages_of(STEPS)})
     assert [messaging.steps.digest(step) for step in range(STEPS)] == sequential()[1]
+
+
+@pytest.mark.long
+def test_calls_of_all_groups_that_are_under_way_where_one_fails_are_made_once(start, tmp_path):
+    answers, asked, failed = tmp_path / "answers", tmp_path / "asked", tmp_path / "failed"
+
+    async def ask(agent):
+        (asked / str(agent)).touch()
+        await until_true(failed.exists)
+        with answers.open("a") as file:
+            file.write(f"{agent}\n")
+        return agent
+
+    async def person(me, inbox):
+        if me.id:
+            me.state["heard"] = await me.remember(ask, me.id)
+        elif not failed.exists():
+            await until_true(lambda: len([*asked.iterdir()]) == 5)
+            asyncio.get_running_loop().call_later(0.1, failed.touch)
+            raise ValueError("no provider")
+
+    async def until_true(condition):
+        while not condition():  # noqa: ASYNC110 - another process makes it true
+            await asyncio.sleep(0.01)
+
+    asked.mkdir()
+    messaging = start()
+    with pytest.raises(StepFailed, match=r"agent 0 .*no provider"):
+        messaging.run(person, agents=6, groups=2, until=1)
+    result = messaging.run(person, agents=6, groups=2, until=1)
+    assert {agent: state.get("heard") for agent, state in result.states.items()} == {0: None} | {
+        agent: agent for agent in range(1, 6)
+    }
+    assert sorted(answers.read_text().split()) == [*"12345"]
+
+
+@pytest.mark.long
+def test_a_model_that_never_returns_is_ended_by_its_timeout_and_named(start):
+    async def model(me, inbox):
+        if me.id == 2:
+            threading.Event().wait()
+
+    with pytest.raises(StepFailed, match="timeout=1 s, and its model blocked the event loop") as caught:
+        start().run(model, agents=4, groups=2, until=1, timeout=1)
+    assert (caught.value.agent, caught.value.step) == (2, 0)
 
 
 @pytest.mark.long

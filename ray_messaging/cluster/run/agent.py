@@ -1,11 +1,8 @@
 """The agent that a model's function sees, and the loop over a group's agents in one step."""
 
-import asyncio
-import inspect
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import msgspec
@@ -16,8 +13,9 @@ from ray_messaging.addressing.channels import AGENT_CHAT, AgentId, check_name
 from ray_messaging.cluster.run.homes import Homes
 from ray_messaging.cluster.run.model_thread import ModelThread
 from ray_messaging.cluster.run.remembered_calls import RememberedCalls
-from ray_messaging.common.awaitables import is_async
-from ray_messaging.errors import ConfigError, MessagingError, NoQuestion, StepFailed
+from ray_messaging.cluster.run.step_calls import StepCalls
+from ray_messaging.cluster.run.turns import Holder
+from ray_messaging.errors import Closed, ConfigError, MessagingError, NoQuestion, StepFailed
 from ray_messaging.message import Message
 from ray_messaging.messages import Messages
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
@@ -120,7 +118,7 @@ class Agent:
         calls = self._society.calls
         if calls is None:
             raise ConfigError(f"agent {self.id!r} cannot remember calls at its start: do so in the model's function")
-        return calls.call(self.id, partial(function, *args, **kwargs))
+        return calls.call(self, partial(function, *args, **kwargs))
 
     def move(self, to: str) -> None:
         """Move to another group from the next step on, with the agent's state; the last call in a step counts.
@@ -137,7 +135,6 @@ class Agent:
 
 
 Model = Callable[[Agent, Messages], object]
-_Call = tuple[Agent, Awaitable[object]]
 
 
 class Society:
@@ -176,13 +173,16 @@ class Society:
         self._ids = b""
         self.generators = StepGenerators(0, START, NO_PLACES)  # of the step, by the places of the agents
         self._model_thread = ModelThread()
+        self._holder = Holder(group)
+        self._calls: StepCalls | None = None  # of the step that runs
         self._threads = ThreadPoolExecutor(concurrency, "remembered call")
 
     async def run(self, step: Step, memory: CallMemory | None = None) -> None:
         """Run the model for all agents, ascending.
 
         Args: `memory` keeps the results of calls that agents remember.
-        Raises: StepFailed for the first function that raises; StepAborted where a call could not be remembered.
+        Raises: StepFailed for the first function that raises, or is not done in time: remembered calls under way have
+        some time to end, and to be kept. StepAborted where a call could not be remembered.
         """
         if (
             not self._agents
@@ -192,17 +192,32 @@ class Society:
         ):
             self._load(step)
         self.step, self.generators, self.moves = step, step.generators, {}
-        self.calls = None if memory is None else RememberedCalls(memory, self._threads)
-        calls = self._calls(step)
-        if not is_async(self._model):  # its calls may return awaitables all the same, as those of a decorated one
-            calls = iter(await self._model_thread.call(list, calls))
-            step.sends.change_thread()  # what was called there may go on here
-        await self._finish(calls)
+        self._holder.reset()
+        self.calls = None if memory is None else RememberedCalls(memory, self._threads, self._holder)
+        self._calls = StepCalls(
+            self._model,
+            self._model_thread,
+            self._holder,
+            self.calls,
+            self._failed,
+            concurrency=min(self._concurrency, len(self._agents)),
+            timeout=self._timeout,
+        )
+        inboxes = zip(self._agents, step.by_agent(), strict=True)
+        try:
+            await self._calls.run(step, ((agent, inbox) for agent, (_, inbox) in inboxes if not agent.stopped))
+        finally:
+            self._calls = None
         if memory is not None and memory.broken is not None:  # though the model went on
             raise memory.broken
         step.state = encoded = self._encoded()
         for agent, kept in zip(self._agents, _decode(encoded)[1], strict=True):
             agent.state = kept  # as after a restart, where a tuple is a list
+
+    async def end(self) -> None:
+        """Have the step that runs end; return once the remembered calls under way have, or their time is over."""
+        if self._calls is not None:
+            await self._calls.end_and_wait(Closed(f"the run of group {self._group!r} has ended"))
 
     @property
     def states(self) -> dict[AgentId, dict[str, Any]]:
@@ -266,50 +281,6 @@ class Society:
                     wrong = TypeError(f"start must return a dict, not {type(agent.state).__name__}")
                     raise self._failed(agent, wrong, "start")
 
-    def _calls(self, step: Step) -> Iterator[_Call]:
-        """Call the model for all agents, ascending; yield the calls that are to be awaited. Raises StepFailed."""
-        for agent, (_, inbox) in zip(self._agents, step.by_agent(), strict=True):
-            if not agent.stopped:
-                agent.begin(step)
-                try:
-                    answer = self._model(agent, inbox)
-                except (Exception, SystemExit) as error:
-                    raise self._failed(agent, error) from error
-                if answer is not None and inspect.isawaitable(answer):
-                    yield agent, answer
-                elif answer is not None or self._timeout is not None:
-                    raise self._failed(agent, unfit_answer(answer))
-
-    async def _finish(self, calls: Iterator[_Call]) -> None:
-        """Await calls, at most `concurrency` at once; raise the first StepFailed."""
-        first = next(calls, None)
-        if first is None:
-            return
-        calls = chain([first], calls)
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                for _ in range(min(self._concurrency, len(self._agents))):
-                    tasks.create_task(self._await(calls))
-        except BaseExceptionGroup as several:
-            raise several.exceptions[0] from several.exceptions[0].__cause__
-
-    async def _await(self, calls: Iterator[_Call]) -> None:
-        for agent, call in calls:
-            limit = asyncio.timeout(self._timeout)
-            try:
-                async with limit:
-                    answer = await call
-            except (Exception, SystemExit, asyncio.CancelledError) as error:
-                task = asyncio.current_task()
-                if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-                    raise  # another agent failed
-                late = TimeoutError(f"it was not done after timeout={self._timeout} s") if limit.expired() else error
-                raise self._failed(agent, late) from error
-            if answer is not None:
-                raise self._failed(agent, unfit_answer(answer))
-            if self.calls is not None and self.calls.forgotten(agent.id):
-                raise self._failed(agent, RuntimeError("it ended before its me.remember(...): await that"))
-
     def _encoded(self) -> bytes:
         stopped = [place for place, agent in enumerate(self._agents) if agent.stopped]
         for agent in self._agents:
@@ -354,14 +325,4 @@ def step_failed(error: BaseException, function: str, group: str, step: int, agen
         agent=agent,
         step=step,
         group=group,
-    )
-
-
-def unfit_answer(answer: object, which: str = "me") -> TypeError:
-    """Build the error for a model that returned something else than None; `which` is its first parameter."""
-    if answer is None:
-        return TypeError("timeout= is for async models: a plain function cannot be stopped")
-    found = type(answer).__name__
-    return TypeError(
-        f"it returned an object of type {found}, and must return None: set {which}.state, and send messages"
     )

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.audiences.places import places_in
-from ray_messaging.cluster.run.agent import kept_parts, step_failed, unfit_answer
+from ray_messaging.cluster.run.agent import kept_parts, step_failed
 from ray_messaging.cluster.run.model_thread import ModelThread
+from ray_messaging.cluster.run.step_calls import unfit_answer
 from ray_messaging.errors import ConfigError
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.steps.accounts.digests import id_bytes

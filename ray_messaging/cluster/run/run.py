@@ -17,6 +17,7 @@ from ray_messaging.cluster.run.progress import RunProgress
 from ray_messaging.cluster.run.result import Result
 from ray_messaging.cluster.run.resumption import check_same
 from ray_messaging.cluster.run.run_actor import GroupResult, RunActor, RunOptions
+from ray_messaging.cluster.run.step_calls import CALLS_END_S
 from ray_messaging.cluster.starting.lifecycle import leave, remote
 from ray_messaging.cluster.starting.starts import start_in_turn
 from ray_messaging.cluster.unpicklable import sent
@@ -29,6 +30,7 @@ from ray_messaging.transports.steps.values import StepSettings, WaitFor
 if TYPE_CHECKING:
     from ray_messaging.cluster.messaging import Messaging
 
+_CLOSE_S = 10.0  # for groups to leave their mailboxes, after the calls that they remember
 _LOOK_S = 0.25  # between two looks at the progress
 _KEPT_STEPS = StepSettings().horizon  # the server keeps the counts of so many steps
 
@@ -85,7 +87,7 @@ def run(
         refs.clear()
         raise
     finally:
-        leave(list(actors.values()), refs)
+        leave(list(actors.values()), refs, timeout_s=CALLS_END_S + _CLOSE_S)
     return _result(steps, parts, until)
 
 

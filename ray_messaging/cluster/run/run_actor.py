@@ -49,6 +49,7 @@ class RunActor:
     def __init__(self) -> None:
         self._messager: GroupMessager | None = None
         self._loop: StepLoop | None = None
+        self._society: Society | None = None
         self._last: int | None = None  # the step to end after, before the run's last one
 
     async def open(self, messaging: "Messaging", plan: GroupPlan) -> None:
@@ -80,7 +81,7 @@ class RunActor:
         """Run the model up to a step; a step that was not committed runs again. Raises StepFailed."""
         society, homes = society_of(plan, model, options, shared), Homes(plan, plans)
         if isinstance(society, Society):
-            society.homes = homes
+            society.homes, self._society = homes, society
         await self.open(messaging, plan)
         assert self._messager is not None
         ran = False
@@ -108,7 +109,9 @@ class RunActor:
             self._loop.until = min(self._loop.until, last + 1)
 
     async def close(self) -> None:
-        """Leave the mailbox, which stays for a resume."""
+        """Leave the mailbox, which stays for a resume; remembered calls under way end before that, and are kept."""
+        if self._society is not None:
+            await self._society.end()
         if self._messager is not None:
             await self._messager.close()
 

@@ -241,9 +241,15 @@ def _end_running(exp_id: str, on_existing: str) -> None:
     _end_server(exp_id)
 
 
-def leave(actors: Sequence[Any], calls: Sequence[Any] = (), **kwargs: Any) -> None:  # noqa: ANN401 - handles, a method's arguments
+def leave(
+    actors: Sequence[Any],
+    calls: Sequence[Any] = (),
+    *,
+    timeout_s: float = _CLOSE_S,
+    **kwargs: Any,  # noqa: ANN401 - a method's arguments
+) -> None:
     """Close actors cleanly, then end them; `calls` of theirs, which are of no use any more, end with that."""
-    _attempt([actor.close.remote(**kwargs) for actor in actors])
+    _attempt([actor.close.remote(**kwargs) for actor in actors], timeout_s=timeout_s)
     # Else Ray prints that it repeats them, which it does not, and their errors.
     for ref in ray.wait(list(calls), num_returns=len(calls), timeout=_CALLS_S)[0] if calls else ():
         with suppress(RayError, MessagingError):

@@ -285,10 +285,6 @@ class StepSends:
                 "step, by `step.split(n)`"
             )
 
-    def change_thread(self) -> None:
-        """Let the next send decide which thread sends: the one before has ended its work."""
-        self._thread, self._from_id = None, _NOBODY
-
     def batches(self) -> list[Batch]:
         """Return the messages so far, with their payloads as one blob, which pickles fast."""
         self._close_rows()

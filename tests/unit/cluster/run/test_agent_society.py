@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import pickle
+import threading
 
 import numpy as np
 import pytest
@@ -10,8 +11,11 @@ from support.patience import WAIT_S
 from support.step_society import open_step
 
 from ray_messaging import ConfigError, StepFailed
+from ray_messaging.cluster.run import step_calls
 from ray_messaging.cluster.run.agent import Society
 from ray_messaging.cluster.run.crowd import CrowdSociety, _gathered
+from ray_messaging.cluster.run.step_calls import StepCalls
+from ray_messaging.cluster.run.turns import BLOCKING_S
 from ray_messaging.model.agent_sets import AgentSet
 
 AGENTS = 5
@@ -141,8 +145,78 @@ async def test_a_timeout_of_the_models_own_is_no_timeout_of_ours():
     assert "TimeoutError: the provider is slow" in str(await failure(model, timeout=60))
 
 
-async def test_a_timeout_needs_an_async_model():
-    assert "timeout= is for async models" in str(await failure(plain, timeout=1))
+@pytest.fixture
+def gate(monkeypatch):
+    """Return an event for which threads of models wait, for ever where it is not set; it is set when the test ends."""
+    monkeypatch.setattr(step_calls, "_END_S", 0.01)
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+@pytest.mark.parametrize("kind", ["plain", "async", "deaf"])
+async def test_an_agent_that_never_returns_is_named_although_nothing_can_end_it(gate, kind):
+    def model(me, inbox):
+        if me.id == 2:
+            assert gate.wait(WAIT_S)
+
+    async def blocking(me, inbox):
+        await asyncio.sleep(0)
+        model(me, inbox)
+
+    async def deaf(me, inbox):
+        while me.id == 2 and not gate.is_set():
+            try:
+                await asyncio.sleep(WAIT_S)
+            except asyncio.CancelledError:
+                gate.wait(0.1)
+
+    found = await failure({"plain": model, "async": blocking, "deaf": deaf}[kind], timeout=0.2)
+    assert (found.agent, found.step, found.group) == (2, 0, "east")
+    assert "it was not done after timeout=0.2 s" in str(found)
+    assert ("its model blocked the event loop" in str(found)) == (kind == "async")
+
+
+async def test_the_one_that_blocks_is_named_and_not_those_that_wait_for_it(gate):
+    async def model(me, inbox):
+        await asyncio.sleep(0)  # the others have begun, and wait
+        if me.id == 3:
+            assert gate.wait(WAIT_S)
+        await asyncio.sleep(0)
+
+    found = await failure(model, timeout=0.2)
+    assert found.agent == 3
+    assert "asyncio.to_thread" in str(found)
+
+
+async def test_an_agent_that_was_late_but_could_not_be_ended_is_named_when_it_returns(monkeypatch):
+    monkeypatch.setattr(StepCalls, "_look", lambda self: None)  # as where the model keeps all threads from running
+
+    async def model(me, inbox):
+        if me.id == 1:
+            threading.Event().wait(0.02)
+
+    found = await failure(model, timeout=0.01)
+    assert found.agent == 1
+    assert "it was not done after timeout=0.01 s" in str(found)
+
+
+async def test_a_model_that_blocks_its_event_loop_is_told_once_and_does_not_block_the_groups_own(gate, caplog):
+    loop, blocked = asyncio.get_running_loop(), asyncio.Event()
+
+    async def model(me, inbox):
+        if me.id in {2, 3}:
+            loop.call_soon_threadsafe(blocked.set)
+            assert me.id == 3 or gate.wait(WAIT_S)
+            threading.Event().wait(2 * BLOCKING_S)
+
+    run = asyncio.create_task(run_one(model))
+    await asyncio.wait_for(blocked.wait(), WAIT_S)
+    gate.set()
+    await run
+    (warning,) = [record.getMessage() for record in caplog.records if "blocks the event loop" in record.getMessage()]
+    assert "group 'east': that of agent 2 held it for" in warning
+    assert "in step 0" in warning
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,16 @@
 
 import asyncio
 import functools
+import threading
 
 import pytest
 from support.patience import WAIT_S
 from support.step_society import open_step
 
-from ray_messaging import InvalidPayload, PayloadTooLarge, StepAborted, StepFailed
+from ray_messaging import Closed, InvalidPayload, PayloadTooLarge, StepAborted, StepFailed
+from ray_messaging.cluster.run import step_calls
 from ray_messaging.cluster.run.agent import Society
+from ray_messaging.cluster.run.turns import BLOCKING_S
 from ray_messaging.steps.call_memory import CallMemory
 from ray_messaging.transports.memory import MemoryServer, MemoryTransport
 from ray_messaging.transports.steps.values import Driver, StepSettings
@@ -170,3 +173,115 @@ async def test_a_function_that_raises_stop_iteration_raises_in_the_model(attempt
     society = Society("east", person)
     await asyncio.wait_for(society.run(*await attempt()), WAIT_S)
     assert all(state["caught"] for state in society.states.values())
+
+
+def after_turns(function, turns=20):
+    """Call a function after some turns of the event loop."""
+    loop = asyncio.get_running_loop()
+    loop.call_soon(*((function,) if not turns else (after_turns, function, turns - 1)))
+
+
+class Provider:
+    """A provider of answers that come once the step of its first four askers has failed."""
+
+    def __init__(self):
+        self.asked, self.all_asked = [], asyncio.Event()
+        self._loop, self._failed = asyncio.get_running_loop(), threading.Event()
+
+    def plain(self, agent):
+        self.asked.append(agent)
+        if len(self.asked) == 4:
+            self._loop.call_soon_threadsafe(self.all_asked.set)
+        assert self._failed.wait(WAIT_S)
+        return f"answer of {agent}"
+
+    async def later(self, agent):
+        return await asyncio.to_thread(self.plain, agent)
+
+    async def fail(self, failure):
+        """Fail as an agent that is not asking, once all others are; tell it."""
+        try:
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.all_asked.wait(), self._loop))
+            if failure == "raises":
+                raise ConnectionError("no provider")
+            await asyncio.Event().wait()
+        finally:
+            after_turns(self._failed.set)
+
+
+@pytest.mark.parametrize("kind", ["plain", "later"])
+@pytest.mark.parametrize("failure", ["raises", "is late", "is of another group"])
+async def test_calls_that_are_under_way_where_a_step_fails_are_kept(attempt, kind, failure):
+    provider, attempts = Provider(), []
+
+    async def person(me, inbox):
+        if me.id:
+            me.state["heard"] = await me.remember(getattr(provider, kind), me.id)
+        elif not attempts:
+            await provider.fail(failure)
+
+    society = Society("east", person, timeout=1.0 if failure == "is late" else None)
+    running = asyncio.create_task(society.run(*await attempt()))
+    await asyncio.wait_for(provider.all_asked.wait(), WAIT_S)
+    if failure == "is of another group":
+        await society.end()
+    with pytest.raises((StepFailed, Closed)):
+        await running
+    attempts.append("failed")
+    again = Society("east", person)
+    await again.run(*await attempt())
+    assert sorted(provider.asked) == [1, 2, 3, 4]
+    assert again.states == {0: {}} | {agent: {"heard": f"answer of {agent}"} for agent in range(1, 5)}
+
+
+async def test_a_call_that_does_not_end_delays_a_failure_for_a_while_only(attempt, monkeypatch):
+    monkeypatch.setattr(step_calls, "CALLS_END_S", 0.01)
+    asked = asyncio.Event()
+
+    async def never():
+        loop.call_soon_threadsafe(asked.set)
+        await asyncio.Event().wait()
+
+    async def person(me, inbox):
+        if me.id:
+            await me.remember(never)
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(asked.wait(), loop))
+        raise ConnectionError("no provider")
+
+    loop = asyncio.get_running_loop()
+    with pytest.raises(StepFailed, match="no provider") as caught:
+        await Society("east", person).run(*await attempt())
+    assert caught.value.agent == 0
+
+
+async def test_a_call_that_the_model_gives_up_is_cut_and_its_place_is_free(attempt):
+    async def never():
+        await asyncio.Event().wait()
+
+    async def person(me, inbox):
+        try:
+            me.state["heard"] = await asyncio.wait_for(me.remember(never), 0.01)
+        except TimeoutError:
+            me.state["heard"] = await me.remember(lambda: next(answers))
+
+    answers = iter(range(100))
+    states = []
+    for _ in range(2):
+        society = Society("east", person)
+        await society.run(*await attempt())
+        states.append(society.states)
+    assert states[0] == states[1]
+    assert next(answers) == 5
+
+
+async def test_an_async_function_that_blocks_is_told_as_the_one_that_is_remembered(attempt, caplog):
+    async def ask():
+        threading.Event().wait(2 * BLOCKING_S)
+
+    async def person(me, inbox):
+        await me.remember(ask)
+
+    await Society("east", person).run(*await attempt())
+    (warning,) = [record.getMessage() for record in caplog.records if "blocks the event loop" in record.getMessage()]
+    assert "an async function that is remembered" in warning
+    assert "give me.remember a plain function" in warning

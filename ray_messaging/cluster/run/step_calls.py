@@ -1,0 +1,195 @@
+"""The calls of a model in one step: for each agent one, each within its time, async ones at once."""
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import suppress
+from itertools import chain
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final
+
+from ray_messaging.cluster.run.model_thread import ModelThread
+from ray_messaging.cluster.run.remembered_calls import RememberedCalls
+from ray_messaging.cluster.run.turns import Holder, turns
+from ray_messaging.common.awaitables import is_async
+from ray_messaging.errors import MessagingError
+
+if TYPE_CHECKING:
+    from ray_messaging.cluster.run.agent import Agent, Model
+    from ray_messaging.messages import Messages
+    from ray_messaging.steps.step import Step
+
+CALLS_END_S: Final = 30.0  # where a step fails: for remembered calls under way, which cost money
+_END_S: Final = 1.0  # for a model that is told to end, which one that blocks its thread does not hear
+
+_Call = tuple["Agent", Awaitable[object]]
+
+
+class StepCalls:
+    """The calls of a model for the agents of a group in one step; they run in the model's thread.
+
+    Args: `timeout` is the seconds for one agent; `failed` makes the error for an agent's failure.
+    """
+
+    def __init__(
+        self,
+        model: "Model",
+        thread: ModelThread,
+        holder: Holder,
+        remembered: RememberedCalls | None,
+        failed: "Callable[[Agent, BaseException], MessagingError]",
+        *,
+        concurrency: int,
+        timeout: float | None,
+    ) -> None:
+        self._model = model
+        self._thread = thread
+        self._holder = holder
+        self._remembered = remembered
+        self._failed = failed
+        self._concurrency = concurrency
+        self._timeout = timeout
+        self._running: dict[Agent, float] = {}  # when the call for an agent began
+        self._workers: list[asyncio.Task[None]] = []
+        self._over = asyncio.Event()
+        self._error: BaseException | None = None  # that ends the step
+        self._end_by: float | None = None  # the model was told to end, and has until then
+
+    async def run(self, step: "Step", agents: "Iterable[tuple[Agent, Messages]]") -> None:
+        """Call the model for agents, ascending; raise the first error."""
+        watched = self._timeout is not None or is_async(self._model)
+        try:
+            await self._thread.call(self._call_all, step, agents, look=self._look if watched else None)
+        finally:
+            self._over.set()
+
+    async def end_and_wait(self, error: BaseException) -> None:
+        """Have the calls end with an error; return once they have, or the time of remembered calls is over."""
+        self.end(error)
+        assert self._end_by is not None
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._over.wait(), self._end_by - perf_counter())
+
+    def end(self, error: BaseException) -> None:
+        """Have the calls end with an error, from any thread: remembered calls under way have some time for it."""
+        under_way = self._remembered is not None and self._remembered.under_way
+        if self._end_by is None and self._thread.tell(self._cancel, error):
+            self._end_by = perf_counter() + _END_S + (CALLS_END_S if under_way else 0.0)
+        else:
+            self._end_by = self._end_by or 0.0
+        self._error = self._error or error
+
+    def _look(self) -> float | None:
+        """Return the seconds until the next look; raise the error of a model that does not end by itself."""
+        now = perf_counter()
+        if self._end_by is None and (late := self._late(now)) is not None:
+            self.end(late)
+        if self._end_by is not None:
+            if now >= self._end_by:
+                assert self._error is not None
+                raise self._error
+            return self._end_by - now
+        if self._timeout is None:
+            return None
+        return min([*self._running.values()], default=now) + self._timeout - now
+
+    def _late(self, now: float) -> MessagingError | None:
+        """Return the error for the agent whose call takes too long, or which keeps the others from going on."""
+        began = dict(self._running)
+        if self._timeout is None or not began or now - min(began.values()) < self._timeout:
+            return None
+        return self._too_late(min(began, key=began.__getitem__), now)
+
+    def _too_late(self, agent: "Agent", now: float) -> MessagingError:
+        assert self._timeout is not None
+        text = f"it was not done after timeout={self._timeout} s"
+        held, seconds = self._holder.longest(now)
+        if held is not None and (held is agent or seconds >= self._timeout):
+            agent = held
+            text += f", and its model blocked the event loop for {seconds:.1f} s: call what blocks by asyncio.to_thread"
+        elif held is not None:
+            text += f"; meanwhile the model of agent {held.id!r} blocked the event loop for {seconds:.1f} s"
+        return self._failed(agent, TimeoutError(text))
+
+    # -- in the model's thread ------------------------------------------------------------------------------------
+
+    def _call_all(self, step: "Step", agents: "Iterable[tuple[Agent, Messages]]") -> None:
+        calls = self._calls(step, agents)
+        if not is_async(self._model):  # its calls may return awaitables all the same, as those of a decorated one
+            calls = iter([*calls])
+        if (first := next(calls, None)) is not None:
+            self._thread.wait_for(self._await_all(chain([first], calls)))
+
+    def _calls(self, step: "Step", agents: "Iterable[tuple[Agent, Messages]]") -> Iterator[_Call]:
+        """Call the model for agents; yield the calls that are to be awaited. Raises the error of a failure."""
+        for agent, inbox in agents:
+            agent.begin(step)
+            if self._timeout is not None:
+                self._running[agent] = perf_counter()
+            try:
+                answer = self._model(agent, inbox)
+            except (Exception, SystemExit) as error:
+                raise self._failed(agent, error) from error
+            if answer is not None and inspect.isawaitable(answer):
+                self._running.pop(agent, None)  # its time begins when it is awaited
+                yield agent, answer
+            else:
+                self._check_done(agent, answer)
+
+    def _check_done(self, agent: "Agent", answer: object) -> None:
+        """Raise the error of a call that returned something, or that was late although nothing could end it."""
+        began = self._running.pop(agent, None)
+        now = perf_counter()
+        if began is not None and self._timeout is not None and now - began > self._timeout:
+            raise self._too_late(agent, now)
+        if answer is not None:
+            raise self._failed(agent, unfit_answer(answer))
+
+    async def _await_all(self, calls: Iterator[_Call]) -> None:
+        """Await calls, at most `concurrency` at once; raise the first error, after the remembered calls under way."""
+        self._workers = [asyncio.create_task(self._await(calls)) for _ in range(self._concurrency)]
+        try:
+            await asyncio.gather(*self._workers)
+        except (MessagingError, asyncio.CancelledError) as error:
+            self._cancel(error)
+        else:
+            return
+        left: set[asyncio.Task[Any]] = {*self._workers}
+        if self._remembered is not None:
+            left |= self._remembered.under_way
+        for seconds in (CALLS_END_S, _END_S):
+            left = (await asyncio.wait(left, timeout=seconds))[1] if left else left
+            for task in left:
+                task.cancel()
+        assert self._error is not None
+        raise self._error
+
+    def _cancel(self, error: BaseException) -> None:
+        self._error = self._error or error
+        if self._remembered is not None:
+            self._remembered.ending = True
+        for worker in self._workers:
+            worker.cancel()
+
+    async def _await(self, calls: Iterator[_Call]) -> None:
+        for agent, call in calls:
+            if self._timeout is not None:
+                self._running[agent] = perf_counter()
+            try:
+                answer = await turns(call, self._holder, agent, "the model")
+            except (Exception, SystemExit, asyncio.CancelledError) as error:
+                task = asyncio.current_task()
+                if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                    raise  # another agent failed, or this one is late
+                raise self._failed(agent, error) from error
+            self._check_done(agent, answer)
+            if self._remembered is not None and self._remembered.forgotten(agent.id):
+                raise self._failed(agent, RuntimeError("it ended before its me.remember(...): await that"))
+
+
+def unfit_answer(answer: object, which: str = "me") -> TypeError:
+    """Build the error for a model that returned something else than None; `which` is its first parameter."""
+    found = type(answer).__name__
+    return TypeError(
+        f"it returned an object of type {found}, and must return None: set {which}.state, and send messages"
+    )
