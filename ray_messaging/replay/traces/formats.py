@@ -1,14 +1,23 @@
 """The formats of a trace: edge list, CSV with a header, JSON lines."""
 
 import csv
+import re
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from io import StringIO
 from typing import Any
 
 import msgspec
 
 from ray_messaging.replay.traces.fields import RowError
-from ray_messaging.replay.traces.rows import TEXT_FIELDS, Columns, RequestedFields
+from ray_messaging.replay.traces.rows import (
+    FROM_FIELDS,
+    TEXT_FIELDS,
+    TO_FIELDS,
+    Columns,
+    RequestedFields,
+    is_exact,
+)
 from ray_messaging.replay.traces.source import Source
 
 Reader = Callable[[Source, RequestedFields], Columns]
@@ -18,15 +27,36 @@ TEXT_FIELDS_SET = frozenset(TEXT_FIELDS)
 SHOWN_CHARS = 60
 NO_MESSAGES = "the file holds no message: a trace needs one message a line"
 
+# A file of KONECT begins with a line like `% sym unweighted`: its third column is a weight, and the fourth the time.
+KONECT_FIELDS = ("src", "dst", "weight", "time")
+_KONECT = re.compile(r"(\s*#[^\n]*\n)*\s*%(%|\s)")
+_MATRIX = "%%MatrixMarket"
+_JSON_ARRAY = re.compile(r"\s*\[\s*[{\[\]]")
+
+
+def _number(spelled: str) -> float | Decimal:
+    """Return a number of JSON as a float, where that holds it."""
+    value = float(spelled)
+    return value if is_exact(spelled, value) else Decimal(spelled)
+
+
 # msgspec must not check types: only the few fields that are read matter.
-_json_rows = msgspec.json.Decoder(dict[str, Any])
+_json_rows = msgspec.json.Decoder(dict[str, Any], float_hook=_number)
 
 
 def reader_for(source: Source) -> Reader:
-    """Return the reader for a file's extension, or for its first line with data."""
+    """Return the reader for a file's extension, or for its first line with data; raise TraceError for a JSON array."""
+    if _JSON_ARRAY.match(source.text):
+        raise source.broken(
+            1,
+            "the file is a JSON array, and one object per line is wanted: convert it, as by `jq -c '.[]' "
+            f"{source.path.name} > {source.stem}.jsonl`",
+        )
     known = READERS.get(source.extension)
     if known is not None:
         return known
+    if _KONECT.match(source.text):
+        return read_edges
     lines = (line.strip() for line in source.text.split("\n"))
     first = next((line for line in lines if line and not line.startswith("#")), "")
     if first.startswith("{"):
@@ -37,23 +67,30 @@ def reader_for(source: Source) -> Reader:
 def read_edges(source: Source, requested: RequestedFields) -> Columns:
     """Read `src dst [time]` lines, split at white space; the first one decides whether there are times.
 
-    Lines that begin with # are comments. Raises TraceError with the line.
+    Lines that begin with # are comments. In files of KONECT those that begin with % are as well, and the others are
+    `src dst [weight [time]]`. Raises TraceError with the line.
     """
+    konect = _KONECT.match(source.text)
+    names, comments = (KONECT_FIELDS, ("#", "%")) if konect else (EDGE_FIELDS, ("#",))
     try:
-        columns = Columns({name: place for place, name in enumerate(EDGE_FIELDS)}, requested)
+        # A row number in place of a time is always the last cell.
+        columns = Columns({name: -1 if name == "time" else place for place, name in enumerate(names)}, requested)
     except RowError as broken:
         raise source.broken(1, str(broken)) from None
     width = 0
     for line, content in enumerate(source.text.split("\n"), 1):
         cells: list[Any] = content.split()
-        if not cells or cells[0].startswith("#"):
+        if cells and cells[0] == _MATRIX:
+            raise source.broken(line, "this is a Matrix Market file: drop its comments and the line of its size")
+        if not cells or cells[0].startswith(comments):
             continue
-        if not width:
-            width = TIMELESS_WIDTH if len(cells) == TIMELESS_WIDTH else len(EDGE_FIELDS)
         try:
-            _add_edge(columns, cells, width)
+            if not width:
+                _check_first(cells)
+                width = len(cells) if TIMELESS_WIDTH <= len(cells) < len(names) else len(names)
+            _add_edge(columns, cells, width, timed=width == len(names))
         except RowError as broken:
-            expected, found = " ".join(EDGE_FIELDS[:width]), _cut(content.strip())
+            expected, found = " ".join(names[: width or len(names)]), _cut(content.strip())
             raise source.broken(
                 line,
                 f"expected {expected!r}, found {found!r} ({broken}): correct the line, or begin it with # "
@@ -97,7 +134,9 @@ def read_json_lines(source: Source, requested: RequestedFields) -> Columns:
         except RowError as broken:
             raise source.broken(line, str(broken)) from None
         except (msgspec.DecodeError, RecursionError) as error:
-            raise source.broken(line, f"expected a JSON object ({error}): correct the line, or drop it") from error
+            raise source.broken(
+                line, f"expected a JSON object ({error}), one on each line: correct it, or drop it"
+            ) from error
     return _filled(source, columns)
 
 
@@ -109,10 +148,19 @@ READERS: dict[str, Reader] = {
 }
 
 
-def _add_edge(columns: Columns, cells: list[Any], width: int) -> None:
+def _check_first(cells: list[Any]) -> None:
+    """Raise RowError for a first line that is no edge."""
+    first, second = (cell.lower() for cell in (cells * 2)[:2])
+    if first in FROM_FIELDS and second in TO_FIELDS:
+        raise RowError("it names the columns")
+    if any(cell.endswith((",", ";")) for cell in cells):
+        raise RowError("cells end at white space, and not at commas")
+
+
+def _add_edge(columns: Columns, cells: list[Any], width: int, *, timed: bool) -> None:
     if len(cells) != width:
         raise RowError(f"{len(cells)} columns instead of {width}")
-    if width == TIMELESS_WIDTH:
+    if not timed:
         cells.append(len(columns))
     columns.add(cells)
 

@@ -1,12 +1,15 @@
 """Rows of a trace file, converted to columns of validated ids, times and texts."""
 
+import re
 from array import array
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from decimal import Decimal
 from math import isfinite
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -17,10 +20,20 @@ from ray_messaging.replay.traces.fields import Getter, RowError, compile_templat
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SHOWN_CHARS = 40
 
-FROM_FIELDS = ("from", "src", "source", "sender")
-TO_FIELDS = ("to", "dst", "target", "receiver", "recipient")
-TIME_FIELDS = ("time", "ts", "timestamp", "seq")
-TEXT_FIELDS = ("text", "message", "content")
+# Exports of our own log have from_id, to_id, sent_at and payload; there `sender` is a group.
+FROM_FIELDS = ("from", "src", "source", "from_id", "sender")
+TO_FIELDS = ("to", "dst", "target", "to_id", "receiver", "recipient")
+TIME_FIELDS = ("time", "ts", "timestamp", "seq", "sent_at")
+TEXT_FIELDS = ("text", "message", "content", "payload")
+
+_SHORT = 15  # a float holds every number of so many characters
+_FLOAT_ID = re.compile(r"[+-]?\d+\.(0+|\d+[eE][+-]?\d+)")  # as pandas and numpy write whole numbers
+_OF_LOG = (
+    " (in our own log a sender that is null is the user, a receiver a broadcast: `ray-messaging log query LOG "
+    "--subtopic agent-chat --expand --json` has a row for each hearer)"
+)
+_encode = msgspec.json.Encoder().encode
+_FINER = re.compile(r"\.\d{6}\d*[1-9]")  # than a microsecond
 
 
 class RequestedFields(NamedTuple):
@@ -51,6 +64,10 @@ class Columns:
             raise RowError(_none_found({"sender": sender, "receiver": receiver, "time": time}, keys))
         self._sender, self._receiver, self._time = sender, receiver, itemgetter(keys[time])
         text = find_field("text", requested.text, TEXT_FIELDS, keys)
+        if text == "payload" and any(key.startswith("payload.") for key in keys):
+            raise RowError(
+                "the payloads are in columns of their own here: export the log to .jsonl, which has them whole"
+            )
         self._text = None if text is None else itemgetter(keys[text])
         self.texts: list[str] | None = None if text is None else []
         self._ids = TraceIds()
@@ -117,7 +134,7 @@ class TraceIds:
 def parse_time(raw: object) -> float:
     """Return a number as a float, an ISO-8601 date and time as unix s (without an offset: UTC).
 
-    Raises RowError for anything else.
+    Raises RowError for anything else, and for a number that a float does not hold.
     """
     if type(raw) is str:
         try:
@@ -125,20 +142,37 @@ def parse_time(raw: object) -> float:
         except ValueError:
             return _iso_time(raw)
         # float() accepts 1_000, which no trace means.
-        if isfinite(value) and "_" not in raw:
-            return value
-    elif type(raw) is int or type(raw) is float:
+        if not isfinite(value) or "_" in raw:
+            raise RowError(_no_time(raw))
+    elif type(raw) is int or type(raw) is float or type(raw) is Decimal:
         try:
             value = float(raw)
         except OverflowError:
             value = float("inf")
-        if isfinite(value):
-            return value
-    raise RowError(_no_time(raw))
+        if not isfinite(value):
+            raise RowError(_no_time(raw))
+    else:
+        raise RowError(_no_time(raw))
+    if type(raw) is not float and not is_exact(str(raw), value):
+        raise RowError(
+            f"time {_cut(str(raw))} has more digits than a float holds, so that different times would become one: "
+            "write seconds, with six decimals at most (of nanoseconds a billionth), or sequence numbers"
+        )
+    return value
+
+
+def is_exact(spelled: str, value: float) -> bool:
+    """Return whether a float is the number that a text spells, or the nearest one to write it."""
+    if len(spelled) <= _SHORT:
+        return True
+    number = Decimal(spelled)
+    return number == Decimal(value) or number == Decimal(repr(value))
 
 
 def read_text(raw: object) -> str:
-    """Return the text; raise RowError if it is not a str."""
+    """Return the text, of an object its JSON; raise RowError for anything else."""
+    if type(raw) is dict:  # a payload
+        return _encode(raw).decode()
     if type(raw) is not str:
         raise RowError(f"the text is of type {type(raw).__name__}: it must be a str, empty for no text")
     return raw
@@ -146,7 +180,13 @@ def read_text(raw: object) -> str:
 
 def _checked(raw: object, noun: str) -> AgentId:
     if raw is None or raw == "":
-        raise RowError(f"the {noun} is empty: give it an id, or drop the row")
+        raise RowError(f"the {noun} is empty: give it an id, or drop the row{_OF_LOG if raw is None else ''}")
+    if type(raw) is str and _FLOAT_ID.fullmatch(raw):
+        raise RowError(
+            f"the {noun} {raw!r} is a whole number written as a float, which would be another agent than "
+            f"{raw.partition('.')[0]}: write it without a point (in pandas by astype('Int64')), or, as a name, by a "
+            "template like 'v{field}'"
+        )
     try:
         return check_id(raw)
     except InvalidAddress as error:
@@ -154,6 +194,10 @@ def _checked(raw: object, noun: str) -> AgentId:
 
 
 def _iso_time(raw: str) -> float:
+    if _FINER.search(raw):
+        raise RowError(
+            f"time {_cut(raw)} is finer than a microsecond, so that times would become one: write six decimals"
+        )
     try:
         moment = datetime.fromisoformat(raw.strip())
     except ValueError:
@@ -162,6 +206,8 @@ def _iso_time(raw: str) -> float:
 
 
 def _no_time(raw: object) -> str:
-    shown = repr(raw)
-    shown = shown if len(shown) <= SHOWN_CHARS else f"{shown[:SHOWN_CHARS]}..."
-    return f"time {shown} is neither a finite number nor ISO-8601 (2004-04-15T14:56:01Z)"
+    return f"time {_cut(repr(raw))} is neither a finite number nor ISO-8601 (2004-04-15T14:56:01Z)"
+
+
+def _cut(shown: str) -> str:
+    return shown if len(shown) <= SHOWN_CHARS else f"{shown[:SHOWN_CHARS]}..."

@@ -67,10 +67,25 @@ def test_template_field_that_is_absent(write, blame):
         ("1970-01-01T01:00:00+01:00", 0.0),
         ("0001-01-01T00:00:00+23:00", -62135679600.0),
         ("2014-11-30T23:35:14.775Z", 1417390514.775),
+        ("2014-11-30T23:35:14.775000000Z", 1417390514.775),
+        ("1700000000123456512", 1700000000123456512.0),  # a float holds it
+        ("1700000000.12345600128173828125", 1700000000.123456),
+        ("0000000000000000007.50", 7.5),
     ],
 )
 def test_times(write, spelled, seconds):
     assert read_trace(write("m.csv", f"from,to,time\n1,2,{spelled}\n")).times.tolist() == [seconds]
+
+
+@pytest.mark.parametrize(
+    "spelled", ["1700000000123456789", "1700000000.123456789", "2023-11-14T22:13:20.123456789Z", str(2**53 + 1)]
+)
+def test_times_that_would_become_one_are_refused(write, spelled, blame):
+    assert "times would become one" in blame(write("m.csv", f"from,to,time\n1,2,{spelled}\n"))[1]
+    value = spelled if spelled[-1] != "Z" else f'"{spelled}"'
+    line, found = blame(write("m.jsonl", '{"from":1,"to":2,"time":0.1}\n{"from":1,"to":2,"time":' + value + "}"))
+    assert line == 2
+    assert f"time {spelled}" in found
 
 
 @pytest.mark.parametrize("spelled", ["inf", "-Infinity", "1e999", "yesterday", "2004-13-01", " "])

@@ -40,8 +40,41 @@ def test_edge_list_fields_go_by_name(write):
 
 
 @pytest.mark.parametrize(
+    ("content", "times"),
+    [
+        ("% sym unweighted\n% 3 2 2\n1 2\n%x 9\n2 3\n", [0.0, 1.0]),
+        ("# from a mirror\n\n%\n1 2 5\n2 3 5\n", [0.0, 1.0]),  # its third column is a weight
+        ("% asym posweighted\n1 2 1 1082040961\n2\t3 -1 1082155839\n", [1082040961.0, 1082155839.0]),
+    ],
+)
+@pytest.mark.parametrize("name", ["out.slashdot", "g.txt"])
+def test_edge_list_of_konect(write, name, content, times):
+    trace = read_trace(write(name, content))
+    assert (trace.senders, trace.receivers, trace.times.tolist()) == ([1, 2], [2, 3], times)
+
+
+def test_an_id_may_begin_with_a_percent_sign(write):
+    assert read_trace(write("g.txt", "%20a b\n%20c b\n")).senders == ["%20a", "%20c"]
+
+
+@pytest.mark.parametrize("name", ["export.json", "export.txt", "export.csv", "export.jsonl", "export.json.gz"])
+@pytest.mark.parametrize("content", ['[{"user":"ann","to":"bob","ts":1}]', '\n[\n  {"user": "ann"},\n  {}]', "[]"])
+def test_a_json_array_is_named_with_the_remedy(write, blame, name, content):
+    line, found = blame(write(name, content, zipped=name.endswith("gz")))
+    assert line == 1
+    assert (
+        f"a JSON array, and one object per line is wanted: convert it, as by `jq -c '.[]' {name} > export.jsonl`"
+        in found
+    )
+
+
+@pytest.mark.parametrize(
     ("content", "line", "message"),
     [
+        ("Source Target\n1 2\n", 1, "found 'Source Target' (it names the columns)"),
+        ("a, b\nb, c\n", 1, "cells end at white space"),
+        ("%%MatrixMarket matrix coordinate\n3 3 2\n1 2\n", 1, "Matrix Market file"),
+        ("1 2 5\n1.0 2 5\n", 2, "the sender '1.0' is a whole number written as a float"),
         ("# c\n1 2 3\n\n3 x\n", 4, "expected 'src dst time', found '3 x' (2 columns instead of 3)"),
         ("1 2 3\r\n1 2 3 4\r\n", 2, "expected 'src dst time', found '1 2 3 4' (4 columns instead of 3)"),
         ("1\n", 1, "expected 'src dst time', found '1' (1 columns instead of 3)"),
@@ -106,6 +139,14 @@ def test_csv_text_is_dropped_only_where_it_has_no_known_name(write):
 @pytest.mark.parametrize(
     ("content", "line", "message"),
     [
+        (
+            CSV + "2,1.0,3,x\n",
+            4,
+            "the receiver '1.0' is a whole number written as a float, which would be another agent",
+        ),
+        (CSV + "-1.00,1,3,x\n", 4, "the sender '-1.00' is"),
+        (CSV + "1.1439261872364217e+18,1,3,x\n", 4, "in pandas by astype('Int64')"),
+        ("from_id,to_id,sent_at,payload,payload.n\n1,2,3,,4\n", 1, "export the log to .jsonl"),
         (CSV + "1,2\n", 4, "expected 4 cells as in the header, found 2"),
         (CSV + "\n,2,3,x\n", 5, "the sender is empty"),
         (CSV + "1, ,3,x\n", 4, "the receiver is empty"),
@@ -123,7 +164,7 @@ def test_csv_text_is_dropped_only_where_it_has_no_known_name(write):
         (
             "\n6,2,4,1289241911\n",
             2,
-            "no field for the sender: expected one of from, src, source, sender, found '6'",
+            "no field for the sender: expected one of from, src, source, from_id, sender, found '6'",
         ),
         ("from,when\n", 1, "name yours by to_field (on the command line --to)"),
         ("from,to,when\n", 1, "no field for the time: expected one of time, ts, timestamp, seq"),
@@ -167,7 +208,7 @@ def test_json_lines(write):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ('{"sender":"a"', "expected a JSON object (Input data was truncated)"),
+        ('{"sender":"a"', "expected a JSON object (Input data was truncated), one on each line"),
         ("[1]", "expected a JSON object (Expected `object`, got `array`)"),
         ("[" * 100_000, "expected a JSON object"),
         ('{"sender":"a","seq":1,"text":""}', "this row has no field 'receiver'"),

@@ -3,12 +3,16 @@
 import csv
 import io
 import json
+import re
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.log_queries import T0, row, write_folder
 
+from ray_messaging import EventLog
 from ray_messaging.addressing.channels import check_id
-from ray_messaging.errors import InvalidAddress
+from ray_messaging.errors import InvalidAddress, TraceError
 from ray_messaging.replay.traces.trace import read_trace
 
 
@@ -20,11 +24,14 @@ def is_id(spelled):
     return True
 
 
+FLOAT = re.compile(r"[+-]?\d+\.(0+|\d+[eE][+-]?\d+)")
 integers = st.integers(-(2**63), 2**63 - 1)
-names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20).filter(lambda s: s == s.strip() and is_id(s))
+names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20).filter(
+    lambda s: s == s.strip() and is_id(s) and not FLOAT.fullmatch(s)
+)
 ids = integers | names.map(check_id)
 times = st.floats(allow_nan=False, allow_infinity=False)
-words = ids.filter(lambda i: len(str(i).split()) == 1 and not str(i).startswith("#"))
+words = ids.filter(lambda i: len(str(i).split()) == 1 and str(i)[0] not in "#%" and str(i)[-1] not in ",;")
 
 
 @given(
@@ -58,3 +65,24 @@ def test_csv_round_trip(tmp_path_factory, rows):
     path.write_bytes(buffer.getvalue().encode())
     trace = read_trace(path)
     assert list(zip(trace.senders, trace.receivers, trace.times.tolist(), trace.texts, strict=True)) == rows
+
+
+LARGE = 1143926187236421734  # no float holds it
+
+
+@pytest.mark.parametrize("name", ["town.jsonl", "town.csv"])
+def test_an_export_of_the_log_can_be_replayed(tmp_path, name):
+    rows = [row(0, LARGE, "ann", text="é", sent_at=T0 + 0.25), row(1, "ann", LARGE, fate="blocked", rule="pattern")]
+    write_folder(tmp_path / "log", [rows])
+    EventLog.open(tmp_path / "log").export(tmp_path / name)
+    trace = read_trace(tmp_path / name)
+    assert (trace.senders, trace.receivers) == ([LARGE, "ann"], ["ann", LARGE])
+    assert trace.times.tolist() == [T0 + 0.25, T0 + 1]
+    assert [json.loads(text) for text in trace.texts] == [{"content": "é"}, {"content": "hello 1"}]
+
+
+def test_a_message_of_the_user_in_an_export_is_named(tmp_path):
+    write_folder(tmp_path / "log", [[row(0), row(1, None, 1)]])
+    EventLog.open(tmp_path / "log").export(tmp_path / "town.jsonl")
+    with pytest.raises(TraceError, match=r"town.jsonl:2: the sender is empty.*in our own log .* null is the user"):
+        read_trace(tmp_path / "town.jsonl")
