@@ -33,7 +33,7 @@ from ray_messaging.observability.metrics.families import Family
 from ray_messaging.steps.accounts.sealed_counts import sealed_counts, sealed_history
 from ray_messaging.steps.accounts.step_account import StepCounts
 from ray_messaging.steps.stragglers import Straggler
-from ray_messaging.transports.steps.values import Progress
+from ray_messaging.transports.steps.values import CTRL_C, Progress
 
 if TYPE_CHECKING:
     from ray_messaging.cluster.actors.interceptor_host import InterceptorHost
@@ -263,6 +263,14 @@ class InterceptorActor:
     async def resume_steps(self, target: int | None) -> None:
         """Open steps up to a target from now on (None: all)."""
         await self._host.steps.resume(target)
+
+    async def hold_steps(self) -> int:
+        """Begin no further step until `release_steps`; return the last one that may have begun. It wakes all groups."""
+        return await self._host.hold_steps()
+
+    async def release_steps(self) -> None:
+        """Let the steps go on, unless they are paused."""
+        await self._host.steps.drop_hold(CTRL_C)
 
     async def sealed_step(self, step: int) -> dict[str, StepCounts]:
         """Return the counts that each group has left about a step that all have committed."""

@@ -43,7 +43,7 @@ from ray_messaging.steps.stragglers import Straggler
 from ray_messaging.transports.backend import backend_of
 from ray_messaging.transports.steps.errors import without_steps
 from ray_messaging.transports.steps.store import StepStore
-from ray_messaging.transports.steps.values import Progress, StepSettings
+from ray_messaging.transports.steps.values import CTRL_C, STANDSTILL, Progress, StepSettings
 from ray_messaging.transports.transport import Limits
 
 logger = logging.getLogger(__name__)
@@ -126,7 +126,8 @@ class InterceptorHost:
         epoch, restarted = await self._ownership.take()
         await begin_steps(self.transport.steps, self._spec)
         if self._spec.steps is not None and not restarted:
-            await self.steps.resume()  # the pause of a driver that died ends with it
+            await self.steps.resume()  # the pause of a driver that died ends with it, and its Ctrl-C
+            await self.steps.drop_hold(CTRL_C)
         await self._take_rules(epoch, given, restarted=restarted)
         self._heartbeat = Heartbeat(self._store, self.interceptor)
         if self._spec.log_dir is None:
@@ -226,6 +227,12 @@ class InterceptorHost:
         """Return the progress of the steps of all groups; raise ConfigError where there are none."""
         progress = await self.steps.progress()
         return progress if self._step_rules is None else self._step_rules.named(progress)
+
+    async def hold_steps(self) -> int:
+        """Begin no further step, whoever resumes them; return the last one that may have begun."""
+        await self.steps.hold(CTRL_C, STANDSTILL)
+        progress = await self.steps.progress()
+        return progress.latest if progress.target is None else min(progress.latest, progress.target)
 
     @property
     def black_lists(self) -> list[BlackList]:

@@ -16,13 +16,12 @@ from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.server.steps.reviewer import RuleReviewer
 from ray_messaging.steps.supervision.supervisor import Supervisor
 from ray_messaging.transports.steps.store import StepStore
-from ray_messaging.transports.steps.values import SUPERVISOR, Progress, StepSettings, WaitFor
+from ray_messaging.transports.steps.values import RULE_CHANGE, STANDSTILL, SUPERVISOR, Progress, StepSettings, WaitFor
 from ray_messaging.transports.transport import Transport
 
 logger = logging.getLogger(__name__)
 
 _FAILING_S = 1.0  # a supervisor that fails for so long is reported
-_HOLD, _HANDLED = "a change of the rules", -(2**31)  # no step begins while a hold is so far behind
 
 
 class Schedule(Protocol):
@@ -98,7 +97,7 @@ class StepRuleRunner:
     async def between_steps(self) -> AsyncIterator[int | None]:
         """Let no step begin meanwhile; yield the next one if all that have begun are committed, else None."""
         async with self._holding:
-            await self._store.hold(_HOLD, _HANDLED)
+            await self._store.hold(RULE_CHANGE, STANDSTILL)
             try:
                 progress = await self._store.progress()
                 yield progress.latest + 1 if progress.latest == progress.sealed else None
@@ -110,7 +109,7 @@ class StepRuleRunner:
         backoff = Backoff(STEP_SUPERVISOR_RETRY)
         while True:
             try:
-                return await self._store.drop_hold(_HOLD)
+                return await self._store.drop_hold(RULE_CHANGE)
             except ConnectionFailed:
                 await backoff.sleep()
 

@@ -9,23 +9,24 @@ from typing import Any, Self
 
 import ray
 
-from ray_messaging.cluster.handles.experiment_steps import ExperimentSteps
+from ray_messaging.cluster.handles.actor_calls import result
+
+_TOLD_S = 1.0
 
 
 class EarlyEnd:
     """The end of a run after the steps that are open at Ctrl-C; a second Ctrl-C raises KeyboardInterrupt as ever.
 
-    No step begins any more from the first Ctrl-C on until this is left. Python has signals in the main thread alone:
-    in other threads this does nothing.
+    No step begins any more from the first Ctrl-C on until this is left; a pause of the steps stays as it is. Python has
+    signals in the main thread alone: in other threads this does nothing.
     """
 
-    def __init__(self, steps: ExperimentSteps, actors: Sequence[Any]) -> None:
+    def __init__(self, interceptor: Any, actors: Sequence[Any]) -> None:  # noqa: ANN401 - a Ray actor handle
         self.asked = False
-        self._steps = steps
+        self._interceptor = interceptor
         self._actors = actors
         self._former: Any = None  # handler of the signal
-        self._target: int | None = None  # of the steps, before ours
-        self._last: int | None = None  # the step that becomes the last one
+        self._holds = False  # maybe
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -34,8 +35,8 @@ class EarlyEnd:
 
     def __exit__(self, *_error: object) -> None:
         self._restore()
-        if self._last is not None:
-            self._steps.resume(self._target)
+        if self._holds:  # a call is under way before another Ctrl-C can end the wait for its answer
+            result(self._interceptor.release_steps.remote(), actor_name="the interceptor")
 
     def _restore(self) -> None:
         if self._former is not None:
@@ -49,8 +50,8 @@ class EarlyEnd:
 
     def tell(self) -> None:
         """Have all groups end after the last open step; call it again, because one that has restarted does not know."""
-        if self._last is None:
-            self._target, self._last = self._steps.progress().target, self._steps.pause()
-        told = [actor.end_after.remote(self._last) for actor in self._actors]
-        ray.wait(told, num_returns=len(told), timeout=1.0)
-        self._steps.pause()  # it wakes the groups that wait
+        self._holds = True
+        last = result(self._interceptor.hold_steps.remote(), actor_name="the interceptor")
+        told = [actor.end_after.remote(last) for actor in self._actors]
+        ray.wait(told, num_returns=len(told), timeout=_TOLD_S)
+        result(self._interceptor.hold_steps.remote(), actor_name="the interceptor")  # it wakes the groups that wait

@@ -33,11 +33,14 @@ class RunProgress:
         step, waiting = progress.sealed + 1, progress.waiting_for()
         self._first = step if self._first is None else self._first
         rate = (step - self._first) / max(time.monotonic() - self._line.began, 1e-9)
-        text = "; ".join([self.text(step, rate, waiting), *map(str, self._steps.stragglers()[:_NAMED])])
+        paused = progress.target is not None and step > progress.target
+        text = "; ".join([self.text(step, rate, waiting, paused=paused), *map(str, self._steps.stragglers()[:_NAMED])])
         self._line.show(step, text)
 
-    def text(self, step: int, rate: float, waiting: dict[str, int]) -> str:
+    def text(self, step: int, rate: float, waiting: dict[str, int], *, paused: bool = False) -> str:
         """Return the progress as text; `waiting` are the groups that hold up the others."""
+        if paused:
+            return f"step {step} of {self._until}, paused until messaging.steps.resume()"
         slowest = min(waiting, key=lambda name: (waiting[name], name), default=None)
         late = "" if slowest is None else f", waiting for {slowest}"
         more = "" if len(waiting) < 2 else f" and {len(waiting) - 1} more"

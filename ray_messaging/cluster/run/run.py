@@ -77,7 +77,7 @@ def run(
             for name, plan in plan_refs.items()
         ]
         steps, all_actors = messaging.steps, list(actors.values())
-        with EarlyEnd(steps, all_actors) as end, RunProgress(steps, until, shown=progress) as bar:
+        with EarlyEnd(messaging.interceptor, all_actors) as end, RunProgress(steps, until, shown=progress) as bar:
             parts = _watch(refs, end, bar)
         refs.clear()
     except KeyboardInterrupt:

@@ -354,13 +354,12 @@ class MemorySteps:
 
     async def hold(self, name: str, through: int) -> None:
         """Keep the boxes of later steps than `through` until this name handles them."""
-        data = self._data
-        if through > data.holds.get(name, through - 1):
-            data.holds[name] = through
-            self._handled()
+        holds = self._data.holds
+        holds[name] = max(through, holds.get(name, through))
+        self._handled()
 
     def _handled(self) -> None:
-        """Do what a hold that has moved or ended makes possible."""
+        """Do what a hold that has moved or ended makes possible, and wake all who wait."""
         self._data.drop()
         self._data.release()
         self._data.tell()

@@ -180,7 +180,10 @@ class StepStore(Protocol):
     # -- control --------------------------------------------------------------------------------------------------
 
     async def hold(self, name: str, through: int) -> None:
-        """Keep the boxes of later steps than `through` until this name handles them; a lower step changes nothing."""
+        """Keep the boxes of later steps than `through` until this name handles them; a lower step changes nothing.
+
+        At a STANDSTILL no step begins. Each call wakes those who wait.
+        """
 
     async def drop_hold(self, name: str) -> None:
         """End a hold."""

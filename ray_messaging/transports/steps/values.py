@@ -12,6 +12,8 @@ SUPERVISOR = ":rules"  # the member that closes each step after all groups; it i
 NOTES = ":log"  # the box of notes for the event log; users' mailboxes have no colon
 PUBLICATIONS = ":out"  # the box of messages for plain channels
 PLACES = ":places"  # the box of new positions, which all groups read
+STANDSTILL = -(2**31)  # where a hold is so far behind that no step begins, whoever resumes the steps
+RULE_CHANGE, CTRL_C = "a change of the rules", "Ctrl-C"  # holds at a standstill
 ASKER = "+"  # before the name of a mailbox outside of the steps: its boxes are answers, which a seal hands over
 
 

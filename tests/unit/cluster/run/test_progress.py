@@ -57,6 +57,20 @@ def test_the_slowest_group_is_named(waiting, text):
     assert RunProgress(Steps(), 20, shown=False).text(5, 2.5, waiting) == text
 
 
+def test_a_pause_is_named(clock, capsys):
+    class Paused(Steps):
+        def progress(self):
+            return super().progress()._replace(target=4)
+
+        def stragglers(self):
+            return []
+
+    with RunProgress(Paused(), 20, shown=True) as progress:
+        clock[0] += 11
+        progress.show()
+    assert capsys.readouterr().err == "step 5 of 20, paused until messaging.steps.resume()\n"
+
+
 def test_a_terminal_gets_a_bar(capsys, monkeypatch):
     monkeypatch.setattr(module.sys.stderr, "isatty", lambda: True, raising=False)
     with RunProgress(Steps(), 20, shown=True) as progress:

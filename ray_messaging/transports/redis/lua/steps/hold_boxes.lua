@@ -9,8 +9,7 @@ if ARGV[3] == '' then
   redis.call('HDEL', KEYS[2], ARGV[2])
 else
   local before = redis.call('HGET', KEYS[2], ARGV[2])
-  if before and tonumber(before) >= tonumber(ARGV[3]) then return 1 end
-  redis.call('HSET', KEYS[2], ARGV[2], ARGV[3])
+  if not before or tonumber(before) < tonumber(ARGV[3]) then redis.call('HSET', KEYS[2], ARGV[2], ARGV[3]) end
 end
 drop_boxes(ARGV[1])
 release(ARGV[1])
