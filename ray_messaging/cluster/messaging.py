@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ray_messaging.cluster.inspector_process import Inspector
     from ray_messaging.cluster.moves import AgentMove
     from ray_messaging.cluster.run.result import Result
+    from ray_messaging.cluster.run.run_actors import RunActors
     from ray_messaging.cluster.servers.shards import Shards
     from ray_messaging.cluster.starting.lifecycle import StartedExperiment
     from ray_messaging.cluster.surveys.survey import Survey
@@ -167,9 +168,13 @@ class Messaging:
                 Otherwise `on_existing` decides at the next start. An embedded server's data are deleted unless it has
                 a `data_dir`.
         """
-        _, _, user = (self.__dict__.pop(name, None) for name in ("_surveys", "_questions", "_user"))
+        _, _, user, runs = (
+            self.__dict__.pop(name, None) for name in ("_surveys", "_questions", "_user", "_run_actors")
+        )
         if user is not None:
             user.close()
+        if runs is not None:
+            runs.end()
         started, self._started = self._started, None
         if started is not None:
             started.close(erase=erase)
@@ -444,6 +449,12 @@ class Messaging:
 
         return ExperimentSteps(self._connection)
 
+    @cached_property
+    def _run_actors(self) -> "RunActors":
+        from ray_messaging.cluster.run.run_actors import RunActors
+
+        return RunActors()
+
     def run(
         self,
         model: "Callable[..., object]",
@@ -485,7 +496,7 @@ class Messaging:
         from ray_messaging.cluster.run.run_actor import RunOptions
 
         options = RunOptions(start, by, concurrency, timeout)
-        return run(self, model, agents, groups, until, graph, options, shared, progress=progress)
+        return run(self, model, agents, groups, until, graph, options, shared, self._run_actors, progress=progress)
 
     # -- the user's questions -------------------------------------------------------------------------------------
 

@@ -1,10 +1,12 @@
 """messaging.run: a model, its agents and groups, driven step by step."""
 
 import asyncio
+import importlib
 import os
 import signal
 import sys
 import threading
+import time
 import uuid
 
 import numpy as np
@@ -17,24 +19,35 @@ from ray_messaging import AlreadyExists, ConfigError, Messaging, StepFailed, Ste
 
 
 @pytest.fixture(scope="module")
-def start(ray_cluster):
-    """Start an experiment with steps."""
-    started = []
+def by_value(ray_cluster):
+    """Pickle functions of this module by value: workers cannot import a test's module."""
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    yield
+    ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
+def started(**options):
+    return Messaging.start(f"run-{uuid.uuid4().hex[:8]}", steps=Steps(seed=SEED, digest=True), **options)
+
+
+@pytest.fixture
+def start(by_value):
+    """Start an experiment with steps, which ends with the test."""
+    experiments = []
 
     def start_one(**options):
-        started.append(Messaging.start(f"run-{uuid.uuid4().hex[:8]}", steps=Steps(seed=SEED, digest=True), **options))
-        return started[-1]
+        experiments.append(started(**options))
+        return experiments[-1]
 
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test's module
     yield start_one
-    ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
-    for messaging in started:
+    for messaging in experiments:
         messaging.shutdown()
 
 
 @pytest.fixture(scope="module")
-def idle(start):
-    return start()
+def idle(by_value):
+    with started() as messaging:
+        yield messaging
 
 
 def person(me, inbox):
@@ -91,6 +104,37 @@ def test_a_run_goes_on_where_it_stopped(start):
         messaging.run(person, agents=AGENTS - 1, groups=2, until=STEPS + 1)
     with pytest.raises(ConfigError, match=r"groups differ: .*2 groups \(group0, group1\), .* has 1 groups"):
         messaging.run(person, agents=AGENTS, groups=1, until=STEPS + 1)
+
+
+@pytest.mark.long
+def test_a_second_run_has_the_processes_of_the_first_unless_they_died_or_would_run_old_code(start, tmp_path):
+    code = tmp_path / "slogan.py"
+
+    async def speaker(me, inbox):
+        sys.path[:0] = [str(tmp_path)] * (str(tmp_path) not in sys.path)
+        slogan = importlib.import_module("slogan")
+        slogan.LOOPS.add(asyncio.get_running_loop())  # as a client in a module, which is bound to its loop
+        assert len(slogan.LOOPS) == 1
+        me.state = {"runs": [*me.state.get("runs", []), (os.getpid(), slogan.WORD)]}
+
+    def newest(until):
+        result = messaging.run(speaker, agents=2, groups=2, until=until, progress=False)
+        assert len(result.states[0]["runs"]) == until  # the steps of the runs before are in the state
+        return [state["runs"][-1] for state in result.states.values()]
+
+    code.write_text("WORD, LOOPS = 'one', set()")
+    messaging = start()
+    first = newest(1)
+    assert newest(2) == first
+    os.kill(first[0][0], signal.SIGKILL)
+    third = newest(3)
+    assert third[0][0] != first[0][0]
+    assert third[1] == first[1]
+    code.write_text("WORD, LOOPS = 'two', set()")
+    os.utime(code, (time.time() + 1, time.time() + 1))  # file systems have coarse clocks
+    fourth = newest(4)
+    assert [word for _, word in fourth] == ["two", "two"]
+    assert not {pid for pid, _ in fourth} & {pid for pid, _ in third}
 
 
 @pytest.mark.long

@@ -154,6 +154,7 @@ class Society:
         neighbours: Sequence[Sequence[AgentId]] = (),
         concurrency: int = 100,
         timeout: float | None = None,
+        thread: ModelThread | None = None,
     ) -> None:
         self.step: Step | None = None
         self.calls: RememberedCalls | None = None  # of the step
@@ -172,7 +173,7 @@ class Society:
         self._agents: list[Agent] = []
         self._ids = b""
         self.generators = StepGenerators(0, START, NO_PLACES)  # of the step, by the places of the agents
-        self._model_thread = ModelThread()
+        self._model_thread = thread or ModelThread()
         self._holder = Holder(group)
         self._calls: StepCalls | None = None  # of the step that runs
         self._threads = ThreadPoolExecutor(concurrency, "remembered call")

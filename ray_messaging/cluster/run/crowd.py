@@ -45,12 +45,13 @@ class CrowdSociety:
         *,
         start: Callable[[Crowd], dict[str, NDArray[Any]]] | None = None,
         shared: object = None,
+        thread: ModelThread | None = None,
     ) -> None:
         self._group = group
         self._model = model
         self._start = start
         self._shared = shared
-        self._model_thread = ModelThread()
+        self._model_thread = thread or ModelThread()
         self._crowd: Crowd | None = None
         self._step = -1
 

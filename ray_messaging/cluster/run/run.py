@@ -16,9 +16,10 @@ from ray_messaging.cluster.run.plan import GroupPlan, plan_groups, senders_of
 from ray_messaging.cluster.run.progress import RunProgress
 from ray_messaging.cluster.run.result import Result
 from ray_messaging.cluster.run.resumption import check_same
-from ray_messaging.cluster.run.run_actor import GroupResult, RunActor, RunOptions
+from ray_messaging.cluster.run.run_actor import GroupResult, RunOptions
+from ray_messaging.cluster.run.run_actors import RunActors, start_run_actor
 from ray_messaging.cluster.run.step_calls import CALLS_END_S
-from ray_messaging.cluster.starting.lifecycle import leave, remote
+from ray_messaging.cluster.starting.lifecycle import leave
 from ray_messaging.cluster.starting.starts import start_in_turn
 from ray_messaging.cluster.unpicklable import sent
 from ray_messaging.common.awaitables import call_problem, is_async
@@ -44,10 +45,11 @@ def run(
     graph: object,
     options: RunOptions,
     shared: object,
+    kept: RunActors,
     *,
     progress: bool,
 ) -> Result:
-    """Run a model; arguments and errors are those of `Messaging.run`."""
+    """Run a model, by the actors of the run before where it has some; else as `Messaging.run` says."""
     check_run(model, until, options)
     plans = plan_groups(agents, groups, graph, int(ray.cluster_resources().get("CPU", 2)))
     if options.by == "group" and (graph is not None or any(plan.data for plan in plans)):
@@ -57,15 +59,15 @@ def run(
     # Each is once in the store, however many groups there are.
     model_ref, shared_ref = sent("the model", model), sent("shared", shared)
     options_ref = sent("the run's options", options)
-    actors: dict[str, Any] = {}
+    plan_refs = {plan.name: sent("the data of agents", plan) for plan in plans}
+    actors = kept.take(plan_refs)
     refs: list[Any] = []
     try:
-        plan_refs = {plan.name: sent("the data of agents", plan) for plan in plans}
         _note(messaging, model, until, options, plans)
 
         def start(name: str) -> Any:  # noqa: ANN401 - an ObjectRef
-            kind = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1, "max_concurrency": 100}
-            actors[name] = remote(RunActor, kind).remote()
+            if name not in actors:
+                actors[name] = start_run_actor()
             return actors[name].open.remote(messaging, plan_refs[name])
 
         # All groups are there before the first step begins.
@@ -79,15 +81,17 @@ def run(
         steps, all_actors = messaging.steps, list(actors.values())
         with EarlyEnd(messaging.interceptor, all_actors) as end, RunProgress(steps, until, shown=progress) as bar:
             parts = _watch(refs, end, bar)
-        refs.clear()
     except KeyboardInterrupt:
         for actor in actors.values():  # at once, without a clean end
             ray.kill(actor)
-        actors.clear()
-        refs.clear()
         raise
-    finally:
+    except BaseException:
         leave(list(actors.values()), refs, timeout_s=CALLS_END_S + _CLOSE_S)
+        raise
+    if end.asked:  # a late call may still tell one of them to end early
+        leave(list(actors.values()))
+    else:
+        kept.keep(actors)
     return _result(steps, parts, until)
 
 

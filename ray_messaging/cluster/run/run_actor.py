@@ -1,7 +1,11 @@
 """Ray actor of one group of a run: it hosts the agents, and runs the model step by step."""
 
+import gc
+import sys
+import time
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from numpy.typing import NDArray
@@ -10,6 +14,7 @@ from ray_messaging.addressing.channels import AgentId
 from ray_messaging.cluster.run.agent import Society, step_failed
 from ray_messaging.cluster.run.crowd import CrowdSociety
 from ray_messaging.cluster.run.homes import Homes
+from ray_messaging.cluster.run.model_thread import ModelThread
 from ray_messaging.cluster.run.plan import GroupPlan
 from ray_messaging.common.process_tuning import tune_process
 from ray_messaging.errors import AlreadyExists, MoveFailed, StepAborted, UnknownName
@@ -47,9 +52,11 @@ class RunActor:
     """Ray actor of one group. All it needs comes by calls, because Ray keeps no large arguments for a restart."""
 
     def __init__(self) -> None:
+        self._since = time.time()  # no module of the user's was imported before
         self._messager: GroupMessager | None = None
         self._loop: StepLoop | None = None
         self._society: Society | None = None
+        self._thread = ModelThread()  # for all runs: clients in a module of the user's are bound to its event loop
         self._last: int | None = None  # the step to end after, before the run's last one
 
     async def open(self, messaging: "Messaging", plan: GroupPlan) -> None:
@@ -79,7 +86,7 @@ class RunActor:
         plans: Mapping[str, Any],
     ) -> GroupResult:
         """Run the model up to a step; a step that was not committed runs again. Raises StepFailed."""
-        society, homes = society_of(plan, model, options, shared), Homes(plan, plans)
+        society, homes = society_of(plan, model, options, shared, self._thread), Homes(plan, plans)
         if isinstance(society, Society):
             society.homes, self._society = homes, society
         await self.open(messaging, plan)
@@ -115,11 +122,36 @@ class RunActor:
         if self._messager is not None:
             await self._messager.close()
 
+    async def rest(self) -> None:
+        """Leave the mailbox and forget the run, whose steps have ended: the process stays for the next one."""
+        await self.close()
+        self._messager = self._loop = self._society = self._last = None
+        gc.collect()  # agents and their group hold each other
 
-def society_of(plan: GroupPlan, model: Any, options: RunOptions, shared: object) -> "Society | CrowdSociety":  # noqa: ANN401 - as above
-    """Return the agents of a group, with the model's function."""
+    def is_current(self) -> bool:
+        """Return whether a new process would run the same code: no file of an imported module has changed."""
+        files = [getattr(module, "__file__", None) for module in [*sys.modules.values()]]
+        return not any(changed_since(self._since, file) for file in files if file)
+
+
+def changed_since(time_s: float, file: str) -> bool:
+    """Return whether a file was written after a moment; False where there is none, as in an archive."""
+    try:
+        return Path(file).stat().st_mtime > time_s
+    except OSError:
+        return False
+
+
+def society_of(
+    plan: GroupPlan,
+    model: Any,  # noqa: ANN401 - as above
+    options: RunOptions,
+    shared: object,
+    thread: ModelThread | None = None,
+) -> "Society | CrowdSociety":
+    """Return the agents of a group, with the model's function, and the thread for it (None: a new one)."""
     if options.by == "group":
-        return CrowdSociety(plan.name, model, start=options.start, shared=shared)
+        return CrowdSociety(plan.name, model, start=options.start, shared=shared, thread=thread)
     return Society(
         plan.name,
         model,
@@ -129,6 +161,7 @@ def society_of(plan: GroupPlan, model: Any, options: RunOptions, shared: object)
         neighbours=plan.neighbours,
         concurrency=options.concurrency,
         timeout=options.timeout,
+        thread=thread,
     )
 
 

@@ -129,7 +129,7 @@ class StartedExperiment:
                 leave([self.interceptor], erase=erase or self._untouched)
             if self.experiment is not None and (audiences := find_actor(self.experiment.audiences_name)) is not None:
                 ray.kill(audiences)  # handles of it may be left anywhere
-            _attempt([server.stop.remote(erase=erase) for server in self._servers], timeout_s=_SERVER_S)
+            attempt([server.stop.remote(erase=erase) for server in self._servers], timeout_s=_SERVER_S)
             _kill(self._servers)
             if erase and self._kept is not None:
                 self._kept.clean()
@@ -249,7 +249,7 @@ def leave(
     **kwargs: Any,  # noqa: ANN401 - a method's arguments
 ) -> None:
     """Close actors cleanly, then end them; `calls` of theirs, which are of no use any more, end with that."""
-    _attempt([actor.close.remote(**kwargs) for actor in actors], timeout_s=timeout_s)
+    attempt([actor.close.remote(**kwargs) for actor in actors], timeout_s=timeout_s)
     # Else Ray prints that it repeats them, which it does not, and their errors.
     for ref in ray.wait(list(calls), num_returns=len(calls), timeout=_CALLS_S)[0] if calls else ():
         with suppress(RayError, MessagingError):
@@ -278,18 +278,21 @@ def finish_log(log: Any) -> None:  # noqa: ANN401 - a Ray actor handle
     ray.kill(log)
 
 
-def _attempt(refs: Sequence[Any], *, timeout_s: float = _CLOSE_S) -> None:
-    """Wait for calls, with a limit; log their errors, as their actors are ended anyway."""
+def attempt(refs: Sequence[Any], *, timeout_s: float = _CLOSE_S) -> list[Any]:
+    """Wait for calls at the end of actors, with a limit; log their errors, and return those without one."""
     done = ray.wait(list(refs), num_returns=len(refs), timeout=timeout_s)[0] if refs else []
+    good = []
     for ref in done:  # Ray prints errors that are not retrieved, each with its traceback
         try:
             result(ref, actor_name="an actor")
+            good.append(ref)
         except (Closed, ActorUnschedulableError) as error:
             logger.info("an actor was closed before, or lost with its node: %s", error)
         except MessagingError as error:
             logger.warning("an actor could not close well: %s", error)
         except RayError as error:
             logger.exception("an actor could not close well", exc_info=error)
+    return good
 
 
 def remote(actor_class: type, options: dict[str, Any]) -> Any:  # noqa: ANN401 - Ray's actor class
@@ -300,7 +303,7 @@ def remote(actor_class: type, options: dict[str, Any]) -> Any:  # noqa: ANN401 -
 def _end_server(exp_id: str) -> None:
     """End the embedded servers of an experiment that another process started, if it has some."""
     servers = named_actors(f"{exp_id}/server").values()
-    _attempt([server.stop.remote() for server in servers], timeout_s=_SERVER_S)
+    attempt([server.stop.remote() for server in servers], timeout_s=_SERVER_S)
     _kill(servers)
 
 

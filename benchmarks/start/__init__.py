@@ -1,0 +1,1 @@
+"""The time that a person waits: whole programs beside plain Ray."""
