@@ -20,6 +20,7 @@ from ray_messaging.engine import Engine
 from ray_messaging.errors import Closed, ConfigError
 from ray_messaging.message import Message
 from ray_messaging.messages import Messages
+from ray_messaging.model.agent_sets import AgentSet, column_of
 from ray_messaging.observability.observer import Observer
 from ray_messaging.observability.tracing.settings import Tracing
 from ray_messaging.outgoing import Outgoing
@@ -289,7 +290,7 @@ class Messager(names.ChannelNames):
         Args: owner names the holder of the mailbox: while it lives, no other can take the mailbox over. gone tells
         whether another owner is known to be dead: then there is no wait for its lease.
         """
-        await self.engine.host(agents, subtopics, owner=owner, gone=gone)
+        await self.engine.host(AgentSet.of(column_of(agents, once=True)), subtopics, owner=owner, gone=gone)
         self._agents_changed()
         await self.conversation.resume()
 

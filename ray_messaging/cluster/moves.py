@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from ray_messaging.addressing.channels import AgentId, check_name
 from ray_messaging.cluster.handles.connection import ExperimentConnection
-from ray_messaging.cluster.handles.group.group import Group, check_agents
+from ray_messaging.cluster.handles.group.group import Group
 from ray_messaging.cluster.handles.groups import Groups
 from ray_messaging.errors import AlreadyExists, ConfigError, UnknownName
 from ray_messaging.model.agent_sets import AgentSet
@@ -35,7 +35,6 @@ class AgentMoves:
     def move(self, agents: Iterable[AgentId], to: str | Group, timeout: float) -> None:
         """Move agents to a group; those of one group all at once, or none of them."""
         target = to.name if isinstance(to, Group) else check_name("group name", to)
-        check_agents(agents)
         check_timeout(timeout, optional=False)
         self._carry_out(plan_move(AgentSet.of(agents), target, self._hosted()), timeout)
 

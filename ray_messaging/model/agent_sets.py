@@ -1,6 +1,7 @@
 """Sets of agents and of channels, as int64 columns: a society of a million needs no Python object for each."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +13,22 @@ from ray_messaging.model.columns import INT, STR, IdColumn
 _PIECE = 65_536  # ids that become objects at a time
 
 
-def column_of(agents: Iterable[AgentId] | IdColumn) -> IdColumn:
-    """Return ids as a column without repetitions, in their order; raise InvalidAddress with the first invalid one."""
+def column_of(agents: Iterable[AgentId] | IdColumn, *, once: bool = False) -> IdColumn:
+    """Return ids as a column without repetitions, in their order; raise InvalidAddress with the first invalid one.
+
+    Args: with `once` a repetition is invalid, too.
+    """
+    if isinstance(agents, AgentSet):
+        return agents.column
     ids = agents if isinstance(agents, IdColumn) else _column(agents)
+    found = _distinct(ids)
+    if once and len(found) < len(ids):
+        twice = next(agent for agent, count in Counter(ids.tolist()).items() if count > 1)
+        raise InvalidAddress(f"agent {twice!r} comes twice in agents: give each once", value=twice)
+    return found
+
+
+def _distinct(ids: IdColumn) -> IdColumn:
     if ids.kinds is not None:
         return IdColumn.of([*dict.fromkeys(ids.tolist())])
     if bool((ids.values[1:] > ids.values[:-1]).all()):
@@ -23,7 +37,20 @@ def column_of(agents: Iterable[AgentId] | IdColumn) -> IdColumn:
     return ids if len(found) == len(ids) else ids.take(np.sort(first))
 
 
+def check_agents(agents: object) -> None:
+    """Raise InvalidAddress where agents are no collection of ids, or have more than ids, which would be lost."""
+    if isinstance(agents, str | bytes) or not hasattr(agents, "__iter__"):
+        raise InvalidAddress(f"agents must be a list, range or array of ids, not {agents!r}", value=agents)
+    if isinstance(agents, Mapping) and not isinstance(agents, Set):  # the nodes of a networkx graph are both
+        raise InvalidAddress(
+            f"agents are a {type(agents).__name__}, whose values would be lost: pass its keys, as a list", value=agents
+        )
+    if hasattr(agents, "itertuples"):
+        raise InvalidAddress("agents are a DataFrame: pass its index, or the column of their ids", value=None)
+
+
 def _column(agents: Iterable[AgentId]) -> IdColumn:
+    check_agents(agents)
     if isinstance(agents, np.ndarray):
         return IdColumn.checked(agents)
     listed = agents if isinstance(agents, range | list | tuple) else [*agents]

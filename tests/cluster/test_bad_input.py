@@ -138,7 +138,7 @@ def test_group_names_are_taken_across_processes(messaging, pair):
     assert (caught.value.cause.kind, caught.value.cause.owner) == ("agent", pair[0].name)
 
 
-@pytest.mark.parametrize("agents", ["ann", b"ann", 7, None, [1.5], [True], [None], ["a:b"], [2**63]])
+@pytest.mark.parametrize("agents", ["ann", b"ann", 7, None, [1.5], [True], [None], ["a:b"], [2**63], [7, "7"]])
 def test_invalid_agents_are_refused(messaging, agents):
     bad = agents[0] if isinstance(agents, list) else agents
     raised(InvalidAddress, lambda: messaging.create_group("none", agents), repr(bad), value=bad)

@@ -10,7 +10,7 @@ from ray_messaging.addressing.channels import AgentId, check_id, check_name, che
 from ray_messaging.cluster.actors.group.group_actor import GroupActor
 from ray_messaging.cluster.handles.actor_calls import find_actor, result
 from ray_messaging.cluster.handles.connection import ExperimentConnection
-from ray_messaging.cluster.handles.group.group import Group, check_agents
+from ray_messaging.cluster.handles.group.group import Group
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.cluster.starting.lifecycle import ACTOR, StartedExperiment, leave, remote
 from ray_messaging.cluster.starting.starts import start_in_turn
@@ -47,7 +47,7 @@ class Groups:
     ) -> dict[str, Group]:
         """Start several groups at a time: all of them, or none."""
         topics = tuple(map(check_subtopic, subtopics))
-        hosted = {check_name("group name", name): _column(agents) for name, agents in groups.items()}
+        hosted = {check_name("group name", name): column_of(agents, once=True) for name, agents in groups.items()}
         before = self._names_while_it_runs()
         starting: list[StartingGroup] = []
 
@@ -140,11 +140,6 @@ class Groups:
 
 def _named(starting: Sequence[StartingGroup], opened: Any) -> str:  # noqa: ANN401 - an ObjectRef
     return next(f"group {group.name!r}" for group in starting if group.opened == opened)
-
-
-def _column(agents: Iterable[AgentId]) -> IdColumn:
-    check_agents(agents)
-    return column_of(agents)
 
 
 def _start(

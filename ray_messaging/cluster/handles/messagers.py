@@ -8,13 +8,13 @@ from ray_messaging.addressing.channels import AgentId, check_name
 from ray_messaging.cluster.audiences.home import AudienceFiles
 from ray_messaging.cluster.handles.actor_calls import find_actor
 from ray_messaging.cluster.handles.connection import ExperimentConnection
-from ray_messaging.cluster.handles.group.group import check_agents
 from ray_messaging.cluster.owner_liveness import gone_for
 from ray_messaging.cluster.ray_metrics import RayMetrics
 from ray_messaging.cluster.servers.shards import config_here
 from ray_messaging.common.process_tuning import relax_collector
 from ray_messaging.errors import ConfigError
 from ray_messaging.messager import GroupMessager
+from ray_messaging.model.agent_sets import AgentSet, column_of
 from ray_messaging.observability.metrics.messager_metrics import MessagerMetrics
 from ray_messaging.observability.observer import Observer
 from ray_messaging.transports.backend import backend_of
@@ -28,7 +28,7 @@ async def open_messager(
     observer: Observer | None,
 ) -> GroupMessager:
     """Open a messager in this process that hosts agents; raise AlreadyExists where its name or an agent is taken."""
-    check_agents(agents)
+    hosted = AgentSet.of(column_of(agents, once=True))
     experiment = await connection.with_password_async()
     metrics = MessagerMetrics() if experiment.metrics and observer is None else None
     messager = GroupMessager(
@@ -45,7 +45,7 @@ async def open_messager(
     owner = f"{experiment.run}/{context.get_actor_id() or context.get_worker_id()}"
     try:
         await messager.init()
-        await messager.host_agents(agents, subtopics, owner=owner, gone=gone_for(experiment.run))
+        await messager.host_agents(hosted, subtopics, owner=owner, gone=gone_for(experiment.run))
     except BaseException:
         await messager.close()
         raise

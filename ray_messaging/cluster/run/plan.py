@@ -1,7 +1,7 @@
 """The plan of a run: which agents are in which group, with their data and neighbours."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +23,14 @@ class GroupPlan(NamedTuple):
 
 def plan_groups(agents: object, groups: object, graph: object, cpus: int) -> list[GroupPlan]:
     """Return the groups of a run; arguments and errors are those of `Messaging.run`."""
+    if isinstance(agents, Mapping) and not isinstance(agents, Set):  # the nodes of a networkx graph are both
+        raise ConfigError(
+            f"agents are a {type(agents).__name__}, whose values would be lost: pass only its keys, as a list, or for "
+            "me.data a DataFrame with the ids as its index"
+        )
     frame: Any = agents if hasattr(agents, "itertuples") and hasattr(agents, "index") else None
+    if frame is not None and not frame.columns.is_unique:
+        raise ConfigError(f"two columns of agents have one name, of {[*frame.columns]}: rename one")
     named = _named_groups(agents if frame is None else frame.index, groups, cpus)
     data = {} if frame is None else dict(zip(map(check_id, _plain(frame.index)), frame.to_dict("records"), strict=True))
     neighbours = None if graph is None else _neighbours(graph)
@@ -99,17 +106,19 @@ def _plain(ids: Any) -> Any:  # noqa: ANN401 - ids of any kind
 
 
 def _neighbours(graph: Any) -> dict[AgentId, list[AgentId]]:  # noqa: ANN401 - edges of any kind
-    """Return the agents that each agent's edges lead to, in the order of the edges."""
+    """Return the agents that each agent's edges lead to, each once, in the order of the first edges to them."""
+    if isinstance(graph, Mapping):
+        raise ConfigError(f"graph is a {type(graph).__name__}: pass pairs of sender and hearer, or a networkx graph")
     edges = edge_pairs(graph)
     pairs = edges.tolist() if isinstance(edges, np.ndarray) else [*edges]
-    found: dict[AgentId, list[AgentId]] = {}
+    found: dict[AgentId, dict[AgentId, None]] = {}
     for pair in pairs:
         try:
-            one, other = pair
+            one, other = [pair] if isinstance(pair, str | bytes) else pair
         except (TypeError, ValueError):
             raise ConfigError(f"graph holds {pair!r}: it must be (m, 2), pairs of sender and hearer") from None
-        found.setdefault(check_id(one), []).append(check_id(other))
-    return found
+        found.setdefault(check_id(one), {})[check_id(other)] = None
+    return {agent: [*others] for agent, others in found.items()}
 
 
 def _check_neighbours(neighbours: Mapping[AgentId, Sequence[AgentId]], groups: Iterable[Iterable[AgentId]]) -> None:

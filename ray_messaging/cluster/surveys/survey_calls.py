@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any, cast
 
 from ray_messaging.addressing.channels import AgentId
-from ray_messaging.cluster.handles.group.group import Group, check_agents
+from ray_messaging.cluster.handles.group.group import Group
 from ray_messaging.cluster.handles.user_messager import UserMessager
 from ray_messaging.cluster.surveys.survey import Survey
 from ray_messaging.model.agent_sets import AgentSet
@@ -36,7 +36,6 @@ class SurveyCalls:
             if to is None or groups:
                 agents = await self._surveys.agents_of(groups)
             else:
-                check_agents(to)
                 agents = AgentSet.of(cast("Iterable[AgentId]", to))
             return await self._surveys.create(
                 model, agents, question, survey_id=survey_id, subtopic=subtopic, timeout=timeout

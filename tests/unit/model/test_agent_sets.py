@@ -1,6 +1,8 @@
 """Sets of agents and channels, held against Python's own."""
 
+import networkx as nx
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -73,3 +75,31 @@ def test_channels_are_those_of_the_agents(agents, plain):
     ]
     for channel in [*expected, *others, "exps:e:agents:ann:chat", "", "exps:e:agents:1:*", "exps:e:agents:-0:chat"]:
         assert (channel in made) == (channel in expected)
+
+
+@pytest.mark.parametrize(
+    ("agents", "words"),
+    [
+        ({1: "a"}, "agents are a dict, whose values would be lost: pass its keys"),
+        (pd.DataFrame({"id": [1]}), "agents are a DataFrame: pass its index, or the column"),
+        ("ab", "must be a list, range or array of ids, not 'ab'"),
+        (5, "must be a list, range or array of ids, not 5"),
+        ({1: "a"}.items(), "is a tuple"),
+        (pd.Series([1.0]), "is a float"),
+    ],
+)
+def test_a_collection_with_more_than_ids_is_refused(agents, words):
+    with pytest.raises(InvalidAddress, match=words):
+        AgentSet.of(agents)
+
+
+@pytest.mark.parametrize("agents", [pd.Series([3, 1]), pd.Index([3, 1]), {3: 0, 1: 0}.keys(), nx.Graph([(3, 1)]).nodes])
+def test_a_collection_of_ids_may_be_of_any_kind(agents):
+    assert column_of(agents, once=True).tolist() == [3, 1]
+
+
+@pytest.mark.parametrize("agents", [[7, "7"], [1, 2, 1], np.array([4, 4]), ["ann", 1, "ann"], pd.Series([2, 2])])
+def test_an_id_that_comes_twice_is_refused_where_each_is_to_come_once(agents):
+    with pytest.raises(InvalidAddress, match="comes twice in agents: give each once"):
+        column_of(agents, once=True)
+    assert len(column_of(agents)) < len(agents)

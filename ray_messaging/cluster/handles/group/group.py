@@ -11,7 +11,6 @@ from ray_messaging.cluster.spec import Experiment
 from ray_messaging.common.blocking import finish
 from ray_messaging.common.notebook import html_table
 from ray_messaging.conversations.answers import GroupAnswers
-from ray_messaging.errors import InvalidAddress
 
 if TYPE_CHECKING:
     from ray_messaging.steps.step import Step
@@ -143,9 +142,3 @@ class Group:
     def agents(self) -> list[AgentId]:
         """Return the agents of this group."""
         return finish(self._calls.agents())
-
-
-def check_agents(agents: object) -> None:
-    """Raise InvalidAddress where agents are no collection of ids."""
-    if isinstance(agents, str | bytes) or not hasattr(agents, "__iter__"):
-        raise InvalidAddress(f"agents must be a list, range or array of ids, not {agents!r}", value=agents)

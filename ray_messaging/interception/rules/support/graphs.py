@@ -1,6 +1,6 @@
 """Graphs given by users, and sets of edges with a lookup by columns."""
 
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,12 +25,12 @@ class Network(NamedTuple):
 def read_network(graph: Any, rule: str, name: str, *, ids: bool) -> Network:  # noqa: ANN401 - anything networkx-like
     """Read a graph given by a user; with `ids`, a list of members is one, too."""
     pairs = edge_pairs(graph)
-    if pairs is not graph:
+    if pairs is not graph and hasattr(graph, "nodes"):
         return Network({_edge(edge, rule, name) for edge in pairs}, {check_id(node) for node in graph.nodes()})
-    if isinstance(graph, str | bytes) or not isinstance(graph, Iterable):
+    if isinstance(graph, str | bytes | Mapping) or not isinstance(graph, Iterable):
         raise RuleError(f"{name}: {graph!r} is no graph: pass pairs of ids, or a networkx graph", rule=rule)
-    items = list(graph)
-    if ids and items and not any(isinstance(item, tuple | list) for item in items):
+    items = list(pairs)
+    if ids and items and not any(isinstance(item, tuple | list | np.ndarray) for item in items):
         return Network(set(), {check_id(item) for item in items}, complete=True)
     edges = {_edge(item, rule, name) for item in items}
     return Network(edges, {end for edge in edges for end in edge})

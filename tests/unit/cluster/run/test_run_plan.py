@@ -25,6 +25,11 @@ def neighbours(agents, graph, groups=2):
         (nx.Graph([(0, 0), (0, 2)]), {0: [0, 2], 1: [], 2: [0]}),
         ([("0", "1"), ("1", "2")], {0: [1], 1: [2], 2: []}),
         (np.array([[0, 1], [0, 2]]), {0: [1, 2], 1: [], 2: []}),
+        ([(0, 2), (0, 1), ("0", 2), (0, 1)], {0: [2, 1], 1: [], 2: []}),
+        (nx.MultiGraph([(0, 1), (0, 1), (1, 0)]), {0: [1], 1: [0], 2: []}),
+        (nx.MultiDiGraph([(0, 1), (0, 1), (2, 1), (2, 2)]), {0: [1], 1: [], 2: [1, 2]}),
+        (pd.DataFrame({"ab": [0, 1], "cd": [1, 2]}), {0: [1], 1: [2], 2: []}),
+        (iter([(0, 1), (0, 1)]), {0: [1], 1: [], 2: []}),
     ],
 )
 def test_neighbours_are_those_that_the_graph_says(graph, expected):
@@ -36,6 +41,51 @@ def test_rows_of_a_table_go_to_the_agents_of_its_index(index):
     plans = plan_groups(pd.DataFrame({"mood": [0.5, 0.7]}, index=index), 1, None, 2)
     ids = dict(zip([*map(check_id, index)], [{"mood": 0.5}, {"mood": 0.7}], strict=True))
     assert [*zip(plans[0].agents, plans[0].data, strict=True)] == [(agent, ids[agent]) for agent in plans[0].agents]
+
+
+@pytest.mark.parametrize(
+    ("graph", "words"),
+    [
+        ({0: [1, 2]}, "graph is a dict: pass pairs"),
+        ({(0, 1): 0.5}, "graph is a dict: pass pairs"),
+        (["01", "12"], "graph holds '01'"),
+        ([(0, 1, 0.5)], "graph holds"),
+        (pd.DataFrame({"a": [0], "b": [1], "weight": [0.5]}), "graph holds"),
+    ],
+)
+def test_a_graph_that_would_lose_something_is_refused(graph, words):
+    with pytest.raises(ConfigError, match=words):
+        plan_groups(3, 1, graph, 2)
+
+
+@pytest.mark.parametrize(
+    ("agents", "words"),
+    [
+        ({1: "a", 2: "b"}, "agents are a dict, whose values would be lost"),
+        (pd.DataFrame([[1, 2]], columns=["mood", "mood"]), "two columns of agents have one name"),
+    ],
+)
+def test_agents_with_values_that_would_be_lost_are_refused(agents, words):
+    with pytest.raises(ConfigError, match=words):
+        plan_groups(agents, 1, None, 2)
+
+
+@pytest.mark.parametrize(
+    "agents",
+    [
+        {3: 0, 1: 0}.keys(),
+        {1: 3, 0: 1}.values(),
+        {1, 3},
+        (agent for agent in (3, 1)),
+        pd.Series([3, 1], index=["a", "b"]),
+        pd.Index([1, 3]),
+        pd.Series([1, 3], dtype="Int64"),
+        nx.Graph([(1, 3)]).nodes,
+        nx.Graph([(1, 3)]),
+    ],
+)
+def test_agents_may_be_a_collection_of_any_kind(agents):
+    assert [*plan_groups(agents, 1, None, 2)[0].agents] == [1, 3]
 
 
 @pytest.mark.parametrize("graph", [[(0, 3)], [(7, 0)], [(0, "ann")], nx.path_graph(4)])

@@ -4,6 +4,7 @@ import pickle
 
 import networkx as nx
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -91,6 +92,8 @@ def test_reasons():
         ([(1, 2, 3)], {}, r"\(1, 2, 3\) is no edge"),
         (None, {"networks": {"team": [(1, 2), 3]}}, "team: 3 is no edge"),
         (None, {"networks": [(1, 2)]}, "is no mapping"),
+        ({1: [2]}, {}, "is no graph"),
+        (None, {"networks": {"team": {1: [2], 3: []}}}, "team: .* is no graph"),  # all its keys were joined
         (
             None,
             {"networks": {"team": [1]}, "public": ["square"]},
@@ -102,6 +105,12 @@ def test_reasons():
 def test_invalid_arguments_are_refused(graph, settings, words):
     with pytest.raises(RuleError, match=words):
         AllowGraph(graph, **settings)
+
+
+@pytest.mark.parametrize("graph", [pd.DataFrame({"a": [1], "b": [2]}), np.array([[1, 2]])])
+def test_a_graph_may_be_a_table_or_an_array(graph):
+    rule = AllowGraph(networks={"one": graph})
+    assert blocked(rule, batch_of([(1, 2), (2, 1)])) == [1]
 
 
 @pytest.mark.parametrize("graph", [[(1.5, 2)], [(1, None)], nx.Graph([("a:b", 1)])])
