@@ -53,6 +53,9 @@ def show_fates(console: Console, account: Account) -> None:
         if fate == "blocked":
             for rule, stopped in account.blocked_by.items():
                 table.add_row(f"  by {rule}", f"{stopped:,}", "", "")
+        if fate == "undeliverable":
+            for agent, unheard in account.unheard.items():
+                table.add_row(f"  to agent {agent}", f"{unheard:,}", "", "no group listened: did a process die?")
     print_table(console, table)
 
 

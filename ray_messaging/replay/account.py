@@ -13,13 +13,16 @@ from ray_messaging.replay.checker import Tally
 from ray_messaging.replay.plan import Plan, Share
 from ray_messaging.replay.worker import Sent
 
+_NAMED = 5  # agents whose messages were undeliverable
+
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Account:
     """Figures of a replay; `problems` lists in words those that do not balance.
 
     `lost`: delivered by receipt, but not received; `leaked`: received against its receipt; `matrix`: delivered from
-    group (row) to group (column); latencies in ms, from send to fetch.
+    group (row) to group (column); `unheard`: undeliverable messages by agent, of a few; latencies in ms, from send to
+    fetch.
     """
 
     messages: int
@@ -37,6 +40,7 @@ class Account:
     seconds: float
     latency_ms: dict[str, float | None]
     blocked_by: dict[str, int]
+    unheard: dict[AgentId, int]
     received_by_agent: dict[AgentId, int]
     received_equals_file: bool
     groups: list[dict[str, Any]]
@@ -101,6 +105,7 @@ def build_account(plan: Plan, shares: list[Share], sent: list[Sent], tallies: li
     traffic, codes = plan.traffic, fate_codes(plan, shares, sent)
     delivered = codes == DELIVERED
     counts = np.bincount(codes, minlength=UNKNOWN + 1).tolist()
+    unheard = Counter(traffic.agents[place] for place in traffic.receivers[codes == UNDELIVERABLE].tolist())
     seen = np.sum([tally.seen for tally in tallies], axis=0, dtype=np.int64)
     by_agent = np.sum([tally.by_agent for tally in tallies], axis=0)
     delivered_to = np.bincount(traffic.receivers[delivered], minlength=len(traffic.agents))
@@ -126,6 +131,7 @@ def build_account(plan: Plan, shares: list[Share], sent: list[Sent], tallies: li
         seconds=_ended(sent, tallies) - min(part.began_at for part in sent),
         latency_ms=percentiles(np.concatenate([_latencies(tally) for tally in tallies])),
         blocked_by=dict(sum((part.blocked_by for part in sent), Counter[str]())),
+        unheard=dict(unheard.most_common(_NAMED)),
         received_by_agent={
             agent: count for agent, count in zip(traffic.agents, by_agent.tolist(), strict=True) if count
         },

@@ -123,6 +123,7 @@ class StepLoop:
         self.committed = -1  # the last step that was committed
         self.state: bytes | None = None  # and what it left
         self.fates: Counter[str] = Counter()  # of what the group sent in all steps up to `committed`
+        self.unheard: dict[str, int] = {}  # of that, what was undeliverable, by a few addresses
         self.calls: CallMemory | None = None  # of the open step
         self._account = StepAccount(digest=settings.digest)
 
@@ -144,8 +145,9 @@ class StepLoop:
         renewing = asyncio.create_task(self._renew(taken.attempt), name="ray_messaging step lease")
         try:
             self.committed, self.state = taken.closed, taken.state
-            self._account.total = await self._sent_before()
-            self.fates = Counter(self._account.total)
+            before = await self._sent_before()
+            self._account.total, self._account.unheard = Counter(before.total), Counter(before.unheard)
+            self.fates, self.unheard = Counter(before.total), before.unheard
             found: Opened | Waiting | Done | None = None
             box = BoxReader(self._store, "", with_news=self._settings.wait_for is WaitFor.ALL)
             while (number := self.committed + 1) < self.until:
@@ -167,7 +169,7 @@ class StepLoop:
                 if self._engine.observer is not None:
                     self._engine.observer.step_committed(number, time.perf_counter() - began)
                 self.committed, self.state, self.before = number, step.state, step.places.agents
-                self.fates = Counter(counts.total)
+                self.fates, self.unheard = Counter(counts.total), counts.unheard
         finally:
             if step is not None:
                 step.sends.end()
@@ -212,11 +214,11 @@ class StepLoop:
             found = again
         return found
 
-    async def _sent_before(self) -> Counter[str]:
-        """Return the fates of the group's messages of all steps that it has committed."""
+    async def _sent_before(self) -> StepCounts:
+        """Return the counts of the group's messages of all steps that it has committed."""
         left = {} if self.committed < 0 else await self._store.closed_step(self.committed)
         mine = left.get(self._group)
-        return Counter() if mine is None else Counter(StepCounts.decode(mine.counts).total)
+        return StepCounts({}) if mine is None else StepCounts.decode(mine.counts)
 
     async def _renew(self, attempt: int) -> None:
         while True:

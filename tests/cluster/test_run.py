@@ -243,6 +243,7 @@ def test_a_model_by_group(start):
         group.state["heard"] = group.state["heard"] + heard[group.ids]
         group.state["luck"] = step.uniform(2)[:, 1]
         step.send_columns(group.ids, (group.ids + 1) % AGENTS, [{}] * len(group.ids))
+        step.send(group.ids[0], 999, {})
 
     result = start().run(
         crowd, agents=AGENTS, groups=2, until=4, by="group", start=lambda group: {"heard": np.zeros(len(group.ids))}
@@ -254,6 +255,7 @@ def test_a_model_by_group(start):
         "group1": [*range(1, AGENTS, 2)],
     }
     assert result.to_pandas().index.tolist() == [*range(AGENTS)]
+    assert result.undeliverable == {"agent 999": 2 * 4}
     assert result.to_pandas()["luck"][3] == result.states["group1"]["luck"][1]
 
 

@@ -20,9 +20,10 @@ class Result:
 
     `states` maps each agent, or with by="group" each group, to its state after the last step. With by="group" `ids`
     maps each group to its agents, in the order of its arrays: most often every n-th agent. `fates` counts the messages
-    of all steps since the experiment began, by fate. `digests` maps each of the last 64 steps to the digest of
-    its messages, in hex, with `Steps(digest=True)`. `steps` is the first step that did not run; where Ctrl-C ended the
-    run before its time, `stopped` is True.
+    of all steps since the experiment began, by fate, and `undeliverable` those to a few of the addresses that nobody
+    listens to, as agents that no group hosts. `digests` maps each of the last 64 steps to the digest of its messages,
+    in hex, with `Steps(digest=True)`. `steps` is the first step that did not run; where Ctrl-C ended the run before its
+    time, `stopped` is True.
     """
 
     states: dict[Any, Any]
@@ -31,10 +32,15 @@ class Result:
     digests: dict[int, str] = field(default_factory=dict)
     stopped: bool = False
     ids: dict[str, NDArray[Any]] = field(default_factory=dict)
+    undeliverable: dict[str, int] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         stopped = ", stopped" if self.stopped else ""
-        return f"Result({len(self.states):,} states after {self.steps:,} steps{stopped}, {dict(self.fates)})"
+        found = f"Result({len(self.states):,} states after {self.steps:,} steps{stopped}, {dict(self.fates)})"
+        if not self.undeliverable:
+            return found
+        named = ", ".join(f"{address} ({count:,})" for address, count in self.undeliverable.items())
+        return f"{found}; undeliverable, as no group hosts them: {named}"
 
     def _repr_html_(self) -> str:
         first = dict(islice(self.states.items(), SHOWN))

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _CLOSE_S = 10.0  # for groups to leave their mailboxes, after the calls that they remember
 _LOOK_S = 0.25  # between two looks at the progress
+_NAMED = 5  # addresses of undeliverable messages
 _KEPT_STEPS = StepSettings().horizon  # the server keeps the counts of so many steps
 
 
@@ -126,7 +127,9 @@ def _result(steps: ExperimentSteps, parts: Sequence[GroupResult], until: int) ->
         fates.update(steps.fates_by_rules(ended - 1))
     ids = {group: found for part in parts for group, found in part.ids.items()}
     states = {key: states[key] for key in ordered}
-    return Result(states, ended, fates, _digests(steps, ended), stopped=ended < until, ids=ids)
+    unheard = dict(sum((Counter(part.unheard) for part in parts), Counter[str]()).most_common(_NAMED))
+    stopped = ended < until
+    return Result(states, ended, fates, _digests(steps, ended), stopped=stopped, ids=ids, undeliverable=unheard)
 
 
 def _digests(steps: ExperimentSteps, until: int) -> dict[int, str]:

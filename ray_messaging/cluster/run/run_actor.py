@@ -30,13 +30,14 @@ if TYPE_CHECKING:
 class GroupResult(NamedTuple):
     """Result of one group: its states after the steps before `until`, and the fates of all that it sent in these.
 
-    `ids` are those of the arrays with by="group".
+    `ids` are those of the arrays with by="group"; `unheard` counts undeliverable messages by a few addresses.
     """
 
     states: dict[Any, Any]
     fates: "Counter[str]"
     until: int
     ids: dict[str, NDArray[Any]]
+    unheard: dict[str, int]
 
 
 class RunOptions(NamedTuple):
@@ -107,7 +108,7 @@ class RunActor:
             if loop.committed < loop.until - 1 or not ran:
                 await homes.prepare(loop.before)
                 society.read(AgentPlaces(loop.before), loop.state)
-            return GroupResult(society.states, loop.fates, max(loop.committed + 1, 0), society.ids)
+            return GroupResult(society.states, loop.fates, max(loop.committed + 1, 0), society.ids, loop.unheard)
 
     async def end_after(self, last: int) -> None:
         """End the run after a step, unless it ends before."""

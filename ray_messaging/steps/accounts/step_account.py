@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.model.batch import Batch
@@ -13,6 +14,7 @@ from ray_messaging.receipt import DELIVERED, FATES, UNDELIVERABLE, UNKNOWN, Outc
 from ray_messaging.steps.accounts.digests import SIZE, DigestRow, HeardBy, sum_of
 from ray_messaging.steps.reading.box_frames import FIRST_OUTSIDE
 
+_NAMED = 5  # addresses
 NO_AUDIENCES: Mapping[Audience, bytes] = {}
 Pair = tuple[AgentId | None, AgentId | None]  # sender and recipient
 
@@ -21,13 +23,15 @@ class StepCounts(msgspec.Struct, array_like=True, frozen=True):
     """Counts that a group leaves about a step: messages by fate, and the sum of their digests (b"": not computed).
 
     `total` has the messages of this step and of all steps before, by fate. `outside` counts the messages from outside
-    that the group has read in it; with digests, the sum has them, too.
+    that the group has read in it; with digests, the sum has them, too. `unheard` counts those of `total` that were
+    undeliverable, by the first few of their addresses.
     """
 
     fates: dict[str, int]
     digest: bytes = b""
     total: dict[str, int] = {}
     outside: int = 0
+    unheard: dict[str, int] = {}
 
     def encode(self) -> bytes:
         """Encode the counts for the server."""
@@ -42,7 +46,7 @@ class StepCounts(msgspec.Struct, array_like=True, frozen=True):
 class StepAccount:
     """The fates of the messages of one attempt at a step. It takes the place of a sender's local log.
 
-    `total` counts those of all steps so far.
+    `total` counts those of all steps so far, and `unheard` the undeliverable ones by address.
     """
 
     def __init__(self, *, digest: bool) -> None:
@@ -50,6 +54,7 @@ class StepAccount:
         self._fates: Counter[str] = Counter()
         self._sum = self._outside = 0
         self.total: Counter[str] = Counter()
+        self.unheard: Counter[str] = Counter()
         self.audiences: Mapping[Audience, bytes] = {}  # by version, the hash of its pairs
 
     def copy(self) -> "StepAccount":
@@ -62,6 +67,7 @@ class StepAccount:
         """Go back to an earlier copy."""
         self._fates, self.total = Counter(before._fates), Counter(before.total)
         self._sum, self._outside = before._sum, before._outside
+        self.unheard = Counter(before.unheard)
 
     def add(self, batch: Batch, outcome: Outcome) -> None:
         """Add a batch of rows with their fates. Where some have an error instead, its step is not committed."""
@@ -71,6 +77,8 @@ class StepAccount:
         for code, fate in enumerate(FATES):
             if count := outcome.codes.count(code):
                 self._fates[fate] += count
+        if UNDELIVERABLE in outcome.codes:
+            self._name_unheard(batch, np.flatnonzero(outcome.fates == UNDELIVERABLE))
         if self._digest and UNKNOWN not in outcome.codes:
             self._sum += sum_of(digest_rows(batch, outcome.codes, outcome.blocks, self.audiences))
 
@@ -84,6 +92,12 @@ class StepAccount:
                 found = digest_rows(batch.take(rows), [code] * len(rows), {}, self.audiences)
                 self._sum += sum_of(found, counts[rows].tolist())
 
+    def _name_unheard(self, batch: Batch, rows: NDArray[np.intp]) -> None:
+        for row, to_id in zip(rows.tolist(), batch.to_ids.take(rows).tolist(), strict=True):
+            address = f"channel {batch.topic_of(row)[1:]!r}" if to_id is None else f"agent {to_id!r}"
+            if address in self.unheard or len(self.unheard) < _NAMED:
+                self.unheard[address] += 1
+
     def hear(self, batches: Sequence[Batch]) -> None:
         """Add messages from outside, in the order of their arrival, to the digest."""
         rows = outside_rows(batches)
@@ -95,7 +109,7 @@ class StepAccount:
         digest = (self._sum % 2 ** (8 * SIZE)).to_bytes(SIZE, "little") if self._digest else b""
         self.total += self._fates
         fates, total = dict(sorted(self._fates.items())), dict(sorted(self.total.items()))
-        counts = StepCounts(fates, digest, total, self._outside)
+        counts = StepCounts(fates, digest, total, self._outside, dict(self.unheard))
         self._fates, self._sum, self._outside = Counter(), 0, 0
         return counts
 

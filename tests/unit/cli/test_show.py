@@ -26,6 +26,7 @@ ACCOUNT = Account(
     seconds=0.5,
     latency_ms={"p50": 1.25, "p99": 2.5},
     blocked_by={"black_list": 345},
+    unheard={"ann": 12},
     received_by_agent={1: 12_000},
     received_equals_file=False,
     groups=[{"name": f"group-{n}", "agents": 1, "sent": 1, "received": 1} for n in (1, 2)],
@@ -49,6 +50,7 @@ def test_fates(printed):
     text = printed(show_fates, ACCOUNT)
     assert re.search(r"delivered +12,000 +97\.2%", text)
     assert re.search(r"blocked +345 +2\.8%.*\n  by black_list +345", text)
+    assert re.search(r"  to agent ann +12 +no group listened", text)
     assert "\x1b" not in text
 
 

@@ -1,5 +1,7 @@
 """The result of a run, as tables."""
 
+from collections import Counter
+
 import numpy as np
 import pandas as pd
 
@@ -46,3 +48,8 @@ def test_groups_of_named_agents_and_groups_without_any():
     frame = Result(states, 1, ids=ids).to_pandas()
     assert frame["n"].to_dict() == {3: 3, 7: 1, "ann": 2}
     assert frame["n"].dtype == np.int8
+
+
+def test_agents_that_nobody_hosts_are_named():
+    result = Result({1: {}}, 2, Counter(undeliverable=1_001), undeliverable={"agent 99": 1_000, "agent 'ann'": 1})
+    assert repr(result).endswith("; undeliverable, as no group hosts them: agent 99 (1,000), agent 'ann' (1)")

@@ -5,26 +5,45 @@ import numpy as np
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.model.extension import Extension
-from ray_messaging.receipt import DELIVERED, Outcome
-from ray_messaging.steps.accounts.step_account import StepAccount
+from ray_messaging.receipt import DELIVERED, UNDELIVERABLE, Outcome
+from ray_messaging.steps.accounts.step_account import StepAccount, StepCounts
 
 
-def test_a_batch_with_rows_that_failed_is_added_without_an_error():
-    batch = Batch(
+def batch_to(to_ids, topic="agent-chat"):
+    rows = len(to_ids)
+    return Batch(
         sender="east",
         epoch=1,
         first=0,
-        from_ids=IdColumn.of([1, 1]),
-        to_ids=IdColumn.of([2, 3]),
-        topics=("agent-chat",),
+        from_ids=IdColumn.of([1] * rows),
+        to_ids=IdColumn.of(to_ids),
+        topics=(topic,),
         step=4,
         sent_at=0.0,
-        lines=PayloadColumn.of([b"{}", b"{}"]),
-        rows=2,
-        extension=Extension(deliver=5, ordinal=np.arange(2, dtype=np.uint32)),
+        lines=PayloadColumn.of([b"{}"] * rows),
+        rows=rows,
+        extension=Extension(deliver=5, ordinal=np.arange(rows, dtype=np.uint32)),
     )
+
+
+def test_a_batch_with_rows_that_failed_is_added_without_an_error():
+    batch = batch_to([2, 3])
     outcome = Outcome(batch)
     outcome.settle(np.array([0]), DELIVERED)  # the other row has an error, and its step is not committed
     account = StepAccount(digest=True)
     account.add(batch, outcome)
     assert account.take().fates == {"delivered": 1}
+
+
+def test_a_few_addresses_that_nobody_listens_to_are_named_over_all_steps():
+    account = StepAccount(digest=False)
+    for to_ids, topic in (([7, "ann", 7], "agent-chat"), ([None], ":town-square"), ([7, *range(20)], "agent-chat")):
+        outcome = Outcome(batch := batch_to(to_ids, topic))
+        outcome.settle(None, UNDELIVERABLE)
+        account.add(batch, outcome)
+        before = account.copy()
+        account.add(batch, outcome)
+        account.restore(before)  # an attempt that did not count
+        counts = StepCounts.decode(account.take().encode())
+    assert counts.unheard == {"agent 7": 4, "agent 'ann'": 1, "channel 'town-square'": 1, "agent 0": 1, "agent 1": 1}
+    assert counts.total == {"undeliverable": 25}
