@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from ray_messaging.errors import (
     AlreadyExists,
+    AnswerFailed,
     AudienceTooLarge,
     BodyLost,
     Closed,
@@ -109,6 +110,7 @@ _HOMES = {
 
 __all__ = [
     "AlreadyExists",
+    "AnswerFailed",
     "Answers",
     "AsyncGroup",
     "Audience",

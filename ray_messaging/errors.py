@@ -20,7 +20,8 @@ MessagingError
 ├── AudienceTooLarge            positions that make more pairs than the limit
 ├── StepTooLarge                more messages in a step than a group can read in one
 ├── UndeclaredSend              a send in a step to a group that was not declared to hear the sender
-├── NoAnswer                    a question without an answer in its time, or without a recipient
+├── NoAnswer                    a question without an answer in its time, or that can have none
+│   └── AnswerFailed            a question on which its handler failed
 ├── QuestionBlocked             a question that a rule blocked
 ├── NoQuestion                  a reply to a message that expects no answer, or has one already
 ├── CommitFailed                processed messages that could not be committed: they were redelivered
@@ -226,6 +227,16 @@ class NoAnswer(MessagingError, TimeoutError):
     question: str
     timeout: float | None
     fate: str
+
+
+class AnswerFailed(NoAnswer):
+    """A question has no answer, because the handler of `agent` failed on it: `error` is its type, `text` its text.
+
+    It is a NoAnswer, so that who can go on without an answer catches one error.
+    """
+
+    error: str
+    text: str
 
 
 class QuestionBlocked(MessagingError, PermissionError):

@@ -14,7 +14,7 @@ from ray_messaging.config import MessagingConfig
 from ray_messaging.conversations.answers import Answers
 from ray_messaging.conversations.conversation import Conversation
 from ray_messaging.conversations.inboxes import Inboxes, InboxMessages
-from ray_messaging.conversations.server import Handler, MessageServer
+from ray_messaging.conversations.server import Handler, MessageServer, OnError, Serving
 from ray_messaging.conversations.whole_fetches import WholeFetches
 from ray_messaging.engine import Engine
 from ray_messaging.errors import Closed, ConfigError
@@ -253,23 +253,36 @@ class Messager(names.ChannelNames):
         """Answer many questions, with a payload each or one for all; one receipt for each. Raises as `reply`."""
         return await self.conversation.reply_columns(messages, payloads)
 
-    async def serve(self, handler: Handler, *, concurrency: int = 1000) -> None:
-        """Await `handler(message)` for each message, at most `concurrency` at once, until one fails.
+    async def serve(
+        self,
+        handler: Handler,
+        *,
+        concurrency: int = 1000,
+        retries: int = 0,
+        timeout: float | None = None,
+        on_error: OnError = "dead_letter",
+    ) -> None:
+        """Await `handler(message)` for each message, at most `concurrency` at once, until this messager closes.
 
         A message is committed when its handler has ended well, in any order; if this process dies before, it comes
-        again. A value that the handler returns is the answer to the question. Nothing else may fetch meanwhile. After
-        an error the handlers that run end first, then it is raised; its message is not committed. On MQTT the messages
-        of one fetch are committed together, and the next fetch waits for that.
+        again. A value that the handler returns is the answer to the question. Nothing else may fetch meanwhile. On MQTT
+        the messages of one fetch are committed together, and the next fetch waits for that.
 
-        Raises: the error of a handler; NoQuestion where one returns a value for a message that expects no answer;
-        ConfigError.
+        A handler that fails is tried again, `retries` times. Then its asker gets AnswerFailed, and its message becomes
+        a dead letter with the reason, or with on_error="end" the service ends: the handlers that run end first, then
+        the error is raised, and the message is for the next one that serves. Who asks meanwhile gets NoAnswer.
+
+        Args: `timeout` are the seconds after which a handler is cancelled, and has failed (None: no limit).
+        Raises: with on_error="end" the error of a handler; SystemExit and KeyboardInterrupt of a handler; ConfigError
+        where it is not async; the error of a reply that cannot be sent; Closed, Fenced.
         """
+        serving = Serving.checked(concurrency, retries, timeout, on_error)
+        fetch, ack = self.fetch_messages, self._commit
+        if not self.engine.transport.acks_apart:
+            whole = WholeFetches(self.fetch_messages, self._commit, len(self.conversation.left))
+            fetch, ack = whole.fetch, whole.ack  # type: ignore[assignment]  # with fewer arguments
         tracer = self.engine.tracer
-        if self.engine.transport.acks_apart:
-            await MessageServer(self.fetch_messages, self._commit, self.reply, handler, concurrency, tracer).run()
-        else:
-            whole = WholeFetches(self.fetch_messages, self._commit)
-            await MessageServer(whole.fetch, whole.ack, self.reply, handler, concurrency, tracer).run()
+        await MessageServer(self.conversation, fetch, ack, self.reply, handler, serving, tracer).run()
 
     async def flush(self) -> None:
         """Wait until everything accepted has its receipt."""

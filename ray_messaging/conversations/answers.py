@@ -13,6 +13,7 @@ from ray_messaging.common.blocking import finish
 from ray_messaging.common.notebook import SHOWN, html_table
 from ray_messaging.common.tables import data_frame
 from ray_messaging.conversations.open_questions import Rows
+from ray_messaging.errors import NoAnswer
 from ray_messaging.message import Message
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.typed.values import PayloadPart, column_of
@@ -45,6 +46,7 @@ class AnswerTable:
         self._row = np.zeros(rows, np.int32)
         self._fates: NDArray[np.uint8] | None = None  # of the questions, once they have their receipts
         self._left = rows
+        self.errors: dict[int, NoAnswer] = {}  # by question: why it will have no answer
         self._asked_last = False  # another process was asked after the time was up
 
     def __len__(self) -> int:
@@ -72,7 +74,9 @@ class AnswerTable:
     def sent(self, receipts: Receipts) -> None:
         """Take the receipts of the questions: those that did not arrive wait for nothing."""
         self.receipts, self._fates = receipts, receipts.codes
-        self._left -= int(np.count_nonzero(self._unsent() & (self._part == _NONE)))
+        unsent = self._unsent() & (self._part == _NONE)
+        unsent[[*self.errors]] = False
+        self._left -= int(np.count_nonzero(unsent))
 
     def end(self) -> None:
         """Wait for no more answers: those that come are late."""
@@ -81,6 +85,19 @@ class AnswerTable:
     def _unsent(self) -> NDArray[np.bool_]:
         return np.zeros(len(self), np.bool_) if self._fates is None else self._fates > PUBLISHED
 
+    def waits(self, places: Rows) -> NDArray[np.bool_]:
+        """Tell which questions wait for an answer (see `Asker`)."""
+        waiting = (self._part == _NONE) & ~self._unsent()
+        waiting[[*self.errors]] = False
+        found: NDArray[np.bool_] = waiting[places]
+        return found
+
+    def fail(self, place: int, error: NoAnswer) -> None:
+        """Take the reason why a question will have no answer (see `Asker`)."""
+        if not self.done and place not in self.errors and self._part[place] == _NONE:
+            self.errors[place] = error
+            self._left -= 1
+
     def take(self, places: Rows, batch: Batch, rows: Rows) -> NDArray[np.bool_]:
         """Take answers (see `Asker`)."""
         first = np.zeros(len(places), np.bool_)
@@ -88,6 +105,8 @@ class AnswerTable:
             _, once = np.unique(places, return_index=True)
             first[once] = True
             first &= self._part[places] == _NONE
+            if self.errors:
+                first &= ~np.isin(places, [*self.errors])
         self.late += len(places) - int(np.count_nonzero(first))
         if first.any():
             whole = len(rows) == batch.rows and first.all()
@@ -113,8 +132,13 @@ class AnswerTable:
 
     @property
     def pending(self) -> NDArray[np.intp]:
-        """Return the questions without an answer, ascending, but for those that did not arrive."""
-        return np.flatnonzero((self._part == _NONE) & ~self._unsent())
+        """Return the questions that may still have an answer, ascending."""
+        return np.flatnonzero(self.waits(np.arange(len(self))))
+
+    @property
+    def failed(self) -> NDArray[np.intp]:
+        """Return the questions that arrived and will have no answer, ascending; `errors[row]` says why."""
+        return np.array(sorted(self.errors), np.intp)
 
     @property
     def blocked(self) -> NDArray[np.intp]:
@@ -142,12 +166,13 @@ class AnswerTable:
         return (Message(self.exp_id, batch, row) for row in range(batch.rows))
 
     def to_pandas(self) -> Any:  # noqa: ANN401 - pandas.DataFrame, where pandas is installed
-        """Return a pandas.DataFrame by question: from_id, fate ("answered", "pending", "blocked", ...), answer."""
+        """Return a pandas.DataFrame by question: from_id, fate ("answered", "failed", "pending", ...), answer."""
         answers = [self[row] for row in range(len(self))]
         fates = np.full(len(self), "pending", object)
         if self.receipts is not None:
             unsent = self._unsent()
             fates[unsent] = self.receipts.fates[unsent]
+        fates[[*self.errors]] = "failed"
         fates[self._part != _NONE] = "answered"
         return data_frame(
             {
@@ -160,7 +185,8 @@ class AnswerTable:
 
     def __repr__(self) -> str:
         answered, pending, blocked = len(self.answered), len(self.pending), len(self.blocked)
-        return f"{type(self).__name__}({answered:,} answered, {pending:,} pending, {blocked:,} blocked)"
+        failed = f", {len(self.errors):,} failed" if self.errors else ""
+        return f"{type(self).__name__}({answered:,} answered, {pending:,} pending, {blocked:,} blocked{failed})"
 
     def _repr_html_(self) -> str:
         first = [answer for answer in map(self.__getitem__, self.answered[:SHOWN].tolist()) if answer is not None]
@@ -194,6 +220,11 @@ class Answers(AnswerTable):
     def add(self, part: AnswerPart) -> None:
         """Add first answers."""
         super().add(part)
+        self._news.set()
+
+    def fail(self, place: int, error: NoAnswer) -> None:
+        """Take the reason why a question will have no answer (see `Asker`)."""
+        super().fail(place, error)
         self._news.set()
 
     def end(self) -> None:

@@ -1,9 +1,12 @@
 """A messager's side of conversations: it asks, and it replies."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
+
+import numpy as np
 
 from ray_messaging.addressing.channels import (
     AgentId,
@@ -14,16 +17,21 @@ from ray_messaging.addressing.channels import (
 from ray_messaging.compat.msg import Payload
 from ray_messaging.conversations.answer_mailbox import AnswerMailbox
 from ray_messaging.conversations.answers import Answers
-from ray_messaging.conversations.open_questions import OpenQuestions
+from ray_messaging.conversations.handler_failures import HandlerFailure
+from ray_messaging.conversations.handling import Asker, circle_of, handling_here
+from ray_messaging.conversations.open_questions import OpenQuestions, no_answer
+from ray_messaging.conversations.question_watch import QuestionWatch, in_circle
 from ray_messaging.conversations.replies import (
     answer_topic,
     asker_of,
     cannot_answer,
     check_question,
+    is_answered,
     naming,
     note_replied,
     replies_to,
 )
+from ray_messaging.conversations.waits import Waits
 from ray_messaging.engine import Engine
 from ray_messaging.errors import Closed, MessagingError, NoAnswer, QuestionBlocked
 from ray_messaging.message import Message
@@ -37,6 +45,10 @@ from ray_messaging.sending.accumulation.conversation_rows import ConversationRow
 from ray_messaging.sending.accumulation.message_checks import CheckedMessage
 from ray_messaging.sending.accumulation.pending_batch import EncodedBatch
 from ray_messaging.transports.transport import Transport
+from ray_messaging.wire.frames import encode
+from ray_messaging.wire.service_notes import Ask
+
+logger = logging.getLogger(__name__)
 
 _UNLIMITED = nullcontext()
 
@@ -51,6 +63,9 @@ class Conversation:
         self._engine = engine
         self._open_transport = open_transport
         self._open = OpenQuestions(engine.exp_id, from_any=not engine.settings.strict_answers)
+        self._watch = QuestionWatch(engine, self._open)
+        self.waits = Waits(engine)
+        self.left: list[Message] = []  # that a service has fetched, and not handled
         self._mailbox: AnswerMailbox | None = None
         self.opened = False  # there is a mailbox for answers: an attribute, because each fetch reads it
         self._opening = asyncio.Lock()
@@ -87,7 +102,11 @@ class Conversation:
                 mailbox = AnswerMailbox(
                     own, self._open, engine.fetcher, keeps_late=self.keeps_late and engine.transport.acks_apart
                 )
-                await mailbox.open()
+                try:
+                    await mailbox.open()
+                except BaseException:
+                    await mailbox.close()
+                    raise
                 if engine.closed:  # meanwhile
                     await mailbox.close()
                     return
@@ -100,6 +119,8 @@ class Conversation:
         mailbox, self._mailbox, self.opened = self._mailbox, None, False
         if mailbox is not None:
             await mailbox.close()
+        await self._watch.close()
+        await self.waits.close()
         self._open.end()
 
     def hand_out(self, messages: Messages) -> None:
@@ -126,38 +147,69 @@ class Conversation:
         """Ask one agent; return its answer. Raises as `Messager.ask`."""
         check_timeout(timeout)
         engine = self._engine
-        return await self._ask(
-            engine.checks.checked(agent_channel(engine.exp_id, to_id, subtopic), payload, from_id, None), timeout
-        )
+        checked = engine.checks.checked(agent_channel(engine.exp_id, to_id, subtopic), payload, from_id, None)
+        handling = handling_here()
+        if handling is None:
+            return await self._ask(checked, timeout)
+        return await self._ask(checked, timeout, handling.asker(), handling.waits)
 
-    async def ask_batch(self, batch: Batch, timeout: float | None) -> Message:
-        """Ask the one question of a batch of another process. Raises as `Messager.ask`."""
+    async def ask_batch(self, batch: Batch, timeout: float | None, asker: Asker | None = None) -> Message:
+        """Ask the one question of a batch of another process, of a handler there. Raises as `Messager.ask`."""
         self._engine.checks.check_senders([batch.from_ids])
         assert batch.lines is not None
         checked = CheckedMessage(batch.from_ids[0], batch.to_ids[0], batch.topic_of(0), batch.lines.row(0))
-        return await self._ask(checked, timeout)
+        return await self._ask(checked, timeout, asker, self.waits)
 
-    async def _ask(self, checked: CheckedMessage, timeout: float | None) -> Message:
-        mailbox, loop = (await self._answers()).engine.name, asyncio.get_running_loop()
+    async def _ask(
+        self, checked: CheckedMessage, timeout: float | None, asker: Asker | None = None, waits: Waits | None = None
+    ) -> Message:
+        loop = asyncio.get_running_loop()
         due = None if timeout is None else loop.time() + timeout
         answer: asyncio.Future[Message] = loop.create_future()
         receipt: Receipt | None = None
         try:
+            async with _UNLIMITED if self.opened else asyncio.timeout_at(due):
+                mailbox = (await self._answers()).engine.name
+            if asker is not None:
+                await self._check_circle(checked, asker)
             accumulator = self._engine.sending
-            async with asyncio.timeout_at(due) if accumulator.capacity.crowded else _UNLIMITED:
+            async with asyncio.timeout_at(due) if accumulator.crowded else _UNLIMITED:
                 await accumulator.enter()
             rows, sent = accumulator.append_to(Questions(mailbox, self._open.add_lone), checked)
+            if asker is not None:
+                rows.behind[len(rows.answers)] = asker.chain
             rows.answers.append(answer)
             await asyncio.sleep(0)  # it is written before a timer is set, which takes as long as its checks
             async with asyncio.timeout_at(due):
                 receipt = await sent
                 if receipt:
-                    return await answer
+                    self._watch.begin()
+                    if asker is None or waits is None:
+                        return await answer
+                    with waits.waiting(asker, self._ask_of(checked, receipt)):
+                        return await answer
+        except NoAnswer:  # it is a TimeoutError, too
+            raise
         except TimeoutError:
             raise _unanswered(checked.to_id, receipt, timeout) from None
         finally:
             answer.cancel()
         raise _not_asked(checked.to_id, receipt, timeout)
+
+    async def _check_circle(self, checked: CheckedMessage, asker: Asker) -> None:
+        """Raise NoAnswer where the answer would have to wait for the handler that asks."""
+        engine = self._engine
+        if circle_of(asker.chain, checked, engine.directory):
+            assert engine.frame_sender is not None
+            await engine.frame_sender.refresh()  # the agent may have moved
+            circle = [each.agent for each in circle_of(asker.chain, checked, engine.directory)]
+            if circle:
+                why = in_circle(zip(circle, [*circle[1:], checked.to_id], strict=True))
+                raise no_answer(checked.to_id, "this question, which was not sent", why)
+
+    def _ask_of(self, checked: CheckedMessage, receipt: Receipt) -> Ask:
+        mailboxes = self._engine.directory.mailboxes_of(checked.to_id, checked.topic)
+        return Ask(receipt.message_id, checked.from_id, checked.to_id, mailboxes)
 
     async def ask_columns(
         self, from_ids: object, to_ids: object, payloads: object, subtopic: str, timeout: float | None
@@ -172,27 +224,35 @@ class Conversation:
         """Ask the questions of batches; return their answers, as they come."""
         engine = self._engine
         engine.checks.check_senders(batch.from_ids for batch in batches)
-        mailbox = (await self._answers()).engine.name
+        due = None if timeout is None else asyncio.get_running_loop().time() + timeout
         answers = Answers(engine.exp_id, sum(batch.rows for batch in batches), timeout)
+        try:
+            async with asyncio.timeout_at(due):
+                await self._send_questions(batches, answers)
+        except BaseException as error:  # nobody holds the answers: those that come are ordinary messages
+            answers.end()
+            if isinstance(error, TimeoutError) and not isinstance(error, MessagingError):
+                raise _unanswered(None, None, timeout) from None
+            raise
+        self._watch.begin()
+        return answers
+
+    async def _send_questions(self, batches: Sequence[Batch], answers: Answers) -> None:
+        mailbox = (await self._answers()).engine.name
         pending, place = [], 0
         for batch in batches:
             kind = Questions(mailbox, partial(self._asked_columns, answers, place))
             pending.append(EncodedBatch(step=None, batch=batch, conversation=ConversationRows(kind)))
             place += batch.rows
-        try:
-            answers.sent(await engine.bulk_sender.send_batches(pending))
-        except BaseException:  # nobody holds the answers: those to questions that were sent are ordinary messages
-            answers.end()
-            raise
-        return answers
+        answers.sent(await self._engine.bulk_sender.send_batches(pending))
 
     def _asked_columns(self, answers: Answers, place: int, batch: Batch, _: "list[asyncio.Future[Message]]") -> None:
         self._open.add(batch, answers, place)
 
     # -- replying -------------------------------------------------------------------------------------------------
 
-    async def reply(self, message: Message, payload: Payload) -> Receipt:
-        """Answer one question. Raises as `Messager.reply`."""
+    async def reply(self, message: Message, payload: Payload, *, failed: bool = False) -> Receipt:
+        """Answer one question, or say that its handler has failed. Raises as `Messager.reply`."""
         question = slice_of(message)
         check_question(question)
         batch, row, *_ = question
@@ -204,11 +264,46 @@ class Conversation:
             await accumulator.enter()
         except Closed as error:
             raise cannot_answer(question, error) from error
-        rows, sent = accumulator.append_to(Replies(asker_of(batch)), checked)
+        rows, sent = accumulator.append_to(Replies(asker_of(batch), failed), checked)
         rows.in_reply_to.append(batch.message_id(row))
         receipt = await sent
         note_replied([question])
         return receipt
+
+    # -- serving --------------------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """Return the name of this messager, of which one service runs at a time."""
+        return self._engine.name
+
+    async def begin(self) -> Sequence[Message]:
+        """Begin to serve; return the messages that an earlier service here has left unhandled."""
+        left, self.left = self.left, []
+        self.waits.ended = ""
+        await self.waits.write(anew=True)
+        return left
+
+    async def end(self, left: Sequence[Message], ended: str) -> None:
+        """Serve no more; keep the messages that are not handled for the next service here."""
+        self.left, self.waits.ended = [*left], ended
+        if ended:
+            await self.waits.write(anew=True)
+
+    async def keep_failed(self, message: Message, failure: HandlerFailure) -> None:
+        """Make a message whose handler has failed a dead letter."""
+        batch, row, *_ = slice_of(message)
+        if batch.origin is None:
+            logger.warning("a message of a foreign client is lost: %s", failure.reason)
+        else:
+            frame = encode(batch.take(np.array([row])))
+            origin = batch.origin
+            await self._engine.transport.bury(origin.mailbox, origin.entry, frame, failure.reason, row=row)
+
+    async def tell_failed(self, message: Message, failure: HandlerFailure) -> None:
+        """Tell the asker of a message that its handler has failed; where it has none, or has an answer, do nothing."""
+        if message.expects_answer and not is_answered(slice_of(message)):
+            await self.reply(message, failure.payload, failed=True)
 
     async def reply_columns(self, messages: Acked, payloads: object) -> Receipts:
         """Answer many questions. Raises as `Messager.reply_columns`."""
@@ -223,7 +318,8 @@ class Conversation:
 
 def _unanswered(agent: AgentId | None, receipt: Receipt | None, timeout: float | None) -> NoAnswer:
     if receipt is None:
-        question, fate, why = "", "unknown", f"the question to agent {agent!r} was not sent, as far as is known,"
+        asked = "questions were" if agent is None else f"question to agent {agent!r} was"
+        question, fate, why = "", "unknown", f"the {asked} not sent, as far as is known,"
     else:
         question, fate = receipt.message_id, receipt.fate
         why = f"agent {agent!r} gave no answer to {question}"

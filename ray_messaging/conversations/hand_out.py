@@ -1,7 +1,7 @@
 """The messages in hand: fetched up to a number, each committed by itself."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from operator import index
 from typing import Protocol
 
@@ -64,9 +64,12 @@ class HandOut:
         self._stopped = True
         self._news.set()
 
-    async def run(self) -> None:
-        """Fetch and commit until `stop`, or until the messager closes: that raises its error."""
-        fetching = asyncio.create_task(self._fetch(), name="ray_messaging fetch")
+    async def run(self, first: Sequence[Message] = ()) -> None:
+        """Fetch and commit until `stop`, or until the messager closes: that raises its error.
+
+        Args: `first` were fetched before, and come first.
+        """
+        fetching = asyncio.create_task(self._fetch(first), name="ray_messaging fetch")
         fetching.add_done_callback(lambda _: self._news.set())
         try:
             while self._in_hand or not self._stopped:
@@ -88,12 +91,19 @@ class HandOut:
             del self._handled[: len(handled)]  # behind the await: where that is cut, a later call commits them
             self.release(len(handled))
 
-    async def _fetch(self) -> None:
+    async def _wait_for_room(self) -> None:
+        while self.full:
+            self._room.clear()
+            await self._room.wait()
+
+    async def _fetch(self, first: Sequence[Message]) -> None:
         """Fetch messages for ever."""
+        for message in first:
+            await self._wait_for_room()
+            self._in_hand += 1
+            self._take(message)
         while True:
-            while self.full:
-                self._room.clear()
-                await self._room.wait()
+            await self._wait_for_room()
             free = self._most - self._in_hand
             for message in await self._fetch_messages(limit=free, timeout=None, commit="acked"):
                 self._in_hand += 1

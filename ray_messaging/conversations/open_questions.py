@@ -2,7 +2,8 @@
 
 from asyncio import Future
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -10,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId
-from ray_messaging.errors import Closed
+from ray_messaging.addressing.directory import Directory
+from ray_messaging.errors import AnswerFailed, Closed, NoAnswer
 from ray_messaging.message import Message
 from ray_messaging.messages import Slice
 from ray_messaging.model.batch import Batch
@@ -23,10 +25,23 @@ _LONE = 64  # lone questions among which none is looked for that waits no more
 
 
 class LoneQuestion(NamedTuple):
-    """A question that was asked by itself: the agent that was asked, and the future of the answer."""
+    """A question that was asked by itself: its id without the number, whom, on which topic, its answer's future."""
 
+    text: str
     to_id: AgentId | None
+    topic: str
     answer: "Future[Message]"
+
+
+class OpenQuestion(NamedTuple):
+    """A question that waits, or some of those that were asked together: the mailboxes that have the agents now.
+
+    `key` names it: the id of a lone one. `fail` ends its wait, for a reason.
+    """
+
+    key: object
+    mailboxes: tuple[str, ...]
+    fail: Callable[[str], None]
 
 
 class Asker(Protocol):
@@ -37,6 +52,12 @@ class Asker(Protocol):
 
     def take_one(self, place: int, batch: Batch, row: int) -> bool:
         """Take one answer; return whether it is the first and in time."""
+
+    def fail(self, place: int, error: NoAnswer) -> None:
+        """Take the reason why a question will have no answer."""
+
+    def waits(self, places: Rows) -> NDArray[np.bool_]:
+        """Return which questions wait for an answer, bool (n,)."""
 
     @property
     def done(self) -> bool:
@@ -50,9 +71,19 @@ class Asked(msgspec.Struct, eq=False):
     """The questions of one batch: their numbers begin with `first`; the first one is at `place` of its asker."""
 
     first: int
+    text: str
     to_ids: IdColumn
+    topics: tuple[str, ...]
+    topic: NDArray[np.uint16] | None
     asker: Asker
     place: int
+
+    def batch_of(self, rows: Rows) -> Batch:
+        """Return some of the questions as a batch that can be routed."""
+        ids, topic = self.to_ids.take(rows), None if self.topic is None else self.topic[rows]
+        return Batch(
+            sender="", epoch=0, first=0, from_ids=ids, to_ids=ids, topics=self.topics, topic=topic, rows=len(rows)
+        )
 
 
 class OpenQuestions:
@@ -76,9 +107,11 @@ class OpenQuestions:
         if len(self._lone) > self._most_lone:  # the callers of some were cancelled, or had no answer in time
             self._lone = {number: lone for number, lone in self._lone.items() if not lone.answer.done()}
             self._most_lone = max(_LONE, 2 * len(self._lone))
-        self._texts.add(_text(batch))
+        text = _text(batch)
+        self._texts.add(text)
         for number, answer in enumerate(answers, batch.first):
-            self._lone[number] = LoneQuestion(batch.to_ids[number - batch.first], answer)
+            row = number - batch.first
+            self._lone[number] = LoneQuestion(text, batch.to_ids[row], batch.topic_of(row), answer)
 
     def add(self, batch: Batch, asker: Asker, place: int = 0) -> None:
         """Wait for the answers to a batch, which was just numbered; its first question has a place at its asker."""
@@ -86,13 +119,40 @@ class OpenQuestions:
         self._texts.add(_text(batch))
         at = bisect_right(self._firsts, batch.first)
         self._firsts.insert(at, batch.first)
-        self._asked.insert(at, Asked(batch.first, batch.to_ids, asker, place))
+        asked = Asked(batch.first, _text(batch), batch.to_ids, batch.topics, batch.topic, asker, place)
+        self._asked.insert(at, asked)
 
     def _drop_done(self) -> None:
         if len(self._asked) > self._most:
             self._asked = [asked for asked in self._asked if not asked.asker.done]
             self._firsts = [asked.first for asked in self._asked]
             self._most = 2 * len(self._asked)  # so that each is looked at a few times, however many wait
+
+    @property
+    def waiting(self) -> bool:
+        """Tell whether a question waits for its answer."""
+        lone = any(not each.answer.done() for each in self._lone.values())
+        return lone or any(not each.asker.done for each in self._asked)
+
+    def open(self, directory: Directory) -> Iterator[OpenQuestion]:
+        """Yield the questions that wait, by the mailboxes that a directory names for their agents."""
+        for number, lone in [*self._lone.items()]:
+            if not lone.answer.done():
+                mailboxes = directory.mailboxes_of(lone.to_id, lone.topic)
+                key = f"{lone.text}{number}"
+                yield OpenQuestion(key, mailboxes, partial(self._fail_lone, lone, key))
+        for asked in [*self._asked]:
+            places = np.arange(asked.place, asked.place + len(asked.to_ids))
+            rows = _NO_ROWS if asked.asker.done else np.flatnonzero(asked.asker.waits(places))
+            if len(rows):
+                routes = directory.route(asked.batch_of(rows))
+                for route in np.unique(routes).tolist():
+                    some = partial(_fail_some, asked, rows[routes == route])
+                    yield OpenQuestion((asked.first, route), directory.mailboxes(route), some)
+
+    def _fail_lone(self, lone: LoneQuestion, question: str, why: str) -> None:
+        if not lone.answer.done():
+            lone.answer.set_exception(no_answer(lone.to_id, question, why))
 
     def end(self) -> None:
         """Wait for no more answers: the callers get Closed."""
@@ -141,6 +201,9 @@ class OpenQuestions:
         place = number - asked.first
         if place >= len(asked.to_ids) or not (self._from_any or batch.from_ids[row] == asked.to_ids[place]):
             return False
+        if batch.extension is not None and batch.extension.failed:
+            asked.asker.fail(asked.place + place, answer_failed(Message(self._exp_id, batch, row)))
+            return True
         return asked.asker.take_one(asked.place + place, batch, row)
 
     def _answer_lone(self, number: int, batch: Batch, row: int) -> bool:
@@ -151,7 +214,10 @@ class OpenQuestions:
         del self._lone[number]
         if asked.answer.done():
             return False
-        asked.answer.set_result(Message(self._exp_id, batch, row))
+        if batch.extension is not None and batch.extension.failed:
+            asked.answer.set_exception(answer_failed(Message(self._exp_id, batch, row)))
+        else:
+            asked.answer.set_result(Message(self._exp_id, batch, row))
         return True
 
     def _known(self, replies: MessageIdColumn, rows: Rows) -> NDArray[np.bool_]:
@@ -164,8 +230,40 @@ class OpenQuestions:
         counts = places < len(asked.to_ids)
         if not self._from_any:
             counts[counts] = _equal(batch.from_ids.take(rows[counts]), asked.to_ids.take(places[counts]))
-        counts[counts] = asked.asker.take(asked.place + places[counts], batch, rows[counts])
+        if batch.extension is not None and batch.extension.failed:
+            for place, row in zip(places[counts].tolist(), rows[counts].tolist(), strict=True):
+                asked.asker.fail(asked.place + place, answer_failed(Message(self._exp_id, batch, row)))
+        else:
+            counts[counts] = asked.asker.take(asked.place + places[counts], batch, rows[counts])
         return counts
+
+
+def no_answer(agent: AgentId | None, question: str, why: str) -> NoAnswer:
+    """Build the error for a question that can have no answer any more."""
+    text = f"agent {agent!r} will not answer {question}: {why}"
+    return NoAnswer(text, agent=agent, question=question, timeout=None, fate="delivered")
+
+
+def answer_failed(answer: Message) -> AnswerFailed:
+    """Build the error for a question from what its handler's messager has sent in place of an answer."""
+    told = answer.payload if isinstance(answer.payload, dict) else {}
+    error, text = str(told.get("error", "error")), str(told.get("text", ""))
+    return AnswerFailed(
+        f"the handler of agent {answer.from_id!r} failed on question {answer.in_reply_to} ({error}: {text}); the "
+        "question is a dead letter there, or waits for the next one that serves",
+        agent=answer.from_id,
+        question=answer.in_reply_to or "",
+        timeout=None,
+        fate="delivered",
+        error=error,
+        text=text,
+    )
+
+
+def _fail_some(asked: Asked, rows: Rows, why: str) -> None:
+    for row in rows.tolist():
+        error = no_answer(asked.to_ids[row], f"{asked.text}{asked.first + row}", why)
+        asked.asker.fail(asked.place + row, error)
 
 
 def _text(batch: Batch) -> str:

@@ -17,11 +17,18 @@ from ray_messaging.sending.accumulation.bulk_input import payload_column
 
 
 def replies_to(
-    questions: Sequence[Slice], payloads: object, exp_id: str, payload_bytes: int, step: int | None
+    questions: Sequence[Slice],
+    payloads: object,
+    exp_id: str,
+    payload_bytes: int,
+    step: int | None,
+    *,
+    failed: bool = False,
 ) -> list[Batch]:
     """Build the answers to questions, a batch for each slice.
 
-    Args: payloads are one for each question, or one for all, of at most `payload_bytes` as JSON.
+    Args: payloads are one for each question, or one for all, of at most `payload_bytes` as JSON. With `failed` they
+    say that handlers have failed.
     Raises: NoQuestion, InvalidColumns, InvalidPayload, PayloadTooLarge.
     """
     check_questions(questions)
@@ -29,12 +36,12 @@ def replies_to(
     batches, low = [], 0
     for part in questions:
         high = low + part.high - part.low
-        batches.append(_replies(part, lines.take(np.arange(low, high)), exp_id, step))
+        batches.append(_replies(part, lines.take(np.arange(low, high)), exp_id, step, failed=failed))
         low = high
     return batches
 
 
-def _replies(part: Slice, lines: Payloads, exp_id: str, step: int | None) -> Batch:
+def _replies(part: Slice, lines: Payloads, exp_id: str, step: int | None, *, failed: bool) -> Batch:
     batch, rows = part.batch, np.arange(part.low, part.high)
     to_ids, topics, topic = batch.from_ids.take(rows), batch.topics, None if batch.topic is None else batch.topic[rows]
     users = np.zeros(len(rows), np.bool_) if to_ids.kinds is None else to_ids.kinds == NONE
@@ -54,7 +61,7 @@ def _replies(part: Slice, lines: Payloads, exp_id: str, step: int | None) -> Bat
         sent_at=time.time(),
         lines=lines,
         rows=len(rows),
-        extension=Extension(in_reply_to=batch.message_ids(rows), reply_mailbox=asker_of(batch)),
+        extension=Extension(in_reply_to=batch.message_ids(rows), reply_mailbox=asker_of(batch), failed=failed),
     )
 
 
@@ -74,8 +81,14 @@ def check_question(question: Slice) -> None:
     expects = None if batch.extension is None else batch.extension.expects_answer
     if expects is None or not expects[row]:
         raise _no_question(batch, row, f"{_asker(batch, row)} expects no answer to it: send an ordinary message")
-    if batch.replied and row in batch.replied:
+    if is_answered(question):
         raise _answered_before(batch, row)
+
+
+def is_answered(question: Slice) -> bool:
+    """Tell whether this process has answered a question."""
+    batch, row, *_ = question
+    return batch.replied is not None and row in batch.replied
 
 
 def check_questions(parts: Iterable[Slice]) -> None:

@@ -1,88 +1,250 @@
 """Serving: a handler for each message, many at once."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
-from typing import TYPE_CHECKING
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import nullcontext, suppress
+from inspect import isawaitable
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, get_args
 
+from ray_messaging.common.backoff import HANDLER_RETRY, Backoff
 from ray_messaging.common.task_health import end
 from ray_messaging.compat.msg import Payload
-from ray_messaging.conversations.hand_out import Fetch, HandOut
-from ray_messaging.errors import MessagingError
+from ray_messaging.conversations.hand_out import Fetch, HandOut, check_most
+from ray_messaging.conversations.handler_failures import HandlerFailure
+from ray_messaging.conversations.handling import HANDLING, Handling
+from ray_messaging.conversations.waits import Waits
+from ray_messaging.errors import (
+    Closed,
+    ConfigError,
+    Fenced,
+    InvalidPayload,
+    MessagingError,
+    NoQuestion,
+    PayloadTooLarge,
+)
 from ray_messaging.message import Message
 from ray_messaging.receipt import Receipt
+from ray_messaging.receiving.call_checks import check_timeout
 
 if TYPE_CHECKING:
     from ray_messaging.observability.tracing.tracer import Tracer
 
+logger = logging.getLogger(__name__)
+
 Handler = Callable[[Message], Awaitable[Payload | None]]
+OnError = Literal["dead_letter", "end"]
+
+_NO_LIMIT = nullcontext()
+_OURS = (Closed, Fenced)  # of a handler that sends: this messager, not the message, is at fault
+_OF_THE_ANSWER = (
+    NoQuestion,
+    InvalidPayload,
+    PayloadTooLarge,
+)  # of a reply: the handler has returned what cannot be sent
+
+
+class Serving(NamedTuple):
+    """How to serve: handlers at once, tries of a message after the first one, seconds for each, what an error does."""
+
+    concurrency: int = 1000
+    retries: int = 0
+    timeout: float | None = None
+    on_error: OnError = "dead_letter"
+
+    @classmethod
+    def checked(cls, concurrency: object, retries: object, timeout: float | None, on_error: object) -> "Serving":
+        """Build from the arguments of `serve`; raise ConfigError."""
+        check_timeout(timeout)
+        if on_error not in get_args(OnError):
+            raise ConfigError(f"on_error={on_error!r} must be one of {', '.join(map(repr, get_args(OnError)))}")
+        if not isinstance(retries, int) or retries < 0:
+            raise ConfigError(f"retries={retries!r} must be a number of tries after the first one, 0 or more")
+        return cls(check_most(concurrency), retries, timeout, on_error)  # type: ignore[arg-type]  # it is one of them
+
+
+class Service(Protocol):
+    """The mailbox whose messages are served, as far as handlers fail or wait."""
+
+    @property
+    def name(self) -> str:
+        """Return a name that no other service of the mailbox has."""
+
+    @property
+    def waits(self) -> Waits | None:
+        """Return the handlers of this process that wait for answers; None: the group's actor has them."""
+
+    async def begin(self) -> Sequence[Message]:
+        """Begin to serve; return the messages that an earlier service here has left unhandled."""
+
+    async def keep_failed(self, message: Message, failure: HandlerFailure) -> None:
+        """Make a message whose handler has failed a dead letter."""
+
+    async def tell_failed(self, message: Message, failure: HandlerFailure) -> None:
+        """Tell the asker of a message that its handler has failed."""
+
+    async def end(self, left: Sequence[Message], ended: str) -> None:
+        """Serve no more; take back the messages that are not handled. `ended`: why ("": the caller has ended it)."""
 
 
 class MessageServer:
-    """Handlers of messages, at most `concurrency` at once; each message is committed by itself."""
+    """Handlers of messages, many at once; each message is committed by itself.
+
+    A message whose handler fails becomes a dead letter, its asker is told, and the others go on; or the service ends.
+    """
 
     def __init__(
         self,
+        service: Service,
         fetch: Fetch,
         ack: Callable[[Iterable[Message]], Awaitable[None]],
         reply: Callable[[Message, Payload], Awaitable[Receipt]],
         handler: Handler,
-        concurrency: int,
+        serving: Serving,
         tracer: "Tracer | None" = None,
     ) -> None:
+        self._service = service
         self._tracer = tracer
         self._reply = reply
         self._handler = handler
-        self._hand_out = HandOut(fetch, ack, self._begin, concurrency)
-        self._running: set[asyncio.Task[None]] = set()
+        self._serving = serving
+        self._hand_out = HandOut(fetch, ack, self._begin, serving.concurrency)
+        self._running: dict[asyncio.Task[None], Message] = {}
+        self._left: list[Message] = []  # whose handlers have ended, and are not handled
         self._error: BaseException | None = None
         self._over = False
 
     async def run(self) -> None:
-        """Handle messages until the messager closes, or a handler fails: then wait for the others, and raise."""
+        """Handle messages until the messager closes, or an error ends this: then wait for the others, and raise."""
+        first = await self._service.begin()
         try:
-            await self._hand_out.run()
+            await self._hand_out.run(first)
         finally:
             self._over = True
-            for task in (*self._running,):
+            for task, message in [*self._running.items()]:
                 await end(task)
+                self._left.append(message)
             with suppress(MessagingError):  # what is not committed comes again
                 await self._hand_out.commit()
+            await self._end()
         assert self._error is not None
         raise self._error
 
+    async def _end(self) -> None:
+        error = self._error
+        ended = "" if error is None or isinstance(error, _OURS) else HandlerFailure.of(error).told
+        try:
+            await self._service.end(self._left, ended)
+        except MessagingError as late:
+            logger.warning("the end of a service could not be noted, so askers wait for their timeouts: %s", late)
+
     def _begin(self, message: Message) -> None:
         task = asyncio.create_task(self._handle(message), name="ray_messaging handler")
-        self._running.add(task)
+        self._running[task] = message
         task.add_done_callback(self._ended)
 
     async def _handle(self, message: Message) -> None:
-        if self._tracer is None:
-            await self._answer(message)
-        else:
-            with self._tracer.handling(message):
-                await self._answer(message)
+        handling = Handling(message, self._service.name, self._serving.concurrency, self._service.waits)
+        HANDLING.set(handling)
+        try:
+            await self._handle_traced(message)
+        except (SystemExit, KeyboardInterrupt) as error:  # they would stop the event loop, and this with it
+            await self._tell(message, HandlerFailure.of(error))
+            self._stop(error)
+            raise _Unhandled from error
+        finally:
+            handling.over = True
         self._hand_out.handled(message)
 
+    async def _handle_traced(self, message: Message) -> None:
+        if self._tracer is None:
+            await self._try(message)
+        else:
+            with self._tracer.handling(message):
+                await self._try(message)
+
+    async def _try(self, message: Message) -> None:
+        """Handle a message, again where it fails; raise what ends the service."""
+        backoff, attempts = Backoff(HANDLER_RETRY), 0
+        while True:
+            attempts += 1
+            try:
+                return await self._answer(message)
+            except _OURS:
+                raise
+            except _ReplyLost as lost:
+                raise lost.error from None
+            except asyncio.CancelledError as error:
+                if self._over:
+                    raise
+                return await self._fail(message, _cancelled(error), attempts)
+            except Exception as error:  # noqa: BLE001 - a handler is the user's own code
+                if attempts > self._serving.retries:
+                    return await self._fail(message, error, attempts)
+                logger.warning("a handler of message %s failed, and is tried again: %r", message.id, error)
+            await backoff.sleep()
+
     async def _answer(self, message: Message) -> None:
-        answer = await self._handler(message)
-        if answer is not None:
+        limit = self._serving.timeout
+        called = self._handler(message)
+        if not isawaitable(called):
+            text = f"the handler of `serve` must be an async function, and returned {type(called).__name__}: async def"
+            raise _ReplyLost(ConfigError(text))
+        async with _NO_LIMIT if limit is None else asyncio.timeout(limit):
+            answer = await called
+        if answer is None:
+            return
+        try:
             await self._reply(message, answer)
+        except _OF_THE_ANSWER:
+            raise
+        except MessagingError as error:
+            raise _ReplyLost(error) from error
+
+    async def _fail(self, message: Message, error: BaseException, attempts: int) -> None:
+        """Give a message up; raise its error where that is to end the service."""
+        failure = HandlerFailure.of(error, attempts)
+        logger.error("the handler of message %s failed", message.id, exc_info=error)
+        if self._serving.on_error == "end":
+            await self._tell(message, failure)
+            raise error
+        await self._service.keep_failed(message, failure)
+        await self._tell(message, failure)
+
+    async def _tell(self, message: Message, failure: HandlerFailure) -> None:
+        try:
+            await self._service.tell_failed(message, failure)
+        except MessagingError as error:
+            logger.warning("the asker of message %s is not told that its handler failed: %s", message.id, error)
+
+    def _stop(self, error: BaseException) -> None:
+        self._error = self._error or error
+        self._hand_out.stop()
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
-        self._running.discard(task)
-        error = _cancelled(self._over) if task.cancelled() else task.exception()
-        if error is not None:
-            self._error = self._error or error
-            self._hand_out.stop()
+        message = self._running.pop(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, _Unhandled):
+            self._stop(error)
         if error is not None or task.cancelled():  # the message comes again
+            self._left.append(message)
             self._hand_out.release()
 
 
-def _cancelled(over: bool) -> MessagingError | None:  # noqa: FBT001 - of the server
-    """Return the error for a handler that was cancelled; None: with its server."""
-    if over:
-        return None
-    return MessagingError(
-        "a handler of `serve` was cancelled, by itself or by a call of its own; its message is not committed"
-    )
+class _Unhandled(Exception):
+    """A handler has ended the service, which has its error already."""
+
+
+class _ReplyLost(Exception):
+    """The error of a reply, or of the handler's form: it ends the service."""
+
+    def __init__(self, error: MessagingError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def _cancelled(error: asyncio.CancelledError) -> MessagingError:
+    """Build the error for a handler that was cancelled, and not with its server."""
+    made = MessagingError("a handler of `serve` was cancelled, by itself or by a call of its own")
+    made.__cause__ = error
+    return made

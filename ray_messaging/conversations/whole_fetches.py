@@ -12,15 +12,16 @@ from ray_messaging.receiving.call_checks import CommitMode
 class WholeFetches:
     """Fetches and acks of single messages, on a server that commits whole fetches: the next one waits for all acks.
 
-    Args: `commit` commits the messages of the last fetch.
+    Args: `commit` commits the messages of the last fetch, of which `left` are not handled yet.
     """
 
-    def __init__(self, fetch: Fetch, commit: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, fetch: Fetch, commit: Callable[[], Awaitable[None]], left: int = 0) -> None:
         self._fetch = fetch
         self._commit = commit
-        self._left = 0  # messages that are not acknowledged
+        self._left = left  # messages that are not acknowledged
         self._committed = asyncio.Event()
-        self._committed.set()
+        if not left:
+            self._committed.set()
 
     async def fetch(self, *, limit: int | None, timeout: float | None, commit: CommitMode) -> Messages:  # noqa: ARG002
         """Return the next messages, once the earlier ones are committed."""

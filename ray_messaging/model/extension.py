@@ -1,14 +1,16 @@
 """Fields and columns of a batch that only steps, questions and audiences use."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ray_messaging.addressing.channels import AgentId
 from ray_messaging.model.message_ids import MessageIdColumn
 
+T = TypeVar("T")
 _ROW_BYTES = 16  # msgpack's, of a row's number and two texts
 
 
@@ -41,6 +43,21 @@ class OutsideQuestion(NamedTuple):
 AskedOutside = dict[int, OutsideQuestion]  # by row
 
 
+class InHand(NamedTuple):
+    """A message whose handler waits for the answer to a question: its mailbox, its id, the agent that handles it.
+
+    `slots` is how many handlers its service runs at most, 0 where another service may take the mailbox's messages, too.
+    """
+
+    mailbox: str
+    message: str
+    agent: AgentId | None
+    slots: int
+
+
+Behind = dict[int, tuple[InHand, ...]]  # by row
+
+
 class Extension(msgspec.Struct, eq=False, kw_only=True):
     """What a batch of n messages has beside the columns of a plain one.
 
@@ -49,7 +66,8 @@ class Extension(msgspec.Struct, eq=False, kw_only=True):
     accepted one of its from_id in the step.
     Of questions and answers: `in_reply_to`, the ids of the questions; `expects_answer` (bool), a question;
     `reply_mailbox`, the mailbox that takes the answers; `asked_outside`, in a step the questions from outside, also of
-    their answers.
+    their answers; `behind`, the chain of handlers that wait for the answer, the one that asks last; `failed`, the
+    answers say that handlers failed.
     `audience`: its hearers are the recipients. With a `fold` each row stands for many of them; without it the batch
     has a row for each.
     """
@@ -61,6 +79,8 @@ class Extension(msgspec.Struct, eq=False, kw_only=True):
     expects_answer: NDArray[np.bool_] | None = None
     reply_mailbox: str = ""
     asked_outside: AskedOutside = {}
+    behind: Behind = {}
+    failed: bool = False
     audience: Audience | None = None
     fold: Fold | None = None
 
@@ -84,7 +104,9 @@ class Extension(msgspec.Struct, eq=False, kw_only=True):
             in_reply_to=MessageIdColumn.joined(replies) if replies else None,
             expects_answer=np.concatenate(expects) if expects else None,
             reply_mailbox=first.reply_mailbox,
-            asked_outside=_joined_outside(parts),
+            asked_outside=_joined_rows([(each.asked_outside, rows) for each, rows in parts]),
+            behind=_joined_rows([(each.behind, rows) for each, rows in parts]),
+            failed=first.failed,
             audience=first.audience,
         )
 
@@ -98,20 +120,21 @@ class Extension(msgspec.Struct, eq=False, kw_only=True):
             expects_answer=None if self.expects_answer is None else self.expects_answer[rows],
             reply_mailbox=self.reply_mailbox,
             asked_outside=self.outside_of(rows) if self.asked_outside else {},
+            behind=_rows_of(self.behind, rows) if self.behind else {},
+            failed=self.failed,
             audience=self.audience,
         )
 
     def outside_of(self, rows: NDArray[np.intp]) -> AskedOutside:
         """Return the questions from outside among some rows, by their new rows."""
-        found = self.asked_outside
-        return {at: found[row] for at, row in enumerate(rows.tolist()) if row in found}
+        return _rows_of(self.asked_outside, rows)
 
     @property
     def kind(self) -> tuple[object, ...]:
         """Return a sortable key that is equal for extensions that can be joined."""
         columns = (self.deliver, self.ordinal, self.in_reply_to, self.expects_answer)
         given = (column is not None for column in columns)
-        return (self.attempt, self.reply_mailbox, self.audience or (), *given)
+        return (self.attempt, self.reply_mailbox, self.audience or (), self.failed, *given)
 
     @property
     def row_bytes(self) -> int:
@@ -119,13 +142,26 @@ class Extension(msgspec.Struct, eq=False, kw_only=True):
         columns: tuple[Any, ...] = (self.deliver, self.ordinal, self.expects_answer)
         in_columns = sum(column.itemsize for column in columns if isinstance(column, np.ndarray))
         names = (len(each.mailbox) + len(each.question) + _ROW_BYTES for each in self.asked_outside.values())
-        return in_columns + max(names, default=0) + (0 if self.in_reply_to is None else self.in_reply_to.width)
+        chains = (sum(map(_in_hand_bytes, chain)) + _ROW_BYTES for chain in self.behind.values())
+        width = 0 if self.in_reply_to is None else self.in_reply_to.width
+        return in_columns + max(names, default=0) + max(chains, default=0) + width
 
 
-def _joined_outside(parts: Sequence[tuple[Extension, int]]) -> AskedOutside:
-    found: AskedOutside = {}
+def _joined_rows(parts: Sequence[tuple[dict[int, T], int]]) -> dict[int, T]:
+    """Return the values of some rows of several batches, by their rows in the joined one."""
+    found: dict[int, T] = {}
     low = 0
     for each, rows in parts:
-        found |= {low + row: asked for row, asked in each.asked_outside.items()}
+        found |= {low + row: value for row, value in each.items()}
         low += rows
     return found
+
+
+def _rows_of(values: dict[int, T], rows: NDArray[np.intp]) -> dict[int, T]:
+    """Return the values of some rows, by their new rows."""
+    return {at: values[row] for at, row in enumerate(rows.tolist()) if row in values}
+
+
+def _in_hand_bytes(each: InHand) -> int:
+    names = (each.mailbox, each.message, each.agent if isinstance(each.agent, str) else "")
+    return 2 * _ROW_BYTES + sum(len(name.encode()) for name in names)

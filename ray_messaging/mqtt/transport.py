@@ -354,9 +354,16 @@ class MqttTransport:
         """Mark all frames up to a cursor as handled, and confirm them to their senders."""
         await self._receiver.owned(mailbox, epoch).commit(cursor)
 
-    async def bury(self, mailbox: str, entry: str, frame: bytes, reason: str) -> None:
-        """Publish an unreadable frame as a dead letter."""
+    async def bury(self, mailbox: str, entry: str, frame: bytes, reason: str, *, row: int | None = None) -> None:  # noqa: ARG002 - a Transport's
+        """Publish an unreadable frame, or a message whose handler has failed, as a dead letter."""
         await self._control.bury(mailbox, entry, frame, reason)
+
+    async def set_service(self, mailbox: str, epoch: int, note: bytes) -> None:
+        """Do nothing: a broker keeps no notes on services."""
+
+    async def services(self, mailboxes: Collection[str]) -> dict[str, bytes]:  # noqa: ARG002 - a Transport's
+        """Return nothing, as above."""
+        return {}
 
     async def subscribe(self, channels: Collection[str], globs: Sequence[str], sink: Callable[[Ingress], None]) -> None:  # noqa: ARG002 - a Transport's
         """Subscribe to the topics of users; their messages wait in our mailbox as all others do."""

@@ -73,6 +73,11 @@ class DeliveryLeases:
         """Return how many messages callers hold."""
         return sum(lease.rows for lease in self._leases.values())
 
+    @property
+    def holders(self) -> set[str]:
+        """Return the callers that hold messages, or fetch."""
+        return {*self._calls, *(lease.holder for lease in self._leases.values() if lease.rows > 0)}
+
     # -- returning ------------------------------------------------------------------------------------------------
 
     async def give_back(self, token: Token | None) -> None:

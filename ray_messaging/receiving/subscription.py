@@ -85,6 +85,11 @@ class Subscription:
         return self._spec.hosted
 
     @property
+    def epoch(self) -> int | None:
+        """Return the epoch of this mailbox's reader; None: it has none yet."""
+        return self._epoch
+
+    @property
     def owner(self) -> str:
         """Return the name of the mailbox's holder."""
         return self._spec.owner

@@ -25,6 +25,8 @@ class Mailbox:
     acked: int = 0  # messages acknowledged behind an unacknowledged one
     in_steps: bool = False  # one that holds up a step is a straggler; else it may be that its run has ended
     outbox_bytes: int = 0  # of a committed transaction, for other servers
+    ended: str = ""  # why its service has ended, while nobody else serves it
+    failures: int = 0  # messages whose handlers failed
 
     @property
     def waits_for_its_name(self) -> bool:

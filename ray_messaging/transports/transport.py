@@ -410,8 +410,17 @@ class Transport(FramePort, Protocol):
         Args: epoch is the reader's; None removes the mailbox of any reader.
         """
 
-    async def bury(self, mailbox: str, entry: str, frame: bytes, reason: str) -> None:
-        """Keep a frame that cannot be read among the dead letters."""
+    async def bury(self, mailbox: str, entry: str, frame: bytes, reason: str, *, row: int | None = None) -> None:
+        """Keep a frame that cannot be read among the dead letters.
+
+        Args: with `row` it is one message that was read, this row of the entry, and its handler has failed.
+        """
+
+    async def set_service(self, mailbox: str, epoch: int, note: bytes) -> None:
+        """Keep a note on the service of a mailbox (b"": none), unless a newer reader than that epoch's has it."""
+
+    async def services(self, mailboxes: Collection[str]) -> dict[str, bytes]:
+        """Return the notes on the services of mailboxes, of those that have one by their present reader."""
 
     async def subscribe(self, channels: Collection[str], globs: Sequence[str], sink: Callable[[Ingress], None]) -> None:
         """Pass publications of foreign clients to `sink`, at most once; never those of our own senders."""

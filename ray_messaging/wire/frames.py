@@ -33,7 +33,7 @@ from ray_messaging.common.limits import FRAME_LIMIT
 from ray_messaging.errors import FrameError
 from ray_messaging.model.batch import Batch, Origin
 from ray_messaging.model.columns import NONE, STR, IdColumn, PayloadColumn, nobody
-from ray_messaging.model.extension import Audience, Extension, Fold, OutsideQuestion
+from ray_messaging.model.extension import Audience, Extension, Fold, InHand, OutsideQuestion
 from ray_messaging.model.message_ids import NO_NUMBER, MessageIdColumn
 from ray_messaging.model.payloads import Payloads
 from ray_messaging.model.trace_point import CONTEXT_BYTES, TracePoint
@@ -76,6 +76,7 @@ _EXTENSION_FLAGS = _EXTENSION | _FOLD | sum(flag for flag, _ in _EXTENSION_COLUM
 _Number = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
 _Step = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _Topic = Annotated[str, msgspec.Meta(min_length=1)]
+_InHand = tuple[str, str, _Step | str | None, _Number]
 
 
 def checksum_of(frame: bytes) -> int:
@@ -115,6 +116,8 @@ class ExtendedHeader(Header, frozen=True):
     asked_outside: tuple[tuple[_Number, str, str], ...] = ()  # a row, a mailbox and a message id each
     fold: tuple[bytes, _Number, bytes] | None = None
     trace: bytes = b""  # the span that sent it, of a traced batch
+    behind: tuple[tuple[_Number, tuple[_InHand, ...]], ...] = ()  # a row, and the handlers that wait for its answer
+    failed: bool = False
 
     @property
     def plain(self) -> bool:
@@ -244,6 +247,7 @@ def _extended(
     """Return the header of version 2."""
     extension = extension or _NO_EXTENSION
     deliver, replies, asked = extension.deliver, extension.in_reply_to, extension.asked_outside
+    later = (tuple(extension.behind.items()), extension.failed) if extension.behind or extension.failed else ()
     fields: list[Any] = [
         *msgspec.structs.astuple(header),
         extension.attempt,
@@ -254,7 +258,8 @@ def _extended(
         () if typed is None else fields_of(typed),
         tuple((row, *question) for row, question in asked.items()) if asked else (),
         extension.fold,
-        *(() if trace is None else (trace.sent,)),
+        *(() if trace is None and not later else (b"" if trace is None else trace.sent,)),
+        *later,
     ]
     return ExtendedHeader(*fields)
 
@@ -355,7 +360,9 @@ def _header_trouble(header: Header, size: int) -> str | None:
         return "it has columns of an extension that it has not"
     if len(header.trace) not in {0, CONTEXT_BYTES}:
         return "it names no span"
-    if any(row >= header.rows for row, *_ in header.asked_outside):
+    if any(
+        row >= header.rows for row in (*(row for row, *_ in header.asked_outside), *(row for row, _ in header.behind))
+    ):
         return "it names rows it does not have"
     if not header.flags & _TYPED:
         return "it describes columns that it has not" if header.payload_columns else None
@@ -413,6 +420,8 @@ def _extension(header: ExtendedHeader, reader: _Reader) -> Extension:
         expects_answer=None if expects is None else expects.view(np.bool_),
         reply_mailbox=header.reply_mailbox,
         asked_outside={row: OutsideQuestion(*asked) for row, *asked in header.asked_outside},
+        behind={row: tuple(InHand(*each) for each in chain) for row, chain in header.behind},
+        failed=header.failed,
         audience=None if header.audience is None else Audience(*header.audience),
         fold=None if header.fold is None else Fold(*header.fold),
     )

@@ -1,5 +1,6 @@
 """Questions by handles of groups, from the driver and from tasks."""
 
+import asyncio
 import sys
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,7 @@ import ray
 from support.cluster import wait_for
 from support.patience import WAIT_S
 
-from ray_messaging import Messaging, NoAnswer, NoQuestion, QuestionBlocked, Steps, rules
+from ray_messaging import AnswerFailed, Messaging, NoAnswer, NoQuestion, QuestionBlocked, Steps, rules
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +110,113 @@ def test_the_user_asks_from_the_driver(messaging, town):
         messaging.ask(1, {}, timeout=0.1)
     assert messaging.ask_columns(1, {}, timeout=0.1).wait().pending.tolist() == [0]
     assert ray.get(answering, timeout=WAIT_S) == [4, 0, 1]
+
+
+# -- handles that serve, and their askers ---------------------------------------------------------------------------
+
+LONG_S = 600.0  # a question that waits for this long has not been told that it waits in vain
+
+
+async def told(asking):
+    """Return the error of a question, which comes long before its timeout."""
+    async with asyncio.timeout(WAIT_S):
+        with pytest.raises(NoAnswer) as caught:
+            await asking
+    return caught.value
+
+
+async def test_a_handle_serves_on_where_its_handler_fails_and_health_counts_it(messaging, town):
+    west, east = town
+    seen = asyncio.Queue()
+
+    async def handler(message):
+        if message.payload["n"] == 1:
+            raise ValueError("no model")
+        seen.put_nowait(message.payload["n"])
+        return {}
+
+    serving = asyncio.create_task(east.aio.serve(handler))
+    failed = await told(west.aio.ask(1, 11, {"n": 1}, timeout=LONG_S))
+    assert isinstance(failed, AnswerFailed)
+    assert (failed.agent, failed.error, failed.text) == (11, "ValueError", "no model")
+    many = await west.aio.ask_columns(1, 11, [{"n": 1}, {"n": 2}], timeout=LONG_S)
+    by_user = await asyncio.to_thread(messaging.ask_columns, 11, [{"n": 1}, {"n": 2}], timeout=LONG_S)
+    await many.wait()
+    await asyncio.to_thread(by_user.wait)
+    assert [found.failed.tolist() for found in (many, by_user)] == [[0], [0]]
+    assert {letter.reason for letter in messaging.dead_letters} == {"its handler failed: ValueError: no model"}
+    [finding] = [each for each in messaging.health().of("mailbox 'east'") if "failed on" in each.value]
+    assert finding.value == "the handler of its service has failed on 3 messages"
+    serving.cancel()
+    await asyncio.gather(serving, return_exceptions=True)
+    messaging.dead_letters.drop(everything=True)
+
+
+async def test_a_handle_that_serves_no_more_is_named_and_the_next_one_goes_on_at_once(messaging, town):
+    west, east = town
+
+    async def broken(message):
+        raise ValueError("no model")
+
+    serving = asyncio.create_task(east.aio.serve(broken, on_error="end", concurrency=1))
+    first = await told(west.aio.ask(1, 11, {"n": 1}, timeout=LONG_S))
+    assert isinstance(first, AnswerFailed)
+    with pytest.raises(ValueError, match="no model"):
+        await serving
+    later = await told(west.aio.ask(1, 11, {"n": 2}, timeout=LONG_S))
+    assert "nobody serves 'east': its service has ended (ValueError: no model)" in str(later)
+    [finding] = [each for each in messaging.health().of("mailbox 'east'") if each.level == "critical"]
+    assert "its service has ended (ValueError: no model), 2 messages wait" in finding.value
+    seen = asyncio.Queue()
+
+    async def handler(message):
+        seen.put_nowait(message.payload["n"])
+
+    serving = asyncio.create_task(east.aio.serve(handler))
+    async with asyncio.timeout(WAIT_S):  # and not after `loan_s`
+        assert [await seen.get(), await seen.get()] == [1, 2]
+    assert not [each for each in messaging.health().of("mailbox 'east'") if each.level == "critical"]
+    serving.cancel()
+    await asyncio.gather(serving, return_exceptions=True)
+
+
+async def test_handles_whose_agents_ask_each_other_are_told(town):
+    west, east = town
+
+    def asks(group, from_id, to_id):
+        async def handler(message):
+            if not message.payload["asks"]:
+                return {}
+            await group.ask(from_id, to_id, {"asks": message.payload["asks"] - 1}, timeout=LONG_S)
+            return {}
+
+        return handler
+
+    one, other = west.aio, east.aio
+    serving = [
+        asyncio.create_task(one.serve(asks(one, 1, 11), concurrency=1)),
+        asyncio.create_task(other.serve(asks(other, 11, 1), concurrency=1)),
+    ]
+    error = await told(one.ask(2, 1, {"asks": 2}, timeout=LONG_S))
+    assert isinstance(error, AnswerFailed)
+    for way in ("agent 1 waits for agent 11", "agent 11 waits for agent 1"):
+        assert way in error.text
+    assert await one.ask(2, 1, {"asks": 1}, timeout=WAIT_S)
+    for task in serving:
+        task.cancel()
+    await asyncio.gather(*serving, return_exceptions=True)
+
+
+async def test_a_question_to_a_group_that_is_removed_waits_no_longer(messaging, town):
+    west, _ = town
+    await asyncio.to_thread(messaging.create_group, "north", [77])
+    asking = asyncio.create_task(west.aio.ask(1, 77, {}, timeout=LONG_S))
+    many = await west.aio.ask_columns(1, 77, [{}, {}], timeout=LONG_S)
+    await asyncio.to_thread(messaging.remove_group, "north")
+    assert "no group has it any more" in str(await told(asking))
+    async with asyncio.timeout(WAIT_S):
+        await many.wait()
+    assert many.failed.tolist() == [0, 1]
 
 
 def person(me, inbox):

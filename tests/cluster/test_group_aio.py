@@ -214,4 +214,11 @@ def test_each_call_of_a_handle_has_its_twin():
         assert blocking == other
 
 
-LENDING = {"ask_into", "commit_lease", "give_up_lease", "serve"}  # for `Fetched` and `Group`, and for event loops only
+LENDING = {
+    "ask_into",
+    "commit_lease",
+    "give_up_lease",
+    "give_up_unacked",
+    "reply_to",
+    "serve",
+}  # for `Fetched` and `Group`, and for event loops only

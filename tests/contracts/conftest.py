@@ -51,6 +51,7 @@ UNUSUAL = {
     "test_moves_in_steps.py": EITHER_REDIS | {"shards"},
     "test_msg_payloads.py": EITHER_REDIS,
     "test_receiving.py": EITHER_REDIS,
+    "test_serving.py": EITHER_REDIS,
     "test_step_log.py": EITHER_REDIS,
     "test_step_membership.py": {"memory"},
     "test_step_moves.py": EITHER_REDIS,

@@ -13,7 +13,6 @@ from ray_messaging import (
     Fenced,
     InvalidColumns,
     MailboxFull,
-    MessagingError,
     NoAnswer,
     NoQuestion,
     QuestionBlocked,
@@ -300,32 +299,10 @@ async def test_no_more_handlers_run_at_once_than_asked(pair):
     await asyncio.gather(serving, return_exceptions=True)
 
 
-async def test_a_handler_that_fails_ends_serving_with_its_error(pair):
-    west, east = pair
-
-    async def handler(message):
-        if message.payload["n"] == 1:
-            raise ValueError("no model")
-
-    await west.send_columns(1, 11, [{"n": n} for n in range(3)])
-    with pytest.raises(ValueError, match="no model"):
-        await east.serve(handler)
+async def test_no_handlers_at_once_are_none(pair):
+    _, east = pair
     with pytest.raises(ConfigError, match="concurrency=0"):
-        await east.serve(handler, concurrency=0)
-
-
-async def test_a_handler_that_was_cancelled_ends_serving(pair):
-    west, east = pair
-
-    async def handler(message):
-        given_up = asyncio.get_running_loop().create_future()
-        given_up.cancel()
-        await given_up
-
-    await west.send(1, 11, {"n": 1})
-    with pytest.raises(MessagingError, match="a handler of `serve` was cancelled"):
-        async with asyncio.timeout(WAIT_S):
-            await east.serve(handler)
+        await east.serve(print, concurrency=0)
 
 
 async def test_a_question_that_waits_when_its_messager_closes_raises_closed(pair):

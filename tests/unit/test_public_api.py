@@ -8,6 +8,7 @@ from ray_messaging import errors, rules
 
 NAMES = [
     "AlreadyExists",
+    "AnswerFailed",
     "Answers",
     "AsyncGroup",
     "Audience",

@@ -29,13 +29,15 @@ class UserQuestions:
         return answers
 
     async def _more(self, found: Answers, answers: AnswerTable) -> None:
-        self._user.run(_news(found, len(answers.parts)))
+        self._user.run(_news(found, len(answers.parts), len(answers.errors)))
         for part in found.parts[len(answers.parts) :]:
             answers.add(part)
+        for place, error in [*found.errors.items()][len(answers.errors) :]:
+            answers.fail(place, error)
         answers.late = found.late
 
 
-async def _news(answers: Answers, parts: int) -> None:
-    """Wait for answers behind some parts, or the end."""
-    if len(answers.parts) == parts and not answers.done:
+async def _news(answers: Answers, parts: int, errors: int) -> None:
+    """Wait for answers behind some parts and errors, or the end."""
+    if (len(answers.parts), len(answers.errors)) == (parts, errors) and not answers.done:
         await answers.change()

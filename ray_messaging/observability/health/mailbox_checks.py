@@ -61,6 +61,7 @@ def _mailbox(mailbox: Mailbox, *, dead: bool) -> Iterator[Finding]:
         yield from _problems(name, remedy, messages, (mailbox.nbytes, mailbox.max_bytes, in_bytes))[:1]
     if mailbox.keeps_answers:
         return
+    yield from _service(name, mailbox)
     if mailbox.outbox_bytes and (dead or mailbox.lease_s is None):
         yield warning(
             name,
@@ -91,6 +92,23 @@ def _mailbox(mailbox: Mailbox, *, dead: bool) -> Iterator[Finding]:
             name,
             f"{mailbox.messages:,} messages wait, the oldest for {mailbox.oldest_s:,.0f} s",
             "fetch from it; what was fetched counts as read once it is committed: by the next fetch, or ack()",
+        )
+
+
+def _service(name: str, mailbox: Mailbox) -> Iterator[Finding]:
+    """Check the service of a mailbox: whether it has ended, and whether its handlers fail."""
+    if mailbox.ended:
+        yield critical(
+            name,
+            f"its service has ended ({mailbox.ended}), {mailbox.messages:,} messages wait, and whoever asks its agents "
+            "gets NoAnswer",
+            "mend its handler, and serve again: what waits is handled then",
+        )
+    if mailbox.failures:
+        yield warning(
+            name,
+            f"the handler of its service has failed on {mailbox.failures:,} messages",
+            "ray-messaging deadletters list says why; mend the handler, then requeue them",
         )
 
 

@@ -164,6 +164,12 @@ class Accumulator:
         return self.capacity.rows
 
     @property
+    def crowded(self) -> bool:
+        """Tell whether `enter` must wait."""
+        self._count()
+        return self.capacity.crowded
+
+    @property
     def deferred(self) -> int:
         """Return how many messages wait for a slow rule, or behind one that does."""
         return len(self.send_loop.deferred)

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from ray_messaging.model.batch import Batch
-from ray_messaging.model.extension import Extension
+from ray_messaging.model.extension import Behind, Extension
 from ray_messaging.model.message_ids import MessageIdColumn
 
 if TYPE_CHECKING:
@@ -30,25 +30,30 @@ class Questions(NamedTuple):
 
 
 class Replies(NamedTuple):
-    """Answers for a mailbox."""
+    """Answers for a mailbox; those that `failed` say that a handler did."""
 
     mailbox: str
+    failed: bool = False
 
 
 class ConversationRows(msgspec.Struct, eq=False):
-    """The rows of one batch, all questions or all answers: the ids that they answer, the futures of their answers."""
+    """The rows of one batch, all questions or all answers: the ids that they answer, the futures of their answers.
+
+    `behind` has the handlers that wait for the answer to a question, by row.
+    """
 
     kind: Questions | Replies
     in_reply_to: list[str] = msgspec.field(default_factory=list)
     answers: "list[Future[Message]]" = msgspec.field(default_factory=list)
+    behind: Behind = msgspec.field(default_factory=dict)
 
     def extend(self, batch: Batch) -> Batch:
         """Give a sealed batch the columns of its questions or answers."""
         if isinstance(self.kind, Replies):
             replies = MessageIdColumn.of(self.in_reply_to)
-            batch.extension = Extension(in_reply_to=replies, reply_mailbox=self.kind.mailbox)
+            batch.extension = Extension(in_reply_to=replies, reply_mailbox=self.kind.mailbox, failed=self.kind.failed)
         else:
             expects = _EXPECTS if batch.rows == 1 else np.ones(batch.rows, np.bool_)
-            batch.extension = Extension(expects_answer=expects, reply_mailbox=self.kind.mailbox)
+            batch.extension = Extension(expects_answer=expects, reply_mailbox=self.kind.mailbox, behind=self.behind)
             self.kind.sealed(batch, self.answers)
         return batch

@@ -82,6 +82,8 @@ class Mailbox:
     acked: SelectiveAcks = NOTHING  # behind the cursor
     rejected: set[int] = field(default_factory=set)  # entries that are dead letters before they are handled
     held: bool = False  # it is full to all, as agents are leaving it
+    failures: int = 0  # messages whose handlers failed
+    service: tuple[int, bytes] = (0, b"")  # the note on its service, and the epoch of the reader that wrote it
     released: tuple[int, int] = (0, 0)  # epoch and number of the last departure that was done or given up
     departed: tuple[int, int] = (0, 0)  # and of the last one that was done
 

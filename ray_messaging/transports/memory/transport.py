@@ -165,7 +165,7 @@ class MemoryTransport:
         box.limits, box.owner, box.alive_until = limits, owner, now + limits.lease_s
         if epoch is None:
             box.epoch += 1
-            box.handled = (0, 0)
+            box.handled, box.failures = (0, 0), 0
             box.held = False
         if box.record != encode_record(record):
             exp.directory += 1
@@ -275,15 +275,32 @@ class MemoryTransport:
             self.exp.append_to_log()
         return len(unread)
 
-    async def bury(self, mailbox: str, entry: str, frame: bytes, reason: str) -> None:
-        """Keep a frame that cannot be read among the dead letters."""
+    async def bury(self, mailbox: str, entry: str, frame: bytes, reason: str, *, row: int | None = None) -> None:
+        """Keep a frame that cannot be read among the dead letters, or (row) a message whose handler has failed."""
         frame, reason = kept_of(frame, reason)
         box = self.exp.mailboxes.get(mailbox)
+        if row is not None:
+            if box is not None:
+                exclusive = decode_record(box.record).exclusive
+                self._lay(mailbox, number(entry), 0, reason, frame, born=self.exp.born, exclusive=exclusive)
+                box.failures += 1
+            return
         if mailbox == LOG and not any((one.mailbox, one.entry) == (mailbox, entry) for one in self.exp.dead):
             self._lay(mailbox, number(entry), 0, reason, frame)
         elif box is not None and number(entry) not in box.rejected:
             box.rejected = {one for one in box.rejected if one > number(box.cursor.entry)} | {number(entry)}
             self._lay(mailbox, number(entry), 0, reason, frame)
+
+    async def set_service(self, mailbox: str, epoch: int, note: bytes) -> None:
+        """Keep a note on the service of a mailbox (b"": none), unless a newer reader than that epoch's has it."""
+        box = self.exp.mailboxes.get(mailbox)
+        if box is not None and box.epoch == epoch:
+            box.service = (epoch, note)
+
+    async def services(self, mailboxes: Collection[str]) -> dict[str, bytes]:
+        """Return the notes on the services of mailboxes, of those that have one by their present reader."""
+        boxes = ((name, self.exp.mailboxes.get(name)) for name in mailboxes)
+        return {name: box.service[1] for name, box in boxes if box and box.service[1] and box.service[0] == box.epoch}
 
     def _lay(
         self,

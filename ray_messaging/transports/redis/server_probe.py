@@ -21,13 +21,14 @@ from ray_messaging.transports.redis.connection.opening.connector import discover
 from ray_messaging.transports.redis.connection.opening.options import connection_options
 from ray_messaging.transports.redis.connection.scripts import script_text
 from ray_messaging.transports.server_facts import Kept, Mailbox, ServerFacts
+from ray_messaging.wire.service_notes import ended_of
 
 ANSWER_S = 2.0  # of one command
 _PINGS = 3
 _MAILBOXES = 1_000  # that are looked at
 _LOOK_BYTES = 64 * 2**20
 _NAMES, _CLOSED_S = 100_000, 10.0
-_HEAD, _COLUMNS = 9, 15
+_HEAD, _COLUMNS = 9, 17
 COPY_FROM = "min-string-size-avoid-copy-reply"  # of Valkey 9.1 on, in bytes
 _SETTINGS = ("appendfsync", "save", "timeout", "client-output-buffer-limit", COPY_FROM)
 
@@ -128,7 +129,7 @@ def _kept(
 
 def _mailbox(row: Sequence[Any], now: float) -> Mailbox:
     name, messages, nbytes, max_messages, max_bytes, oldest, lease_ms, leased, *rest = row
-    unlogged, unlogged_bytes, hosts, owner, acked, since, outbox = rest
+    unlogged, unlogged_bytes, hosts, owner, acked, since, outbox, service, failures = rest
     return Mailbox(
         name.decode(),
         # An entry that waits is something, whatever was counted.
@@ -146,4 +147,6 @@ def _mailbox(row: Sequence[Any], now: float) -> Mailbox:
         int(acked),
         since != b"",
         int(outbox),
+        ended_of(service),
+        int(failures),
     )

@@ -391,11 +391,24 @@ class RedisTransport:
             raise fenced(mailbox, epoch or 0)
         return buried
 
-    async def bury(self, mailbox: str, entry: str, frame: bytes, reason: str) -> None:
-        """Keep a frame that cannot be read among the dead letters."""
+    async def bury(self, mailbox: str, entry: str, frame: bytes, reason: str, *, row: int | None = None) -> None:
+        """Keep a frame that cannot be read among the dead letters, or (row) a message whose handler has failed."""
         frame, reason = kept_of(frame, reason)
         keys = [self.keys.dead, self.keys.state(mailbox)]
-        await self.link.script("reject_frame", keys, [self.keys.prefix, mailbox, entry, reason, frame, self.dead_bytes])
+        args: list[Any] = [self.keys.prefix, mailbox, entry, reason, frame, self.dead_bytes]
+        if row is None:
+            await self.link.script("reject_frame", keys, args)
+        else:
+            await self.link.script("keep_failed", [*keys, self.keys.meta], [*args, row])
+
+    async def set_service(self, mailbox: str, epoch: int, note: bytes) -> None:
+        """Keep a note on the service of a mailbox (b"": none), unless a newer reader than that epoch's has it."""
+        await self.link.script("set_service", [self.keys.state(mailbox)], [epoch, note])
+
+    async def services(self, mailboxes: Collection[str]) -> dict[str, bytes]:
+        """Return the notes on the services of mailboxes, of those that have one by their present reader."""
+        found = await self.link.script("read_services", [self.keys.meta], [self.keys.prefix, *mailboxes])
+        return {name.decode(): note for name, note in zip(found[::2], found[1::2], strict=True)}
 
     async def subscribe(self, channels: Collection[str], globs: Sequence[str], sink: Callable[[Ingress], None]) -> None:
         """Pass publications of foreign clients to `sink`, at most once; never those of our own senders."""

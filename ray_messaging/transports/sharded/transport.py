@@ -321,9 +321,20 @@ class ShardedTransport:
         home = self._home_of(mailbox)
         await home.commit(mailbox, epoch, cursor, messages=messages, nbytes=nbytes, acks=acks)
 
-    async def bury(self, mailbox: str, entry: str, frame: bytes, reason: str) -> None:
-        """Keep a frame that cannot be read among the dead letters."""
-        await self._home_of(mailbox).bury(mailbox, entry, frame, reason)
+    async def bury(self, mailbox: str, entry: str, frame: bytes, reason: str, *, row: int | None = None) -> None:
+        """Keep a frame that cannot be read among the dead letters, or (row) a message whose handler has failed."""
+        await self._home_of(mailbox).bury(mailbox, entry, frame, reason, row=row)
+
+    async def set_service(self, mailbox: str, epoch: int, note: bytes) -> None:
+        """Keep a note on the service of a mailbox."""
+        await self._home_of(mailbox).set_service(mailbox, epoch, note)
+
+    async def services(self, mailboxes: Collection[str]) -> dict[str, bytes]:
+        """Return the notes on the services of mailboxes."""
+        found: dict[str, bytes] = {}
+        for notes in await at_all(shard.services(mailboxes) for shard in self.shards):
+            found |= notes
+        return found
 
     async def waiting(self) -> dict[str, int]:
         """Return the number of unacknowledged messages in each mailbox."""

@@ -17,6 +17,7 @@ from ray_messaging.cluster.ray_metrics import RayMetrics
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.common.backoff import ACTOR_RECONNECT
 from ray_messaging.common.process_tuning import tune_process
+from ray_messaging.conversations.handling import Asker
 from ray_messaging.errors import CommitFailed, MessagingError
 from ray_messaging.message import Message
 from ray_messaging.messages import Messages
@@ -88,20 +89,35 @@ class GroupActor:
         await self.ready()
         return await self._host.lane.address(get_node_ip_address())
 
-    async def ask(self, call: str, frame: bytes, timeout: float | None) -> Message:
-        """Ask a handle's question; return its answer. `call` is the same where Ray repeats this."""
+    async def ask(self, call: str, frame: bytes, timeout: float | None, asker: Asker | None = None) -> Message:
+        """Ask a handle's question, of a handler there; return its answer. `call` is the same where Ray repeats this."""
         await self.ready()
-        return await self._host.questions.ask(call, frame, timeout)
+        return await self._host.questions.ask(call, frame, timeout, asker)
 
     async def ask_many(self, call: str, frames: list[bytes], timeout: float | None) -> Receipts:
         """Ask a handle's questions; return their receipts."""
         await self.ready()
         return await self._host.questions.ask_many(call, frames, timeout)
 
-    async def more_answers(self, call: str, parts: int, wait_s: float) -> MoreAnswers:
-        """Return the answers to a handle's questions behind some parts; wait for the first."""
+    async def more_answers(self, call: str, parts: int, wait_s: float, errors: int) -> MoreAnswers:
+        """Return the answers to a handle's questions behind some parts and errors; wait for the first."""
         await self.ready()
-        return await self._host.questions.more(call, parts, wait_s)
+        return await self._host.questions.more(call, parts, wait_s, errors)
+
+    async def begin_service(self) -> None:
+        """Note that a handle serves from now on."""
+        await self.ready()
+        await self._host.messager.conversation.begin()
+
+    async def end_service(self, caller: str, ended: str) -> None:
+        """Note why a handle serves no more, unless others do."""
+        await self.ready()
+        await self._host.end_service(caller, ended)
+
+    async def keep_failed(self, mailbox: str, entry: str, row: int, frame: bytes, reason: str) -> None:
+        """Make a message on which a handle's handler has failed a dead letter."""
+        await self.ready()
+        await self._host.messager.engine.transport.bury(mailbox, entry, frame, reason, row=row)
 
     async def fetch(
         self, caller: str, token: Token | None, limit: int | None, timeout: float | None, asking: FetchOptions = NEXT

@@ -1,7 +1,7 @@
 """Host of a group's agents, without Ray: a messager, the order of its callers' sends, leases of its messages."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from ray_messaging.cluster.actors.group.caller_admission import CallerAdmission
@@ -52,6 +52,7 @@ class GroupHost:
         self.lane = GroupLaneServer(self)
         self.steps = GroupSteps(self.messager)
         self.questions = GroupQuestions(self.messager)
+        self.messager.conversation.waits.others_handle = self._others_handle
         self.messager.conversation.keeps_late = False  # handles commit by leases, which are of the group's mailbox
 
     @property
@@ -129,6 +130,14 @@ class GroupHost:
         """End a handle's fetch, as nobody waits for its answer."""
         assert self._leases is not None
         await self._leases.abandon(caller, received)
+
+    async def end_service(self, caller: str, ended: str) -> None:
+        """Note why a handle serves no more, unless others hold messages or fetch."""
+        if not self._others_handle({caller}):
+            await self.messager.conversation.end((), ended)
+
+    def _others_handle(self, callers: Collection[str]) -> bool:
+        return self._leases is not None and bool(self._leases.holders.difference(callers))
 
     def stats(self) -> dict[str, Any]:
         """Return counters of this group."""

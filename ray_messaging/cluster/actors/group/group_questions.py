@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ray_messaging.conversations.answers import Answers
-from ray_messaging.errors import UnknownName
+from ray_messaging.conversations.handling import Asker
+from ray_messaging.errors import NoAnswer, UnknownName
 from ray_messaging.message import Message
 from ray_messaging.messager import Messager
 from ray_messaging.receipt import Receipts
@@ -16,10 +17,11 @@ _MOST_UNREAD = 1024  # calls that have ended: a handle may be gone, and read not
 
 
 class MoreAnswers(NamedTuple):
-    """Answers for a handle: the places of each part's questions, and its frame."""
+    """Answers for a handle: the places of each part's questions, and its frame; by place, why others have none."""
 
     parts: list[tuple[bytes, bytes]]
     late: int
+    errors: list[tuple[int, NoAnswer]]
 
 
 class GroupQuestions:
@@ -31,11 +33,11 @@ class GroupQuestions:
         self._asked: dict[str, asyncio.Task[Answers]] = {}
         self._read: set[str] = set()  # of these, those whose handle has all answers
 
-    async def ask(self, call: str, frame: bytes, timeout: float | None) -> Message:
-        """Ask one question; return its answer."""
+    async def ask(self, call: str, frame: bytes, timeout: float | None, asker: Asker | None = None) -> Message:
+        """Ask one question, of a handler; return its answer."""
         if call not in self._lone:
             batch = decode(frame)
-            asking = self._messager.conversation.ask_batch(batch, timeout)
+            asking = self._messager.conversation.ask_batch(batch, timeout, asker)
             self._lone[call] = asyncio.create_task(asking, name="ray_messaging question")
             self._lone[call].add_done_callback(lambda _: self._forget_lone())
         return await asyncio.shield(self._lone[call])
@@ -50,8 +52,8 @@ class GroupQuestions:
         assert answers.receipts is not None
         return answers.receipts
 
-    async def more(self, call: str, parts: int, wait_s: float) -> MoreAnswers:
-        """Return the answers behind some parts; wait for the first. Raises UnknownName."""
+    async def more(self, call: str, parts: int, wait_s: float, errors: int = 0) -> MoreAnswers:
+        """Return the answers behind some parts and errors; wait for the first. Raises UnknownName."""
         if call not in self._asked:
             raise UnknownName(
                 "the group's actor does not know these questions any more: it was started anew, and their answers come "
@@ -60,7 +62,7 @@ class GroupQuestions:
                 value=call,
             )
         answers = await self._asked[call]
-        if len(answers.parts) == parts and not answers.done:
+        if (len(answers.parts), len(answers.errors)) == (parts, errors) and not answers.done:
             try:
                 async with asyncio.timeout(wait_s):
                     await answers.change()
@@ -69,7 +71,7 @@ class GroupQuestions:
         found = [(part.places.astype("<i8").tobytes(), encode(part.batch)) for part in answers.parts[parts:]]
         if answers.done:
             self._read.add(call)
-        return MoreAnswers(found, answers.late)
+        return MoreAnswers(found, answers.late, [*answers.errors.items()][errors:])
 
     def _forget_lone(self) -> None:
         for call in [call for call, task in self._lone.items() if task.done()][:-_MOST_KEPT]:

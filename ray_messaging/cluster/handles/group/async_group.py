@@ -20,6 +20,7 @@ from ray_messaging.audiences.storage.book import UNRESOLVED, name_of
 from ray_messaging.cluster.handles.actor_calls import gone, insist, known_dead, value_of, wait_restart
 from ray_messaging.cluster.handles.group.fetched import Fetched
 from ray_messaging.cluster.handles.group.group_lane import WAIT_S, GroupLane, LaneConnection, LaneRoute
+from ray_messaging.cluster.handles.group.group_service import GroupService
 from ray_messaging.cluster.handles.group.loop_connection import LoopConnection
 from ray_messaging.cluster.handles.group.waiting import InLoop, Waiting
 from ray_messaging.cluster.lane_calls import (
@@ -36,11 +37,12 @@ from ray_messaging.cluster.lane_calls import (
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.compat.msg import Payload
 from ray_messaging.conversations.answers import AnswerPart, Answers, AnswerTable, MoreAnswers
+from ray_messaging.conversations.handling import asker_here
 from ray_messaging.conversations.replies import note_replied, replies_to
-from ray_messaging.conversations.server import Handler, MessageServer
+from ray_messaging.conversations.server import Handler, MessageServer, OnError, Serving
 from ray_messaging.errors import CommitFailed, ConfigError, OutcomeUnknown
 from ray_messaging.message import Message
-from ray_messaging.messages import Messages
+from ray_messaging.messages import Messages, Slice
 from ray_messaging.model.agent_sets import AgentSet, column_of
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn
@@ -242,7 +244,8 @@ class AsyncGroup:
         entries = self._entries([Outgoing.to_agent(to_id, payload, from_id, subtopic)])
         [batch] = batches_of_entries(entries, self.step)
         call, frame = secrets.token_hex(8), encode(batch)
-        answer: Message = await self._insist(lambda: self.actor.ask.remote(call, frame, timeout))
+        asker = asker_here()
+        answer: Message = await self._insist(lambda: self.actor.ask.remote(call, frame, timeout, asker))
         return answer
 
     async def ask_columns(
@@ -282,10 +285,12 @@ class AsyncGroup:
     async def _more_answers(self, call: str, answers: AnswerTable) -> None:
         left = answers.seconds_left
         wait_s = WAIT_S if left is None else min(WAIT_S, left)
-        parts = len(answers.parts)
-        found = await self._insist(lambda: self.actor.more_answers.remote(call, parts, wait_s))
+        parts, errors = len(answers.parts), len(answers.errors)
+        found = await self._insist(lambda: self.actor.more_answers.remote(call, parts, wait_s, errors))
         for places, frame in found.parts[len(answers.parts) - parts :]:  # another task may have got the first ones
             answers.add(AnswerPart(np.frombuffer(places, "<i8").astype(np.intp), decode(frame)))
+        for place, error in found.errors:
+            answers.fail(place, error)
         answers.late = found.late
 
     async def reply(self, message: Message, payload: Payload) -> Receipt:
@@ -294,20 +299,33 @@ class AsyncGroup:
 
     async def reply_columns(self, messages: Acked, payloads: object) -> Receipts:
         """Answer many questions, with a payload each or one for all; one receipt for each. Raises as `reply`."""
-        questions = slices_of(messages)
-        receipts = await self._relay(
-            replies_to(questions, payloads, self._experiment.exp_id, self._payload_bytes, self.step)
-        )
+        return await self.reply_to(slices_of(messages), payloads)
+
+    async def reply_to(self, questions: Sequence[Slice], payloads: object, *, failed: bool = False) -> Receipts:
+        """Answer questions, or say that their handlers have failed."""
+        exp_id, payload_bytes = self._experiment.exp_id, self._payload_bytes
+        receipts = await self._relay(replies_to(questions, payloads, exp_id, payload_bytes, self.step, failed=failed))
         note_replied(questions)
         return receipts
 
-    async def serve(self, handler: Handler, *, concurrency: int = 1000) -> None:
+    async def serve(
+        self,
+        handler: Handler,
+        *,
+        concurrency: int = 1000,
+        retries: int = 0,
+        timeout: float | None = None,
+        on_error: OnError = "dead_letter",
+    ) -> None:
         """Await `handler(message)` for each message, as `Messager.serve` does.
 
         A handler that takes longer than `MessagingConfig.loan_s` loses its message to the next fetch of another handle.
+        Messages that are not handled at the end go to the next fetch at once, of this handle or another.
         Raises: CommitFailed then, and as `Messager.serve`.
         """
-        await MessageServer(self.fetch, self._commit, self.reply, handler, concurrency, self._tracer).run()
+        serving = Serving.checked(concurrency, retries, timeout, on_error)
+        service = GroupService(self, self._caller)
+        await MessageServer(service, self.fetch, self._commit, self.reply, handler, serving, self._tracer).run()
 
     # -- receiving ------------------------------------------------------------------------------------------------
 
@@ -437,6 +455,11 @@ class AsyncGroup:
         """Return the messages of a lease to the mailbox."""
         self._forget(token)  # before: a fetch at the same time must not commit them
         await self._insist(lambda: self.actor.give_up.remote(self._caller, token))
+
+    async def give_up_unacked(self) -> None:
+        """Return all messages that only `ack` commits, and that are not acknowledged, to the mailbox."""
+        for token in [*self._unacked.values()]:
+            await self.give_up_lease(token)
 
     async def commit_lease(self, token: Token) -> None:
         """Commit the messages of a lease."""

@@ -9,7 +9,7 @@ _MOVE = ("entry_order", "move_cursor")
 _LEASE = ("id_ceiling", "renew_lease")
 _STEPS = ("id_ceiling", "step_is_open", "step_barrier")
 _RETURN = ("mailbox_limit", "step_box", "returned_frames")
-_DEAD_LETTERS = ("load_directory", "end_leases", "remove_mailbox", "reject_frame", "drop_letters")
+_DEAD_LETTERS = ("load_directory", "end_leases", "remove_mailbox", "reject_frame", "keep_failed", "drop_letters")
 _DEPARTURES = ("give_up_release", "ask_for_room", "record_departure", "finish_departure")
 _SHARED: dict[str, tuple[str, ...]] = {
     "send": ("mailbox_limit", "plain_frame", "send_one_frame", *_MOVE, "step_box"),

@@ -11,7 +11,8 @@
 -- mailboxes in all, then for each: name, messages, bytes, max_messages, max_bytes, entry of the oldest unread message or
 -- "", ms of its lease that are left by the server's clock, below 0 where none are, leased, unlogged, unlogged_bytes, 1
 -- where it alone listens for agents, owner, messages that are acknowledged behind something that is not, the step in
--- which its group has joined the steps or "", bytes of its outbox}
+-- which its group has joined the steps or "", bytes of its outbox, the note on its service or "" (see set_service.lua),
+-- messages whose handlers failed}
 local meta = redis.call('HMGET', KEYS[1], 'interceptor', 'log')
 local log = redis.call('HMGET', ARGV[1] .. 'state::log', 'unlogged', 'unlogged_bytes', 'max_messages', 'max_bytes')
 -- Whoever else writes there may write anything.
@@ -24,7 +25,8 @@ local looked, clock = 0, redis.call('TIME')
 for i = 1, math.min(#names, tonumber(ARGV[2])) do
   local name = names[i]
   local now = redis.call('HMGET', ARGV[1] .. 'state:' .. name, 'messages', 'bytes', 'max_messages', 'max_bytes', 'born',
-                         'entry', 'row', 'leased', 'unlogged', 'unlogged_bytes', 'exclusive', 'owner', 'acked_messages')
+                         'entry', 'row', 'leased', 'unlogged', 'unlogged_bytes', 'exclusive', 'owner', 'acked_messages',
+                         'service', 'failures', 'epoch', 'served')
   local oldest = ''
   -- Whatever was counted: what others wrote there was not, and waits all the same.
   if now[5] and looked < tonumber(ARGV[3]) then
@@ -43,7 +45,8 @@ for i = 1, math.min(#names, tonumber(ARGV[2])) do
   for _, value in ipairs({name, now[1] or 0, now[2] or 0, now[3] or 0, now[4] or 0, oldest, left, now[8] or 0,
                           now[9] or 0, now[10] or 0, now[11] or 0, now[12] or '', now[13] or 0,
                           redis.call('HGET', ARGV[1] .. 'step:' .. name, 'since') or '',
-                          #(redis.call('HGET', ARGV[1] .. 'sender:' .. name, 'outbox') or '')}) do
+                          #(redis.call('HGET', ARGV[1] .. 'sender:' .. name, 'outbox') or ''),
+                          now[16] == now[17] and now[14] or '', now[15] or 0}) do
     reply[#reply + 1] = value
   end
 end

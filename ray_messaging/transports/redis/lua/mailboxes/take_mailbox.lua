@@ -47,6 +47,7 @@ if epoch == '-1' then
   if not epoch or state[6] ~= ARGV[12] then
     epoch = raise_number(KEYS[4], 'epoch')
     redis.call('HSET', KEYS[4], 'reader', ARGV[12], 'handled', 0, 'handled_bytes', 0)
+    redis.call('HDEL', KEYS[4], 'failures')
   end
   left = redis.call('HMGET', KEYS[4], 'blob', 'acked')
 end

@@ -1,4 +1,4 @@
--- Shared by load_directory.lua, end_leases.lua, remove_mailbox.lua, reject_frame.lua, requeue.lua, end_forward.lua and
+-- Shared by load_directory.lua, end_leases.lua, remove_mailbox.lua, reject_frame.lua, keep_failed.lua, requeue.lua, end_forward.lua and
 -- drop_letters.lua: dead letters, and their limit.
 --
 -- dead         stream: frames nobody will read: mailbox, entry, row (rows before it were handled), reason, f = frame;

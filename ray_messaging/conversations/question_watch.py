@@ -1,0 +1,175 @@
+"""A watch over the open questions of one messager: those that can have no answer any more end at once."""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from ray_messaging.common.task_health import end
+from ray_messaging.conversations.open_questions import OpenQuestion, OpenQuestions
+from ray_messaging.engine import Engine
+from ray_messaging.errors import MessagingError
+from ray_messaging.wire.service_notes import Ask, ServiceNote, decode_note
+
+logger = logging.getLogger(__name__)
+
+_LOOK_S = 0.5  # between two looks: what both have seen is so, though notes are written a little late
+_SHARE = 20  # a look that takes long comes less often
+_MOST_NOTES = 1000  # mailboxes that one look follows
+
+
+class WaitGraph(NamedTuple):
+    """The questions of handlers that wait, and the notes of their mailboxes: who waits for whom."""
+
+    asks: dict[str, Ask]
+    in_hand: dict[str, tuple[Ask, ...]]  # by question that a handler has in hand: the questions of that handler
+    notes: Mapping[str, ServiceNote]
+
+    @classmethod
+    def of(cls, notes: Mapping[str, ServiceNote]) -> "WaitGraph":
+        """Build from the notes of services."""
+        slots = [slot for note in notes.values() for slot in note.slots]
+        asks = {ask.question: ask for slot in slots for ask in slot.asks}
+        return cls(asks, {slot.message: slot.asks for slot in slots}, notes)
+
+    def waits_for(self, ask: Ask) -> list[tuple[Ask, ...]]:
+        """Return the questions of each handler that may answer this one, or has to end before; []: one is free."""
+        if ask.question in self.in_hand:
+            return [self.in_hand[ask.question]]
+        slots = [slot.asks for name in ask.mailboxes for slot in self._note(name).slots]
+        return slots if all(self._note(name).slots for name in ask.mailboxes) else []
+
+    def _note(self, mailbox: str) -> ServiceNote:
+        return self.notes.get(mailbox) or ServiceNote()
+
+    def dead(self) -> set[str]:
+        """Return the questions that wait for each other, or behind those that do, whatever else happens."""
+        dead = set(self.asks)
+        while True:
+            alive = {question for question in dead if not self._is_dead(self.asks[question], dead)}
+            if not alive:
+                return dead
+            dead -= alive
+
+    def _is_dead(self, ask: Ask, dead: set[str]) -> bool:
+        slots = self.waits_for(ask)
+        return bool(slots) and all(any(each.question in dead for each in asks) for asks in slots)
+
+    def circle(self, question: str, dead: set[str]) -> list[Ask]:
+        """Return a shortest circle of dead questions from one back to itself; []: there is none."""
+        came: dict[str, str] = {}
+        left = deque([question])
+        while left:
+            at = left.popleft()
+            for asks in self.waits_for(self.asks[at]):
+                for ask in asks:
+                    if ask.question == question:
+                        return self._way(came, question, at)
+                    if ask.question in dead and ask.question not in came:
+                        came[ask.question] = at
+                        left.append(ask.question)
+        return []
+
+    def _way(self, came: Mapping[str, str], first: str, last: str) -> list[Ask]:
+        way = [last]
+        while way[-1] != first:
+            way.append(came[way[-1]])
+        return [self.asks[question] for question in reversed(way)]
+
+
+class QuestionWatch:
+    """A watch over the open questions of one messager: now and then it asks the server what has become of them.
+
+    A question ends where no mailbox has the agent any more, where the service of its mailbox has ended, or where its
+    answer would have to wait for itself; each time after two looks that have seen the same.
+    """
+
+    def __init__(self, engine: Engine, questions: OpenQuestions) -> None:
+        self._engine = engine
+        self._questions = questions
+        self._task: asyncio.Task[None] | None = None
+        self._seen: dict[object, object] = {}  # by question: why it is without hope, as the last look has seen it
+
+    def begin(self) -> None:
+        """Watch from now on, while there are open questions."""
+        if (self._task is None or self._task.done()) and self._engine.transport.acks_apart:
+            self._task = asyncio.create_task(self._run(), name="ray_messaging question watch")
+
+    async def close(self) -> None:
+        """Watch no more."""
+        if self._task is not None:
+            await end(self._task)
+
+    async def _run(self) -> None:
+        pause_s = _LOOK_S
+        while True:
+            await asyncio.sleep(pause_s)
+            began = time.monotonic()
+            if not self._questions.waiting:
+                self._seen = {}
+                return
+            try:
+                await self._look()
+            except MessagingError as error:  # a server that is away says nothing about them
+                logger.debug("open questions are not looked at: %s", error)
+            pause_s = max(_LOOK_S, _SHARE * (time.monotonic() - began))
+
+    async def _look(self) -> None:
+        engine = self._engine
+        assert engine.frame_sender is not None
+        await engine.frame_sender.refresh()
+        asked = [*self._questions.open(engine.directory)]
+        notes = await self._notes({name for each in asked for name in each.mailboxes})
+        graph = WaitGraph.of(notes)
+        dead = graph.dead()
+        found: dict[object, object] = {}
+        for each in asked:
+            circle = graph.circle(each.key, dead) if each.key in dead else []
+            why = _hopeless(each, notes) or in_circle((ask.from_id, ask.to_id) for ask in circle)
+            # Of a circle the question with the highest id ends, and the others go on.
+            if not why or (circle and max(ask.question for ask in circle) != each.key):
+                continue
+            found[each.key] = why, [ask.question for ask in circle]
+            if self._seen.get(each.key) == found[each.key]:
+                each.fail(why)
+        self._seen = found
+
+    async def _notes(self, mailboxes: Iterable[str]) -> dict[str, ServiceNote]:
+        """Return the notes of mailboxes, and of those for which these wait."""
+        found: dict[str, ServiceNote] = {}
+        asked, left = set[str](), {*mailboxes}
+        while left and len(asked) < _MOST_NOTES:
+            read = await self._engine.transport.services(left)
+            asked |= left
+            new = {name: decode_note(data) for name, data in read.items()}
+            found |= new
+            asks = (ask for note in new.values() for slot in note.slots for ask in slot.asks)
+            left = {name for ask in asks for name in ask.mailboxes} - asked
+        return found
+
+
+_GONE = (
+    "no group has it any more: its group was removed, or it has left it. What waited for it is among the dead letters"
+)
+_ENDED = (
+    "nobody serves {!r}: its service has ended ({}). The question waits there for the next one that serves or fetches"
+)
+
+
+def _hopeless(asked: OpenQuestion, notes: Mapping[str, ServiceNote]) -> str:
+    """Return why no mailbox will answer a question; "": one may."""
+    if not asked.mailboxes:
+        return _GONE
+    ended = [(name, notes[name].ended) for name in asked.mailboxes if name in notes and notes[name].ended]
+    return _ENDED.format(*ended[0]) if len(ended) == len(asked.mailboxes) else ""
+
+
+def in_circle(pairs: Iterable[tuple[object, object]]) -> str:
+    """Return the reason for a question whose answer would wait for itself, by who asks whom; "" without any."""
+    told = ", ".join(f"agent {one!r} waits for agent {other!r}" for one, other in pairs)
+    return told and (
+        f"its answer would wait for itself: {told}, and no handler of them is free. Raise `serve(concurrency=)`, "
+        "answer without asking back, or send an ordinary message"
+    )

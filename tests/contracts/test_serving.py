@@ -1,0 +1,326 @@
+"""Serving where handlers fail or wait for each other: what their askers learn, and what becomes of the messages."""
+
+import asyncio
+import json
+
+import pytest
+from support.contracts import WAIT_S, fetch_all, until
+
+from ray_messaging import AnswerFailed, ConfigError, NoAnswer
+from ray_messaging.wire.frames import decode
+
+LONG_S = 600.0  # a question that waits for this long has not been told that it waits in vain
+
+
+@pytest.fixture
+async def pair(messagers):
+    return await messagers(name="west", host=[1, 2]), await messagers(name="east", host=[11, 12])
+
+
+@pytest.fixture
+async def serve():
+    """Serve in the background; end with the test."""
+    serving = []
+
+    def begin(messager, handler, **options):
+        serving.append(asyncio.create_task(messager.serve(handler, **options)))
+        return serving[-1]
+
+    yield begin
+    for task in serving:
+        task.cancel()
+    await asyncio.gather(*serving, return_exceptions=True)
+
+
+async def picky(message):
+    """Fail on odd numbers."""
+    if message.payload["n"] % 2:
+        raise ValueError("no odd \ud83d numbers")
+    return {"n": message.payload["n"]} if message.expects_answer else None
+
+
+# -- a handler that fails ---------------------------------------------------------------------------------------------
+
+
+async def test_the_asker_of_a_handler_that_fails_is_told_at_once_and_the_service_goes_on(pair, serve):
+    west, east = pair
+    serve(east, picky)
+    async with asyncio.timeout(WAIT_S):
+        with pytest.raises(AnswerFailed, match=r"agent 11 failed on question west-.* \(ValueError: no odd") as caught:
+            await west.ask(1, 11, {"n": 1}, timeout=LONG_S)
+        assert (await west.ask(1, 11, {"n": 2}, timeout=LONG_S)).payload == {"n": 2}
+    assert (caught.value.agent, caught.value.error, caught.value.text) == (11, "ValueError", "no odd \\ud83d numbers")
+    assert isinstance(caught.value, NoAnswer)
+
+
+async def test_columns_of_questions_of_which_some_fail(pair, serve):
+    west, east = pair
+    serve(east, picky)
+    answers = await west.ask_columns(1, [11, 12] * 20, [{"n": n} for n in range(40)], timeout=LONG_S)
+    async with asyncio.timeout(WAIT_S):
+        await answers.wait()
+    assert answers.answered.tolist() == [*range(0, 40, 2)]
+    assert answers.failed.tolist() == [*range(1, 40, 2)]
+    assert (answers.errors[3].agent, answers.errors[3].error, len(answers.pending)) == (12, "ValueError", 0)
+    assert answers.to_pandas().fate.tolist() == ["answered", "failed"] * 20
+    assert "20 failed" in repr(answers)
+
+
+@pytest.mark.beyond_mqtt("reading of dead letters")
+async def test_a_message_on_which_its_handler_failed_is_a_dead_letter(pair, serve, messagers, store):
+    west, east = pair
+    serving = serve(east, picky)
+    await west.send_columns(1, [11, 12] * 4, [{"n": n} for n in (1, 2, 3, 5, 4, 7, 6, 9)])
+
+    async def all_odd_ones_are_dead():
+        return len(await store.dead()) == 5
+
+    await until(all_odd_ones_are_dead)
+    assert {(mailbox, reason) for mailbox, reason, _ in await store.dead()} == {
+        ("east", "its handler failed: ValueError: no odd \\ud83d numbers")
+    }
+    failed = [decode(frame) for _, _, frame in await store.dead()]
+    assert sorted(json.loads(batch.lines.row(0))["n"] for batch in failed) == [1, 3, 5, 7, 9]
+    serving.cancel()
+    await asyncio.gather(serving, return_exceptions=True)
+    await east.close()
+    again = await messagers(name="east", host=[11, 12])
+    assert not await again.fetch_messages(timeout=0.2)  # what failed is committed
+
+
+async def test_a_failed_message_is_tried_again(pair, serve):
+    west, east = pair
+    tries = []
+
+    async def third_time_lucky(message):
+        tries.append(message.id)
+        if len(tries) < 3:
+            raise ConnectionError("the model is away")
+        return {"tries": len(tries)}
+
+    serve(east, third_time_lucky, retries=2)
+    answer = await west.ask(1, 11, {}, timeout=LONG_S)
+    assert (answer.payload, len(set(tries))) == ({"tries": 3}, 1)
+
+
+async def test_a_handler_that_takes_too_long_has_failed(pair, serve):
+    west, east = pair
+
+    async def handler(_message):
+        await asyncio.get_running_loop().create_future()  # as of a thread that has died
+
+    serve(east, handler, timeout=0.05)
+    with pytest.raises(AnswerFailed, match="TimeoutError"):
+        await west.ask(1, 11, {}, timeout=LONG_S)
+
+
+async def test_a_handler_that_was_cancelled_has_failed(pair, serve):
+    west, east = pair
+
+    async def handler(_message):
+        given_up = asyncio.get_running_loop().create_future()
+        given_up.cancel()
+        await given_up
+
+    serve(east, handler)
+    with pytest.raises(AnswerFailed, match="a handler of `serve` was cancelled"):
+        await west.ask(1, 11, {}, timeout=LONG_S)
+
+
+async def test_an_answer_that_cannot_be_sent_is_a_failure_of_its_handler(pair, serve):
+    west, east = pair
+
+    async def handler(_message):
+        return {"n": object()}
+
+    serve(east, handler)
+    with pytest.raises(AnswerFailed, match="InvalidPayload"):
+        await west.ask(1, 11, {}, timeout=LONG_S)
+
+
+# -- the end of a service ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.beyond_mqtt("notes on services")
+async def test_where_a_service_has_ended_all_who_ask_are_told(pair, serve, messagers):
+    west, east = pair
+    gate = asyncio.Event()
+
+    async def handler(message):
+        if message.payload["n"]:
+            await gate.wait()
+            raise ValueError("no model")
+        return {}
+
+    serving = serve(east, handler, on_error="end", concurrency=1)
+    asking = [asyncio.create_task(west.ask(1, 11, {"n": 1}, timeout=LONG_S)) for _ in range(3)]
+    many = await west.ask_columns(1, 12, [{"n": n} for n in (1, 2, 3)], timeout=LONG_S)
+    gate.set()
+    with pytest.raises(ValueError, match="no model"):
+        await serving
+    await east.close()
+    async with asyncio.timeout(WAIT_S):
+        told = await asyncio.gather(*asking, return_exceptions=True)
+        await many.wait()
+        with pytest.raises(NoAnswer, match="nobody serves 'east': its service has ended"):
+            await west.ask(2, 11, {"n": 0}, timeout=LONG_S)  # also later
+    told += [many.errors[row] for row in many.failed]
+    assert (len(told), sum(isinstance(error, AnswerFailed) for error in told)) == (6, 1)
+    assert sum("its service has ended (ValueError: no model)" in str(error) for error in told) == 5
+    again = await messagers(name="east", host=[11, 12])
+    serve(again, picky)  # it answers as if nothing had been
+    assert (await west.ask(1, 11, {"n": 2}, timeout=WAIT_S)).payload == {"n": 2}
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+async def test_a_handler_that_wants_to_exit_ends_serve_and_nothing_hangs(pair, serve, error):
+    west, east = pair
+    begun = asyncio.Event()
+
+    async def handler(message):
+        if message.payload["n"] == 0:
+            begun.set()
+            await asyncio.sleep(0)
+            raise error("enough")
+        await begun.wait()
+        return {}
+
+    async def run():
+        try:
+            await east.serve(handler)
+        except (SystemExit, KeyboardInterrupt) as found:
+            return found
+
+    asking = asyncio.create_task(west.ask(1, 11, {"n": 0}, timeout=LONG_S))
+    serving = asyncio.create_task(run())
+    async with asyncio.timeout(WAIT_S):
+        with pytest.raises(AnswerFailed, match=error.__name__):
+            await asking
+        assert isinstance(await serving, error)
+
+
+async def test_serve_again_hands_out_at_once_what_an_ended_service_had_left(pair, serve):
+    west, east = pair
+
+    async def broken(_message):
+        raise ValueError("no model")
+
+    serving = serve(east, broken, on_error="end")
+    with pytest.raises(AnswerFailed):
+        await west.ask(1, 11, {"n": 2}, timeout=LONG_S)
+    with pytest.raises(ValueError, match="no model"):
+        await serving
+    seen = asyncio.Queue()
+
+    async def handler(message):
+        seen.put_nowait(message.payload)
+
+    serve(east, handler)
+    async with asyncio.timeout(WAIT_S):
+        assert await seen.get() == {"n": 2}
+
+
+async def test_what_serve_cannot_do(pair):
+    west, east = pair
+    with pytest.raises(ConfigError, match="on_error='stop'"):
+        await east.serve(picky, on_error="stop")
+    with pytest.raises(ConfigError, match="retries=-1"):
+        await east.serve(picky, retries=-1)
+    await west.send(1, 11, {"n": 1})
+    with pytest.raises(ConfigError, match="must be an async function, and returned dict"):
+        await east.serve(lambda message: {})
+
+
+# -- questions that wait for each other -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def ring(messagers, serve):
+    """Make services of one handler each, whose agents ask each other: agent n asks as its message tells."""
+    seen = {}
+
+    async def make(agents, concurrency=1):
+        for agent in agents:
+            seen[agent] = await messagers(name=f"m{agent}", host=[agent])
+            serve(seen[agent], handler_of(agent), concurrency=concurrency)
+        return seen
+
+    def handler_of(agent):
+        async def handler(message):
+            if not message.payload["asks"]:
+                return {"by": [agent]}
+            first, *others = message.payload["asks"]
+            try:
+                answer = await seen[agent].ask(agent, first, {"asks": others}, timeout=LONG_S)
+            except NoAnswer as error:
+                return {"by": [agent], "error": str(error)}
+            return {"by": [agent, *answer.payload["by"]], "error": answer.payload.get("error")}
+
+        return handler
+
+    return make
+
+
+@pytest.mark.parametrize("way", [[1], [2, 1], [2, 3, 1]])
+async def test_an_answer_that_would_wait_for_itself_is_told_as_such_at_once(ring, messagers, way):
+    user = await messagers()
+    await ring([1, 2, 3])
+    answer = await user.ask(None, 1, {"asks": way}, timeout=WAIT_S)
+    assert answer.payload["by"] == [1, *way[:-1]]
+    told = [f"agent {one} waits for agent {other}" for one, other in zip([1, *way], way, strict=False)]
+    assert f"its answer would wait for itself: {', '.join(told)}, and" in answer.payload["error"]
+
+
+@pytest.mark.beyond_mqtt("notes on services")
+@pytest.mark.parametrize("agents", [[1, 2], [1, 2, 3]])
+async def test_agents_that_ask_each_other_at_the_same_time(ring, messagers, agents):
+    user, outside = await messagers(), await messagers()
+    await ring(agents)
+    following = zip(agents, [*agents[1:], agents[0]], strict=True)
+    asking = [user.ask(None, agent, {"asks": [other]}, timeout=LONG_S) for agent, other in following]
+    third = outside.ask(None, 1, {"asks": []}, timeout=LONG_S)
+    async with asyncio.timeout(WAIT_S):
+        *answers, last = await asyncio.gather(*asking, third)
+    assert last.payload == {"by": [1]}
+    told = [answer.payload["error"] for answer in answers if answer.payload.get("error")]
+    assert len(told) == 1  # the others go on
+    assert all(f"agent {agent} waits for agent" in told[0] for agent in agents)
+
+
+async def test_who_asks_back_where_a_handler_is_free_has_an_answer(ring, messagers):
+    user = await messagers()
+    await ring([1, 2], concurrency=2)
+    answer = await user.ask(None, 1, {"asks": [2, 1]}, timeout=WAIT_S)
+    assert answer.payload == {"by": [1, 2, 1], "error": None}
+
+
+# -- agents that are gone ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.beyond_mqtt("removing agents")
+async def test_a_question_to_agents_that_are_removed_waits_no_longer(pair):
+    west, east = pair
+    asking = asyncio.create_task(west.ask(1, 11, {"n": 1}, timeout=LONG_S))
+    many = await west.ask_columns(1, [11, 12], {"n": 1}, timeout=LONG_S)
+    await east.remove_agents([11])
+    async with asyncio.timeout(WAIT_S):
+        with pytest.raises(NoAnswer, match="no group has it any more"):
+            await asking
+        while not len(many.failed):
+            await many.change()
+    assert (many.failed.tolist(), many.pending.tolist()) == ([0], [1])
+    assert "no group has it any more" in str(many.errors[0])
+
+
+async def test_a_question_ends_by_its_timeout_where_the_outbox_is_full(messagers):
+    west = await messagers(name="west", host=[1], outbox_messages=2, send_timeout_s=LONG_S)
+    east = await messagers(name="east", host=[11], mailbox_messages=1)
+    sends = [asyncio.ensure_future(west.send(1, 11, {"n": n})) for n in range(2)]
+    await asyncio.sleep(0)  # they wait for room in the mailbox, and fill the outbox
+    async with asyncio.timeout(WAIT_S):
+        with pytest.raises(NoAnswer, match="was not sent"):
+            await west.ask(1, 11, {"n": 2}, timeout=0.2)
+        with pytest.raises(NoAnswer, match="were not sent"):
+            await west.ask_columns(1, 11, [{"n": 2}], timeout=0.2)
+    await fetch_all(east, 2)
+    await asyncio.gather(*sends)
