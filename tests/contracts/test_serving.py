@@ -261,6 +261,7 @@ async def ring(messagers, serve):
     return make
 
 
+@pytest.mark.beyond_mqtt("acks: the next fetch waits for the handler that asks")
 @pytest.mark.parametrize("way", [[1], [2, 1], [2, 3, 1]])
 async def test_an_answer_that_would_wait_for_itself_is_told_as_such_at_once(ring, messagers, way):
     user = await messagers()
@@ -287,6 +288,7 @@ async def test_agents_that_ask_each_other_at_the_same_time(ring, messagers, agen
     assert all(f"agent {agent} waits for agent" in told[0] for agent in agents)
 
 
+@pytest.mark.beyond_mqtt("acks: the next fetch waits for the handler that asks")
 async def test_who_asks_back_where_a_handler_is_free_has_an_answer(ring, messagers):
     user = await messagers()
     await ring([1, 2], concurrency=2)
