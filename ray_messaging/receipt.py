@@ -4,6 +4,7 @@ import asyncio
 from asyncio import InvalidStateError
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
+from copy import copy
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
@@ -67,6 +68,19 @@ class Outcome:
 
     def __len__(self) -> int:
         return len(self.codes)
+
+    def cut(self, low: int, high: int) -> "Outcome":
+        """Return the fates of some rows alone, of a batch of plain messages with numbers in a row."""
+        if low == 0 and high == len(self.codes):
+            return self
+        made = copy(self)
+        made.first, made.codes = self.first + low, self.codes[low:high]
+        made.sent_at = self.sent_at if isinstance(self.sent_at, float) else self.sent_at[low:high].copy()
+        made.blocks = {row - low: why for row, why in self.blocks.items() if low <= row < high}
+        if self._addresses is not None:
+            ids, topics, topic = self._addresses
+            made._addresses = ids.take(slice(low, high)), topics, None if topic is None else topic[low:high].copy()
+        return made
 
     @property
     def fates(self) -> NDArray[np.uint8]:

@@ -46,6 +46,10 @@ class AckCall(msgspec.Struct, array_like=True, frozen=True, tag=2):
     tokens: tuple[Token, ...]
 
 
+class AliveCall(msgspec.Struct, array_like=True, frozen=True, tag=3):
+    """A question for a sign of life, answered by `ALIVE` at once."""
+
+
 class BatchFates(msgspec.Struct, array_like=True, frozen=True):
     """The ids of one frame's messages, their fates as in `Outcome.codes`, and the blocked rows with rule and reason."""
 
@@ -88,7 +92,7 @@ class Committed(msgspec.Struct, array_like=True, frozen=True):
     over: tuple[Token, ...]
 
 
-Call = RelayCall | FetchCall | AckCall
+Call = RelayCall | FetchCall | AckCall | AliveCall
 Answer = TypeVar("Answer", Sent, Lent, Committed)
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -100,6 +104,9 @@ class Parts(NamedTuple):
 
     head: bytes
     frames: Sequence[bytes]
+
+
+ALIVE = Parts(b"alive", ())
 
 
 def body_of(header: Call | Sent | Lent | Committed, frames: Sequence[bytes] = ()) -> Parts:

@@ -12,6 +12,7 @@ from support.cluster import drain, kill_and_wait, new_handle, numbered, numbers
 from support.patience import WAIT_S
 
 from ray_messaging import AsyncGroup, ConfigError, Group, NoQuestion, UnknownSender
+from ray_messaging.cluster.handles.group import loop_connection
 from ray_messaging.cluster.handles.group.waiting import InLoop
 
 
@@ -25,6 +26,29 @@ async def test_many_sends_at_once_arrive_once_and_in_order_without_threads(pair)
     assert threading.active_count() == before
     assert all(await asyncio.gather(*sends))
     assert numbers(drain(east, 300)) == list(range(300))
+
+
+class CountedCalls:
+    """An actor's handle that notes the methods which are called by Ray."""
+
+    def __init__(self, actor):
+        self._actor, self.called = actor, []
+
+    def __getattr__(self, name):
+        self.called.append(name)
+        return getattr(self._actor, name)
+
+
+async def test_thousands_of_sends_at_once_go_over_the_lane(pair, monkeypatch):
+    monkeypatch.setattr(loop_connection, "_SENDS", 100)  # the others wait for their turn
+    west, east = pair
+    aio = new_handle(west).aio
+    aio.actor = CountedCalls(aio.actor)
+    async with asyncio.timeout(WAIT_S):
+        receipts = await asyncio.gather(*(aio.send(west.agents[0], east.agents[0], {"n": n}) for n in range(1000)))
+    assert all(receipts)
+    assert not [name for name in aio.actor.called if name.startswith("relay")]
+    assert numbers(await asyncio.to_thread(drain, east, 1000)) == list(range(1000))
 
 
 async def test_a_block_commits_what_was_fetched_and_an_error_returns_it(pair):

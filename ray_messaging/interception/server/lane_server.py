@@ -17,6 +17,7 @@ from ray_messaging.interception.wire.lane import (
     REQUEST,
     SNAPSHOT,
     WAIT,
+    WAITING,
     FrameProtocol,
     LaneAddress,
 )
@@ -29,9 +30,6 @@ CONNECTIONS = 10_000
 STALLED_S = 60.0  # time limit to complete a request, and to read an answer: slow callers hold memory
 HELD_BYTES = 2**30  # of incomplete requests, of all callers together
 _UNREAD_BYTES = 2**20  # of answers; above it no more requests are read
-# Requests of one connection that wait for their answers. Above it, a request for deferred rows gets an answer without
-# verdicts at once; any other ends the connection.
-WAITING = 10_000
 _TOKEN_LIMIT = 128
 
 

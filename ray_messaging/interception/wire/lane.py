@@ -18,6 +18,9 @@ from typing import NamedTuple, cast
 import numpy as np
 
 OPENING_S = 5.0  # time limit to connect and send the token
+# Requests of one connection that wait for their answers. Above it, a request for deferred rows gets an answer without
+# verdicts at once; any other ends the connection.
+WAITING = 10_000
 JUDGE, WAIT, SNAPSHOT = 0, 1, 2
 REQUEST = Struct("<IB")
 NUMBER = Struct("<I")

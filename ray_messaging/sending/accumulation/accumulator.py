@@ -2,11 +2,13 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from itertools import repeat, starmap
 from threading import get_ident
 from time import monotonic, time
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from ray_messaging.addressing.channels import AgentId, SenderId
 from ray_messaging.common.limits import BATCH_ROWS
@@ -14,6 +16,7 @@ from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import Closed, ConfigError, MessagingError
 from ray_messaging.interception.client.verdict_client import VerdictClient
+from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import LINE_END, encode_dict
 from ray_messaging.model.finite import MAYBE_NULL, NULL
 from ray_messaging.receipt import Receipt, Receipts
@@ -245,7 +248,7 @@ class Accumulator:
                 return self._append_in_turn(from_id, to_id, topic, line)
             if self.broken is not None:
                 raise self.broken.with_traceback(None)
-        batch = self._batch_for(size if size > LARGE_LINE else 0)
+        batch = self._batch_for(size if size > LARGE_LINE else 0, self._step)
         future, cells = self._new_future(), batch.cells
         cells += (from_id, to_id, topic, line, time(), future)
         batch.counted = len(cells)
@@ -267,7 +270,7 @@ class Accumulator:
         """Accept one checked question or answer; `enter` comes first. Return the rows of its batch, and its receipt."""
         from_id, to_id, topic, line = checked
         size = len(line) + 1
-        batch = self._batch_for(size if size > LARGE_LINE else 0, kind)
+        batch = self._batch_for(size if size > LARGE_LINE else 0, self._step, kind)
         assert batch.conversation is not None
         future = self._new_future()
         batch.cells += (from_id, to_id, topic, line, time(), future)
@@ -280,13 +283,26 @@ class Accumulator:
 
     def extend(self, entries: Sequence[Entry]) -> "asyncio.Future[Receipts]":
         """Accept messages with several recipients, as part of one batch; `enter` comes first."""
-        now, large = time(), max(len(entry.line) + 1 for entry in entries)
+        return self._extend(entries, repeat(time()), self._step)
+
+    def join(self, batch: Batch) -> "asyncio.Future[Receipts]":
+        """Accept a few messages that another process has encoded, as part of one batch; `enter` comes first."""
+        assert batch.lines is not None
+        rows = zip(batch.from_ids.tolist(), batch.to_ids.tolist(), batch.lines.by_row, strict=True)
+        entries = [
+            Entry(from_id, [to_id], batch.topic_of(row), line) for row, (from_id, to_id, line) in enumerate(rows)
+        ]
+        assert not isinstance(batch.step, np.ndarray)
+        return self._extend(entries, map(batch.sent_time, range(batch.rows)), batch.step)
+
+    def _extend(self, entries: Sequence[Entry], times: Iterable[float], step: int | None) -> "asyncio.Future[Receipts]":
+        large = max(len(entry.line) + 1 for entry in entries)
         self._count()
         nbytes = sum(len(entry.line) + 1 for entry in entries)
-        batch = self._batch_for(nbytes if large > LARGE_LINE else 0)
+        batch = self._batch_for(nbytes if large > LARGE_LINE else 0, step)
         low = len(batch)
-        for entry in entries:
-            batch.extend(entry, now)
+        for entry, sent_at in zip(entries, times, strict=False):
+            batch.extend(entry, sent_at)
         self.capacity.nbytes += nbytes
         batch.nbytes += nbytes
         future: asyncio.Future[Receipts] = self._loop.create_future()
@@ -354,7 +370,9 @@ class Accumulator:
         batch, capacity = self._open, self.capacity
         free = (capacity.max_bytes - capacity.nbytes) // LARGE_LINE
         rows = min(BATCH_ROWS - len(batch), capacity.max_rows - capacity.rows, free)
-        self._futures = starmap(self._new_future, repeat((), 0 if capacity.waited_for else max(0, rows)))
+        if capacity.waited_for or batch.step != self._step:
+            rows = 0
+        self._futures = starmap(self._new_future, repeat((), max(0, rows)))
 
     def _close_batch(self) -> None:
         """Have later messages begin another batch."""
@@ -362,14 +380,14 @@ class Accumulator:
             self._count()
         self._open, self._cells, self._futures = _NONE_OPEN, _NONE_OPEN.cells, iter(())
 
-    def _batch_for(self, large: int, kind: Questions | Replies | None = None) -> RowBatch:
+    def _batch_for(self, large: int, step: int | None, kind: Questions | Replies | None = None) -> RowBatch:
         """Return the batch to append to, which is counted.
 
         Args: `large` is the size of the large payloads that come; with a `kind` they are questions or answers.
         """
         opened = self._open
-        if opened is _NONE_OPEN or len(opened) >= BATCH_ROWS or not opened.holds(large) or not opened.is_of(kind):
-            batch = RowBatch(self._step, conversation=None if kind is None else ConversationRows(kind))
+        if opened is _NONE_OPEN or len(opened) >= BATCH_ROWS or not opened.holds(large) or not opened.is_of(step, kind):
+            batch = RowBatch(step, conversation=None if kind is None else ConversationRows(kind))
             self._open, self._cells, self._futures = batch, batch.cells, iter(())
             if self.tracer is not None:
                 batch.trace = self.tracer.open()

@@ -111,9 +111,9 @@ class RowBatch(PendingBatch, eq=False):
         """Tell whether so many more bytes of large payloads fit in."""
         return self.large == 0 or self.large + large <= BATCH_BYTES
 
-    def is_of(self, kind: Questions | Replies | None) -> bool:
-        """Tell whether the rows are of a kind (None: plain messages)."""
-        return kind is None if self.conversation is None else self.conversation.kind == kind
+    def is_of(self, step: int | None, kind: Questions | Replies | None) -> bool:
+        """Tell whether the rows are of a step and of a kind (None: plain messages)."""
+        return self.step == step and (kind is None if self.conversation is None else self.conversation.kind == kind)
 
     def extend(self, entry: Entry, now: float) -> None:
         """Append a payload for its recipients, as part of a bulk send."""

@@ -16,7 +16,7 @@ CALLERS = 10_000  # above it, the callers idle for longest are forgotten
 @dataclass
 class _Caller:
     next: int
-    calls: "dict[int, asyncio.Task[Receipts]]" = field(default_factory=dict)
+    calls: "OrderedDict[int, asyncio.Task[Receipts]]" = field(default_factory=OrderedDict)  # ascending
     turn: asyncio.Condition = field(default_factory=asyncio.Condition)
 
 
@@ -41,8 +41,8 @@ class CallerAdmission:
         self._callers.move_to_end(caller_id)
         while len(self._callers) > CALLERS:
             self._callers.popitem(last=False)
-        for known in [known for known in caller.calls if known < oldest]:
-            del caller.calls[known]
+        while caller.calls and next(iter(caller.calls)) < oldest:
+            caller.calls.popitem(last=False)
         async with caller.turn:
             # A caller that gave up on older numbers must not block its newer calls.
             caller.next = max(caller.next, oldest)

@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Sequence
 from typing import Protocol
 
 from ray_messaging.cluster.lane_calls import (
+    ALIVE,
+    AliveCall,
     Call,
     Committed,
     FetchCall,
@@ -86,6 +88,8 @@ class GroupLaneServer:
         if isinstance(call, FetchCall):
             token, messages = await self._group.fetch(call.caller, call.token, call.limit, call.timeout, call.options)
             return lent_of(token, messages)
+        if isinstance(call, AliveCall):
+            return ALIVE
         over, late = await self._group.ack_some([(token, None) for token in call.tokens])
         if late is not None:
             raise late

@@ -5,8 +5,9 @@ import itertools
 import secrets
 import threading
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -95,7 +96,7 @@ class AsyncGroup:
         self._stamp = stamp
         self._caller = secrets.token_hex(8)
         self._numbers = 0
-        self._waiting: dict[int, None] = {}  # sends that have no answer yet, ascending
+        self._waiting: OrderedDict[int, None] = OrderedDict()  # sends that have no answer yet, ascending
         self._sending = threading.Lock()
         self._fetching = waiting.lock()
         self._token: Token | None = None
@@ -199,15 +200,16 @@ class AsyncGroup:
             lane = await lanes.connection() if by_lane else None
             if lane is None and known_dead(self.actor):  # found out just now
                 raise gone(self._actor_name)
-            with self._sending:
-                number = self._numbers
-                self._numbers += 1
-                self._waiting[number] = None
-                call = RelayCall(self._caller, number, next(iter(self._waiting)))
-            reply = None if lane is None else await lane.ask(call, frames)
-            if reply is not None and reply.answer is not None:
-                return receipts_of(parse_sent(reply.answer[0]), batches)
-            return await self._relay_by_ray(call, frames, lane.process if lane and reply and reply.begun else None)
+            async with nullcontext() if lane is None else lane.turn():
+                with self._sending:
+                    number = self._numbers
+                    self._numbers += 1
+                    self._waiting[number] = None
+                    call = RelayCall(self._caller, number, next(iter(self._waiting)))
+                reply = None if lane is None else await lane.ask(call, frames)
+                if reply is not None and reply.answer is not None:
+                    return receipts_of(parse_sent(reply.answer[0]), batches)
+                return await self._relay_by_ray(call, frames, lane.process if lane and reply and reply.begun else None)
         except OutcomeUnknown as error:
             self._restarting = isinstance(error.__cause__, ActorUnavailableError)
             raise

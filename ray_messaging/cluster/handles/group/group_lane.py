@@ -16,6 +16,7 @@ import socket
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from struct import Struct as Packer
 from struct import unpack
 from typing import Any, NamedTuple, Protocol
@@ -67,6 +68,9 @@ class Connection(Protocol):
 
     def close(self) -> None:
         """Close the connection."""
+
+    def turn(self) -> AbstractAsyncContextManager[object]:
+        """Return a context for one send."""
 
     async def ask(self, call: Call, frames: Sequence[bytes] = ()) -> LaneReply:
         """Make a call."""
@@ -200,6 +204,10 @@ class LaneConnection:
     def close(self) -> None:
         """Close the connection: the actor stops waiting for messages on its behalf."""
         self._socket.close()
+
+    def turn(self) -> AbstractAsyncContextManager[object]:
+        """Return a context for one send: each thread has a connection of its own."""
+        return nullcontext()
 
     async def ask(self, call: Call, frames: Sequence[bytes] = ()) -> LaneReply:
         """Make a call, without suspending."""

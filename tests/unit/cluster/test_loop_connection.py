@@ -1,0 +1,67 @@
+"""The connection of an event loop to a group's actor: who is slow is waited for, who is gone is given up."""
+
+import asyncio
+
+import pytest
+from support.patience import WAIT_S
+
+from ray_messaging.cluster.actors.group.group_lane_server import GroupLaneServer
+from ray_messaging.cluster.handles.group import loop_connection
+from ray_messaging.cluster.handles.group.loop_connection import LoopConnection
+from ray_messaging.cluster.lane_calls import AliveCall, RelayCall, parse_sent
+from ray_messaging.receipt import Receipts
+
+
+class SlowGroup:
+    """A group that answers sends once it may."""
+
+    def __init__(self):
+        self.asked, self.may_answer = 0, asyncio.Event()
+
+    async def relay(self, _caller, _number, _oldest, _frames):
+        self.asked += 1
+        await self.may_answer.wait()
+        return Receipts([])
+
+
+class CountingServer(GroupLaneServer):
+    """The lane of a group, which counts the questions for a sign of life, and may leave them without an answer."""
+
+    def __init__(self, group, *, lives=True):
+        super().__init__(group)
+        self.signs, self.lives = 0, lives
+
+    async def _result(self, call, frames):
+        if isinstance(call, AliveCall):
+            self.signs += 1
+            if self.signs == 3:
+                self._group.may_answer.set()
+            if not self.lives:
+                await asyncio.Event().wait()
+        return await super()._result(call, frames)
+
+
+@pytest.fixture(autouse=True)
+def _quick_looks(monkeypatch):
+    monkeypatch.setattr(loop_connection, "patience_s", lambda _size: 0.01)
+
+
+async def test_calls_of_a_slow_actor_stay_on_the_lane():
+    server = CountingServer(SlowGroup())
+    connection = await LoopConnection.open(await server.address("127.0.0.1"))
+    async with asyncio.timeout(WAIT_S):
+        replies = await asyncio.gather(*(connection.ask(RelayCall("handle", n, 0)) for n in range(20)))
+    assert all(parse_sent(reply.answer[0]).batches == () for reply in replies)
+    assert server.signs >= 3
+    assert (server._group.asked, connection.closed) == (20, False)
+    connection.close()
+    await server.close()
+
+
+async def test_an_actor_without_a_sign_of_life_is_given_up():
+    server = CountingServer(SlowGroup(), lives=False)
+    connection = await LoopConnection.open(await server.address("127.0.0.1"))
+    async with asyncio.timeout(WAIT_S):
+        reply = await connection.ask(RelayCall("handle", 0, 0))
+    assert (reply.begun, reply.answer, connection.closed, server.signs) == (True, None, True, 1)
+    await server.close()
