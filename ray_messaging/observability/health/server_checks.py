@@ -31,7 +31,8 @@ def check_server(
 ) -> list[Finding]:
     """Return the findings about a server, also about one that did not answer; `wait_replicas` is the setting."""
     if facts.refused:
-        return [critical("server", facts.error, "give another user, or this one the rights: see docs/operations.md")]
+        remedy = "give another user, or this one the rights: see docs/operations.md"
+        return [critical("server", facts.error, remedy), *_rights(facts)]
     if facts.error:
         remedy = (
             "look at the log of its actor; an embedded server that died is started again on the same data"
@@ -42,6 +43,7 @@ def check_server(
     info = facts.info
     return [
         *_kind(facts),
+        *_rights(facts),
         *_replicas(facts.where, info, wait_replicas),
         _round_trip(facts),
         _clock(facts),
@@ -66,6 +68,15 @@ def _kind(facts: ServerFacts) -> Iterator[Finding]:
             "server role",
             "a node of a cluster",
             "redirections are not followed: give redis+cluster://host:port,host:port (RedisConfig(cluster=[...]))",
+        )
+
+
+def _rights(facts: ServerFacts) -> Iterator[Finding]:
+    if facts.lacking:
+        yield critical(
+            "server rights",
+            f"the user lacks {' '.join(facts.lacking)}",
+            "give it these by ACL SETUSER: docs/security.md lists all that we need",
         )
 
 

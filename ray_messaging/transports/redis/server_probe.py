@@ -19,6 +19,7 @@ from ray_messaging.transports.redis.connection.facts import read_info
 from ray_messaging.transports.redis.connection.link import RedisLink
 from ray_messaging.transports.redis.connection.opening.connector import discovery_of
 from ray_messaging.transports.redis.connection.opening.options import connection_options
+from ray_messaging.transports.redis.connection.rights import lacking_rights
 from ray_messaging.transports.redis.connection.scripts import script_text
 from ray_messaging.transports.server_facts import Kept, Mailbox, ServerFacts
 from ray_messaging.wire.service_notes import ended_of
@@ -57,14 +58,17 @@ def ask_server(config: RedisConfig, exp_id: str | None = None, *, space: str = "
     facts = ServerFacts(link.where, allow_eviction=config.allow_eviction, by_cluster=bool(config.cluster))
     try:
         with client_of(config, keys) as client:
-            _ask(client, facts, None if exp_id is None else keys)
+            _ask(client, facts)
+            facts.lacking = lacking_rights(client, keys)
+            if exp_id is not None:
+                facts.kept = _kept(client, keys, time.time() + facts.skew_s, cluster=facts.by_cluster)
     except (RedisError, OSError, EOFError) as error:
         why = link.translated(error)
         facts.error, facts.refused = str(why), isinstance(why, ServerRefused)
     return facts
 
 
-def _ask(client: "redis.Redis", facts: ServerFacts, keys: Keys | None) -> None:
+def _ask(client: "redis.Redis", facts: ServerFacts) -> None:
     client.ping()  # the first one connects
     facts.round_trip_ms = min(_took_ms(client.ping) for _ in range(_PINGS))
     began = time.time()
@@ -75,8 +79,6 @@ def _ask(client: "redis.Redis", facts: ServerFacts, keys: Keys | None) -> None:
     client.response_callbacks.clear()
     facts.info = read_info(client.execute_command("INFO"))
     facts.settings = _settings(client)
-    if keys is not None:
-        facts.kept = _kept(client, keys, now, cluster=facts.by_cluster)
 
 
 def _took_ms(call: Callable[[], object]) -> float:

@@ -57,6 +57,7 @@ from ray_messaging.transports.redis.connection.protocol import (
     reply_error,
 )
 from ray_messaging.transports.redis.connection.replica_guard import ReplicaGuard, TooFewReplicasError
+from ray_messaging.transports.redis.connection.rights import right_of
 from ray_messaging.transports.redis.connection.scripts import script_hash, script_text
 
 T = TypeVar("T")
@@ -360,7 +361,10 @@ class RedisLink:
         if isinstance(error, MovedError | RedisMovedError):
             return f"it is a node of a cluster: {_AS_CLUSTER}"
         if isinstance(error, NoPermissionError) or any(sign in str(error) for sign in _NO_RIGHT):
-            return "its user lacks a right: docs/security.md lists the rights we need, ACL LOG on the server names this"
+            right = right_of(error)
+            which = "a right" if right is None else f"the right {right}"
+            more = ", ray-messaging doctor or ACL LOG on the server name this" if right is None else ""
+            return f"its user lacks {which}: docs/security.md lists the rights we need{more}"
         return f"check user name, password, db (now {self.config.db}), and the user's rights"
 
     def _facts(self) -> dict[str, Any]:

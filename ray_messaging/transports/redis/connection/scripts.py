@@ -61,6 +61,16 @@ def script_text(name: str, *, cluster: bool) -> str:
     return "\n".join([*flags, *("\n".join(part.splitlines()[part.startswith("#!") :]) for part in parts)])
 
 
+def script_at(sha: str, line: int) -> str | None:
+    """Return one line (from 1) of the script that the server knows by a hash; None where it is none of ours."""
+    for name in lua_files():
+        for cluster in (False, True):
+            if script_hash(name, cluster=cluster) == sha:
+                lines = script_text(name, cluster=cluster).splitlines()
+                return lines[line - 1] if 0 < line <= len(lines) else None
+    return None
+
+
 @cache
 def script_hash(name: str, *, cluster: bool) -> str:
     """Return the name that the server gives a script of ours."""

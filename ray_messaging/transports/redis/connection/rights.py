@@ -1,0 +1,108 @@
+"""Rights of our user on a server: which of them lack, and which one an error is about."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import redis
+from redis.exceptions import NoPermissionError
+
+from ray_messaging.addressing.channels import Keys
+from ray_messaging.transports.redis.connection.scripts import script_at
+
+# Each command that we cannot do without, so that a server takes it into a transaction: K is a key, C a channel.
+SAMPLES = tuple(
+    line.split()
+    for line in """\
+DEL K
+EVAL return 0
+EVALSHA 0000000000000000000000000000000000000000 0
+EXISTS K
+GET K
+HDEL K f
+HEXISTS K f
+HGET K f
+HGETALL K
+HINCRBY K f 1
+HKEYS K
+HMGET K f
+HRANDFIELD K
+HSET K f v
+HSETNX K f v
+HVALS K
+INFO
+LINDEX K 0
+PERSIST K
+PEXPIRE K 1
+PING
+PUBLISH C v
+RENAME K K
+RPUSH K v
+SADD K v
+SCAN 0
+SCARD K
+SET K v
+SMEMBERS K
+SREM K v
+SUBSCRIBE C
+PSUBSCRIBE C
+TIME
+UNLINK K
+XADD K * f v
+XDEL K 1-1
+XINFO STREAM K
+XLEN K
+XRANGE K - +
+XREAD STREAMS K 0
+XREVRANGE K + -
+XTRIM K MAXLEN 1
+ZADD K 1 v
+ZCOUNT K 0 1
+ZRANGE K 0 1
+ZRANGEBYSCORE K 0 1
+ZREM K v
+ZSCORE K v""".splitlines()
+)
+_COMMAND = re.compile(r"run the '([\w|]+)' command")
+_PLACE = re.compile(r"script: (?P<sha>[0-9a-f]{40}), on @user_script:(?P<line>\d+)")
+_CALL = re.compile(r"redis\.p?call\(\s*'(\w+)'")
+
+
+def lacking_rights(client: "redis.Redis", keys: Keys) -> list[str]:
+    """Return the rights that a client's user lacks, as ACL SETUSER takes them; it changes nothing on the server.
+
+    A server judges each command of a transaction as it comes, and this transaction ends with the client's connection,
+    which closes. A user without transactions is not examined.
+    """
+    given = {"K": f"{keys.prefix}rights", "C": f"{keys.prefix}own"}
+    with client.pipeline(transaction=False) as pipe:
+        pipe.response_callbacks.clear()
+        pipe.execute_command("MULTI")
+        for sample in SAMPLES:
+            pipe.execute_command(*(given.get(part, part) for part in sample))
+        begun, *replies = pipe.execute(raise_on_error=False)
+    client.connection_pool.disconnect()
+    return [] if isinstance(begun, Exception) else list(dict.fromkeys(_lacking(replies, given)))
+
+
+def _lacking(replies: list[Any], given: dict[str, str]) -> Iterator[str]:
+    for sample, reply in zip(SAMPLES, replies, strict=True):
+        if isinstance(reply, NoPermissionError):
+            text = str(reply)
+            if "channel" in text:
+                yield f"&{given['C']}"
+            elif " key" in text:
+                yield f"~{given['K'].removesuffix('rights')}*"
+            else:
+                yield f"+{'|'.join(sample[:2] if sample[0] == 'XINFO' else sample[:1]).lower()}"
+
+
+def right_of(error: BaseException) -> str | None:
+    """Return the right that an error of a server says to be lacking; None where it does not say which."""
+    text = str(error)
+    if (found := _COMMAND.search(text)) is not None:
+        return f"+{found[1].lower()}"
+    place = _PLACE.search(text)
+    line = None if place is None else script_at(place["sha"], int(place["line"]))
+    called = None if line is None or "command or subcommand" not in text else _CALL.search(line)
+    return None if called is None else f"+{called[1].lower()}"
