@@ -69,6 +69,8 @@ class _OurSettings(ModelMetaclass):
 class _Settings(BaseModel, metaclass=_OurSettings):
     """Base of settings classes. It adds a list of the fields to the class docstring."""
 
+    model_config = ConfigDict(defer_build=True)  # a process that is given settings checks none
+
     _unnamed: ClassVar[str] = ""  # ends the error for a value without a name
 
     @classmethod

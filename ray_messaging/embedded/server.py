@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, Self, get_args
 
-import redis
-
 from ray_messaging.common.limits import EMBEDDED_CONNECT_S
 from ray_messaging.common.process_tuning import KEPT_VARIABLES
 from ray_messaging.config import RedisConfig
@@ -316,6 +314,8 @@ class EmbeddedServer:
         """Tell whether the server runs and has no data."""
         if self._running is None:
             return False
+        import redis  # noqa: PLC0415 - half of the time of `import ray`
+
         config = self._running[0]
         with redis.Redis(config.server, config.port, password=config.password, socket_timeout=_ANSWER_S) as client:
             try:

@@ -1,12 +1,14 @@
 """The rule changes of a run, in the log's folder."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ray_messaging.errors import LogError
-from ray_messaging.eventlog.folder import Folder
+
+if TYPE_CHECKING:  # it brings pyarrow, which an interceptor does not need
+    from ray_messaging.eventlog.folder import Folder
 
 _NAME = "_rule_changes.json"
 
@@ -26,7 +28,7 @@ class RuleChange(msgspec.Struct, frozen=True):
     exact: bool = False
 
 
-def read_rule_changes(folder: Folder) -> list[RuleChange]:
+def read_rule_changes(folder: "Folder") -> list[RuleChange]:
     """Return the rule changes of the folder's run, in order; raise LogError."""
     data = folder.read_small(_NAME)
     try:
@@ -36,6 +38,6 @@ def read_rule_changes(folder: Folder) -> list[RuleChange]:
         raise LogError(f"the rule changes in {path} are damaged ({error}): remove the file", path=path) from error
 
 
-def write_rule_changes(folder: Folder, changes: Sequence[RuleChange]) -> None:
+def write_rule_changes(folder: "Folder", changes: Sequence[RuleChange]) -> None:
     """Write the rule changes of the folder's run, in place of those that it has. Raises OSError."""
     folder.write_small(_NAME, msgspec.json.encode(list(changes)))

@@ -4,9 +4,9 @@ The names load on first use, so that a program with the transport alone does not
 """
 
 import logging
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ray_messaging.common.lazy_names import resolve
 from ray_messaging.config import MqttConfig
 
 if TYPE_CHECKING:
@@ -26,6 +26,4 @@ _ON_FIRST_USE = {
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - a module's
-    if name in _ON_FIRST_USE:
-        return getattr(import_module(_ON_FIRST_USE[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return resolve(__name__, _ON_FIRST_USE, name)

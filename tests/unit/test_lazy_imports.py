@@ -52,12 +52,28 @@ def test_messaging_brings_ray_and_no_other_package():
     assert beside_ray.isdisjoint({"ray_messaging.engine", "ray_messaging.config"})
 
 
-def test_a_groups_process_loads_no_client_of_the_server_and_no_writer_of_logs():
-    """There is one for each group: what it loads, each of hundreds loads."""
-    # Ray loads the class of each handle that a group has: that of the interceptor.
-    code = "from ray_messaging.cluster.actors import interceptor_actor"
-    found = all_loaded(f"from ray_messaging.cluster.actors.group import group_actor; {code}")
-    assert found.isdisjoint({"redis", "pyarrow", "rich", "duckdb", "pandas"})
+CLUSTER = "ray_messaging.cluster"
+GROUP = {"ray_messaging.interception.server.interceptor", "ray_messaging.interception.rules.pattern"}
+STARTED = {"redis", "pyarrow", "rich", "duckdb", "pandas", "regex"}
+
+
+@pytest.mark.parametrize(
+    ("modules", "spared"),
+    [
+        # Ray loads the class of each handle that a process has: that of the interceptor.
+        (
+            ["actors.group.group_actor", "run.run_actor", "handles.messagers", "actors.interceptor_actor"],
+            STARTED | GROUP,
+        ),
+        (["actors.interceptor_host", "starting.lifecycle", "run.run"], STARTED),
+        (["servers.server_actor"], STARTED | {"numpy"}),
+    ],
+    ids=["a group", "the interceptor and the driver", "the embedded server"],
+)
+def test_a_process_loads_only_what_its_start_needs(modules, spared):
+    """There is one for each group: what it loads, each of hundreds loads, before anybody can use it."""
+    code = "\n".join(f"import {CLUSTER}.{module}" for module in modules)
+    assert not all_loaded(code) & spared
 
 
 def test_a_star_import_brings_every_public_name():

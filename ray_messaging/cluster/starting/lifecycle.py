@@ -20,7 +20,6 @@ from ray_messaging.addressing.channels import check_name
 from ray_messaging.cluster.actors.interceptor_actor import InterceptorActor
 from ray_messaging.cluster.handles.actor_calls import NAMESPACE, find_actor, named_actors, result, wait_dead
 from ray_messaging.cluster.handles.connection import connect
-from ray_messaging.cluster.health_check import warn_of_data_loss
 from ray_messaging.cluster.rule_store import pickled
 from ray_messaging.cluster.servers.kept_data import KeptData
 from ray_messaging.cluster.servers.server_actor import ServerActor
@@ -184,6 +183,8 @@ def start_experiment(
         spec = replace(spec, nodes=nodes, per_node=shards == PER_NODE)
         started.start(spec, config, kept)
         if config is not None:
+            from ray_messaging.cluster.health_check import warn_of_data_loss  # noqa: PLC0415 - brings redis-py
+
             warn_of_data_loss(config)
     except BaseException:
         started.close(erase=False)

@@ -9,7 +9,7 @@ import json
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -17,13 +17,12 @@ from ray_messaging.common.backoff import INTERCEPTOR_RETRY, LANE_RETRY, Backoff
 from ray_messaging.errors import Closed, ConfigError, Fenced, InterceptorUnavailable, TransitError, ended
 from ray_messaging.interception.client.delegated_rules import DelegatedRules
 from ray_messaging.interception.client.lane_client import LaneClient
-from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.interception.server.slow_rule_runner import PATIENCE_S
 from ray_messaging.interception.wire.lane import LaneAddress
 from ray_messaging.interception.wire.verdicts import (
     FOREIGN,
     INTERCEPTOR,
     NOBODY,
+    PATIENCE_S,
     BatchVerdict,
     VerdictReply,
     decode_verdicts,
@@ -31,6 +30,9 @@ from ray_messaging.interception.wire.verdicts import (
 from ray_messaging.message import Message
 from ray_messaging.model.batch import Batch
 from ray_messaging.wire.frames import encode
+
+if TYPE_CHECKING:
+    from ray_messaging.interception.server.interceptor import Interceptor
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +81,10 @@ def verdict_client_for(
 
     Raises: ConfigError.
     """
+    if hasattr(interceptor, "forward_batch") and hasattr(interceptor, "lane"):
+        return RemoteVerdictClient(interceptor, timeout_s, exp_id, delegate_rules=delegate_rules)
+    from ray_messaging.interception.server.interceptor import Interceptor  # noqa: PLC0415 - groups need none of it
+
     if isinstance(interceptor, Interceptor):
         if interceptor.rules.whole and not interceptor.supervised:
             raise ConfigError(
@@ -86,8 +92,6 @@ def verdict_client_for(
                 "Messaging.start(..., steps=Steps(), rules=[...])"
             )
         return LocalVerdictClient(interceptor)
-    if hasattr(interceptor, "forward_batch") and hasattr(interceptor, "lane"):
-        return RemoteVerdictClient(interceptor, timeout_s, exp_id, delegate_rules=delegate_rules)
     if hasattr(interceptor, "forward"):
         return ForeignVerdictClient(interceptor, timeout_s)
     raise ConfigError(
@@ -120,7 +124,7 @@ class LocalVerdictClient:
 
     route = "local"
 
-    def __init__(self, interceptor: Interceptor) -> None:
+    def __init__(self, interceptor: "Interceptor") -> None:
         self._interceptor = interceptor
         self._last: tuple[Batch, BatchVerdict] | None = None
 

@@ -17,13 +17,12 @@ from ray_messaging.interception.server.rule_set import RuleSet
 from ray_messaging.interception.server.state.answers import record
 from ray_messaging.interception.server.state.state_saver import StateSaver
 from ray_messaging.interception.server.watchdog import Watch
-from ray_messaging.interception.wire.verdicts import BatchVerdict, decode_verdicts
+from ray_messaging.interception.wire.verdicts import PATIENCE_S, BatchVerdict, decode_verdicts
 from ray_messaging.message import Message
 from ray_messaging.model.batch import Batch
 
 logger = logging.getLogger(__name__)
 
-PATIENCE_S = 2.0  # a request that waits for deferred messages is answered after this time, with or without verdicts
 _GATHER_S = 0.002  # verdicts that come this close together go into one answer
 _PASSED = BatchVerdict()
 _SLICE = 64  # messages started, or resumed, before other tasks get a turn

@@ -18,6 +18,7 @@ FOREIGN = -1  # verdicts by an interceptor that is not the experiment's
 NOBODY = -2  # no verdicts: accepted only where the experiment has no interceptor
 MIXED = -3  # verdicts by several interceptors: never accepted
 _EPOCHS = 2**62
+PATIENCE_S = 2.0  # a request that waits for deferred messages is answered after this time, with or without verdicts
 
 
 class Rewritten(msgspec.Struct, array_like=True, frozen=True):

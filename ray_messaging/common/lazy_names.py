@@ -1,0 +1,17 @@
+"""Names of a package whose modules are imported when a name is first used."""
+
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+
+
+def resolve(package: str, homes: Mapping[str, str], name: str) -> object:
+    """Return a name of a package, for its `__getattr__`; raise AttributeError.
+
+    Args: `homes` are the modules that define the names.
+    """
+    if name not in homes:
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+    value = getattr(import_module(homes[name]), name)
+    setattr(sys.modules[package], name, value)  # the next look-up is an ordinary one
+    return value
