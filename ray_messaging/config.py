@@ -387,7 +387,9 @@ class MessagingConfig(_Settings):
     frame_rows: PositiveInt = _setting(FRAME_ROWS, "most messages in one entry of a mailbox")
     frame_bytes: PositiveInt = _setting(FRAME_BYTES, "most bytes in one entry of a mailbox")
     send_timeout_s: PositiveFloat = _setting(
-        30.0, "seconds for which a send is retried: no server, full mailbox, full log"
+        30.0,
+        "seconds for which a send is retried, with pauses, whatever the server answers: no server, full mailbox, "
+        "full log, a mailbox whose keys are gone",
     )
     interceptor_timeout_s: PositiveFloat = _setting(30.0, "seconds that a send waits for a silent interceptor")
     rule_timeout_s: PositiveFloat = _setting(
