@@ -10,13 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
-import msgspec
 import ray.cloudpickle as cloudpickle
 
 from ray_messaging.cluster.run.run import check_run
 from ray_messaging.cluster.run.run_actor import RunOptions
 from ray_messaging.cluster.unpicklable import sent
 from ray_messaging.errors import MessagingError, NotRepeatable, StepFailed
+from ray_messaging.model.exact import decode_exactly
 from ray_messaging.testing.trial import Answers, Attempt, Deeds, Trial, run_trial
 
 _GROUPS = 2
@@ -131,7 +131,7 @@ def _difference(one: Deeds, other: Deeds) -> tuple[str, object, object]:
         mine, theirs = (deeds.sent[place] if place < len(deeds.sent) else None for deeds in (one, other))
         if mine != theirs:
             return "message", mine, theirs
-    return "state", msgspec.msgpack.decode(one.state), msgspec.msgpack.decode(other.state)
+    return "state", decode_exactly(one.state), decode_exactly(other.state)
 
 
 def _failed(error: StepFailed, when: str, hint: str) -> NotRepeatable:

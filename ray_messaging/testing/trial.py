@@ -5,7 +5,6 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-import msgspec
 import numpy as np
 
 from ray_messaging.addressing.channels import AgentId
@@ -15,6 +14,7 @@ from ray_messaging.cluster.run.run_actor import RunOptions, society_of
 from ray_messaging.cluster.spec import SUBTOPICS
 from ray_messaging.config import MessagingConfig, Steps
 from ray_messaging.messager import Messager
+from ray_messaging.model.exact import encode_exactly
 from ray_messaging.steps.call_memory import CallMemory
 from ray_messaging.steps.step import Step
 from ray_messaging.transports.memory import MemoryServer
@@ -153,12 +153,12 @@ def _by_agent(step: Step, states: dict[str, dict[str, Any]]) -> dict[AgentId, An
 
 
 def _encoded(state: Any) -> bytes:  # noqa: ANN401 - a state of any shape
-    return msgspec.msgpack.encode(_in_order(state))
+    return encode_exactly(_in_order(state), "the state")
 
 
 def _in_order(value: Any) -> Any:  # noqa: ANN401 - a part of a state
     """Return a value with the items of its dicts in one order, whatever their keys."""
     if isinstance(value, dict):
-        items = sorted(value.items(), key=lambda item: (type(item[0]).__name__, item[0]))
+        items = sorted(value.items(), key=lambda item: encode_exactly(item[0], "a key"))
         return {key: _in_order(part) for key, part in items}
-    return [*map(_in_order, value)] if isinstance(value, list | tuple) else value
+    return type(value)(map(_in_order, value)) if isinstance(value, list | tuple) else value

@@ -15,10 +15,11 @@ from ray_messaging.cluster.run.model_thread import ModelThread
 from ray_messaging.cluster.run.remembered_calls import RememberedCalls
 from ray_messaging.cluster.run.step_calls import StepCalls
 from ray_messaging.cluster.run.turns import Holder
-from ray_messaging.errors import Closed, ConfigError, MessagingError, NoQuestion, StepFailed
+from ray_messaging.errors import Closed, ConfigError, InvalidPayload, MessagingError, NoQuestion, StepFailed
 from ray_messaging.message import Message
 from ray_messaging.messages import Messages
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
+from ray_messaging.model.exact import decode_exactly, encode_exactly, kept_exactly
 from ray_messaging.steps.accounts.digests import id_bytes
 from ray_messaging.steps.agent_places import NO_PLACES
 from ray_messaging.steps.call_memory import CallMemory
@@ -26,15 +27,16 @@ from ray_messaging.steps.hosting.arrivals import Arrival
 from ray_messaging.steps.random_numbers import StepGenerators
 from ray_messaging.steps.step import Step
 
+_STATE = "me.state"  # in errors, the place of what cannot be kept
 START = -1  # the step of the random numbers that agents start with
-_encode, _decode = msgspec.msgpack.encode, msgspec.msgpack.decode
 
 
 class Agent:
     """One agent of a model in one step: its knowledge and its actions.
 
-    `state` is a dict of its own, committed with the step; `data` its row of the DataFrame of agents, `shared` the
-    object that `run` got, `neighbours` the agents that its edges of the graph lead to.
+    `state` is a dict of its own, committed with the step; what it holds comes back equal in the next one. `data` is its
+    row of the DataFrame of agents, `shared` the object that `run` got, `neighbours` the agents that its edges of the
+    graph lead to.
     """
 
     __slots__ = ("_place", "_rng", "_send", "_society", "data", "id", "neighbours", "shared", "state", "stopped")
@@ -109,11 +111,12 @@ class Agent:
     def remember(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Awaitable[Any]:  # noqa: ANN401 - a function of the user's
         """Call a function, async or plain, and keep its result: when the step runs again, it comes without a call.
 
-        For calls that cost money or vary, as of a language model; await it in an async model. The result comes as
-        msgpack keeps it: a tuple is a list then. A plain function runs in a thread. An exception is not kept.
+        For calls that cost money or vary, as of a language model; await it in an async model. The result is always a
+        copy of what the function returned, and equal to it. A plain function runs in a thread. An exception is not
+        kept.
 
-        Raises: what the function raises; ConfigError outside of an async model; InvalidPayload for a result that
-        msgpack cannot encode, PayloadTooLarge for one above MessagingConfig.payload_bytes.
+        Raises: what the function raises; ConfigError outside of an async model; InvalidPayload for a result that would
+        not come back equal, with the place of the part, PayloadTooLarge for one above MessagingConfig.payload_bytes.
         """
         calls = self._society.calls
         if calls is None:
@@ -211,9 +214,7 @@ class Society:
             self._calls = None
         if memory is not None and memory.broken is not None:  # though the model went on
             raise memory.broken
-        step.state = encoded = self._encoded()
-        for agent, kept in zip(self._agents, _decode(encoded)[1], strict=True):
-            agent.state = kept  # as after a restart, where a tuple is a list
+        step.state = self._encoded()
 
     async def end(self) -> None:
         """Have the step that runs end; return once the remembered calls under way have, or their time is over."""
@@ -283,22 +284,30 @@ class Society:
                     raise self._failed(agent, wrong, "start")
 
     def _encoded(self) -> bytes:
+        """Return all states as they are committed; leave to the agents what will be read from that.
+
+        As after a restart, nothing in a state is then shared with another agent, or with the model.
+        """
         stopped = [place for place, agent in enumerate(self._agents) if agent.stopped]
         for agent in self._agents:
             if not isinstance(agent.state, dict):
                 raise self._failed(agent, TypeError(f"me.state must be a dict, not {type(agent.state).__name__}"))
         try:
-            return _encode((self._ids, [agent.state for agent in self._agents], stopped))
-        except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise next(filter(None, map(self._unfit, self._agents)), error) from error
+            encoded, states = kept_exactly([agent.state for agent in self._agents], _STATE)
+        except InvalidPayload:
+            for agent in self._agents:
+                self._check_state(agent)
+            raise
+        for agent, kept in zip(self._agents, states, strict=True):
+            agent.state = kept
+        return msgspec.msgpack.encode((self._ids, msgspec.Raw(encoded), stopped))
 
-    def _unfit(self, agent: Agent) -> Exception | None:
-        """Return the error for a state that cannot be kept."""
+    def _check_state(self, agent: Agent) -> None:
+        """Raise StepFailed for a state that cannot be kept."""
         try:
-            _encode(agent.state)
-        except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            return self._failed(agent, error)
-        return None
+            encode_exactly(agent.state, _STATE)
+        except InvalidPayload as error:
+            raise self._failed(agent, error) from error
 
     def _failed(self, agent: Agent, error: BaseException, function: str = "the model") -> MessagingError:
         if self.calls is not None and self.calls.memory.broken is not None:
@@ -308,7 +317,7 @@ class Society:
 
 def kept_parts(state: bytes, count: int, group: str) -> Any:  # noqa: ANN401 - as msgpack has them
     """Decode a group's committed state; raise ConfigError for that of another kind of model."""
-    parts = _decode(state)
+    parts = decode_exactly(state)
     if not isinstance(parts, list) or len(parts) != count:
         raise ConfigError(
             f"the state of group {group!r} is of another kind of model: by differs ('agent' or 'group'), or the group "

@@ -14,6 +14,8 @@ from ray_messaging.cluster.run.model_thread import ModelThread
 from ray_messaging.cluster.run.step_calls import unfit_answer
 from ray_messaging.errors import ConfigError
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
+from ray_messaging.model.places import checked_text
+from ray_messaging.model.typed.input import holds_all, is_rounded
 from ray_messaging.steps.accounts.digests import id_bytes
 from ray_messaging.steps.call_memory import CallMemory
 from ray_messaging.steps.hosting.arrivals import Arrival
@@ -129,12 +131,31 @@ class CrowdSociety:
         assert self._crowd is not None
         kept = {}
         for name, array in self._crowd.state.items():
-            found = np.asarray(array, order="C")
-            if found.dtype.hasobject or found.dtype.names is not None:
-                raise TypeError(f"group.state[{name!r}] holds Python objects, or several fields: keep numbers or bools")
+            found = _checked(name, array)
             kept[name] = found.dtype.str, found.shape, found.tobytes()
             self._crowd.state[name] = found  # as after a restart, where a number is an array, too
         return _encode((_ids_of(self._crowd.ids), kept))
+
+
+def _checked(name: object, value: Any) -> NDArray[Any]:  # noqa: ANN401 - what a user keeps
+    """Return a value of the state as an array; raise TypeError where that would change it."""
+    place = f"group.state[{name!r}]"
+    if type(name) is not str:
+        raise TypeError(f"{place} has a key of type {type(name).__name__}: use a text")
+    checked_text(name, "a key of group.state")
+    found = np.asarray(value, order="C")
+    if found.dtype.hasobject or found.dtype.names is not None:
+        raise TypeError(f"{place} holds Python objects, or several fields: keep numbers or bools")
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        raise TypeError(f"{place} has masked values: fill them, or keep the mask as an array of its own")
+    if not isinstance(value, np.ndarray | np.generic):
+        if is_rounded(value, found):
+            raise TypeError(f"{place} holds whole numbers that floats beside them would round: keep two arrays")
+        kinds = {*map(type, np.asarray(value, object).ravel().tolist())} if found.dtype.kind in "USb" else ()
+        if len(kinds) > 1:
+            listed = " and ".join(sorted(kind.__name__ for kind in kinds))
+            raise TypeError(f"{place} holds values of the types {listed}: use one")
+    return found
 
 
 def _gathered(agents: AgentSet, parts: Sequence[tuple[AgentSet, dict[str, NDArray[Any]]]]) -> dict[str, NDArray[Any]]:
@@ -166,20 +187,12 @@ def _common_row(name: str, arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
     kinds = {"number" if array.dtype.kind in "biuf" else array.dtype.kind for array in arrays}
     if len(shapes) == len(kinds) == 1:
         common = np.result_type(*{array.dtype for array in arrays})
-        if all(_fits(array, common) for array in arrays):
+        if all(holds_all(common, array) for array in arrays):
             return np.zeros(shapes.pop(), common)
     listed = ", ".join(f"{array.dtype} of shape {('n', *array.shape[1:])}" for array in arrays)
     raise ConfigError(
         f"agents have moved between groups whose group.state[{name!r}] differ: {listed}. Use one type and shape in all"
     )
-
-
-def _fits(array: NDArray[Any], common: np.dtype[Any]) -> bool:
-    """Return whether a type holds all values of an array; floats do not hold all large whole numbers."""
-    if array.dtype.kind not in "iu" or common.kind != "f":
-        return True
-    with np.errstate(invalid="ignore"):  # 2**63 - 1 as a float is 2**63
-        return np.array_equal(array.astype(common).astype(array.dtype), array)
 
 
 def _array(dtype: str, shape: tuple[int, ...], data: bytes) -> NDArray[Any]:

@@ -9,19 +9,18 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import msgspec
-
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.cluster.run.turns import Holder, turns
 from ray_messaging.common.awaitables import is_async, raising
-from ray_messaging.errors import ConfigError, InvalidPayload
+from ray_messaging.errors import ConfigError
+from ray_messaging.model.exact import decode_exactly, encode_exactly
 from ray_messaging.steps.call_memory import CallMemory
 
 if TYPE_CHECKING:
     from ray_messaging.cluster.run.agent import Agent
 
 T = TypeVar("T")
-_encode, _decode = msgspec.msgpack.encode, msgspec.msgpack.decode
+RESULT = "the result of me.remember"  # in errors, the place of what cannot be kept
 
 
 class RememberedCalls:
@@ -82,7 +81,7 @@ class RememberedCalls:
         name = f"{place}:{agent!r}"
         try:
             kept = await self._by_server(self.memory.recall(name)) if self.memory.again else None
-            encoded = _encoded(await self._answer(caller, function)) if kept is None else kept
+            encoded = encode_exactly(await self._answer(caller, function), RESULT) if kept is None else kept
         except BaseException:
             if self._begun[agent] == place:  # a second attempt takes its place, also when the step runs again
                 self._begun[agent] -= 1
@@ -94,7 +93,7 @@ class RememberedCalls:
                 await self._by_server(self.memory.keep(name, encoded))
         finally:  # a call that is cut may be kept all the same: no other one takes its place
             self._done[agent] += 1
-        return _decode(encoded)
+        return decode_exactly(encoded)
 
     async def _by_server(self, answer: Coroutine[Any, Any, T]) -> T:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(answer, self._server_loop))
@@ -108,13 +107,3 @@ class RememberedCalls:
             self._threads, partial(context.run, raising, function)
         )
         return await turns(answer, self._holder, caller, what) if inspect.isawaitable(answer) else answer
-
-
-def _encoded(answer: object) -> bytes:
-    try:
-        return _encode(answer)
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise InvalidPayload(
-            f"me.remember cannot keep a result of type {type(answer).__name__}: {error}. Return text, numbers, lists "
-            "and dicts, as a pydantic object's model_dump()"
-        ) from error

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping
+from datetime import date, time, timedelta
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,11 @@ from ray_messaging.model.typed.table import TypedColumns
 from ray_messaging.model.typed.text import TextColumn
 
 _MISSING = {"NAType", "NaTType"}  # of pandas, which is not imported here
+_LAST_EXACT = 2**53  # a float holds all whole numbers below it
+_DATES = (
+    ". Send dates as texts (isoformat(), numpy.datetime_as_string(array)), or as numbers: array.astype('M8[us]')"
+    ".astype('int64')"
+)
 _TYPES = "int8 to int64, uint8 to uint64, float32, float64, bool, strings, or vectors (n, k) of numbers"
 
 
@@ -33,6 +39,8 @@ def columns(table: object = None, /, **arrays: object) -> TypedColumns:
     for name, values in found:
         if not isinstance(name, str) or not name:
             raise InvalidColumns(f"the name of a column must be a text, not {name!r}")
+        if _broken([name]):
+            raise InvalidColumns(f"the name of a column is {name!r}, which is no text: it holds half of a character")
         if name in made:
             raise InvalidColumns(f"two columns have the name {name!r}", column=name)
         try:
@@ -137,16 +145,42 @@ def array_of(values: list[Any]) -> NDArray[Any]:
         return np.array([*values, None], object)[:-1]
     try:
         found = np.array(values, object if kinds == {str} else None)
-        if kinds != {int} or found.dtype.kind != "f":  # else numpy would round what neither int64 nor uint64 holds
-            return found
-        return np.array(values, object)
+        # numpy makes floats of whole numbers that neither int64 nor uint64 holds, or beside floats, and 1 of True.
+        changed = (kinds == {int} and found.dtype.kind == "f") or is_rounded(values, found) or _has_bools(values, found)
+        return np.array(values, object) if changed else found
     except (ValueError, OverflowError):  # vectors of several lengths
         return np.array([*values, None], object)[:-1]
 
 
+def is_rounded(values: Any, array: NDArray[Any]) -> bool:  # noqa: ANN401 - a number, or a list
+    """Return whether an array made of a number, or of a list, has floats in place of whole numbers that they round."""
+    if array.dtype.kind != "f" or not (np.abs(array) >= _LAST_EXACT).any():
+        return False
+    given = np.asarray(values, object).ravel()
+    return any(
+        isinstance(found, int | np.integer) and int(found) != float(rounded)
+        for found, rounded in zip(given.tolist(), array.ravel().tolist(), strict=True)
+    )
+
+
+def _has_bools(values: list[Any], vectors: NDArray[Any]) -> bool:
+    """Return whether vectors of numbers were made of lists that hold bools."""
+    if vectors.ndim < 2 or vectors.dtype.kind not in "iuf" or isinstance(values[0], np.ndarray):
+        return False
+    return bool in {*map(type, np.array(values, object).ravel().tolist())}
+
+
+def holds_all(kind: np.dtype[Any], array: NDArray[Any]) -> bool:
+    """Return whether a type holds all numbers of an array; floats do not hold all large whole numbers."""
+    if array.dtype.kind not in "iu" or kind.kind != "f":
+        return True
+    with np.errstate(invalid="ignore"):  # 2**63 - 1 as a float is 2**63
+        return np.array_equal(array.astype(kind).astype(array.dtype), array)
+
+
 def _of_numbers(array: NDArray[Any]) -> NumberColumn:
     if array.dtype.name not in NUMBERS:
-        raise InvalidColumns(f"{array.dtype} cannot travel: use {_TYPES}")
+        raise InvalidColumns(f"{array.dtype} cannot travel: use {_TYPES}{_DATES if array.dtype.kind in 'mM' else ''}")
     if not 1 <= array.ndim <= 2 or (array.ndim == 2 and not array.shape[1]):
         raise InvalidColumns(f"its shape is {array.shape}: use (n,), or (n, k) for vectors of k numbers")
     # A copy, as the caller may change the array before it is sent, and rules get the very column that is sent.
@@ -158,7 +192,11 @@ def _of_numbers(array: NDArray[Any]) -> NumberColumn:
 def _texts(array: NDArray[Any]) -> list[str]:
     """Return the strings of an array of strings or objects."""
     if array.ndim != 1:
-        raise InvalidColumns(f"strings of the shape {array.shape} cannot travel: use (n,)")
+        if array.dtype != object:
+            raise InvalidColumns(f"strings of the shape {array.shape} cannot travel: use (n,)")
+        kinds = [{*map(type, np.ravel(row).tolist())} for row in array]
+        row = next((row for row, found in enumerate(kinds) if len(found) > 1 or found != kinds[0]), 0)
+        raise InvalidColumns(f"row {row} has {array[row].tolist()!r}: use vectors of one type of numbers", row=row)
     texts: list[Any] = array.tolist()
     if {*map(type, texts)} <= {str}:
         return [*map(_whole, range(len(texts)), texts)] if _broken(texts) else texts
@@ -167,9 +205,18 @@ def _texts(array: NDArray[Any]) -> list[str]:
     for row, found in enumerate(texts):
         if found is None or (isinstance(found, float) and found != found) or type(found).__name__ in _MISSING:
             raise InvalidColumns(f"row {row} has no value: fill it; only floats have one for that, NaN", row=row)
+    if {*map(type, texts)} == {int}:
+        row = next((row for row, found in enumerate(texts) if not -(2**63) <= found < 2**63), 0)
+        raise InvalidColumns(
+            f"row {row} has {texts[row]}, and neither int64 nor uint64 holds all numbers of the column: send texts",
+            row=row,
+        )
     row = next((row for row, found in enumerate(texts) if type(found) is not type(texts[0])), 0)
     found, before = texts[row], f" and row 0 has {texts[0]!r}" if row else ""
-    raise InvalidColumns(f"row {row} has {found!r} ({type(found).__name__}){before}: use one type, {_TYPES}", row=row)
+    dates = _DATES if isinstance(found, date | time | timedelta) else ""
+    raise InvalidColumns(
+        f"row {row} has {found!r} ({type(found).__name__}){before}: use one type, {_TYPES}{dates}", row=row
+    )
 
 
 def _broken(texts: list[str]) -> bool:

@@ -73,8 +73,10 @@ def _concatenated(arrays: list[NDArray[Any]], name: str) -> NDArray[Any]:
 
 
 def _joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Join arrays; whole numbers that no common type of theirs holds stay exact, as objects."""
+    """Join arrays; bools beside numbers, and whole numbers that no common type holds, stay exact, as objects."""
     kinds = {array.dtype.kind for array in arrays}
+    if "b" in kinds and len(kinds) > 1:
+        return np.concatenate([array.astype(object) for array in arrays])
     whole = [array for array in arrays if array.dtype.kind in "iu"]
     if whole and kinds <= {"i", "u", "f"} and np.result_type(*arrays).kind == "f":
         if "f" not in kinds and min(array.min(initial=0) for array in whole) >= 0:

@@ -53,6 +53,7 @@ def clean_counts(me, inbox):
     seen = me.state.setdefault("seen", {})
     for message in inbox:
         seen[message.from_id] = seen.get(message.from_id, 0) + 1
+    me.state["names"] = me.state.get("names", frozenset()) | {*NAMES[: me.step + 2]}
     tell(me, len(seen))
 
 
@@ -138,7 +139,8 @@ def closure():
 
 
 @pytest.mark.parametrize(
-    "model", [pytest.param(clean, marks=pytest.mark.long), clean_async, clean_counts, with_a_remembered_model]
+    "model",
+    [pytest.param(clean, marks=pytest.mark.long), clean_async, clean_counts, with_a_remembered_model],
 )
 def test_a_clean_model_passes(model):
     check(model, start=lambda me: {"word": float(me.rng.normal())})

@@ -4,9 +4,12 @@ import asyncio
 import functools
 import pickle
 import threading
+from datetime import datetime
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pytest
+from support.any_values import marked
 from support.patience import WAIT_S
 from support.step_society import open_step
 
@@ -240,6 +243,13 @@ async def test_a_start_that_fails_is_named(start, text):
         ({"start": lambda group: None}, "start failed for group 'east' in step 0.*must return a dict of arrays"),
         ({"start": lambda group: 1 / 0}, "start failed for group 'east' in step 0.*ZeroDivisionError"),
         ({"model": lambda group, step: 1 / 0}, "the model failed for group 'east' in step 0.*ZeroDivisionError"),
+        (
+            {"start": lambda group: {"n": [2**53 + 1, 1.5]}},
+            "the model failed for group 'east'.*group.state.'n'. holds whole numbers that floats beside",
+        ),
+        ({"start": lambda group: {"n": [1, "a"]}}, "group.state.'n'. holds values of the types int and str"),
+        ({"start": lambda group: {"n": np.ma.array([1], mask=[1])}}, "group.state.'n'. has masked values"),
+        ({"start": lambda group: {1: np.zeros(3)}}, "group.state.1. has a key of type int"),
         ({"model": lambda group, step: {}}, "returned an object of type dict, .* set group.state"),
     ],
 )
@@ -267,6 +277,30 @@ async def test_a_decorated_async_model_may_send_in_both_of_its_parts():
 
     _, step = await run_one(sends_first)
     assert step.sends.rows == 2 * AGENTS
+
+
+async def test_what_cannot_be_kept_is_named_with_its_agent_and_place():
+    def model(me, inbox):
+        me.state["t"] = [0, {"x": object() if me.id == 3 else (me.id, {"ann", "bob"})}]
+
+    found = await failure(model)
+    assert (found.agent, found.step) == (3, 0)
+    assert 'which is not committed: me.state["t"][1]["x"] is <object' in str(found)
+
+
+async def test_a_state_comes_back_equal_in_a_society_of_another_process():
+    started = datetime(2026, 10, 25, 2, 30, tzinfo=ZoneInfo("Europe/Berlin"), fold=1)
+
+    def model(me, inbox):
+        me.state.update(at=(me.id, 0), seen={"ann", me.id}, started=started, big=2**70, mood=np.float32(0.1))
+
+    society, step = await run_one(model)
+    other = Society("east", model)
+    other.read(range(AGENTS), step.state)
+    assert marked(other.states) == marked(society.states)
+    assert marked(society.states[2]) == marked(
+        {"at": (2, 0), "seen": {"ann", 2}, "started": started, "big": 2**70, "mood": np.float32(0.1)}
+    )
 
 
 async def test_a_state_that_holds_itself():

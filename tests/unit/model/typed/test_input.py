@@ -1,6 +1,7 @@
 """Typed columns of arrays, lists, Arrow and pandas; what cannot travel is refused with its column and row."""
 
 import math
+from datetime import datetime
 
 import numpy as np
 import pandas as pd
@@ -52,7 +53,12 @@ REFUSED = [
     (pa.array(["a", None]), "no value", 1),
     ([[1], [1, 2]], "list.*one type", 0),
     ([b"x"], "cannot travel", None),
-    ([2**70], "one type", 0),
+    ([1, 2**70], "holds all numbers.*send texts", 1),
+    ([2**53 + 1, 1.5], "row 1 has 1.5 .float. and row 0 has 9007199254740993", 1),
+    ([[1, 1.5], [2**53 + 1, 1.5]], "vectors of one type", 0),
+    ([[1, 2], [True, 2]], "vectors of one type", 1),
+    ([datetime(2026, 1, 1)], "datetime.*isoformat", 0),  # noqa: DTZ001 - a naive one
+    (np.array(["2026-01-01"] * 4, "M8[ns]")[::2], "datetime64.*as_string", None),
     ([1j], "complex128 cannot travel", None),
     (np.array(["2020-01-01"], "M8[D]"), "datetime64.*cannot travel", None),
     (np.zeros(2, np.float16), "float16 cannot travel", None),

@@ -34,6 +34,8 @@ def of_json(values):
         [of_json([*BIG, 2**63 + 1])],
         [of_json(BIG), of_json([2**63 + 1])],
         [of_json([-1, 2**63 + 1])],
+        [of_json([*BIG, 1.5])],
+        [of_json(BIG), of_json([1.5])],
     ],
 )
 def test_whole_numbers_stay_exact(parts):
@@ -45,5 +47,5 @@ def test_whole_numbers_stay_exact(parts):
 
 
 def test_whole_numbers_that_no_type_holds_are_refused():
-    with pytest.raises(InvalidColumns, match="one type"):
+    with pytest.raises(InvalidColumns, match="holds all numbers of the column"):
         columns(a=[-1, 2**63 + 1])

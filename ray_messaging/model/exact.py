@@ -1,0 +1,202 @@
+"""Python values as bytes from which equal ones are read: states of agents, and results that are remembered.
+
+They are msgpack. What msgpack alone does not keep exactly (a tuple, a set, a date with its zone) has an extension type.
+"""
+
+from collections.abc import Callable
+from dataclasses import is_dataclass
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from enum import Enum
+from itertools import chain
+from reprlib import repr as shortened
+from typing import Any, NamedTuple
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+import msgspec
+import numpy as np
+from msgspec.msgpack import Ext
+
+from ray_messaging.errors import InvalidPayload
+from ray_messaging.model.places import NOTHING, Place, checked_text, levels_of, shown
+
+KEPT = (
+    "None, bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset, datetime, date, time, timedelta, "
+    "zones of zoneinfo and datetime.timezone, Decimal, UUID, and numpy's numbers and arrays"
+)
+# msgpack keeps these exactly; int and str with exceptions, at which the encoder fails.
+_LEAVES = frozenset((NOTHING, bool, int, float, str, bytes))
+_LISTS = frozenset((list,))
+_FLAT = 2  # levels of a list of dicts without lists and dicts in them
+_NUMPY_KINDS = "biufcMmSU"  # those without Python objects and fields
+_encode = msgspec.msgpack.Encoder().encode
+_MICROSECOND = timedelta(microseconds=1)
+
+
+def encode_exactly(value: object, place: str) -> bytes:
+    """Encode a value; raise InvalidPayload, which names the part that cannot be kept from `place` on."""
+    encoded, _ = _encoded([value], place)
+    return encoded[1:]  # behind the head of a list of one
+
+
+def kept_exactly(values: list[dict[Any, Any]], place: str) -> tuple[bytes, list[dict[Any, Any]]]:
+    """Encode a list of dicts, each of which is called `place` in errors; raise InvalidPayload.
+
+    Returns: the bytes, and what is read from them: equal dicts that share nothing with the given ones.
+    """
+    encoded, levels = _encoded(values, place)
+    return encoded, [*map(dict.copy, values)] if 0 < levels <= _FLAT else decode_exactly(encoded)
+
+
+def _encoded(values: list[Any], place: str) -> tuple[bytes, int]:
+    """Encode a list; return its levels, too, where all of it is as msgpack keeps it, else 0."""
+    try:
+        encoded, levels = _encode(values), levels_of(values, _LEAVES, _LEAVES, _LISTS)
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        levels = 0  # below it is found out where
+    return (encoded, levels) if levels else (_encode([_whole(value, place) for value in values]), 0)
+
+
+def _whole(value: Any, place: str) -> Any:  # noqa: ANN401 - any value
+    try:
+        form = _form(value, place)
+        _encode(form)
+    except RecursionError as error:
+        raise InvalidPayload(f"{place} is nested too deeply, or holds itself") from error
+    return form
+
+
+def _form(value: Any, place: Place) -> Any:  # noqa: ANN401 - any part of a value
+    """Return a value as msgpack keeps it exactly, by extensions where it would not; raise InvalidPayload."""
+    kind = type(value)
+    if kind is str:
+        return checked_text(value, place)
+    if kind is list:
+        return [_form(part, (place, at)) for at, part in enumerate(value)]
+    if kind is dict and all(_is_plain_key(key) for key in value):
+        return {_form(key, place): _form(part, (place, key)) for key, part in value.items()}
+    if kind in _LEAVES and (kind is not int or _is_plain_key(value)):
+        return value
+    if kind is set or kind is frozenset:  # in an order that does not depend on the process
+        return Ext(_FORMS[kind].code, _encode(sorted([_form(member, place) for member in value], key=_encode)))
+    form = _FORMS.get(np.generic if isinstance(value, np.generic) else kind)
+    parts = None if form is None else form.parts(value)
+    if form is None or parts is None:
+        raise InvalidPayload(
+            f"{shown(place)} is {shortened(value)}, of type {kind.__name__}, which would not come back equal: "
+            f"{_advice(value)}. What comes back equal: {KEPT}"
+        )
+    try:
+        return Ext(form.code, _encode(_form(parts, place)))
+    except UnicodeEncodeError as error:
+        raise InvalidPayload(f"{shown(place)} is {shortened(value)}, which cannot be kept: {error}") from error
+
+
+def _is_plain_key(key: object) -> bool:
+    return type(key) in _LEAVES and (type(key) is not int or -(2**63) <= key < 2**64)
+
+
+def _advice(value: Any) -> str:  # noqa: ANN401 - any part of a value
+    """Return what to keep in place of a value."""
+    if isinstance(value, Enum):
+        return "keep its .value"
+    if hasattr(value, "_asdict"):
+        return "keep its _asdict(), or a tuple(...) of it"
+    if is_dataclass(value):
+        return "keep dataclasses.asdict(...) of it"
+    if hasattr(value, "model_dump"):
+        return "keep its model_dump()"
+    if isinstance(value, datetime):
+        return "keep a datetime.datetime, as its to_pydatetime()"
+    if isinstance(value, np.ndarray | np.generic):
+        return "keep its tolist(), or an array of numbers, bools, texts or dates without fields and masks"
+    if isinstance(value, bytearray | memoryview):
+        return "keep bytes(...) of it"
+    for kind in (dict, list, tuple, set, str, int, float):
+        if isinstance(value, kind):
+            return f"keep {kind.__name__}(...) of it"
+    return "keep its parts in a dict"
+
+
+class _Form(NamedTuple):
+    """An extension type: its code, which stays as it is for ever, what its parts are, and how these are joined.
+
+    Without parts (None) a value is refused.
+    """
+
+    code: int
+    parts: Callable[[Any], Any]
+    joined: Callable[[Any], Any]
+
+
+def _array_parts(value: Any) -> list[Any] | None:  # noqa: ANN401 - an array or a number
+    dtype = value.dtype
+    if dtype.kind not in _NUMPY_KINDS or dtype.fields:
+        return None
+    return [dtype.str, [*value.shape], value.tobytes()]
+
+
+def _array(parts: list[Any]) -> Any:  # noqa: ANN401 - an array
+    name, shape, data = parts
+    dtype = np.dtype(name)
+    if dtype.kind not in _NUMPY_KINDS:
+        raise InvalidPayload(f"a kept value is damaged: it is an array of {name}")
+    return np.ndarray(shape, dtype, data).copy()
+
+
+def _zone_parts(zone: timezone) -> list[Any]:
+    return [zone.utcoffset(None) // _MICROSECOND, zone.tzname(None)]
+
+
+def _zone(parts: list[Any]) -> timezone:
+    offset = parts[0] * _MICROSECOND
+    unnamed = timezone(offset)
+    return unnamed if unnamed.tzname(None) == parts[1] else timezone(offset, parts[1])
+
+
+def _pairs(parts: list[Any]) -> dict[Any, Any]:
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+_FORMS: dict[type, _Form] = {
+    tuple: _Form(1, list, tuple),
+    set: _Form(2, list, set),
+    frozenset: _Form(3, list, frozenset),
+    dict: _Form(4, lambda found: [*chain.from_iterable(found.items())], _pairs),  # one with keys of other types
+    int: _Form(
+        5,
+        lambda found: found.to_bytes(found.bit_length() // 8 + 1, signed=True),
+        lambda data: int.from_bytes(data, signed=True),
+    ),
+    datetime: _Form(
+        6,
+        lambda found: [found.replace(tzinfo=None, fold=0).isoformat(), found.fold, found.tzinfo],
+        lambda parts: datetime.fromisoformat(parts[0]).replace(fold=parts[1], tzinfo=parts[2]),
+    ),
+    date: _Form(7, date.isoformat, date.fromisoformat),
+    time: _Form(
+        8,
+        lambda found: [found.replace(tzinfo=None, fold=0).isoformat(), found.fold, found.tzinfo],
+        lambda parts: time.fromisoformat(parts[0]).replace(fold=parts[1], tzinfo=parts[2]),
+    ),
+    timedelta: _Form(9, lambda found: [found.days, found.seconds, found.microseconds], lambda parts: timedelta(*parts)),
+    timezone: _Form(10, _zone_parts, _zone),
+    ZoneInfo: _Form(11, lambda zone: zone.key, ZoneInfo),
+    Decimal: _Form(12, str, Decimal),
+    complex: _Form(16, lambda found: [found.real, found.imag], lambda parts: complex(*parts)),
+    UUID: _Form(13, lambda found: found.bytes, lambda data: UUID(bytes=data)),
+    np.ndarray: _Form(14, _array_parts, _array),
+    np.generic: _Form(15, _array_parts, lambda parts: _array(parts)[()]),
+}
+_JOINED = {form.code: form.joined for form in _FORMS.values()}
+
+
+def _extension(code: int, data: memoryview) -> object:
+    joined = _JOINED.get(code)
+    if joined is None:
+        raise InvalidPayload(f"a kept value has the type {code}, which this version of ray_messaging does not know")
+    return joined(decode_exactly(data))
+
+
+decode_exactly: Callable[[bytes | memoryview], Any] = msgspec.msgpack.Decoder(ext_hook=_extension).decode

@@ -1,0 +1,115 @@
+"""Values that are kept come back equal in value and type, or are refused with their place."""
+
+import os
+import subprocess
+import sys
+from collections import Counter, namedtuple
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import IntEnum
+from zoneinfo import ZoneInfo
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from support.any_values import anything, marked
+
+from ray_messaging import InvalidPayload
+from ray_messaging.model.exact import decode_exactly, encode_exactly
+
+BERLIN = ZoneInfo("Europe/Berlin")
+HALF = "\N{SLIGHTLY SMILING FACE}".encode("utf-16-le", "surrogatepass")[:2].decode("utf-16-le", "surrogatepass")
+Place = namedtuple("Place", "x y")
+
+
+@dataclass
+class Mood:
+    value: float
+
+
+class Level(IntEnum):
+    LOW = 1
+
+
+@pytest.mark.filterwarnings("ignore:Generating overly large repr")
+@settings(max_examples=50)
+@given(anything)
+def test_a_value_comes_back_equal_or_is_refused_with_its_place(value):
+    try:
+        encoded = encode_exactly({"seen": [value]}, "me.state")
+    except InvalidPayload as error:
+        assert str(error).startswith('me.state["seen"][0]')  # noqa: PT017 - there may be none
+    else:
+        assert marked(decode_exactly(encoded)) == marked({"seen": [value]})
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"ann", "bob"},
+        (1, (2.5, "x")),
+        {(1, 2): "a", frozenset([3]): "b"},
+        2**70,
+        -(2**63) - 1,
+        2**64 - 1,
+        10**4000,
+        datetime(2026, 3, 4, 5, 6),  # noqa: DTZ001 - a naive one
+        datetime(1890, 1, 1, tzinfo=BERLIN),
+        datetime(2026, 10, 25, 2, 30, tzinfo=BERLIN, fold=1),
+        timedelta(days=-1, microseconds=1),
+        np.float32(0.1),
+        np.arange(6, dtype=">i2").reshape(2, 3)[:, ::2],
+        np.array(["2026-01-01", "NaT"], "M8[s]"),
+    ],
+)
+def test_values_that_msgpack_alone_would_change(value):
+    assert marked(decode_exactly(encode_exactly([value], "it"))) == marked([value])
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ({"t": [0, object()]}, r'^it\["t"\]\[1\] is <object .*of type object.*in a dict'),
+        ([Level.LOW], r"^it\[0\] is <Level.LOW: 1>.*keep its .value"),
+        ({1: Place(1, 2)}, r"^it\[1\] is .*_asdict"),
+        ({"n": Counter("ab")}, r'^it\["n"\] is Counter.*keep dict\(\.\.\.\)'),
+        ({"m": Mood(1.0)}, r'^it\["m"\] is Mood.*asdict'),
+        ({"a": {"b": (1, np.array([None]))}}, r'^it\["a"\]\["b"\]\[1\] is .*ndarray.*tolist'),
+        ({"a": [f"cut {HALF}"]}, r'^it\["a"\]\[0\] is .*ud83d.*half of a character.*errors=.replace'),
+        ({"a": {HALF: 1}}, r'^it\["a"\] is .*half of a character'),
+        ({"a": bytearray(b"x")}, r'^it\["a"\] is .*keep bytes'),
+    ],
+)
+def test_what_would_not_come_back_equal_is_refused_with_its_place_and_a_remedy(value, text):
+    with pytest.raises(InvalidPayload, match=text):
+        encode_exactly(value, "it")
+
+
+def test_a_value_that_holds_itself():
+    value = []
+    value.append({"again": value})
+    with pytest.raises(InvalidPayload, match=r"^it is nested too deeply, or holds itself"):
+        encode_exactly(value, "it")
+
+
+def test_a_set_has_the_same_bytes_in_processes_that_hash_otherwise():
+    code = (
+        "from ray_messaging.model.exact import encode_exactly;"
+        "print(encode_exactly({'seen': {*map(str, range(99))}, 'at': {frozenset('abcdef'): 1}}, '').hex())"
+    )
+    printed = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            check=True,
+            capture_output=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(printed) == 1
+
+
+@pytest.mark.parametrize("data", [b"\xc7\x01\x63\xc0", b"\xd4\x0e\xc0"])
+def test_a_damaged_extension_is_an_error(data):
+    with pytest.raises((InvalidPayload, TypeError)):
+        decode_exactly(data)
