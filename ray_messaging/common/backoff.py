@@ -70,6 +70,7 @@ HANDLER_RETRY = RetryPolicy(0.1, 5.0, jitter=True)  # of a message on which its 
 # Sending.
 FULL_MAILBOX_RETRY = RetryPolicy(0.002, 0.05)
 REFUSED_CALL_RETRY = RetryPolicy(0.002, 0.1)  # of a call of which the server took nothing
+STALE_DIRECTORY_RETRY = RetryPolicy(0.002, 0.05, jitter=True)  # of those who change the directory at the same time
 STALE_VERDICT_RETRY = RetryPolicy(0.002, 0.5)
 TRANSACTION_RETRY = RetryPolicy(0.002, 0.1)
 STEP_SUPERVISOR_RETRY = RetryPolicy(0.05, 2.0)  # of a step that the rules could not close

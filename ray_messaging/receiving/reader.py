@@ -8,6 +8,7 @@ from functools import partial
 from typing import TypeVar
 
 from ray_messaging.addressing.channels import NAME_LENGTH
+from ray_messaging.common.backoff import LEASE_RETRY, Backoff
 from ray_messaging.common.task_health import TaskHealth, end
 from ray_messaging.errors import (
     ConnectionFailed,
@@ -141,6 +142,7 @@ class Reader:
 
     async def _persist(self, call: Callable[[], Awaitable[T]]) -> T:
         """Repeat a call while the server is away, or out of memory: its messages wait, too."""
+        backoff = Backoff(LEASE_RETRY)
         while True:
             try:
                 return await call()
@@ -148,6 +150,7 @@ class Reader:
                 raise
             except (ConnectionFailed, MailboxFull) as error:
                 logger.warning("mailbox %s cannot be read, trying on: %s", self._mailbox, error)
+                await backoff.sleep()
 
     def _piece(self, entry: str, batch: Batch, nbytes: int) -> Piece:
         """Return a decoded frame as a piece of the inbox; raise FrameError."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.addressing.directory import Directory
+from ray_messaging.common.backoff import STALE_DIRECTORY_RETRY, Backoff
 from ray_messaging.common.task_health import TaskHealth, end
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import Closed, ConfigError, ConnectionFailed, Fenced, MessagingError, MoveFailed, TransitError
@@ -111,6 +112,8 @@ class Subscription:
         limits = Limits(settings.mailbox_messages, settings.mailbox_bytes, settings.lease_s, not self._named)
         over = ""
         change(self._spec)  # raises for what cannot be
+        clock = asyncio.get_running_loop().time
+        backoff = Backoff(STALE_DIRECTORY_RETRY, deadline=clock() + settings.send_timeout_s)
         while True:
             delta = await self._transport.load_directory(self._directory.version)
             self._directory.update(*delta)
@@ -127,8 +130,17 @@ class Subscription:
             )
             if isinstance(listening, Held):
                 over = await outlast(self._transport, self.name, listening, is_dead)
+                backoff.deadline = clock() + settings.send_timeout_s
             elif listening is not None:
                 break
+            elif backoff.exhausted:
+                raise TransitError(
+                    f"{self.name!r} could not be entered in the directory, which changed at each attempt for "
+                    f"{settings.send_timeout_s:g} s (MessagingConfig.send_timeout_s): is another program writing this "
+                    "experiment's keys, or do groups come and go all the time?"
+                )
+            else:
+                await backoff.sleep()
         before, self._spec = self._spec, spec
         if self._epoch is None:
             self._epoch = self._foreign.epoch = listening.epoch

@@ -6,8 +6,11 @@ import pytest
 from support.contracts import WAIT_S, fetch_all, store_of, vanish
 
 from ray_messaging import ConnectionFailed, OutcomeUnknown, Outgoing
-from ray_messaging.errors import TransitError
+from ray_messaging.errors import MoveFailed, TransitError
+from ray_messaging.model.agent_sets import AgentSet
+from ray_messaging.receiving.departing.rehosting import Rehoster
 from ray_messaging.sending.delivery import frame_sender
+from ray_messaging.transports.departures import Rehosted, Released
 from ray_messaging.transports.transport import FrameFate, SendReply, SendStatus
 
 pytestmark = pytest.mark.some_layouts("it deletes the keys of one server, and counts calls of one transport")
@@ -150,3 +153,25 @@ async def test_an_epoch_whose_answer_was_lost_fences_nobody(server, opener, send
     assert (await sender.send_message(channel, {"n": 2})).fate == "delivered"
     await transact(sender, channel)
     assert [message.payload["n"] for message in await fetch_all(receiver, 2)] == [2, 1]
+
+
+@pytest.mark.parametrize("call", ["listen", "release", "rehost"])
+async def test_a_directory_that_changes_at_each_attempt_ends_what_changes_it(server, opener, call, monkeypatch):
+    messager = await opener(server, name="group", host=[1, 2], send_timeout_s=TIMEOUT_S)
+    transport, attempts = messager.engine.transport, []
+
+    async def stale(*_args, **_options):
+        attempts.append(call)
+        outcome = Released.STALE_DIRECTORY
+        return {"listen": None, "release": outcome, "rehost": Rehosted(outcome, 0)}[call]
+
+    monkeypatch.setattr(transport if call == "listen" else transport.departures, call, stale)
+    changes = {
+        "listen": lambda: messager.host_agents([3], ["agent-chat"]),
+        "release": lambda: messager.remove_agents([2], timeout=TIMEOUT_S),
+        "rehost": lambda: Rehoster(transport, messager.directory).move(AgentSet.of([2]), "group", None, TIMEOUT_S),
+    }
+    async with asyncio.timeout(WAIT_S):
+        with pytest.raises((TransitError, MoveFailed), match=r"changed at each attempt|nothing has changed"):
+            await changes[call]()
+    assert 1 < len(attempts) < FEW

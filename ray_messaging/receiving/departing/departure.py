@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ray_messaging.addressing.directory import Directory, Record
 from ray_messaging.addressing.moved_records import MovedRecords, moved_records
-from ray_messaging.common.backoff import FULL_MAILBOX_RETRY, Backoff
+from ray_messaging.common.backoff import FULL_MAILBOX_RETRY, LEASE_RETRY, Backoff
 from ray_messaging.errors import ConnectionFailed, FrameError, MailboxFull, MoveFailed, ServerRefused, UnknownName
 from ray_messaging.messages import Slice
 from ray_messaging.model.agent_sets import AgentSet
@@ -29,8 +29,6 @@ from ray_messaging.transports.transport import Transport
 from ray_messaging.wire.frames import decode, encode
 
 logger = logging.getLogger(__name__)
-
-_WAITING = (Released.FULL, Released.LOG_FULL, Released.PROMISED, Released.AWAY)  # for others
 
 Mask = NDArray[np.bool_]
 T = TypeVar("T")
@@ -139,8 +137,7 @@ class Departure:
         try:
             while (outcome := await self._attempt()) is not Released.DONE:
                 self._check(outcome, timeout)
-                if outcome in _WAITING:
-                    await backoff.sleep()
+                await backoff.sleep()
         except BaseException:
             await self._give_up()
             raise
@@ -251,6 +248,7 @@ class Departure:
 
     async def _give_up(self) -> None:
         """Have the server refuse the last attempt, should it still be on its way, and fill the mailbox again."""
+        backoff = Backoff(LEASE_RETRY)
         while self._last is not None:
             try:
                 await self._departures.give_up(self._name, self._epoch, self.number)
@@ -258,6 +256,7 @@ class Departure:
                 raise
             except ConnectionFailed as error:
                 logger.warning("agents do not leave %s after all, trying on: %s", self._name, error)
+                await backoff.sleep()
             else:
                 return
 

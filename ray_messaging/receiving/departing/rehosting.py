@@ -5,6 +5,7 @@ from typing import NoReturn
 
 from ray_messaging.addressing.directory import Directory
 from ray_messaging.addressing.moved_records import moved_records
+from ray_messaging.common.backoff import STALE_DIRECTORY_RETRY, Backoff
 from ray_messaging.errors import AlreadyExists, ConfigError, MoveFailed, UnknownName
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.transports.departures import Rehosted, Rehosting, Released
@@ -32,11 +33,19 @@ class Rehoster:
         """
         deadline = asyncio.get_running_loop().time() + timeout
         tried: list[int] = []  # versions of the directory, each with an attempt that may have been taken
+        backoff = Backoff(STALE_DIRECTORY_RETRY, deadline=deadline)
         while True:
             self._directory.update(*await self._transport.load_directory(self._directory.version))
             version = next((each for each in tried if self._is_done(agents, source, each)), None)
             if version is not None:
                 return self._directory.dates.since(version)
+            if tried and backoff.exhausted:
+                raise MoveFailed(
+                    f"agents could not leave group {source!r} within {timeout:g} s, and nothing has changed: mailboxes "
+                    "come and go all the time. Wait for that to end, then try again",
+                    group=source,
+                    messages=0,
+                )
             attempt = self._attempt(agents, source, target)
             departures = self._transport.departures
             assert departures is not None
@@ -46,6 +55,7 @@ class Rehoster:
                 return found.since
             if found.outcome is Released.STALE_DIRECTORY:
                 tried.append(attempt.version + 1)
+                await backoff.sleep()
             elif found.outcome is Released.NOT_YET:
                 await self._await_target(found, source, target, deadline)
             else:

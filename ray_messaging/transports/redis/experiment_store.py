@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ray_messaging.common.backoff import RULE_STATE_RETRY, Backoff
 from ray_messaging.common.limits import SCAN_COUNT
 from ray_messaging.transports.experiment_format import FORMAT
 from ray_messaging.transports.experiment_store import Claim, Fields, RuleState, StateWrite, other_run
@@ -121,9 +122,11 @@ class RedisExperimentStore:
 
     async def delegate(self, epoch: int, number: int) -> StateWrite:
         """Make delegated verdicts count under a number, unless a higher one does."""
+        backoff = Backoff(RULE_STATE_RETRY)
         while await self._link.script("advance_delegation", [self._meta], [epoch, number]) == 0:
             if not await self._retake_epoch(epoch):
                 return StateWrite.FENCED
+            await backoff.sleep()
         return StateWrite.DONE
 
     async def read_tables(self, names: Iterable[str]) -> tuple[dict[str, Fields], dict[str, bytes]]:
