@@ -7,6 +7,7 @@ from contextlib import nullcontext, suppress
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, get_args
 
+from ray_messaging.common.awaitables import call_problem
 from ray_messaging.common.backoff import HANDLER_RETRY, Backoff
 from ray_messaging.common.task_health import end
 from ray_messaging.compat.msg import Payload
@@ -103,6 +104,9 @@ class MessageServer:
         serving: Serving,
         tracer: "Tracer | None" = None,
     ) -> None:
+        problem = None if callable(handler) else "it cannot be called"
+        if problem := problem or call_problem(handler, 1):  # else each message would become a dead letter
+            raise ConfigError(f"handler={handler!r} must take one argument, async def answer(message): {problem}")
         self._service = service
         self._tracer = tracer
         self._reply = reply
