@@ -107,8 +107,8 @@ class Messaging:
             mirror: PUBLISH messages to agents as well, for foreign listeners.
             steps: Groups send and receive in steps (see docs/steps.md). None: as they like.
             data_dir: A folder on this machine where the embedded servers keep their data, for a later start with
-                on_existing="resume". None: with steps and a log_dir that is `<log_dir>-server`, else nothing is kept;
-                nor with shards="per-node".
+                on_existing="resume". None: with a log_dir that is `<log_dir>-server`, without steps until the log has
+                all rows; else nothing is kept, nor with shards="per-node".
             metrics: Groups count and time what they do, for `metrics_text()` and Ray's metrics (see docs/metrics.md).
             tracing: Sampled batches have spans from sender to handler (see docs/tracing.md). None: none.
             shards: Several embedded servers: so many on this node, or "per-node", one on each node that is there now

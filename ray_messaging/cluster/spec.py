@@ -108,11 +108,15 @@ class InterceptorSpec:
 
 
 class StartFacts(NamedTuple):
-    """Facts of a start for the record of the run: its command, the settings of steps, descriptions of the rules."""
+    """Facts of a start for the record of the run: its command, the settings of steps, descriptions of the rules.
+
+    `data` is the folder of its embedded server.
+    """
 
     command: list[str]
     steps: dict[str, Any] | None
     rules: list[dict[str, Any]]
+    data: str | None = None
 
 
 def no_log(exp_id: str) -> str:

@@ -182,6 +182,8 @@ def erase(path: Path) -> None:
         shutil.rmtree(path / APPEND_ONLY_NAME)
         for name in (LOG_NAME, CONFIG_NAME, OWNER_NAME, SUCCESSOR_NAME, AWAITED_NAME, LOCK_NAME):
             (path / name).unlink(missing_ok=True)
+        for socket in path.glob("*.sock"):  # of servers that were killed
+            socket.unlink()
         if not any(path.iterdir()):
             path.rmdir()
     finally:

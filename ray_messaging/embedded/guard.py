@@ -9,6 +9,7 @@ A script for `python -S -E -I`. It is never imported, and imports only fast modu
 After an owner's end without an `s`, the server runs on for `grace_s` and waits for a successor, but not longer than
 the process `host_pid` lives, which starts successors. When the guard is killed, Valkey is killed with it (PDEATHSIG);
 the owner then starts a new guard on the same data. Without an owner, the next guard sweeps a temporary directory.
+After the server of an owner that died, the order's `epilogue` runs: a command that works on the data left.
 """
 
 import ctypes
@@ -28,12 +29,12 @@ if not TYPE_CHECKING:  # the folder of a script is not on the path of an isolate
     sys.path.append(str(Path(__file__).parent))
     import data_directory
     from fsync import Fsync
-    from guard_watch import HandedOver, Stopped, Watch
+    from guard_watch import HandedOver, Ordered, Stopped, Watch
     from port import Port, listens
 else:
     from ray_messaging.embedded import data_directory
     from ray_messaging.embedded.fsync import Fsync
-    from ray_messaging.embedded.guard_watch import HandedOver, Stopped, Watch
+    from ray_messaging.embedded.guard_watch import HandedOver, Ordered, Stopped, Watch
     from ray_messaging.embedded.port import Port, listens
 
 ANSWER_TIMEOUT_S: Final = 8.0  # without an answer or any work; below the owner's 10 s
@@ -206,7 +207,16 @@ def read_line() -> Any:  # noqa: ANN401 - what JSON holds
     return json.loads(line)
 
 
-def guard(owner: int) -> None:
+def run_epilogue(order: dict[str, Any], umask: int) -> None:
+    """Replace the guard by the command that follows a server whose owner died."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(nothing, stream)
+    os.umask(umask)
+    os.execve(order["epilogue"][0], order["epilogue"], os.environ | {"PYTHONPATH": order["modules"]})  # noqa: S606 - as above
+
+
+def guard(owner: int, umask: int) -> None:
     """Carry out the owner's orders, and clean up; raise CannotStart, Stopped or HandedOver."""
     watch = Watch(owner)
     order = read_line()
@@ -215,6 +225,8 @@ def guard(owner: int) -> None:
         lock = data_directory.take_over(path, order["handover_s"], busy)
     else:
         lock = (data_directory.make_temporary if temporary else data_directory.open_kept)(path, busy)
+    if order["brief"]:
+        data_directory.mark(lock, data_directory.STOPPING)
     port = Port(order["host"], order["port"])
     try:
         if order["grace_s"]:
@@ -225,11 +237,14 @@ def guard(owner: int) -> None:
             while watch.wait(None) != b"r":  # the data are kept until the owner restarts or stops the server
                 pass
             order["config"] = read_line()
-    except Stopped:  # after any other end the data stay for a successor
+    except Stopped as end:  # after any other end the data stay for a successor
         if temporary:
             data_directory.remove(path)
         else:
             (path / data_directory.CONFIG_NAME).unlink(missing_ok=True)  # it holds the password
+        if order["epilogue"] and not isinstance(end, Ordered):
+            os.close(lock)  # which the epilogue would inherit
+            run_epilogue(order, umask)
         raise
 
 
@@ -239,12 +254,12 @@ def main() -> None:
     if os.fork() != 0:
         os._exit(0)  # Ray kills the direct children of a dead worker, so the guard is a grandchild
     os.setsid()
-    os.umask(0o077)
+    umask = os.umask(0o077)
     os.chdir("/")
     try:
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         with suppress(Stopped, HandedOver):
-            guard(owner)
+            guard(owner, umask)
     except data_directory.CannotStart as error:
         send_failure(error)
     except Exception as error:  # noqa: BLE001 - stderr is discarded: the owner reports it

@@ -20,7 +20,11 @@ GRACE_PAUSE_S: Final = 0.05  # between looks for a successor
 
 
 class Stopped(Exception):
-    """The owner has ended without a successor, or has ordered the server to stop."""
+    """The server is to stop, as its owner has ended without a successor."""
+
+
+class Ordered(Stopped):
+    """The owner has ordered the server to stop."""
 
 
 class HandedOver(Exception):
@@ -64,7 +68,7 @@ class Watch:
     def wait(self, timeout_s: float | None) -> bytes:
         """Wait for a child's end, an order of the owner, which is returned, or the timeout.
 
-        Raises: Stopped at the end of the owner, or of its grace period, and at SIGTERM; HandedOver.
+        Raises: Stopped at the end of the owner, or of its grace period, and at SIGTERM; Ordered; HandedOver.
         """
         if self._deadline is not None:
             timeout_s = min(GRACE_PAUSE_S, GRACE_PAUSE_S if timeout_s is None else timeout_s)
@@ -73,7 +77,7 @@ class Watch:
             raise Stopped
         order = os.read(0, 1) if 0 in ready else b""
         if order == b"s":
-            raise Stopped
+            raise Ordered
         if self._deadline is None:
             if not order and ready & {0, self._owner}:
                 self._begin_grace()

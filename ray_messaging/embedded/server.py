@@ -4,7 +4,9 @@ import logging
 import os
 import re
 import secrets
+import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +95,8 @@ class EmbeddedServer:
             loses nothing with "always" (before each answer), about a second with "everysec" (the default with a
             `data_dir`), half a minute with "no" (the default without, as it ends a temporary directory anyway).
         succession: Let a successor of the owner take the server over.
+        epilogue: A command that runs after the server, where its owner died and no successor came.
+        brief: Let another server on its `data_dir` wait for its end, however long that takes.
 
     Raises: ConfigError.
     """
@@ -105,6 +109,8 @@ class EmbeddedServer:
         maxmemory_bytes: int | None = None,
         durability: Durability | None = None,
         succession: Succession | None = None,
+        epilogue: Sequence[str] = (),
+        brief: bool = False,
     ) -> None:
         if not HOST.fullmatch(host):
             raise ConfigError(f"host is {host!r}, but must be one address or one host name", host=host)
@@ -119,6 +125,8 @@ class EmbeddedServer:
         self._maxmemory_bytes = maxmemory_bytes or memory_bytes() // 2
         self._durability = durability
         self._succession = succession
+        self._epilogue = epilogue
+        self._brief = brief
         self._guard: GuardClient | None = None
         self._running: tuple[RedisConfig, Path] | None = None  # what restart() brings back
         self._owner: int | None = None
@@ -270,6 +278,9 @@ class EmbeddedServer:
             "grace_s": self._succession.grace_s if self._succession else 0.0,
             "host_pid": self._succession.host_pid if self._succession else os.getpid(),
             "config": self._text(config, path),
+            "epilogue": self._epilogue,
+            "modules": os.pathsep.join(sys.path),
+            "brief": self._brief,
             "fsync": self._durability == "everysec",
         }
 

@@ -1,5 +1,6 @@
 """The event log for readers: the same queries for the folder of a finished run and for a running experiment."""
 
+import logging
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, Unpack
@@ -9,7 +10,7 @@ import pyarrow as pa
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.common.notebook import SHOWN, html_table
 from ray_messaging.common.tables import with_exact_integers
-from ray_messaging.errors import ConfigError, LogError
+from ray_messaging.errors import ConfigError, LogError, Unbalanced
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.missing_rows import read_account
 from ray_messaging.eventlog.reading.balance import Balance
@@ -21,8 +22,10 @@ from ray_messaging.eventlog.reading.filtering.scan import View
 from ray_messaging.eventlog.reading.query import answer
 from ray_messaging.eventlog.reading.result_columns import as_id
 from ray_messaging.eventlog.reading.tail import Source, Tail
-from ray_messaging.eventlog.run_record import has_ended
+from ray_messaging.eventlog.run_record import has_ended, unended
 from ray_messaging.eventlog.schema import NUMBERS
+
+logger = logging.getLogger(__name__)
 
 _SHOWN_COLUMNS = ["sent_at", "from_id", "to_id", "subtopic", "payload", "labels", "fate", "rule", "reason"]
 
@@ -31,14 +34,16 @@ class FolderSource:
     """Source that answers from the closed segments of a folder."""
 
     live = False
+    unended: str | None = None  # what a run without an end lacks
 
     def __init__(self, log_dir: str | Path) -> None:
         self._folder = Folder(log_dir)
         if self._folder.segments():
+            self.unended = unended(self._folder)
             return
         missing = "; ".join(read_account(self._folder).missing)
         if missing or not has_ended(self._folder):
-            advice = (
+            advice = unended(self._folder) or (
                 "pass the log_dir of a run (for a run without a complete file yet pass its exp_id, or use "
                 "Messaging.connect(exp_id).log)"
             )
@@ -49,7 +54,9 @@ class FolderSource:
         return self
 
     def ask(self, question: str, **arguments: Any) -> Any:  # noqa: ANN401 - each query has its own
-        """Answer a query."""
+        """Answer a query; raises as `answer`, and Unbalanced for the balance of a run that has no end."""
+        if question == "balance" and (lacking := unended(self._folder)):
+            raise Unbalanced(f"the log may lack rows: {lacking}", offenders=[])
         segments = self._folder.segments()
         try:
             return answer(View(self._folder, segments), question, arguments)
@@ -78,8 +85,19 @@ class EventLog:
 
     @classmethod
     def open(cls, log_dir: str | Path) -> "EventLog":
-        """Open the folder of a finished run: a path, or a URI of pyarrow's file systems. Raises LogError."""
-        return cls(FolderSource(log_dir))
+        """Open the folder of a finished run: a path, or a URI of pyarrow's file systems. Raises LogError.
+
+        It warns where the run has no end: it may run still, or was killed, and rows may be missing.
+        """
+        source = FolderSource(log_dir)
+        if source.unended:
+            logger.warning("%s", source.unended)
+        return cls(source)
+
+    @property
+    def unended(self) -> str | None:
+        """Return what to do about a folder whose run has no end, so that rows may be missing; None: all are there."""
+        return self._source.unended if isinstance(self._source, FolderSource) else None
 
     @property
     def end(self) -> int:

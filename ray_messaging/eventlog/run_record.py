@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,7 +23,11 @@ _IN_URL = re.compile(r"://[^/@\s]*@")
 
 
 class RunStart(msgspec.Struct, frozen=True):
-    """One start of an experiment that logs into the folder; `ended` is None while it runs, and where it was killed."""
+    """One start of an experiment that logs into the folder.
+
+    `ended` is None while it runs, and where it was `killed` and its log is not finished yet. `data` is the folder that
+    its embedded server keeps its data in; None: it has none, or several.
+    """
 
     run: str
     began: str
@@ -32,6 +37,8 @@ class RunStart(msgspec.Struct, frozen=True):
     server: str
     rules: Sequence[dict[str, Any]]  # in force at the start, each with its settings
     ended: str | None = None
+    killed: bool = False
+    data: str | None = None
 
 
 class RunRecord(msgspec.Struct, frozen=True):
@@ -86,11 +93,12 @@ def note_model(folder: Folder, model: dict[str, Any], groups: dict[str, int]) ->
         write_run(folder, msgspec.structs.replace(before, model=model, groups=before.groups | groups))
 
 
-def note_end(folder: Folder, run: str, groups: dict[str, int]) -> None:
+def note_end(folder: Folder, run: str, groups: dict[str, int], *, killed: bool = False) -> None:
     """Note the end of a start, and the groups that there were. Raises OSError, LogError."""
     if (before := read_run(folder)) is not None:
         ended = [
-            msgspec.structs.replace(start, ended=utc_now()) if start.run == run else start for start in before.starts
+            msgspec.structs.replace(start, ended=utc_now(), killed=killed) if start.run == run else start
+            for start in before.starts
         ]
         write_run(folder, msgspec.structs.replace(before, starts=ended, groups=before.groups | groups))
 
@@ -99,6 +107,26 @@ def has_ended(folder: Folder) -> bool:
     """Return whether the last run in a folder came to its end, perhaps without a message; raises as `read_run`."""
     record = read_run(folder)
     return record is not None and bool(record.starts) and record.starts[-1].ended is not None
+
+
+def unended(folder: Folder) -> str | None:
+    """Return what to do about a run that has no end; None: it has one, or there is no record. Raises as `read_run`."""
+    record = read_run(folder)
+    if record is None or not record.starts or record.starts[-1].ended is not None:
+        return None
+    start = record.starts[-1]
+    where = f"{start.data} has them, and `ray-messaging log finish {folder.where}` writes them"
+    if start.data is None:
+        where = (
+            f"if its server ({start.server}) has them still, Messaging.start({record.experiment!r}, ..., "
+            "on_existing='resume') writes them"
+        )
+    elif not Path(start.data).exists():
+        where = f"{start.data}, the folder of its server, had them, and is gone"
+    return (
+        f"the run in {folder.where} that began at {start.began} has no end: it runs still, or was killed, and then "
+        f"rows of what was sent last are missing here; {where}"
+    )
 
 
 def run_facts(folder: Folder) -> dict[str, Any] | None:

@@ -135,14 +135,24 @@ def test_a_second_ctrl_c_ends_a_run_at_once(home):
     driver.assert_nothing_left()
 
 
-def test_a_run_that_is_killed_with_its_whole_machine_resumes(home):
+@pytest.mark.parametrize("end", ["with its whole machine", "and its log is finished"])
+def test_a_run_that_is_killed_resumes(home, end):
     killed = Driver(SCRIPT + "KILLED = True" + RESUMED, home)
     reached(killed, home, 4)
-    killed.kill_all()
+    if end == "with its whole machine":
+        killed.kill_all()
+    else:
+        killed.process.kill()
+        record = home / "log" / "_run.json"
+        wait_for(lambda: '"killed": true' in record.read_text(), "the end of the log", timeout=300)
+        assert EventLog.open(home / "log").balance().sends == messages_of(4)
+        killed.wait_end()
     assert (home / "log-server").is_dir()
     driver = Driver(SCRIPT + "KILLED = False" + RESUMED, home)
     output, errors = driver.process.communicate(timeout=300)
     assert driver.process.returncode == 0, errors
+    assert f"{home / 'log-server'} (" in errors
+    assert "remove that folder" in errors
     first, words, digests, logged, fates = json.loads(output)
     states, expected = sequential()
     assert first == 4  # steps 0 to 3 were committed
@@ -153,7 +163,7 @@ def test_a_run_that_is_killed_with_its_whole_machine_resumes(home):
     assert record["groups"] == {f"group{n}": 20 for n in range(3)}
     assert (record["steps"]["seed"], record["model"]["until"], record["model"]["by"]) == (SEED, STEPS, "agent")
     assert [(start["on_existing"], start["ended"] is None) for start in record["starts"]] == [
-        ("error", True),
+        ("error", end == "with its whole machine"),
         ("resume", False),
     ]
 

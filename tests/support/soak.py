@@ -59,7 +59,8 @@ SOAK = {
     "cluster/test_run_ends.py": [
         "test_a_second_ctrl_c_ends_a_run_at_once",
         "test_of_a_model_that_raises_ray_says_nothing_of_its_own",
-        "test_a_run_that_is_killed_with_its_whole_machine_resumes",
+        "test_a_run_that_is_killed_resumes[with its whole machine]",
+        "test_a_run_that_is_killed_resumes[and its log is finished]",
     ],
     "cluster/test_shards_on_ray.py": [
         "test_a_shard_that_is_killed_comes_back_with_its_data[server]",

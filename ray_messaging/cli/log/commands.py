@@ -1,4 +1,4 @@
-"""The event log on the command line: `ray-messaging log stats|query|conversation|thread|tail|export|diff`."""
+"""The event log on the command line: `ray-messaging log stats|query|conversation|thread|tail|export|diff|finish`."""
 
 from collections import deque
 from contextlib import nullcontext
@@ -11,9 +11,11 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from ray_messaging.cli.log.options import Target, open_log, read_id, with_fields
 from ray_messaging.cli.log.show import difference_line, line_of, show_difference, show_rows, show_run, show_stats
 from ray_messaging.cli.options import Json
-from ray_messaging.cli.session import check_file, clean_errors, output, print_json
+from ray_messaging.cli.session import DOES_NOT_BALANCE, check_file, clean_errors, output, print_json
 from ray_messaging.cli.show import counted
+from ray_messaging.cluster.spec import absolute
 from ray_messaging.errors import Closed, ConfigError
+from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.plot import check_picture, plot
 from ray_messaging.eventlog.reading.event_rows import rows_of
 from ray_messaging.eventlog.reading.export import json_line, json_lines
@@ -43,7 +45,8 @@ def stats(target: Target, fields: dict[str, Any], as_json: Json = False, plot_fi
     if plot_file is not None:
         check_picture(plot_file)
         check_file(plot_file, "draw into another file")
-    found = open_log(target).stats(**fields)
+    log = open_log(target)
+    found = log.stats(**fields)
     if plot_file is not None:
         try:
             plot(found, plot_file, title=f"Event log of {target}")
@@ -51,11 +54,24 @@ def stats(target: Target, fields: dict[str, Any], as_json: Json = False, plot_fi
             raise ConfigError(str(error)) from error
     if as_json:
         print_json(json_line(found))
-        return
-    console = output()
-    show_stats(console, found)
-    if plot_file is not None:
-        console.print(f"\nThe picture is in {plot_file}.")
+    else:
+        console = output()
+        show_stats(console, found)
+        if plot_file is not None:
+            console.print(f"\nThe picture is in {plot_file}.")
+    if log.unended:  # which it has said on stderr
+        raise typer.Exit(DOES_NOT_BALANCE)
+
+
+@app.command(short_help="Write the rows that the log of a killed run lacks.")
+def finish(folder: Annotated[str, typer.Argument(metavar="LOG_DIR", help="The log_dir of a run.")]) -> None:
+    """Write the rows that the log of a killed run lacks, from the data that its embedded server has left."""
+    with clean_errors():
+        from ray_messaging.cluster.finishing import finish as finish_folder  # noqa: PLC0415 - no other command needs it
+
+        found = finish_folder(str(absolute(folder)))
+        rows = EventLog.open(folder).end + 1
+    output().print(f"The log is complete{'' if found else ' already'}: {counted(rows, 'row')}.")
 
 
 @app.command(short_help="Print the matching rows.")

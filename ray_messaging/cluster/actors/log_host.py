@@ -4,6 +4,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -20,7 +21,16 @@ from ray_messaging.eventlog.reading.filtering.scan import View, scan
 from ray_messaging.eventlog.reading.query import REACHED, answer
 from ray_messaging.eventlog.reading.result_columns import INTERNAL
 from ray_messaging.eventlog.rule_changes import RuleChange, write_rule_changes
-from ray_messaging.eventlog.run_record import RunStart, note_end, note_model, note_start, utc_now, versions
+from ray_messaging.eventlog.run_record import (
+    RunStart,
+    note_end,
+    note_model,
+    note_start,
+    read_run,
+    unended,
+    utc_now,
+    versions,
+)
 from ray_messaging.eventlog.writing.log_errors import died_before_loss
 from ray_messaging.eventlog.writing.segment_size import SEGMENT_BYTES, SEGMENT_ROWS
 from ray_messaging.eventlog.writing.segment_store import with_folder_lock
@@ -95,41 +105,55 @@ class LogHost:
 
     async def _prepare_folder(self) -> None:
         """Claim the folder, once in a run; later processes of the run continue in it."""
-        if await self._known():
+        before = (await self._server.log_mark("run") or b"").decode()
+        if before == self._experiment.run:
             return
         await asyncio.to_thread(self._folder.prepare, self._experiment.exp_id)
-        await with_folder_lock(self._folder, self._claim_folder, asyncio.sleep)
+        await with_folder_lock(self._folder, partial(self._claim_folder, before), asyncio.sleep)
         await self._server.set_log_mark("run", self._experiment.run)
 
-    def _claim_folder(self) -> None:
-        """Claim the folder for this run, under its lock: writers of other runs add no files from here on."""
+    def _claim_folder(self, before: str) -> None:
+        """Claim the folder for this run, under its lock: writers of other runs add no files from here on.
+
+        Args: `before` is the run whose log the server has.
+        """
         run = self._experiment.run
         segments, account = self._folder.segments(), read_account(self._folder)
         if account.writer.startswith(f"{run}/"):  # written by this run, and the server has lost it
             error = died_before_loss(self._experiment.exp_id, self._folder, segments)
             note_missing(self._folder, account.writer, str(error))
             raise error
-        if segments and self._on_existing == "error":
+        lacking = unended(self._folder)
+        if (segments or lacking) and self._on_existing == "error":
+            kind_of = "a run that has no end" if lacking else "an earlier run"
             raise AlreadyExists(
-                f"{self._folder.where} holds the log of an earlier run: go on with it by on_existing='resume', "
+                f"{self._folder.where} holds the log of {kind_of}: go on with it by on_existing='resume', "
                 "delete it by on_existing='reset', or choose another log_dir",
                 kind="log",
                 value=self._folder.where,
                 owner=None,
             )
         claim(self._folder, run, self._experiment.exp_id)
+        record = read_run(self._folder)
+        if lacking and self._on_existing == "resume" and record is not None and record.starts[-1].run != before:
+            note_missing(
+                self._folder,
+                run,
+                f"the run that began at {record.starts[-1].began} was killed, and its server's data are gone: rows of "
+                "what was sent last are missing",
+            )
         if self._on_existing == "reset":
             self._folder.erase()
             forget_missing(self._folder)
             write_rule_changes(self._folder, [])
 
-    async def close(self) -> None:
-        """Write everything that was sent, and remove the log from the server."""
+    async def close(self, *, killed: bool = False) -> None:
+        """Write everything that was sent, and remove the log from the server; with `killed` in place of its driver."""
         try:
             delta = await self._transport.load_directory(-1)
             groups = {record.mailbox: len(record.agents()) for record in delta.changed if record.exclusive}
             await self._writer.retire()
-            await self._note(note_end, self._experiment.run, groups)
+            await self._note(partial(note_end, killed=killed), self._experiment.run, groups)
         finally:
             await self._transport.close()
             if self._importing is not None:
@@ -148,6 +172,7 @@ class LogHost:
             versions(),
             f"{kind_and_version(probe.info)} at {probe.where}" if probe.info else probe.where,
             facts.rules,
+            data=facts.data,
         )
         await self._note(note_start, self._experiment.exp_id, facts.steps, start)
 

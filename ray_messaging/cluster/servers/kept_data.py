@@ -21,7 +21,7 @@ class KeptData(NamedTuple):
 
     @classmethod
     def of(cls, given: str | Path | None, *, log_dir: str | None, shards: Shards) -> Self | None:
-        """Return where the data are; without a folder given, beside a log with steps. None: they are not kept.
+        """Return where the data are; without a folder given, beside the log. None: they are not kept.
 
         Raises: ConfigError for a folder that cannot be, or has data of another number of servers.
         """
@@ -30,7 +30,7 @@ class KeptData(NamedTuple):
         if given is None:
             if log_dir is None or "://" in log_dir:
                 return None
-            given = f"{log_dir.rstrip('/')}-server"
+            given = beside(log_dir)
         if "://" in str(given):
             raise ConfigError(f"data_dir={str(given)!r} must be a folder on this machine, not a URI")
         folder = Path(given).expanduser().absolute()
@@ -44,6 +44,11 @@ class KeptData(NamedTuple):
         if len(self.of_servers) > 1:
             with suppress(OSError):  # it has other files, or an erased server left some
                 self.folder.rmdir()
+
+
+def beside(log_dir: str) -> str:
+    """Return the folder in which an embedded server keeps its data, where a log has a folder."""
+    return f"{log_dir.rstrip('/')}-server"
 
 
 def _check(folder: Path, servers: Sequence[Path]) -> None:

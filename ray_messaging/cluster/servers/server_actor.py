@@ -1,6 +1,7 @@
 """Ray actor of an embedded server."""
 
 import os
+import sys
 import time
 from typing import Any, Final
 
@@ -10,7 +11,7 @@ from ray.util import get_node_ip_address
 from ray_messaging.cluster.actors.restarts import restarted
 from ray_messaging.config import RedisConfig
 from ray_messaging.embedded.machine import memory_bytes
-from ray_messaging.embedded.server import EmbeddedServer, Succession
+from ray_messaging.embedded.server import Durability, EmbeddedServer, Succession
 from ray_messaging.embedded.supervisor import ServerSupervisor
 from ray_messaging.observability.health.reports import Disk, Report
 
@@ -25,15 +26,26 @@ class ServerActor:
         name: A secret of this actor and its restarts: the name of a temporary data directory.
         data_dir: Where data stay. None: a temporary directory.
         on_its_node: How many servers of the experiment share this node; together they may fill half of its memory.
+        durability: That of the server.
+        log_dir: The event log to finish from its data after the death of all that could do so. None: none.
     """
 
-    def __init__(self, name: str, data_dir: str | None = None, on_its_node: int = 1) -> None:
+    def __init__(
+        self,
+        name: str,
+        data_dir: str | None = None,
+        on_its_node: int = 1,
+        durability: Durability | None = None,
+        log_dir: str | None = None,
+    ) -> None:
         # Without this node's raylet Ray cannot restart the actor here.
         raylet = int(os.environ.get("RAY_RAYLET_PID", os.getppid()))
         again = restarted()
         server = EmbeddedServer(
             get_node_ip_address(),
             data_dir=data_dir,
+            durability=durability,
+            epilogue=() if log_dir is None else (sys.executable, "-m", "ray_messaging.cluster.finishing", log_dir),
             maxmemory_bytes=memory_bytes() // (2 * on_its_node),
             succession=Succession(name, GRACE_S, raylet),
         )

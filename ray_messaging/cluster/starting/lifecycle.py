@@ -4,10 +4,12 @@ import logging
 import os
 import secrets
 import shutil
+import sys
 import tempfile
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from enum import Enum
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -59,10 +61,13 @@ class StartedExperiment:
         self._untouched = False  # the server has only data of this start
         self._temporary: str | None = None  # the folder of audiences that end with the experiment
         self._kept: KeptData | None = None
+        self._keeping = Keeping.NOTHING
 
-    def start(self, spec: InterceptorSpec, config: ServerConfig | None, kept: KeptData | None) -> None:
+    def start(
+        self, spec: InterceptorSpec, config: ServerConfig | None, kept: KeptData | None, keeping: "Keeping"
+    ) -> None:
         """Start the actors; config is a server of the user's (None: embedded ones, with their data in `kept`)."""
-        self._kept = kept
+        self._kept, self._keeping = kept, keeping
         node = ray.get_runtime_context().get_node_id()
         here = NodeAffinitySchedulingStrategy(node, soft=False)
         if config is None and kept is None and spec.log_dir is None and spec.audiences is not None:
@@ -104,7 +109,8 @@ class StartedExperiment:
             self._untouched = False
             steps = None if spec.steps is None else spec.steps.model_dump()
             rules = result(self.interceptor.rules.remote(), actor_name=f"experiment {spec.exp_id!r}")
-            facts = StartFacts(command_line(), steps, rules)
+            data = None if kept is None or len(kept.of_servers) > 1 else str(kept.folder)
+            facts = StartFacts(command_line(), steps, rules, data)
             result(self.log.note_start.remote(facts), actor_name=f"the event log of experiment {spec.exp_id!r}")
         self.experiment = experiment
 
@@ -115,27 +121,55 @@ class StartedExperiment:
             pinned = NodeAffinitySchedulingStrategy(node, soft=False)
             options = {"num_cpus": 0, "namespace": NAMESPACE, "scheduling_strategy": pinned}
             options |= {"max_restarts": -1, "max_task_retries": -1, "name": name}
-            arguments = (secrets.token_hex(16), None if folder is None else str(folder), spec.nodes.count(node))
+            arguments = (
+                secrets.token_hex(16),
+                None if folder is None else str(folder),
+                spec.nodes.count(node),
+                "no" if self._keeping is Keeping.UNTIL_LOGGED else None,
+                spec.log_dir if folder is not None and len(folders) == 1 else None,
+            )
             self._servers.append(remote(ServerActor, options).remote(*arguments))
 
     def close(self, *, erase: bool) -> None:
         """Stop groups, log, interceptor and server in this order, then Ray if this process started it."""
         if ray.is_initialized():
             leave(list(self.groups.values()))
-            if self.log is not None:
-                finish_log(self.log)
+            logged = self.log is not None and finish_log(self.log)
+            until_logged = self._keeping is Keeping.UNTIL_LOGGED
             if self.interceptor is not None:
-                leave([self.interceptor], erase=erase or self._untouched)
+                over = until_logged and logged and self.experiment is not None
+                leave([self.interceptor], erase=erase or over or self._untouched)
+            erase = erase or until_logged  # of files without data
             if self.experiment is not None and (audiences := find_actor(self.experiment.audiences_name)) is not None:
                 ray.kill(audiences)  # handles of it may be left anywhere
             attempt([server.stop.remote(erase=erase) for server in self._servers], timeout_s=_SERVER_S)
             _kill(self._servers)
             if erase and self._kept is not None:
                 self._kept.clean()
+            if self._keeping is Keeping.STEPS and self.experiment is not None and not erase:
+                self._tell_of_data()
             if self._ray_is_ours:
                 ray.shutdown()
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def _tell_of_data(self) -> None:
+        """Say where the data are that nobody has asked for, so that somebody removes them."""
+        if self._kept is None or not self._kept.folder.is_dir():  # it is on the machine of a Ray Client's server
+            return
+        nbytes = sum(path.stat().st_size for path in self._kept.folder.rglob("*") if path.is_file())
+        sys.stderr.write(
+            f"{self._kept.folder} ({nbytes / 1e6:.1f} MB) has the agents' states, by which a later start goes on with "
+            "the run (on_existing='resume'): remove that folder where nobody will; the event log does not need it\n"
+        )
+
+
+class Keeping(Enum):
+    """Why the embedded servers keep their data in a folder, beside a user's wish."""
+
+    NOTHING = 0  # they do not, or the user has named the folder
+    UNTIL_LOGGED = 1  # until the log has all rows, as after the death of all processes
+    STEPS = 2  # so that a run in steps can go on
 
 
 def start_experiment(
@@ -177,11 +211,14 @@ def start_experiment(
         )
         kept = None
         if config is None:
-            kept = KeptData.of(data_dir, log_dir=None if steps is None else spec.log_dir, shards=shards)
+            kept = KeptData.of(data_dir, log_dir=spec.log_dir, shards=shards)
         nodes = nodes_of(shards) if config is None else ()
         spec = replace(spec, audiences=_audience_home(spec, config, kept), tracing=tracing)
         spec = replace(spec, nodes=nodes, per_node=shards == PER_NODE)
-        started.start(spec, config, kept)
+        keeping = Keeping.NOTHING
+        if kept is not None and data_dir is None:
+            keeping = Keeping.UNTIL_LOGGED if steps is None else Keeping.STEPS
+        started.start(spec, config, kept, keeping)
         if config is not None:
             from ray_messaging.cluster.health_check import warn_of_data_loss  # noqa: PLC0415 - brings redis-py
 
@@ -266,17 +303,19 @@ def _kill(actors: Collection[Any]) -> None:
         wait_dead(actor)
 
 
-def finish_log(log: Any) -> None:  # noqa: ANN401 - a Ray actor handle
-    """Close the event log after it has written everything; log an error where it could not."""
-    done = log.close.remote()
+def finish_log(log: Any) -> bool:  # noqa: ANN401 - a Ray actor handle
+    """Close the event log after it has written everything; log an error where it could not. Return whether it has."""
+    done, written = log.close.remote(), False
     if not ray.wait([done], timeout=_LOG_S)[0]:
         logger.error("the event log was not complete after %g s, and stays incomplete", _LOG_S)
     else:
         try:
             result(done, actor_name="the event log")
+            written = True
         except MessagingError as error:
             logger.error("the event log is not complete: %s", error)  # noqa: TRY400 - ours say what is wrong
     ray.kill(log)
+    return written
 
 
 def attempt(refs: Sequence[Any], *, timeout_s: float = _CLOSE_S) -> list[Any]:

@@ -28,13 +28,15 @@ REPOSITORY = Path(server_module.__file__).parents[2]
 OWNER = """
 import os, signal, sys
 from ray_messaging.embedded.server import EmbeddedServer
-server = EmbeddedServer("127.0.0.1")
+epilogue = [sys.executable, "-c", *sys.argv[2:]] if "epilogue" in sys.argv else []
+server = EmbeddedServer("127.0.0.1", epilogue=epilogue)
 server.start()
 forked = 0
 if "fork" in sys.argv and (forked := os.fork()) == 0:
     signal.pause()
 print(server.pid, forked, server.data_dir, flush=True)
-sys.stdin.read()
+if sys.stdin.read():
+    server.stop()
 """
 
 
@@ -179,6 +181,29 @@ def test_ends_with_its_owner(end, temporary_root):
         process.stdin.close() if end is None else process.send_signal(end)
         wait_ended(pid)
         wait_ended(guard)
+    assert list(temporary_root.iterdir()) == []
+
+
+WRITES = """
+import os, sys, ray_messaging
+from pathlib import Path
+Path(sys.argv[1]).write_text(f"{Path(sys.argv[2]).exists()} {os.umask(0):o}")
+"""
+
+
+@pytest.mark.parametrize("end", ["killed", "stopped"])
+def test_a_command_follows_the_server_where_its_owner_died(end, temporary_root, tmp_path):
+    written = tmp_path / "written"
+    mask = os.umask(0o027)
+    try:
+        with owner("epilogue", WRITES, str(written), str(temporary_root)) as (process, pid, _, data_dir):
+            guard = int((data_dir / LOCK_NAME).read_text().removeprefix("process "))
+            process.communicate("stop") if end == "stopped" else process.kill()
+            wait_ended(pid)
+            wait_ended(guard)  # which has become the command
+    finally:
+        os.umask(mask)
+    assert (written.read_text() if written.exists() else None) == (None if end == "stopped" else "True 27")
     assert list(temporary_root.iterdir()) == []
 
 
@@ -417,6 +442,17 @@ def test_two_servers_on_one_data_dir_are_refused(tmp_path):
         assert first.alive
         with client(first.start()) as connected:
             assert connected.ping()
+
+
+def test_waits_for_a_brief_server(tmp_path):
+    first, second = (EmbeddedServer(HOST, data_dir=str(tmp_path), brief=brief) for brief in (True, False))
+    with first, ThreadPoolExecutor(1) as pool:
+        first.start()
+        starting = pool.submit(second.start)
+        assert not wait([starting], timeout=2.5).done  # longer than it waits for a server that runs on
+        first.stop()
+        starting.result(DEADLINE_S)
+        second.stop()
 
 
 def test_waits_for_a_server_that_is_stopping(tmp_path):

@@ -1,0 +1,66 @@
+"""Finish of the event log of a run whose driver was killed: the rows that its embedded server has still.
+
+The server's guard runs this file after the driver's death, and `ray-messaging log finish` does.
+"""
+
+import asyncio
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from ray_messaging.cluster.actors.log_host import LogHost
+from ray_messaging.cluster.servers.kept_data import beside
+from ray_messaging.cluster.spec import Experiment
+from ray_messaging.config import MessagingConfig, RedisConfig
+from ray_messaging.embedded.data_directory import APPEND_ONLY_NAME
+from ray_messaging.embedded.server import EmbeddedServer
+from ray_messaging.errors import LogError, MessagingError
+from ray_messaging.eventlog.folder import Folder
+from ray_messaging.eventlog.run_record import RunRecord, read_run, unended
+from ray_messaging.transports.backend import backend_of
+
+HOST = "127.0.0.1"
+
+
+def finish(log_dir: str) -> bool:
+    """Write the rows that are missing in a log whose run was killed; return whether it had no end.
+
+    The server's data go with that, but for those of steps, by which the run can go on, and those in a user's
+    `data_dir`.
+
+    Raises: LogError where its server's data are not here; ConfigError while the run's server runs still.
+    """
+    folder = Folder(log_dir)
+    record, lacking = read_run(folder), unended(folder)
+    if record is None or lacking is None:
+        return False
+    data = record.starts[-1].data
+    if data is None or not Path(data, APPEND_ONLY_NAME).exists():
+        raise LogError(f"nothing can be written here: {lacking}", path=folder.where)
+    passing = record.steps is None and data == beside(folder.where)
+    with EmbeddedServer(HOST, data_dir=data, brief=True) as server:
+        asyncio.run(_write(folder, record, server.start(), erase=passing))
+        server.stop(erase=passing)
+    return True
+
+
+async def _write(folder: Folder, record: RunRecord, server: RedisConfig, *, erase: bool) -> None:
+    """Do what is left of the log's actor, as its successor in the same run."""
+    run, settings = record.starts[-1].run, MessagingConfig()
+    host = LogHost(Experiment(record.experiment, run, server, settings, folder.where), "resume")
+    try:
+        await host.start()
+    except BaseException:
+        await host.abandon()
+        raise
+    await host.close(killed=True)
+    if erase:
+        stores = backend_of(server).stores(record.experiment, settings, run=run)
+        await stores.transport.connect()
+        await stores.experiment.erase()
+        await stores.transport.close()
+
+
+if __name__ == "__main__":
+    with suppress(MessagingError):  # the folder says what it lacks
+        finish(sys.argv[1])
