@@ -3,7 +3,8 @@
 import asyncio
 import json
 from collections import Counter
-from contextlib import aclosing
+from contextlib import aclosing, suppress
+from functools import partial
 
 import pytest
 import redis
@@ -12,6 +13,7 @@ from support.patience import WAIT_S
 
 from ray_messaging import MessagingConfig, MessagingError, OutcomeUnknown, StepAborted
 from ray_messaging.addressing.channels import Keys
+from ray_messaging.errors import TransitError
 from ray_messaging.messager import Messager
 from ray_messaging.steps.sending import attempt_sender
 from ray_messaging.transports.steps.values import StepSettings
@@ -121,6 +123,14 @@ async def fate_of(fates, numbers, sending):
     fates |= dict.fromkeys(numbers, allowed)
 
 
+async def insist(call):
+    """Repeat a call until it succeeds: on a busy machine the timeout may be too short. Raises Fenced."""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            with suppress(TransitError):
+                return await call()
+
+
 def cases(usual, *others):
     """Return parameters for what happens to the server, and to a request in place of an answer; most take long."""
     return [
@@ -148,11 +158,11 @@ async def sends_with_a_fault(config, exp_id, nth, then, *, up):
     with Faults(config, exp_id) as faults:
         async with (
             Messager(config, exp_id, name="group", settings=SETTINGS) as group,
-            Messager(config, exp_id, name="other", settings=SETTINGS) as other,
+            Messager(config, exp_id, name="other", settings=SETTINGS) as bystander,
             Messager(faults.proxy.config, exp_id, name="sender", settings=SETTINGS) as sender,
         ):
-            for messager, agent in ((group, 1), (other, 2), (sender, 3)):
-                await messager.host_agents([agent], ["agent-chat"])
+            for messager, agent in ((group, 1), (bystander, 2), (sender, 3)):
+                await insist(partial(messager.host_agents, [agent], ["agent-chat"]))
             born = int(faults.client.hget(faults.keys.state("group"), "born"))
             channel, fates = sender.get_agent_chat_channel(1), {}
             faults.lose(nth, up=up, then=then)
@@ -162,7 +172,8 @@ async def sends_with_a_fault(config, exp_id, nth, then, *, up):
             met = faults.met
             faults.heal()
             if then is not lose_sender:  # else it is fenced
-                receipt = await sender.send_message(sender.get_agent_chat_channel(2), {"n": 0}, from_id=3)
+                other = sender.get_agent_chat_channel(2)
+                receipt = await insist(lambda: sender.send_message(other, {"n": 0}, from_id=3))
                 assert receipt.fate == "delivered"
             written = faults.written(born)
     assert {n: written[n] for n, allowed in fates.items() if written[n] not in allowed} == {}, fates

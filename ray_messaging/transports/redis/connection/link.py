@@ -77,6 +77,7 @@ _PASSING = (
     RedisConnectionError,
     RedisTimeoutError,
     BusyLoadingError,
+    NoScriptError,
     ReadOnlyError,
     OutOfMemoryError,
     OSError,
@@ -354,6 +355,10 @@ class RedisLink:
             )
         return self.translated(error)
 
+    def _is_final(self, error: BaseException) -> bool:
+        """Return whether no repetition can help."""
+        return isinstance(error, _FATAL) or not self._passes(error)
+
     def _passes(self, error: BaseException) -> bool:
         return _passes(error, follows=self._clustered)
 
@@ -466,15 +471,20 @@ class RedisLink:
         """
         deadline, calls = asyncio.get_running_loop().time() + self.patience_s, self._calls
         backoff: Backoff | None = None  # most commands succeed at once
-        taken = False  # perhaps, by an attempt that had no answer
+        forgotten = False  # the script was, by the last attempt
+        taken = False  # the call may have been, by an attempt that had no answer
         while True:
             try:
                 return await attempt()
             except (*_PASSING, ResponseError) as error:
-                if isinstance(error, NoScriptError):  # it was restarted: the next attempt brings the script along
-                    self._known.clear()
-                elif isinstance(error, _FATAL) or not self._passes(error):
+                if self._is_final(error):
                     raise self.translated(error) from error
+                if isinstance(error, NoScriptError):
+                    self._known.clear()  # the next attempt brings the script along
+                    forgotten = not forgotten
+                    if forgotten:  # the server was restarted, told to forget it, or has refused to run it
+                        continue
+                forgotten = False
                 if not isinstance(error, _ANSWERS):
                     taken = True
                     if cut is not None:
@@ -485,9 +495,12 @@ class RedisLink:
                 backoff = backoff or Backoff(REDIS_RETRY, deadline=deadline)
                 if backoff.exhausted:
                     raise self._gave_up(error, taken=taken) from error
-                if self.observer is not None:
-                    self.observer.retried(self.where, error)
+                self._tell_retry(error)
             await backoff.sleep()
+
+    def _tell_retry(self, error: Exception) -> None:
+        if self.observer is not None:
+            self.observer.retried(self.where, error)
 
     async def over(self) -> Closed | None:
         """Return the error of an ended experiment, if it is known; the question is asked once a second at most."""
