@@ -88,7 +88,8 @@ class AnswerMailbox:
         for found in slices:
             _as_asked(found.batch)
             late = self._questions.answer(found)
-            if not len(late):
+            told = found.batch.extension is not None and found.batch.extension.failed
+            if told or not len(late):  # that a handler failed is no message: nobody waits to hear it late
                 self._handled.append(found)
                 continue
             self.late += len(late)

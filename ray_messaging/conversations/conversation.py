@@ -24,12 +24,13 @@ from ray_messaging.conversations.question_watch import QuestionWatch, in_circle
 from ray_messaging.conversations.replies import (
     answer_topic,
     asker_of,
+    blocked_among,
     cannot_answer,
     check_question,
-    is_answered,
     naming,
     note_replied,
     replies_to,
+    waits_for_failure,
 )
 from ray_messaging.conversations.waits import Waits
 from ray_messaging.engine import Engine
@@ -267,7 +268,7 @@ class Conversation:
         rows, sent = accumulator.append_to(Replies(asker_of(batch), failed), checked)
         rows.in_reply_to.append(batch.message_id(row))
         receipt = await sent
-        note_replied([question])
+        note_replied([question], {0} if receipt.fate == "blocked" else ())
         return receipt
 
     # -- serving --------------------------------------------------------------------------------------------------
@@ -283,6 +284,11 @@ class Conversation:
         self.waits.ended = ""
         await self.waits.write(anew=True)
         return left
+
+    async def serve_by_hand(self) -> None:
+        """Note that somebody fetches again where a service had ended."""
+        self.waits.ended = ""
+        await self.waits.write()
 
     async def end(self, left: Sequence[Message], ended: str) -> None:
         """Serve no more; keep the messages that are not handled for the next service here."""
@@ -302,7 +308,7 @@ class Conversation:
 
     async def tell_failed(self, message: Message, failure: HandlerFailure) -> None:
         """Tell the asker of a message that its handler has failed; where it has none, or has an answer, do nothing."""
-        if message.expects_answer and not is_answered(slice_of(message)):
+        if waits_for_failure(slice_of(message)):
             await self.reply(message, failure.payload, failed=True)
 
     async def reply_columns(self, messages: Acked, payloads: object) -> Receipts:
@@ -312,7 +318,7 @@ class Conversation:
         engine.checks.check_senders(batch.from_ids for batch in batches)
         with naming(slices):
             receipts = await engine.bulk_sender.relay(batches)
-        note_replied(slices)
+        note_replied(slices, blocked_among(receipts))
         return receipts
 
 

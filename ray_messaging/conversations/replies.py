@@ -1,18 +1,19 @@
 """Batches of answers to questions."""
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 
-from ray_messaging.addressing.channels import payback_channel
+from ray_messaging.addressing.channels import is_survey_mailbox, payback_channel
 from ray_messaging.errors import Closed, NoQuestion
 from ray_messaging.messages import Slice
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import NONE
 from ray_messaging.model.extension import Extension
 from ray_messaging.model.payloads import Payloads
+from ray_messaging.receipt import BLOCKED, Receipts
 from ray_messaging.sending.accumulation.bulk_input import payload_column
 
 
@@ -139,8 +140,24 @@ def _asker(batch: Batch, row: int) -> str:
     return "the user" if batch.from_ids[row] is None else f"agent {batch.from_ids[row]!r}"
 
 
-def note_replied(questions: Iterable[Slice]) -> None:
-    """Note that questions are answered."""
+def waits_for_failure(question: Slice) -> bool:
+    """Tell whether the asker of a message is to learn that its handler failed: no survey, which counts answers."""
+    batch, row, *_ = question
+    expects = None if batch.extension is None else batch.extension.expects_answer
+    asks = expects is not None and bool(expects[row])
+    return asks and not is_answered(question) and not is_survey_mailbox(asker_of(batch))
+
+
+def blocked_among(receipts: Receipts) -> Collection[int]:
+    """Return the places of the answers that a rule blocked."""
+    return {*np.flatnonzero(receipts.codes == BLOCKED).tolist()}
+
+
+def note_replied(questions: Iterable[Slice], blocked: Collection[int] = ()) -> None:
+    """Note that questions are answered, but for some, by their place: those whose answers were blocked."""
+    place = 0
     for part in questions:
+        rows = range(part.low, part.high)
         part.batch.replied = part.batch.replied or set()
-        part.batch.replied.update(range(part.low, part.high))
+        part.batch.replied.update(row for at, row in enumerate(rows, place) if at not in blocked)
+        place += len(rows)

@@ -199,11 +199,14 @@ class MessageServer:
         if answer is None:
             return
         try:
-            await self._reply(message, answer)
+            receipt = await self._reply(message, answer)
         except _OF_THE_ANSWER:
             raise
         except MessagingError as error:
             raise _ReplyLost(error) from error
+        if receipt.fate == "blocked":  # its asker would wait in vain
+            told = HandlerFailure("AnswerBlocked", f"rule {receipt.rule!r} blocked it")  # a reason may be blocked, too
+            await self._tell(message, told)
 
     async def _fail(self, message: Message, error: BaseException, attempts: int) -> None:
         """Give a message up; raise its error where that is to end the service."""

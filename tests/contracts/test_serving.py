@@ -6,7 +6,8 @@ import json
 import pytest
 from support.contracts import WAIT_S, fetch_all, until
 
-from ray_messaging import AnswerFailed, ConfigError, NoAnswer
+from ray_messaging import AnswerFailed, ConfigError, NoAnswer, rules
+from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.wire.frames import decode
 
 LONG_S = 600.0  # a question that waits for this long has not been told that it waits in vain
@@ -136,6 +137,37 @@ async def test_an_answer_that_cannot_be_sent_is_a_failure_of_its_handler(pair, s
     serve(east, handler)
     with pytest.raises(AnswerFailed, match="InvalidPayload"):
         await west.ask(1, 11, {}, timeout=LONG_S)
+
+
+async def test_the_asker_of_an_answer_that_a_rule_blocks_is_told(messagers, serve):
+    interceptor = Interceptor("x", [rules.Pattern(["secret"])])
+    west = await messagers(interceptor, name="west", host=[1])
+    east = await messagers(interceptor, name="east", host=[11])
+
+    async def handler(message):
+        return {"text": "".join(message.payload["say"])}
+
+    serve(east, handler)
+    with pytest.raises(AnswerFailed, match="AnswerBlocked: rule 'pattern' blocked it"):
+        await west.ask(1, 11, {"say": ["s", "ecret"]}, timeout=LONG_S)
+
+
+async def test_a_failure_that_comes_too_late_is_no_message(pair, serve):
+    west, east = pair
+    gate = asyncio.Event()
+
+    async def handler(message):
+        if message.payload["n"] == 1:
+            await gate.wait()
+            raise ValueError("no model")
+        return {}
+
+    serve(east, handler)
+    with pytest.raises(NoAnswer, match="gave no answer"):
+        await west.ask(1, 11, {"n": 1}, timeout=0.3)
+    gate.set()
+    assert await west.ask(1, 11, {"n": 2}, timeout=WAIT_S)  # its answer comes behind the failure
+    assert not await west.fetch_messages(timeout=0.2)
 
 
 # -- the end of a service ---------------------------------------------------------------------------------------------

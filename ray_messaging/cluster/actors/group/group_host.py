@@ -111,6 +111,8 @@ class GroupHost:
         self, caller: str, token: Token | None, limit: int | None, timeout: float | None, asking: FetchOptions = NEXT
     ) -> tuple[Token | None, Messages]:
         """Commit the lease of a token, and lease the next messages."""
+        if self.messager.conversation.waits.ended:
+            await self.messager.conversation.serve_by_hand()
         assert self._leases is not None
         return await self._leases.fetch(caller, token, limit, timeout, asking)
 

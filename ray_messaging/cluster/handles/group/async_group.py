@@ -39,7 +39,7 @@ from ray_messaging.cluster.spec import Experiment
 from ray_messaging.compat.msg import Payload
 from ray_messaging.conversations.answers import AnswerPart, Answers, AnswerTable, MoreAnswers
 from ray_messaging.conversations.handling import asker_here
-from ray_messaging.conversations.replies import note_replied, replies_to
+from ray_messaging.conversations.replies import blocked_among, note_replied, replies_to
 from ray_messaging.conversations.server import Handler, MessageServer, OnError, Serving
 from ray_messaging.errors import CommitFailed, ConfigError, OutcomeUnknown
 from ray_messaging.message import Message
@@ -307,7 +307,7 @@ class AsyncGroup:
         """Answer questions, or say that their handlers have failed."""
         exp_id, payload_bytes = self._experiment.exp_id, self._payload_bytes
         receipts = await self._relay(replies_to(questions, payloads, exp_id, payload_bytes, self.step, failed=failed))
-        note_replied(questions)
+        note_replied(questions, blocked_among(receipts))
         return receipts
 
     async def serve(

@@ -7,7 +7,7 @@ import numpy as np
 import ray
 
 from ray_messaging.conversations.handler_failures import HandlerFailure
-from ray_messaging.conversations.replies import is_answered
+from ray_messaging.conversations.replies import waits_for_failure
 from ray_messaging.message import Message
 from ray_messaging.messages import Slice, slice_of
 from ray_messaging.receipt import Receipts
@@ -54,7 +54,7 @@ class GroupService:
     async def tell_failed(self, message: Message, failure: HandlerFailure) -> None:
         """Tell the asker of a message that its handler has failed; where it has none, or has an answer, do nothing."""
         question = slice_of(message)
-        if message.expects_answer and not is_answered(question):
+        if waits_for_failure(question):
             await self._group.reply_to([question], failure.payload, failed=True)
 
     async def end(self, left: Sequence[Message], ended: str) -> None:  # noqa: ARG002 - a Service's
