@@ -268,7 +268,7 @@ class Conversation:
         rows, sent = accumulator.append_to(Replies(asker_of(batch), failed), checked)
         rows.in_reply_to.append(batch.message_id(row))
         receipt = await sent
-        note_replied([question], {0} if receipt.fate == "blocked" else ())
+        note_replied([question], () if receipt or receipt.fate != "blocked" else {0})
         return receipt
 
     # -- serving --------------------------------------------------------------------------------------------------

@@ -29,6 +29,8 @@ class Handling:
     Args: `waits` has the handlers of this process that wait; None: the group's actor has.
     """
 
+    __slots__ = ("_message", "_service", "_slots", "over", "waits")
+
     def __init__(self, message: Message, service: str, slots: int, waits: "Waits | None") -> None:
         self.over = False
         self.waits = waits

@@ -109,9 +109,10 @@ class OpenQuestions:
             self._most_lone = max(_LONE, 2 * len(self._lone))
         text = _text(batch)
         self._texts.add(text)
+        only = batch.topics[0] if batch.topic is None else ""
         for number, answer in enumerate(answers, batch.first):
             row = number - batch.first
-            self._lone[number] = LoneQuestion(text, batch.to_ids[row], batch.topic_of(row), answer)
+            self._lone[number] = LoneQuestion(text, batch.to_ids[row], only or batch.topic_of(row), answer)
 
     def add(self, batch: Batch, asker: Asker, place: int = 0) -> None:
         """Wait for the answers to a batch, which was just numbered; its first question has a place at its asker."""

@@ -159,5 +159,7 @@ def note_replied(questions: Iterable[Slice], blocked: Collection[int] = ()) -> N
     for part in questions:
         rows = range(part.low, part.high)
         part.batch.replied = part.batch.replied or set()
-        part.batch.replied.update(row for at, row in enumerate(rows, place) if at not in blocked)
+        part.batch.replied.update(
+            rows if not blocked else (row for at, row in enumerate(rows, place) if at not in blocked)
+        )
         place += len(rows)

@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
-from inspect import isawaitable
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, get_args
 
 from ray_messaging.common.awaitables import call_problem
@@ -169,7 +168,8 @@ class MessageServer:
 
     async def _try(self, message: Message) -> None:
         """Handle a message, again where it fails; raise what ends the service."""
-        backoff, attempts = Backoff(HANDLER_RETRY), 0
+        backoff: Backoff | None = None
+        attempts = 0
         while True:
             attempts += 1
             try:
@@ -186,12 +186,13 @@ class MessageServer:
                 if attempts > self._serving.retries:
                     return await self._fail(message, error, attempts)
                 logger.warning("a handler of message %s failed, and is tried again: %r", message.id, error)
+            backoff = backoff or Backoff(HANDLER_RETRY)
             await backoff.sleep()
 
     async def _answer(self, message: Message) -> None:
         limit = self._serving.timeout
         called = self._handler(message)
-        if not isawaitable(called):
+        if not hasattr(called, "__await__"):
             text = f"the handler of `serve` must be an async function, and returned {type(called).__name__}: async def"
             raise _ReplyLost(ConfigError(text))
         async with _NO_LIMIT if limit is None else asyncio.timeout(limit):
@@ -204,7 +205,7 @@ class MessageServer:
             raise
         except MessagingError as error:
             raise _ReplyLost(error) from error
-        if receipt.fate == "blocked":  # its asker would wait in vain
+        if not receipt and receipt.fate == "blocked":  # its asker would wait in vain
             told = HandlerFailure("AnswerBlocked", f"rule {receipt.rule!r} blocked it")  # a reason may be blocked, too
             await self._tell(message, told)
 

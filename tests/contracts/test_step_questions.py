@@ -296,7 +296,7 @@ async def test_an_asker_that_has_gone_holds_up_nothing(groups, server, exp_id):
     (group,) = await groups(1)
     async with Messager(server, exp_id) as asker:
         with pytest.raises(NoAnswer):
-            await asker.ask(None, 3, {}, timeout=0.1)
+            await asker.ask(None, 3, {}, timeout=1.0)  # its mailbox for answers opens in this time, too
     answered = []
     async for step in group.steps(until=4):
         for message in step.messages:
