@@ -1,9 +1,6 @@
 """Columns of a batch: ids, and payloads."""
 
-import json
 from collections.abc import Iterable, Sequence
-from datetime import date, time
-from os import PathLike, fspath
 from struct import Struct as Packer
 from struct import error as StructError  # noqa: N812 - it is a class
 from struct import pack
@@ -15,9 +12,18 @@ from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId, check_id
 from ray_messaging.compat.msg import Msg
-from ray_messaging.compat.payload_objects import encode_object, is_native, is_object
+from ray_messaging.compat.payload_objects import is_native, is_object
 from ray_messaging.errors import InvalidAddress, InvalidPayload, PayloadTooLarge
-from ray_messaging.model.finite import MAYBE_NULL, NULL, all_finite, check_finite, may_have_null
+from ray_messaging.model.finite import MAYBE_NULL, NULL, all_finite, may_have_null, parts_of
+from ray_messaging.model.json_form import (
+    are_plain,
+    encode_dict,
+    encode_lines,
+    encode_whole,
+    is_plain,
+    json_form,
+    strictly,
+)
 
 INT, STR, NONE = 0, 1, 2
 _ID_BYTES = 8  # bytes of a value
@@ -151,39 +157,6 @@ def _read_only(values: NDArray[Any]) -> NDArray[Any]:
     return values
 
 
-def _as_json(value: object) -> object:
-    """Return a JSON value for types that are common in simulations."""
-    if isinstance(value, PathLike):
-        return fspath(value)
-    if isinstance(value, date | time):  # also pandas's subclasses, which msgspec rejects
-        return value.isoformat()
-    if is_object(value):  # of pydantic: the others never come here
-        return msgspec.Raw(_encode_object(value))
-    return _same(value)
-
-
-def _same(value: object) -> object:
-    """Return a JSON value that decodes to much the same: for numpy, a Msg, subclasses of str and numbers."""
-    if isinstance(value, np.generic | np.ndarray):
-        return value.tolist()
-    if isinstance(value, Msg):
-        return value.to_dict()
-    if isinstance(value, bool):  # as a dict key; msgspec handles other bools
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return str.__str__(value)
-    if isinstance(value, int):
-        return int(value)
-    if isinstance(value, float):
-        return float(value)
-    raise TypeError(f"objects of type {type(value).__name__} are not supported")
-
-
-# One reused encoder; msgspec writes compact JSON, in which a newline is always escaped.
-_encoder = msgspec.json.Encoder(enc_hook=_as_json)
-encode_dict = _encoder.encode  # for callers that do the other checks of `encode_payload`
-# msgspec also encodes bytes, sets and nan, which would not decode to themselves.
-_strictly = json.JSONEncoder(allow_nan=False, default=_same).encode
 LINE_END = ord("\n")
 _FEW, _MANY = 2**14, 2**26  # bytes of a blob for which numpy counts faster, and needs as much memory again
 _NEWLINE = "this payload holds a msgspec.Raw with a newline: encode it without line breaks"
@@ -194,30 +167,25 @@ def encode_payload(payload: object, limit_bytes: int) -> bytes:
     encode = encode_dict
     if not isinstance(payload, dict):
         if is_object(payload):
-            encode = _encode_object
+            encode = encode_whole
         else:
             payload = _dict_of(payload)
     try:
         line = encode(payload)
+        plain = is_plain(payload if isinstance(payload, dict) else parts_of(payload))
     except InvalidPayload:
         raise
     except (TypeError, ValueError, OverflowError, RecursionError, UnicodeError, msgspec.MsgspecError) as error:
+        json_form(payload)  # which finds the place
         raise InvalidPayload(
             f"this payload cannot become JSON: {error}; use dicts, lists, str, numbers, bool and None"
         ) from error
+    if not plain or (MAYBE_NULL in line and line.find(NULL) >= 0 and not all_finite(payload)):
+        line = encode(json_form(payload))
     if LINE_END in line:  # an int: a search for bytes raises and drops an error internally
         raise InvalidPayload(_NEWLINE)
-    if MAYBE_NULL in line and line.find(NULL) >= 0:
-        check_finite(payload)
     if len(line) > limit_bytes:
         raise too_large(len(line), limit_bytes)
-    return line
-
-
-def _encode_object(payload: Any) -> bytes:  # noqa: ANN401 - of any type that has a JSON form
-    line = encode_object(payload, encode_dict)
-    if b"NaN" in line or b"Infinity" in line:  # pydantic writes them where a model says ser_json_inf_nan="constants"
-        check_finite(payload)
     return line
 
 
@@ -238,7 +206,7 @@ def _dict_of(payload: object) -> dict[str, Any]:
     for name, value in fields.items():
         if type(value) is not str and value is not None:
             try:
-                _strictly(value)
+                strictly(value)
             except (TypeError, ValueError, RecursionError) as error:
                 raise InvalidPayload(
                     f"the {name} of this Msg cannot become JSON: {error}; use dicts, lists, str, numbers, bool and None"
@@ -298,8 +266,9 @@ class PayloadColumn(msgspec.Struct, eq=False):
         kinds = set(map(type, payloads))
         if kinds <= {dict} or (len(kinds) == 1 and is_native(*kinds)):
             try:
-                blob = _encoder.encode_lines(payloads)
-                doubtful = may_have_null(blob) and not all_finite(payloads)
+                blob = encode_lines(payloads)
+                parts = payloads if kinds <= {dict} else [*map(parts_of, payloads)]
+                doubtful = not are_plain(parts) or (may_have_null(blob) and not all_finite(payloads))
             except (TypeError, ValueError, OverflowError, RecursionError, UnicodeError, msgspec.MsgspecError):
                 doubtful = True
             if not doubtful:  # else it is raised below, with its row

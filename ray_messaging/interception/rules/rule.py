@@ -181,7 +181,10 @@ class SlowRule(Rule):
 
 
 def checked(verdict: object) -> Verdict:
-    """Return a rule's answer if it is a verdict; raise TypeError otherwise."""
+    r"""Return a rule's answer if it is a verdict; raise TypeError otherwise.
+
+    A reason may quote half of a character (a lone surrogate), which no log can keep: it becomes its escape, `\\ud83d`.
+    """
     if (
         isinstance(verdict, Verdict)
         and isinstance(verdict.reason, str)
@@ -189,7 +192,10 @@ def checked(verdict: object) -> Verdict:
         and isinstance(verdict.labels, tuple)
         and all(isinstance(name, str) and name for name in verdict.labels)
     ):
-        return verdict
+        reason = verdict.reason
+        if reason.isascii():
+            return verdict
+        return verdict._replace(reason=reason.encode(errors="backslashreplace").decode())
     raise TypeError(f"{verdict!r} is no verdict: return ALLOW, block('why'), rewrite({{...}}) or label('tag')")
 
 

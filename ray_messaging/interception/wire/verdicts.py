@@ -121,7 +121,7 @@ class BatchVerdict(msgspec.Struct):
                 wants_payload=wants_payload,
                 # A reason may quote text that cannot be encoded.
                 blocked=tuple(
-                    Why(rule, reason.encode(errors="replace").decode(), _bytes(rows))
+                    Why(rule, reason.encode(errors="backslashreplace").decode(), _bytes(rows))
                     for (rule, reason), rows in groups.items()
                 ),
                 rewritten=tuple(Rewritten(rule, _bytes(rows), line) for (rule, line), rows in changes.items()),

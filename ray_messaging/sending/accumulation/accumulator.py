@@ -17,8 +17,9 @@ from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import Closed, ConfigError, MessagingError
 from ray_messaging.interception.client.verdict_client import VerdictClient
 from ray_messaging.model.batch import Batch
-from ray_messaging.model.columns import LINE_END, encode_dict
+from ray_messaging.model.columns import LINE_END
 from ray_messaging.model.finite import MAYBE_NULL, NULL
+from ray_messaging.model.json_form import SCALARS, encode_dict
 from ray_messaging.receipt import Receipt, Receipts
 from ray_messaging.sending import send_errors
 from ray_messaging.sending.accumulation.conversation_rows import ConversationRows, Questions, Replies
@@ -206,6 +207,9 @@ class Accumulator:
             try:
                 recipient, topic = self._addresses[channel]
                 line = encode_dict(payload)
+                for key, value in payload.items():
+                    if type(key) is not str or type(value) not in SCALARS:
+                        return self.append(*self._checks.checked(channel, payload, from_id, to_id))
             except Exception:  # noqa: BLE001 - a new channel or bad input: the full check finds out
                 return self.append(*self._checks.checked(channel, payload, from_id, to_id))
             if (

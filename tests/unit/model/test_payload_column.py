@@ -3,15 +3,21 @@
 import math
 from contextlib import nullcontext
 from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from enum import Enum
 from pathlib import Path
+from uuid import UUID
+from zoneinfo import ZoneInfo
 
 import msgspec
 import numpy as np
 import pandas as pd
 import pydantic
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.any_values import json_leaves, marked
 
 from ray_messaging.compat.msg import Msg
 from ray_messaging.errors import InvalidPayload, PayloadTooLarge
@@ -152,7 +158,10 @@ class Price(float):
 
 @pytest.mark.parametrize("kind", [Offer, LooseOffer, Bid, Ask])
 def test_an_object_with_a_number_that_json_does_not_have_is_refused(kind):
-    for payload, place in ((kind(price=math.nan), "price"), ({"all": [kind(price=math.nan)]}, r"(all\[0\]\.)?price")):
+    for payload, place in (
+        (kind(price=math.nan), r'payload\["price"\]'),
+        ({"all": [kind(price=math.nan)]}, r'payload(\["all"\]\[0\])?\["price"\]'),
+    ):
         match = f"cannot become JSON: {place} is nan, which JSON does not have"
         with pytest.raises(InvalidPayload, match=f"^this payload {match}"):
             encode_payload(payload, 1_000)
@@ -163,7 +172,7 @@ def test_an_object_with_a_number_that_json_does_not_have_is_refused(kind):
 
 @pytest.mark.parametrize("value", [np.float64("nan"), np.float32("inf"), np.array([1, np.nan]), Price("nan")], ids=repr)
 def test_numbers_of_other_types_are_refused_too(value):
-    with pytest.raises(InvalidPayload, match=r"at(\[1\])? is (nan|inf), which JSON does not have"):
+    with pytest.raises(InvalidPayload, match=r'payload\["at"\](\[1\])? is (nan|inf), which JSON does not have'):
         PayloadColumn.encode([{"at": value}], 1_000)
 
 
@@ -189,6 +198,78 @@ def test_subclasses_of_str_numbers_and_times_are_encoded():
     assert found["content"] == {"said": [inner.to_dict()], "n": 3}
 
 
-def test_keys_are_encoded_as_by_json_dumps():
-    said = {"v": {True: 1, False: 2, 3: 4, np.int64(5): 6}}
-    assert encode_payload(said, 1_000) == b'{"v":{"true":1,"false":2,"3":4,"5":6}}'
+def test_keys_that_are_whole_numbers_become_texts():
+    said = {"v": {3: 4, np.int64(5): 6, "x": 7}}
+    assert encode_payload(said, 1_000) == b'{"v":{"3":4,"5":6,"x":7}}'
+    assert PayloadColumn.encode([said, {1: "a"}], 1_000).list == [b'{"v":{"3":4,"5":6,"x":7}}', b'{"1":"a"}']
+
+
+class Mood(Enum):
+    GOOD = "good"
+
+
+BERLIN = ZoneInfo("Europe/Berlin")
+CHANGED = [
+    ({1: "a", "1": "b"}, 'payload has two keys that become "1", and one value would be lost'),
+    ({"t": [{2: 0, "2": 1}]}, r'payload\["t"\]\[0\] has two keys that become "2"'),
+    *(
+        ({"v": {key: 1}}, rf'payload\["v"\] has the key .*, of type {type(key).__name__}: use texts')
+        for key in (True, 0.5, b"a", None, date(2026, 1, 1), (1, 2), Decimal(1), UUID(int=1), Mood.GOOD)
+    ),
+    ({"born": datetime(1890, 1, 1, tzinfo=BERLIN)}, r'payload\["born"\] is 1890.*seconds of its zone.*astimezone'),
+    ({"at": [time(1, tzinfo=timezone(timedelta(seconds=28)))]}, r'payload\["at"\]\[0\] is 01:00.*seconds'),
+    ({"a": ["\ud83d"]}, r'payload\["a"\]\[0\] is .*half of a character'),
+    ({"\ud83d": 1}, r"payload is .*half of a character"),
+    ({"a": {"b": (1, object())}}, r'payload\["a"\]\["b"\]\[1\] is <object'),
+    ({"a": np.array(["2026-01-01", "NaT"], "M8[ns]")}, r'payload\["a"\] has NaT'),
+    ({"a": np.array([1], "m8[ns]")}, r'payload\["a"\] has timedelta64'),
+]
+
+
+@pytest.mark.parametrize(("payload", "text"), CHANGED, ids=map(str, range(len(CHANGED))))
+def test_what_json_would_change_is_refused_with_its_place(payload, text):
+    with pytest.raises(InvalidPayload, match=f"^this payload cannot become JSON: {text}"):
+        encode_payload(payload, 1_000)
+    with pytest.raises(InvalidPayload, match=f"^row 1: this payload cannot become JSON: {text}"):
+        PayloadColumn.encode([{}, payload], 1_000)
+
+
+def test_types_with_a_form_of_their_own():
+    dates = np.array(["2026-01-01", "2027-01-01", "2028-01-01"], "M8[ns]")
+    said = {"s": {"b", "c", "a"}, "t": (1, 2), "d": dates[::2], "c": dates[:1], "n": 2**70}
+    whole = {
+        "s": ["a", "b", "c"],
+        "t": [1, 2],
+        "d": ["2026-01-01T00:00:00.000000000", "2028-01-01T00:00:00.000000000"],
+        "c": ["2026-01-01T00:00:00.000000000"],
+        "n": 2**70,
+    }
+    assert msgspec.json.decode(encode_payload(said, 1_000)) == whole
+    assert msgspec.json.decode(PayloadColumn.encode([said], 1_000).list[0]) == whole
+
+
+json_like = st.recursive(
+    json_leaves,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text() | st.integers(0, 9), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=50)
+@given(st.dictionaries(st.text(), json_like, max_size=3))
+def test_a_json_like_payload_is_read_equal_or_is_refused_with_its_place(payload):
+    try:
+        line = encode_payload(payload, 10**6)
+    except InvalidPayload as error:
+        assert str(error).startswith("this payload cannot become JSON: payload")  # noqa: PT017 - there may be none
+        with pytest.raises(InvalidPayload, match=r"^row 1: this payload cannot"):
+            PayloadColumn.encode([{}, payload], 10**6)
+    else:
+        assert marked(msgspec.json.decode(line)) == marked(with_texts_as_keys(payload))
+        assert PayloadColumn.encode([payload, {}], 10**6).list == [line, b"{}"]
+
+
+def with_texts_as_keys(value):
+    if isinstance(value, dict):
+        return {str(key): with_texts_as_keys(part) for key, part in value.items()}
+    return [*map(with_texts_as_keys, value)] if isinstance(value, list) else value

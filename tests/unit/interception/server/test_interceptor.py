@@ -88,6 +88,11 @@ async def test_a_label_that_cannot_be_sent_hurts_no_neighbour():
     assert found.labels == {"fine": {1}}
 
 
+async def test_a_reason_that_quotes_half_of_a_character_has_its_escape():
+    found = await judged([whole("odd", {0: block("cut: \ud83d")})], 1)
+    assert found.blocked == {0: ("odd", "cut: \\ud83d")}
+
+
 class Unspeakable(Exception):
     def __str__(self):
         raise ValueError("no words")

@@ -1,0 +1,219 @@
+"""Payloads as JSON: what becomes what, and what JSON cannot carry, with its place.
+
+A dict, list, str, int, float, bool or None is carried as it is. Other types have one form each (docs/api.md); what
+has none is refused.
+"""
+
+import json
+from datetime import date, datetime, time
+from os import PathLike, fspath
+from reprlib import repr as shortened
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ray_messaging.compat.msg import Msg
+from ray_messaging.compat.payload_objects import encode_object, is_object
+from ray_messaging.errors import InvalidPayload
+from ray_messaging.model.finite import parts_of
+from ray_messaging.model.places import NOTHING, Place, checked_text, levels_of, shown
+
+SCALARS = frozenset((NOTHING, bool, int, float, str))  # what JSON has; of floats all but NaN and the infinities
+_TEXTS = frozenset((str,))
+_LISTS = frozenset((list, tuple))
+_EXACT_NUMBERS = frozenset((int, bool))
+_PREFIX = "this payload cannot become JSON: "
+
+
+def is_plain(payload: Any) -> bool:  # noqa: ANN401 - a dict, or the parts of an object
+    """Return whether a payload that has been encoded consists of JSON's own types, but for numbers without a form."""
+    for key, value in payload.items():
+        if type(key) is not str:
+            return False
+        kind = type(value)
+        if kind not in SCALARS and not (is_plain(value) if kind is dict else kind in _LISTS and _is_plain_list(value)):
+            return False
+    return True
+
+
+def _is_plain_list(values: Any) -> bool:  # noqa: ANN401 - a list or a tuple
+    if SCALARS.issuperset(map(type, values)):
+        return True
+    for value in values:
+        kind = type(value)
+        if kind not in SCALARS and not (is_plain(value) if kind is dict else kind in _LISTS and _is_plain_list(value)):
+            return False
+    return True
+
+
+def are_plain(payloads: Any) -> bool:  # noqa: ANN401 - a list of dicts
+    """Return whether all of some payloads are plain."""
+    return levels_of(payloads, SCALARS, _TEXTS, _LISTS) > 0
+
+
+def json_form(payload: Any) -> Any:  # noqa: ANN401 - any payload
+    """Return a payload in JSON's types where the encoder would change it; raise InvalidPayload, with the place."""
+    try:
+        return _form(payload, "payload")
+    except RecursionError as error:
+        raise InvalidPayload(f"{_PREFIX}it is nested too deeply, or holds itself") from error
+
+
+def _form(value: Any, place: Place) -> Any:  # noqa: ANN401 - any part of a payload
+    if isinstance(value, str):
+        return _text(str.__str__(value), place)
+    if isinstance(value, float):
+        if not np.isfinite(value):
+            raise InvalidPayload(
+                f"{_PREFIX}{shown(place)} is {float(value)}, which JSON does not have; send None or a text for it, or "
+                "typed columns (columns(...)), where floats keep it"
+            )
+        return float(value)
+    if isinstance(value, dict):
+        return _dict_form(value, place)
+    if isinstance(value, list | tuple | set | frozenset | np.ndarray | np.generic):
+        return _many_form(value, place)
+    if isinstance(value, Msg):
+        return _form(value.to_dict(), place)
+    if is_object(value):
+        _check_parts(value, place)
+        return value
+    return _leaf(value, place)
+
+
+def _many_form(value: Any, place: Place) -> Any:  # noqa: ANN401 - a list, a tuple, a set, or numpy's
+    if isinstance(value, list | tuple):
+        if _EXACT_NUMBERS.issuperset(map(type, value)):  # many numbers, as of an array
+            return value
+        return [_form(part, (place, at)) for at, part in enumerate(value)]
+    if isinstance(value, set | frozenset):  # in an order that does not depend on the process
+        return sorted([_form(part, place) for part in value], key=encode_dict)
+    listed = _listed(value, place)
+    finite = value.dtype.kind == "f" and np.isfinite(value).all() and not isinstance(listed, np.generic)
+    return listed if finite else _form(listed, place)
+
+
+def _dict_form(found: dict[Any, Any], place: Place) -> dict[str, Any]:
+    """Return a dict with texts as keys: whole numbers become texts, as in all JSON; raise InvalidPayload for others."""
+    made: dict[str, Any] = {}
+    for key, part in found.items():
+        if isinstance(key, str):
+            name = _text(str.__str__(key), place)
+        elif isinstance(key, int | np.integer) and not isinstance(key, bool):
+            name = str(int(key))
+        else:
+            raise InvalidPayload(
+                f"{_PREFIX}{shown(place)} has the key {shortened(key)}, of type {type(key).__name__}: use texts, or "
+                "whole numbers, which become texts"
+            )
+        if name in made:
+            raise InvalidPayload(
+                f"{_PREFIX}{shown(place)} has two keys that become {json.dumps(name)}, and one value would be lost: "
+                "use texts that differ"
+            )
+        made[name] = _form(part, (place, key))
+    return made
+
+
+def _text(text: str, place: Place) -> str:
+    try:
+        return checked_text(text, place)
+    except InvalidPayload as error:
+        raise InvalidPayload(f"{_PREFIX}{error}") from None
+
+
+def _listed(value: Any, place: Place) -> Any:  # noqa: ANN401 - an array, or a number of numpy
+    """Return an array as lists, or a number of numpy as one of Python; dates of numpy as texts."""
+    if value.dtype.kind == "M" and not np.isnat(value).any():
+        return np.datetime_as_string(value).tolist()  # whatever its unit is; `tolist` makes numbers of nanoseconds
+    if value.dtype.kind in "mM":
+        what = "NaT" if value.dtype.kind == "M" else str(value.dtype)
+        raise InvalidPayload(
+            f"{_PREFIX}{shown(place)} has {what}, which JSON does not have; send None or a text for it, or a number, "
+            "as array / numpy.timedelta64(1, 's')"
+        )
+    listed = value.tolist()
+    if isinstance(listed, np.generic):  # of a type that Python does not have
+        return _leaf(listed, place)
+    return listed
+
+
+def _check_parts(value: Any, place: Place) -> None:  # noqa: ANN401 - a dataclass, a Struct, a pydantic object
+    """Raise InvalidPayload for a part of an object that JSON would change."""
+    for name, part in parts_of(value).items():  # type: ignore[attr-defined]  # of an object these are a dict
+        if _has_set(part):
+            raise InvalidPayload(
+                f"{_PREFIX}{shown((place, name))} is or holds a set within an object, whose order would be that of the "
+                "process: make it a list, sorted(...)"
+            )
+        _form(part, (place, name))
+
+
+def _has_set(value: Any) -> bool:  # noqa: ANN401 - any part of an object
+    if isinstance(value, dict):
+        return any(map(_has_set, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(_has_set, value))
+    return isinstance(value, set | frozenset) and len(value) > 1
+
+
+def _leaf(value: Any, place: Place) -> Any:  # noqa: ANN401 - any part of a payload without parts
+    if isinstance(value, datetime | time):
+        offset = value.utcoffset()
+        if offset is not None and offset.total_seconds() % 60:
+            raise InvalidPayload(
+                f"{_PREFIX}{shown(place)} is {value.isoformat()}, and the seconds of its zone's offset ({offset}) have "
+                "no form in JSON: send its isoformat() as a text, or value.astimezone(datetime.UTC)"
+            )
+    try:
+        encode_dict(value)
+    except InvalidPayload:
+        raise
+    except (TypeError, ValueError, OverflowError, RecursionError, UnicodeError, msgspec.MsgspecError) as error:
+        raise InvalidPayload(
+            f"{_PREFIX}{shown(place)} is {shortened(value)}: {error}; use dicts, lists, str, numbers, bool and None"
+        ) from error
+    return value
+
+
+def _as_json(value: object) -> object:
+    """Return a JSON value for types that are common in simulations."""
+    if isinstance(value, PathLike):
+        return fspath(value)
+    if isinstance(value, date | time):  # also pandas's subclasses, which msgspec rejects
+        return value.isoformat()
+    if is_object(value):  # of pydantic: the others never come here
+        return msgspec.Raw(encode_whole(value))
+    return _same(value)
+
+
+def _same(value: object) -> object:
+    """Return a JSON value that decodes to much the same: for numpy, a Msg, subclasses of str and numbers."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    if isinstance(value, Msg):
+        return value.to_dict()
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int) and not isinstance(value, bool):  # a bool comes here as a key only
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
+    raise TypeError(f"objects of type {type(value).__name__} are not supported")
+
+
+def encode_whole(payload: Any) -> bytes:  # noqa: ANN401 - of any type that has a JSON form
+    """Encode an object as JSON; raise InvalidPayload, ValueError."""
+    line = encode_object(payload, encode_dict)
+    if b"NaN" in line or b"Infinity" in line:  # pydantic writes them where a model says ser_json_inf_nan="constants"
+        json_form(payload)
+    return line
+
+
+# One reused encoder; msgspec writes compact JSON, in which a newline is always escaped.
+_encoder = msgspec.json.Encoder(enc_hook=_as_json)
+encode_dict = _encoder.encode  # for callers that do the other checks of `encode_payload`
+encode_lines = _encoder.encode_lines
+# msgspec also encodes bytes, sets and nan, which would not decode to themselves.
+strictly = json.JSONEncoder(allow_nan=False, default=_same).encode
