@@ -29,6 +29,8 @@ LAYOUTS = ("memory", "valkey", "redis", "cluster", "spread", "sentinel", "shards
 USUAL = {"memory", "valkey", "redis", "mqtt"}
 EITHER_REDIS = {"memory", "valkey", "mqtt"}  # which Redis-like server runs makes no difference
 SOAKING = {"sentinel", "spread", "redis"}  # with the code of Redis and shards, and a way or keys of their own
+# CI asks for mailboxes on several servers in the suites of shards, and in what UNUSUAL names; here for bodies of steps.
+OF_BODIES = {"test_large_steps.py", "test_step_log.py", "test_step_parts.py", "test_steps.py"}
 UNUSUAL = {
     "test_acks.py": EITHER_REDIS,
     "test_addresses.py": EITHER_REDIS,
@@ -91,7 +93,7 @@ def pytest_collection_modifyitems(config, items):
         server = _server_of(item)
         if server in set(LAYOUTS) - UNUSUAL.get(item.path.name, USUAL):
             item.add_marker(pytest.mark.long)
-            if server in SOAKING:
+            if server in SOAKING or (server == "shards" and item.path.name not in OF_BODIES):
                 item.add_marker(pytest.mark.soak)
     beyond = {item for item in items if item.get_closest_marker(f"beyond_{_kind_of(item)}")}
     beyond |= {item for item in items if _server_of(item) == "spread" and item.path.name not in OF_KEYS}
