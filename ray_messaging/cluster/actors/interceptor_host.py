@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import partial
@@ -171,6 +172,7 @@ class InterceptorHost:
             self._spec.exp_id, rules, epoch=epoch, store=self._store, keep_s=keep_s, publish_snapshot=publish
         )
         interceptor.tracer = self._tracer
+        interceptor.delegation.held = lambda: self._schedule.waits
         interceptor.load(tables, answers, merge=kept is None)
         if not restarted:
             await self._store.forget_rules()
@@ -216,6 +218,8 @@ class InterceptorHost:
         if not isinstance(rule, Rule):
             return rule
         check_step_rules([rule], steps=self._spec.steps is not None, mirror=self._spec.settings.mirror)
+        if isinstance(rule, StepRule):
+            rule.admission = secrets.token_hex(8)
         return self._store.admit(pickled(rule))
 
     def described_rules(self) -> list[dict[str, Any]]:

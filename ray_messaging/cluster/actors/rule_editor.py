@@ -66,6 +66,7 @@ class RuleEditor:
         if at_step < earliest and request.call not in self._store.calls:
             async with runner.between_steps() as following:
                 if at_step == following:
+                    await self._schedule.apply(at_step)  # those that came earlier
                     return await self._change(lambda: self._schedule.make(request, at_step, whole=True))
             await runner.follow()
             raise ConfigError(

@@ -79,6 +79,7 @@ class RuleSchedule:
         found = request.rule or self._found(request.which)
         described = {"name": request.which} if found is None else description(found)
         self._store.scheduled = scheduled
+        self._interceptor().delegation.restart()  # nothing is delegated until then
         self._store.calls[request.call] = described
         self.note(request.change, described, at_step, exact=True)
         return described
@@ -88,7 +89,7 @@ class RuleSchedule:
         return rules.get(which) if isinstance(which, int) or which in rules.names else None
 
     async def apply(self, step: int) -> None:
-        """Make the changes that apply to a step, and store them; the step has not begun."""
+        """Make the changes that apply to a step, and store them; nothing of the step was judged."""
         due = [change for change in self._store.scheduled if change.at_step <= step]
         if not due:
             return

@@ -49,7 +49,7 @@ class StepRuleRunner:
         interceptor: Interceptor,
         schedule: Schedule,
     ) -> None:
-        self._ended = -1  # the last step after which changes were made
+        self._closing = -1  # the last step that was about to be closed
         self._wait_for = settings.wait_for
         self._store = store
         self._interceptor = interceptor
@@ -68,10 +68,11 @@ class StepRuleRunner:
     async def follow(self) -> None:
         """Begin or end supervision, as the rules of now need it."""
         if asyncio.current_task() is self._task:
-            return  # `step_closed` follows, once what the rules have changed in this step counts
+            return  # `step_begins` follows up
         async with self._following:
             if self._needed and self._task is None:
                 await self._join()
+                self._reviewer.start()
                 self._task = asyncio.create_task(self._supervisor.run(), name="ray_messaging step rules")
             elif not self._needed:
                 await self.close()
@@ -91,7 +92,7 @@ class StepRuleRunner:
         since = await self._join()
         progress = await self._store.progress()
         closed = since - 1 if progress.supervisor is None else progress.supervisor.closed
-        return max(closed, self._ended) + 2
+        return max(closed, self._closing) + 2
 
     @asynccontextmanager
     async def between_steps(self) -> AsyncIterator[int | None]:
@@ -113,13 +114,15 @@ class StepRuleRunner:
             except ConnectionFailed:
                 await backoff.sleep()
 
-    async def step_ended(self, number: int) -> None:
-        """Make the changes that apply to the next step."""
-        self._ended = number
-        await self._schedule.apply(number + 1)
+    async def step_closing(self, number: int) -> None:
+        """Take no more changes for the next step; see that no rules are delegated in it that change before it."""
+        self._closing = number
+        if self._schedule.waits:
+            await self._interceptor.delegation.revoked()
 
-    def step_closed(self, number: int) -> None:  # noqa: ARG002 - a StepListener's
-        """End supervision where it is not needed any more."""
+    async def step_begins(self, number: int) -> None:
+        """Make the changes that apply to a step, and end supervision where it is not needed any more."""
+        await self._schedule.apply(number)
         if not self._needed:
             self._leaving = asyncio.create_task(self.follow(), name="ray_messaging step rules end")
 
@@ -141,6 +144,7 @@ class StepRuleRunner:
         task, self._task = self._task, None
         if task is not None:
             await end(task)
+        self._reviewer.stop()
 
 
 def check_step_rules(rules: Iterable[Rule], *, steps: bool, mirror: bool) -> None:

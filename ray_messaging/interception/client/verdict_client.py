@@ -141,6 +141,7 @@ class LocalVerdictClient:
 
     async def pass_whole(self, broadcasts: Batch) -> BatchVerdict | None:
         """Return the verdict on broadcasts that are not spread, where there are no rules; None: there are."""
+        await self.judge(broadcasts.take(np.zeros(0, np.intp)))  # the rules of a step are there once it is judged
         return None if self._interceptor.rules.each else await self.judge(broadcasts)
 
     async def step_rules(self) -> list[str]:
@@ -218,9 +219,9 @@ class RemoteVerdictClient:
 
     async def judge(self, batch: Batch) -> BatchVerdict:
         """Return the verdicts on a batch; a repeated batch gets the same ones."""
-        if self._delegate_rules:
-            if self._delegated_rules is None:
-                self._delegated_rules = DelegatedRules(self._exp_id)
+        if self._delegate_rules and self._delegated_rules is None:
+            self._delegated_rules = DelegatedRules(self._exp_id)
+        if self._delegated_rules is not None and batch.rows:  # an empty batch is a question to the interceptor
             passed = self._delegated_rules.judge(batch)
             if passed is not None:
                 return passed

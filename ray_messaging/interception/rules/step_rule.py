@@ -43,6 +43,7 @@ class StepRule(Rule):
     """
 
     time_limit_s: float = 120.0
+    admission: str = ""  # given by the interceptor: another rule of this name has another one, and other state
 
     async def check_step(self, number: int, batch: Batch, exp_id: str) -> StepVerdicts:
         """Return the verdicts on a step: on its rows, which are in canonical order, and the messages to add."""

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,18 +21,20 @@ from ray_messaging.interception.server.rule_calls import RuleCalls
 from ray_messaging.interception.server.rule_closer import RuleCloser
 from ray_messaging.interception.server.rule_delegation import PublishSnapshot, RuleDelegation
 from ray_messaging.interception.server.rule_failures import RuleFailures
-from ray_messaging.interception.server.rule_pipeline import FAILURES, RulePipeline
+from ray_messaging.interception.server.rule_pipeline import FAILURES, Asked, RulePipeline
 from ray_messaging.interception.server.rule_set import RuleSet
 from ray_messaging.interception.server.slow_rule_runner import SlowRuleRunner
 from ray_messaging.interception.server.state.answers import key_of, record
 from ray_messaging.interception.server.state.state_saver import StateSaver
 from ray_messaging.interception.server.state.state_writer import StateStore, StateWriter
 from ray_messaging.interception.server.state.table import Table
-from ray_messaging.interception.server.steps.attempts import StepAttempts
+from ray_messaging.interception.server.steps.attempts import Attempt, StepAttempts, attempt_at
+from ray_messaging.interception.server.steps.batches import Judging, StepBatches
 from ray_messaging.interception.server.watchdog import Watch
 from ray_messaging.interception.wire.rule_snapshot import decode_snapshot_request
 from ray_messaging.interception.wire.verdicts import (
     FOREIGN,
+    PATIENCE_S,
     BatchVerdict,
     VerdictReply,
     decode_verdicts,
@@ -58,8 +61,9 @@ class Interceptor:
     """Ordered rules that judge batches; a plain object, so that Ray wraps none of its hot code.
 
     One batch takes this path: `answer` looks for an earlier answer, a `RulePipeline` applies the rules, the verdict is
-    counted and encoded, and the answer is kept for a sender that asks again. `judge` does without
-    answers, for messagers of this process.
+    counted and encoded, and the answer is kept for a sender that asks again. `judge` does without answers, for
+    messagers of this process. A batch of a step is judged once for its attempt: its answer waits for slow rules, and is
+    kept until the group goes on.
 
     Args:
         store: where the rules' state is kept. With it, a batch that changed the state is answered after the state is
@@ -82,12 +86,13 @@ class Interceptor:
         self.exp_id = exp_id
         self.epoch = epoch
         self.supervised = False  # rules that judge whole steps are asked
+        self.before_step: Callable[[int], Awaitable[None] | None] = _no_wait
         self.tracer: Tracer | None = None
         self.judged = 0
         self.blocked = 0
         self.violations: Table[int] = Table()
         self.rounds: Table[int] = Table()  # "step": the last one that ended a round
-        self._attempts = StepAttempts(lambda: self._counted, self._restore_rules)
+        self._attempts = StepAttempts(lambda: self._counted, self._restore_rules, self._attempt_begun)
         self.failures = RuleFailures()
         self._intersections = Intersections()
         self.rules = RuleSet(rules, self)
@@ -97,10 +102,13 @@ class Interceptor:
         self._counted: dict[str, Table[Any]] = {}  # those that verdicts change
         self._writer = None if store is None else StateWriter(store, self._tables, epoch)
         self._follow_rules()
-        self._state = StateSaver(self._writer, keep_s, self._is_deferred)
+        self._state = StateSaver(self._writer, keep_s, self._is_deferred, self._attempts.keeps)
         self.calls = RuleCalls(self.watch)
         self._slow_rules = SlowRuleRunner(exp_id, self.rules, self, self._state, self.calls, self.watch, keep_s)
-        self._closer = RuleCloser(self.rules, self._slow_rules, self.calls)
+        self._in_steps = StepBatches(
+            self._attempts, self._slow_rules.ask, lambda judging: self.count(judging.batch, judging.pipeline.verdict)
+        )
+        self._closer = RuleCloser(self.rules, self._slow_rules, self._in_steps, self.calls)
         self._saving: dict[str, asyncio.Task[bytes]] = {}  # answers that wait until their counts are saved
         self._forwarded = 0
         self._fenced: Fenced | None = None
@@ -109,14 +117,12 @@ class Interceptor:
 
     async def judge(self, batch: Batch) -> BatchVerdict:
         """Return the verdicts on a batch from this process; with a store, once the state is saved. Raises Fenced."""
-        if self._writer is not None:
+        if self._writer is not None or attempt_at(batch) is not None:
             answer = self.answer(batch)
             return decode_verdicts(answer if isinstance(answer, bytes) else await answer).batch_verdict(batch.rows)
         if self._fenced is not None:
             raise self._fenced.with_traceback(None)
-        if batch.lines is not None and not self.rules.wants_payload:
-            batch = _without_payloads(batch)  # rules that do not ask for payloads get none, also in this process
-        verdict = self._run_rules(batch).verdict
+        verdict = self._run_rules(self._as_wanted(batch)).verdict
         if verdict.blocked or verdict.rewritten or verdict.labels or verdict.deferred:
             # As it would reach other processes: a verdict that cannot be sent must not pass here either.
             return decode_verdicts(self.encode(verdict, batch.rows)).batch_verdict(batch.rows)
@@ -134,13 +140,35 @@ class Interceptor:
         """
         self._check()
         batch = request if isinstance(request, Batch) else decode(request)
+        attempt = attempt_at(batch)
+        if attempt is not None:
+            return self._answer_in_step(batch, attempt, patient=patient)
         if patient:
             # A task: it ends well even where its result is never awaited.
             return asyncio.create_task(self._wait(batch), name="ray_messaging deferred answer")
-        if not self.rules.wants_payload:
-            # Rules that do not ask for payloads get none, also in this process.
-            return self._judge_once(batch if batch.lines is None else _without_payloads(batch))
-        return self._payload_wanted() if batch.lines is None else self._judge_once(batch)
+        return self._judge_once(self._as_wanted(batch))
+
+    def _answer_in_step(self, batch: Batch, attempt: Attempt, *, patient: bool) -> bytes | Awaitable[bytes]:
+        """Answer about a batch of a step; an answer that defers all rows says that the rules need more time."""
+        before = self.before_step(attempt.step)
+        if before is not None:
+            return self._answer_after(before, batch, attempt, patient=patient)
+        key = key_of(batch)
+        if key not in self._in_steps.running:
+            answer = self._judge_once(self._as_wanted(batch))
+            if key not in self._in_steps.running:
+                return answer
+        return self._answer_in_time(self._in_steps.running[key][1], batch.rows, PATIENCE_S if patient else 0.0)
+
+    async def _answer_after(self, before: Awaitable[None], batch: Batch, attempt: Attempt, *, patient: bool) -> bytes:
+        await before
+        answer = self._answer_in_step(batch, attempt, patient=patient)
+        return answer if isinstance(answer, bytes) else await answer
+
+    async def _answer_in_time(self, task: asyncio.Task[bytes], rows: int, limit_s: float) -> bytes:
+        if (await asyncio.wait((task,), timeout=limit_s))[0]:
+            return _over(rows) if task.cancelled() else task.result()
+        return self.encode(BatchVerdict(deferred=set(range(rows))), rows)
 
     async def forward(self, from_id: AgentId | None, to_id: AgentId | None, message: object) -> bool:
         """Return whether one message may pass: the call of AgentSociety's interceptor."""
@@ -163,6 +191,10 @@ class Interceptor:
         self.judged += asked.passed
         return self.delegation.answer(asked.held, messagers)
 
+    def _as_wanted(self, batch: Batch) -> Batch:
+        """Return a batch as rules get it: those that do not ask for payloads get none, also in this process."""
+        return batch if batch.lines is None or self.rules.wants_payload else _without_payloads(batch)
+
     def _check(self) -> None:
         if self._fenced is not None or self._writer is not None:
             fenced = self.fenced
@@ -174,43 +206,73 @@ class Interceptor:
         known = self._state.answers.get(batch.sender, key)
         if known is not None:
             return known
-        if self._writer is None:
-            answer = self.encode(self._run_rules(batch).verdict, batch.rows)
-            self._state.answers.put(batch.sender, key, answer)
-            return answer
-        saving = self._saving.get(key)
-        return self._judge_and_save(batch, key) if saving is None else asyncio.shield(saving)
-
-    def _judge_and_save(self, batch: Batch, key: str) -> bytes | Awaitable[bytes]:
+        running = self._saving.get(key)
+        if running is not None:
+            return asyncio.shield(running)
+        if self.rules.wants_payload and batch.lines is None:
+            return self._payload_wanted()
         unsafe = self._state.unsafe.get(key)
         if unsafe is not None:
             return self._save_answer(batch, key, *unsafe)
+        attempt = attempt_at(batch)
+        return self._judge(batch, key) if attempt is None else self._judge_in_step(batch, key, attempt)
+
+    def _judge(self, batch: Batch, key: str) -> bytes | Awaitable[bytes]:
         version = self.state_version
         pipeline = self._run_rules(batch)
         answer = self.encode(pipeline.verdict, batch.rows)
-        if version == self.state_version:
+        if self._writer is None or version == self.state_version:
             self._state.answers.put(batch.sender, key, answer)
             return answer
         return self._save_answer(batch, key, answer, record(answer, pipeline.deferred.values()))
 
+    def _judge_in_step(self, batch: Batch, key: str, attempt: Attempt) -> bytes | Awaitable[bytes]:
+        version = self.state_version
+        if not self._attempts.enter(attempt):
+            return _over(batch.rows)
+        pipeline = RulePipeline(batch, self.exp_id, self.watch, self._intersections)
+        rules = self.rules.for_broadcasts if pipeline.of_pairs else self.rules.each
+        judging = Judging(batch, attempt, pipeline, rules, pipeline.in_order(rules))
+        with self._traced(batch):
+            asked = self._in_steps.advance(judging)
+        if asked is not None:
+            return self._in_steps.start(key, judging, self._judge_slowly(judging, asked, key))
+        answer, data = self._answer_of(judging, key)
+        if self._writer is None or version == self.state_version:
+            self._state.hold(key, data)
+            return answer
+        return self._save_answer(batch, key, answer, data)
+
+    async def _judge_slowly(self, judging: Judging, asked: Asked, key: str) -> bytes:
+        await self._in_steps.finish(judging, asked)
+        answer, data = self._answer_of(judging, key)
+        if self._writer is None:
+            self._state.hold(key, data)
+        else:
+            await self._state.keep(key, answer, data)
+        return answer
+
+    def _answer_of(self, judging: Judging, key: str) -> tuple[bytes, bytes]:
+        answer = self.encode(judging.pipeline.verdict, judging.batch.rows)
+        self._attempts.answers.setdefault(judging.attempt.group, set()).add(key)
+        return answer, record(answer, ())
+
+    def _attempt_begun(self, attempt: Attempt, answers: Collection[str]) -> None:
+        self._in_steps.begun(attempt)
+        self._state.forget(answers)
+
     def _run_rules(self, batch: Batch) -> RulePipeline:
         """Apply the rules to a batch, count the verdicts, and begin the checks of slow rules."""
         pipeline = RulePipeline(batch, self.exp_id, self.watch, self._intersections)
-
-        def judge() -> None:
+        with self._traced(batch):
             pipeline.run(self.rules.for_broadcasts if pipeline.of_pairs else self.rules.each)
-            self._count(batch, pipeline.verdict)
-
-        if self.tracer is None or batch.trace is None:
-            judged = self._attempts.run(batch, judge)
-        else:
-            with self.tracer.judging(batch):
-                judged = self._attempts.run(batch, judge)
-        if not judged:
-            pipeline.verdict.blocked = dict.fromkeys(range(batch.rows), _OVER)
+        self.count(batch, pipeline.verdict)
         for deferred in pipeline.deferred.values():
             self._slow_rules.begin(deferred)
         return pipeline
+
+    def _traced(self, batch: Batch) -> AbstractContextManager[object]:
+        return nullcontext() if self.tracer is None or batch.trace is None else self.tracer.judging(batch)
 
     def _save_answer(self, batch: Batch, key: str, answer: bytes, data: bytes) -> Awaitable[bytes]:
         """Return an answer once the counts that it changed are saved, and not before."""
@@ -248,10 +310,6 @@ class Interceptor:
         return sum(table.version for table in self._tables.values())
 
     def count(self, batch: Batch, verdict: BatchVerdict) -> None:
-        """Count deferred messages as judged, and violations by sender."""
-        self._attempts.run(batch, lambda: self._count(batch, verdict))
-
-    def _count(self, batch: Batch, verdict: BatchVerdict) -> None:
         """Count a batch as judged, and violations by sender; deferred rows are counted later."""
         self.judged += batch.rows - len(verdict.deferred)
         if verdict.blocked:
@@ -293,7 +351,7 @@ class Interceptor:
     @property
     def deferred(self) -> int:
         """Return how many messages wait for a slow rule."""
-        return len(self._slow_rules)
+        return len(self._slow_rules) + len(self._in_steps)
 
     def kept(self) -> dict[str, int]:
         """Return the number of entries of each rule, the agents with violations, and the bytes of kept answers."""
@@ -305,9 +363,10 @@ class Interceptor:
         for name, table in self._tables.items():
             if tables.get(name):
                 table.load(tables[name], merge=merge)
-        self._attempts.load()
+        over = self._attempts.load(answers)
         self._restore_rules([name for name, table in tables.items() if table])
         self._state.answers.load(answers, self.epoch)
+        self._state.forget(over)
         self.delegation.restart()
 
     def _restore_rules(self, names: Collection[str]) -> None:
@@ -333,6 +392,7 @@ class Interceptor:
         for name, table in self._tables.items():
             if table is not tables.get(name):  # another rule's, or a rule has a new one
                 table.rewrite()
+                self._attempts.forget(name)
         if self.rules.now is not before:
             self.failures.keep(self.rules)
             self._closer.begin(before)
@@ -342,10 +402,10 @@ class Interceptor:
         await self.delegation.revoked()
         return result
 
-    def new_round(self) -> list[str]:
-        """Begin a new round for all rules; return the names of those that failed at it."""
+    def new_round(self, rules: Iterable[Rule] | None = None) -> list[str]:
+        """Begin a new round for rules (None: all of them); return the names of those that failed at it."""
         failures: list[str] = []
-        for rule in self.rules:
+        for rule in self.rules if rules is None else rules:
             try:
                 self.watch.enter(rule)
                 try:
@@ -360,11 +420,14 @@ class Interceptor:
         return failures
 
     async def end_step(self, number: int, violations: Mapping[AgentId | None, int]) -> None:
-        """End the round of a step, and count messages that were blocked at its end; a repeated call does nothing."""
+        """End the round of a step that is closed, and count messages that were blocked at its end, once.
+
+        Rules that judge whole steps have begun their round by then.
+        """
 
         def end() -> None:
             self._count_violations(violations)
-            self.new_round()
+            self.new_round(self.rules.each)
             self._attempts.end_step()
             self.rounds["step"] = number
 
@@ -413,6 +476,7 @@ class Interceptor:
 
     async def stop(self) -> None:
         """Stop judging and saving; wait for running work, up to a limit."""
+        await self._in_steps.close()
         await self._slow_rules.close()
         await self._state.close()
         await self.delegation.close()
@@ -421,6 +485,15 @@ class Interceptor:
         """Stop, then close all rules."""
         await self.stop()
         await self._closer.close()
+
+
+def _no_wait(step: int) -> None:
+    """Let a step be judged at once: nothing must be done before it."""
+
+
+def _over(rows: int) -> bytes:
+    """Return the answer to an attempt that is over: the server takes nothing of it."""
+    return BatchVerdict(blocked=dict.fromkeys(range(rows), _OVER)).encode(FOREIGN, wants_payload=False)
 
 
 def _without_payloads(batch: Batch) -> Batch:

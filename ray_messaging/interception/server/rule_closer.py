@@ -8,6 +8,7 @@ from ray_messaging.interception.rules.rule import Rule
 from ray_messaging.interception.server.rule_calls import RuleCalls
 from ray_messaging.interception.server.rule_set import RuleSet
 from ray_messaging.interception.server.slow_rule_runner import SlowRuleRunner
+from ray_messaging.interception.server.steps.batches import StepBatches
 
 logger = logging.getLogger(__name__)
 
@@ -17,9 +18,10 @@ _CLOSE_S = 3.0  # time limit for a rule's close()
 class RuleCloser:
     """Close removed rules after their pending messages finish, and all rules at the end."""
 
-    def __init__(self, rules: RuleSet, slow_rules: SlowRuleRunner, calls: RuleCalls) -> None:
+    def __init__(self, rules: RuleSet, slow_rules: SlowRuleRunner, in_steps: StepBatches, calls: RuleCalls) -> None:
         self._rules = rules
         self._slow_rules = slow_rules
+        self._in_steps = in_steps
         self._calls = calls
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -35,6 +37,7 @@ class RuleCloser:
         return any(other is rule for other in self._rules)
 
     async def _close_unused(self, rule: Rule) -> None:
+        await self._in_steps.done_with(rule)
         await self._slow_rules.done_with(rule)
         if not self._is_in(rule):  # it may have been inserted again
             await self._close(rule)

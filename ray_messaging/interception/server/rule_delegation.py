@@ -46,6 +46,7 @@ class RuleDelegation:
         self._rules = rules
         self._publish_number = publish
         self.enabled = publish is not None and epoch > 0
+        self.held: Callable[[], bool] = bool  # nothing may be delegated: a change of the rules waits for its step
         self.number = 0  # of a snapshot of the current rules; each change makes a new one
         self._given = -1  # the number of the last snapshot that may have been given out
         self._revoked = 0  # snapshots with lower numbers are no longer valid on the server
@@ -77,7 +78,7 @@ class RuleDelegation:
         if not self.enabled:
             return 0
         self.notice_changes()
-        return self.number if self._can and time.monotonic() - self._since >= CALM_S else 0
+        return self.number if self._can and not self.held() and time.monotonic() - self._since >= CALM_S else 0
 
     # -- revoking -------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """One batch on its way through the rules."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from operator import index
 from time import perf_counter
 from typing import NamedTuple
@@ -40,6 +40,13 @@ class Deferred(NamedTuple):
         return self.rule is rule or any(later is rule for later in self.then)
 
 
+class Asked(NamedTuple):
+    """A slow rule that is to be asked about messages, which are batches of one."""
+
+    rule: SlowRule
+    messages: list[Batch]
+
+
 class RulePipeline:
     """The rules applied to one batch: the first block wins, rewrites compose, later rules see the remaining rows.
 
@@ -73,9 +80,25 @@ class RulePipeline:
                 return
             if isinstance(rule, SlowRule):
                 before = (*passed, *(other.name for other in rules[:place]))
-                found = self._ask_at_once(rule, before, tuple(rules[place + 1 :]))
+                found = self._defer(rule, before, tuple(rules[place + 1 :]))
             else:
                 found = self._apply(rule)
+            if found:
+                self.take(rule, found)
+
+    def in_order(self, rules: Sequence[Rule]) -> Generator[Asked, Sequence[Verdict], None]:
+        """Apply rules in order to all rows, and defer none: yield what a slow rule is to be asked, get its verdicts."""
+        for rule in rules:
+            if not self.rest.rows:
+                return
+            if isinstance(rule, SlowRule):
+                found, slow = self._ask_at_once(rule)
+                if slow:
+                    verdicts = yield Asked(rule, [message for _, message in slow])
+                    for (rows, _), verdict in zip(slow, verdicts, strict=True):
+                        found |= dict.fromkeys(rows, verdict)
+            else:
+                found = {**self._apply(rule)}
             if found:
                 self.take(rule, found)
 
@@ -133,10 +156,10 @@ class RulePipeline:
             return {} if verdict is ALLOW else dict.fromkeys(range(len(batch)), verdict)
         return found
 
-    def _ask_at_once(self, rule: SlowRule, passed: tuple[str, ...], then: tuple[Rule, ...]) -> Mapping[int, Verdict]:
-        """Return the verdicts that a slow rule knows already; defer the other rows."""
+    def _ask_at_once(self, rule: SlowRule) -> tuple[dict[int, Verdict], list[tuple[range, Batch]]]:
+        """Return the verdicts that a slow rule knows already, and each other message with its rows."""
         found: dict[int, Verdict] = {}
-        slow: list[int] = []
+        slow: list[tuple[range, Batch]] = []
         pairs = None if self._pairs is None else pair_rows(self.rest)
         batch = self.rest if pairs is None else once_each(self.rest, pairs)
         for row in range(len(batch)):
@@ -153,15 +176,20 @@ class RulePipeline:
             except FAILURES as error:
                 verdict = failed(rule, error)
             if verdict is None:
-                slow += rows
-                place = self._place(rows[0])
-                self.verdict.deferred.update(map(self._place, rows))
-                message = batch.take(np.array([row], np.intp))
-                self.deferred[place] = Deferred(message, self._take_out(place), rule, then, passed)
+                slow.append((rows, batch.take(np.array([row], np.intp))))
             elif verdict is not ALLOW:
                 found |= dict.fromkeys(rows, verdict)
+        return found, slow
+
+    def _defer(self, rule: SlowRule, passed: tuple[str, ...], then: tuple[Rule, ...]) -> Mapping[int, Verdict]:
+        """Return the verdicts that a slow rule knows already; defer the other rows."""
+        found, slow = self._ask_at_once(rule)
+        for rows, message in slow:
+            place = self._place(rows[0])
+            self.verdict.deferred.update(map(self._place, rows))
+            self.deferred[place] = Deferred(message, self._take_out(place), rule, then, passed)
         if slow:
-            kept = self._drop(slow)
+            kept = self._drop([row for rows, _ in slow for row in rows])
             places = {old: new for new, old in enumerate(kept.tolist())} if found else {}
             found = {places[row]: verdict for row, verdict in found.items()}
         return found

@@ -139,7 +139,7 @@ class SlowRuleRunner:
 
     async def _judge(self, deferred: Deferred) -> BatchVerdict:
         while True:
-            verdict = await self._call(deferred.rule, deferred.message)
+            verdict = await self.ask(deferred.rule, deferred.message)
             pipeline = RulePipeline(deferred.message, self._exp_id, self._watch)
             pipeline.run([_KnownVerdict(deferred.rule, verdict), *deferred.then], deferred.passed)
             if not pipeline.deferred:
@@ -150,7 +150,9 @@ class SlowRuleRunner:
             if self._state.changed:  # rules between the two slow ones have counted the message
                 self._save_progress(deferred)
 
-    async def _call(self, rule: SlowRule, message: Batch) -> Verdict:
+    async def ask(self, rule: SlowRule, message: Batch) -> Verdict:
+        """Return a rule's verdict on a message."""
+
         def judge() -> Awaitable[Verdict]:
             return rule.judge(Message(self._exp_id, message, 0))
 

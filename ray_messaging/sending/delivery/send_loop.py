@@ -11,6 +11,7 @@ from ray_messaging.common.task_health import end
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import InterceptorUnavailable, MessagingError, OutcomeUnknown
 from ray_messaging.interception.client.verdict_client import VerdictClient
+from ray_messaging.interception.server.steps.attempts import attempt_at
 from ray_messaging.interception.wire.verdicts import MIXED, BatchVerdict
 from ray_messaging.sending import send_errors
 from ray_messaging.sending.accumulation.pending_batch import PendingBatch, TransactionBatch
@@ -207,13 +208,20 @@ class SendLoop:
         return verdict
 
     async def verdicts_on(self, in_flight: InFlightBatch) -> BatchVerdict:
-        """Return the verdicts on a batch; raise InterceptorUnavailable where rules have come that judge its pairs."""
+        """Return the verdicts on a batch; raise InterceptorUnavailable where rules have come that judge its pairs.
+
+        In a step no message is deferred: the whole batch waits for its slow rules.
+        """
         if in_flight.reaches is None:
-            return await self.verdict_client.judge(in_flight.batch)
-        verdict = await self.verdict_client.pass_whole(in_flight.batch)
-        if verdict is None:
+            verdict = await self.verdict_client.judge(in_flight.batch)
+            while verdict.deferred and attempt_at(in_flight.batch) is not None:
+                self.made_progress()
+                verdict = await self.verdict_client.wait(in_flight.batch)
+            return verdict
+        passed = await self.verdict_client.pass_whole(in_flight.batch)
+        if passed is None:
             raise InterceptorUnavailable(send_errors.RULES_CAME)
-        return verdict
+        return passed
 
     async def _judge_again(self) -> None:
         """Get the verdicts of the interceptor's successor on rows that its predecessor passed; wait until it is up."""

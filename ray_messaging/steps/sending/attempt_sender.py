@@ -31,6 +31,7 @@ from ray_messaging.steps.moving.moved_audiences import MovedAudiences
 from ray_messaging.steps.sending.step_broadcasts import StepBroadcasts
 from ray_messaging.steps.step import Step
 from ray_messaging.steps.step_transport import StepTransport
+from ray_messaging.steps.supervision.sent_messages import no_messages
 from ray_messaging.transports.steps.store import StepStore
 from ray_messaging.transports.steps.values import Closing, Committed, Done, Opened, Refused, StepTag, WaitFor, Waiting
 from ray_messaging.transports.transport import FrameFate, SendRequest
@@ -47,6 +48,7 @@ class AttemptSender:
         self._group, self._attempt = engine.name, attempt
         self._account = account
         self._hostings = -1  # of the engine, at the last look at the directory
+        self._announced = False  # to the interceptor
         self._known = False  # the directory is the one that the step was opened with, or a later one
         self.directory = Directory(engine.exp_id, engine.directory.patterns)  # of mailboxes with steps
         router = FrameRouter(self.directory, mirror=engine.settings.mirror)
@@ -92,6 +94,7 @@ class AttemptSender:
         """
         if step.moves:
             await self._write_moves(step)
+        await self._announce(step.number)
         batches: Batches = step.sends.take()
         state = step.state, changed
         # A silent group that this process hosts asks the server for nothing.
@@ -112,6 +115,18 @@ class AttemptSender:
             raise self._unanswered(step.number, error) from error
         self._frames.queues.reset()
         return self._following(closed, closing), counts
+
+    async def _announce(self, step: int) -> None:
+        """Ask the interceptor about nothing, once: it takes back what an earlier attempt at this step has changed.
+
+        The messages of this step need not ask it, as there may be none, or delegated rules let them pass.
+        """
+        if not self._announced:
+            try:
+                await self._engine.verdict_client.judge(no_messages(self._group, step, self._attempt))
+            except MessagingError as error:
+                raise self._aborted(step, error) from error
+            self._announced = True
 
     async def _write_moves(self, step: Step) -> None:
         """Write the moves of a step; raise UnknownName, InvalidColumns, ConfigError, StepAborted."""
@@ -170,19 +185,20 @@ class AttemptSender:
 
         In several calls they have the same numbers, and so the same verdicts.
         """
-        deadline = asyncio.get_running_loop().time() + self._engine.settings.send_timeout_s
+        assert self._accumulator is not None
+        judged: list[tuple[InFlightBatch, int]] = []
         for pending in batches:
             in_flight = InFlightBatch(pending, pending.seal(self._group, self._attempt, number), self)
             number += len(pending)
             try:
-                assert self._accumulator is not None
                 verdict = await self._accumulator.send_loop.verdicts_on(in_flight)
             except MessagingError:  # the send loop has patience
                 return []
-            if verdict.deferred:
-                return []
             in_flight.apply(verdict)
-            self._frames.load(in_flight, None, verdict.epoch, deadline)
+            judged.append((in_flight, verdict.epoch))
+        deadline = asyncio.get_running_loop().time() + self._engine.settings.send_timeout_s
+        for in_flight, epoch in judged:
+            self._frames.load(in_flight, None, epoch, deadline)
         frames = self._frames.next_call()
         return frames if len(frames) == sum(len(queue.frames) for queue in self._frames.queues.values()) else []
 

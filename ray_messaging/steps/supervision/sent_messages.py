@@ -7,7 +7,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ray_messaging.addressing.channels import AGENT_CHAT
 from ray_messaging.model.batch import Batch
+from ray_messaging.model.columns import IdColumn, PayloadColumn
+from ray_messaging.model.extension import Extension
 from ray_messaging.steps.reading.box_frames import batch_of
 from ray_messaging.steps.reading.ordered_batches import joined_in_order
 from ray_messaging.steps.supervision.amendments import message_keys
@@ -69,6 +72,22 @@ class SentMessages:
         for source in np.unique(self._source[wanted]).tolist():
             at = np.flatnonzero(wanted & (self._source == source))
             yield Copies(self._sources[source], self._row[at], self._message[at], self._first[at])
+
+
+def no_messages(sender: str, step: int, attempt: int = 0) -> Batch:
+    """Return a batch of a step without any message."""
+    return Batch(
+        sender=sender,
+        epoch=attempt,
+        first=0,
+        from_ids=IdColumn.of([]),
+        to_ids=IdColumn.of([]),
+        topics=(AGENT_CHAT,),
+        step=step,
+        lines=PayloadColumn.of([]),
+        rows=0,
+        extension=Extension(attempt=attempt, ordinal=np.zeros(0, np.uint32)),
+    )
 
 
 async def sent_messages(store: StepStore, number: int, horizon: int) -> SentMessages | None:

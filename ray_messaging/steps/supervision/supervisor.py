@@ -3,8 +3,7 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -13,15 +12,12 @@ from ray_messaging.addressing.directory import Directory
 from ray_messaging.common.backoff import STEP_SUPERVISOR_RETRY, Backoff
 from ray_messaging.common.limits import CALL_BYTES
 from ray_messaging.errors import Fenced, MessagingError, StepAborted
-from ray_messaging.interception.server.steps.judge import StepReview
-from ray_messaging.model.batch import Batch
-from ray_messaging.model.columns import IdColumn, PayloadColumn
-from ray_messaging.model.extension import Extension
+from ray_messaging.interception.server.steps.reviewer import RuleReviewer
 from ray_messaging.steps.accounts.digests import SIZE
 from ray_messaging.steps.accounts.step_account import StepCounts
 from ray_messaging.steps.step_transport import StepTransport
 from ray_messaging.steps.supervision.changes import StepChanges, Write
-from ray_messaging.steps.supervision.sent_messages import sent_messages
+from ray_messaging.steps.supervision.sent_messages import no_messages, sent_messages
 from ray_messaging.transports.steps.store import StepStore
 from ray_messaging.transports.steps.values import (
     SUPERVISOR,
@@ -43,28 +39,6 @@ _LEASE_S = 10.0
 _ATTEMPT_BITS = 12  # of one interceptor; a later interceptor has a higher epoch
 
 
-class StepReviewer(Protocol):
-    """The rules, as the supervisor asks them. Each call names a step; a step may come again after a fault."""
-
-    def reads(self, number: int) -> bool:
-        """Tell whether a rule sees the step."""
-
-    async def review(self, number: int, batch: Batch) -> StepReview:
-        """Return the verdicts on the step's messages, and the messages to add."""
-
-    async def end(self, number: int, violations: Mapping[AgentId | None, int]) -> None:
-        """End the round of the step, once; count blocked messages by sender."""
-
-    def closed(self, number: int) -> None:
-        """Note that the next step may begin."""
-
-    def dump(self, number: int) -> bytes | None:
-        """Return the state that the rules have after a step; None: they keep none."""
-
-    def load(self, state: bytes | None, number: int) -> None:
-        """Give the rules of a step the state of the step before."""
-
-
 class Supervisor:
     """The member of an experiment's steps that closes each of them after all groups.
 
@@ -74,7 +48,7 @@ class Supervisor:
     """
 
     def __init__(
-        self, transport: Transport, store: StepStore, settings: StepSettings, reviewer: StepReviewer, epoch: int
+        self, transport: Transport, store: StepStore, settings: StepSettings, reviewer: RuleReviewer, epoch: int
     ) -> None:
         self.error = ""  # why the last attempt failed; "": it goes on
         self.failed_at = 0.0  # monotonic, s: the first failure since a step was closed
@@ -112,8 +86,11 @@ class Supervisor:
         """Close one step after the other, under one attempt."""
         taken = await self._store.take(SUPERVISOR, Driver("interceptor", self._start), _LEASE_S)
         assert isinstance(taken, Taken)  # all interceptors are one driver
-        self._state, self._total = taken.state, await self._counted(taken.closed)
-        self._reviewer.load(taken.state, taken.closed + 1)
+        mine = (await self._store.closed_step(taken.closed)).get(SUPERVISOR)
+        self._state, self._total = taken.state, Counter()
+        if mine is not None:  # what the rules have changed of the fates of all messages so far
+            self._total.update(StepCounts.decode(mine.counts).total)
+        await self._reviewer.resume(taken.closed + 1, taken.state, ended=mine is not None)
         sender = StepTransport(self._transport, self._store, SUPERVISOR, taken.attempt, self._shut, taken.closed + 1)
         number, found = taken.closed + 1, None
         while await self._opened(number, taken.attempt, found):
@@ -131,7 +108,7 @@ class Supervisor:
                     group=SUPERVISOR,
                 )
             self._state, self.error = closing.state, ""
-            self._reviewer.closed(number)
+            await self._reviewer.begin(number + 1)
             number, found = number + 1, closed.following
 
     async def _opened(self, number: int, attempt: int, found: Opened | Waiting | Done | None) -> bool:
@@ -144,11 +121,6 @@ class Supervisor:
             found = await self._store.open(SUPERVISOR, attempt, number)
         return True
 
-    async def _counted(self, closed: int) -> Counter[str]:
-        """Return what the rules have changed of the fates of all messages up to a step."""
-        mine = (await self._store.closed_step(closed)).get(SUPERVISOR)
-        return Counter() if mine is None else Counter(StepCounts.decode(mine.counts).total)
-
     # -- one step -------------------------------------------------------------------------------------------------
 
     async def _closing(self, number: int, attempt: int, sender: StepTransport) -> Closing:
@@ -156,8 +128,8 @@ class Supervisor:
         changes, violations = await self._changes(number, attempt)
         for call in _calls(changes.writes):
             await self._send(sender, call, attempt)
-        state = self._reviewer.dump(number)  # before a change of the rules for the next step
-        await self._reviewer.end(number, violations)
+        state = self._reviewer.dump(violations)
+        await self._reviewer.closing(number)
         self._total.update(changes.fates)
         digest = (changes.digest % 2 ** (8 * SIZE)).to_bytes(SIZE, "little") if self._settings.digest else b""
         counts = StepCounts(_counts(changes.fates), digest, _counts(self._total))
@@ -167,10 +139,10 @@ class Supervisor:
         """Return what the rules change in a step, and the blocked messages by sender."""
         changes = StepChanges(number, attempt, self._directory, self._shut, digest=self._settings.digest)
         violations: Counter[AgentId | None] = Counter()
-        if not self._reviewer.reads(number):
+        if not self._reviewer.reads():
             return changes, violations
         sent = await sent_messages(self._store, number, self._settings.horizon)
-        batch = _no_messages(number) if sent is None else sent.batch
+        batch = no_messages("", number) if sent is None else sent.batch
         review = await self._reviewer.review(number, batch)
         verdict = review.verdict
         if review.added or verdict.blocked or verdict.rewritten or verdict.labels:
@@ -212,18 +184,3 @@ def _calls(writes: Sequence[Write]) -> Iterator[list[FrameWrite]]:
 
 def _counts(fates: Counter[str]) -> dict[str, int]:
     return {fate: count for fate, count in sorted(fates.items()) if count}
-
-
-def _no_messages(number: int) -> Batch:
-    return Batch(
-        sender="",
-        epoch=0,
-        first=0,
-        from_ids=IdColumn.of([]),
-        to_ids=IdColumn.of([]),
-        topics=("",),
-        step=number,
-        lines=PayloadColumn.of([]),
-        rows=0,
-        extension=Extension(ordinal=np.zeros(0, np.uint32)),
-    )

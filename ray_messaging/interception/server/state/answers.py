@@ -12,6 +12,7 @@ import numpy as np
 from ray_messaging.common.limits import FRAME_LIMIT
 from ray_messaging.errors import FrameError
 from ray_messaging.interception.server.rule_pipeline import Deferred, of_row
+from ray_messaging.interception.server.steps.attempts import attempt_at
 from ray_messaging.interception.wire.verdicts import FOREIGN, BatchVerdict, decode_verdicts, encode_verdicts
 from ray_messaging.model.batch import Batch
 
@@ -76,8 +77,10 @@ class Progress(NamedTuple):
 
 
 def key_of(batch: Batch) -> str:
-    """Return the key of a batch: the same for the same batch sent again."""
-    return f"{batch.sender} {batch.epoch} {batch.first} {batch.rows}"
+    """Return the key of a batch: the same for the same batch sent again. In a step it names the attempt at it."""
+    attempt = attempt_at(batch)
+    place = batch.epoch if attempt is None else f"{attempt.number}@{attempt.step}"
+    return f"{batch.sender} {place} {batch.first} {batch.rows}"
 
 
 def _head(batch: Batch) -> str:
@@ -108,12 +111,13 @@ class Answers:
 
     A batch that is sent again, after a lost answer or the interceptor's death, must not count twice. A counted answer
     is kept as long as one of its messages is deferred (`is_open`). Above LIMIT_BYTES the oldest answers are dropped
-    early; a batch sent again after that is judged, and counted, once more.
+    early; a batch sent again after that is judged, and counted, once more. Answers in an open step (`in_step`) stay.
     """
 
-    def __init__(self, keep_s: float, is_open: Callable[[str], bool]) -> None:
+    def __init__(self, keep_s: float, is_open: Callable[[str], bool], in_step: Callable[[str], bool]) -> None:
         self._keep_s = keep_s
         self._is_open = is_open
+        self._in_step = in_step
         self._epoch: int | None = None
         self._last: OrderedDict[str, tuple[str, bytes]] = OrderedDict()
         self._last_bytes = 0
@@ -192,10 +196,10 @@ class Answers:
         while self._counted:
             oldest, (given_at, kept) = next(iter(self._counted.items()))
             full = self._counted_bytes > LIMIT_BYTES and oldest != key
-            if not full and (given_at + self._keep_s > now or given_at == now):
+            if given_at == now or not (full or given_at + self._keep_s <= now):
                 break
             self._drop(oldest)
-            if not full and self._has_deferred(oldest, kept):
+            if self._in_step(oldest) or (not full and self._has_deferred(oldest, kept)):
                 self._add(oldest, kept, now)
             else:
                 over.append(oldest)
@@ -206,6 +210,11 @@ class Answers:
         self._counted_bytes += len(data) + _ENTRY_BYTES
         if " " in key:  # of a batch, not of a message
             self._batches[key.rpartition(" ")[0]] = key
+
+    def drop(self, keys: Iterable[str]) -> None:
+        """Drop counted answers."""
+        for key in keys:
+            self._drop(key)
 
     def _drop(self, key: str) -> None:
         found = self._counted.pop(key, None)

@@ -1,7 +1,7 @@
 """Answers saved together with the counts they changed."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 
 from ray_messaging.interception.server.state.answers import Answers
 from ray_messaging.interception.server.state.state_writer import StateWriter
@@ -14,9 +14,15 @@ class StateSaver:
     gets the same answer, once it is saved.
     """
 
-    def __init__(self, writer: StateWriter | None, keep_s: float, is_open: Callable[[str], bool]) -> None:
+    def __init__(
+        self,
+        writer: StateWriter | None,
+        keep_s: float,
+        is_open: Callable[[str], bool],
+        in_step: Callable[[str], bool],
+    ) -> None:
         self.writer = writer
-        self.answers = Answers(keep_s, is_open)
+        self.answers = Answers(keep_s, is_open, in_step)
         self.unsafe: dict[str, tuple[bytes, bytes]] = {}
         if writer is not None:
             writer.all_answers = self._all_answers
@@ -48,12 +54,23 @@ class StateSaver:
             self.writer.attach(records)
             self._remember(records)
 
+    def hold(self, key: str, data: bytes) -> None:
+        """Keep an answer's packed record here only, as it rests on no counts."""
+        self._remember({key: data})
+
     def _remember(self, records: Mapping[str, bytes]) -> None:
-        assert self.writer is not None
         for key, data in records.items():
             expired = self.answers.count(key, data)
-            if expired:
+            if expired and self.writer is not None:
                 self.writer.forget(expired)
+
+    def forget(self, keys: Collection[str]) -> None:
+        """Drop answers that nobody may ask for any more; the next write drops them on the server."""
+        self.answers.drop(keys)
+        for key in keys:
+            self.unsafe.pop(key, None)
+        if keys and self.writer is not None:
+            self.writer.forget([*keys])
 
     @property
     def changed(self) -> bool:

@@ -1,88 +1,205 @@
-"""Counts of rules by attempt: those of an attempt at a step that died are taken back."""
+"""Attempts at steps: what an attempt that died has changed in the tables of rules is taken back."""
 
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from ray_messaging.interception.server.state.table import Journal, Table
 from ray_messaging.model.batch import Batch
 
-_Undo = tuple[str, str, Any]  # group, table, key
+_OPEN = "open"
+_Place = tuple[Any, ...]  # group, table, key; and _OPEN
+
+
+class Attempt(NamedTuple):
+    """An attempt of a group at a step; a later one is greater."""
+
+    group: str
+    step: int
+    number: int
+
+
+def attempt_at(batch: Batch) -> Attempt | None:
+    """Return the attempt at a step that a batch is of; None: it is of no step."""
+    if batch.extension is None or batch.extension.attempt == 0 or batch.step is None:
+        return None
+    step = int(batch.step[0]) if isinstance(batch.step, np.ndarray) else batch.step
+    return Attempt(batch.sender, step, batch.extension.attempt)
+
+
+def attempt_of(key: str) -> Attempt | None:
+    """Return the attempt that the key of a batch's answer names (see `answers.key_of`); None: it is of no step."""
+    sender, place, *_ = key.rsplit(" ", 3) if key.count(" ") > 2 else ("", "")
+    number, _, step = place.partition("@")
+    return Attempt(sender, int(step), int(number)) if step else None
 
 
 class StepAttempts:
     """The attempts at steps that ask for verdicts, by group, and what each has changed in the tables of rules.
 
-    A later attempt at the same step begins with the tables as they were before the earlier one. `undo` holds, by group,
-    table and key: step, attempt, and the value before, if there was one. It is saved with the tables.
+    A later attempt at the same step begins with the tables as they were before the earlier one. `undo` tells how, by
+    group, table and key, and is saved with the tables. Each value is step and attempt, then either None and the value
+    before, if there was one; or, of a count, how much was added to it, and whether there was one: agents of other
+    groups may have counted there since. What a batch changes before it has its answer, as it waits for slow rules, has
+    entries apart (_OPEN), so that a successor of the interceptor can judge it anew. The latest attempt of a group is
+    under the group alone.
+
+    `answers` are, by group, the keys of the answers that its latest attempt got in its latest step.
 
     Args: `tables` returns the tables of the rules that judge messages, by name; `restored` is called with the names of
-    those of which entries were put back.
+    those of which entries were put back; `begun` with each attempt, and the keys of the answers that count no more.
     """
 
     def __init__(
-        self, tables: Callable[[], Mapping[str, Table[Any]]], restored: Callable[[Collection[str]], None]
+        self,
+        tables: Callable[[], Mapping[str, Table[Any]]],
+        restored: Callable[[Collection[str]], None],
+        begun: Callable[[Attempt, Collection[str]], None],
     ) -> None:
         self.undo: Table[list[Any]] = Table()
+        self.answers: dict[str, set[str]] = {}
         self._tables = tables
         self._restored = restored
-        self._latest: dict[str, tuple[int, int]] = {}  # group -> its step and attempt
-        self._changed: dict[str, set[_Undo]] = {}  # group -> its keys in `undo`
+        self._begun = begun
+        self._latest: dict[str, Attempt] = {}
+        self._settled: dict[str, set[_Place]] = {}  # group -> its keys in `undo`
+        self._open: dict[str, set[_Place]] = {}
 
-    def load(self) -> None:
-        """Follow `undo`, which was loaded."""
-        self._latest.clear()
-        self._changed.clear()
-        for key, (step, attempt, *_) in self.undo.items():
-            self._latest[key[0]] = max(self._latest.get(key[0], (step, attempt)), (step, attempt))
-            self._changed.setdefault(key[0], set()).add(key)
+    def load(self, answers: Iterable[str]) -> list[str]:
+        """Follow `undo`, which was loaded, and take back what batches without an answer have changed.
 
-    def run(self, batch: Batch, judge: Callable[[], None]) -> bool:
-        """Note what `judge` changes as changes by the batch's attempt; False, and it is not called: that is over."""
-        if batch.extension is None or batch.extension.attempt == 0 or not isinstance(batch.step, int):
-            judge()
-            return True
-        group, now = batch.sender, (batch.step, batch.extension.attempt)
-        before = self._latest.get(group, (-1, 0))
-        if now < before:
-            return False
-        if now > before:
-            self._begin(group, now, again=now[0] == before[0])
+        Args: `answers` are the keys of all answers that were loaded. Returns those that count no more.
+        """
+        for kept in (self._latest, self._settled, self._open, self.answers):
+            kept.clear()
+        asked = [(key, found) for key in answers if (found := attempt_of(key)) is not None]
+        noted = [Attempt(place[0], value[0], value[1]) for place, value in self.undo.items()]
+        for found in (*noted, *(found for _, found in asked)):
+            self._latest[found.group] = max(self._latest.get(found.group, found), found)
+        self._take_back([place for place in self.undo if place[-1] == _OPEN and len(place) > 3])
+        for place in self.undo:
+            if len(place) > 1:
+                self._settled.setdefault(place[0], set()).add(place)
+        for key, found in asked:
+            if found == self._latest[found.group]:
+                self.answers.setdefault(found.group, set()).add(key)
+        return [key for key, found in asked if found != self._latest[found.group]]
+
+    def is_over(self, attempt: Attempt) -> bool:
+        """Return whether a later attempt of the group has begun."""
+        return attempt < self._latest.get(attempt.group, attempt)
+
+    def keeps(self, key: str) -> bool:
+        """Return whether a key is that of an answer to the latest attempt of a group in its latest step."""
+        found = attempt_of(key)
+        return found is not None and key in self.answers.get(found.group, ())
+
+    def enter(self, attempt: Attempt) -> bool:
+        """Begin an attempt, or a later step of it, unless it has begun; False: it is over."""
+        before = self._latest.get(attempt.group)
+        if before is not None and attempt <= before:
+            return attempt == before
+        self._latest[attempt.group] = attempt
+        if before is None or before.number != attempt.number:
+            self.undo[(attempt.group,)] = [attempt.step, attempt.number]
+        opened, settled = self._open.pop(attempt.group, set()), self._settled.pop(attempt.group, set())
+        names = self._take_back(opened)
+        if before is not None and attempt.step == before.step:
+            names |= self._take_back(settled)
+        else:
+            for place in settled:
+                del self.undo[place]
+        if names:
+            self._restored(names)
+        self._begun(attempt, self.answers.pop(attempt.group, set()))
+        return True
+
+    def note(self, attempt: Attempt, judge: Callable[[], bool]) -> None:
+        """Note what `judge` changes as changes by an attempt; it returns whether the batch has its answer by then."""
         tables = self._tables()
         journals = {name: Journal() for name in tables}
         for name, table in tables.items():
             table.journal = journals[name]
+        done = False
         try:
-            judge()
+            done = judge()
         finally:
             for table in tables.values():
                 table.journal = None
-            self._note(group, now, journals)
-        return True
+            places = self._open.pop(attempt.group, set()) if done else set()
+            opened = {place[:3]: self.undo.pop(place) for place in places}
+            for name, journal in journals.items():
+                for key, before in journal.items():
+                    change = _change(attempt, tables[name], key, before)
+                    if change is not None:
+                        self._add((attempt.group, name, key), change, opened, done=done)
+            for place, change in opened.items():
+                self._put(self._settled, place, change)
 
-    def _begin(self, group: str, now: tuple[int, int], *, again: bool) -> None:
-        """Begin an attempt: what an earlier one at the same step changed is taken back, and stays otherwise."""
-        tables, changed = self._tables(), set[str]()
-        for key in self._changed.pop(group, ()):
-            _, _, *value = self.undo.pop(key)
-            table = tables.get(key[1])
-            if again and table is not None:
-                table.put_back(key[2], *value)
-                changed.add(key[1])
-        self._latest[group] = now
-        if changed:
-            self._restored(changed)
+    def _add(self, place: _Place, change: list[Any], opened: dict[_Place, list[Any]], *, done: bool) -> None:
+        if not done:
+            self._put(self._open, (*place, _OPEN), change)
+        else:
+            earlier = opened.pop(place, None)
+            self._put(self._settled, place, change if earlier is None else _joined(earlier, change))
 
-    def _note(self, group: str, now: tuple[int, int], journals: Mapping[str, Journal]) -> None:
-        keys = self._changed.setdefault(group, set())
-        for name, journal in journals.items():
-            for key, value in journal.items():
-                place = (group, name, key)
-                if place not in keys:
-                    keys.add(place)
-                    self.undo[place] = [*now, *value]
+    def _put(self, places: dict[str, set[_Place]], place: _Place, change: list[Any]) -> None:
+        earlier = self.undo.get(place)
+        self.undo[place] = change if earlier is None else _joined(earlier, change)
+        places.setdefault(place[0], set()).add(place)
+
+    def _take_back(self, places: Iterable[_Place]) -> set[str]:
+        """Take changes back; return the names of the tables."""
+        tables, names = self._tables(), set[str]()
+        for place in places:
+            _, _, *change = self.undo.pop(place)
+            if place[1] in tables:
+                _put_back(tables[place[1]], place[2], *change)
+                names.add(place[1])
+        return names
+
+    def forget(self, table: str) -> None:
+        """Forget changes of a table that another one has replaced."""
+        for places in (*self._settled.values(), *self._open.values()):
+            for place in [place for place in places if place[1] == table]:
+                places.discard(place)
+                del self.undo[place]
 
     def end_step(self) -> None:
         """Forget what could be taken back: all groups have closed the step."""
-        self._changed.clear()
-        if self.undo:
+        self._settled.clear()
+        self._open.clear()
+        latest = {place: value for place, value in self.undo.items() if len(place) == 1}
+        if len(self.undo) > len(latest):
             self.undo.clear()
+            self.undo.update(latest)
+
+
+def _change(attempt: Attempt, table: Table[Any], key: Any, before: tuple[Any, ...]) -> list[Any] | None:  # noqa: ANN401
+    after = (table[key],) if key in table else ()
+    if after == before:
+        return None
+    if all(type(value) is int for value in (*before, *after)):
+        return [attempt.step, attempt.number, sum(after) - sum(before), len(before)]
+    return [attempt.step, attempt.number, None, *before]
+
+
+def _joined(earlier: list[Any], later: list[Any]) -> list[Any]:
+    """Return two changes of one entry as one."""
+    step, number, added, *before = earlier
+    if added is None:
+        return earlier
+    if later[2] is None:  # a count has become something else
+        count = sum(value for value in later[3:] if type(value) is int) - added
+        return [step, number, None, *([count] if before[0] or count else [])]
+    return [step, number, added + later[2], *before]
+
+
+def _put_back(table: Table[Any], key: Any, added: int | None, *before: Any) -> None:  # noqa: ANN401 - JSON
+    if added is None:
+        table.put_back(key, *before)
+        return
+    now = table.get(key, 0)
+    if type(now) is int and (key in table or added < 0):  # else somebody has reset it
+        table.put_back(key, *([now - added] if now != added or before[0] else []))

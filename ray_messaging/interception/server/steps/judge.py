@@ -3,8 +3,6 @@
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-import msgspec
-
 from ray_messaging.addressing.channels import AgentId, check_id, check_subtopic
 from ray_messaging.common.limits import PAYLOAD_LIMIT
 from ray_messaging.interception.rules.rule import ALLOW, Verdict
@@ -17,8 +15,7 @@ from ray_messaging.interception.wire.verdicts import BatchVerdict
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import encode_payload
 
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(dict[str, Fields]).decode
+Tables = dict[str, tuple[str, Fields]]  # by the name of the rule: its `admission`, and its state
 
 
 class AddedMessage(NamedTuple):
@@ -44,11 +41,11 @@ class StepJudge:
 
     The state of its rules is kept with the steps: where a step is judged again, they begin with the state before it.
 
-    Args: `rules` returns the rules that see a step, in order; `horizon` is how many steps ahead a message may be sent.
+    Args: `rules` returns the rules of now, in order; `horizon` is how many steps ahead a message may be sent.
     """
 
     def __init__(
-        self, exp_id: str, rules: Callable[[int], tuple[StepRule, ...]], calls: RuleCalls, watch: Watch, horizon: int
+        self, exp_id: str, rules: Callable[[], tuple[StepRule, ...]], calls: RuleCalls, watch: Watch, horizon: int
     ) -> None:
         self.asking: StepRule | None = None  # the rule that is at work
         self._exp_id = exp_id
@@ -58,15 +55,12 @@ class StepJudge:
         self._horizon = horizon
         self._first: dict[int, tuple[StepRule, Fields]] = {}  # rules by id, with the state with which they came
 
-    def reads(self, number: int) -> bool:
-        """Tell whether a rule sees a step."""
-        return bool(self._rules(number))
-
     async def review(self, number: int, batch: Batch) -> StepReview:
         """Return what the rules say about a step; a rule that fails blocks all of it."""
         pipeline = RulePipeline(batch, self._exp_id, self._watch)
         added: list[AddedMessage] = []
-        for rule in self._rules(number):
+        for rule in self._rules():
+            self._note_first(rule)
             rows, more = await self._ask(rule, number, pipeline.rest)
             added += more
             pipeline.take(rule, rows)
@@ -112,16 +106,20 @@ class StepJudge:
 
     # -- state ----------------------------------------------------------------------------------------------------
 
-    def dump(self, number: int) -> bytes | None:
-        """Return the state that the rules have after a step; None: they keep none."""
-        tables = {rule.name: rule.state.dump() for rule in self._rules(number) if rule.state is not None}
-        return _encode(tables) if tables else None
+    def dump(self) -> Tables:
+        """Return the tables of the rules."""
+        return {rule.name: (rule.admission, rule.state.dump()) for rule in self._rules() if rule.state is not None}
 
-    def load(self, state: bytes | None, number: int) -> None:
-        """Give the rules of a step the state of the step before; a rule without one there begins anew."""
-        tables = _decode(state) if state is not None else {}
-        for rule in self._rules(number):
+    def load(self, tables: Tables) -> None:
+        """Give the rules the tables of a `dump`; a rule that was not there then begins anew."""
+        self._first = {id(rule): self._first[id(rule)] for rule in self._rules() if id(rule) in self._first}
+        for rule in self._rules():
             if rule.state is not None:
-                first = self._first.setdefault(id(rule), (rule, rule.state.dump()))
-                rule.state.load(tables.get(rule.name, first[1]))
+                admission, fields = tables.get(rule.name, ("", None))
+                first = self._note_first(rule)
+                rule.state.load(first if fields is None or admission != rule.admission else fields)
                 rule.restored()
+
+    def _note_first(self, rule: StepRule) -> Fields:
+        """Return the state with which a rule has come."""
+        return self._first.setdefault(id(rule), (rule, {} if rule.state is None else rule.state.dump()))[1]

@@ -1,42 +1,36 @@
-"""Counts of rules by attempt at a step."""
+"""Changes of rules' tables by attempts at steps."""
 
-import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ray_messaging.interception.server.state.table import Table
-from ray_messaging.interception.server.steps.attempts import StepAttempts
-from ray_messaging.model.batch import Batch
-from ray_messaging.model.columns import IdColumn, PayloadColumn
-from ray_messaging.model.extension import Extension
-
-
-def asked(group, step, attempt):
-    """Return a batch of one message, as a group asks about it in a step."""
-    return Batch(
-        sender=group,
-        epoch=0,
-        first=0,
-        from_ids=IdColumn.of([1]),
-        to_ids=IdColumn.of([2]),
-        topics=("agent-chat",),
-        step=step,
-        lines=PayloadColumn.of([b"{}"]),
-        rows=1,
-        extension=Extension(attempt=attempt, ordinal=np.zeros(1, np.uint32)),
-    )
+from ray_messaging.interception.server.steps.attempts import Attempt, StepAttempts
 
 
 class World:
     """A rule's table, and the attempts that change it."""
 
     def __init__(self, entries=None, undo=None):
-        self.table, self.restored = Table(entries), []
-        self.attempts = StepAttempts(lambda: {"rule": self.table}, self.restored.append)
+        self.table, self.restored, self.dropped = Table(entries), [], []
+        self.attempts = StepAttempts(
+            lambda: {"rule": self.table}, self.restored.append, lambda _, keys: self.dropped.extend(keys)
+        )
         self.attempts.undo.load(undo or {})
-        self.attempts.load()
+        self.attempts.load([])
 
-    def count(self, group, step, attempt, **entries):
-        return self.attempts.run(asked(group, step, attempt), lambda: self.table.update(entries))
+    def count(self, group, step, attempt, *, done=True, **entries):
+        def judge():
+            self.table.update(entries)
+            return done
+
+        return self.judge(group, step, attempt, judge)
+
+    def judge(self, group, step, attempt, judge):
+        found = self.attempts.enter(Attempt(group, step, attempt))
+        if found:
+            self.attempts.note(Attempt(group, step, attempt), judge)
+        return found
 
     def successor(self):
         """Return the world of an interceptor that loads what this one has saved."""
@@ -47,7 +41,7 @@ class World:
 def test_a_later_attempt_begins_where_the_first_one_did(restarted):
     world = World({"kept": 1, "list": [1]})
     assert world.count("east", 3, 5, kept=2, new=7)
-    world.attempts.run(asked("east", 3, 5), lambda: world.table["list"].append(2))
+    world.judge("east", 3, 5, lambda: world.table["list"].append(2) is None)
     assert world.count("west", 3, 1, other=9)
     world = world.successor() if restarted else world
     assert world.count("east", 3, 6, more=1)
@@ -63,25 +57,75 @@ def test_a_later_step_keeps_what_an_earlier_one_counted():
     assert dict(world.table) == {"first": 1, "third": 3}
 
 
-def test_an_attempt_that_is_over_counts_nothing():
+@pytest.mark.parametrize("restarted", [False, True])
+def test_an_attempt_that_is_over_counts_nothing(restarted):
     world = World()
-    world.count("east", 3, 6, first=1)
+    world.count("east", 3, 5, first=1)
+    world.count("east", 3, 6)
+    world = world.successor() if restarted else world
     assert not world.count("east", 3, 5, late=1)
     assert not world.count("east", 2, 9, later=1)
-    assert dict(world.table) == {"first": 1}
+    assert dict(world.table) == {}
 
 
 def test_the_end_of_a_step_settles_it():
     world = World()
     world.count("east", 3, 5, first=1)
     world.attempts.end_step()
-    world.count("east", 4, 6)
+    world = world.successor()
+    world.count("east", 3, 6)
     assert dict(world.table) == {"first": 1}
-    assert not world.attempts.undo
 
 
-def test_messages_outside_of_steps_are_not_followed():
+def test_a_successor_takes_back_what_a_batch_without_an_answer_has_changed():
+    world = World({"n": 1, "text": "a"})
+    world.count("east", 3, 5, n=2)
+    world.count("east", 3, 5, n=5, text="b", done=False)
+    world = world.successor()
+    assert dict(world.table) == {"n": 2, "text": "a"}
+    world.count("east", 3, 6)
+    assert dict(world.table) == {"n": 1, "text": "a"}
+
+
+def test_a_table_that_was_replaced_keeps_its_entries():
     world = World()
-    batch = asked("east", 3, 0)
-    assert world.attempts.run(batch, lambda: world.table.update(first=1))
-    assert not world.attempts.undo
+    world.count("east", 3, 5, first=1)
+    world.attempts.forget("rule")
+    world.count("east", 3, 6)
+    assert dict(world.table) == {"first": 1}
+
+
+batches = st.lists(
+    st.tuples(
+        st.sampled_from(["east", "west"]),
+        st.lists(st.sampled_from(["a", "b", "c"]), max_size=3),
+        st.sampled_from(["counts", "waits", "dies", "restarts"]),
+    ),
+    max_size=12,
+)
+
+
+@given(batches)
+def test_counts_are_those_of_the_living_attempts(batches):
+    """Two groups count under the same keys in one step; attempts die, and the interceptor has successors."""
+    world, attempts, living = World({"a": 5}), {"east": 1, "west": 1}, {"east": [], "west": []}
+    for group, keys, what in batches:
+        if what == "restarts":
+            world = world.successor()
+            continue
+        if what == "dies":
+            attempts[group] += 1
+            living[group].clear()
+
+        def judge(table=world.table, keys=keys, what=what):
+            for key in keys:
+                table[key] = table.get(key, 0) + 1
+            return what != "waits"
+
+        world.judge(group, 3, attempts[group], judge)
+        if what == "waits":  # its successor is asked about it again, or a later attempt begins
+            world = world.successor()
+        else:
+            living[group] += keys
+    wanted = {key: 5 * (key == "a") + sum(found.count(key) for found in living.values()) for key in "abc"}
+    assert {key: world.table.get(key, 0) for key in "abc"} == wanted
