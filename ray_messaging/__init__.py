@@ -51,7 +51,6 @@ from ray_messaging.errors import (
 )
 
 if TYPE_CHECKING:
-    from ray_messaging import mqtt as mqtt
     from ray_messaging.cluster.audiences.audience import Audience
     from ray_messaging.cluster.handles.blocked_messages import BlockedListener, BlockedMessage
     from ray_messaging.cluster.handles.group.async_group import AsyncGroup
@@ -60,7 +59,7 @@ if TYPE_CHECKING:
     from ray_messaging.cluster.messaging import Messaging
     from ray_messaging.cluster.surveys.survey import Survey
     from ray_messaging.compat.msg import Msg
-    from ray_messaging.config import MessagingConfig, MqttConfig, RedisConfig, Steps
+    from ray_messaging.config import MessagingConfig, RedisConfig, Steps
     from ray_messaging.conversations.answers import Answers
     from ray_messaging.eventlog.event_log import EventLog
     from ray_messaging.eventlog.reading.event_rows import LogRow
@@ -77,7 +76,7 @@ if TYPE_CHECKING:
 
 # The module of a name is imported when the name is first used. A process thus loads only what it needs: `errors` comes
 # without Ray, a group without pyarrow (80 MB). Type checkers read the imports above.
-_MODULES = {"mqtt": "ray_messaging.mqtt", "rules": "ray_messaging.interception.rules"}
+_MODULES = {"rules": "ray_messaging.interception.rules"}
 _HOMES = {
     "Answers": "ray_messaging.conversations.answers",
     "AsyncGroup": "ray_messaging.cluster.handles.group.async_group",
@@ -95,7 +94,6 @@ _HOMES = {
     "Messages": "ray_messaging.messages",
     "Messaging": "ray_messaging.cluster.messaging",
     "MessagingConfig": "ray_messaging.config",
-    "MqttConfig": "ray_messaging.config",
     "Msg": "ray_messaging.compat.msg",
     "Outgoing": "ray_messaging.outgoing",
     "Receipt": "ray_messaging.receipt",
@@ -147,7 +145,6 @@ __all__ = [
     "MessagingConfig",
     "MessagingError",
     "MoveFailed",
-    "MqttConfig",
     "Msg",
     "NoAnswer",
     "NoQuestion",

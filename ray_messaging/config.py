@@ -307,63 +307,6 @@ def _address(kind: str, text: str, port: int) -> tuple[str, int]:
     return parts.hostname, parts.port or port
 
 
-class MqttConfig(ServerConfig):
-    """Address of the MQTT broker; the repr never shows the password."""
-
-    # A typo in `password` must not go unnoticed, and an error about another field must not print it.
-    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
-
-    server: str = Field(description="its host name or address")
-    port: int = _setting(1883, "its TCP port", ge=1, le=65535)
-    username: str | None = _setting(None, "the user's name")
-    password: str | None = _setting(None, "the user's password, which needs a username", repr=False)
-    timeout: float = _setting(60.0, "seconds that one command may take; connecting has 5 s of its own", gt=0)
-    keepalive_s: int = _setting(30, "seconds of silence before a ping; then the peer counts as gone", ge=1, le=65535)
-    ssl: bool = _setting(False, "connect by TLS")
-    ssl_ca_certs: str | None = _setting(None, "a file of the authorities to trust; without it: the system's")
-    ssl_certfile: str | None = _setting(None, "a file with our own certificate, where the broker asks for one")
-    ssl_keyfile: str | None = _setting(None, "a file with its key")
-
-    @model_validator(mode="after")
-    def _is_whole(self) -> "MqttConfig":
-        # paho silently ignores a password without a username, and a key or a CA without TLS.
-        if self.password is not None and self.username is None:
-            raise ValueError("a password needs a username")
-        if not self.ssl and (self.ssl_ca_certs or self.ssl_certfile or self.ssl_keyfile):
-            raise ValueError("ssl_ca_certs, ssl_certfile and ssl_keyfile need ssl=True")
-        if self.ssl_keyfile and not self.ssl_certfile:
-            raise ValueError("ssl_keyfile needs ssl_certfile")
-        return self
-
-    @classmethod
-    def from_url(cls, url: str) -> "MqttConfig":
-        """Parse mqtt:// or mqtts:// (`[user[:password]@]host[:port]`; mqtts: 8883); raise ConfigError otherwise."""
-        how = "write mqtt://[user:password@]host:port, or mqtts:// for TLS"
-        try:
-            parts = urlsplit(url)
-        except ValueError:
-            raise ConfigError(f"invalid broker address: {how}") from None
-        if parts.scheme not in {"mqtt", "mqtts"}:
-            raise ConfigError(f"invalid broker address, its scheme is {parts.scheme!r}: {how}")
-        default_port = 8883 if parts.scheme == "mqtts" else 1883
-        # A raw / ? or # in a password ends it. Do not ignore the rest.
-        more = parts.path.strip("/") + parts.query + parts.fragment
-        try:
-            return cls(
-                server=parts.hostname or "localhost",
-                port=-1 if more else default_port if parts.port is None else parts.port,
-                username=unquote(parts.username) if parts.username else None,
-                password=unquote(parts.password) if parts.password else None,
-                ssl=parts.scheme == "mqtts",
-            )
-        except (ValidationError, ValueError):
-            # The cause would show the password.
-            raise ConfigError(
-                f"invalid broker address: {how}, with a port of 1 to 65535 at the end, a user with each "
-                "password, and / @ : in the password as %2F %40 %3A"
-            ) from None
-
-
 class MessagingConfig(_Settings):
     """Limits of a messager: sizes in messages or bytes, times in seconds."""
 

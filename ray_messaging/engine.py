@@ -167,7 +167,7 @@ class Engine:
 
     async def _start(self, verdict_client: VerdictClient) -> None:
         keep_s = 0 if self.named else KEEP_S
-        router = FrameRouter(self.directory, mirror=self.settings.mirror, logs_apart=self.transport.logs_apart)
+        router = FrameRouter(self.directory, mirror=self.settings.mirror)
         self.frame_sender = FrameSender(self.transport, self.directory, router, self.name, keep_s, self.observer)
         if self.transport.outbox is not None:
             self.transport.outbox.judge = WaitingFrames(router, lambda: self.verdict_client)
@@ -242,9 +242,9 @@ class Engine:
         return PassAll() if interceptor is None else self._make_verdict_client(interceptor)
 
     def _verdict_client_for(self, interceptor: object) -> VerdictClient:
-        delegate_rules = self.settings.delegate_rules and self.transport.checks_verdicts
+        settings = self.settings
         return verdict_client_for(
-            interceptor, self.settings.interceptor_timeout_s, self.exp_id, delegate_rules=delegate_rules
+            interceptor, settings.interceptor_timeout_s, self.exp_id, delegate_rules=settings.delegate_rules
         )
 
     async def _ended(self) -> Closed | None:
@@ -304,10 +304,8 @@ class Engine:
 
     @property
     def broadcaster(self) -> Broadcaster:
-        """Return a sender of broadcasts; raise Closed, and ConfigError where the server keeps no audiences."""
+        """Return a sender of broadcasts; raise Closed."""
         sender = self.bulk_sender
-        if not self.transport.acks_apart:
-            raise ConfigError("an MQTT broker keeps no audiences: use Redis or Valkey, or send_columns to each hearer")
         assert self.frame_sender is not None
         return Broadcaster(self.frame_sender, self.directory, self.audiences, sender)
 

@@ -15,7 +15,6 @@ from ray_messaging.conversations.answers import Answers
 from ray_messaging.conversations.conversation import Conversation
 from ray_messaging.conversations.inboxes import Inboxes, InboxMessages
 from ray_messaging.conversations.server import Handler, MessageServer, OnError, Serving
-from ray_messaging.conversations.whole_fetches import WholeFetches
 from ray_messaging.engine import Engine
 from ray_messaging.errors import Closed, ConfigError
 from ray_messaging.message import Message
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
 class Messager(names.ChannelNames):
     """A sender and receiver of messages, with AgentSociety's methods and more.
 
-    Args: `config` is a RedisConfig, its URL, an MqttConfig or a MemoryServer. `message_interceptor` is
+    Args: `config` is a RedisConfig, its URL or a MemoryServer. `message_interceptor` is
     `messaging.interceptor`, or any Ray actor that answers `forward(from_id, to_id, msg) -> bool`. With a `name` the
     mailbox outlives this process, and the next messager of that name goes on where this one stopped; without one it
     goes when this messager closes. An `observer` is called for each batch, frame, fetch, retry and new connection.
@@ -187,7 +186,7 @@ class Messager(names.ChannelNames):
         """Send one message to all hearers of an agent in an audience; one receipt for each. from_id None is the user.
 
         Args: audience is its handle or name, or EVERYBODY.
-        Raises: UnknownName for an audience that is gone, ConfigError on MQTT; else as `send_message`.
+        Raises: UnknownName for an audience that is gone; else as `send_message`.
         """
         return await self.broadcast_columns(from_id, audience, payload, subtopic=subtopic)
 
@@ -265,8 +264,7 @@ class Messager(names.ChannelNames):
         """Await `handler(message)` for each message, at most `concurrency` at once, until this messager closes.
 
         A message is committed when its handler has ended well, in any order; if this process dies before, it comes
-        again. A value that the handler returns is the answer to the question. Nothing else may fetch meanwhile. On MQTT
-        the messages of one fetch are committed together, and the next fetch waits for that.
+                again. A value that the handler returns is the answer to the question. Nothing else may fetch meanwhile.
 
         A handler that fails is tried again, `retries` times. Then its asker gets AnswerFailed, and its message becomes
         a dead letter with the reason, or with on_error="end" the service ends: the handlers that run end first, then
@@ -277,12 +275,10 @@ class Messager(names.ChannelNames):
         where it is not async; the error of a reply that cannot be sent; Closed, Fenced.
         """
         serving = Serving.checked(concurrency, retries, timeout, on_error)
-        fetch, ack = self.fetch_messages, self._commit
-        if not self.engine.transport.acks_apart:
-            whole = WholeFetches(self.fetch_messages, self._commit, len(self.conversation.left))
-            fetch, ack = whole.fetch, whole.ack  # type: ignore[assignment]  # with fewer arguments
-        tracer = self.engine.tracer
-        await MessageServer(self.conversation, fetch, ack, self.reply, handler, serving, tracer).run()
+        server = MessageServer(
+            self.conversation, self.fetch_messages, self._commit, self.reply, handler, serving, self.engine.tracer
+        )
+        await server.run()
 
     async def flush(self) -> None:
         """Wait until everything accepted has its receipt."""
@@ -291,7 +287,7 @@ class Messager(names.ChannelNames):
     # -- receiving ------------------------------------------------------------------------------------------------
 
     async def subscribe_and_start_listening(self, channels: list[str]) -> None:
-        """Listen on channels, and on patterns (Redis's * ? [ ], MQTT's + #); more can be added later."""
+        """Listen on channels, and on patterns (Redis's * ? [ ]); more can be added later."""
         await self.engine.subscribe(channels)
         await self.conversation.resume()
 
@@ -322,7 +318,7 @@ class Messager(names.ChannelNames):
 
         In steps it counts from the next step that opens, and waits for nothing (see docs/moving-agents.md).
 
-        Raises: MoveFailed, UnknownName for an agent that is not here, ConfigError on MQTT.
+        Raises: MoveFailed, UnknownName for an agent that is not here.
         """
         await self.engine.release(agents, None, timeout)
 
@@ -333,7 +329,7 @@ class Messager(names.ChannelNames):
         nothing from their first message on. In steps it counts from the next step that opens, and waits for nothing.
 
         Raises: MoveFailed, UnknownName for an agent that is not here or a group that does not exist, AlreadyExists for
-        a move to where they are, ConfigError on MQTT.
+        a move to where they are.
         """
         await self.engine.release(agents, names.check_name("group", to), timeout)
 
@@ -352,7 +348,7 @@ class Messager(names.ChannelNames):
         Args: with commit="acked" only `ack` commits the messages of this fetch, in any order: for coroutines that
         handle messages concurrently. With complete=True it returns all that the server had when it was called, in as
         many reads as that takes (see docs/receiving.md).
-        Raises: NotListening, Fenced, FetchTooLarge, ConfigError for commit="acked" or complete=True on MQTT.
+        Raises: NotListening, Fenced, FetchTooLarge, ConfigError.
         """
         if self.conversation.handed_out:
             await self.conversation.commit()
@@ -368,7 +364,7 @@ class Messager(names.ChannelNames):
 
         It returns when the commit is durable, even if earlier messages are not acknowledged. To repeat it is harmless.
 
-        Raises: ConfigError for messages that were not fetched here, and on MQTT for some of them; CommitFailed where
+        Raises: ConfigError for messages that were not fetched here; CommitFailed where
         too many ranges would lie apart; Fenced.
         """
         await self._commit(messages)
@@ -392,7 +388,7 @@ class Messager(names.ChannelNames):
         name. Nothing else may fetch from then on. An agent whose inbox has no reader holds up the others once 5,000
         messages are in hand.
 
-        Raises: ConfigError for an agent for which this messager does not listen, and on MQTT; NotListening once the
+        Raises: ConfigError for an agent for which this messager does not listen; NotListening once the
         agent has left; Closed, Fenced.
         """
         agent_id = None if agent_id is None else names.check_id(agent_id)
@@ -427,7 +423,7 @@ class Messager(names.ChannelNames):
         at all. There is one transaction at a time; meanwhile other sends go on, and other fetches raise
         TransactionError.
 
-        Raises: ConfigError without a name or on MQTT, NotListening, TransactionError; at the end of the block also the
+        Raises: ConfigError without a name, NotListening, TransactionError; at the end of the block also the
         errors of `send_message`: then nothing was committed. After OutcomeUnknown the next transaction finds out.
         """
         return Transaction(self.engine)

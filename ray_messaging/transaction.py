@@ -46,11 +46,6 @@ class Transaction:
                 "a transaction needs a mailbox that outlives its process: give the messager a name, as in "
                 "Messager(config, exp_id, name='bank')"
             )
-        if not engine.transport.transacts:
-            raise ConfigError(
-                "this server cannot take what was fetched, what is sent and a state in one step (an MQTT broker has no "
-                "scripts): use Redis or Valkey for transactions"
-            )
         self._gate = await engine.fetcher.open_transaction()
         self._state = self._gate.state
         self._batch = TransactionBatch(engine.step)

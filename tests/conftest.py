@@ -19,7 +19,8 @@ from support.replicated import ReplicatedService
 from support.servers import HOST, RedisProcess, find_binary, free_port
 from support.slots import ClusterService
 
-from ray_messaging.config import MessagingConfig, MqttConfig, RedisConfig
+from ray_messaging.compat.mqtt.config import MqttConfig
+from ray_messaging.config import MessagingConfig, RedisConfig
 from ray_messaging.embedded.server import EmbeddedServer
 from ray_messaging.messager import Messager
 from ray_messaging.transports.memory import MemoryServer

@@ -1,49 +1,42 @@
-"""Delivered messages per second over one Mosquitto, beside AgentSociety's way over MQTT, in one run.
+"""AgentSociety's Messager on MQTT, ours and its own way, by turns over one Mosquitto.
 
-python -m benchmarks.mqtt [--agents 200 2000] [--seconds 3] [--repeats 3] [--in-flight 20] [--json FILE]
+python -m benchmarks.mqtt [--agents 200 2000] [--seconds 3] [--repeats 3] [--json FILE]
 
-The interceptor is on, with a black list. --in-flight 1 20 100 measures with so many publications of a client that may
-await their PUBACK: the broker says how many, and 20 is Mosquitto's default.
+Each has an interceptor with a black list, a Ray actor. Ours publishes by QoS 2, the other way by QoS 1. AgentSociety
+1.0.5 itself, with its Ray call to a Messager for each send, is a peer of `python -m benchmarks run`.
 """
 
 import asyncio
 import json
 import logging
-import time
+import statistics
 from typing import Any
 
-import numpy as np
 import ray
 
+from benchmarks.figures import percentiles
 from benchmarks.mosquitto import IN_FLIGHT, Mosquitto
-from benchmarks.mqtt.comparison import measure_all, options, screen, table
+from benchmarks.mqtt.comparison import PINGS, options, screen, table
 from benchmarks.mqtt.seed_peer import SeedPeer
-from benchmarks.peers.ours import MessagerHalf
-from benchmarks.work import SUBTOPICS, Half, payload
-from ray_messaging import Messager, Messaging, Outgoing, mqtt, rules
+from benchmarks.runs.driver import lone, rate
+from benchmarks.work import Half
+from ray_messaging import Messaging, rules
 from ray_messaging.common.process_tuning import tune_process
+from ray_messaging.compat.mqtt import Messager
 
-CALL_MESSAGES = 8192
-GOAL = 20
+RATE, LATENCY = 3.0, 0.5  # times the other way's, at least and at most
 
 
 @ray.remote(num_cpus=0)
-class FaceHalf(Half):
-    """Use ray_messaging.mqtt.Messager as the seed's is used, and many messages at a time in bulk."""
+class OurHalf(Half):
+    """Use the Messager as AgentSociety's groups do, in their own process."""
 
-    async def __init__(  # type: ignore[misc]
-        self, config: mqtt.MqttConfig, messaging: Messaging, name: str, agents: range, others: range
-    ) -> None:
+    async def __init__(self, broker: Mosquitto, interceptor: Any, agents: range, others: range) -> None:  # type: ignore[misc]
         super().__init__(agents, others)
-        exp_id = messaging.exp_id
-        self.messager = mqtt.Messager(config, exp_id=exp_id, name=name)
+        self.messager = Messager(broker.host, broker.port, message_interceptor=interceptor)
         await self.messager.connect()
-        await self.messager.subscribe([f"exps/{exp_id}/agents/{agent}/#" for agent in agents], list(agents))
+        await self.messager.subscribe([(f"exps/ours/agents/{agent}/#", 1) for agent in agents], list(agents))
         await self.messager.start_listening()
-        self.topics = {agent: f"exps/{exp_id}/agents/{agent}/agent-chat" for agent in others}
-        rng = np.random.default_rng(7)
-        ids = (rng.choice(np.array(half), CALL_MESSAGES).tolist() for half in (agents, others))
-        self.pairs = list(zip(*ids, strict=True))
         self.counting = asyncio.create_task(self._count())
         tune_process()
 
@@ -54,48 +47,23 @@ class FaceHalf(Half):
                 self.arrivals.time(json.loads(messages[0].payload))
             self.arrivals.add(len(messages))
 
-    async def send(self, from_id: int, to_id: int, content: dict[str, Any]) -> bool:
+    async def send(self, to_id: int, content: dict[str, Any], from_id: int) -> bool:
         """Send one message and await its receipt."""
-        return (await self.messager.send_message(self.topics[to_id], content, str(from_id), str(to_id))).sent
-
-    async def bulk(self, seconds: float) -> int:
-        """Send lists of messages; return how many were delivered."""
-        delivered, end = 0, time.perf_counter() + seconds
-        while time.perf_counter() < end:
-            messages = [Outgoing(self.topics[to], payload(n), by) for n, (by, to) in enumerate(self.pairs)]
-            receipts = await self.messager.send_messages(messages)
-            delivered += int(receipts.sent.sum())
-        return delivered
+        topic = f"exps/ours/agents/{to_id}/agent-chat"
+        return (await self.messager.send_message(topic, content, str(from_id), str(to_id))).sent
 
 
-@ray.remote(num_cpus=0)
-class CoreHalf(MessagerHalf):
-    """Use the core's Messager with an MqttConfig: its agents are its own, and it sends columns in bulk."""
+class Ours:
+    """An experiment's interceptor, and two halves."""
 
-    async def __init__(  # type: ignore[misc]
-        self, config: mqtt.MqttConfig, messaging: Messaging, name: str, agents: range, others: range
-    ) -> None:
-        messager = Messager(config, messaging.exp_id, messaging.interceptor, name=name)
-        await messager.init()
-        await messager.host_agents(agents, SUBTOPICS)
-        super().__init__(messager, agents, others)
-
-
-class Started:
-    """An experiment and its two halves on a broker; subclasses choose the half."""
-
-    name: str
-    half: Any
+    name = "ray_messaging.compat.mqtt"
 
     def __init__(self, agents: int, broker: Mosquitto) -> None:
-        # The broker keeps named sessions: each class has experiments of its own on it.
-        exp_id = f"{type(self).__name__.lower()}-{agents}"
-        self.messaging = Messaging.start(exp_id, rules=[rules.BlackList([(-1, -2), (-3, None)])])
-        config = mqtt.MqttConfig(server=broker.host, port=broker.port)
+        self.messaging = Messaging.start(f"mqtt-{agents}", rules=[rules.BlackList([(-1, -2)])])
         west, east = range(agents // 2), range(agents // 2, agents)
-        self.halves = [
-            self.half.remote(config, self.messaging, "west", west, east),
-            self.half.remote(config, self.messaging, "east", east, west),
+        self.halves: list[Any] = [
+            OurHalf.remote(broker, self.messaging.interceptor, west, east),
+            OurHalf.remote(broker, self.messaging.interceptor, east, west),
         ]
 
     def close(self) -> None:
@@ -105,44 +73,58 @@ class Started:
         self.messaging.shutdown()
 
 
-class Face(Started):
-    """Start halves in the seed's manner."""
+def by_turns(agents: int, seconds: float, repeats: int, broker: Mosquitto) -> list[dict[str, Any]]:
+    """Measure both by turns; return a row each, medians with low and high."""
+    peers = [Ours(agents, broker), SeedPeer(agents, broker)]
+    counts: dict[str, list[int]] = {peer.name: [0, 0] for peer in peers}
+    rates: dict[str, list[float]] = {peer.name: [] for peer in peers}
+    pings: dict[str, list[float]] = {peer.name: [] for peer in peers}
+    try:
+        for turn in range(1 + repeats):
+            for peer in peers if turn % 2 == 0 else reversed(peers):
+                if turn == 0:
+                    ray.get([half.ready.remote() for half in peer.halves])
+                found = rate(peer.halves, "awaited", seconds, counts[peer.name]).per_s
+                latencies = lone(peer.halves, PINGS // repeats, counts[peer.name])
+                if turn > 0:  # the first one warms up
+                    rates[peer.name].append(found)
+                    pings[peer.name] += latencies
+    finally:
+        for peer in peers:
+            peer.close()
+    return [_row(name, agents, rates[name], pings[name]) for name in rates]
 
-    name, half = "ray_messaging.mqtt", FaceHalf
 
-
-class Core(Started):
-    """Start halves that send columns."""
-
-    name, half = "Messager(MqttConfig)", CoreHalf
+def _row(name: str, agents: int, rates: list[float], pings: list[float]) -> dict[str, Any]:
+    p50, p99 = percentiles(pings, 50, 99)
+    found = {"median": statistics.median(rates), "low": min(rates), "high": max(rates)}
+    return {"peer": name, "agents": agents, "awaited": found, "latency_ms": {"p50": p50, "p99": p99}}
 
 
 def ratios(rows: list[dict[str, Any]]) -> str:
-    """Say how many times the seed's way ours is, at each size, and whether that is the goal."""
+    """Say how many times the other way's rate and latency ours are, at each size, and whether that is the goal."""
     said = []
-    for seed in (row for row in rows if row["peer"] == SeedPeer.name):
-        face = next(row for row in rows if row["peer"] == Face.name and row["agents"] == seed["agents"])
-        bulk, awaited = (face[kind]["median"] / seed["awaited"]["median"] for kind in ("bulk", "awaited"))
-        met = "met" if min(bulk, awaited) >= GOAL else "missed" if bulk < GOAL else "met in bulk"
-        said.append(f"{seed['agents']:,} agents: {bulk:,.0f} x in bulk, {awaited:,.0f} x one by one ({GOAL} x: {met})")
+    for ours, other in zip(rows[::2], rows[1::2], strict=True):
+        faster = ours["awaited"]["median"] / other["awaited"]["median"]
+        later = ours["latency_ms"]["p50"] / other["latency_ms"]["p50"]
+        met = "met" if faster >= RATE and later <= LATENCY else "missed"
+        goal = f"{RATE:g} x and {LATENCY:g} x: {met}"
+        said.append(f"{ours['agents']:,} agents: {faster:.1f} x the rate, {later:.2f} x the latency ({goal})")
     return "\n".join(said)
 
 
 def main() -> None:
-    """Run all at all sizes, on a broker for each number in flight."""
-    parser = options(__doc__, [200, 2000])
-    parser.add_argument("--in-flight", type=int, nargs="+", default=[IN_FLIGHT])
-    args, console = parser.parse_args(), screen()
+    """Run both at all sizes."""
+    args, console = options(__doc__, [200, 2000]).parse_args(), screen()
     ray.init(include_dashboard=False, logging_level=logging.ERROR)
-    kept = []
-    for in_flight in args.in_flight:
-        with Mosquitto(in_flight) as broker:
-            rows = measure_all((Face, Core, SeedPeer), args, console, broker)
-        console.print(table(rows, Face.name, " over MQTT"))
-        console.print(f"{in_flight} publications of a client in flight\n{ratios(rows)}")
-        kept += [row | {"in_flight": in_flight} for row in rows]
+    rows: list[dict[str, Any]] = []
+    with Mosquitto(IN_FLIGHT) as broker:
+        for agents in args.agents:
+            rows += by_turns(agents, args.seconds, args.repeats, broker)
+    console.print(table(rows, Ours.name, " over MQTT"))
+    console.print(ratios(rows))
     if args.json:
-        args.json.write_text(json.dumps(kept, indent=2))
+        args.json.write_text(json.dumps(rows, indent=2))
     ray.shutdown()
 
 

@@ -313,7 +313,7 @@ class Messaging:
         fetched for them are committed. In steps it counts from the next step that opens (see docs/moving-agents.md).
 
         Raises: UnknownName for an agent or a group that does not exist, AlreadyExists for an agent that is there
-        already, MoveFailed, ConfigError on MQTT, or for agents of `open_messager` without steps.
+        already, MoveFailed, or ConfigError for agents of `open_messager` without steps.
         """
         from ray_messaging.cluster.moves import AgentMoves
 
@@ -341,7 +341,7 @@ class Messaging:
         All senders know it before they send anything more, and it lasts as long as the experiment's data.
 
         Args: kind is a pydantic model, a msgspec.Struct, a dataclass, a TypedDict, or a JSON Schema as a dict.
-        Raises: InvalidAddress, ConfigError for a type that senders cannot check without its class, or on MQTT.
+        Raises: InvalidAddress, ConfigError for a type that senders cannot check without its class.
         """
         from ray_messaging.addressing.channels import check_subtopic
         from ray_messaging.model.schemas.description import described
@@ -379,7 +379,7 @@ class Messaging:
             most_pairs: The most pairs that positions may make.
 
         Raises: AlreadyExists, UnknownName for an agent that no group hosts, InvalidColumns, InvalidAddress,
-        AudienceTooLarge, ConfigError on MQTT, and for positions without scipy.
+        AudienceTooLarge, ConfigError for positions without scipy.
         """
         from ray_messaging.cluster.audiences.audience_calls import Layout
 

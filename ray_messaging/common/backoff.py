@@ -62,8 +62,6 @@ class Backoff:
 REDIS_RETRY = RetryPolicy(0.01, 0.5, jitter=True)
 REDIS_RESUBSCRIBE = RetryPolicy(0.2, 0.2)
 MQTT_RECONNECT = RetryPolicy(0.05, 2.0, jitter=True)
-MQTT_REFUSED_RETRY = RetryPolicy(0.05, 0.05)  # a broker's quota, which is free again after its next acknowledgement
-MQTT_RESEND = RetryPolicy(1.0, 1.0)  # of a frame that a receiver lacks: it may be on its way
 
 HANDLER_RETRY = RetryPolicy(0.1, 5.0, jitter=True)  # of a message on which its handler failed
 

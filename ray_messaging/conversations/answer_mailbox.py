@@ -13,7 +13,6 @@ from ray_messaging.messages import Slice
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.message_ids import MessageIdColumn
 from ray_messaging.receiving.ack_ranges import spans_in
-from ray_messaging.receiving.call_checks import CommitMode
 from ray_messaging.receiving.commits import MOST_RANGES
 from ray_messaging.receiving.fetcher import Fetcher
 from ray_messaging.receiving.inbox import Piece
@@ -37,7 +36,6 @@ class AnswerMailbox:
         self._questions = questions
         self._fetcher = fetcher
         self._keeps_late = keeps_late
-        self._acks_apart = engine.transport.acks_apart
         self._uncommitted = 0  # late answers, in the inbox or fetched
         self._handled: list[Slice] = []  # and not acknowledged
         self._news = asyncio.Event()
@@ -69,19 +67,15 @@ class AnswerMailbox:
     async def _read(self) -> None:
         """Commit what was answered; take what could not be taken at once."""
         fetcher = self.engine.fetcher
-        mode: CommitMode = "acked" if self._acks_apart else "next"
         while True:
             await self._news.wait()
             self._news.clear()
             if fetcher.inbox.size or fetcher.inbox.error is not None:
-                self._answer((await fetcher.fetch(None, 0.0, mode)).slices)
+                self._answer((await fetcher.fetch(None, 0.0, "acked")).slices)
             await asyncio.sleep(0)  # those that have waited for these answers go first
             handled, self._handled = self._handled, []
-            if self._acks_apart:
-                fetcher.commits.acknowledge_some(spans_in(handled, self.engine.name))
-                fetcher.commits.write_soon()  # later answers do not wait for it
-            else:
-                await fetcher.ack()
+            fetcher.commits.acknowledge_some(spans_in(handled, self.engine.name))
+            fetcher.commits.write_soon()  # later answers do not wait for it
 
     def _answer(self, slices: Iterable[Slice]) -> None:
         """Give askers their answers, and the inbox those that are late."""

@@ -100,9 +100,7 @@ class Conversation:
                 engine.sending.check_loop()
                 name = answer_mailbox(engine.name) if engine.named else None
                 own = Engine(self._open_transport(), name=name, settings=engine.settings)
-                mailbox = AnswerMailbox(
-                    own, self._open, engine.fetcher, keeps_late=self.keeps_late and engine.transport.acks_apart
-                )
+                mailbox = AnswerMailbox(own, self._open, engine.fetcher, keeps_late=self.keeps_late)
                 try:
                     await mailbox.open()
                 except BaseException:

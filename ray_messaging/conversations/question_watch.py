@@ -94,7 +94,7 @@ class QuestionWatch:
 
     def begin(self) -> None:
         """Watch from now on, while there are open questions."""
-        if (self._task is None or self._task.done()) and self._engine.transport.acks_apart:
+        if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run(), name="ray_messaging question watch")
 
     async def close(self) -> None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import (
-    ConfigError,
     FetchTooLarge,
     MessagingError,
     NotListening,
@@ -230,15 +229,6 @@ class Fetcher:
     def _check(self, limit: int | None, commit: CommitMode, *, complete: bool) -> None:
         check_limit(limit, complete=complete)
         check_commit(commit)
-        if commit == "acked":
-            self._check_acks()
-
-    def _check_acks(self) -> None:
-        if not self._transport.acks_apart:
-            raise ConfigError(
-                "an MQTT broker keeps no acknowledgement of single messages: commit='acked', and ack of some messages, "
-                "need Redis or Valkey. Handle what a fetch returned, then ack() all of it"
-            )
 
     def messages(self, slices: Sequence[Slice], *, more: bool = False) -> Messages:
         """Return slices as messages; their `more` is true if the mailbox may have others."""
@@ -352,7 +342,6 @@ class Fetcher:
             raise self.unavailable()
         commits, spans = self.commits, None
         if messages is not None:
-            self._check_acks()
             spans = spans_of(messages, self.name)
         if not self.gate.free:
             await self.gate.wait_free()

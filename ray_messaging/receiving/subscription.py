@@ -10,7 +10,7 @@ from ray_messaging.addressing.directory import Directory
 from ray_messaging.common.backoff import STALE_DIRECTORY_RETRY, Backoff
 from ray_messaging.common.task_health import TaskHealth, end
 from ray_messaging.config import MessagingConfig
-from ray_messaging.errors import Closed, ConfigError, ConnectionFailed, Fenced, MessagingError, MoveFailed, TransitError
+from ray_messaging.errors import Closed, ConnectionFailed, Fenced, MessagingError, MoveFailed, TransitError
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.receiving.commits import Commits
 from ray_messaging.receiving.departing.departure import Departure
@@ -167,11 +167,6 @@ class Subscription:
                 f"agent {agent!r} is leaving group {self.name!r} by another call: wait for that one",
                 group=self.name,
                 messages=0,
-            )
-        if self._transport.departures is None:
-            raise ConfigError(
-                "an MQTT broker has no scripts, so agents stay in their group there: use Redis or Valkey to move or "
-                "remove agents"
             )
         # It goes on where its caller is cancelled.
         leaving = asyncio.create_task(self._let_go(agents, target, timeout), name=f"ray_messaging move of {self.name}")

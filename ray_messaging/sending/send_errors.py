@@ -78,8 +78,7 @@ def above_the_servers_limit(frame: OutboundFrame, limit: int) -> PayloadTooLarge
     """Build the error for a frame that is too large for the server; `limit` in bytes, as far as it is known."""
     return PayloadTooLarge(
         f"the server does not carry {len(frame.data):,} bytes at a time (its limit is about {limit:,}), so this "
-        f"message to mailbox {frame.mailbox!r} was not sent: send a reference to the data instead, or raise its limit "
-        "(of an MQTT broker: max_packet_size, message_size_limit)",
+        f"message to mailbox {frame.mailbox!r} was not sent: send a reference to the data instead, or raise its limit",
         size=len(frame.data),
         limit=limit,
     )
@@ -149,16 +148,6 @@ def taken_over() -> OutcomeUnknown:
 def cut_off(why: Exception) -> OutcomeUnknown:
     """Build the error for messages that were on their way when sending stopped."""
     return OutcomeUnknown(f"these messages were on their way when sending stopped ({why})")
-
-
-def unlogged(cause: Exception) -> OutcomeUnknown:
-    """Build the error for messages that were written but could not be logged."""
-    error = OutcomeUnknown(
-        f"these messages were sent and may have been read, but the event log could not record them ({cause}): do "
-        "not send them again; look at messaging.stats()['log']"
-    )
-    error.__cause__ = cause
-    return error
 
 
 def unknown(cause: Exception) -> OutcomeUnknown:

@@ -72,8 +72,6 @@ def step_loop(engine: Engine) -> "StepLoop":
     A later loop of the same engine ends an earlier one, and so does a successor of its name.
     """
     store, settings = engine.transport.steps, engine.steps
-    if store is None:
-        raise ConfigError("an MQTT broker keeps no steps, because it has no scripts: use Redis or Valkey")
     if not engine.named:
         raise ConfigError("a group with steps needs a name, as in Messager(config, exp_id, name='east')")
     if settings is None or engine.frame_sender is None:

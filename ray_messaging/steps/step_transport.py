@@ -26,7 +26,6 @@ class StepTransport:
     in their step.
     """
 
-    logs_apart = False
     forgets = False
 
     def __init__(

@@ -1,1 +1,1 @@
-"""Stores of messages: Redis, an MQTT broker (in `ray_messaging.mqtt`), or memory for tests."""
+"""Stores of messages: Redis, or memory for tests."""

@@ -4,7 +4,7 @@ from typing import Protocol, runtime_checkable
 
 from pydantic import BaseModel, ValidationError
 
-from ray_messaging.config import MessagingConfig, MqttConfig, RedisConfig, ServerConfig
+from ray_messaging.config import MessagingConfig, RedisConfig, ServerConfig
 from ray_messaging.errors import ConfigError
 from ray_messaging.transports.dead_letter_store import DeadLetterStore
 from ray_messaging.transports.experiment_store import ExperimentStore
@@ -70,46 +70,35 @@ def backend_of(config: ServerConfig) -> Backend:
 
 def open_transport(server: object, exp_id: str, settings: MessagingConfig) -> Transport:
     """Make the transport for a server: a config, a URL, or a MemoryServer; raise ConfigError."""
-    if settings.wait_replicas and (isinstance(server, MemoryServer | MqttConfig) or str(server).startswith("mqtt")):
+    refuse_broker(server)
+    if settings.wait_replicas and isinstance(server, MemoryServer):
         raise ConfigError(
             "wait_replicas waits for replicas of a Redis or Valkey server, and this server has none: leave it at 0"
         )
     if isinstance(server, MemoryServer):
         return MemoryTransport(server, exp_id, dead_bytes=settings.dead_bytes)
     if isinstance(server, str):
-        server = MqttConfig.from_url(server) if server.startswith("mqtt") else RedisConfig.from_url(server)
-    if isinstance(server, MqttConfig):
-        return open_mqtt(server, exp_id, settings)
+        server = RedisConfig.from_url(server)
     if isinstance(server, ServerConfig):
         return backend_of(server).transport(exp_id, settings)
     if isinstance(server, BaseModel):
         return backend_of(redis_config(server)).transport(exp_id, settings)
-    raise ConfigError(
-        f"{type(server).__name__} says no server: pass a RedisConfig, an MqttConfig, a redis:// or mqtt:// URL or a "
-        "MemoryServer"
-    )
+    raise ConfigError(f"{type(server).__name__} says no server: pass a RedisConfig, a redis:// URL or a MemoryServer")
 
 
-def open_mqtt(server: MqttConfig, exp_id: str, settings: MessagingConfig, *, log: Transport | None = None) -> Transport:
-    """Make the transport for an MQTT broker; `log` takes the notes for the event log. Raises ConfigError."""
-    try:
-        import aiomqtt  # noqa: F401, PLC0415 - of the same extra: a Delivery's topic is one of its
-
-        from ray_messaging.mqtt.transport import MqttTransport  # noqa: PLC0415 - an extra
-    except ModuleNotFoundError as error:
+def refuse_broker(server: object) -> None:
+    """Raise ConfigError for an MQTT broker, which has no scripts, no cursors and no log."""
+    if type(server).__name__ == "MqttConfig" or (isinstance(server, str) and server.startswith("mqtt")):
         raise ConfigError(
-            f"MQTT needs the extra: pip install 'ray-messaging[mqtt]' (there is no module {error.name!r})"
-        ) from error
-    return MqttTransport(server, exp_id, settings, log=log)
+            "a messager needs Redis or Valkey: pass a RedisConfig or a redis:// URL, or start an experiment without "
+            "redis= for an embedded server. For an MQTT broker there is AgentSociety's earlier Messager, "
+            "ray_messaging.compat.mqtt.Messager"
+        )
 
 
 def experiment_config(server: object) -> ServerConfig | None:
     """Return the config of an experiment's server; None: an embedded one. Raises ConfigError."""
-    if isinstance(server, MqttConfig) or (isinstance(server, str) and server.startswith("mqtt")):
-        raise ConfigError(
-            "an experiment's server is Redis or Valkey: pass redis= a RedisConfig or a redis:// URL, or leave it out "
-            "for an embedded one. An MQTT broker goes to Messager(MqttConfig(...), exp_id), or ray_messaging.mqtt"
-        )
+    refuse_broker(server)
     if server is None or isinstance(server, ServerConfig):
         return server
     if isinstance(server, str):

@@ -251,13 +251,8 @@ class DirectoryDelta(NamedTuple):
 
 
 class FramePort(Protocol):
-    """The calls that write the frames of one sender.
+    """The calls that write the frames of one sender; it `forgets` if it keeps what a sender wrote to each mailbox."""
 
-    With `logs_apart` the event log can read no mailbox, and gets a note on each row once its fate is known. It
-    `forgets` if its server keeps what a sender wrote to each mailbox.
-    """
-
-    logs_apart: bool
     forgets: bool
 
     @property
@@ -293,35 +288,26 @@ class FramePort(Protocol):
 
 
 class Transport(FramePort, Protocol):
-    """Mailboxes of one experiment.
-
-    `patterns` are those of its server. It `transacts` if a call of `send` can have a conclusion,
-    and `checks_verdicts` if it takes nothing under an epoch, or a number of standing verdicts, that counts no more.
-    With `acks_apart` a commit can acknowledge messages behind an unacknowledged one, and the mailbox has an end
-    that can be asked for.
-    """
+    """Mailboxes of one experiment; `patterns` are those of its server."""
 
     exp_id: str
     patterns: Patterns
-    transacts: bool
-    checks_verdicts: bool
-    acks_apart: bool
 
     @property
-    def steps(self) -> "StepStore | None":
-        """Return the store of the experiment's steps; None: this server can keep none."""
+    def steps(self) -> "StepStore":
+        """Return the store of the experiment's steps."""
 
     @property
-    def surveys(self) -> "SurveyStore | None":
-        """Return the records of the experiment's surveys; None: this server can keep none."""
+    def surveys(self) -> "SurveyStore":
+        """Return the records of the experiment's surveys."""
 
     @property
     def outbox(self) -> "Outbox | None":
         """Return what keeps the part of transactions for other servers; None: there is one server."""
 
     @property
-    def departures(self) -> "Departures | None":
-        """Return the departures of agents from mailboxes; None: on this server agents stay where they are."""
+    def departures(self) -> "Departures":
+        """Return the departures of agents from mailboxes."""
 
     def ask_when_cut(self, ended: Callable[[], Awaitable[Closed | None]]) -> None:
         """Call `ended` while the server is out of reach: if the experiment has ended, calls raise its answer."""
@@ -356,7 +342,7 @@ class Transport(FramePort, Protocol):
         """Return up to `count` frames after an entry; wait for the first up to `block_s`."""
 
     async def end_of(self, mailbox: str) -> MailboxEnd:
-        """Return up to where a mailbox goes now; raise ConfigError where that cannot be known."""
+        """Return up to where a mailbox goes now."""
 
     async def commit(
         self,

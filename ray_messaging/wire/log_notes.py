@@ -30,7 +30,7 @@ class LogNote(msgspec.Struct, array_like=True, frozen=True):
     """The fate of a frame's rows; append-only.
 
     `fate` is an index into `receipt.FATES`, for all rows. With PUBLISHED each row's subscriber count, known only to the
-    server, decides (0: undeliverable), unless the sender `counted`. `mailbox` has the rows where the fate is DELIVERED.
+    server, decides (0: undeliverable). `mailbox` has the rows where the fate is DELIVERED.
     `before` holds payloads before a rewrite.
     """
 
@@ -38,7 +38,6 @@ class LogNote(msgspec.Struct, array_like=True, frozen=True):
     mailbox: str = ""
     why: tuple[Why, ...] = ()
     before: tuple[Before, ...] = ()
-    counted: bool = False
 
 
 encode_log_note = msgspec.msgpack.Encoder().encode

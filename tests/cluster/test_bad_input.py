@@ -6,7 +6,7 @@ import threading
 import pytest
 import ray
 
-from ray_messaging import Messaging, MessagingConfig, MqttConfig, Outgoing, rules
+from ray_messaging import Messaging, MessagingConfig, Outgoing, rules
 from ray_messaging.embedded.server import EmbeddedServer
 from ray_messaging.embedded.supervisor import ServerSupervisor
 from ray_messaging.errors import (
@@ -57,13 +57,11 @@ def test_invalid_names_are_refused(messaging, name):
     ("redis", "words"),
     [
         (MemoryServer(), ["MemoryServer", "Messager(MemoryServer(), exp_id)", "embedded"]),
-        (MqttConfig(server="127.0.0.1"), ["Messager(MqttConfig(...), exp_id)"]),
-        ("mqtt://127.0.0.1", ["Messager(MqttConfig(...), exp_id)"]),
         (7, ["redis=int", "redis:// URL"]),
         ({"server": "127.0.0.1"}, ["redis=dict", "RedisConfig"]),
         (MessagingConfig(), ["MessagingConfig says no server"]),
     ],
-    ids=["memory", "mqtt", "mqtt url", "int", "dict", "settings"],
+    ids=["memory", "int", "dict", "settings"],
 )
 def test_invalid_servers_are_refused(redis, words):
     raised(ConfigError, lambda: Messaging.start("never", redis=redis), *words)

@@ -1,33 +1,25 @@
-"""Fixtures of the contract suites, and the promises that an MQTT broker, or several servers, cannot keep."""
-
-import contextlib
+"""Fixtures of the contract suites, and the promises that several servers cannot keep."""
 
 import pytest
-from support.contracts import MqttStore, store_of
+from support.contracts import store_of
 from support.servers import RedisProcess
 
-from ray_messaging.errors import ConnectionFailed
-from ray_messaging.mqtt.receiving.session import end_session
-from ray_messaging.mqtt.transport import MqttTransport
 from ray_messaging.transports.memory import MemoryServer
 from ray_messaging.transports.sharded.config import ShardsConfig
 
 
 def pytest_configure(config):
-    config.addinivalue_line(
-        "markers", "beyond_mqtt(reason): what the test asks an MQTT broker cannot promise; docs/mqtt.md says why"
-    )
     config.addinivalue_line("markers", "some_layouts(reason): why these tests have servers of their own choice")
     config.addinivalue_line(
         "markers", "beyond_shards(reason): what the test asks needs one server; docs/operations.md says why"
     )
 
 
-LAYOUTS = ("memory", "valkey", "redis", "cluster", "spread", "sentinel", "shards", "mqtt")
+LAYOUTS = ("memory", "valkey", "redis", "cluster", "spread", "sentinel", "shards")
 
 # The default suite asks these of each file; `-m long` asks the rest, and CI all of these but the soaking ones.
-USUAL = {"memory", "valkey", "redis", "mqtt"}
-EITHER_REDIS = {"memory", "valkey", "mqtt"}  # which Redis-like server runs makes no difference
+USUAL = {"memory", "valkey", "redis"}
+EITHER_REDIS = {"memory", "valkey"}  # which Redis-like server runs makes no difference
 SOAKING = {"sentinel", "spread", "redis"}  # with the code of Redis and shards, and a way or keys of their own
 # CI asks for mailboxes on several servers in the suites of shards, and in what UNUSUAL names; here for bodies of steps.
 OF_BODIES = {"test_large_steps.py", "test_step_log.py", "test_step_parts.py", "test_steps.py"}
@@ -117,30 +109,21 @@ def server(request):
     """Yield each kind of server that a messager can connect to."""
     if request.param == "memory":
         return MemoryServer()
-    return request.getfixturevalue("mosquitto_config" if request.param == "mqtt" else f"{request.param}_config")
+    return request.getfixturevalue(f"{request.param}_config")
 
 
 @pytest.fixture
-async def opener(opener, request):
-    """Open messagers, which wait for a replica where there is one; leave no session behind on a broker."""
+def opener(opener, request):
+    """Open messagers, which wait for a replica where there is one."""
     if _server_of(request.node) == "sentinel":
         opener.defaults = {"wait_replicas": 1}
-    yield opener
-    for messager in reversed(opener.opened):
-        await messager.close()
-    left = {(messager.exp_id, messager.name): messager.engine.transport for messager in opener.opened}
-    for (exp_id, name), transport in left.items():
-        if isinstance(transport, MqttTransport):
-            with contextlib.suppress(ConnectionFailed):  # the test has killed it
-                await end_session(transport._config, f"rm-{exp_id}-{name}")
+    return opener
 
 
 @pytest.fixture
 async def store(server, exp_id, opener):
     """Give direct access to the store of the server under test."""
     opened = store_of(server, exp_id, opener.opened)
-    if isinstance(opened, MqttStore):
-        await opened.open()
     yield opened
     await opened.close()
 

@@ -16,9 +16,6 @@ from ray_messaging.transports.redis.server_probe import ask_server
 from ray_messaging.transports.requeueing import Requeueing
 from ray_messaging.transports.transport import Limits
 
-only_mqtt = pytest.mark.parametrize("server", ["mqtt"], indirect=True)
-beyond_mqtt = pytest.mark.beyond_mqtt("acks")
-
 
 def numbers(messages):
     return [message.payload["n"] for message in messages]
@@ -65,7 +62,6 @@ async def successor_after_crash(messagers, pair):
     return open_successor
 
 
-@beyond_mqtt
 async def test_only_what_is_acknowledged_is_committed_in_any_order(pair, successor_after_crash):
     sender, receiver = pair
     await send(sender, 1, 2, 3, 4)
@@ -78,7 +74,6 @@ async def test_only_what_is_acknowledged_is_committed_in_any_order(pair, success
     assert await left(await successor_after_crash(), 3) == [1, 4, 7]
 
 
-@beyond_mqtt
 async def test_a_fetch_does_not_commit_messages_of_other_handlers(pair, successor_after_crash):
     sender, receiver = pair
     await send(sender, 1, 2)
@@ -89,7 +84,6 @@ async def test_a_fetch_does_not_commit_messages_of_other_handlers(pair, successo
     assert await left(await successor_after_crash(), 2) == [1, 2]
 
 
-@beyond_mqtt
 async def test_messages_acknowledged_out_of_order_free_room_and_never_come_again(pair, successor_after_crash, store):
     sender, receiver = pair
     for n in range(6):
@@ -118,7 +112,6 @@ async def test_messages_acknowledged_out_of_order_free_room_and_never_come_again
     assert await left(await successor_after_crash(), 1) == [6]
 
 
-@beyond_mqtt
 async def test_ack_without_arguments_commits_everything_fetched(pair, successor_after_crash):
     sender, receiver = pair
     await send(sender, 1, 2)
@@ -129,7 +122,6 @@ async def test_ack_without_arguments_commits_everything_fetched(pair, successor_
     assert await left(await successor_after_crash(), 1) == [3]
 
 
-@beyond_mqtt
 async def test_a_part_of_an_ordinary_fetch_can_be_acknowledged(pair, successor_after_crash):
     sender, receiver = pair
     await send(sender, 1, 2, 3)
@@ -138,7 +130,6 @@ async def test_a_part_of_an_ordinary_fetch_can_be_acknowledged(pair, successor_a
     assert await left(await successor_after_crash(), 2) == [1, 3]
 
 
-@beyond_mqtt
 async def test_acknowledging_twice_is_harmless(pair, successor_after_crash):
     sender, receiver = pair
     await send(sender, 1, 2, 3)
@@ -152,7 +143,6 @@ async def test_acknowledging_twice_is_harmless(pair, successor_after_crash):
     assert await left(await successor_after_crash(), 1) == [4]
 
 
-@beyond_mqtt
 async def test_a_thousand_handlers_acknowledge_at_once_in_few_writes(pair, successor_after_crash, store, monkeypatch):
     sender, receiver = pair
     for low in range(0, 1000, 50):
@@ -176,7 +166,6 @@ async def test_a_thousand_handlers_acknowledge_at_once_in_few_writes(pair, succe
     assert await left(await successor_after_crash(), 1) == [1000]
 
 
-@beyond_mqtt
 async def test_close_leaves_unacknowledged_messages_in_the_mailbox(pair, messagers):
     sender, receiver = pair
     await send(sender, 1, 2, 3)
@@ -186,7 +175,6 @@ async def test_close_leaves_unacknowledged_messages_in_the_mailbox(pair, message
     assert await left(await messagers(name="group", host=[1]), 2) == [1, 3]
 
 
-@beyond_mqtt
 async def test_a_fenced_reader_cannot_acknowledge(pair, messagers):
     sender, receiver = pair
     await send(sender, 1, 2)
@@ -197,7 +185,6 @@ async def test_a_fenced_reader_cannot_acknowledge(pair, messagers):
     assert await left(second, 2) == [1, 2]
 
 
-@beyond_mqtt
 async def test_messages_of_another_messager_cannot_be_acknowledged(pair, messagers):
     sender, receiver = pair
     other = await messagers(name="other", host=[2])
@@ -212,7 +199,6 @@ async def test_messages_of_another_messager_cannot_be_acknowledged(pair, message
         await receiver.fetch_messages(commit="never")
 
 
-@beyond_mqtt
 async def test_messages_of_foreign_clients_need_no_ack(pair, store):
     sender, receiver = pair
     await store.publish(receiver.get_user_chat_channel(1), b'{"n":7}')
@@ -223,7 +209,6 @@ async def test_messages_of_foreign_clients_need_no_ack(pair, store):
     assert await waiting(receiver) == 0
 
 
-@beyond_mqtt
 async def test_too_many_ack_ranges_raise_and_lose_nothing(pair, successor_after_crash, monkeypatch):
     sender, receiver = pair
     monkeypatch.setattr(module, "MOST_RANGES", 2)
@@ -238,7 +223,6 @@ async def test_too_many_ack_ranges_raise_and_lose_nothing(pair, successor_after_
     assert await left(await successor_after_crash(), 3) == [0, 1, 7]
 
 
-@beyond_mqtt
 async def test_a_late_commit_does_not_undo_a_newer_one(server, exp_id, pair):
     """Cut the first commit; its repetition arrives on another connection, after the second commit."""
     sender, receiver = pair
@@ -262,7 +246,6 @@ async def test_a_late_commit_does_not_undo_a_newer_one(server, exp_id, pair):
 # -- dead letters ------------------------------------------------------------------------------------------------------
 
 
-@beyond_mqtt
 @pytest.mark.beyond_shards("a letter stays on its shard")
 async def test_acknowledged_messages_do_not_become_dead_letters(messagers, store, server):
     sender, nameless = await messagers(), await messagers(host=[1])
@@ -281,7 +264,6 @@ async def test_acknowledged_messages_do_not_become_dead_letters(messagers, store
     assert await left(successor, 4) == [0, 2, 4, 7]
 
 
-@beyond_mqtt
 async def test_an_expired_lease_makes_dead_letters_of_unacknowledged_messages_only(messagers, store):
     sender, nameless = await messagers(), await messagers(host=[1])
     for n in range(4):
@@ -297,7 +279,6 @@ async def test_an_expired_lease_makes_dead_letters_of_unacknowledged_messages_on
 # -- transactions ------------------------------------------------------------------------------------------------------
 
 
-@beyond_mqtt
 async def test_a_transaction_commits_only_its_own_fetches(pair, successor_after_crash):
     sender, receiver = pair
     await send(sender, 1, 2, 3)
@@ -312,7 +293,6 @@ async def test_a_transaction_commits_only_its_own_fetches(pair, successor_after_
         assert (tx.state, numbers(await tx.fetch_messages(complete=True))) == (b"9", [1, 3])
 
 
-@beyond_mqtt
 async def test_a_failed_transaction_does_not_change_acknowledgements(pair, successor_after_crash):
     sender, receiver = pair
     await send(sender, 1, 2, 3)
@@ -331,7 +311,6 @@ async def test_a_failed_transaction_does_not_change_acknowledgements(pair, succe
 # -- what a transport keeps --------------------------------------------------------------------------------------------
 
 
-@beyond_mqtt
 async def test_a_server_keeps_ack_ranges_until_they_are_cleared(pair):
     sender, receiver = pair
     for n in range(3):
@@ -368,15 +347,3 @@ async def test_health_counts_acknowledged_and_waiting_messages_separately(pair, 
     [mailbox] = facts.kept.mailboxes
     assert (mailbox.messages, mailbox.acked) == (3, 2)
     assert "in which 1 messages wait" in str(check_kept(facts.kept)[0])
-
-
-@only_mqtt
-async def test_on_mqtt_single_messages_are_not_acknowledged(messagers):
-    sender, receiver = await messagers(), await messagers(name="group", host=[1])
-    await send(sender, 1)
-    with pytest.raises(ConfigError, match="commit='acked'"):
-        await receiver.fetch_messages(commit="acked")
-    found = await fetch_all(receiver, 1)
-    with pytest.raises(ConfigError, match="ack\\(\\) all of it"):
-        await receiver.ack(found)
-    await receiver.ack()

@@ -42,9 +42,6 @@ def pairs_of(edges):
     return [*zip(rows.tolist(), hearers.tolist(), strict=True)]
 
 
-pytestmark = pytest.mark.beyond_mqtt("event-log")
-
-
 class Society:
     """Two messagers with an interceptor, audiences in files, and the event log; a ledger of receipts and arrivals."""
 

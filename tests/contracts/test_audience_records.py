@@ -14,9 +14,6 @@ FACTS = encode_facts(AudienceFacts(Kind.GRAPH, 3, "aa"))
 OTHER = encode_facts(AudienceFacts(Kind.GRAPH, 4, "bb"))
 
 
-pytestmark = pytest.mark.beyond_mqtt(reason="a broker keeps no audiences")
-
-
 @pytest.fixture
 async def transport(server, exp_id):
     opened = open_transport(server, exp_id, MessagingConfig())

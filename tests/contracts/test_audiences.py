@@ -25,7 +25,6 @@ from ray_messaging.transports.steps.values import SUPERVISOR, StepSettings
 
 FRIENDS, PLAZA = "friends", "plaza"
 WEST, EAST = range(10), range(10, 20)
-beyond_mqtt = pytest.mark.beyond_mqtt(reason="a broker keeps no audiences")
 
 
 class Shelf(dict):
@@ -113,13 +112,11 @@ def written(messager):
     return frames
 
 
-@beyond_mqtt
 async def test_columns_of_nothing_send_nothing(pair):
     west, _ = pair
     assert len(await west.broadcast_columns([], FRIENDS, [])) == 0
 
 
-@beyond_mqtt
 async def test_all_hearers_receive_and_no_others(pair):
     west, east = pair
     senders = [3, 0, 7, 3]
@@ -134,7 +131,6 @@ async def test_all_hearers_receive_and_no_others(pair):
     assert {message.id for message in messages} <= set(receipts.message_ids)
 
 
-@beyond_mqtt
 async def test_a_broadcast_is_one_row_for_each_mailbox(opened, shelf):
     west, east = await opened("west", range(100_001)), await opened("east", range(100_001, 200_000))
     await shelf.add(west, "one", graph([(0, 1), (0, 100_001)]))
@@ -156,7 +152,6 @@ async def test_a_broadcast_is_one_row_for_each_mailbox(opened, shelf):
         assert len(set(messages.to_ids.tolist())) == 50_000
 
 
-@beyond_mqtt
 async def test_typed_columns_arrive_by_value(pair):
     west, east = pair
     senders = [0, 1, 2]
@@ -167,7 +162,6 @@ async def test_typed_columns_arrive_by_value(pair):
     assert messages.column("x").tolist() == [sender + 0.5 for sender, _ in expected]
 
 
-@beyond_mqtt
 async def test_members_hear_all_but_themselves_and_a_sender_need_be_none(pair):
     west, east = pair
     receipts = await west.broadcast(PLAZA, {"n": 1}, 1)
@@ -178,7 +172,6 @@ async def test_members_hear_all_but_themselves_and_a_sender_need_be_none(pair):
     assert pairs_of(await received(east, 4)) == [(1, 11), (1, 12), (None, 11), (None, 12)]
 
 
-@beyond_mqtt
 async def test_small_mailboxes_get_small_frames_and_all_of_the_pairs(opened, shelf):
     wide = [(sender, hearer) for sender in (0, 1) for hearer in range(10, 90)]
     west, east = await opened("west", WEST), await opened("east", range(10, 100), mailbox_messages=60)
@@ -191,7 +184,6 @@ async def test_small_mailboxes_get_small_frames_and_all_of_the_pairs(opened, she
     assert max(rows for _, rows, _ in frames) <= 15
 
 
-@beyond_mqtt
 async def test_a_successor_goes_on_where_the_frame_was_left(opened):
     west, east = await opened("west", WEST), await opened("east", EAST, lease_s=1.0)
     expected = [(s, h) for s in range(5) for h in HEARERS[s] if h in EAST]
@@ -204,7 +196,6 @@ async def test_a_successor_goes_on_where_the_frame_was_left(opened):
     assert pairs_of(await received(again, len(expected) - 3)) == expected[3:]
 
 
-@beyond_mqtt
 async def test_rules_hold_for_each_pair(opened):
     blocked = [(0, HEARERS[0][0]), (0, HEARERS[0][-1]), (1, HEARERS[1][1])]
     interceptor = Interceptor("x", [BlackList(blocked), MaxLength(10_000)])
@@ -218,7 +209,6 @@ async def test_rules_hold_for_each_pair(opened):
         assert pairs_of(await received(messager, len(mine))) == mine
 
 
-@beyond_mqtt
 async def test_order_is_kept_among_broadcasts_and_messages(pair):
     west, east = pair
     hearer = next(h for h in HEARERS[0] if h in EAST)
@@ -230,7 +220,6 @@ async def test_order_is_kept_among_broadcasts_and_messages(pair):
     assert [m.payload["n"] for m in messages if m.to_id == hearer] == [*range(6)]
 
 
-@beyond_mqtt
 async def test_the_version_that_a_frame_names_counts(pair, shelf):
     west, east = pair
     await west.broadcast(FRIENDS, {"n": 1}, 0)
@@ -241,7 +230,6 @@ async def test_the_version_that_a_frame_names_counts(pair, shelf):
     assert pairs_of(await received(east, len(old) + 1)) == [*old, (0, 15)]
 
 
-@beyond_mqtt
 async def test_a_removed_audience_and_an_unknown_one_are_refused(pair, shelf):
     west, east = pair
     await west.broadcast(FRIENDS, {"n": 1}, 0)
@@ -252,7 +240,6 @@ async def test_a_removed_audience_and_an_unknown_one_are_refused(pair, shelf):
     await received(east, sum(h in EAST for h in HEARERS[0]))
 
 
-@beyond_mqtt
 async def test_a_frame_that_cannot_be_unfolded_is_a_dead_letter(pair):
     west, east = pair
     east.engine.receiving._unfolder._book = AudienceBook(None)  # the receiver cannot read the files
@@ -262,7 +249,6 @@ async def test_a_frame_that_cannot_be_unfolded_is_a_dead_letter(pair):
     assert east.stats()["unreadable"] == 1
 
 
-@beyond_mqtt
 async def test_everybody_hears(pair):
     west, east = pair
     receipts = await west.broadcast("*", {"n": 1}, 4)
@@ -278,7 +264,6 @@ async def test_a_broker_keeps_no_audiences(exp_id, request, shelf):
             await messager.broadcast(FRIENDS, {"n": 1}, 0)
 
 
-@beyond_mqtt
 async def test_a_repeated_call_delivers_once(pair):
     west, east = pair
     transport = west.engine.frame_sender._transport
@@ -348,7 +333,6 @@ def speak(step):
 INTO = {hearer: [a for a, b in PAIRS if b == hearer] for hearer in range(20)}
 
 
-@beyond_mqtt
 async def test_agents_hear_the_broadcasts_of_the_step_before(world):
     found, counts = await world(speak, {"west": WEST, "east": EAST})
     for name, agents in (("west", WEST), ("east", EAST)):
@@ -363,7 +347,6 @@ async def test_agents_hear_the_broadcasts_of_the_step_before(world):
     assert all(fates == {"delivered": len(PAIRS)} for fates, _ in counts)
 
 
-@beyond_mqtt
 @pytest.mark.parametrize("ruled", [False, True])
 async def test_digests_do_not_depend_on_the_groups_nor_on_rules_that_pass(world, server, exp_id, ruled):
     digests = []
@@ -377,7 +360,6 @@ async def test_digests_do_not_depend_on_the_groups_nor_on_rules_that_pass(world,
     assert digests[0] == digests[1] == digests[2]
 
 
-@beyond_mqtt
 async def test_a_rule_takes_pairs_out_of_what_a_step_hears(world):
     barred = [(a, b) for a, b in PAIRS if (a + b) % 3 == 0]
     interceptor = Interceptor("x", [BlackList(barred)])
@@ -390,7 +372,6 @@ async def test_a_rule_takes_pairs_out_of_what_a_step_hears(world):
     assert all(fates == {"delivered": len(PAIRS) - len(barred), "blocked": len(barred)} for fates, _ in counts)
 
 
-@beyond_mqtt
 async def test_single_broadcasts_questions_and_messages_go_together(world):
     def body(step):
         heard = [(m.from_id, m.payload["n"], m.id) for m in step.inbox(15)] if 15 in step.places else None
@@ -408,7 +389,6 @@ async def test_single_broadcasts_questions_and_messages_go_together(world):
     assert counts[0][0] == {"delivered": 2 + 19 * 2}
 
 
-@beyond_mqtt
 async def test_a_change_counts_for_the_next_step_for_all(world, shelf):
     async def body(step):
         heard = step.heard(FRIENDS).count().tolist()
@@ -423,7 +403,6 @@ async def test_a_change_counts_for_the_next_step_for_all(world, shelf):
         assert found[name] == [[0] * 10, old, old, new]
 
 
-@beyond_mqtt
 async def test_a_step_cannot_broadcast_to_an_audience_that_is_gone(world, shelf):
     refused = []
 
@@ -439,7 +418,6 @@ async def test_a_step_cannot_broadcast_to_an_audience_that_is_gone(world, shelf)
     assert refused == [(0, "ghosts"), (1, FRIENDS), (1, "ghosts")]
 
 
-@beyond_mqtt
 async def test_parts_of_a_step_broadcast_too(world):
     def body(step):
         parts = step.split(3)
@@ -473,7 +451,6 @@ async def stepped(server, exp_id, shelf):
         yield open_one
 
 
-@beyond_mqtt
 async def test_a_step_that_runs_again_hears_and_counts_the_same(stepped, exp_id):
     runs = []
     for stop in (None, 1):
@@ -495,7 +472,6 @@ async def test_a_step_that_runs_again_hears_and_counts_the_same(stepped, exp_id)
     assert repr(broken[2]) == repr(whole[2])
 
 
-@beyond_mqtt
 async def test_rules_on_whole_steps_refuse_broadcasts(stepped):
     messager = await stepped(rule=StepRule())
     async with aclosing(messager.steps(until=2)) as steps:
@@ -504,7 +480,6 @@ async def test_rules_on_whole_steps_refuse_broadcasts(stepped):
             await anext(steps)
 
 
-@beyond_mqtt
 async def test_a_rule_with_rounds_judges_the_broadcasts_of_a_step(stepped):
     messager = await stepped(rule=RateLimit(per_round=1))
     async for step in messager.steps(until=1):
@@ -514,7 +489,6 @@ async def test_a_rule_with_rounds_judges_the_broadcasts_of_a_step(stepped):
     assert fates == {"delivered": len(PAIRS), "blocked": len(PAIRS)}
 
 
-@beyond_mqtt
 async def test_what_waits_of_broadcasts_moves_with_the_hearers(opened):
     west, east = await opened("west", WEST), await opened("east", EAST)
     for n in range(3):
@@ -534,7 +508,6 @@ async def test_what_waits_of_broadcasts_moves_with_the_hearers(opened):
     assert not [pair for pair in heard["west"] if pair[1] in {1, 2, 3} or pair[1] >= 10]
 
 
-@beyond_mqtt
 async def test_a_successor_unfolds_broadcasts_from_before_agents_came_and_went(opened):
     west, east = await opened("west", WEST), await opened("east", EAST)
     at_first = [pair for pair in PAIRS if pair[0] < 10 <= pair[1]]

@@ -228,7 +228,6 @@ async def test_a_foreign_client_gets_json(messagers, store):
     assert [(await get())[1], (await get())[1]] == [b'{"n":1,"x":null}', b'{"n":2,"x":0.5}']
 
 
-@pytest.mark.beyond_mqtt("its messages have no extension")
 async def test_questions_and_answers_are_columns(pair):
     west, east = pair
 
@@ -243,7 +242,6 @@ async def test_questions_and_answers_are_columns(pair):
     assert answers.to_pandas()["answer"].tolist() == [{"twice": 8}, {"twice": 10}, {"twice": 12}]
 
 
-@pytest.mark.beyond_mqtt("transactions")
 async def test_in_a_transaction_columns_travel_as_json(pair):
     west, east = pair
     async with west.transaction() as transaction:
@@ -253,7 +251,6 @@ async def test_in_a_transaction_columns_travel_as_json(pair):
     assert messages[1].payload["price"] is None
 
 
-@pytest.mark.beyond_mqtt("steps")
 async def test_in_steps_columns_arrive_in_canonical_order(messagers):
     await (await messagers()).engine.transport.steps.begin(StepSettings(seed=0, groups=2))
     west, east = await messagers(name="west", host=[3, 1, 2]), await messagers(name="east", host=[11, 12])

@@ -9,8 +9,6 @@ from support.contracts import WAIT_S, fetch_all, take_in
 from ray_messaging import ConfigError, FetchTooLarge, Outgoing
 from ray_messaging.transports.transport import FrameFate, FrameWrite, SendRequest
 
-beyond_mqtt = pytest.mark.beyond_mqtt("complete")
-
 
 def numbers(messages):
     return [message.payload["n"] for message in messages]
@@ -26,7 +24,6 @@ async def fill(sender, count, frame=20):
         await send(sender, *range(low, low + frame))
 
 
-@beyond_mqtt
 async def test_every_message_with_a_receipt_is_in_the_next_complete_fetch(messagers):
     senders, receiver = [await messagers() for _ in range(4)], await messagers(host=[1])
     for step in range(50):
@@ -37,7 +34,6 @@ async def test_every_message_with_a_receipt_is_in_the_next_complete_fetch(messag
         assert not found.more
 
 
-@beyond_mqtt
 async def test_a_complete_fetch_may_exceed_the_inbox(messagers, store):
     sender, receiver = await messagers(), await messagers(name="group", host=[1], inbox_messages=40)
     await fill(sender, 400)
@@ -52,7 +48,6 @@ async def test_a_complete_fetch_may_exceed_the_inbox(messagers, store):
         assert receiver.stats()["inbox"] <= 40  # the limit holds again
 
 
-@beyond_mqtt
 async def test_more_is_true_while_parts_are_left(messagers):
     sender, receiver = await messagers(), await messagers(name="group", host=[1], inbox_messages=40)
     await fill(sender, 400)
@@ -88,7 +83,6 @@ async def test_more_is_false_at_once_after_a_read_that_was_full(messagers):
             pass
 
 
-@beyond_mqtt
 async def test_too_many_messages_for_a_complete_fetch_raise_and_take_none(messagers):
     sender = await messagers()
     receiver = await messagers(name="group", host=[1], inbox_messages=40, complete_messages=100)
@@ -103,7 +97,6 @@ async def test_too_many_messages_for_a_complete_fetch_raise_and_take_none(messag
     assert len(await receiver.fetch_messages(complete=True)) == 100
 
 
-@beyond_mqtt
 async def test_too_many_bytes_for_a_complete_fetch_raise(messagers):
     sender, receiver = await messagers(), await messagers(host=[1], complete_bytes=1000)
     await fill(sender, 100)
@@ -113,7 +106,6 @@ async def test_too_many_bytes_for_a_complete_fetch_raise(messagers):
     assert numbers(await fetch_all(receiver, 100)) == list(range(100))
 
 
-@beyond_mqtt
 async def test_a_complete_fetch_of_an_empty_mailbox_returns_at_once_or_waits_for_the_first(messagers):
     sender, receiver = await messagers(), await messagers(host=[1])
     assert len(await receiver.fetch_messages(complete=True)) == 0
@@ -124,7 +116,6 @@ async def test_a_complete_fetch_of_an_empty_mailbox_returns_at_once_or_waits_for
     assert len(await receiver.fetch_messages(complete=True, timeout=0.01)) == 0
 
 
-@beyond_mqtt
 async def test_a_cancelled_complete_fetch_takes_no_message(messagers, monkeypatch):
     sender, receiver = await messagers(), await messagers(host=[1], inbox_messages=40)
     await fill(sender, 400)
@@ -141,7 +132,6 @@ async def test_a_cancelled_complete_fetch_takes_no_message(messagers, monkeypatc
     assert numbers(await receiver.fetch_messages(complete=True)) == list(range(400))
 
 
-@beyond_mqtt
 async def test_concurrent_complete_fetches_share_the_messages(messagers):
     sender, receiver = await messagers(), await messagers(host=[1], inbox_messages=40)
     await fill(sender, 400)
@@ -149,7 +139,6 @@ async def test_concurrent_complete_fetches_share_the_messages(messagers):
     assert sorted(n for messages in found for n in numbers(messages)) == list(range(400))
 
 
-@beyond_mqtt
 async def test_an_unreadable_frame_does_not_block_a_complete_fetch(messagers):
     sender, receiver = await messagers(), await messagers(name="group", host=[1])
     await send(sender, 1)
@@ -162,7 +151,6 @@ async def test_an_unreadable_frame_does_not_block_a_complete_fetch(messagers):
     assert len(await receiver.fetch_messages(complete=True)) == 0
 
 
-@beyond_mqtt
 async def test_a_transaction_may_fetch_completely(messagers):
     sender, receiver = await messagers(), await messagers(name="group", host=[1], inbox_messages=40)
     await fill(sender, 400)
@@ -175,10 +163,3 @@ async def test_complete_with_a_limit_is_refused(messagers):
     receiver = await messagers(host=[1])
     with pytest.raises(ConfigError, match="complete=True fetches all"):
         await receiver.fetch_messages(complete=True, limit=5)
-
-
-@pytest.mark.parametrize("server", ["mqtt"], indirect=True)
-async def test_complete_fetches_are_refused_on_mqtt(messagers):
-    receiver = await messagers(host=[1])
-    with pytest.raises(ConfigError, match="complete=True needs Redis or Valkey"):
-        await receiver.fetch_messages(complete=True)

@@ -141,7 +141,6 @@ async def test_a_late_answer_is_an_ordinary_message(pair):
     assert (late.in_reply_to, late.payload, late.to_id) == (caught.value.question, {"twice": 8}, 1)
 
 
-@pytest.mark.beyond_mqtt("acks")
 async def test_a_late_answer_comes_again_until_it_is_committed(messagers):
     west, east = await messagers(name="west", host=[1]), await messagers(name="east", host=[11])
     with pytest.raises(NoAnswer):
@@ -232,7 +231,6 @@ async def test_a_large_column_of_questions(messagers):
     assert {answers[row].from_id for row in range(100)} == set(range(10, 20))
 
 
-@pytest.mark.beyond_mqtt("row-account")
 async def test_columns_of_questions_that_could_not_all_be_sent(messagers):
     west = await messagers(name="west", host=[1], send_timeout_s=0.3)
     east = await messagers(name="east", host=[11], mailbox_messages=4)
@@ -246,7 +244,6 @@ async def test_columns_of_questions_that_could_not_all_be_sent(messagers):
 # -- serving ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.beyond_mqtt("acks")
 async def test_many_handlers_at_once_and_each_message_is_committed_by_itself(pair, messagers):
     west, east = pair
     gate, running = asyncio.Event(), []

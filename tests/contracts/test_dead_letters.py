@@ -30,8 +30,6 @@ from ray_messaging.transports.sharded.transport import ShardedTransport
 from ray_messaging.transports.transport import LOG, FrameWrite, LoggedFrame, SendRequest
 from ray_messaging.wire.frames import decode
 
-pytestmark = pytest.mark.beyond_mqtt("dead-letters")
-
 GARBAGE = b"no frame at all"
 
 

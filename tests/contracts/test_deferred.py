@@ -271,7 +271,6 @@ def impatient(monkeypatch):
     monkeypatch.setattr(deferral, "PATIENCE_S", 0.02)
 
 
-@pytest.mark.beyond_mqtt("verdict-epochs")
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("stale", [False, True])
 async def test_a_new_interceptor_is_asked_about_deferred_messages(messagers, interceptor_of, store, stale):
@@ -303,7 +302,6 @@ async def test_deferred_messages_pass_when_the_interceptor_is_removed(messagers,
     assert [message.payload["n"] for message in await fetch_all(receiver, 2)] == [0, 1]
 
 
-@pytest.mark.beyond_mqtt("verdict-epochs")
 async def test_the_next_interceptor_may_defer_a_message_that_passed_before(messagers, interceptor_of, store):
     sender = await messagers(interceptor_of(epoch=1))
     await store.set_interceptor(1)
@@ -425,7 +423,6 @@ async def test_relayed_batches_bring_no_labels(messagers, store):
     assert {message.labels for message in await fetch_all(receiver, 2)} == {()}
 
 
-@pytest.mark.beyond_mqtt("event-log")
 async def test_the_log_keeps_the_original_payload(messagers, interceptor_of, store):
     slow = Held("slow", is_open=True, at_once=lambda message: None if message.from_id == 8 else ALLOW)
     sender = await messagers(interceptor_of(Censor(), slow))

@@ -16,8 +16,6 @@ from ray_messaging.interception.server import rule_delegation
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.wire.rule_snapshot import SnapshotRequest, decode_snapshot, encode_snapshot_request
 
-pytestmark = pytest.mark.beyond_mqtt("verdict-epochs")
-
 
 @pytest.fixture(autouse=True)
 def calm(monkeypatch):

@@ -7,8 +7,6 @@ from ray_messaging import CommitFailed, Outgoing
 from ray_messaging.receiving.ack_ranges import by_loan, spans_of
 from ray_messaging.receiving.delivery_leases import DeliveryLeases, FetchOptions
 
-pytestmark = pytest.mark.beyond_mqtt("acks")
-
 
 def numbers(messages):
     return [message.payload["n"] for message in messages]

@@ -64,7 +64,6 @@ async def test_foreign_batches_pickle(messagers, store, exp_id):
     assert [message.data for message in copies] == [b"a\nb", b"{}", b""]
 
 
-@pytest.mark.beyond_mqtt("globs")
 async def test_overlapping_subscriptions_deliver_each_message_once(messagers, store):
     receiver = await messagers()
     channel = receiver.get_user_chat_channel(1)
@@ -86,7 +85,6 @@ async def test_overlapping_subscriptions_deliver_each_message_once(messagers, st
     assert (messages[1].to_id, messages[1].subtopic) == (2, "user-survey")
 
 
-@pytest.mark.beyond_mqtt("globs")
 async def test_a_pattern_receives_our_messages_through_its_mailbox(messagers):
     sender, receiver = await messagers(), await messagers(listen=["exps:*:agents:*:agent-chat", "n?ws"])
     receipts = await sender.send_messages(
@@ -96,7 +94,6 @@ async def test_a_pattern_receives_our_messages_through_its_mailbox(messagers):
     assert [message.to_id for message in await fetch_all(receiver, 3)] == [1, "ann", None]
 
 
-@pytest.mark.beyond_mqtt("globs")
 @pytest.mark.parametrize(
     ("glob", "yes", "no"),
     [
@@ -154,7 +151,6 @@ async def test_mirror_also_publishes_messages_for_mailboxes(messagers, store):
     assert receiver.stats()["ingress"] == 1
 
 
-@pytest.mark.beyond_mqtt("globs")
 @pytest.mark.beyond_shards("mirror")
 async def test_our_publications_do_not_return_through_a_pattern(messagers, store):
     both = await messagers(mirror=True, listen=["a*", "ab", "other"])
@@ -167,7 +163,6 @@ async def test_our_publications_do_not_return_through_a_pattern(messagers, store
     assert len(await both.fetch_messages()) == 0
 
 
-@pytest.mark.beyond_mqtt("globs")
 @pytest.mark.beyond_shards("mirror")
 async def test_a_pattern_for_all_channels_delivers_no_internal_messages(messagers, store, news, exp_id):
     receiver, sender = await messagers(listen=["*"]), await messagers(mirror=True)
@@ -182,7 +177,6 @@ async def test_a_pattern_for_all_channels_delivers_no_internal_messages(messager
     assert receiver.stats()["ingress"] == len(found) - 1  # in a cluster, publications of others may come late
 
 
-@pytest.mark.beyond_mqtt("full-inbox")
 async def test_a_full_inbox_drops_and_counts_foreign_messages(messagers, store, news):
     receiver = await messagers(listen=[news, "end"], inbox_messages=4)
     for n in range(10):
@@ -199,7 +193,6 @@ async def test_a_full_inbox_drops_and_counts_foreign_messages(messagers, store, 
     assert [message.payload["n"] for message in await fetch_all(receiver, 1)] == ["end"]
 
 
-@pytest.mark.beyond_mqtt("full-inbox")
 async def test_foreign_messages_in_an_inbox_are_bounded_in_bytes(messagers, store, news):
     receiver = await messagers(listen=[news, "end"], mailbox_bytes=100_000, inbox_messages=1000)
     for n in range(10):

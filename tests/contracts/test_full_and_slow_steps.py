@@ -14,9 +14,6 @@ from ray_messaging.transports.steps.values import StepSettings, WaitFor
 MANY = 300_000
 
 
-pytestmark = pytest.mark.beyond_mqtt("steps")
-
-
 @pytest.fixture
 async def groups(server, exp_id):
     """Open groups of ten agents each, of which the first alone hears the others."""

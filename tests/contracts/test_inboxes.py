@@ -10,8 +10,6 @@ from support.contracts import WAIT_S, fetch_all, until
 from ray_messaging import Closed, ConfigError, NotListening
 from ray_messaging.conversations import inboxes
 
-pytestmark = pytest.mark.beyond_mqtt("a broker commits no single message")
-
 
 @pytest.fixture
 async def pair(messagers):

@@ -212,7 +212,6 @@ def test_invalid_rules_are_refused():
         MaxLength(1)
 
 
-@pytest.mark.beyond_mqtt("verdict-epochs")
 async def test_a_rejected_verdict_of_a_fenced_interceptor_is_requested_again(messagers, store):
     sender, receiver = await messagers(old := Interceptor("x", epoch=1)), await messagers(host=[1])
     await store.set_interceptor(1)
@@ -232,7 +231,6 @@ async def test_a_rejected_verdict_of_a_fenced_interceptor_is_requested_again(mes
     assert await send(sender, [(1, 1)]) == "d"
 
 
-@pytest.mark.beyond_mqtt("verdict-epochs")
 async def test_verdicts_of_a_fenced_interceptor_are_rejected_until_the_timeout(messagers, store):
     sender = await messagers(Interceptor("x", epoch=1), interceptor_timeout_s=0.1)
     await messagers(host=[1])
@@ -272,7 +270,6 @@ async def test_verdicts_that_cannot_be_encoded_block_without_delay(messagers, ru
             assert all("failed" in receipt.reason for receipt in receipts)
 
 
-@pytest.mark.beyond_mqtt("verdict-epochs")
 async def test_a_failed_row_does_not_delay_its_neighbour(messagers, store):
     sender = await messagers(Interceptor("x", epoch=1), send_timeout_s=0.2)
     await store.set_interceptor(1)
@@ -305,7 +302,6 @@ async def test_a_failed_row_does_not_delay_its_neighbour(messagers, store):
     assert sender.stats()["outbox"] == 0
 
 
-@pytest.mark.beyond_mqtt("verdict-epochs")
 async def test_a_messager_without_the_experiments_interceptor_is_refused(messagers, store):
     sender, receiver = await messagers(), await messagers(host=[1])
     channel = sender.get_agent_chat_channel(1)
@@ -323,7 +319,6 @@ async def test_a_messager_without_the_experiments_interceptor_is_refused(message
     assert sender.stats()["outbox"] == 0
 
 
-@pytest.mark.beyond_mqtt("verdict-epochs")
 async def test_a_users_own_interceptor_replaces_the_experiments_one(messagers, store):
     class Forward:
         async def remote(self, from_id, to_id, message):
@@ -349,7 +344,6 @@ class Loud(Rule):
         return rewrite({"text": message.payload["text"].upper()})
 
 
-@pytest.mark.beyond_mqtt("event-log")
 async def test_a_rewritten_broadcast_still_shares_one_payload(messagers):
     interceptor = Interceptor("x", [Loud()])
     sizes = []
@@ -382,7 +376,6 @@ async def test_a_rewritten_broadcast_still_shares_one_payload(messagers):
     await transport.log.unregister(epoch)
 
 
-@pytest.mark.beyond_mqtt("event-log")
 async def test_rewritten_messages_without_a_mailbox_are_published_correctly(messagers, monkeypatch):
     monkeypatch.setattr(frame_router, "_UNOWNED_BYTES", 10_000)
     sender = await messagers(Interceptor("x", [Loud()]))

@@ -10,8 +10,6 @@ from ray_messaging import engine
 from ray_messaging.receiving.mailbox_lease import KEEP_S
 from ray_messaging.sending.delivery import frame_sender
 
-pytestmark = pytest.mark.beyond_mqtt("what a sender leaves")
-
 
 async def test_a_nameless_messager_leaves_nothing(messagers, store):
     stays = await messagers(name="group", host=[1])

@@ -14,9 +14,6 @@ from ray_messaging.transports.steps.values import StepSettings
 SENDERS, EACH = 4, 100  # groups that send, and agents of each group
 
 
-pytestmark = pytest.mark.beyond_mqtt("steps")
-
-
 @pytest.fixture
 async def groups(server, exp_id):
     """Open a group that hears, and some that send to it."""

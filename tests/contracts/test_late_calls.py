@@ -8,8 +8,6 @@ from support.contracts import WAIT_S, fetch_all, store_of, vanish
 
 from ray_messaging import Closed, MailboxFull, Outgoing, TransactionError
 
-pytestmark = pytest.mark.beyond_mqtt("transactions")
-
 
 @pytest.fixture
 async def store(server, exp_id):

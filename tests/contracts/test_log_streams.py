@@ -24,8 +24,6 @@ from ray_messaging.transports.transport import (
     SendStatus,
 )
 
-pytestmark = pytest.mark.beyond_mqtt("event-log")
-
 WRITTEN, DUPLICATE, FULL, LOG_FULL = FrameFate.WRITTEN, FrameFate.DUPLICATE, FrameFate.FULL, FrameFate.LOG_FULL
 WIDE = Limits(1_000, 2**20, 60.0, leased=False)
 

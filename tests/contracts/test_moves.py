@@ -7,7 +7,7 @@ from collections import defaultdict
 import pytest
 from support.contracts import WAIT_S, fetch_all, take_in, until, vanish
 
-from ray_messaging import AlreadyExists, ConfigError, MoveFailed, UnknownName, UnknownSender
+from ray_messaging import AlreadyExists, MoveFailed, UnknownName, UnknownSender
 from ray_messaging.transports.departures import Released
 
 TOPICS = ["agent-chat", "user-chat"]
@@ -30,7 +30,6 @@ def contents(messages):
     return [(message.from_id, message.to_id, message.payload["n"]) for message in messages]
 
 
-@pytest.mark.beyond_mqtt("agents stay in their group")
 async def test_what_waits_moves_along_in_order(groups):
     east, west = await groups([1, 2, "a"], [3])
     for n in range(10):
@@ -45,7 +44,6 @@ async def test_what_waits_moves_along_in_order(groups):
     assert ([*east.subscription.hosted], [*west.subscription.hosted]) == ([2], [1, 3, "a"])
 
 
-@pytest.mark.beyond_mqtt("agents stay in their group")
 async def test_a_move_waits_for_what_was_fetched(groups):
     east, west = await groups([1, 2], [3])
     for n in range(4):
@@ -65,7 +63,6 @@ async def test_a_move_waits_for_what_was_fetched(groups):
     assert contents(await fetch_all(east, 2)) == [(3, 2, 2), (3, 2, 3)]
 
 
-@pytest.mark.beyond_mqtt("agents stay in their group")
 async def test_a_move_that_waits_in_vain_changes_nothing(groups):
     east, west = await groups([1, 2], [3])
     for n in range(3):
@@ -80,7 +77,6 @@ async def test_a_move_that_waits_in_vain_changes_nothing(groups):
     await east.send(1, 3, {"n": 0})
 
 
-@pytest.mark.beyond_mqtt("agents stay in their group")
 async def test_what_waits_for_a_removed_agent_becomes_dead_letters(groups, store):
     east, west = await groups([1, 2], [3])
     for n in range(3):
@@ -98,7 +94,6 @@ async def test_what_waits_for_a_removed_agent_becomes_dead_letters(groups, store
     assert contents(await fetch_all(west, 1)) == [(2, 1, 9)]
 
 
-@pytest.mark.beyond_mqtt("agents stay in their group")
 async def test_agents_that_were_added_are_hosted(groups):
     east, west = await groups([1], [2])
     await east.add_agents([3, "b", 1])
@@ -110,7 +105,6 @@ async def test_agents_that_were_added_are_hosted(groups):
     assert [*east.subscription.hosted] == [1, 3, "b"]
 
 
-@pytest.mark.beyond_mqtt("agents stay in their group")
 async def test_impossible_moves(groups):
     east, west = await groups([1, 2], [3], strict_senders=True)
     for ids, to, error, match in [
@@ -135,15 +129,6 @@ async def test_impossible_moves(groups):
     assert await east.send(3, 1, {})
 
 
-async def test_agents_on_a_broker_stay(groups, server):
-    if type(server).__name__ == "MqttConfig":
-        east, _ = await groups([1, 2], [3])
-        for call in (east.move_agents([1], to="west"), east.remove_agents([1])):
-            with pytest.raises(ConfigError, match="MQTT"):
-                await call
-
-
-@pytest.mark.beyond_mqtt("agents stay in their group")
 async def test_a_successor_hosts_what_moved_to_it(groups, messagers):
     east, west = await groups([1, 2], [3])
     await west.send_columns(3, [1, 2, 1, 2], {"n": 0})
@@ -159,7 +144,6 @@ async def test_a_successor_hosts_what_moved_to_it(groups, messagers):
     assert contents(await fetch_all(east, 2)) == [(3, 2, 0), (3, 2, 0)]
 
 
-@pytest.mark.beyond_mqtt("agents stay in their group")
 async def test_a_move_while_a_transaction_is_open(groups):
     east, west = await groups([1, 2], [3])
     for n in range(4):
@@ -177,7 +161,6 @@ async def test_a_move_while_a_transaction_is_open(groups):
     assert contents(await fetch_all(east, 3)) == [(3, 2, n) for n in range(1, 4)]
 
 
-@pytest.mark.beyond_mqtt("agents stay in their group")
 async def test_messages_of_rejected_frames_and_unread_ones(groups, store):
     east, west = await groups([1, 2], [3], inbox_messages=100)
     for n in range(500):
@@ -203,7 +186,6 @@ async def _is_empty(store, mailbox):
     return not await store.waiting(mailbox)
 
 
-@pytest.mark.beyond_mqtt("agents stay in their group")
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 6))])
 async def test_nothing_is_lost_doubled_or_out_of_order_while_agents_move(groups, seed):
     chance = random.Random(seed)
@@ -254,7 +236,6 @@ def groups_of(ids):
         yield [each for each in ids if each % 3 == part]
 
 
-@pytest.mark.beyond_mqtt("agents stay in their group")
 async def test_a_call_whose_answer_was_lost_has_its_effect_once(groups, monkeypatch):
     east, west = await groups([1, 2], [3])
     for n in range(3):
@@ -274,7 +255,6 @@ async def test_a_call_whose_answer_was_lost_has_its_effect_once(groups, monkeypa
     assert contents(await fetch_all(east, 3)) == [(3, 2, n) for n in range(3)]
 
 
-@pytest.mark.beyond_mqtt("agents stay in their group")
 async def test_a_late_attempt_after_a_move_was_given_up_has_no_effect(groups, monkeypatch):
     east, west = await groups([1, 2], [3])
     await west.send_columns([3, 3], [1, 2], {"n": 0})
@@ -292,7 +272,6 @@ async def test_a_late_attempt_after_a_move_was_given_up_has_no_effect(groups, mo
     assert contents(await fetch_all(east, 2)) == [(3, 1, 0), (3, 2, 0)]
 
 
-@pytest.mark.beyond_mqtt("agents stay in their group")
 async def test_what_is_read_ahead_moves_too(groups):
     east, west = await groups([1, 2], [3])
     await west.send_columns([3] * 6, [1, 2] * 3, [{"n": n} for n in range(6)])

@@ -18,9 +18,6 @@ from ray_messaging.transports.steps.values import StepSettings, WaitFor
 GROUPS = 3
 
 
-pytestmark = pytest.mark.beyond_mqtt("steps")
-
-
 @pytest.fixture
 async def opened(server, exp_id):
     """Open stepped groups, which share the agents round robin."""

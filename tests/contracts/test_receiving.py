@@ -153,7 +153,6 @@ async def test_a_successor_resumes_in_the_middle_of_a_frame(messagers):
     assert numbers(await fetch_all(third, 1)) == [10]
 
 
-@pytest.mark.beyond_mqtt("row-account")
 async def test_the_counts_of_a_mailbox_survive_partial_fetches_and_successors(messagers, store):
     sender = await messagers()
     for _ in range(3):
@@ -374,7 +373,6 @@ async def test_a_messager_without_a_name_is_removed_when_it_closes(messagers, st
     assert receiver.name not in await store.mailboxes()
 
 
-@pytest.mark.beyond_mqtt("dead-letters")
 async def test_a_dead_messager_without_a_name_is_removed_when_its_lease_expires(messagers, store):
     sender, receiver = await messagers(), await messagers(host=[1])
     await send(sender, 1)
@@ -589,7 +587,7 @@ def frame(rows=1, *, lines=True, ids=None):
 @pytest.mark.parametrize(
     "garbage",
     [
-        pytest.param(b"", marks=pytest.mark.beyond_mqtt("empty-frame")),
+        b"",
         b"RM",
         b"no frame at all",
         frame()[:-1],

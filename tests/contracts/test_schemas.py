@@ -18,8 +18,6 @@ from ray_messaging.sending.accumulation.bulk_input import batches_of_columns, co
 from ray_messaging.transports.steps.values import StepSettings
 from ray_messaging.wire.frames import encode
 
-pytestmark = pytest.mark.beyond_mqtt("its directory holds no schemas")
-
 
 class Offer(pydantic.BaseModel):
     price: Annotated[float, pydantic.Field(ge=0)]

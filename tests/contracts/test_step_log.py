@@ -29,9 +29,6 @@ class Died(Exception):
     """The end of a log's process."""
 
 
-pytestmark = pytest.mark.beyond_mqtt("steps")
-
-
 @pytest.fixture
 async def society(server, exp_id, tmp_path):
     found = Society(server, exp_id, tmp_path / "log")

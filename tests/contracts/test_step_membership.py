@@ -24,8 +24,6 @@ HEARD["stays"].insert(0, [0])
 FATES = {"delivered": 2, "undeliverable": 1}
 
 
-pytestmark = pytest.mark.beyond_mqtt("steps")
-
 SHORT = {"memory", "valkey"}  # the others have a quarter of the calls
 
 

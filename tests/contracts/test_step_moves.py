@@ -16,9 +16,6 @@ pytest.importorskip("scipy")
 AGENTS, RADIUS, STEPS = 40, 1.5, 5
 
 
-pytestmark = pytest.mark.beyond_mqtt("steps")
-
-
 def places_at(step):
     """Return where all agents are in a step."""
     return np.random.default_rng(step).uniform(0, 8, (AGENTS, 2))

@@ -13,8 +13,6 @@ from support.step_society import AGENTS, SEED, STEPS, digests_of, listen, sequen
 from ray_messaging import Closed, Fenced, InvalidParts, Messager, UnknownName, UnknownSender
 from ray_messaging.transports.steps.values import StepSettings
 
-pytestmark = pytest.mark.beyond_mqtt("steps")
-
 
 @pytest.fixture
 async def group(server, exp_id):

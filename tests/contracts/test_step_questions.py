@@ -22,9 +22,6 @@ from ray_messaging.transports.steps.values import StepSettings
 AGENTS, STEPS = 24, 7
 
 
-pytestmark = pytest.mark.beyond_mqtt("steps")
-
-
 @pytest.fixture
 async def groups(server, exp_id):
     """Open stepped groups, which share the agents round robin."""

@@ -34,9 +34,6 @@ from ray_messaging.transports.steps.values import StepSettings
 AGENTS = [1, 2, "ann"]
 
 
-pytestmark = pytest.mark.beyond_mqtt("steps")
-
-
 @pytest.fixture
 async def group(server, exp_id):
     settings = MessagingConfig(state_bytes=1000, payload_bytes=1000)

@@ -43,9 +43,6 @@ from ray_messaging.transports.steps.values import SUPERVISOR, StepSettings
 STEPS = 4
 
 
-pytestmark = pytest.mark.beyond_mqtt("steps")
-
-
 @pytest.fixture
 async def society(server, exp_id, tmp_path):
     found = Society(server, exp_id, tmp_path / "log")

@@ -44,8 +44,6 @@ from ray_messaging.transports.transport import (
     SendStatus,
 )
 
-pytestmark = pytest.mark.beyond_mqtt("steps")
-
 
 @pytest.fixture
 async def transport(server, exp_id):

@@ -26,8 +26,6 @@ from ray_messaging.steps.accounts.step_account import StepCounts
 from ray_messaging.transports.memory import MemoryServer
 from ray_messaging.transports.steps.values import StepSettings, WaitFor
 
-pytestmark = pytest.mark.beyond_mqtt("steps")
-
 
 async def live(messager, *, until=STEPS):
     """Drive a group through the society; return the states of its agents."""

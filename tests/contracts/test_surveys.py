@@ -15,8 +15,6 @@ from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.surveys.surveys import Surveys
 from ray_messaging.surveys.tally import OPEN, UNDELIVERABLE
 
-pytestmark = pytest.mark.beyond_mqtt("a broker keeps no survey")
-
 QUESTION = {"text": "How are you?"}
 
 

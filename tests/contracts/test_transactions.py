@@ -35,9 +35,6 @@ from ray_messaging.wire.log_notes import decode_log_note
 WIDE = Limits(1_000, 2**20, 60.0, leased=False)
 
 
-pytestmark = pytest.mark.beyond_mqtt("transactions")
-
-
 @pytest.fixture
 async def store(server, exp_id):
     opened = store_of(server, exp_id)
@@ -740,13 +737,6 @@ async def test_transactions_need_a_name_and_a_subscription(messagers, server, op
     deaf = await messagers(name="deaf")
     with pytest.raises(NotListening, match="subscribe_and_start_listening"):
         async with deaf.transaction():
-            pass
-
-
-async def test_transactions_are_refused_on_mqtt(opener, mosquitto_config):
-    messager = await opener(mosquitto_config, name="bank", listen=["news"])
-    with pytest.raises(ConfigError, match="MQTT broker"):
-        async with messager.transaction():
             pass
 
 

@@ -47,7 +47,6 @@ async def test_objects_are_sent_and_read(messagers, kind):
     assert sender.get_log_list()[0]["payload"] == found[0].payload
 
 
-@pytest.mark.beyond_mqtt("its messages have no extension")
 async def test_objects_are_asked_and_answered(messagers):
     west, east = await messagers(name="west", host=[1]), await messagers(name="east", host=[11])
 

@@ -9,8 +9,6 @@ from ray_messaging.receiving.delivery_leases import DeliveryLeases
 from ray_messaging.transports.cursors import Cursor
 from ray_messaging.transports.transport import FrameFate, FrameWrite, SendRequest
 
-pytestmark = pytest.mark.beyond_mqtt("dead-letters")
-
 GARBAGE = b"of a version that is yet to come"
 
 

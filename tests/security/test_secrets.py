@@ -13,7 +13,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from ray_messaging import ConnectionFailed, Messager, Messaging, MqttConfig, RedisConfig
+from ray_messaging import ConnectionFailed, Messager, Messaging, RedisConfig
+from ray_messaging.compat.mqtt import MqttConfig
 from ray_messaging.embedded.server import EmbeddedServer
 from ray_messaging.interception.wire.lane import LaneAddress
 

@@ -1,19 +1,13 @@
 """Helpers of the contract tests: foreign clients, access to the store, and functions that wait."""
 
 import asyncio
-import contextlib
-import secrets
 
-import aiomqtt
 import redis.asyncio as aioredis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from ray_messaging.addressing.key_tags import shard_keys
-from ray_messaging.config import MqttConfig
 from ray_messaging.interception.rules import ALLOW, Rule
-from ray_messaging.mqtt.wire.messages import Data, decode_entry, encode_data
-from ray_messaging.mqtt.wire.topics import Topics, channel_of_topic, topic_of_channel
 from ray_messaging.transports.memory import MemoryServer
 from ray_messaging.transports.sharded.config import ShardsConfig
 from support.patience import WAIT_S
@@ -230,140 +224,6 @@ class ShardedStore:
             await shard.close()
 
 
-class ForeignClient(aiomqtt.Client):
-    """A plain client that keeps the broker's answer to its last publication."""
-
-    code = 0
-
-    def _on_publish(self, client, userdata, mid, reason_code=None, properties=None):
-        self.code = getattr(reason_code, "value", 0)
-        super()._on_publish(client, userdata, mid, reason_code, properties)
-
-
-class MqttStore:
-    """Foreign clients of an MQTT broker, and access to its state or, where it shows none, to the messagers'."""
-
-    def __init__(self, config, exp_id, messagers):
-        self.config = config
-        self.exp_id = exp_id
-        self.topics = Topics(exp_id)
-        self.messagers = messagers
-        self.stack = contextlib.AsyncExitStack()
-        self.publisher = None
-        self.letters = None
-        self.buried = []
-        self.written = 0
-
-    async def open(self):
-        self.publisher = await self.client()
-        self.letters = await self.client(self.topics.dead("+"))
-        return self
-
-    async def client(self, *filters, **options):
-        client = ForeignClient(
-            self.config.server,
-            self.config.port,
-            protocol=aiomqtt.ProtocolVersion.V5,
-            identifier=options.pop("identifier", f"foreign-{secrets.token_hex(8)}"),
-            **options,
-        )
-        await self.stack.enter_async_context(client)
-        for filter_ in filters:
-            await client.subscribe(filter_, qos=1)
-        return client
-
-    async def publish(self, channel, data, **options):
-        await self.publisher.publish(topic_of_channel(self.exp_id, channel), data, qos=1, **options)
-        return int(self.publisher.code == 0)
-
-    async def subscribe(self, *channels, globs=()):
-        filters = [glob.replace(":", "/").removesuffix("*") + "#" for glob in globs]
-        topics = [topic_of_channel(self.exp_id, channel) for channel in channels]
-        client = await self.client(*topics, *(filter_.replace("*", "+") for filter_ in filters))
-
-        async def get():
-            async with asyncio.timeout(WAIT_S):
-                message = await anext(client.messages)
-            return channel_of_topic(self.exp_id, message.topic.value), message.payload
-
-        return get
-
-    async def write(self, mailbox, frame):
-        """Write as a sender that keeps nothing would."""
-        self.written += 1
-        data = Data("hand", 1, self.written, 1, self.written - 1, frame)
-        await self.publisher.publish(self.topics.mailbox(mailbox), encode_data(data), qos=1)
-
-    async def drain(self, client):
-        """Return the messages that have come to a client."""
-        marker = f"drained/{secrets.token_hex(8)}"
-        await client.subscribe(marker, qos=1)
-        await self.publisher.publish(marker, b"", qos=1)
-        found = []
-        async with asyncio.timeout(WAIT_S):
-            while (message := await anext(client.messages)).topic.value != marker:
-                found.append(message)
-        return found
-
-    async def dead_letters(self):
-        found = await self.drain(self.letters)
-        self.buried += [(message, dict(message.properties.UserProperty)) for message in found]
-        return self.buried
-
-    async def dead(self):
-        return [
-            (message.topic.value.rpartition("/")[2], told["rm-reason"], message.payload)
-            for message, told in await self.dead_letters()
-        ]
-
-    async def dead_rows(self):
-        return [int(told["rm-row"]) for _, told in await self.dead_letters()]
-
-    async def expire(self, mailbox):
-        """End a lease as the broker does by itself: end the session, and publish the will."""
-        if mailbox.startswith("anon-"):
-            async with aiomqtt.Client(
-                self.config.server,
-                self.config.port,
-                protocol=aiomqtt.ProtocolVersion.V5,
-                identifier=f"rm-{self.exp_id}-{mailbox}",
-                clean_start=True,
-            ):
-                await self.publisher.publish(self.topics.directory(mailbox), b"", qos=1, retain=True)
-        else:
-            await self.publisher.publish(self.topics.owner(mailbox), b"", qos=1, retain=True)
-        await self.settle()
-
-    async def settle(self):
-        """Wait until all messagers have received the others' signals."""
-        for _ in range(2):
-            for messager in self.messagers:
-                if not messager.engine.closed:
-                    await messager.engine.transport.load_directory(-1)
-
-    async def waiting(self, mailbox):
-        await self.settle()
-        counts = [await messager.engine.transport.waiting() for messager in self.messagers]
-        return sum(count.get(mailbox, 0) for count in counts)
-
-    async def entries(self, mailbox):
-        await self.settle()
-        listening = [
-            messager.engine.transport._receiver.mailbox for messager in self.messagers if not messager.engine.closed
-        ]
-        return [
-            entry.frame for box in listening if box is not None and box.name == mailbox for entry in box.unhandled()
-        ]
-
-    async def mailboxes(self):
-        client = await self.client(self.topics.all_entries)
-        cards = {message.topic.value.rpartition("/")[2]: message.payload for message in await self.drain(client)}
-        return {name for name, card in cards.items() if card and not decode_entry(card).pending}
-
-    async def close(self):
-        await self.stack.aclose()
-
-
 def is_sharded(server):
     return isinstance(server, ShardsConfig) or getattr(server, "shards", 1) > 1
 
@@ -388,8 +248,6 @@ def client_of(config, keys=None):
 
 
 def store_of(server, exp_id, messagers=()):
-    if isinstance(server, MqttConfig):
-        return MqttStore(server, exp_id, messagers)
     if is_sharded(server):
         return ShardedStore(server, exp_id)
     return MemoryStore(server, exp_id) if isinstance(server, MemoryServer) else RedisStore(server, exp_id)

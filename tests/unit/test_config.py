@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from ray_messaging import ConfigError, MessagingConfig, RedisConfig, Steps
-from ray_messaging.config import MqttConfig
+from ray_messaging.compat.mqtt import MqttConfig
 from ray_messaging.messager import Messager
 
 SECRET = "s3cret"

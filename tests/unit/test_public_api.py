@@ -45,7 +45,6 @@ NAMES = [
     "MessagingConfig",
     "MessagingError",
     "MoveFailed",
-    "MqttConfig",
     "Msg",
     "NoAnswer",
     "NoQuestion",
@@ -133,9 +132,3 @@ def test_every_error_is_public_and_drawn_in_the_tree():
 def test_extras_are_not_imported_by_themselves():
     code = "import sys, ray_messaging; print(sorted({'aiomqtt', 'paho', 'openai', 'pandas'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
-
-
-def test_mqtt_is_there_without_an_import_of_its_own():
-    code = "import ray_messaging; print(ray_messaging.mqtt.Messager.__name__)"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert told.stdout == "Messager\n"

@@ -129,8 +129,6 @@ def _open(exp_id: str, redis: str | None) -> DeadLetters:
     """Open the dead letters of an experiment. Raises: ConfigError, UnknownName, ConnectionFailed."""
     if redis is None:
         return join_experiment(exp_id, "--redis for the server of an ended experiment").dead_letters
-    if redis.startswith("mqtt"):
-        raise ConfigError("an MQTT broker keeps no dead letters: see docs/mqtt.md")
     return DeadLetters(RedisConfig.from_url(redis), exp_id).check()
 
 

@@ -87,7 +87,7 @@ class InterceptorActor:
         """Return host, port and token of the verdict lane to a messager of this experiment; raise ConfigError.
 
         Args:
-            exp_id: The messager's experiment. None: a messager on MQTT, which may belong to none.
+            exp_id: The messager's experiment. None: one of no experiment (see `compat.mqtt`).
         """
         self._check_ours(exp_id)
         return self._host.lane_address

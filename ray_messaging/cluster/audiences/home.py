@@ -110,7 +110,7 @@ class AudienceFiles:
             await self._through_actor(lambda actor: actor.move_in_step.remote(name, step, change))
 
     def create(self, name: str, kind: str, edges: Edges) -> None:
-        """Create an audience; raise AlreadyExists, ConfigError on MQTT."""
+        """Create an audience; raise AlreadyExists."""
         if self._here():
             AudienceMaker(Path(self._home.folder), self._interceptor).create(name, kind, edges)
         else:

@@ -1,6 +1,6 @@
 """The router, which splits a batch into frames: some for each mailbox that listens, some for unowned channels."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 from ray_messaging.addressing.channels import build_channel
 from ray_messaging.addressing.directory import NOBODY, Directory
 from ray_messaging.common.limits import CALL_BYTES, COLUMN_ROWS, FRAME_ROWS
-from ray_messaging.interception.wire.verdicts import FOREIGN
 from ray_messaging.model.batch import Batch
-from ray_messaging.receipt import DELIVERED, UNDELIVERABLE, UNKNOWN, PairFates
+from ray_messaging.receipt import DELIVERED, UNDELIVERABLE, PairFates
 from ray_messaging.sending.delivery import logged_frames
 from ray_messaging.sending.delivery.folded_frames import FoldedFrames
 from ray_messaging.sending.delivery.in_flight_batch import InFlightBatch, Rows
@@ -25,19 +24,11 @@ _SHORT = 2**16  # routes
 UNOWNED = ""  # the queue of messages on channels that no mailbox owns
 
 
-class SettledFate(NamedTuple):
-    """The fate of rows that are logged afterwards, and the mailbox that has them ("": none)."""
-
-    mailbox: str
-    fate: int
-
-
 class OutboundFrame(msgspec.Struct, eq=False):
     """Some rows of a batch (None: all) on their way to one mailbox, or to the log.
 
     `data` is the encoded frame, and `publish` are the messages for subscribers, which `batch` holds as rows. `note` is
-    logged with them. `nbytes` is the size of all of it. A frame with `settled` only logs the fate of rows that were
-    written before.
+    logged with them. `nbytes` is the size of all of it.
     """
 
     in_flight: InFlightBatch
@@ -51,7 +42,6 @@ class OutboundFrame(msgspec.Struct, eq=False):
     verdict_epoch: int
     deadline: float
     nbytes: int
-    settled: SettledFate | None = None
 
     def batch_rows(self) -> Rows:
         """Return the rows as indices into the batch in flight."""
@@ -61,14 +51,12 @@ class OutboundFrame(msgspec.Struct, eq=False):
 class FrameRouter:
     """The router of one directory.
 
-    With `mirror`, subscribers get the messages of mailboxes, too. With `logs_apart`, the log cannot read the mailboxes,
-    and gets a note on each row once it has its fate.
+    With `mirror`, subscribers get the messages of mailboxes, too.
     """
 
-    def __init__(self, directory: Directory, *, mirror: bool, logs_apart: bool = False) -> None:
+    def __init__(self, directory: Directory, *, mirror: bool) -> None:
         self.directory = directory
         self.mirror = mirror
-        self.logs_apart = logs_apart
         self._folded = FoldedFrames(directory)
         self.shut: set[str] = set()  # boxes that take nothing, because their group does not count in their step
 
@@ -255,7 +243,7 @@ class FrameRouter:
         batch = in_flight.outgoing if rows is None else in_flight.outgoing.take(rows)
         publish = self.publications(batch) if mailbox == UNOWNED or self.mirror else []
         note: LoggedFrame | None = None
-        logged = self.directory.logged and not self.logs_apart
+        logged = self.directory.logged
         if logged and mailbox == UNOWNED:
             note = logged_frames.published(in_flight, batch, rows)
         elif logged and in_flight.rewritten:
@@ -274,17 +262,6 @@ class FrameRouter:
         return OutboundFrame(
             in_flight, queue, rows, batch.rows, data, publish, published, note, verdict_epoch, deadline, nbytes
         )
-
-    def log_settled(self, frame: OutboundFrame, fates: "int | NDArray[np.uint8]") -> list[OutboundFrame]:
-        """Build the frames that log the fates of a frame's rows, which were written."""
-        rows, frames = frame.batch_rows(), []
-        found = np.broadcast_to(fates, len(rows))
-        for fate in np.unique(found[found != UNKNOWN]).tolist():
-            part = rows[found == fate]
-            note = logged_frames.settled(frame.in_flight, part, fate, frame.mailbox)
-            settled = SettledFate(frame.mailbox, fate)
-            frames.append(_log_frame(frame.in_flight, part, note, FOREIGN, frame.deadline, settled))
-        return frames
 
     def publications(self, batch: Batch) -> list[Published]:
         """Return the messages of a batch as subscribers of their channels get them."""
@@ -309,11 +286,10 @@ def _log_frame(
     note: LoggedFrame,
     verdict_epoch: int,
     deadline: float,
-    settled: SettledFate | None = None,
 ) -> OutboundFrame:
     """Build a frame that only logs rows."""
     nbytes = len(note.frame) + len(note.note)
-    return OutboundFrame(in_flight, LOG, rows, len(rows), b"", [], None, note, verdict_epoch, deadline, nbytes, settled)
+    return OutboundFrame(in_flight, LOG, rows, len(rows), b"", [], None, note, verdict_epoch, deadline, nbytes)
 
 
 def _row_bytes(batch: Batch) -> int:

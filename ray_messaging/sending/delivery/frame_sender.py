@@ -358,7 +358,7 @@ class FrameSender:
     def _fail_late(self, queue: MailboxQueue, why: FrameFate | SendStatus, now: float) -> None:
         for frame in queue.take_late(now):
             error = send_errors.refused(frame, why)
-            frame.in_flight.fail(frame.batch_rows(), error if frame.settled is None else send_errors.unlogged(error))
+            frame.in_flight.fail(frame.batch_rows(), error)
 
     def too_large(self, frame: OutboundFrame) -> PayloadTooLarge:
         """Build the error for a frame that its mailbox can never take."""
@@ -382,26 +382,21 @@ class FrameSender:
     # -- written frames -------------------------------------------------------------------------------------------
 
     def written(self, frame: OutboundFrame, subscriber_counts: list[int]) -> None:
-        """Give the rows of a frame that the server has their fate, or log the fate first."""
-        if frame.settled is not None:
-            self._settle(frame, frame.settled.mailbox, frame.settled.fate)
-            return
+        """Give the rows of a frame that the server has their fate."""
         if frame.mailbox == LOG:
             frame.in_flight.stop(frame.batch_rows())
             return
         if self.observer is not None and frame.mailbox != UNOWNED:
             self.observer.frame_written(frame.mailbox, frame.count, len(frame.data))
-        logs_first = self._transport.logs_apart and self._directory.logged
-        if frame.mailbox != UNOWNED and not logs_first:
+        if frame.mailbox != UNOWNED:
             frame.in_flight.deliver(frame.rows, frame.mailbox, DELIVERED)
             return
-        fates = DELIVERED if frame.mailbox != UNOWNED else self._published_fates(frame, np.array(subscriber_counts))
-        if logs_first:
-            # A message with a receipt is in the log.
-            for settled in self._router.log_settled(frame, fates):
-                self.queues.queue_of(LOG).frames.append(settled)
-        else:
-            self._settle(frame, frame.mailbox, fates)
+        fates = self._published_fates(frame, np.array(subscriber_counts))
+        if frame.in_flight.copies is not None:
+            frame.in_flight.copies[frame.batch_rows()] = 0
+        if np.any(fates == UNDELIVERABLE):
+            frame.in_flight.outcome.keep_addresses(frame.in_flight.batch)
+        frame.in_flight.settle(frame.batch_rows(), fates)
 
     def _published_fates(self, frame: OutboundFrame, subscriber_counts: NDArray[np.intp]) -> NDArray[np.uint8]:
         """Return the fate of each publication; those that the server refused fail here, and are UNKNOWN."""
@@ -411,17 +406,6 @@ class FrameSender:
         fates = np.where(subscriber_counts > 0, PUBLISHED, UNDELIVERABLE).astype(np.uint8)
         fates[refused] = UNKNOWN
         return fates
-
-    def _settle(self, frame: OutboundFrame, mailbox: str, fates: "int | NDArray[np.uint8]") -> None:
-        """Settle the rows of a frame, those of a mailbox once all of their mailboxes have them."""
-        if mailbox != UNOWNED and isinstance(fates, int):
-            frame.in_flight.deliver(frame.rows, mailbox, fates)
-            return
-        if frame.in_flight.copies is not None:
-            frame.in_flight.copies[frame.batch_rows()] = 0
-        if np.any(np.asarray(fates) == UNDELIVERABLE):
-            frame.in_flight.outcome.keep_addresses(frame.in_flight.batch)
-        frame.in_flight.settle(frame.batch_rows(), fates)
 
     # -- failures -------------------------------------------------------------------------------------------------
 
@@ -468,8 +452,8 @@ class FrameSender:
         stale, self.stale_verdicts = self.stale_verdicts, {}
         for in_flight, rows in stale.items():
             in_flight.fail(rows, error)
-        for frame in self.queues.take_all(settled=True):
-            frame.in_flight.fail(frame.batch_rows(), error if frame.settled is None else send_errors.unlogged(error))
+        for frame in self.queues.take_all():
+            frame.in_flight.fail(frame.batch_rows(), error)
 
 
 def writes_of(frames: list[tuple[OutboundFrame, int]]) -> list[FrameWrite]:

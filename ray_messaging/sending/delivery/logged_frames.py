@@ -27,11 +27,6 @@ def published(in_flight: InFlightBatch, batch: Batch, rows: Rows | None) -> Logg
     return _logged(batch, _note(in_flight, PUBLISHED, "", list(places)))
 
 
-def settled(in_flight: InFlightBatch, rows: Rows, fate: int, mailbox: str) -> LoggedFrame:
-    """Build the note on settled rows, for a log that cannot read the mailboxes."""
-    return _logged(in_flight.outgoing.take(rows), _note(in_flight, fate, mailbox, rows.tolist(), counted=True))
-
-
 def rewritten(
     in_flight: InFlightBatch, batch: Batch, rows: Rows | None, mailbox: str
 ) -> tuple[LoggedFrame | None, Batch]:
@@ -47,7 +42,7 @@ def rewritten(
     return logged, frame
 
 
-def _note(in_flight: InFlightBatch, fate: int, mailbox: str, places: list[int], *, counted: bool = False) -> LogNote:
+def _note(in_flight: InFlightBatch, fate: int, mailbox: str, places: list[int]) -> LogNote:
     """Build a note on rows, with the original payloads of rewritten ones."""
     rules: defaultdict[str, list[int]] = defaultdict(list)
     originals: defaultdict[bytes, list[int]] = defaultdict(list)
@@ -57,7 +52,7 @@ def _note(in_flight: InFlightBatch, fate: int, mailbox: str, places: list[int], 
             rules[in_flight.rewritten[row][0]].append(at)
             originals[lines.row(row)].append(at)
     why = tuple(Why(rule, "", _bytes(found)) for rule, found in rules.items())
-    return LogNote(fate, mailbox, why, tuple(Before(_bytes(found), line) for line, found in originals.items()), counted)
+    return LogNote(fate, mailbox, why, tuple(Before(_bytes(found), line) for line, found in originals.items()))
 
 
 def _logged(batch: Batch, note: LogNote) -> LoggedFrame:

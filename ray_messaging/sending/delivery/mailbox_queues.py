@@ -34,13 +34,12 @@ class MailboxQueue:
         self.refused = True
         self.retry_at = now + self._backoff.next_pause()
 
-    def take(self, *, settled: bool) -> list[OutboundFrame]:
-        """Remove and return the frames; those that log settled rows stay, unless `settled`.
+    def take(self) -> list[OutboundFrame]:
+        """Remove and return the frames.
 
         A head that was refused is tried again at once; the pause after the next refusal is a longer one.
         """
-        taken = [frame for frame in self.frames if settled or frame.settled is None]
-        self.frames = deque(frame for frame in self.frames if not settled and frame.settled is not None)
+        taken, self.frames = [*self.frames], deque()
         self.attempted, self.retry_at = 0, 0.0
         return taken
 
@@ -103,11 +102,10 @@ class MailboxQueues(dict[str, MailboxQueue]):
         """Return the queues with a refused head that is to be tried again now."""
         return [queue for queue in self.values() if queue.refused and queue.frames and queue.retry_at <= now]
 
-    def take_all(self, *, settled: bool = False) -> list[OutboundFrame]:
+    def take_all(self) -> list[OutboundFrame]:
         """Empty the queues, and return their frames, the oldest first.
 
-        Rows of one batch that were queued later, because they had to wait, have a later deadline. Frames that log
-        settled rows stay, unless `settled`: nothing can change them.
+        Rows of one batch that were queued later, because they had to wait, have a later deadline.
         """
-        frames = [frame for queue in self.values() for frame in queue.take(settled=settled)]
+        frames = [frame for queue in self.values() for frame in queue.take()]
         return sorted(frames, key=lambda frame: (frame.in_flight.batch.first, frame.deadline))

@@ -43,12 +43,8 @@ class MemoryTransport:
     """Mailboxes of one experiment in a MemoryServer."""
 
     patterns: Patterns = GLOBS
-    logs_apart = False
-    transacts = True
-    checks_verdicts = True
-    acks_apart = True
-    forgets = True
     outbox = None
+    forgets = True
     largest_frame: int | None = None
 
     def __init__(self, server: MemoryServer, exp_id: str, *, dead_bytes: int = DEAD_BYTES) -> None:

@@ -60,11 +60,7 @@ class RedisTransport:
     """Mailboxes of one experiment on a Redis or Valkey server."""
 
     patterns: Patterns = GLOBS
-    logs_apart = False
-    transacts = True
     forgets = True
-    checks_verdicts = True
-    acks_apart = True
     largest_frame: int | None = None
     outbox = None
 

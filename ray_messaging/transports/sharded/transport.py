@@ -58,11 +58,7 @@ class ShardedTransport:
     """
 
     patterns: Patterns = GLOBS
-    logs_apart = False
-    transacts = True
     forgets = True
-    checks_verdicts = True
-    acks_apart = True
     largest_frame: int | None = None
 
     def __init__(self, config: ShardsConfig, shards: Sequence[RedisTransport]) -> None:

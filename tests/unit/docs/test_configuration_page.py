@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ray_messaging import MessagingConfig, MqttConfig, RedisConfig, Steps
+from ray_messaging import MessagingConfig, RedisConfig, Steps
+from ray_messaging.compat.mqtt import MqttConfig
 from ray_messaging.config import settings_of
 
 CONFIGS = [MessagingConfig, RedisConfig, MqttConfig, Steps]

@@ -69,7 +69,7 @@ Msg.url
 # Heading in the docs: members, the page, our module, what else a `from module import *` of the seed brings.
 SEEDS = {
     "AgentSociety on Redis": (REDIS, "redis-messager.md", "ray_messaging", {"Messager", "RedisConfig"}),
-    "AgentSociety on MQTT": (MQTT, "mqtt-messager.md", "ray_messaging.mqtt", {"Messager"}),
+    "AgentSociety on MQTT": (MQTT, "mqtt-messager.md", "ray_messaging.compat.mqtt", {"Messager"}),
     "AgentScope's Msg": (MSG, "agentscope-msg.txt", "ray_messaging", set()),
 }
 MEMBER = re.compile(r"(?P<coroutine>async )?(?P<name>[\w.]+)(?P<arguments>\(.*\))?$")

@@ -68,7 +68,7 @@ def noted(batch: Batch, entry: str, encoded: bytes, takers: list[int] | None) ->
 
 
 def _fates(note: LogNote, takers: list[int] | None, rows: int) -> int | NDArray[np.uint8]:
-    if note.fate != PUBLISHED or note.counted:
+    if note.fate != PUBLISHED:
         return note.fate
     if takers is None or len(takers) != rows:
         raise FrameError(f"a note for the event log counts the takers of {len(takers or ())} messages, not of {rows}")
@@ -133,7 +133,7 @@ def _moved_note(note: LogNote, places: NDArray[np.intp]) -> LogNote:
 
     why = tuple(Why(why.rule, why.reason, moved(why.rows)) for why in note.why)
     before = tuple(Before(rows, each.line) for each in note.before if (rows := moved(each.rows)))
-    return LogNote(note.fate, note.mailbox, why, before, note.counted)
+    return LogNote(note.fate, note.mailbox, why, before)
 
 
 def _before(part: Part) -> tuple[Before, ...]:

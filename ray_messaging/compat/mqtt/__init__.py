@@ -1,0 +1,14 @@
+"""AgentSociety's earlier Messager, on an MQTT broker.
+
+Code written for `from agentsociety.message import Messager` runs with `from ray_messaging.compat.mqtt import Messager`.
+It needs the extra `ray-messaging[mqtt]`. See docs/mqtt.md.
+"""
+
+import logging
+
+from ray_messaging.compat.mqtt.config import MqttConfig
+from ray_messaging.compat.mqtt.messager import Messager
+
+__all__ = ["Messager", "MqttConfig"]
+
+logger = logging.getLogger(__name__)

@@ -1,0 +1,321 @@
+"""A connection to an MQTT broker that comes back after a cut, with its session.
+
+It drives paho from this event loop by paho's public callbacks. aiomqtt, which does so too, cannot say whether a message
+that met the moment of a cut was published later: paho keeps such a message, and sends it with the next connection.
+"""
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import aiomqtt
+from paho.mqtt.client import MQTT_ERR_NO_CONN, MQTT_ERR_SUCCESS, Client, MQTTMessage, MQTTv5
+from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+from paho.mqtt.reasoncodes import ReasonCode
+from paho.mqtt.subscribeoptions import SubscribeOptions
+
+from ray_messaging.common.backoff import MQTT_RECONNECT, Backoff
+from ray_messaging.common.task_health import end
+from ray_messaging.compat.mqtt.config import MqttConfig
+from ray_messaging.errors import ConnectionFailed, MessagingError, OutcomeUnknown, PayloadTooLarge, ServerRefused
+
+logger = logging.getLogger(__name__)
+
+CONNECT_S: Final = 5.0
+FAREWELL_S: Final = 1.0
+MISC_S: Final = 1.0  # between two looks at the keepalive
+FOR_EVER_S: Final = 0xFFFFFFFF  # MQTT's number for a session without an end
+WHILE_AWAY_S: Final = 86_400  # a session without a name has no successor: it outlasts cuts of a day
+# As many as a broker has under way to one client by default (Mosquitto: 20, EMQX: 32).
+AT_ONCE: Final = 20
+_REFUSED: Final = {134, 135, 138, 140}  # bad user or password, not authorized, banned, bad authentication method
+
+
+class Connection:
+    """One client of the broker. After a cut it connects again, with backoff, until it is closed.
+
+    Its session stays at the broker, so that what is subscribed waits there meanwhile, and what is being published is
+    completed: by QoS 2 each message passes once.
+
+    Args:
+        identifier: The client's name at the broker, which its session belongs to.
+        lasting: The session outlasts `close`.
+        on_open: Is awaited after each connecting, before anything is published.
+        on_message: Takes each message that comes; it must not block. It returns whether the inbox has room: where it
+            has none, the connection ends, and comes back once `room` is set.
+    """
+
+    def __init__(
+        self,
+        config: MqttConfig,
+        identifier: str,
+        *,
+        lasting: bool,
+        on_open: "Callable[[Connection], Awaitable[None]] | None" = None,
+        on_message: Callable[[aiomqtt.Message], bool] | None = None,
+    ) -> None:
+        self.room, self._up = asyncio.Event(), asyncio.Event()
+        self.room.set()
+        self._config, self._lasting = config, lasting
+        self._on_open, self._on_message = on_open, on_message
+        self._loop = asyncio.get_running_loop()
+        self._acks: dict[int, asyncio.Future[Any]] = {}  # of what was published or subscribed, by paho's number
+        self._latest: deque[int] = deque(maxlen=5 * AT_ONCE)  # paho's numbers of what came; far from their end, 65,535
+        self._accepted: asyncio.Future[ReasonCode] = self._loop.create_future()
+        self._cut: asyncio.Future[str] = self._loop.create_future()
+        self._opened: asyncio.Future[None] = self._loop.create_future()
+        self._lasted = self._closing = False  # the last connection was good; this is the end
+        self._task: asyncio.Task[None] | None = None
+        self._client = client = Client(
+            CallbackAPIVersion.VERSION2, client_id=identifier, protocol=MQTTv5, reconnect_on_failure=False
+        )
+        client.connect_timeout = CONNECT_S
+        client.max_inflight_messages_set(AT_ONCE)
+        if config.username is not None:
+            client.username_pw_set(config.username, config.password)
+        if config.ssl:
+            client.tls_set_context(_tls(config))
+        self._listen_to(client)
+
+    def _listen_to(self, client: Client) -> None:
+        """Take what paho tells; it opens sockets in another thread, and tells all else in this one."""
+        loop = self._loop
+        client.on_connect = lambda _c, _u, _flags, code, _p: _settle(self._accepted, code)
+        client.on_disconnect = lambda _c, _u, _flags, code, _p: _settle(self._cut, str(code))
+        client.on_publish = lambda _c, _u, number, code, _p: self._acknowledged(number, code)
+        client.on_subscribe = lambda _c, _u, number, codes, _p: self._acknowledged(number, codes)
+        client.on_message = self._come
+
+        def opened(_client: Client, _userdata: object, sock: Any) -> None:  # noqa: ANN401 - a socket, of TLS or not
+            loop.call_soon_threadsafe(self._watch, sock)
+
+        def closed(_client: Client, _userdata: object, sock: Any) -> None:  # noqa: ANN401 - as above
+            loop.remove_reader(sock)
+
+        def has_more(_client: Client, _userdata: object, sock: Any) -> None:  # noqa: ANN401 - as above
+            loop.call_soon_threadsafe(self._write_soon, sock)
+
+        def has_no_more(_client: Client, _userdata: object, sock: Any) -> None:  # noqa: ANN401 - as above
+            loop.remove_writer(sock)
+
+        client.on_socket_open, client.on_socket_close = opened, closed
+        client.on_socket_register_write, client.on_socket_unregister_write = has_more, has_no_more
+
+    async def open(self) -> None:
+        """Connect; raise ConnectionFailed within some seconds, ServerRefused at once."""
+        self._task = asyncio.create_task(self._keep(), name="ray_messaging mqtt connection")
+        try:
+            await asyncio.shield(self._opened)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Disconnect."""
+        if self._task is None:
+            return
+        self._closing = True
+        if self._up.is_set():
+            farewell = Properties(PacketTypes.DISCONNECT)
+            farewell.SessionExpiryInterval = FOR_EVER_S if self._lasting else 0
+            self._client.disconnect(properties=farewell)
+            await asyncio.wait([self._cut], timeout=FAREWELL_S)
+        await end(self._task)
+
+    async def wait_up(self, timeout_s: float) -> None:
+        """Wait until it is connected; raise ConnectionFailed."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._up.wait()
+        except TimeoutError:
+            raise self._away(f"there is no connection to the broker at {self._where} for {timeout_s:g} s") from None
+
+    async def publish(self, topic: str, payload: bytes, timeout_s: float) -> None:
+        """Publish by QoS 2, also over cuts; return once the broker has it.
+
+        Raises: OutcomeUnknown, PayloadTooLarge, ConnectionFailed, ServerRefused.
+        """
+        try:
+            info = self._client.publish(topic, payload, qos=2)
+        except ValueError:  # MQTT's own limit
+            limit = 268_435_455 - len(topic.encode()) - 2
+            raise PayloadTooLarge(
+                f"this payload has {len(payload):,} bytes, and MQTT carries {limit:,}", size=len(payload), limit=limit
+            ) from None
+        # Without a connection paho keeps the message, and sends it with the next one.
+        if info.rc not in {MQTT_ERR_SUCCESS, MQTT_ERR_NO_CONN}:
+            raise self._away(f"paho takes no message ({info.rc!r})")
+        try:
+            async with asyncio.timeout(timeout_s):
+                code: ReasonCode = await self._answer(info.mid)
+        except TimeoutError:
+            raise OutcomeUnknown(
+                f"the broker at {self._where} did not confirm a message on {topic!r} within {timeout_s:g} s: it may "
+                "still arrive"
+            ) from None
+        if code.is_failure:
+            raise ServerRefused(f"the broker at {self._where} refused a message on {topic!r}: {code}")
+
+    async def subscribe(self, filters: list[str]) -> None:
+        """Subscribe by QoS 2; retained messages come with a new subscription only. Raises ServerRefused."""
+        if not filters:
+            return
+        options = SubscribeOptions(qos=2, retainHandling=SubscribeOptions.RETAIN_SEND_IF_NEW_SUB)
+        _, number = self._client.subscribe([(each, options) for each in filters])
+        answer = asyncio.ensure_future(self._answer(number or 0))
+        try:
+            ends: list[asyncio.Future[Any]] = [answer, self._cut]
+            await asyncio.wait(ends, timeout=self._config.timeout, return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                raise self._away("the connection was cut before the broker had answered to a subscription")
+            codes: list[ReasonCode] = answer.result()
+        finally:
+            answer.cancel()
+        refused = [repr(name) for name, code in zip(filters, codes, strict=True) if code.is_failure]
+        if refused:
+            raise ServerRefused(f"the broker at {self._where} does not let this user subscribe to {', '.join(refused)}")
+
+    async def _answer(self, number: int) -> Any:  # noqa: ANN401 - a code, or a list of them
+        answer = self._acks[number] = self._loop.create_future()
+        try:
+            return await answer
+        finally:
+            del self._acks[number]
+
+    def _acknowledged(self, number: int, answer: object) -> None:
+        """Give a waiting call the broker's answer; nobody waits any more for one that is late."""
+        if number in self._acks:
+            _settle(self._acks[number], answer)
+
+    # -- the connection -------------------------------------------------------------------------------------------
+
+    @property
+    def _where(self) -> str:
+        return f"{self._config.server}:{self._config.port}"
+
+    async def _keep(self) -> None:
+        backoff = Backoff(MQTT_RECONNECT)
+        while True:
+            try:
+                why = await self._once(backoff)
+            except (OSError, MessagingError) as error:
+                if not self._opened.done():
+                    self._opened.set_exception(error if isinstance(error, MessagingError) else self._unreachable(error))
+                    return
+                why = str(error)
+            except Exception as error:
+                _fail(self._opened, error)
+                raise
+            if self._closing:
+                return
+            if not self.room.is_set():  # the inbox is full: meanwhile the messages wait at the broker
+                await self.room.wait()
+                continue
+            level = logging.WARNING if self._lasted else logging.INFO
+            logger.log(level, "no connection to the broker at %s (%s): connecting again", self._where, why)
+            self._lasted = False
+            await backoff.sleep()
+
+    async def _once(self, backoff: Backoff) -> str:
+        """Connect, and stay so until the connection is cut or the inbox is full; return why."""
+        self._accepted, self._cut = self._loop.create_future(), self._loop.create_future()
+        session = Properties(PacketTypes.CONNECT)
+        session.SessionExpiryInterval = FOR_EVER_S if self._lasting else WHILE_AWAY_S
+        try:
+            await asyncio.to_thread(
+                self._client.connect,
+                self._config.server,
+                self._config.port,
+                self._config.keepalive_s,
+                clean_start=False,
+                properties=session,
+            )
+            async with asyncio.timeout(CONNECT_S):
+                ends: list[asyncio.Future[Any]] = [self._accepted, self._cut]
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if not self._accepted.done() or self._accepted.result().is_failure:
+                raise self._refusal()
+            if self._on_open is not None:
+                await self._on_open(self)
+            self._up.set()
+            self._lasted = True
+            backoff.reset()
+            _settle(self._opened, None)
+            while not self._cut.done():
+                await asyncio.wait([self._cut], timeout=MISC_S)
+                self._client.loop_misc()
+            return self._cut.result()
+        finally:
+            self._up.clear()
+            if not self._cut.done():
+                self._client.disconnect()
+
+    def _watch(self, sock: socket.socket) -> None:
+        """Have this event loop read from a new socket."""
+        if sock.fileno() != -1:  # it may be closed already
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # the packets of QoS 2 are small
+            self._loop.add_reader(sock, self._read, sock)
+
+    def _write_soon(self, sock: socket.socket) -> None:
+        if sock.fileno() != -1:  # it may be closed already
+            self._loop.add_writer(sock, self._client.loop_write)
+
+    def _read(self, sock: Any) -> None:  # noqa: ANN401 - a socket, of TLS or not
+        self._client.loop_read()
+        while getattr(sock, "pending", int)() and self._client.socket() is sock:  # TLS has decoded more than was read
+            self._client.loop_read()
+
+    def _come(self, _client: Client, _userdata: object, message: MQTTMessage) -> None:
+        if message.dup and message.mid in self._latest:
+            return  # Mosquitto 2.0 forgets in a restart that we had it already
+        self._latest.append(message.mid)
+        made = aiomqtt.Message(
+            message.topic, bytes(message.payload), message.qos, message.retain, message.mid, message.properties
+        )
+        if self._on_message is not None and not self._on_message(made):
+            self.room.clear()
+            if (sock := self._client.socket()) is not None:
+                self._loop.remove_reader(sock)
+            self._client.disconnect()
+
+    def _refusal(self) -> MessagingError:
+        """Build the error for a connection that the broker has refused, or ended before it took it."""
+        if not self._accepted.done():
+            why = self._cut.result() if self._cut.done() else f"no answer within {CONNECT_S:g} s"
+            return self._unreachable(why)
+        code = self._accepted.result()
+        if code.value in _REFUSED:
+            return ServerRefused(f"the broker at {self._where} refused this user ({code}): check username and password")
+        return self._unreachable(code)
+
+    def _unreachable(self, why: object) -> ConnectionFailed:
+        return self._away(
+            f"cannot connect to the MQTT broker at {self._where} ({why}); is it running, does it speak MQTT 5, and is "
+            "the port the right one?"
+        )
+
+    def _away(self, text: str) -> ConnectionFailed:
+        return ConnectionFailed(f"{text} (nothing was sent)", host=self._config.server, port=self._config.port)
+
+
+def _settle(waiting: "asyncio.Future[Any]", result: object) -> None:
+    if not waiting.done():
+        waiting.set_result(result)
+
+
+def _fail(waiting: "asyncio.Future[Any]", error: Exception) -> None:
+    if not waiting.done():
+        waiting.set_exception(error)
+
+
+def _tls(config: MqttConfig) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=config.ssl_ca_certs)
+    if config.ssl_certfile:
+        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile)
+    return context

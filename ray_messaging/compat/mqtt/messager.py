@@ -1,0 +1,411 @@
+"""AgentSociety's Messager on MQTT: its members, over an MQTT 5 broker's own means."""
+
+import asyncio
+import logging
+import time
+import uuid
+from collections import deque
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import aiomqtt
+import msgspec
+import numpy as np
+
+from ray_messaging.addressing.channels import AgentId, check_id, check_name
+from ray_messaging.common.limits import BATCH_ROWS
+from ray_messaging.common.task_health import end
+from ray_messaging.compat.mqtt.actor import ActorClass
+from ray_messaging.compat.mqtt.config import PORT, TIMEOUT_S, MqttConfig, broker_config
+from ray_messaging.compat.mqtt.connection import AT_ONCE, Connection
+from ray_messaging.compat.mqtt.topics import Wanted, check_topic, recipient_of, subscriptions_of
+from ray_messaging.compat.msg import Payload
+from ray_messaging.config import MessagingConfig
+from ray_messaging.errors import Closed, MessagingError, NotListening
+from ray_messaging.interception.client.verdict_client import ForeignVerdictClient, PassAll, verdict_client_for
+from ray_messaging.interception.wire.verdicts import BatchVerdict
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.columns import IdColumn, PayloadColumn, encode_payload
+from ray_messaging.receipt import BLOCKED, PUBLISHED, UNKNOWN, Outcome, Receipt
+from ray_messaging.receiving.call_checks import check_timeout
+
+logger = logging.getLogger("ray_messaging.compat.mqtt")
+
+
+class _Send(NamedTuple):
+    """One message that was accepted and has no receipt yet."""
+
+    topic: str
+    subtopic: str
+    payload: bytes
+    from_id: AgentId | None
+    to_id: AgentId | None
+    accepted_at: float
+    receipt: "asyncio.Future[Receipt]"
+
+
+class Messager(metaclass=ActorClass):
+    """Publisher and subscriber on an MQTT 5 broker, with AgentSociety's members.
+
+    Messages are published by QoS 2, and sessions outlast cuts: what the broker has acknowledged comes once, in the
+    order of its topic, as long as the broker keeps its data and this process lives (see docs/mqtt.md).
+
+    `Messager.remote(...)` starts it as a Ray actor. In process, call it, then `connect`, `subscribe`, `start_listening`
+    and at the end `stop`; `async with` connects and stops.
+
+    Args:
+        hostname: The broker's, its mqtt:// or mqtts:// URL, or an MqttConfig (with all other settings, and TLS).
+        timeout: Seconds that a send may wait for the broker.
+        message_interceptor: `messaging.interceptor`, or any Ray actor with `forward(from_uuid, to_uuid, msg) -> bool`.
+        name: With a name, messages for its topics wait at the broker while no process has it. None: they wait over
+            cuts, and end with `stop`.
+        settings: Its limits of payloads, inbox, outbox and log list, and the interceptor's timeout.
+    """
+
+    def __init__(
+        self,
+        hostname: str | MqttConfig,
+        port: int = PORT,
+        username: str | None = None,
+        password: str | None = None,
+        timeout: float = TIMEOUT_S,
+        message_interceptor: object = None,
+        *,
+        name: str | None = None,
+        settings: MessagingConfig | None = None,
+    ) -> None:
+        self.name = None if name is None else check_name("name", name)
+        self.settings = settings = settings or MessagingConfig()
+        self._config = broker_config(hostname, port, username, password, timeout)
+        self._sender = f"mqtt-{self.name or uuid.uuid4().hex}"
+        self._epoch = time.time_ns() // 1000  # of message ids: a later process of this name has a higher one
+        self._number = 0
+        self._log: deque[dict[str, Any]] = deque(maxlen=settings.log_list_messages)
+        self._inbox: deque[aiomqtt.Message] = deque()
+        self._filters: dict[str, None] = {}
+        self._listening = self._was_connected = self._warned = False
+        self._changing = asyncio.Lock()
+        self._out: Connection | None = None
+        self._in: Connection | None = None
+        self.set_message_interceptor(message_interceptor)
+
+    def __repr__(self) -> str:
+        return f"Messager({self._config.server}:{self._config.port}, name={self.name!r})"
+
+    # -- connecting -----------------------------------------------------------------------------------------------
+
+    async def connect(self) -> None:
+        """Connect; doing so twice does no harm. After a disconnect, subscribe and start listening again, too.
+
+        Raises: ConnectionFailed within some seconds, ServerRefused at once.
+        """
+        async with self._changing:
+            if self._out is not None:
+                return
+            # Two connections, so that a full inbox, which waits at the broker, never holds up what is sent.
+            out = Connection(self._config, f"{self._sender}-out", lasting=False)
+            heard = Connection(
+                self._config,
+                f"{self._sender}-in",
+                lasting=self.name is not None,
+                on_open=self._subscribe,
+                on_message=self._take,
+            )
+            self._came, self._closed = asyncio.Event(), asyncio.Event()
+            await out.open()
+            try:
+                await heard.open()
+            except BaseException:
+                await out.close()
+                raise
+            self._out, self._in, self._was_connected = out, heard, True
+            self._pending: deque[_Send] = deque()
+            self._room = asyncio.Semaphore(self.settings.outbox_messages)
+            self._slots = asyncio.Semaphore(AT_ONCE)
+            self._wake = asyncio.Event()
+            self._publishing: set[asyncio.Task[None]] = set()
+            self._sending = asyncio.create_task(self._send_all(out), name="ray_messaging mqtt outbox")
+
+    async def disconnect(self) -> None:
+        """Wait for the receipts of all accepted messages, and disconnect; doing so twice does no harm.
+
+        Messages that have come by then can still be fetched.
+        """
+        async with self._changing:
+            if self._out is None or self._in is None:
+                return
+            waiting = [send.receipt for send in self._pending]
+            await asyncio.gather(*waiting, *self._publishing, return_exceptions=True)
+            await end(self._sending)
+            out, heard, self._out, self._in = self._out, self._in, None, None
+            self._listening = False
+            self._filters.clear()
+            self._closed.set()
+            self._came.set()
+            await heard.close()
+            await out.close()
+            await self._client.close()
+
+    async def stop(self) -> None:
+        """Stop listening and disconnect; doing so twice does no harm."""
+        await self.disconnect()
+
+    async def __aenter__(self) -> Self:
+        await self.connect()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc_value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def is_connected(self) -> bool:
+        """Return whether it is connected: from `connect` to `disconnect`.
+
+        A cut does not count, because the messager connects again. To check the broker, use `ping`.
+        """
+        return self._out is not None
+
+    async def ping(self) -> None:
+        """Publish `ping` on the topic `ping`, and await the broker's answer; raise Closed, OutcomeUnknown."""
+        out = self._connected(Closed)
+        await out.wait_up(self._config.timeout)
+        await out.publish("ping", b"ping", self._config.timeout)
+
+    def _connected(self, kind: type[MessagingError]) -> Connection:
+        """Return the connection for sends; raise an error of this kind without one."""
+        if self._out is None:
+            again = " again" if self._was_connected else ""
+            raise kind(f"this messager is not connected: `await messager.connect()`{again} first")
+        return self._out
+
+    # -- interceptor and log list -----------------------------------------------------------------------------------
+
+    @property
+    def message_interceptor(self) -> object:
+        """Return the interceptor's handle, or None."""
+        return self._interceptor
+
+    def set_message_interceptor(self, message_interceptor: object) -> None:
+        """Use another interceptor from the next batch on; None: none. Raises ConfigError."""
+        timeout_s = self.settings.interceptor_timeout_s
+        client = PassAll() if message_interceptor is None else verdict_client_for(message_interceptor, timeout_s)
+        if isinstance(client, ForeignVerdictClient):
+            client = ForeignVerdictClient(_Texts(message_interceptor), timeout_s)
+        self._client, self._interceptor = client, message_interceptor
+
+    def get_log_list(self) -> list[dict[str, Any]]:
+        """Return the latest sends, a dict each: AgentSociety's keys, then those of the receipt."""
+        return [row | {"payload": msgspec.json.decode(row["payload"])} for row in self._log]
+
+    def clear_log_list(self) -> None:
+        """Empty the log list."""
+        self._log.clear()
+
+    # -- sending --------------------------------------------------------------------------------------------------
+
+    async def send_message(
+        self, topic: str, payload: Payload, from_uuid: AgentId | None = None, to_uuid: AgentId | None = None
+    ) -> Receipt:
+        """Send one message and return its receipt; `to_uuid` is not needed on an agent's topic.
+
+        Its fate is `published`, once the broker has it, or `blocked`.
+        Raises: Closed, InvalidAddress, InvalidPayload, PayloadTooLarge at once; ConnectionFailed and
+        InterceptorUnavailable if it was not sent, OutcomeUnknown if it may still arrive.
+        """
+        self._connected(Closed)
+        checked = check_topic(topic)
+        to_id, subtopic = recipient_of(checked, to_uuid)
+        from_id = None if from_uuid is None else check_id(from_uuid)
+        line = encode_payload(payload, self.settings.payload_bytes)
+        async with self._room:
+            self._connected(Closed)
+            receipt: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
+            self._pending.append(_Send(checked, subtopic, line, from_id, to_id, time.time(), receipt))
+            self._wake.set()
+            return await receipt
+
+    async def _send_all(self, out: Connection) -> None:
+        """Take what is accepted through the interceptor and to the broker, in order."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._pending:
+                sends = [self._pending.popleft() for _ in range(min(len(self._pending), BATCH_ROWS))]
+                try:
+                    await self._send(out, sends)
+                except MessagingError as error:
+                    _fail(sends, error)
+                except BaseException:
+                    _fail(sends, Closed("this messager has stopped, and nobody knows whether this was sent"))
+                    raise
+
+    async def _send(self, out: Connection, sends: list[_Send]) -> None:
+        batch = self._batch(sends)
+        verdict = await self._judge(batch)
+        outcome = Outcome(batch)
+        outcome.blocks = verdict.blocked
+        for row, send in enumerate(sends):
+            if row in verdict.blocked:
+                self._settle(send, outcome, row, BLOCKED)
+                continue
+            payload = verdict.rewritten[row][1] if row in verdict.rewritten else send.payload
+            await out.wait_up(self._config.timeout)
+            await self._slots.acquire()
+            task = asyncio.create_task(self._publish(out, send, payload, outcome, row))
+            self._publishing.add(task)
+            task.add_done_callback(self._publishing.discard)
+
+    async def _publish(self, out: Connection, send: _Send, payload: bytes, outcome: Outcome, row: int) -> None:
+        try:
+            await out.publish(send.topic, payload, self._config.timeout)
+        except MessagingError as error:
+            self._note(send, outcome, row)
+            _fail([send], error)
+        else:
+            self._settle(send, outcome, row, PUBLISHED)
+        finally:
+            self._slots.release()
+
+    def _batch(self, sends: list[_Send]) -> Batch:
+        topics = list(dict.fromkeys(send.subtopic for send in sends))
+        places = {topic: place for place, topic in enumerate(topics)}
+        first, self._number = self._number, self._number + len(sends)
+        return Batch(
+            sender=self._sender,
+            epoch=self._epoch,
+            first=first,
+            from_ids=IdColumn.of([send.from_id for send in sends]),
+            to_ids=IdColumn.of([send.to_id for send in sends]),
+            topics=tuple(topics),
+            topic=np.array([places[send.subtopic] for send in sends], np.uint16) if len(topics) > 1 else None,
+            lines=PayloadColumn.of([send.payload for send in sends]),
+            sent_at=np.array([send.accepted_at for send in sends]),
+            rows=len(sends),
+        )
+
+    async def _judge(self, batch: Batch) -> BatchVerdict:
+        """Return the verdicts on a batch, those of slow rules too: the batches behind wait, which keeps the order."""
+        client, verdict = self._client, BatchVerdict()
+        verdict.add(await client.judge(batch))
+        while verdict.deferred:
+            later = await client.wait(batch)
+            left = verdict.deferred & later.deferred
+            verdict.add(later)
+            verdict.deferred = left
+        return verdict
+
+    def _settle(self, send: _Send, outcome: Outcome, row: int, fate: int) -> None:
+        outcome.codes[row] = fate
+        outcome.done_at = time.time()
+        self._note(send, outcome, row)
+        if not send.receipt.done():  # its caller was cancelled
+            send.receipt.set_result(outcome.receipt(row))
+
+    def _note(self, send: _Send, outcome: Outcome, row: int) -> None:
+        receipt, known = outcome.receipt(row), outcome.codes[row] != UNKNOWN
+        self._log.append(
+            {
+                "topic": send.topic,
+                "payload": send.payload,
+                "from_uuid": _text(send.from_id),
+                "to_uuid": _text(send.to_id),
+                "start_time": send.accepted_at,
+                "consumption": max(0.0, time.time() - send.accepted_at),
+                "sent": receipt.sent,
+                "fate": receipt.fate if known else None,
+                "rule": receipt.rule,
+                "reason": receipt.reason if known else None,
+                "message_id": receipt.message_id,
+            }
+        )
+
+    # -- receiving ------------------------------------------------------------------------------------------------
+
+    async def subscribe(self, topics: Wanted | Sequence[Wanted], agents: object) -> None:  # noqa: ARG002 - see below
+        """Subscribe to a topic or a filter (with + or #), a pair of one and its QoS, or a sequence of such.
+
+        More can be added later. Args: agents is not used, because the topics name their agents.
+        Raises: NotListening, InvalidAddress, ServerRefused for a filter that the broker does not allow.
+        """
+        self._connected(NotListening)
+        wanted = subscriptions_of(topics)
+        assert self._in is not None
+        await self._in.wait_up(self._config.timeout)
+        await self._in.subscribe(wanted)
+        self._filters |= dict.fromkeys(wanted)
+
+    async def _subscribe(self, connection: Connection) -> None:
+        """Subscribe anew after a cut: the broker may have lost the session."""
+        await connection.subscribe([*self._filters])
+
+    def _take(self, message: aiomqtt.Message) -> bool:
+        """Put a message into the inbox; return whether there is room for more."""
+        self._inbox.append(message)
+        self._came.set()
+        return len(self._inbox) < self.settings.inbox_messages
+
+    async def start_listening(self) -> None:
+        """Allow fetching; before the first `subscribe` or after it. Raises NotListening."""
+        self._connected(NotListening)
+        self._listening = True
+
+    async def receive_messages(self) -> None:
+        """Listen as `start_listening` does, and return when the messager disconnects: the body of a task."""
+        await self.start_listening()
+        await self._closed.wait()
+
+    async def fetch_messages(self, *, timeout: float | None = 0.0) -> list[aiomqtt.Message]:
+        """Return the messages that have come, in order; wait up to `timeout` seconds (None: for ever) for one.
+
+        After a disconnect the messages received before it are returned, and nothing more. Before `start_listening`
+        there are none: a fetch with a timeout raises NotListening then.
+        """
+        check_timeout(timeout)
+        ended = self._was_connected and self._out is None
+        if not self._listening and not ended:
+            remedy = (
+                "this messager does not listen: `await messager.connect()`, `await messager.start_listening()` and "
+                "`await messager.subscribe(...)` first"
+            )
+            if timeout != 0:
+                raise NotListening(remedy)
+            if not self._warned:  # AgentSociety's loops begin to fetch before they listen
+                self._warned = True
+                logger.warning(remedy)
+            return []
+        if not self._inbox and self._out is not None and timeout != 0:
+            self._came.clear()
+            try:
+                async with asyncio.timeout(timeout):
+                    await self._came.wait()
+            except TimeoutError:
+                pass
+        found = [*self._inbox]
+        self._inbox.clear()
+        if self._in is not None:
+            self._in.room.set()
+        return found
+
+
+class _Texts:
+    """Handle of an interceptor that takes str ids, as AgentSociety's on MQTT does."""
+
+    def __init__(self, handle: Any) -> None:  # noqa: ANN401 - a Ray actor handle
+        self._handle = handle
+        self.forward = self
+
+    def remote(self, from_id: AgentId, to_id: AgentId, msg: str) -> object:
+        """Call `forward` of the actor."""
+        return self._handle.forward.remote(str(from_id), str(to_id), msg)
+
+
+def _text(agent_id: AgentId | None) -> str | None:
+    return None if agent_id is None else str(agent_id)
+
+
+def _fail(sends: list[_Send], error: MessagingError) -> None:
+    for send in sends:
+        if not send.receipt.done():
+            send.receipt.set_exception(error.with_traceback(None))

@@ -1,0 +1,130 @@
+"""Checks of MQTT topics and filters, and the agents that topics name."""
+
+import re
+from collections.abc import Sequence
+from urllib.parse import unquote
+
+from ray_messaging.addressing.channels import AgentId, check_id, check_name, check_subtopic
+from ray_messaging.errors import InvalidAddress
+
+TOPIC_BYTES = 65_535
+TOPIC_LEVELS = 128  # brokers disconnect above their own limit: EMQX takes 128, Mosquitto 200
+
+# MQTT forbids NUL, and lets a broker disconnect for control characters and Unicode noncharacters. Mosquitto does, and
+# such a topic, sent again after each reconnect, would block everything behind it.
+_UNFIT = re.compile(
+    "[\x00-\x1f\x7f-\x9f\ufdd0-\ufdef"
+    + "".join(f"{chr(plane << 16 | 0xFFFE)}{chr(plane << 16 | 0xFFFF)}" for plane in range(17))
+    + "]"
+)
+
+Wanted = str | tuple[str, int]
+
+
+def check_topic(topic: object) -> str:
+    """Return a valid topic to publish to; raise InvalidAddress otherwise."""
+    checked = _check("topic", topic)
+    if "+" in checked or "#" in checked:
+        raise InvalidAddress(f"topic {topic!r} holds a wildcard, + or #, which is only for subscribing", value=topic)
+    if checked[0] == "$":
+        raise InvalidAddress(f"topic {topic!r} begins with $: such topics are the broker's own", value=topic)
+    return checked
+
+
+def agent_of(topic: str) -> tuple[AgentId | None, str]:
+    """Return the agent of `exps/<exp_id>/agents/<agent id>/<subtopic>` and the subtopic; (None, ":<topic>") of another.
+
+    In an agent's id the characters % / + # are percent-encoded. Raises InvalidAddress for a topic below an experiment's
+    agents that is no agent's: no rule on ids would apply to it, and yet a filter of an agent's listener matches it.
+    """
+    levels = topic.split("/", 4)
+    if len(levels) < 3 or levels[0] != "exps" or levels[2] != "agents":
+        return None, f":{topic}"
+    try:
+        check_name("exp_id", levels[1])
+        agent_id = check_id(unquote(levels[3], errors="strict"))
+        return agent_id, check_subtopic(unquote(levels[4], errors="strict"))
+    except (InvalidAddress, UnicodeDecodeError, IndexError):
+        raise InvalidAddress(
+            f"topic {topic!r} is malformed: write exps/<exp_id>/agents/<agent id>/<subtopic>, and % / + # in an id "
+            "percent-encoded",
+            value=topic,
+        ) from None
+
+
+def recipient_of(topic: str, to_uuid: object) -> tuple[AgentId | None, str]:
+    """Return the recipient of a send on a topic, and the subtopic; raise InvalidAddress where they contradict."""
+    agent_id, subtopic = agent_of(topic)
+    if to_uuid is None:
+        return agent_id, subtopic
+    to_id = check_id(to_uuid)
+    if agent_id is not None and to_id != agent_id:
+        raise InvalidAddress(
+            f"to_uuid {to_uuid!r} contradicts the topic {topic!r}, which belongs to agent {agent_id!r}: leave to_uuid "
+            "out, or send on a topic of that agent's own",
+            value=to_uuid,
+        )
+    return to_id, subtopic
+
+
+def subscriptions_of(topics: object) -> list[str]:
+    """Return the filters of `subscribe`: a topic or filter, a pair of one and its QoS, or a sequence of such.
+
+    The QoS is checked and ignored: each message comes by QoS 2. Raises InvalidAddress.
+    """
+    if isinstance(topics, tuple) and not all(isinstance(each, str | tuple) for each in topics):
+        topics = [topics]  # a pair of a topic and its QoS
+    listed = topics if isinstance(topics, Sequence) and not isinstance(topics, str | bytes) else [topics]
+    return [_filter_of(wanted) for wanted in listed]
+
+
+def _filter_of(wanted: object) -> str:
+    if isinstance(wanted, tuple):
+        if len(wanted) != 2 or wanted[1] not in (0, 1, 2) or isinstance(wanted[1], bool):
+            raise InvalidAddress(
+                f"cannot subscribe to {wanted!r}: write a topic, or a pair of a topic and a QoS of 0, 1 or 2",
+                value=wanted,
+            )
+        wanted = wanted[0]
+    checked = _check("filter", wanted)
+    levels = checked.split("/")
+    if any(len(level) > 1 and ("+" in level or "#" in level) for level in levels) or "#" in levels[:-1]:
+        raise InvalidAddress(
+            f"filter {wanted!r} is malformed: + and # must each stand alone between slashes, and # at the end: "
+            "exps/my_exp/agents/+/agent-chat, exps/my_exp/#",
+            value=wanted,
+        )
+    if levels[0] == "$share":
+        raise InvalidAddress(
+            f"filter {wanted!r} is a shared subscription, which is not supported: each listening messager gets each "
+            "message, so leave $share/<group>/ out",
+            value=wanted,
+        )
+    return checked
+
+
+def _check(kind: str, text: object) -> str:
+    if not isinstance(text, str):
+        agent_id = text if isinstance(text, int) else "<agent id>"
+        raise InvalidAddress(
+            f"{kind} {text!r} must be a str; for an agent: exps/<exp_id>/agents/{agent_id}/agent-chat", value=text
+        )
+    if text.startswith("exps:"):
+        raise InvalidAddress(
+            f"{kind} {text!r} is a channel of Redis: on MQTT write {text.replace(':', '/')!r}", value=text
+        )
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        size = 0
+    if not 0 < size <= TOPIC_BYTES or _UNFIT.search(text):
+        raise InvalidAddress(
+            f"{kind} {text[:80]!r} cannot be used: it must be 1 to {TOPIC_BYTES} bytes of UTF-8 without control "
+            "characters",
+            value=text,
+        )
+    if text.count("/") >= TOPIC_LEVELS:
+        raise InvalidAddress(
+            f"{kind} {text[:80]!r} has {text.count('/') + 1} levels: brokers take {TOPIC_LEVELS}", value=text
+        )
+    return text

@@ -1,1 +1,0 @@
-"""One MQTT 5 connection that reconnects by itself."""

@@ -1,1 +1,0 @@
-"""The directory of mailboxes: entries that the broker retains."""

@@ -1,1 +1,0 @@
-"""AgentSociety's Messager on MQTT."""

@@ -1,1 +1,0 @@
-"""Sending: a window of unconfirmed frames per mailbox, and publications on topics of users."""

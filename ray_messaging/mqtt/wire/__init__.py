@@ -1,1 +1,0 @@
-"""Topics and messages by which messagers talk over a broker."""
