@@ -4,6 +4,8 @@ import asyncio
 import inspect
 import json
 import pickle
+import subprocess
+import sys
 import uuid
 from abc import ABC, abstractmethod
 
@@ -533,6 +535,12 @@ async def test_stop_waits_for_the_receipts_of_what_was_accepted(open_one, exp):
     await sender.stop()
     assert all(receipt.sent for receipt in await asyncio.gather(*sending))
     assert numbers(await fetch_all(messager, 100)) == [*range(100)]
+
+
+def test_without_the_extra_its_name_is_said():
+    code = "import sys; sys.modules['paho'] = None; import ray_messaging.compat.mqtt"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "pip install 'ray-messaging[mqtt]'" in told.stderr.splitlines()[-1]
 
 
 def test_a_subclass_may_be_abstract():

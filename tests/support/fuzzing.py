@@ -337,9 +337,7 @@ class Notes(MsgpackTarget):
     def __init__(self):
         rows = np.array([0, 2], "<u4").tobytes()
         note = LogNote(3, "m", (Why("words", "no", rows),), (Before(rows, b"{}"),))
-        super().__init__(
-            [encode_log_note(note), encode_log_note(LogNote(1)), encode_log_note(LogNote(0, "m"))]
-        )
+        super().__init__([encode_log_note(note), encode_log_note(LogNote(1)), encode_log_note(LogNote(0, "m"))])
         self.batch = some_batches()[0]
 
     def check(self, data):
