@@ -67,7 +67,6 @@ async def test_columns_of_questions_of_which_some_fail(pair, serve):
     assert "20 failed" in repr(answers)
 
 
-@pytest.mark.beyond_mqtt("reading of dead letters")
 async def test_a_message_on_which_its_handler_failed_is_a_dead_letter(pair, serve, messagers, store):
     west, east = pair
     serving = serve(east, picky)
@@ -173,7 +172,6 @@ async def test_a_failure_that_comes_too_late_is_no_message(pair, serve):
 # -- the end of a service ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.beyond_mqtt("notes on services")
 async def test_where_a_service_has_ended_all_who_ask_are_told(pair, serve, messagers):
     west, east = pair
     gate = asyncio.Event()
@@ -296,7 +294,6 @@ async def ring(messagers, serve):
     return make
 
 
-@pytest.mark.beyond_mqtt("acks: the next fetch waits for the handler that asks")
 @pytest.mark.parametrize("way", [[1], [2, 1], [2, 3, 1]])
 async def test_an_answer_that_would_wait_for_itself_is_told_as_such_at_once(ring, messagers, way):
     user = await messagers()
@@ -307,7 +304,6 @@ async def test_an_answer_that_would_wait_for_itself_is_told_as_such_at_once(ring
     assert f"its answer would wait for itself: {', '.join(told)}, and" in answer.payload["error"]
 
 
-@pytest.mark.beyond_mqtt("notes on services")
 @pytest.mark.parametrize("agents", [[1, 2], [1, 2, 3]])
 async def test_agents_that_ask_each_other_at_the_same_time(ring, messagers, agents):
     user, outside = await messagers(), await messagers()
@@ -323,7 +319,6 @@ async def test_agents_that_ask_each_other_at_the_same_time(ring, messagers, agen
     assert all(f"agent {agent} waits for agent" in told[0] for agent in agents)
 
 
-@pytest.mark.beyond_mqtt("acks: the next fetch waits for the handler that asks")
 async def test_who_asks_back_where_a_handler_is_free_has_an_answer(ring, messagers):
     user = await messagers()
     await ring([1, 2], concurrency=2)
@@ -334,7 +329,6 @@ async def test_who_asks_back_where_a_handler_is_free_has_an_answer(ring, message
 # -- agents that are gone ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.beyond_mqtt("removing agents")
 async def test_a_question_to_agents_that_are_removed_waits_no_longer(pair):
     west, east = pair
     asking = asyncio.create_task(west.ask(1, 11, {"n": 1}, timeout=LONG_S))
