@@ -159,6 +159,7 @@ def _read_only(values: NDArray[Any]) -> NDArray[Any]:
 
 LINE_END = ord("\n")
 _FEW, _MANY = 2**14, 2**26  # bytes of a blob for which numpy counts faster, and needs as much memory again
+_REFUSALS = (TypeError, ValueError, OverflowError, RecursionError, UnicodeError, msgspec.MsgspecError)  # of encoders
 _NEWLINE = "this payload holds a msgspec.Raw with a newline: encode it without line breaks"
 
 
@@ -175,13 +176,16 @@ def encode_payload(payload: object, limit_bytes: int) -> bytes:
         plain = is_plain(payload if isinstance(payload, dict) else parts_of(payload))
     except InvalidPayload:
         raise
-    except (TypeError, ValueError, OverflowError, RecursionError, UnicodeError, msgspec.MsgspecError) as error:
-        json_form(payload)  # which finds the place
-        raise InvalidPayload(
-            f"this payload cannot become JSON: {error}; use dicts, lists, str, numbers, bool and None"
-        ) from error
+    except _REFUSALS:
+        plain, line = False, b""
     if not plain or (MAYBE_NULL in line and line.find(NULL) >= 0 and not all_finite(payload)):
-        line = encode(json_form(payload))
+        form = json_form(payload)  # it finds the place of what cannot be
+        try:
+            line = encode(form)
+        except _REFUSALS as error:
+            raise InvalidPayload(
+                f"this payload cannot become JSON: {error}; use dicts, lists, str, numbers, bool and None"
+            ) from error
     if LINE_END in line:  # an int: a search for bytes raises and drops an error internally
         raise InvalidPayload(_NEWLINE)
     if len(line) > limit_bytes:
@@ -268,8 +272,8 @@ class PayloadColumn(msgspec.Struct, eq=False):
             try:
                 blob = encode_lines(payloads)
                 parts = payloads if kinds <= {dict} else [*map(parts_of, payloads)]
-                doubtful = not are_plain(parts) or (may_have_null(blob) and not all_finite(payloads))
-            except (TypeError, ValueError, OverflowError, RecursionError, UnicodeError, msgspec.MsgspecError):
+                doubtful = not are_plain(parts, blob) or (may_have_null(blob) and not all_finite(payloads))
+            except _REFUSALS:
                 doubtful = True
             if not doubtful:  # else it is raised below, with its row
                 made = cls(blob, len(payloads))

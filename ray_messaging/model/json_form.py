@@ -47,8 +47,14 @@ def _is_plain_list(values: Any) -> bool:  # noqa: ANN401 - a list or a tuple
     return True
 
 
-def are_plain(payloads: Any) -> bool:  # noqa: ANN401 - a list of dicts
-    """Return whether all of some payloads are plain."""
+def are_plain(payloads: Any, lines: bytes) -> bool:  # noqa: ANN401 - a list of dicts
+    """Return whether all of some payloads are plain; `lines` is their JSON.
+
+    Where their JSON has no nested part, and no colon but those behind keys, as times have it, the keys are all that it
+    can have changed: to look at these alone takes a quarter of the time.
+    """
+    if lines.count(b"{") == len(payloads) and b"[" not in lines and lines.count(b":") == sum(map(len, payloads)):
+        return _TEXTS.issuperset(map(type, set().union(*payloads)))
     return levels_of(payloads, SCALARS, _TEXTS, _LISTS) > 0
 
 
@@ -191,6 +197,8 @@ def _as_json(value: object) -> object:
 def _same(value: object) -> object:
     """Return a JSON value that decodes to much the same: for numpy, a Msg, subclasses of str and numbers."""
     if isinstance(value, np.generic | np.ndarray):
+        if value.dtype.kind in "mM":
+            raise TypeError("numpy's dates and times have their form from json_form")
         return value.tolist()
     if isinstance(value, Msg):
         return value.to_dict()

@@ -8,10 +8,6 @@ from support.patience import WAIT_S
 
 from ray_messaging.errors import Closed, InterceptorUnavailable
 from ray_messaging.interception.wire.verdicts import BatchVerdict
-from ray_messaging.model.batch import Batch
-from ray_messaging.model.columns import IdColumn, PayloadColumn
-from ray_messaging.model.extension import Extension
-from ray_messaging.model.message_ids import MessageIdColumn
 from ray_messaging.transports.memory import MemoryServer
 
 
@@ -182,39 +178,3 @@ async def test_rows_of_other_kinds_of_ids_wait_too(pair):
     receipts = await asyncio.wait_for(sending, WAIT_S)
     assert receipts.fates.tolist() == ["blocked", "delivered", "undeliverable", "delivered"]
     assert np.array_equal(receipts.codes == 3, [True, False, False, False])
-
-
-def asked(number, agent, deliver):
-    """Build a frame of one question in step 4, as another process sends it."""
-    extension = Extension(
-        attempt=2,
-        deliver=np.array([deliver]),
-        ordinal=np.array([number], np.uint32),
-        in_reply_to=MessageIdColumn.of([f"3-{number}-1"]),
-        expects_answer=np.array([True]),
-        reply_mailbox="east",
-    )
-    ids = {"from_ids": IdColumn.of([5]), "to_ids": IdColumn.of([agent])}
-    lines = PayloadColumn.of([b'{"n":%d}' % number])
-    topics = ("agent-chat",)
-    return Batch(sender="", epoch=0, first=0, rows=1, topics=topics, step=4, lines=lines, extension=extension, **ids)
-
-
-async def test_rows_of_a_step_keep_what_they_say_in_a_joint_request(pair):
-    sender, _ = pair
-    judge = sender.engine.accumulator.verdict_client
-    sending = []
-    for number, agent in enumerate([1, 2]):
-        sending.append(asyncio.create_task(sender.engine.bulk_sender.relay([asked(number, agent, 5 + number)])))
-        _, answer = await next_of(judge.questions)
-        answer.set_result(BatchVerdict(deferred={0}))
-    for _, late in [await next_of(judge.waits) for _ in sending]:
-        late.set_result(BatchVerdict(deferred={0}))
-    batch, late = await next_of(judge.waits)
-    extension = batch.extension
-    assert (extension.attempt, extension.reply_mailbox) == (2, "east")
-    assert [batch.message_id(row) for row in range(2)] == ["4-0-5", "4-1-5"]
-    assert np.broadcast_to(extension.deliver, 2).tolist() == [5, 6]
-    assert extension.in_reply_to.tolist() == ["3-0-1", "3-1-1"]
-    late.set_result(BatchVerdict())
-    await asyncio.wait_for(asyncio.gather(*sending), WAIT_S)
