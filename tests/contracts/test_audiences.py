@@ -257,13 +257,6 @@ async def test_everybody_hears(pair):
     assert [to for _, to in pairs_of(await received(east, 10))] == [*EAST]
 
 
-async def test_a_broker_keeps_no_audiences(exp_id, request, shelf):
-    messager = Messager(request.getfixturevalue("mosquitto_config"), exp_id, audiences=shelf)
-    async with messager:
-        with pytest.raises(ConfigError, match="keeps no audiences"):
-            await messager.broadcast(FRIENDS, {"n": 1}, 0)
-
-
 async def test_a_repeated_call_delivers_once(pair):
     west, east = pair
     transport = west.engine.frame_sender._transport

@@ -89,7 +89,7 @@ def test_a_config_refuses_the_values_that_agentsociety_refuses(fields):
 
 
 def test_a_config_takes_no_positional_arguments():
-    with pytest.raises(TypeError, match="positional"):
+    with pytest.raises(ConfigError, match=r"takes its settings by name, as RedisConfig\(server=\.\.\.\)"):
         RedisConfig("localhost", 6379)
 
 

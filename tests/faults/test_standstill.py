@@ -31,9 +31,8 @@ async def test_messages_read_ahead_are_not_handed_out_after_a_standstill(message
         await old.fetch_messages(timeout=timeout)
 
 
-@pytest.mark.parametrize("kind", ["mosquitto", "redis_process"])
-async def test_a_fetch_after_a_standstill_waits_for_a_server_that_is_away(opener, request, kind):
-    server = request.getfixturevalue(kind)
+async def test_a_fetch_after_a_standstill_waits_for_a_server_that_is_away(opener, redis_process):
+    server = redis_process
     receiver, sender = await opener(server.config, name="east"), await opener(server.config)
     chat = receiver.get_agent_chat_channel(1)
     await receiver.subscribe_and_start_listening([chat])

@@ -31,6 +31,7 @@ ALLOWED = {
     ("interception/rules/support/openai_endpoint.py", "importlib.import_module"),
     # Only its length is looked at.
     ("cluster/starting/lifecycle.py", "cloudpickle"),
+    ("cluster/unpicklable.py", "cloudpickle"),  # a user's own object, to say why it cannot be sent
     # Arrays of numbers from the log's folder; numpy refuses pickles unless it is told otherwise.
     ("audiences/storage/files.py", "np.load"),
     # JSON, from the guard process that we started, the user's files, and the OpenAI endpoint.

@@ -244,6 +244,8 @@ class MemorySteps:
             call = BoxCall(data, member, request, tag, self._exp.verdict_status(request.interceptor_epoch))
             if data.open_of(member) != tag.sent or not call.run_whole():
                 return None
+        else:
+            go_on = False  # an earlier call has closed it: as commit_step.lua, which only reads then
         return await self.close(tag.group, tag.attempt, tag.sent, closing, go_on=go_on)
 
     async def close(

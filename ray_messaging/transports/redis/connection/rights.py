@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import redis
-from redis.exceptions import NoPermissionError
+from redis.exceptions import NoPermissionError, ResponseError
 
 from ray_messaging.addressing.channels import Keys
 from ray_messaging.transports.redis.connection.scripts import script_at
@@ -75,14 +75,25 @@ def lacking_rights(client: "redis.Redis", keys: Keys) -> list[str]:
     which closes. A user without transactions is not examined.
     """
     given = {"K": f"{keys.prefix}rights", "C": f"{keys.prefix}own"}
-    with client.pipeline(transaction=False) as pipe:
-        pipe.response_callbacks.clear()
-        pipe.execute_command("MULTI")
+    connection = client.connection_pool.get_connection()
+    try:
+        connection.send_command("MULTI")
+        try:
+            connection.read_response()
+        except NoPermissionError:
+            return []  # nothing may follow: without a transaction it would be carried out
+        replies = []
         for sample in SAMPLES:
-            pipe.execute_command(*(given.get(part, part) for part in sample))
-        begun, *replies = pipe.execute(raise_on_error=False)
-    client.connection_pool.disconnect()
-    return [] if isinstance(begun, Exception) else list(dict.fromkeys(_lacking(replies, given)))
+            connection.send_command(*(given.get(part, part) for part in sample))
+        for _ in SAMPLES:
+            try:
+                replies.append(connection.read_response())
+            except ResponseError as error:
+                replies.append(error)
+        return list(dict.fromkeys(_lacking(replies, given)))
+    finally:
+        connection.disconnect()
+        client.connection_pool.release(connection)
 
 
 def _lacking(replies: list[Any], given: dict[str, str]) -> Iterator[str]:
