@@ -75,8 +75,8 @@ def fitting(schemas: Schemas, in_flight: InFlightBatch, rows: Rows | None) -> Ro
         for row, error in _mismatches(schemas, batch):
             some = np.arange(batch.rows) if row is None else np.array([row])
             some = some if rows is None else rows[some]
-            if row is not None and in_flight.call_row is not None:
-                error.row = in_flight.call_row + int(some[0])
+            if row is not None and (known := in_flight.row_in_call(int(some[0]))) is not None:
+                error.row = known
                 error.args = (f"row {error.row}: {error}",)
             in_flight.fail(some, error)
     except ConfigError as error:

@@ -289,17 +289,22 @@ class Accumulator:
         """Accept messages with several recipients, as part of one batch; `enter` comes first."""
         return self._extend(entries, repeat(time()), self._step)
 
-    def join(self, batch: Batch) -> "asyncio.Future[Receipts]":
-        """Accept a few messages that another process has encoded, as part of one batch; `enter` comes first."""
+    def join(self, batch: Batch, call_row: int) -> "asyncio.Future[Receipts]":
+        """Accept a few messages that another process has encoded, as part of one batch; `enter` comes first.
+
+        Args: call_row is the number of the first one in its call.
+        """
         assert batch.lines is not None
         rows = zip(batch.from_ids.tolist(), batch.to_ids.tolist(), batch.lines.by_row, strict=True)
         entries = [
             Entry(from_id, [to_id], batch.topic_of(row), line) for row, (from_id, to_id, line) in enumerate(rows)
         ]
         assert not isinstance(batch.step, np.ndarray)
-        return self._extend(entries, map(batch.sent_time, range(batch.rows)), batch.step)
+        return self._extend(entries, map(batch.sent_time, range(batch.rows)), batch.step, call_row)
 
-    def _extend(self, entries: Sequence[Entry], times: Iterable[float], step: int | None) -> "asyncio.Future[Receipts]":
+    def _extend(
+        self, entries: Sequence[Entry], times: Iterable[float], step: int | None, call_row: int | None = None
+    ) -> "asyncio.Future[Receipts]":
         large = max(len(entry.line) + 1 for entry in entries)
         self._count()
         nbytes = sum(len(entry.line) + 1 for entry in entries)
@@ -310,7 +315,7 @@ class Accumulator:
         self.capacity.nbytes += nbytes
         batch.nbytes += nbytes
         future: asyncio.Future[Receipts] = self._loop.create_future()
-        batch.bulks.append(BulkWaiter(low, len(batch), future))
+        batch.bulks.append(BulkWaiter(low, len(batch), future, call_row))
         self.capacity.rows += len(batch) - low
         batch.counted = len(batch.cells)
         self._prepare_futures()

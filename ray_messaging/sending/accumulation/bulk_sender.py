@@ -87,7 +87,10 @@ class BulkSender:
         return self._put_own(pairs) if broadcasts.trace is None else self._put(pairs)
 
     def _put_relayed(self, batch: Batch) -> "asyncio.Future[Receipts]":
-        return self._accumulator.join(batch) if _joins(batch) else self._put(self._encoded(batch))
+        if not _joins(batch):
+            return self._put(self._encoded(batch))
+        first, self._rows = self._rows, self._rows + batch.rows
+        return self._accumulator.join(batch, first)
 
     def _encoded(self, batch: Batch) -> EncodedBatch:
         tracer = self._accumulator.tracer

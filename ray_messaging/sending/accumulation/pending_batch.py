@@ -37,11 +37,12 @@ class Entry(NamedTuple):
 
 
 class BulkWaiter(NamedTuple):
-    """The future of a bulk send: the receipts of the rows from `low` to `high`."""
+    """The future of a bulk send, with the rows from `low` to `high`; `call_row` is the first one's number."""
 
     low: int
     high: int
     future: "asyncio.Future[Receipts]"
+    call_row: int | None = None
 
 
 def _new_future() -> "asyncio.Future[Receipts]":

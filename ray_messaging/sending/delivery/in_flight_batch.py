@@ -81,10 +81,14 @@ class InFlightBatch:
     def checked(self, version: int) -> None:
         self._pending.checked = version
 
-    @property
-    def call_row(self) -> int | None:
-        """Return the number of the first row in the call that sends it; None: it has messages of several calls."""
-        return self._pending.call_row
+    def row_in_call(self, row: int) -> int | None:
+        """Return the number of a row in the call that sends it; None: it was sent by itself."""
+        if self._pending.call_row is not None:
+            return self._pending.call_row + row
+        for bulk in self._pending.bulks:
+            if bulk.low <= row < bulk.high and bulk.call_row is not None:
+                return bulk.call_row + row - bulk.low
+        return None
 
     @property
     def reaches(self) -> Reaches | None:
@@ -254,7 +258,7 @@ class InFlightBatch:
                 future.set_exception(self._error_of(row, row + 1))
             else:
                 future.set_result(self.outcome.receipt(row))
-        for low, high, bulk in self._pending.bulks:
+        for low, high, bulk, _ in self._pending.bulks:
             unknown = np.flatnonzero(fates[low:high] == UNKNOWN) + low
             # Most often nothing has failed, and there is no need to look at each row.
             if bulk.done() or len(unknown) > len(self.errors):
