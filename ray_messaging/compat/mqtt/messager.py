@@ -251,7 +251,11 @@ class Messager(metaclass=ActorClass):
                 self._settle(send, outcome, row, BLOCKED)
                 continue
             payload = verdict.rewritten[row][1] if row in verdict.rewritten else send.payload
-            await out.wait_up(self._config.timeout)
+            try:
+                await out.wait_up(self._config.timeout)
+            except MessagingError as error:
+                _fail(sends[row:], error)  # those before are on their way, and get their own answers
+                return
             await self._slots.acquire()
             task = asyncio.create_task(self._publish(out, send, payload, outcome, row))
             self._publishing.add(task)
