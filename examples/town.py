@@ -34,7 +34,7 @@ class Quarter:
     async def open(self, messaging, name, plans, friends, model):
         """Move in, and answer from now on."""
         self.plans, self.friends, self.model = {agent: [place] for agent, place in plans.items()}, friends, model
-        self.messager = await messaging.open_messager(name, plans)
+        self.messager = await messaging.open_messager(name, [*plans])
         self.serving = asyncio.create_task(self.messager.serve(self.answer))
 
     async def answer(self, message):

@@ -55,17 +55,18 @@ class FolderSource:
 
     def ask(self, question: str, **arguments: Any) -> Any:  # noqa: ANN401 - each query has its own
         """Answer a query; raises as `answer`, and Unbalanced for the balance of a run that has no end."""
-        if question == "balance" and (lacking := unended(self._folder)):
-            raise Unbalanced(f"the log may lack rows: {lacking}", offenders=[])
         segments = self._folder.segments()
         try:
-            return answer(View(self._folder, segments), question, arguments)
+            found = answer(View(self._folder, segments), question, arguments)
         except LogError:
-            found = self._folder.segments()
-            if found == segments:
+            now = self._folder.segments()
+            if now == segments:
                 raise
             # A running writer has replaced files meanwhile.
-            return answer(View(self._folder, found), question, arguments)
+            found = answer(View(self._folder, now), question, arguments)
+        if question == "balance" and (lacking := unended(self._folder)):
+            raise Unbalanced(f"the log may lack rows: {lacking}", offenders=[])
+        return found
 
     def wait(self, position: int, timeout_s: float) -> bool:  # noqa: ARG002 - no rows will come
         """Return whether there are rows after a position."""

@@ -66,6 +66,7 @@ class Society:
         self.store = transport.steps
         await self.store.begin(self.settings)
         self.interceptor = Interceptor(self.exp_id, rules)
+        self.reviewer = RuleReviewer(self.interceptor, self.settings.horizon)
         await self.store.join(SUPERVISOR)
         await self.supervise(doom=doom)
         self.writer = LogWriter(await self.transport(), Folder(self.folder), self.exp_id, segment_age_s=1e9)
@@ -74,9 +75,8 @@ class Society:
 
     async def supervise(self, epoch=1, doom=None):
         """Start a supervisor; a higher epoch is a later interceptor's."""
-        reviewer = RuleReviewer(self.interceptor, self.settings.horizon)
         transport = await self.transport()
-        self.supervisor = supervision.Supervisor(transport, transport.steps, self.settings, reviewer, epoch)
+        self.supervisor = supervision.Supervisor(transport, transport.steps, self.settings, self.reviewer, epoch)
         self.supervisor._epoch = -1  # an interceptor of this process has no epoch on the server
         if doom is not None:
             doom.come_to(transport.steps)
