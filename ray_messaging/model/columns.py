@@ -272,7 +272,7 @@ class PayloadColumn(msgspec.Struct, eq=False):
             try:
                 blob = encode_lines(payloads)
                 parts = payloads if kinds <= {dict} else [*map(parts_of, payloads)]
-                doubtful = not are_plain(parts, blob) or (may_have_null(blob) and not all_finite(payloads))
+                doubtful = not are_plain(parts) or (may_have_null(blob) and not all_finite(payloads))
             except _REFUSALS:
                 doubtful = True
             if not doubtful:  # else it is raised below, with its row
