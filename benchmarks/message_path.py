@@ -2,7 +2,7 @@
 
 Run: python -m benchmarks.message_path [--json] [--trace]
 
-Two paths are counted, on a MemoryServer, with one recipient and an interceptor in this process that has one rule:
+Two paths are counted, on a LocalServer, with one recipient and an interceptor in this process that has one rule:
 
 - send: one awaited `Messager.send_message`, from the call to the receipt, without the receiver's background tasks.
   The row "send, until the transport" ends where the transport takes the frame.
@@ -29,10 +29,9 @@ from types import CodeType, FrameType
 from typing import Any
 
 import ray_messaging
-from ray_messaging import Messager
+from ray_messaging import LocalServer, Messager
 from ray_messaging.interception.rules.black_list import BlackList
 from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.transports.memory import MemoryServer
 
 PACKAGE = str(Path(ray_messaging.__file__).parent) + "/"
 NO_FUNCTIONS = {"<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>"}
@@ -131,8 +130,12 @@ async def _all_wait() -> None:
 
 async def measure() -> list[MessagePath]:
     """Send and fetch a message, and return the paths."""
-    server = MemoryServer()
     interceptor = Interceptor("path", [BlackList((8, 9))])
+    with LocalServer() as server:
+        return await _measure(server, interceptor)
+
+
+async def _measure(server: LocalServer, interceptor: Interceptor) -> list[MessagePath]:
     async with Messager(server, "path", interceptor, name="sender") as sender:
         before = asyncio.all_tasks()
         async with Messager(server, "path", interceptor, name="receiver") as receiver:
@@ -145,6 +148,8 @@ async def measure() -> list[MessagePath]:
             with Recorder(asyncio.all_tasks() - before) as calls:
                 await sender.send_message(channel, {"text": "hello"}, SENDER, RECEIVER)
             sent = MessagePath("send", calls)
+            while not receiver.stats()["inbox"]:  # noqa: ASYNC110 - there is no event for it
+                await asyncio.sleep(0)
             await _all_wait()
             with Recorder(set()) as calls:
                 await _read(receiver)

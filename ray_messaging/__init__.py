@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from ray_messaging.compat.msg import Msg
     from ray_messaging.config import MessagingConfig, RedisConfig, Steps
     from ray_messaging.conversations.answers import Answers
+    from ray_messaging.embedded.local_server import LocalServer
     from ray_messaging.eventlog.event_log import EventLog
     from ray_messaging.eventlog.reading.event_rows import LogRow
     from ray_messaging.interception import rules
@@ -88,6 +89,7 @@ _HOMES = {
     "Group": "ray_messaging.cluster.handles.group.group",
     "Health": "ray_messaging.observability.health.findings",
     "Inspector": "ray_messaging.cluster.inspector_process",
+    "LocalServer": "ray_messaging.embedded.local_server",
     "LogRow": "ray_messaging.eventlog.reading.event_rows",
     "Message": "ray_messaging.message",
     "Messager": "ray_messaging.messager",
@@ -135,6 +137,7 @@ __all__ = [
     "InvalidParts",
     "InvalidPayload",
     "InvalidQuery",
+    "LocalServer",
     "LogError",
     "LogRow",
     "MailboxFull",

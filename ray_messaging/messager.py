@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 class Messager(names.ChannelNames):
     """A sender and receiver of messages, with AgentSociety's methods and more.
 
-    Args: `config` is a RedisConfig, its URL or a MemoryServer. `message_interceptor` is
+    Args: `config` is a RedisConfig, its URL or a LocalServer. `message_interceptor` is
     `messaging.interceptor`, or any Ray actor that answers `forward(from_id, to_id, msg) -> bool`. With a `name` the
     mailbox outlives this process, and the next messager of that name goes on where this one stopped; without one it
     goes when this messager closes. An `observer` is called for each batch, frame, fetch, retry and new connection.

@@ -41,6 +41,8 @@ ANSWER_TIMEOUT_S: Final = 8.0  # without an answer or any work; below the owner'
 READY_POLL_S: Final = 0.01
 PROBE_TIMEOUT_S: Final = 0.25  # another program on the port may never answer
 STOP_TIMEOUT_S: Final = 5.0  # for the last fsync; after it SIGKILL
+# Only copied replies count for a client's output limit; others could fill the memory. Older servers copy each.
+COPY_REPLIES: Final = "CONFIG SET min-string-size-avoid-copy-reply 1073741824"
 TRUNCATED: Final = "loaded anyway because aof-load-truncated is enabled"
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # of linux/prctl.h
 
@@ -175,6 +177,7 @@ def serve(order: dict[str, Any], path: Path, lock: int, port: Port, watch: Watch
     fsync = None
     try:
         valkey.wait_ready(watch)
+        valkey.ask(COPY_REPLIES)
         truncated = TRUNCATED in valkey.log()
         send_event("ready", pid=valkey.pid, guard_pid=os.getpid(), data_dir=str(path), truncated=truncated)
         fsync = Fsync(path / data_directory.APPEND_ONLY_NAME, valkey.take_fsync) if order["fsync"] else None

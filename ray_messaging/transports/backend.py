@@ -69,7 +69,7 @@ def backend_of(config: ServerConfig) -> Backend:
 
 
 def open_transport(server: object, exp_id: str, settings: MessagingConfig) -> Transport:
-    """Make the transport for a server: a config, a URL, or a MemoryServer; raise ConfigError."""
+    """Make the transport for a server: a config, a URL, or a LocalServer; raise ConfigError."""
     refuse_broker(server)
     if settings.wait_replicas and isinstance(server, MemoryServer):
         raise ConfigError(
@@ -77,13 +77,15 @@ def open_transport(server: object, exp_id: str, settings: MessagingConfig) -> Tr
         )
     if isinstance(server, MemoryServer):
         return MemoryTransport(server, exp_id, dead_bytes=settings.dead_bytes)
+    if isinstance(server, BackendConfig):
+        return server.open_backend().transport(exp_id, settings)
     if isinstance(server, str):
         server = RedisConfig.from_url(server)
     if isinstance(server, ServerConfig):
         return backend_of(server).transport(exp_id, settings)
     if isinstance(server, BaseModel):
         return backend_of(redis_config(server)).transport(exp_id, settings)
-    raise ConfigError(f"{type(server).__name__} says no server: pass a RedisConfig, a redis:// URL or a MemoryServer")
+    raise ConfigError(f"{type(server).__name__} says no server: pass a RedisConfig, a redis:// URL or a LocalServer")
 
 
 def refuse_broker(server: object) -> None:
@@ -103,11 +105,6 @@ def experiment_config(server: object) -> ServerConfig | None:
         return server
     if isinstance(server, str):
         return RedisConfig.from_url(server)
-    if isinstance(server, MemoryServer):
-        raise ConfigError(
-            "a MemoryServer lives in one process, and an experiment's actors have their own: pass it to "
-            "Messager(MemoryServer(), exp_id) in a test; leave redis= out for an embedded server, or give it your own"
-        )
     if isinstance(server, BaseModel):
         return redis_config(server)
     raise ConfigError(

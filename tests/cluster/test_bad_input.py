@@ -6,7 +6,7 @@ import threading
 import pytest
 import ray
 
-from ray_messaging import Messaging, MessagingConfig, Outgoing, rules
+from ray_messaging import LocalServer, Messaging, MessagingConfig, Outgoing, rules
 from ray_messaging.embedded.server import EmbeddedServer
 from ray_messaging.embedded.supervisor import ServerSupervisor
 from ray_messaging.errors import (
@@ -21,7 +21,6 @@ from ray_messaging.errors import (
     ServerFailed,
     UnknownName,
 )
-from ray_messaging.transports.memory import MemoryServer
 
 
 def raised(error_type, call, /, *words, **facts):
@@ -56,12 +55,12 @@ def test_invalid_names_are_refused(messaging, name):
 @pytest.mark.parametrize(
     ("redis", "words"),
     [
-        (MemoryServer(), ["MemoryServer", "Messager(MemoryServer(), exp_id)", "embedded"]),
+        (LocalServer(), ["redis=LocalServer", "leave it out for an embedded server"]),
         (7, ["redis=int", "redis:// URL"]),
         ({"server": "127.0.0.1"}, ["redis=dict", "RedisConfig"]),
         (MessagingConfig(), ["MessagingConfig says no server"]),
     ],
-    ids=["memory", "int", "dict", "settings"],
+    ids=["local", "int", "dict", "settings"],
 )
 def test_invalid_servers_are_refused(redis, words):
     raised(ConfigError, lambda: Messaging.start("never", redis=redis), *words)

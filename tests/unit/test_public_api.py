@@ -35,6 +35,7 @@ NAMES = [
     "InvalidParts",
     "InvalidPayload",
     "InvalidQuery",
+    "LocalServer",
     "LogError",
     "LogRow",
     "MailboxFull",

@@ -34,6 +34,7 @@ from ray_messaging.transports.redis.sending.large_frames import LargeFrames
 from ray_messaging.transports.redis.sending.write_arguments import add_writes
 from ray_messaging.transports.redis.steps import RedisSteps
 from ray_messaging.transports.redis.surveys import RedisSurveys
+from ray_messaging.transports.steps.values import StepSettings
 from ray_messaging.transports.transport import (
     LOG,
     LOG_STREAM,
@@ -99,6 +100,7 @@ class RedisTransport:
         self._born: dict[str, str] = {}  # of the mailboxes that are ours: which incarnation of its name we read
         self.departures = RedisDepartures(self.link, self.keys, self._born, dead_bytes)
         self._ingress: RedisIngress | None = None
+        self.first_steps: StepSettings | None = None  # of an experiment that begins with its first messager
         self.guests: set[str] = set()  # mailboxes of another server, whose foreign messages come over this one
 
     def ask_when_cut(self, ended: Callable[[], Awaitable[Closed | None]]) -> None:
@@ -112,6 +114,8 @@ class RedisTransport:
     async def connect(self) -> None:
         """Reach the server; raise ConnectionFailed after `connect_timeout`, ServerRefused at once."""
         await self.link.connect()
+        if self.first_steps is not None:
+            await self.steps.begin(self.first_steps)
 
     async def close(self) -> None:
         """Close the connections; closing twice does no harm."""

@@ -1,0 +1,61 @@
+"""Server of this process alone, for messagers without a cluster."""
+
+import weakref
+from types import TracebackType
+from typing import Final, Self
+
+from ray_messaging.config import MessagingConfig, RedisConfig, Steps
+from ray_messaging.embedded.server import EmbeddedServer
+from ray_messaging.transports.redis.backend import RedisBackend
+from ray_messaging.transports.redis.transport import RedisTransport
+from ray_messaging.transports.steps.values import StepSettings
+
+_HOST: Final = "127.0.0.1"
+
+
+class _LocalBackend(RedisBackend):
+    """Factory for the stores on this server; its transports begin the steps of their experiment."""
+
+    def __init__(self, config: RedisConfig, steps: StepSettings | None) -> None:
+        super().__init__(config)
+        self._steps = steps
+
+    def transport(self, exp_id: str, settings: MessagingConfig, *, run: str = "") -> RedisTransport:
+        """Make the transport of a messager."""
+        transport = super().transport(exp_id, settings, run=run)
+        transport.first_steps = self._steps
+        return transport
+
+
+class LocalServer:
+    """A Valkey server that belongs to this process: empty, in memory alone, gone with the process, even a killed one.
+
+    Pass it as the server of a `Messager`, for a test or a simulation without a cluster. It starts with its first
+    messager, in 0.1 s, and ends with its `with` block, or when neither a variable nor a messager has it any more. Only
+    this user's processes on this machine can reach it.
+
+    Args: with `steps`, its experiments have steps.
+    """
+
+    def __init__(self, steps: Steps | None = None) -> None:
+        self._steps = None if steps is None else StepSettings.of(steps)
+        self._server = EmbeddedServer(_HOST, append_only=False)
+        # At the end of this process its guard ends the server. A process that was forked from it must not.
+        weakref.finalize(self, self._server.stop).atexit = False
+
+    def __enter__(self) -> Self:
+        self._server.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End the server, and all that it held; a second call does nothing."""
+        self._server.stop()
+
+    def open_backend(self) -> RedisBackend:
+        """Start the server unless it runs, and return its stores; raise ServerFailed."""
+        return _LocalBackend(self._server.start(), self._steps)

