@@ -357,25 +357,5 @@ class MessagingConfig(_Settings):
     )
     delegate_rules: bool = _setting(True, "let senders apply rules that read ids only; False: ask for each batch")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _accept_former_name(cls, settings: Any) -> Any:  # noqa: ANN401 - whatever pydantic is given
-        if isinstance(settings, dict) and "standing_verdicts" in settings:
-            _warn_of_former_name(5)
-            settings = {"delegate_rules": settings["standing_verdicts"], **settings}
-            del settings["standing_verdicts"]
-        return settings
-
-    @property
-    def standing_verdicts(self) -> bool:
-        """The former name of `delegate_rules`."""
-        _warn_of_former_name(3)
-        return self.delegate_rules
-
-
-def _warn_of_former_name(stack_level: int) -> None:
-    message = "standing_verdicts is now named delegate_rules: use that name"
-    warnings.warn(message, DeprecationWarning, stacklevel=stack_level)
-
 
 OnExisting = Literal["error", "resume", "reset"]

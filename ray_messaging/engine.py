@@ -421,12 +421,10 @@ class Engine:
         """Return counters."""
         accumulator, subscription = self.accumulator, self.subscription
         verdict_client = None if accumulator is None else accumulator.verdict_client
-        delegated = verdict_client.delegated if isinstance(verdict_client, RemoteVerdictClient) else 0
         return {
             "name": self.name,
             "interceptor": "none" if verdict_client is None else verdict_client.route,
-            "delegated": delegated,
-            "standing": delegated,  # the former name of the key
+            "delegated": verdict_client.delegated if isinstance(verdict_client, RemoteVerdictClient) else 0,
             "outbox": 0 if accumulator is None else accumulator.rows,
             "deferred": 0 if accumulator is None else accumulator.deferred,
             "batches": 0 if accumulator is None else accumulator.batches,

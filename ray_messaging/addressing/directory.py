@@ -60,7 +60,7 @@ class Origin(msgspec.Struct, array_like=True):
 
 
 class Record(msgspec.Struct, array_like=True):
-    """The subscriptions of one mailbox; append-only, as it is kept in Redis as msgpack."""
+    """The subscriptions of one mailbox, as it is kept in Redis as msgpack."""
 
     mailbox: str
     claims: list[Claim]

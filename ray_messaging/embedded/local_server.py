@@ -20,9 +20,11 @@ class _LocalBackend(RedisBackend):
         super().__init__(config)
         self._steps = steps
 
-    def transport(self, exp_id: str, settings: MessagingConfig, *, run: str = "") -> RedisTransport:
+    def transport(
+        self, exp_id: str, settings: MessagingConfig, *, run: str = "", reset: bool = False
+    ) -> RedisTransport:
         """Make the transport of a messager."""
-        transport = super().transport(exp_id, settings, run=run)
+        transport = super().transport(exp_id, settings, run=run, reset=reset)
         transport.first_steps = self._steps
         return transport
 

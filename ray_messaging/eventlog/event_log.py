@@ -109,7 +109,7 @@ class EventLog:
     def run(self) -> dict[str, Any] | None:
         """Return the record of the run: experiment, steps, groups, starts with command and versions, rule changes.
 
-        See docs/event-log.md. None for the log of an earlier version, which has no record.
+        See docs/event-log.md. None where the folder has no record.
         """
         found: dict[str, Any] | None = self._source.ask("run")
         return found

@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 
 from ray_messaging.errors import ConfigError, LogError
 from ray_messaging.eventlog.encoding import ROW_GROUP_ROWS, as_stored, parquet_options, type_record
-from ray_messaging.eventlog.schema import VERSION, channel_head, in_lowest_schema
+from ray_messaging.eventlog.schema import VERSION, channel_head, without_empty
 
 KEY = b"ray_messaging"  # in the footer's metadata
 
@@ -59,9 +59,9 @@ class Segment(NamedTuple):
     epoch: int  # the writer's
     size: int  # bytes
     begun: dict[str, tuple[str, int]]  # stream -> the entry after its cursor, and its rows in the segment
+    taken: dict[str, tuple[int, int]]  # stream -> messages and bytes in this and all earlier ones
     first_s: float | None = None  # earliest sent_at, unix s; None: unknown
     last_s: float | None = None  # latest sent_at
-    taken: dict[str, tuple[int, int]] | None = None  # stream -> messages and bytes in this and all earlier ones
     steps: StepPosition | None = None  # in the experiment's steps; None: it has none
     others: tuple[str, ...] = ()  # the files beside `path`; then each has positions
 
@@ -81,7 +81,7 @@ class Staged(NamedTuple):
 class Folder:
     """Folder of an event log: a path, or a URI of pyarrow's file systems.
 
-    Its methods raise LogError, and ConfigError if a newer ray_messaging wrote a segment.
+    Its methods raise LogError, and ConfigError for a segment of another schema.
     """
 
     def __init__(self, log_dir: str | Path) -> None:
@@ -138,10 +138,10 @@ class Folder:
         Args: meta has exp_id, epoch, first_row and cursors; first_s, last_s, begun, taken and steps are optional.
         """
         last, *others = [tables] if isinstance(tables, pa.Table) else tables
-        last, version = in_lowest_schema(last)
+        last = without_empty(last)
         rows = sum(map(len, (last, *others)))
         named = [f"events-{number:08d}-{rows}-{place}.parquet" for place in range(1, len(others) + 1)]
-        meta = {"version": version, "number": number, "rows": rows, **meta} | ({"others": named} if named else {})
+        meta = {"version": VERSION, "number": number, "rows": rows, **meta} | ({"others": named} if named else {})
         names = [*named, f"events-{number:08d}.parquet"]
         temporary = tuple(self._file(f"_{name}.tmp" if self.local else name) for name in names)
         try:
@@ -291,10 +291,10 @@ class Folder:
 
 
 def _check_schema(path: str, version: int) -> None:
-    if version > VERSION:
+    if version != VERSION:
         raise ConfigError(
-            f"segment {path} of the event log has schema {version}, this ray_messaging reads up to {VERSION}: a newer "
-            "one wrote it, so update this one"
+            f"segment {path} of the event log has schema {version}, and this ray_messaging reads schema {VERSION} "
+            "only: read it with the version of ray_messaging that wrote it, and log into a folder of its own here"
         )
 
 
@@ -322,9 +322,9 @@ def _segment(path: str, size: int, meta: dict[str, Any]) -> Segment:
         meta["epoch"],
         size + meta.get("nbytes", 0),  # of the others
         {stream: (entry, rows) for stream, (entry, rows) in meta.get("begun", {}).items()},
+        {stream: (messages, nbytes) for stream, (messages, nbytes) in meta.get("taken", {}).items()},
         meta.get("first_s"),
         meta.get("last_s"),
-        {stream: (messages, nbytes) for stream, (messages, nbytes) in meta.get("taken", {}).items()},
         None if meta.get("steps") is None else StepPosition(*meta["steps"]),
         tuple(f"{path.rpartition('/')[0]}/{name}" for name in meta.get("others", ())),
     )

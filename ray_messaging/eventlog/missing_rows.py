@@ -17,7 +17,7 @@ ACCOUNT = "_account.json"
 class Account(msgspec.Struct, frozen=True):
     """Owner of a folder (`run/writer`; only the run during a takeover), and descriptions of missing rows.
 
-    `experiment` is the owner's ("": an account of before, which does not say).
+    `experiment` is the owner's.
     """
 
     writer: str = ""

@@ -56,20 +56,20 @@ class RunRecord(msgspec.Struct, frozen=True):
 
 
 def read_run(folder: Folder) -> RunRecord | None:
-    """Return the record of the folder's run; None: it has none. Raises LogError, ConfigError for a later format."""
+    """Return the record of the folder's run; None: it has none. Raises LogError, ConfigError for another format."""
     data = folder.read_small(_NAME)
     if not data:
         return None
     path = f"{folder.where}/{_NAME}"
     try:
         known = int(msgspec.json.decode(data)["format"])
-        record = None if known > FORMAT else msgspec.json.decode(data, type=RunRecord)
+        record = None if known != FORMAT else msgspec.json.decode(data, type=RunRecord)
     except (msgspec.MsgspecError, ValueError, RecursionError, TypeError, KeyError) as error:
         raise LogError(f"the record of the run in {path} is damaged ({error}): remove the file", path=path) from error
     if record is None:
         raise ConfigError(
-            f"{path} has format {known}, this ray_messaging reads up to {FORMAT}: a newer one wrote it, so update "
-            "this one"
+            f"{path} has format {known}, and this ray_messaging reads format {FORMAT} only: read the folder with the "
+            "version of ray_messaging that wrote it, and log into a folder of its own here"
         )
     return record
 

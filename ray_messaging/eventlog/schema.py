@@ -1,10 +1,9 @@
-"""Columns of the event log, schema 2: one row per send and recipient.
+"""Columns of the event log: one row per send and recipient.
 
-Schema 1 lacks the columns of ADDED, which read as null in its files. A file has the lowest schema that can hold it:
-plain messages are logged as they always were. Payloads in typed columns have a column `payload.x` each in place of
-`payload`, and a file for each set of columns, which lacks the columns that have no value. Where a segment has several
-files, each has `position`: the number of the row in the log. Where the channel of a row with a typed payload is that
-of its recipient for its subtopic, it is null: readers compose it (see `channel_head`).
+A file lacks the columns of OPTIONAL that have no value in it; they read as null. Payloads in typed columns have a
+column `payload.x` each in place of `payload`, and a file for each set of columns, which lacks all columns without a
+value. Where a segment has several files, each has `position`: the number of the row in the log. Where the channel of a
+row with a typed payload is that of its recipient for its subtopic, it is null: readers compose it (see `channel_head`).
 """
 
 from collections.abc import Sequence
@@ -14,10 +13,10 @@ import pyarrow as pa
 
 from ray_messaging.common.tables import pandas_types
 
-VERSION = 2
-# Of broadcasts, one row each: files without them lack these columns.
+VERSION = 3  # files of another one are refused
 OF_BROADCASTS = ("pairs", "hearing_agents", "kept_pairs")
-ADDED = ("step_read", "ordinal", "audience", "audience_version", "in_reply_to", "expects_answer")
+OF_EXTENSIONS = ("step_read", "ordinal", "audience", "audience_version", "in_reply_to", "expects_answer")
+OPTIONAL = OF_BROADCASTS + OF_EXTENSIONS
 
 TEXT = "payload"  # the column of payloads that are JSON text
 TYPED = "payload."  # the names of columns of typed payloads begin with it
@@ -103,15 +102,8 @@ def typed_names(names: Sequence[str]) -> list[str]:
     return [name for name in names if name.startswith(TYPED)]
 
 
-def in_lowest_schema(table: pa.Table) -> tuple[pa.Table, int]:
-    """Return a table in the lowest schema that can hold it, and the number of that schema."""
-    if table["pairs"].null_count == len(table):
-        table = table.drop_columns(list(OF_BROADCASTS))
-    if TEXT not in table.column_names:  # each column costs a fiftieth of the time to write, even without a value
-        empty = [name for name in table.column_names if name in SCHEMA.names and table[name].null_count == len(table)]
-        return table.drop_columns(empty), VERSION
-    if POSITION.name in table.column_names:
-        return table, VERSION
-    if any(table[name].null_count < len(table) for name in ADDED):
-        return table, VERSION
-    return table.drop_columns(list(ADDED)), 1
+def without_empty(table: pa.Table) -> pa.Table:
+    """Return a table without the columns that may be left out and have no value: each costs a fiftieth of the time."""
+    may_go = OPTIONAL if TEXT in table.column_names else SCHEMA.names
+    empty = [name for name in may_go if name in table.column_names and table[name].null_count == len(table)]
+    return table.drop_columns(empty)

@@ -36,8 +36,12 @@ class Backend(Protocol):
     def transport(self, exp_id: str, settings: MessagingConfig) -> Transport:
         """Make the transport of a messager."""
 
-    def stores(self, exp_id: str, settings: MessagingConfig, *, run: str = "") -> ExperimentStores:
-        """Make the stores of an experiment; `run` is the start of it that must hold it ("": any)."""
+    def stores(self, exp_id: str, settings: MessagingConfig, *, run: str = "", reset: bool = False) -> ExperimentStores:
+        """Make the stores of an experiment.
+
+        Args: `run` is the start of it that must hold it ("": any). With `reset` it deletes what is there, so that the
+        format of that does not matter.
+        """
 
     def probe(self, exp_id: str | None = None) -> ServerFacts:
         """Ask the server for its state, and for that of an experiment. Blocks; an error is in the answer."""

@@ -1,20 +1,20 @@
 """Checks that this process may use an experiment's data on a server: their format, and the number of shards.
 
-The format's number grows when earlier code could not read what may be written.
+There is one format; its number changes with what lies on the server.
 """
 
 from ray_messaging.errors import ConfigError
 
-# 1: before there was a number. 2: frames of version 2.
-FORMAT = 2
+FORMAT = 3
 
 
 def check_format(exp_id: str, found: int) -> None:
-    """Raise ConfigError if an experiment has a higher number than this code knows; 0: it has none."""
-    if found > FORMAT:
+    """Raise ConfigError if an experiment's data have another format; 0: there are none."""
+    if found not in {0, FORMAT}:
         raise ConfigError(
-            f"experiment {exp_id!r} has format {found} on its server, this ray_messaging knows formats up to {FORMAT}: "
-            "a newer ray_messaging has opened the experiment, so install that version here too, or use another exp_id"
+            f"experiment {exp_id!r} has data of format {found} on its server, and this ray_messaging reads format "
+            f"{FORMAT} only: use another exp_id, go on with the version of ray_messaging that wrote them, or delete "
+            "them by Messaging.start(..., on_existing='reset')"
         )
 
 

@@ -65,7 +65,7 @@ class ExperimentStore(Protocol):
     # -- runs -----------------------------------------------------------------------------------------------------
 
     async def holder(self) -> bytes | None:
-        """Return the run that has the experiment; None if no run has."""
+        """Return the run that has the experiment; None if no run has. Raises ConfigError for data of another format."""
 
     async def is_headless(self) -> bool:
         """Return whether mailboxes exist although the server has lost the experiment's own data."""

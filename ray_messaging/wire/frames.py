@@ -2,20 +2,20 @@
 
 A frame, in order; all numbers are little endian:
 
-    "RM", version u8, spare u8     2 if there is an extension or a typed column, else 1: plain messages are as ever
+    "RM", version u8, spare u8     there is one version: a frame of another one is refused
     crc32 u32                      of all that follows
     header length u32
-    header                         msgpack array: `Header`, or `ExtendedHeader` in version 2; it grows at its end only
+    header                         msgpack array: `Header`
     from_ids, to_ids               i8 a row (by a flag i4): the id, or its index in the header's table by its kind; with
                                    a fold there are no to_ids
-    columns by flags, version 2    deliver i8, ordinal u4, numbers i8 and places u4 of `in_reply_to`, expects_answer u1
-    columns by flags               numbers u4, kinds of from_ids and to_ids u1, topic u2, step i8, sent_at f8,
+    columns by flags               deliver i8, ordinal u4, numbers i8 and places u4 of `in_reply_to`, expects_answer u1;
+                                   numbers u4, kinds of from_ids and to_ids u1, topic u2, step i8, sent_at f8,
                                    index u4 (each row's line), lengths u4 (a row per line, where lines have no ends)
     payloads                       one JSON text per line
 
-An absent column takes no byte. Payloads in typed columns make a frame of version 2: it has the flag `_TYPED`, and in
-place of the lines what `typed_columns` writes. For invalid bytes `decode` raises FrameError before it allocates memory
-by a size that they claim.
+An absent column takes no byte. A frame with payloads in typed columns has the flag `_TYPED`, and in place of the lines
+what `typed_columns` writes. For invalid bytes `decode` raises FrameError before it allocates memory by a size that they
+claim.
 """
 
 import copyreg
@@ -46,7 +46,7 @@ except ImportError:  # not available for this machine
     from zlib import crc32
 
 FOREIGN_SENDER = "foreign-"  # prefix of a mailbox's name: the sender of foreign clients' messages
-MAGIC, PLAIN, EXTENDED = b"RM", 1, 2  # and the versions
+MAGIC, VERSION = b"RM", 3
 _PREFIX = Packer("<2sBxII")
 
 _NUMBERS, _FROM_KINDS, _TO_KINDS, _TOPIC, _STEPS, _TIMES, _INDEX, _LENGTHS = (1 << bit for bit in range(8))
@@ -61,17 +61,14 @@ _ABSENT = (None,) * len(_FLAGS)
 _NO_COLUMNS = [None] * len(_OPTIONAL)
 _NO_EXTENSION = Extension()
 
-# Version 2: flags of frames with an extension, of its optional columns, in their order after the fixed ones, of typed
-# columns, of ids as int32, which only these and frames of steps have (plain messages are as they always were), and of
-# rows that stand for pairs.
+# Flags of frames with an extension, of its optional columns, in their order after the fixed ones, of typed columns, of
+# ids as int32, which only these and frames of steps have, and of rows that stand for pairs.
 _EXTENSION, _DELIVER, _ORDINAL, _REPLY_NUMBERS, _REPLY_PLACES, _EXPECTS, _TYPED, _SMALL_IDS, _FOLD = (
     1 << bit for bit in range(8, 17)
 )
 _EXTENSION_COLUMNS = (
     (_DELIVER, _I8), (_ORDINAL, _U4), (_REPLY_NUMBERS, _I8), (_REPLY_PLACES, _U4), (_EXPECTS, _U1)
 )  # fmt: skip
-
-_EXTENSION_FLAGS = _EXTENSION | _FOLD | sum(flag for flag, _ in _EXTENSION_COLUMNS)
 
 _Number = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
 _Step = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -86,7 +83,7 @@ def checksum_of(frame: bytes) -> int:
 
 
 class Header(msgspec.Struct, array_like=True, frozen=True):
-    """Header of a frame; append-only."""
+    """Header of a frame."""
 
     sender: str
     epoch: _Number
@@ -101,12 +98,6 @@ class Header(msgspec.Struct, array_like=True, frozen=True):
     sent_at: float
     labels: tuple[tuple[str, bytes], ...] = ()  # a label and its rows, uint32
     noted: bytes = b""  # rows, uint32
-
-
-class ExtendedHeader(Header, frozen=True):
-    """Header of a frame of version 2; append-only."""
-
-    flags: Annotated[int, msgspec.Meta(ge=_EXTENSION, lt=2**62)]
     attempt: _Number = 0
     deliver: _Step | None = None
     reply_mailbox: str = ""
@@ -118,13 +109,6 @@ class ExtendedHeader(Header, frozen=True):
     trace: bytes = b""  # the span that sent it, of a traced batch
     behind: tuple[tuple[_Number, tuple[_InHand, ...]], ...] = ()  # a row, and the handlers that wait for its answer
     failed: bool = False
-
-    @property
-    def plain(self) -> bool:
-        """Whether it has no extension: of a traced batch, earlier readers find an empty one."""
-        flags = self.flags & _EXTENSION_FLAGS
-        others = self.attempt or self.deliver is not None or self.reply_mailbox or self.audience
-        return not flags or (flags == _EXTENSION and self.trace != b"" and not others)
 
 
 def encode(batch: Batch, *, with_payload: bool = True) -> bytes:
@@ -156,13 +140,10 @@ def encode(batch: Batch, *, with_payload: bool = True) -> bytes:
     of_step = extension is not None and extension.ordinal is not None
     if (of_step or typed is not None) and all(map(_is_small, given)):
         flags, ids = flags | _SMALL_IDS, [each.values.astype(_I4).data for each in given]
-    if extension is not None or batch.trace is not None:
-        extension_flags, columns[:0] = _extension_columns(extension or _NO_EXTENSION)
+    if extension is not None:
+        extension_flags, columns[:0] = _extension_columns(extension)
         flags |= extension_flags
-    version, fields = PLAIN, _header(batch, flags, lines, step, sent_at)
-    if flags >= _EXTENSION:
-        version, fields = EXTENDED, _extended(fields, extension, typed, batch.trace)
-    header = _encode_header(fields)
+    header = _encode_header(_header(batch, flags, lines, step, sent_at))
     parts: list[bytes | memoryview] = [header, *ids, *columns]
     if typed is not None:
         parts += buffers_of(typed, _PREFIX.size + sum([memoryview(part).nbytes for part in parts]))
@@ -171,7 +152,7 @@ def encode(batch: Batch, *, with_payload: bool = True) -> bytes:
     checksum = 0
     for part in parts:
         checksum = crc32(part, checksum)
-    return b"".join((_PREFIX.pack(MAGIC, version, checksum, len(header)), *parts))
+    return b"".join((_PREFIX.pack(MAGIC, VERSION, checksum, len(header)), *parts))
 
 
 def _is_small(ids: IdColumn) -> bool:
@@ -199,14 +180,11 @@ def _decode_read(frame: bytes, origin: Origin, fetched: bytes = b"") -> Batch:
 copyreg.pickle(Batch, _reduced)
 
 _encode_header = msgspec.msgpack.Encoder().encode
-_read_header = {
-    PLAIN: msgspec.msgpack.Decoder(Header).decode,
-    EXTENDED: msgspec.msgpack.Decoder(ExtendedHeader).decode,
-}
+_read_header = msgspec.msgpack.Decoder(Header).decode
 
 
 def _header(batch: Batch, flags: int, lines: Payloads | None, step: int | None, sent_at: float) -> Header:
-    return Header(
+    fields: list[Any] = [
         batch.sender,
         batch.epoch,
         batch.first,
@@ -220,7 +198,24 @@ def _header(batch: Batch, flags: int, lines: Payloads | None, step: int | None, 
         sent_at,
         tuple((name, rows.astype("<u4").tobytes()) for name, rows in batch.labels.items()) if batch.labels else (),
         b"" if batch.noted is None else batch.noted.astype("<u4").tobytes(),
-    )
+    ]
+    if flags >= _EXTENSION or batch.trace is not None:
+        extension = batch.extension or _NO_EXTENSION
+        deliver, replies, asked = extension.deliver, extension.in_reply_to, extension.asked_outside
+        fields += [
+            extension.attempt,
+            None if isinstance(deliver, np.ndarray) else deliver,
+            extension.reply_mailbox,
+            () if replies is None else replies.texts,
+            extension.audience,
+            fields_of(lines) if isinstance(lines, TypedColumns) else (),
+            tuple((row, *question) for row, question in asked.items()) if asked else (),
+            extension.fold,
+            b"" if batch.trace is None else batch.trace.sent,
+            tuple(extension.behind.items()),
+            extension.failed,
+        ]
+    return Header(*fields)
 
 
 def _extension_columns(extension: Extension) -> tuple[int, list[memoryview]]:
@@ -239,29 +234,6 @@ def _extension_columns(extension: Extension) -> tuple[int, list[memoryview]]:
             flags |= flag
             columns.append(np.ascontiguousarray(column).data)
     return flags, columns
-
-
-def _extended(
-    header: Header, extension: Extension | None, typed: TypedColumns | None, trace: TracePoint | None
-) -> ExtendedHeader:
-    """Return the header of version 2."""
-    extension = extension or _NO_EXTENSION
-    deliver, replies, asked = extension.deliver, extension.in_reply_to, extension.asked_outside
-    later = (tuple(extension.behind.items()), extension.failed) if extension.behind or extension.failed else ()
-    fields: list[Any] = [
-        *msgspec.structs.astuple(header),
-        extension.attempt,
-        None if isinstance(deliver, np.ndarray) else deliver,
-        extension.reply_mailbox,
-        () if replies is None else replies.texts,
-        extension.audience,
-        () if typed is None else fields_of(typed),
-        tuple((row, *question) for row, question in asked.items()) if asked else (),
-        extension.fold,
-        *(() if trace is None and not later else (b"" if trace is None else trace.sent,)),
-        *later,
-    ]
-    return ExtendedHeader(*fields)
 
 
 def _check(ok: object, reason: str) -> None:
@@ -327,10 +299,7 @@ def decode(frame: bytes, *, checked: bool = False) -> Batch:
         why = "its checksum does not match"
     if why is not None:
         raise _invalid(why)
-    try:
-        header = _read_header[version](view[_PREFIX.size : at])
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise _invalid(f"its header cannot be read ({error})") from error
+    header = _header_of(view[_PREFIX.size : at])
     why = _header_trouble(header, size)
     if why is not None:
         raise _invalid(why)
@@ -339,30 +308,48 @@ def decode(frame: bytes, *, checked: bool = False) -> Batch:
     return batch
 
 
+def is_folded(frame: bytes) -> bool:
+    """Return whether the rows of a frame stand for pairs, by its header alone; False for one that cannot be read."""
+    if len(frame) < _PREFIX.size:
+        return False
+    header_length = _PREFIX.unpack_from(frame)[3]
+    try:
+        return _header_of(memoryview(frame)[_PREFIX.size : _PREFIX.size + header_length]).fold is not None
+    except FrameError:
+        return False
+
+
+def _header_of(data: memoryview) -> Header:
+    try:
+        return _read_header(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise _invalid(f"its header cannot be read ({error})") from error
+
+
 def _prefix_trouble(magic: bytes, version: int, at: int, size: int) -> str | None:
     if magic != MAGIC:
         return "it does not begin with RM"
-    if version not in _read_header:
-        return f"it has version {version}, this library reads up to {EXTENDED}: update ray_messaging"
+    if version != VERSION:
+        return (
+            f"it has frame version {version}, and this ray_messaging reads {VERSION} only: all processes of an "
+            "experiment need one version of ray_messaging"
+        )
     return "its header is longer than itself" if at > size else None
 
 
 def _header_trouble(header: Header, size: int) -> str | None:
     if header.rows > size:
         return "its count of rows is impossible"
-    if header.flags < _EXTENSION:
-        return None
-    if not isinstance(header, ExtendedHeader) or header.flags >= 2 * _FOLD:
-        return "it has columns that this library does not know: update ray_messaging"
+    if header.flags >= 2 * _FOLD:
+        return "it has columns that there are not"
     if bool(header.flags & _FOLD) != (header.fold is not None) or (header.fold and header.audience is None):
         return "it stands for pairs that it does not name"
     if header.flags & ~(_TYPED | _SMALL_IDS) >= _EXTENSION and not header.flags & _EXTENSION:
         return "it has columns of an extension that it has not"
     if len(header.trace) not in {0, CONTEXT_BYTES}:
         return "it names no span"
-    if any(
-        row >= header.rows for row in (*(row for row, *_ in header.asked_outside), *(row for row, _ in header.behind))
-    ):
+    named = (*(row for row, *_ in header.asked_outside), *(row for row, _ in header.behind))
+    if max(named, default=-1) >= header.rows:
         return "it names rows it does not have"
     if not header.flags & _TYPED:
         return "it describes columns that it has not" if header.payload_columns else None
@@ -374,8 +361,7 @@ def _header_trouble(header: Header, size: int) -> str | None:
 def _decode_columns(header: Header, reader: _Reader) -> Batch:
     folded = bool(header.flags & _FOLD)
     from_values, to_values = reader.ids(), b"" if folded else reader.ids()
-    extended = header if isinstance(header, ExtendedHeader) else None
-    extension = None if extended is None or extended.plain else _extension(extended, reader)
+    extension = _extension(header, reader) if header.flags & _EXTENSION else None
     numbers, from_kinds, to_kinds, topic, steps, times, index = reader.optional()
     from_ids = IdColumn(None, from_kinds, header.from_strings, from_values)
     to_ids = nobody(header.rows) if folded else IdColumn(None, to_kinds, header.to_strings, to_values)
@@ -384,10 +370,12 @@ def _decode_columns(header: Header, reader: _Reader) -> Batch:
         _check_ids(to_ids)
     if topic is not None and len(topic):
         _check(int(topic.max()) < len(header.topics), "it uses a topic it does not name")
-    if extended is None or not header.flags & _TYPED:
-        lines: Payloads | None = _lines(header, reader, index)
+    if header.flags & _TYPED:
+        lines: Payloads | None = read_columns(
+            header.payload_columns, reader.frame, reader.at, header.rows, checked=reader.checked
+        )
     else:
-        lines = read_columns(extended.payload_columns, reader.frame, reader.at, header.rows, checked=reader.checked)
+        lines = _lines(header, reader, index)
     return Batch(
         sender=header.sender,
         epoch=header.epoch,
@@ -404,11 +392,11 @@ def _decode_columns(header: Header, reader: _Reader) -> Batch:
         noted=_rows(header.noted, header.rows) if header.noted else None,
         rows=header.rows,
         extension=extension,
-        trace=None if extended is None or not extended.trace else TracePoint(extended.trace, time()),
+        trace=TracePoint(header.trace, time()) if header.trace else None,
     )
 
 
-def _extension(header: ExtendedHeader, reader: _Reader) -> Extension:
+def _extension(header: Header, reader: _Reader) -> Extension:
     delivers, ordinal, numbers, places, expects = reader.columns(_EXTENSION_COLUMNS)
     if expects is not None:
         _check(_largest(expects) <= 1, "it expects an answer in another way than yes or no")

@@ -27,7 +27,7 @@ class Before(msgspec.Struct, array_like=True, frozen=True):
 
 
 class LogNote(msgspec.Struct, array_like=True, frozen=True):
-    """The fate of a frame's rows; append-only.
+    """The fate of a frame's rows.
 
     `fate` is an index into `receipt.FATES`, for all rows. With PUBLISHED each row's subscriber count, known only to the
     server, decides (0: undeliverable). `mailbox` has the rows where the fate is DELIVERED.

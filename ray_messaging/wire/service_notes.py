@@ -22,7 +22,7 @@ class Slot(msgspec.Struct, array_like=True, frozen=True):
 
 
 class ServiceNote(msgspec.Struct, array_like=True, frozen=True):
-    """A note on a service; append-only. `ended` is why it has ended ("": it has not).
+    """A note on a service. `ended` is why it has ended ("": it has not).
 
     `slots` are all its handlers where each one waits for an answer, so that no other message is handled before.
     """
@@ -40,7 +40,7 @@ def encode_note(note: ServiceNote) -> bytes:
 
 
 def decode_note(data: bytes) -> ServiceNote:
-    """Decode a note; one of another version, or of another program, says nothing."""
+    """Decode a note; one of another program says nothing."""
     try:
         return _decode(data) if data else ServiceNote()
     except (msgspec.MsgspecError, RecursionError):

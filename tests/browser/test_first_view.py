@@ -49,7 +49,7 @@ def test_the_overview_of_the_whole_run(seen):
     seen.sees("title", f"town{MARKUP}")
     seen.sees("figure-rows", "3,003")
     seen.sees("figure-blocked", "%")
-    seen.sees("record", "an earlier version wrote this log")
+    seen.sees("record", "its folder has no _run.json")
     assert seen.element("flows").locator("canvas").count() >= 1
     seen.element("flows").hover()
     seen.element("blocked").hover()  # its tooltip has the names of the rules

@@ -46,7 +46,7 @@ class CountedBackend:
     def transport(self, exp_id, settings):
         return Counted(self._backend.transport(exp_id, settings), self._path)
 
-    def stores(self, exp_id, settings, *, run=""):
+    def stores(self, exp_id, settings, *, run="", reset=False):
         return CountedStores(self._backend.stores(exp_id, settings, run=run), self._path)
 
     def probe(self, exp_id=None):

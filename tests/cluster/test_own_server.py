@@ -10,6 +10,7 @@ from support.cluster import PATIENCE_S, drain, kill, numbered, numbers
 
 from ray_messaging import Messaging, RedisConfig, rules
 from ray_messaging.errors import AlreadyExists, ConfigError, ConnectionFailed, ServerRefused, UnknownName
+from ray_messaging.transports.experiment_format import FORMAT
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -66,6 +67,21 @@ def test_shutdown_leaves_the_data_and_they_stop_a_start(left, client, exp_id):
     assert keys(client, exp_id) == before
     with pytest.raises(UnknownName):
         Messaging.connect(exp_id)
+
+
+def test_data_of_another_version_are_refused_and_only_a_reset_passes(left, client, exp_id):
+    meta = f"rm:{{{exp_id}}}:meta"
+    client.hset(meta, "format", FORMAT - 1)
+    before = {key: client.dump(key) for key in keys(client, exp_id)}
+    for on_existing in ("error", "resume"):
+        with pytest.raises(ConfigError, match=f"format {FORMAT - 1} .* reads format {FORMAT} only: .*another exp_id"):
+            Messaging.start(exp_id, redis=left, on_existing=on_existing)
+    assert {key: client.dump(key) for key in keys(client, exp_id)} == before
+    with Messaging.start(exp_id, redis=left, on_existing="reset") as messaging:
+        assert client.hget(meta, "format") == b"%d" % FORMAT
+        group = messaging.create_group("all", [1, 2])
+        group.send(1, 2, {"n": 7})
+        assert numbers(drain(group, 1)) == [7]
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""An experiment's format number: code that knows less is refused at the door, an experiment without one is usable."""
+"""An experiment's format number: with data of another one a process is refused at the door, but for a reset."""
 
 import pytest
 from support.contracts import fetch_all
@@ -13,8 +13,11 @@ pytestmark = [
     pytest.mark.some_layouts("the format of an experiment is that of each server"),
     pytest.mark.parametrize("server", ["valkey"], indirect=True),
 ]
-NEWER = FORMAT + 1
-SAYS = f"format {NEWER} .* up to {FORMAT}: .*install that version"
+OTHERS = pytest.mark.parametrize("other", [FORMAT - 1, FORMAT + 1])
+
+
+def refused(other):
+    return pytest.raises(ConfigError, match=f"format {other} .* reads format {FORMAT} only: .*on_existing='reset'")
 
 
 @pytest.fixture
@@ -22,8 +25,8 @@ async def experiments(server, exp_id):
     """Open the stores of starts of the experiment."""
     opened = []
 
-    async def open_one(run):
-        transport = RedisTransport(server, exp_id, patience_s=5, run=run)
+    async def open_one(run, *, reset=False):
+        transport = RedisTransport(server, exp_id, patience_s=5, run=run, reset=reset)
         await transport.connect()
         opened.append(transport)
         return RedisExperimentStore(transport)
@@ -45,39 +48,32 @@ async def test_a_listening_messager_notes_its_format_and_a_later_one_is_welcome(
     assert [message.payload for message in await fetch_all(first, 1)] == [{"n": 1}]
 
 
-async def test_an_experiment_of_a_newer_format_is_refused_and_left_alone(messagers, store):
+@OTHERS
+async def test_an_experiment_of_another_format_is_refused_and_left_alone(messagers, store, other):
     await messagers(name="first", host=[1])
-    await store.client.hset(store.keys.meta, "format", NEWER)
+    await store.client.hset(store.keys.meta, "format", other)
     before = await store.client.hgetall(store.keys.meta)
-    with pytest.raises(ConfigError, match=SAYS):
+    with refused(other):
         await messagers(name="second", host=[2])
     assert await store.client.hgetall(store.keys.meta) == before
     assert await store.mailboxes() == {"first"}
 
 
-async def test_a_messager_that_only_sends_is_refused_too(messagers, store):
+@OTHERS
+async def test_a_messager_that_only_sends_is_refused_too(messagers, store, other):
     await messagers(name="first", host=[1])
-    await store.client.hset(store.keys.meta, "format", NEWER)
-    with pytest.raises(ConfigError, match=SAYS):
+    await store.client.hset(store.keys.meta, "format", other)
+    with refused(other):
         await messagers()
 
 
-async def test_a_messager_that_is_there_when_the_number_rises_stays(messagers, store):
+async def test_a_messager_that_is_there_when_the_number_changes_stays(messagers, store):
     first = await messagers(name="first", host=[1])
-    await store.client.hset(store.keys.meta, "format", NEWER)
+    await store.client.hset(store.keys.meta, "format", FORMAT + 1)
     first.engine.transport.link._wire.close()
     await first.send_message(first.get_agent_chat_channel(1), {"n": 1})
     assert [message.payload for message in await fetch_all(first, 1)] == [{"n": 1}]
-    assert await number(store) == NEWER
-
-
-async def test_an_experiment_without_a_number_is_usable_and_a_sender_leaves_it_so(messagers, store):
-    first = await messagers(name="first", host=[1])
-    await store.client.hdel(store.keys.meta, "format")
-    visitor = await messagers()
-    await visitor.send_message(visitor.get_agent_chat_channel(1), {"n": 1})
-    assert [message.payload for message in await fetch_all(first, 1)] == [{"n": 1}]
-    assert await number(store) == 0
+    assert await number(store) == FORMAT + 1
 
 
 async def test_a_start_notes_its_format_and_a_reset_keeps_it(experiments, store):
@@ -90,9 +86,16 @@ async def test_a_start_notes_its_format_and_a_reset_keeps_it(experiments, store)
     assert await number(store) == FORMAT
 
 
-async def test_a_start_of_an_experiment_of_a_newer_format_is_refused(experiments, store):
+@OTHERS
+async def test_a_start_upon_another_format_is_refused_unless_it_deletes_the_data(experiments, store, other):
     await (await experiments("one")).claim(None, reset=False)
-    await store.client.hset(store.keys.meta, "format", NEWER)
-    with pytest.raises(ConfigError, match=SAYS):
-        await (await experiments("two")).claim(b"one", reset=True)
+    await store.client.hset(store.keys.meta, "format", other)
+    await store.client.set(f"{store.keys.prefix}of-the-other-format", "something")
+    with refused(other):
+        await (await experiments("two")).claim(b"one", reset=False)
     assert await store.client.hget(store.keys.meta, "run") == b"one"
+    third = await experiments("three", reset=True)
+    assert await third.claim(b"one", reset=True) is Claim.ERASE
+    await third.erase_earlier()
+    assert await number(store) == FORMAT
+    assert not await store.client.exists(f"{store.keys.prefix}of-the-other-format")

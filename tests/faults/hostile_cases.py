@@ -11,7 +11,7 @@ from ray_messaging.addressing.channels import Keys
 from ray_messaging.common.limits import FRAME_LIMIT
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn
-from ray_messaging.wire.frames import EXTENDED, MAGIC, PLAIN, encode
+from ray_messaging.wire.frames import MAGIC, VERSION, encode
 
 
 def valid(n=0):
@@ -29,7 +29,7 @@ def valid(n=0):
     return encode(batch)
 
 
-def sealed(body, *, version=PLAIN, header_length=None):
+def sealed(body, *, version=VERSION, header_length=None):
     """Give bytes a frame's beginning, with the right checksum."""
     length = len(body) if header_length is None else header_length
     return struct.pack("<2sBxII", MAGIC, version, zlib.crc32(body), length) + body
@@ -45,7 +45,7 @@ def malformed():
         "truncated prefix": whole[:5],
         "truncated": whole[:-3],
         "flipped bit": whole[:-1] + bytes([whole[-1] ^ 1]),
-        "newer version": sealed(whole[12:], version=EXTENDED + 1),
+        "another version": sealed(whole[12:], version=VERSION + 1),
         "header longer than itself": sealed(b"x", header_length=2**31),
         "header of something else": sealed(msgspec.msgpack.encode({"a": 1})),
         "2**40 rows": sealed(msgspec.msgpack.encode(header)),
@@ -78,13 +78,13 @@ def by_hand(folder, *, rounds, oversized):
         return account
 
 
-def newer_version(folder):
+def another_version(folder):
     """Let a real sender's frames be of a version that the receiver cannot read; the mailbox must not stay full."""
     with Stage(folder, appendfsync="everysec") as stage, stage.server.client() as client:
         limits = {"mailbox_messages": 2000, "send_timeout_s": 0.5}
         stage.receiver([0], settings=limits)
         options = {"per_call": 200, "rate": 50, "calls": 20, "settings": limits, "ledger": str(folder / "alien")}
-        alien = stage.sender([7], [0], version=EXTENDED + 1, **options)
+        alien = stage.sender([7], [0], version=VERSION + 1, **options)
         alien.end(stop=False)  # twice what the mailbox holds
         calls, dead = stage.sent() // 200, Keys(stage.exp_id).dead
         until(lambda: client.xlen(dead) == calls, "all of them are dead letters")
@@ -101,5 +101,5 @@ DEAD = weaker("what is no frame becomes a dead letter with a reason; ours as eve
 CASES = [
     Case("malformed frames by hand", lambda folder: by_hand(folder, rounds=2, oversized=False), DEAD),
     Case("malformed and oversized frames", lambda folder: by_hand(folder, rounds=1, oversized=True), DEAD, long=True),
-    Case("frames of a newer version", newer_version, DEAD, long=True),
+    Case("frames of another version", another_version, DEAD, long=True),
 ]

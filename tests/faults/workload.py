@@ -64,7 +64,7 @@ def config_of(told):
 
 def open_messager(options):
     if "version" in options:  # what this process writes is of another version than what others read
-        frames.PLAIN = options["version"]
+        frames.VERSION = options["version"]
     settings = MessagingConfig(**options.get("settings", {}))
     rules = Interceptor(options["exp_id"], [BlackList(options["blocked"])]) if "blocked" in options else None
     config = config_of(options["server"])

@@ -5,21 +5,20 @@ from zlib import crc32
 
 import msgspec
 
-from ray_messaging.wire.frames import EXTENDED, PLAIN, ExtendedHeader
+from ray_messaging.wire.frames import VERSION, Header
 
 
-def sealed(body, header_length, version=PLAIN):
+def sealed(body, header_length, version=VERSION):
     """Build a frame with a right checksum from any content."""
     return pack("<2sBxII", b"RM", version, crc32(body), header_length) + body
 
 
-def rewritten(frame, change, version=EXTENDED):
+def rewritten(frame, change):
     """Return a frame with some fields of its header changed, by name; typed columns stay at multiples of 8 bytes."""
     length = int.from_bytes(frame[8:12], "little")
     fields = msgspec.msgpack.decode(frame[12 : 12 + length])
     for name, value in change.items():
-        fields[ExtendedHeader.__struct_fields__.index(name)] = value
+        fields[Header.__struct_fields__.index(name)] = value
     header = msgspec.msgpack.encode(fields)
-    if version == EXTENDED:  # a header may have more fields at its end
-        header = msgspec.msgpack.encode([*fields, "x" * ((length - len(header) - 1) % 8)])
-    return sealed(header + frame[12 + length :], len(header), version)
+    header = msgspec.msgpack.encode([*fields, "x" * ((length - len(header) - 1) % 8)])
+    return sealed(header + frame[12 + length :], len(header))

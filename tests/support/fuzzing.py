@@ -36,7 +36,7 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.model.extension import Audience, Extension
 from ray_messaging.model.message_ids import MessageIdColumn
-from ray_messaging.wire.frames import PLAIN, decode, encode
+from ray_messaging.wire.frames import VERSION, decode, encode
 from ray_messaging.wire.log_notes import Before, LogNote, Why, decode_log_note, encode_log_note
 from support.frame_peers import receive
 
@@ -121,14 +121,14 @@ class Frames:
 
     def __init__(self):
         self.seeds = [encode(batch) for batch in some_batches()]
-        self.parts = [(*split(seed), seed[2]) for seed in self.seeds]
+        self.parts = [split(seed) for seed in self.seeds]
         self.decoded = 0
 
     def make(self, random):
-        header, body, version = self.parts[random.getrandbits(16) % len(self.parts)]
+        header, body = self.parts[random.getrandbits(16) % len(self.parts)]
         kind = random.getrandbits(4)
         if kind < 2:  # as a disk or a stranger would have it
-            return scribble(random, joined(msgspec.msgpack.encode(header), body, version))
+            return scribble(random, joined(msgspec.msgpack.encode(header), body))
         if kind < 7:
             for _ in range(1 + random.getrandbits(1)):
                 header = rearrange(random, header)
@@ -141,7 +141,7 @@ class Frames:
             body = self.parts[random.getrandbits(16) % len(self.parts)][1]
         if kind == 15:
             packed = _PREFIXES[random.getrandbits(8) % len(_PREFIXES)] + packed
-        return joined(packed, body, version)
+        return joined(packed, body)
 
     def check(self, data):
         try:
@@ -159,9 +159,9 @@ def split(frame):
     return msgspec.msgpack.decode(frame[PREFIX : PREFIX + length]), frame[PREFIX + length :]
 
 
-def joined(header, body, version=PLAIN):
+def joined(header, body):
     """Build a frame with a right checksum from any header and body."""
-    return pack("<2sBxII", b"RM", version, zlib.crc32(body, zlib.crc32(header)), len(header)) + header + body
+    return pack("<2sBxII", b"RM", VERSION, zlib.crc32(body, zlib.crc32(header)), len(header)) + header + body
 
 
 def use_batch(batch, data, *, logged):

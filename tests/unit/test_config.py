@@ -198,17 +198,6 @@ def test_settings_of_a_broker_that_cannot_work(fields, named):
     assert SECRET not in str(caught.value) + repr(caught.value)
 
 
-@pytest.mark.parametrize("delegate", [True, False])
-def test_the_former_name_of_delegate_rules_still_works_and_warns(delegate):
-    with pytest.warns(DeprecationWarning, match="delegate_rules") as warned:
-        settings = MessagingConfig(standing_verdicts=delegate)
-    assert warned[0].filename == __file__
-    assert settings.delegate_rules is delegate
-    with pytest.warns(DeprecationWarning, match="delegate_rules") as warned:
-        assert settings.standing_verdicts is delegate
-    assert warned[0].filename == __file__
-
-
 def test_sentinels_by_url_and_by_field():
     url = "redis+sentinel://u:p%40w@a:1,b,[::1]:3/town/2?allow_eviction=1"
     config = RedisConfig.from_url(url)

@@ -169,7 +169,7 @@ def run(target: Target, as_json: Json = False) -> None:
         if as_json:
             print_json(json_line(found or {}))
         elif found is None:
-            output().print("This log has no record of its run: an earlier version wrote it.")
+            output().print("This log has no record of its run.")
         else:
             show_run(output(), found)
 

@@ -61,7 +61,7 @@ def _section(title: str, parts: Sequence[str]) -> str:
 
 def _run(name: str, run: Mapping[str, Any] | None) -> str:
     if run is None:
-        return f"<p>{_escaped(name)} has no record of its run: an earlier version wrote it.</p>"
+        return f"<p>{_escaped(name)} has no record of its run.</p>"
     facts = {"folder": name, "experiment": run["experiment"], "steps": run["steps"], "model": run["model"]}
     facts |= {"groups": len(run["groups"]), "agents": sum(run["groups"].values())}
     for start in run["starts"][-1:]:

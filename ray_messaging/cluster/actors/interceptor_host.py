@@ -71,7 +71,8 @@ class InterceptorHost:
             tracing=spec.tracing,
         )
         self._tracer = tracer_of(spec.tracing, spec.exp_id, "interceptor")
-        stores = backend_of(redis).stores(spec.exp_id, spec.settings, run=spec.run)
+        reset = spec.on_existing == "reset"
+        stores = backend_of(redis).stores(spec.exp_id, spec.settings, run=spec.run, reset=reset)
         self.transport, self._server, self._dead_letters = stores.transport, stores.experiment, stores.dead_letters
         self.lane_address = LaneAddress("", 0, "")
         self._spec = spec
@@ -336,7 +337,6 @@ class InterceptorHost:
             "lane_connections": len(self._lane.connections),
             "lane_refused": self._lane.refused,
             "delegated": self.interceptor.delegation.offer > 0,
-            "standing": self.interceptor.delegation.offer > 0,  # the former name of the key
             "server_behind": self.interceptor.server_behind,
             "rule_failures": self.failures(),
             "rule_seconds": dict(self.interceptor.watch.spent),

@@ -20,12 +20,11 @@ from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.extension import Audience
 from ray_messaging.transports.transport import DirectoryDelta, Transport
-from ray_messaging.wire.frames import EXTENDED, decode
+from ray_messaging.wire.frames import decode, is_folded
 
 logger = logging.getLogger(__name__)
 
 _KEPT = 256  # pairs of an audience's version and a mailbox
-_VERSION_AT = 2  # in a frame
 
 _Key = tuple[Audience, bytes]
 
@@ -51,14 +50,13 @@ class BroadcastHearers:
 
     async def prepare(self, frames: Iterable[bytes]) -> None:
         """Load what the rows of frames need, before `of` is called for them."""
-        for frame in frames:
-            if frame[_VERSION_AT : _VERSION_AT + 1] == bytes((EXTENDED,)):
-                try:
-                    batch = decode(frame)
-                except FrameError:  # reported where it is logged
-                    continue
-                if batch.fold is not None:
-                    await self._load(batch, audience_of(batch), batch.fold.agents)
+        for frame in filter(is_folded, frames):
+            try:
+                batch = decode(frame)
+            except FrameError:  # reported where it is logged
+                continue
+            assert batch.fold is not None
+            await self._load(batch, audience_of(batch), batch.fold.agents)
 
     async def _load(self, batch: Batch, audience: Audience, digest: bytes) -> None:
         key = audience, digest

@@ -231,7 +231,7 @@ async def with_folder_lock(folder: Folder, work: Callable[[], T], pause: Callabl
 
 def _without_cursors(segment: Segment) -> Segment:
     """Return a segment without the data that only the newest one needs."""
-    return segment._replace(cursors={}, begun={}, taken=None)
+    return segment._replace(cursors={}, begun={}, taken={})
 
 
 def _times(tables: Sequence[pa.Table]) -> tuple[Any, Any]:

@@ -99,7 +99,7 @@ class LogWriter:
             newest = self._segments.closed[-1]
             self._streams.cursors = dict(newest.cursors)
             self._streams.begun, self._reader.begun = dict(newest.begun), dict(newest.begun)
-            self._streams.taken_before = dict(newest.taken or {})
+            self._streams.taken_before = dict(newest.taken)
             self._streams.steps = newest.steps
             self._open = OpenSegment(newest.number + 1, newest.first_row + newest.rows)
         self._streams.update(*await self._reader.list_streams())

@@ -56,7 +56,7 @@ class FolderSource:
         """Return the facts of the run: experiment, starts, groups, steps, changes of the rules; raise LogError."""
         run = self.log.run
         if run is None:
-            return [("record", "none: an earlier version wrote this log")]
+            return [("record", "none: its folder has no _run.json")]
         found = [("experiment", run["experiment"]), ("groups", ", ".join(run["groups"]) or "unknown")]
         found += [("agents", f"{sum(run['groups'].values()):,}")] if run["groups"] else []
         found += [("steps", str(run["steps"]))] if run["steps"] else []

@@ -47,7 +47,7 @@ class AllowGraphSnapshot(msgspec.Struct, array_like=True, frozen=True, tag="allo
 
 
 class SnapshotRequest(msgspec.Struct, array_like=True, frozen=True):
-    """Request for a snapshot, or for news of the one with number `held` (0: none). Append-only.
+    """Request for a snapshot, or for news of the one with number `held` (0: none).
 
     `passed` is the number of messages passed by delegated rules since the last request. It is negative when messages
     counted before are judged by the interceptor after all.
@@ -58,7 +58,7 @@ class SnapshotRequest(msgspec.Struct, array_like=True, frozen=True):
 
 
 class RuleSnapshot(msgspec.Struct, array_like=True, frozen=True):
-    """Answer with the number under which verdicts by delegated rules are valid now (0: none are). Append-only.
+    """Answer with the number under which verdicts by delegated rules are valid now (0: none are).
 
     The number is unique among all states of the rules and all interceptors. `rules` are included unless the request
     holds them already. `stretch` says how many times as long as usual it holds without news: many messagers ask less

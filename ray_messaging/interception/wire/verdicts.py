@@ -37,7 +37,7 @@ class Labelled(msgspec.Struct, array_like=True, frozen=True):
 
 
 class VerdictReply(msgspec.Struct, array_like=True, frozen=True):
-    """The interceptor's reply on one batch. Append-only.
+    """The interceptor's reply on one batch.
 
     `epoch` is the interceptor's, or the number of the rule snapshot by which the batch passed. With `judged` false,
     nothing was decided: the rules need payloads, which the next request must include. `wants_payload` says the same of

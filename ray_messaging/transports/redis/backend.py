@@ -25,7 +25,9 @@ class RedisBackend:
         self._shard = shard
         self._shards = shards
 
-    def transport(self, exp_id: str, settings: MessagingConfig, *, run: str = "") -> RedisTransport:
+    def transport(
+        self, exp_id: str, settings: MessagingConfig, *, run: str = "", reset: bool = False
+    ) -> RedisTransport:
         """Make the transport of a messager."""
         return RedisTransport(
             self._config,
@@ -33,14 +35,15 @@ class RedisBackend:
             patience_s=settings.send_timeout_s,
             dead_bytes=settings.dead_bytes,
             run=run,
+            reset=reset,
             wait_replicas=settings.wait_replicas,
             shard=self._shard,
             shards=self._shards,
         )
 
-    def stores(self, exp_id: str, settings: MessagingConfig, *, run: str = "") -> RedisStores:
-        """Make the stores of an experiment; `run` is the start of it that must hold it ("": any)."""
-        return RedisStores(self.transport(exp_id, settings, run=run))
+    def stores(self, exp_id: str, settings: MessagingConfig, *, run: str = "", reset: bool = False) -> RedisStores:
+        """Make the stores of an experiment; see `Backend`."""
+        return RedisStores(self.transport(exp_id, settings, run=run, reset=reset))
 
     def probe(self, exp_id: str | None = None) -> ServerFacts:
         """Ask the server for its state, and for that of an experiment."""

@@ -5,7 +5,7 @@ from typing import Any
 
 from ray_messaging.common.backoff import RULE_STATE_RETRY, Backoff
 from ray_messaging.common.limits import SCAN_COUNT
-from ray_messaging.transports.experiment_format import FORMAT
+from ray_messaging.transports.experiment_format import FORMAT, check_format
 from ray_messaging.transports.experiment_store import Claim, Fields, RuleState, StateWrite, other_run
 from ray_messaging.transports.redis.transport import RedisTransport
 
@@ -34,8 +34,12 @@ class RedisExperimentStore:
     # -- runs -----------------------------------------------------------------------------------------------------
 
     async def holder(self) -> bytes | None:
-        """Return the run that has the experiment; None if no run has."""
-        return await self._field("run")
+        """Return the run that has the experiment; None if no run has. Raises ConfigError for data of another format."""
+        run, found = await self._link.command("HMGET", self._meta, "run", "format")
+        if not self._transport.any_format:
+            check_format(self._keys.exp_id, int(found or 0))
+        holder: bytes | None = run
+        return holder
 
     async def _field(self, name: str) -> bytes | None:
         found: bytes | None = await self._link.command("HGET", self._meta, name)

@@ -71,9 +71,8 @@ class StepNewsReader:
         try:
             found, *replies = await self._reads.read_with({self._stream: news}, 1000, block_s, behind)
             if found:
-                place, (_, _, _, opened, _, boxes, *more) = found[0][1][-1]
-                directory = int(more[1]) if more else -1  # news of an earlier version of this library have none
-                shared.newest = News(place.decode(), int(opened), int(boxes), directory)
+                place, (_, _, _, opened, _, boxes, _, directory) = found[0][1][-1]
+                shared.newest = News(place.decode(), int(opened), int(boxes), int(directory))
             return replies if found else []  # without news a box may still change
         finally:
             shared.reading = False

@@ -73,12 +73,14 @@ class RedisTransport:
         patience_s: float,
         dead_bytes: int = DEAD_BYTES,
         run: str = "",
+        reset: bool = False,
         wait_replicas: int = 0,
         shard: int = 0,
         shards: int = 1,
     ) -> None:
         self.exp_id = exp_id
         self.run = run
+        self.any_format = reset
         self.shards = shards
         self.keys = shard_keys(exp_id, shard, config.shards)
         guard, clustered = None, bool(config.cluster)
@@ -87,7 +89,7 @@ class RedisTransport:
             guard = ReplicaGuard(wait_replicas, marker=marker, key=self.keys.mark, patience_s=patience_s)
         self.link = RedisLink(config, patience_s, guard, self.keys.prefix)
         greeting = script_text("raise_entry_ids", cluster=clustered)
-        self._server_runs = ServerRuns(self.keys, greeting, config.timeout, shards)
+        self._server_runs = ServerRuns(self.keys, greeting, config.timeout, shards, any_format=reset)
         self.link.greet = self._server_runs.greet
         self.link.moved = self._follow
         self._large_frames = LargeFrames(self.link, self.keys)

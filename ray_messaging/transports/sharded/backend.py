@@ -36,15 +36,18 @@ class ShardedBackend:
         """Make the backend for the shards of an experiment in one cluster."""
         return cls(ShardsConfig(servers=(config,) * config.shards))
 
-    def transport(self, exp_id: str, settings: MessagingConfig, *, run: str = "") -> ShardedTransport:
+    def transport(
+        self, exp_id: str, settings: MessagingConfig, *, run: str = "", reset: bool = False
+    ) -> ShardedTransport:
         """Make the transport of a messager; raise ConfigError."""
         if settings.mirror:
             raise ConfigError("mirror=True needs one server: leave out shards=, or mirror=")
-        return ShardedTransport(self._config, [shard.transport(exp_id, settings, run=run) for shard in self._shards])
+        shards = [shard.transport(exp_id, settings, run=run, reset=reset) for shard in self._shards]
+        return ShardedTransport(self._config, shards)
 
-    def stores(self, exp_id: str, settings: MessagingConfig, *, run: str = "") -> ShardedStores:
-        """Make the stores of an experiment; `run` is the start of it that must hold it ("": any)."""
-        return ShardedStores(self.transport(exp_id, settings, run=run))
+    def stores(self, exp_id: str, settings: MessagingConfig, *, run: str = "", reset: bool = False) -> ShardedStores:
+        """Make the stores of an experiment; see `Backend`."""
+        return ShardedStores(self.transport(exp_id, settings, run=run, reset=reset))
 
     def probe(self, exp_id: str | None = None) -> ServerFacts:
         """Ask the control shard for its state, and the others for theirs (see `ServerFacts.others`)."""

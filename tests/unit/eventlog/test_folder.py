@@ -21,7 +21,7 @@ from ray_messaging.errors import ConfigError, LogError
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.folder import KEY, Folder
 from ray_messaging.eventlog.missing_rows import claim, read_account
-from ray_messaging.eventlog.schema import ADDED, OF_BROADCASTS, SCHEMA
+from ray_messaging.eventlog.schema import OPTIONAL, SCHEMA, VERSION
 from ray_messaging.eventlog.writing.rows.columns import Part, record_batch
 from ray_messaging.model.extension import Extension
 from ray_messaging.receipt import DELIVERED
@@ -65,17 +65,18 @@ def test_a_segment_reads_back_as_it_was_written(folder):
     table = table_of(5, step=3, extension=Extension(attempt=1, deliver=4))
     with folder.open(folder.write(1, table, meta())) as file:
         found = file.read()
-    written = [(field.name, field.type) for field in SCHEMA if field.name not in OF_BROADCASTS]
+    absent = {*OPTIONAL} - {"step_read"}
+    written = [(field.name, field.type) for field in SCHEMA if field.name not in absent]
     assert [(field.name, field.type) for field in found.schema] == written
-    assert found.to_pylist() == table.drop_columns([*OF_BROADCASTS]).to_pylist()
+    assert found.to_pylist() == table.drop_columns([*absent]).to_pylist()
 
 
-def test_a_segment_of_plain_messages_has_the_first_schema(folder):
+def test_a_segment_of_plain_messages_lacks_the_optional_columns(folder):
     table = table_of(5)
     with folder.open(folder.write(1, table, meta())) as file:
         found = file.read()
-    assert json.loads(found.schema.metadata[KEY])["version"] == 1
-    assert found.to_pylist() == table.drop_columns([*ADDED, *OF_BROADCASTS]).to_pylist()
+    assert json.loads(found.schema.metadata[KEY])["version"] == VERSION
+    assert found.to_pylist() == table.drop_columns([*OPTIONAL]).to_pylist()
 
 
 def test_segments_that_were_packed_in_another_way_are_read_beside_ours(folder, monkeypatch):
@@ -329,11 +330,12 @@ def test_parquet_that_this_library_did_not_write_is_named(folder, tmp_path):
         folder.segments()
 
 
-def test_a_segment_of_a_newer_version_says_to_update(folder, monkeypatch):
-    monkeypatch.setattr("ray_messaging.eventlog.folder.in_lowest_schema", lambda table: (table, 3))
-    folder.write(1, table_of(1), meta())
-    monkeypatch.undo()
-    with pytest.raises(ConfigError, match=r"schema 3.*up to 2.*update"):
+@pytest.mark.parametrize("other", [VERSION - 1, VERSION + 1])
+def test_a_segment_of_another_schema_is_refused(folder, monkeypatch, other):
+    with monkeypatch.context() as patched:
+        patched.setattr("ray_messaging.eventlog.folder.VERSION", other)
+        folder.write(1, table_of(1), meta())
+    with pytest.raises(ConfigError, match=rf"has schema {other}, and this ray_messaging reads schema {VERSION} only"):
         folder.segments()
 
 

@@ -101,7 +101,7 @@ def test_an_agent(source):
 
 
 def test_what_ran(source, tmp_path):
-    assert source.record() == [("record", "none: an earlier version wrote this log")]
+    assert source.record() == [("record", "none: its folder has no _run.json")]
     start = RunStart("r", "2026-01-01", "error", ["run.py"], {}, "valkey 9 at here", [{"name": "no"}])
     note_start(Folder(tmp_path / "log"), "town", None, start)
     facts = dict(source.record())

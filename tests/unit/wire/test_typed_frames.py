@@ -15,7 +15,7 @@ from ray_messaging.errors import FrameError
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn
 from ray_messaging.model.typed.input import columns
-from ray_messaging.wire.frames import EXTENDED, PLAIN, decode, encode
+from ray_messaging.wire.frames import VERSION, decode, encode
 
 
 def batch_of(lines, **more):
@@ -49,7 +49,7 @@ def batches(draw):
 def test_round_trip(batch):
     frame = encode(batch)
     found = decode(frame)
-    assert frame[2] == EXTENDED
+    assert frame[2] == VERSION
     assert encode(batch) == frame
     assert encode(found) == frame
     assert found.from_ids.tolist() == batch.from_ids.tolist()
@@ -102,7 +102,7 @@ def test_a_forged_frame_with_a_right_checksum(batch, data):
     if data.draw(st.booleans()):
         body = body[: data.draw(st.integers(0, len(body)))]
     try:
-        found = decode(sealed(bytes(body), header_length, data.draw(st.sampled_from([frame[2], PLAIN]))))
+        found = decode(sealed(bytes(body), header_length, frame[2]))
     except FrameError:
         return
     # An accepted frame can be used without errors.
@@ -173,7 +173,7 @@ def test_impossible_values(old, new, says):
     at = frame.rindex(old)
     body = frame[12:at] + new + frame[at + len(old) :]
     with pytest.raises(FrameError, match=says):
-        decode(sealed(body, int.from_bytes(frame[8:12], "little"), EXTENDED))
+        decode(sealed(body, int.from_bytes(frame[8:12], "little")))
 
 
 @pytest.mark.parametrize(("agent", "small"), [(-(2**31), True), (-(2**31) - 1, False), (2**31, False)])
@@ -188,9 +188,7 @@ def test_ids_take_four_bytes_where_all_fit(agent, small):
     assert decode(frames[0]).to_ids.tolist() == decode(frames[1]).from_ids.tolist() == [agent, 7]
 
 
-def test_only_frames_with_typed_columns_are_of_the_second_version():
-    assert encode(OFFERS)[2] == EXTENDED
-    assert encode(OFFERS, with_payload=False)[2] == PLAIN
+def test_typed_columns_are_no_extension_and_may_be_left_out():
     assert decode(encode(OFFERS)).extension is None
     assert decode(encode(OFFERS, with_payload=False)).lines is None
 

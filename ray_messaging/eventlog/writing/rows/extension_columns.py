@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ray_messaging.eventlog.schema import ADDED, SCHEMA
+from ray_messaging.eventlog.schema import OF_EXTENSIONS, SCHEMA
 from ray_messaging.eventlog.writing.rows.repeated_columns import nulls, repeated
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.extension import Extension
@@ -21,7 +21,7 @@ def extension_columns(batches: Sequence[Batch]) -> dict[str, pa.Array]:
     """Return the columns of the batches' extensions, by name."""
     counts = [len(batch) for batch in batches]
     if all(batch.extension is None for batch in batches):
-        return {name: nulls(sum(counts), SCHEMA.field(name).type) for name in ADDED}
+        return {name: nulls(sum(counts), SCHEMA.field(name).type) for name in OF_EXTENSIONS}
     found = [batch.extension or _PLAIN for batch in batches]
 
     def numbers(value: Callable[[Extension], NDArray[Any] | int | None]) -> pa.Array:

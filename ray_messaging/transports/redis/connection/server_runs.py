@@ -15,18 +15,19 @@ logger = logging.getLogger(__name__)
 class ServerRuns:
     """Latest known run of a server, and an upper bound of its clock, for `raise_entry_ids.lua`."""
 
-    def __init__(self, keys: Keys, script: str, timeout_s: float, shards: int) -> None:
+    def __init__(self, keys: Keys, script: str, timeout_s: float, shards: int, *, any_format: bool) -> None:
         self._keys = keys
         self._script = script
         self._timeout_s = timeout_s
         self._shards = shards
+        self._any_format = any_format
         self._life = ""
         self._ahead_ms = -math.inf  # of our monotonic clock
 
     async def greet(self, wire: Wire, read: Mapping[str, str]) -> None:
         """Raise the entry ids, before anything else on a connection; `read` are the streams that it will read.
 
-        Raises ConfigError if the experiment had a newer format, or another number of shards, when this process came.
+        Raises ConfigError if the experiment had another format, or another number of shards, when this process came.
         """
         began = asyncio.get_running_loop().time()
         above = math.ceil(began * 1000 + self._ahead_ms) if self._life else 0
@@ -34,7 +35,8 @@ class ServerRuns:
         command = ("EVAL", self._script, 2, self._keys.meta, self._keys.changes, *args)
         life, now_ms, found, shards, *lost = await wire.call(command, self._timeout_s)
         if not self._life:  # at the door: a process that is in stays in
-            check_format(self._keys.exp_id, found)
+            if not self._any_format:
+                check_format(self._keys.exp_id, found)
             check_shards(self._keys.exp_id, shards, self._shards)
         if life.decode() != self._life:
             self._life, self._ahead_ms = life.decode(), -math.inf

@@ -3,7 +3,7 @@
 -- streams above those that the former run gave out. Allowed when memory is full.
 --
 -- KEYS[1] meta     hash: see id_ceiling.lua; log = 1 while an event log is registered; format and
---                  shards: see raise_format.lua
+--                  shards: see claim_experiment.lua
 -- KEYS[2] changes  hash: its fields are the mailboxes
 -- ARGV[1] prefix of this experiment's keys: mailbox:<mailbox>:<born> is a stream, state:<mailbox> a hash (born)
 -- ARGV[2] the life that the caller knew ("": none)  [3] ms that its clock shows by now at most, as far as the caller knows

@@ -1,7 +1,8 @@
 -- Enter a mailbox's record in the directory and take the mailbox.
 --
 -- KEYS[1] meta  hash: directory, log, born = the last incarnation of a mailbox, wide = 1 once somebody may take all
---         agents' channels by one pattern, life, ceiling: see id_ceiling.lua, format: see raise_format.lua  [2] records  [3] changes: as in load_directory.lua
+--         agents' channels by one pattern, life, ceiling: see id_ceiling.lua, format, shards:
+--         see claim_experiment.lua  [2] records  [3] changes: as in load_directory.lua
 -- KEYS[4] state  hash: epoch, born (which incarnation of its name: the stream is mailbox:<name>:<born>), since = ms
 --         when it came, entry and row of the cursor, keep, messages, bytes, max_messages, max_bytes, leased, owner,
 --         exclusive, reader = who took it last, blob = what the last transaction left, acked: see move_cursor.lua; while an event log is registered:
@@ -58,7 +59,8 @@ if redis.call('HEXISTS', KEYS[4], 'going') == 1 then  -- it takes nothing: see r
 end
 redis.call('HSET', KEYS[4], 'max_messages', most, 'max_bytes', ARGV[6], 'leased', ARGV[8], 'owner', ARGV[9],
            'exclusive', ARGV[11])
-raise_format(KEYS[1], ARGV[15], ARGV[16])
+redis.call('HSETNX', KEYS[1], 'format', ARGV[15])
+redis.call('HSET', KEYS[1], 'shards', ARGV[16])
 renew_lease(KEYS[5], ARGV[7], lift_ceiling(KEYS[1], tonumber(ARGV[7])))
 if ARGV[13] == '1' then redis.call('HSET', KEYS[1], 'wide', 1) end
 local version = tonumber(ARGV[1])
