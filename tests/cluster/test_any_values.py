@@ -1,0 +1,178 @@
+"""Values of every kind on their whole way: sent, kept in a state, remembered, logged, exported and read again."""
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import numpy as np
+import pyarrow.csv as pacsv
+import pyarrow.parquet as papq
+import pytest
+import ray
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from support.any_values import anything, json_leaves, marked
+
+from ray_messaging import EventLog, InvalidPayload, Messaging, Steps
+
+JSON_LIKE = st.recursive(
+    json_leaves,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.lists(inner, max_size=4).map(tuple)
+        | st.dictionaries(st.text() | st.text(st.characters()) | st.integers(), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+COUNT = 400  # of each kind
+
+
+def examples(strategy):
+    """Return as many values as Hypothesis makes of a strategy: each start of the cluster's actors takes all of them."""
+    made = []
+
+    @given(strategy)
+    @settings(max_examples=COUNT, deadline=None, phases=[Phase.generate], database=None)
+    def keep(value):
+        made.append(value)
+
+    keep()
+    return made
+
+
+@pytest.fixture(scope="module", autouse=True)
+def by_value(ray_cluster):
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    yield
+    ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
+async def person(me, inbox):
+    """Try to send, to keep and to remember a value, and note what was refused, and what has come."""
+    from ray_messaging.model.exact import encode_exactly
+
+    value = me.shared[me.id]
+    if me.step == 0:
+        me.state["refused"] = {}
+        try:
+            me.send(me.id, {"value": value})
+        except InvalidPayload as error:
+            me.state["refused"]["send"] = str(error)
+        try:
+            encode_exactly(value, "value")  # the state of a whole group fails with one
+        except InvalidPayload as error:
+            me.state["refused"]["keep"] = str(error)
+        else:
+            me.state["kept"], me.state["remembered"] = value, await me.remember(same, value)
+    else:
+        me.state["heard"] = [message.payload for message in inbox]
+
+
+def same(value):
+    return value
+
+
+def json_form(value):
+    """Return a JSON-like value as JSON has it: tuples are lists, whole numbers as keys are texts."""
+    if isinstance(value, list | tuple):
+        return [*map(json_form, value)]
+    if isinstance(value, dict):
+        return {str(key): json_form(part) for key, part in value.items()}
+    return value
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:Generating overly large repr")
+def test_a_value_comes_through_equal_or_was_refused_with_its_place(tmp_path):
+    json_like, rest = examples(JSON_LIKE), examples(anything)
+    values = json_like + rest
+    with Messaging.start(f"values-{uuid.uuid4().hex[:8]}", steps=Steps(seed=1), log_dir=tmp_path / "log") as messaging:
+        result = messaging.run(person, agents=len(values), groups=2, until=2, shared=values)
+    log = EventLog.open(tmp_path / "log")
+    rows = log.query().to_pylist()
+    logged = {int(row["from_id"]): json.loads(row["payload"]) for row in rows}
+    exported = [read_again(log, tmp_path / f"log.{kind}") for kind in ("jsonl", "csv", "parquet")]
+    sent = 0
+    for agent, value in enumerate(values):
+        state = result.states[agent]
+        refused = state["refused"]
+        if "keep" in refused:
+            assert "value" in refused["keep"], refused
+        else:
+            assert marked(state["kept"]) == marked(value)
+            assert marked(state["remembered"]) == marked(value)
+        if "send" in refused:
+            assert "value" in refused["send"], refused
+            assert state["heard"] == []
+            continue
+        (heard,) = state["heard"]
+        sent += 1
+        if agent < len(json_like):
+            assert marked(heard) == marked({"value": json_form(value)})
+        for found in (logged, *exported):
+            assert marked(found[agent]) == marked(heard)
+    assert len(logged) == sent > len(values) // 4
+
+
+def read_again(log, path):
+    """Export the log, and return the payload of each sender."""
+    log.export(path)
+    if path.suffix == ".jsonl":
+        rows = map(json.loads, path.read_text("utf-8").split("\n")[:-1])
+        return {int(row["from_id"]): row["payload"] for row in rows}
+    options = pacsv.ParseOptions(newlines_in_values=True)
+    table = papq.read_table(path) if path.suffix == ".parquet" else pacsv.read_csv(path, parse_options=options)
+    return {int(row["from_id"]): json.loads(row["payload"]) for row in table.to_pylist()}
+
+
+# -- processes that hash otherwise -------------------------------------------------------------------------------------
+
+
+def gossip(me, inbox):
+    """Keep what was heard as a set, and tell friends a part of it."""
+    me.state.setdefault("heard", {f"word {me.id}"}).update(*(message.payload["words"] for message in inbox))
+    words = sorted(me.state["heard"])
+    for friend in (me.id * 7 + 1) % 40, (me.id * 3 + 5) % 40:
+        me.send(
+            friend,
+            {
+                "words": {*me.rng.choice(words, min(len(words), 3), replace=False).tolist()},
+                "size": np.int64(len(words)),
+            },
+        )
+
+
+def tell(folder):
+    """Run gossip; print the digest of each step, and the bytes of the states."""
+    from ray_messaging.model.exact import encode_exactly
+
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    with Messaging.start("hashes", steps=Steps(seed=5, digest=True), log_dir=folder) as messaging:
+        states = messaging.run(gossip, agents=40, groups=3, until=6).states
+    log = EventLog.open(folder)
+    sys.stdout.write(
+        json.dumps([[str(log.digest(step)) for step in range(6)], encode_exactly(states, "states").hex()]) + "\n"
+    )
+
+
+@pytest.mark.long
+def test_a_run_repeats_to_the_byte_in_processes_that_hash_otherwise(tmp_path):
+    found = []
+    for seed in ("1", "2"):
+        run = subprocess.run(
+            [sys.executable, __file__, str(tmp_path / seed)],
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(__file__).parents[1])},
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+        found.append(run.stdout.splitlines()[-1])
+    assert found[0] == found[1]
+
+
+if __name__ == "__main__":
+    tell(Path(sys.argv[1]))
