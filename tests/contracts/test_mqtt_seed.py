@@ -30,6 +30,7 @@ from ray_messaging import (
 )
 from ray_messaging.compat.mqtt import Messager as MqttMessager
 from ray_messaging.compat.mqtt import MqttConfig
+from ray_messaging.compat.mqtt.connection import Connection
 from ray_messaging.interception.rules import ALLOW, BlackList, SlowRule, block, rewrite
 from ray_messaging.interception.server.interceptor import Interceptor
 
@@ -301,6 +302,24 @@ async def test_a_send_without_a_broker_fails_in_time_and_later_ones_pass(mosquit
     seen = []
     while 1 not in seen:
         seen += numbers(await fetch_all(messager, 1))
+
+
+async def test_sends_before_a_cut_within_their_batch_have_their_own_receipts(open_one, exp, monkeypatch):
+    messager = await open_one(f"a/{exp}")
+    wait_up, calls = Connection.wait_up, []
+
+    async def cut_at_the_third(connection, timeout_s):
+        calls.append(timeout_s)
+        if len(calls) == 3:
+            raise ConnectionFailed("nothing was sent", host="", port=0)
+        await wait_up(connection, timeout_s)
+
+    monkeypatch.setattr(Connection, "wait_up", cut_at_the_third)
+    sending = (messager.send_message(f"a/{exp}", {"n": n}) for n in range(4))
+    found = await asyncio.gather(*sending, return_exceptions=True)
+    assert [isinstance(each, ConnectionFailed) for each in found] == [False, False, True, True]
+    assert all(each.sent for each in found[:2])
+    assert numbers(await fetch_all(messager, 2)) == [0, 1]
 
 
 async def test_subscribe_as_agentsociety_does(open_one, exp):
