@@ -88,18 +88,15 @@ class Extension(msgspec.Struct, eq=False, kw_only=True):
     def joined(cls, parts: Sequence[tuple["Extension", int]]) -> "Extension | None":
         """Return the extension of several batches, in their order; None without any.
 
-        Args: parts are extensions of one `kind`, each with its number of rows.
+        Args: parts are extensions of one `kind`, each with its number of rows; none is of an attempt at a step.
         """
         if not parts:
             return None
         first = parts[0][0]
-        delivers = [np.full(rows, each.deliver, np.int64) for each, rows in parts if each.deliver is not None]
         ordinals = [each.ordinal for each, _ in parts if each.ordinal is not None]
         replies = [each.in_reply_to for each, _ in parts if each.in_reply_to is not None]
         expects = [each.expects_answer for each, _ in parts if each.expects_answer is not None]
         return cls(
-            attempt=first.attempt,
-            deliver=np.concatenate(delivers) if delivers else None,
             ordinal=np.concatenate(ordinals) if ordinals else None,
             in_reply_to=MessageIdColumn.joined(replies) if replies else None,
             expects_answer=np.concatenate(expects) if expects else None,
@@ -132,9 +129,8 @@ class Extension(msgspec.Struct, eq=False, kw_only=True):
     @property
     def kind(self) -> tuple[object, ...]:
         """Return a sortable key that is equal for extensions that can be joined."""
-        columns = (self.deliver, self.ordinal, self.in_reply_to, self.expects_answer)
-        given = (column is not None for column in columns)
-        return (self.attempt, self.reply_mailbox, self.audience or (), self.failed, *given)
+        given = (self.in_reply_to is not None, self.expects_answer is not None)
+        return (self.reply_mailbox, self.audience or (), self.failed, *given)
 
     @property
     def row_bytes(self) -> int:

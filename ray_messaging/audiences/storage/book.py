@@ -57,7 +57,7 @@ class AudienceBook:
             del self._toward[key]
 
     async def move_in_step(self, name: str, step: int, ids: IdColumn, points: NDArray[np.float64]) -> None:
-        """Make the version of an audience that counts from a step on; raise as `AudienceMover`."""
+        """Make the version of an audience that counts from a step on; raise AudienceTooLarge, ConfigError."""
         mover: Any = self._source
         if not hasattr(mover, "move_in_step"):
             raise ConfigError(

@@ -4,12 +4,8 @@ import asyncio
 from pathlib import Path
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ray_messaging.audiences.edges import Edges
 from ray_messaging.audiences.storage.files import read_edges, version_folder
-from ray_messaging.model.columns import IdColumn
 
 
 class AudienceSource(Protocol):
@@ -17,13 +13,6 @@ class AudienceSource(Protocol):
 
     async def load(self, name: str, version: int) -> Edges:
         """Return the pairs of exactly this version; raise UnknownName, FrameError where they are damaged."""
-
-
-class AudienceMover(Protocol):
-    """Source that also makes the version which the moves of groups in a step are."""
-
-    async def move_in_step(self, name: str, step: int, ids: IdColumn, points: NDArray[np.float64]) -> None:
-        """Make the version that counts from a step on, unless it is there; raise AudienceTooLarge, ConfigError."""
 
 
 class LocalFolder:

@@ -5,8 +5,8 @@ import logging
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
-from typing import Protocol
 
+from ray_messaging.cluster.actors.rule_schedule import RuleSchedule
 from ray_messaging.common.backoff import STEP_SUPERVISOR_RETRY, Backoff
 from ray_messaging.common.task_health import TaskHealth, end
 from ray_messaging.errors import ConnectionFailed, RuleError, UnknownName
@@ -24,17 +24,6 @@ logger = logging.getLogger(__name__)
 _FAILING_S = 1.0  # a supervisor that fails for so long is reported
 
 
-class Schedule(Protocol):
-    """Changes of the rules that wait for their step."""
-
-    @property
-    def waits(self) -> bool:
-        """Tell whether there are some."""
-
-    async def apply(self, step: int) -> None:
-        """Make the changes that apply to a step, and store them; the step has not begun."""
-
-
 class StepRuleRunner:
     """Runner of a supervisor, for as long as a rule acts at the end of a step, or a change of the rules waits for one.
 
@@ -47,7 +36,7 @@ class StepRuleRunner:
         store: StepStore,
         settings: StepSettings,
         interceptor: Interceptor,
-        schedule: Schedule,
+        schedule: RuleSchedule,
     ) -> None:
         self._closing = -1  # the last step that was about to be closed
         self._wait_for = settings.wait_for

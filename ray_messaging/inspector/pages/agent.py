@@ -9,7 +9,7 @@ from nicegui import ui
 from ray_messaging.inspector.pages.frame import Changes, Problem, card, frame
 from ray_messaging.inspector.pages.row_table import row_table, shown
 from ray_messaging.inspector.server.desk import Desk
-from ray_messaging.inspector.sources.control import Control
+from ray_messaging.inspector.sources.live_control import LiveControl
 from ray_messaging.inspector.texts import number
 from ray_messaging.inspector.values import AgentFacts
 
@@ -42,7 +42,7 @@ class Agent:
         if desk.source.live:
             ui.timer(_EVERY_S, self.show)
 
-    def _write(self, control: Control) -> None:
+    def _write(self, control: LiveControl) -> None:
         with ui.row().classes("w-full gap-3 items-end no-wrap"):
             text = ui.input("a text, or a payload as JSON").props("dense data-mark=message").classes("grow")
             for label, call in (("Write", control.write), ("Ask", control.ask)):

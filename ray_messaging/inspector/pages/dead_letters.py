@@ -8,7 +8,7 @@ from nicegui import ui
 from ray_messaging.inspector.pages.frame import Changes, Problem, card, frame
 from ray_messaging.inspector.pages.row_table import clock
 from ray_messaging.inspector.server.desk import Desk
-from ray_messaging.inspector.sources.control import Control
+from ray_messaging.inspector.sources.live_control import LiveControl
 from ray_messaging.inspector.texts import number, size
 from ray_messaging.inspector.values import LetterFacts
 
@@ -60,7 +60,7 @@ class DeadLetters:
                 requeue = partial(self._requeue, self._desk.control, letter.id)
                 ui.button("Send again", on_click=requeue).props("dense outline no-caps size=sm data-mark=requeue")
 
-    async def _requeue(self, control: Control, letter: str) -> None:
+    async def _requeue(self, control: LiveControl, letter: str) -> None:
         await self._changes.make(control.requeue, letter)
         await self.show()
 

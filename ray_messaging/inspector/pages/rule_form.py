@@ -6,14 +6,14 @@ from nicegui import ui
 
 from ray_messaging.inspector.pages.frame import Changes, card
 from ray_messaging.inspector.server.desk import Desk
-from ray_messaging.inspector.sources.control import Control
+from ray_messaging.inspector.sources.live_control import LiveControl
 from ray_messaging.inspector.values import Preview
 
 
 class RuleForm:
     """The form; `then` is called after a change."""
 
-    def __init__(self, desk: Desk, control: Control, then: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, desk: Desk, control: LiveControl, then: Callable[[], Awaitable[None]]) -> None:
         self._control = control
         self._then = then
         with card("A new rule"):

@@ -6,7 +6,7 @@ from nicegui import ui
 
 from ray_messaging.inspector.pages.frame import Changes, card
 from ray_messaging.inspector.server.desk import Desk
-from ray_messaging.inspector.sources.control import Control
+from ray_messaging.inspector.sources.live_control import LiveControl
 from ray_messaging.inspector.texts import cut, name
 from ray_messaging.inspector.values import State, StepFacts
 
@@ -27,7 +27,7 @@ class StepPanel:
                 with self._controls:
                     self._buttons(desk.control)
 
-    def _buttons(self, control: Control) -> None:
+    def _buttons(self, control: LiveControl) -> None:
         self._changes = Changes(self._desk)
         _button("Pause", "pause", lambda: self._changes.make(control.pause))
         _button("Resume", "resume", lambda: self._changes.make(control.resume))

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
-from ray_messaging.inspector.sources.control import Control
+from ray_messaging.inspector.sources.live_control import LiveControl
 from ray_messaging.inspector.sources.source import Source
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ class _Answer:
 class Desk:
     """Shared answers of a source. No call of it blocks the event loop, and a question is asked once at a time."""
 
-    def __init__(self, source: Source, control: Control | None = None) -> None:
+    def __init__(self, source: Source, control: LiveControl | None = None) -> None:
         self.source = source
         self.control = control
         self._answers: dict[str, _Answer] = {}

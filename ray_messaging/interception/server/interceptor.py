@@ -302,7 +302,7 @@ class Interceptor:
     def _payload_wanted(self) -> bytes:
         return encode_verdicts(VerdictReply(self.epoch, judged=False, wants_payload=True))
 
-    # -- the verdict ledger (see `VerdictLedger`) -----------------------------------------------------------------
+    # -- for deferred messages ---------------------------------------------------------------------------------
 
     @property
     def state_version(self) -> int:

@@ -5,7 +5,7 @@ import logging
 import time
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Awaitable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,26 +21,15 @@ from ray_messaging.interception.wire.verdicts import PATIENCE_S, BatchVerdict, d
 from ray_messaging.message import Message
 from ray_messaging.model.batch import Batch
 
+if TYPE_CHECKING:
+    from ray_messaging.interception.server.interceptor import Interceptor
+
 logger = logging.getLogger(__name__)
 
 _GATHER_S = 0.002  # verdicts that come this close together go into one answer
 _PASSED = BatchVerdict()
 _SLICE = 64  # messages started, or resumed, before other tasks get a turn
 _GRACE_S = 1.0  # time for cancelled calls to clean up
-
-
-class VerdictLedger(Protocol):
-    """Counts and encoding of verdicts, as the interceptor does them."""
-
-    @property
-    def state_version(self) -> int:
-        """Return a number that grows with each change of the kept state."""
-
-    def count(self, batch: Batch, verdict: BatchVerdict) -> None:
-        """Count a batch as judged."""
-
-    def encode(self, verdict: BatchVerdict, rows: int) -> bytes:
-        """Encode the verdict on a batch of so many rows."""
 
 
 class SlowRuleRunner:
@@ -55,7 +44,7 @@ class SlowRuleRunner:
         self,
         exp_id: str,
         rules: RuleSet,
-        ledger: VerdictLedger,
+        interceptor: "Interceptor",
         state: StateSaver,
         calls: RuleCalls,
         watch: Watch,
@@ -63,7 +52,7 @@ class SlowRuleRunner:
     ) -> None:
         self._exp_id = exp_id
         self._rules = rules
-        self._ledger = ledger
+        self._interceptor = interceptor
         self._state = state
         self._calls = calls
         self._watch = watch
@@ -169,10 +158,10 @@ class SlowRuleRunner:
         key = message.message_id(0)
         unsafe = self._state.unsafe.get(key)
         if unsafe is None:
-            self._ledger.count(message, verdict)
+            self._interceptor.count(message, verdict)
             if not self._state.behind:
                 return
-            answer = self._ledger.encode(verdict, 1)
+            answer = self._interceptor.encode(verdict, 1)
             unsafe = (answer, record(answer, ()))
         await self._state.keep(key, *unsafe)
 
@@ -189,7 +178,7 @@ class SlowRuleRunner:
             del self._known[oldest]
 
     def _save_progress(self, deferred: Deferred) -> None:
-        answer = self._ledger.encode(BatchVerdict(deferred={0}), 1)
+        answer = self._interceptor.encode(BatchVerdict(deferred={0}), 1)
         self._state.attach({deferred.message.message_id(0): record(answer, [deferred])})
 
     # -- resuming what a predecessor deferred -----------------------------------------------------------------------
@@ -228,7 +217,7 @@ class SlowRuleRunner:
 
     def _apply_rest(self, batch: Batch, passed: tuple[str, ...], so_far: BatchVerdict) -> None:
         """Apply the rules that a batch has not passed yet."""
-        version = self._ledger.state_version
+        version = self._interceptor.state_version
         lines = {row: line for row, (_, line) in so_far.rewritten.items()}
         pipeline = RulePipeline(batch.with_payloads(lines) if lines else batch, self._exp_id, self._watch)
         pipeline.run([rule for rule in self._rules.each if rule.name not in passed], passed)
@@ -240,7 +229,7 @@ class SlowRuleRunner:
             for row in range(len(batch))
             if row not in pipeline.deferred
         ]
-        if self._state.writer is not None and version != self._ledger.state_version:
+        if self._state.writer is not None and version != self._interceptor.state_version:
             self._attach(deferred, settled)
         for each in deferred:
             self._defer(each)
@@ -250,8 +239,8 @@ class SlowRuleRunner:
     def _attach(self, deferred: list[Deferred], settled: list[tuple[Batch, BatchVerdict]]) -> None:
         """Attach verdicts and progress to the counts that they have just changed: one write saves both."""
         for message, verdict in settled:
-            self._ledger.count(message, verdict)
-            key, answer = message.message_id(0), self._ledger.encode(verdict, 1)
+            self._interceptor.count(message, verdict)
+            key, answer = message.message_id(0), self._interceptor.encode(verdict, 1)
             self._state.unsafe[key] = (answer, record(answer, ()))
             self._state.attach({key: self._state.unsafe[key][1]})
         for each in deferred:

@@ -7,19 +7,21 @@ from collections.abc import Coroutine, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.errors import Closed, InterceptorUnavailable, MessagingError, OutcomeUnknown
-from ray_messaging.interception.client.verdict_client import VerdictClient
 from ray_messaging.interception.wire.verdicts import BatchVerdict
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import INT, IdColumn
 from ray_messaging.model.extension import Extension
 from ray_messaging.model.joining import joined_payloads
 from ray_messaging.sending.delivery.in_flight_batch import InFlightBatch, Rows
+
+if TYPE_CHECKING:
+    from ray_messaging.sending.delivery.send_loop import SendLoop
 
 logger = logging.getLogger(__name__)
 
@@ -32,17 +34,6 @@ _FAILED = -2
 _GATHER_S = 0.005
 # The most rows of a request. Its answer comes as soon as one verdict is known; the other rows are asked for again.
 ROWS = 1024
-
-
-class DeferringLoop(Protocol):
-    """The send loop, as the deferred rows see it."""
-
-    @property
-    def verdict_client(self) -> VerdictClient:
-        """Return the client that gets the verdicts; it can change."""
-
-    def wake(self) -> None:
-        """Have the loop look for rows that may go."""
 
 
 @dataclass(slots=True, eq=False)
@@ -70,7 +61,7 @@ class DeferredRequest(NamedTuple):
 class DeferredRows:
     """The rows of a sender that wait, in a queue for each pair."""
 
-    def __init__(self, loop: DeferringLoop) -> None:
+    def __init__(self, loop: "SendLoop") -> None:
         self.pairs: dict[Pair, list[DeferredRow]] = {}
         self.moved: set[Pair] = set()  # pairs whose first row may have its verdict
         self._loop = loop

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from contextlib import suppress
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from ray_messaging.common.backoff import STALE_VERDICT_RETRY, Backoff
 from ray_messaging.common.task_health import end
@@ -17,24 +17,17 @@ from ray_messaging.sending import send_errors
 from ray_messaging.sending.accumulation.pending_batch import PendingBatch, TransactionBatch
 from ray_messaging.sending.delivery.deferred_rows import DeferredRows
 from ray_messaging.sending.delivery.frame_sender import FrameSender
-from ray_messaging.sending.delivery.in_flight_batch import BatchOwner, InFlightBatch, Rows
+from ray_messaging.sending.delivery.in_flight_batch import InFlightBatch, Rows
 from ray_messaging.sending.delivery.transaction_sender import TransactionSender
 from ray_messaging.sending.schema_checks import some_misfit
+
+if TYPE_CHECKING:
+    from ray_messaging.sending.accumulation.accumulator import Accumulator
 
 logger = logging.getLogger(__name__)
 
 # A messager that closes while the server is away waits for no longer than this.
 _LAST_FENCE_S = 1.0
-
-
-class BatchSource(BatchOwner, Protocol):
-    """The object that the send loop takes its batches from, and reports to."""
-
-    def take(self) -> PendingBatch | None:
-        """Return the next batch; None: nothing waits."""
-
-    def fail(self, error: MessagingError) -> None:
-        """Fail everything that waits; the send loop has ended."""
 
 
 class SendLoop:
@@ -45,7 +38,7 @@ class SendLoop:
     """
 
     def __init__(
-        self, frames: FrameSender, verdict_client: VerdictClient, settings: MessagingConfig, source: BatchSource
+        self, frames: FrameSender, verdict_client: VerdictClient, settings: MessagingConfig, source: "Accumulator"
     ) -> None:
         self.verdict_client = verdict_client
         self.batches = 0

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -28,23 +28,13 @@ from ray_messaging.sending.delivery.frame_sender import FrameSender
 from ray_messaging.sending.delivery.in_flight_batch import InFlightBatch
 from ray_messaging.transports.transport import FrameFate, SendReply, SendStatus
 
+if TYPE_CHECKING:
+    from ray_messaging.sending.delivery.send_loop import SendLoop
+
 logger = logging.getLogger(__name__)
 
 _WRITTEN = (FrameFate.WRITTEN, FrameFate.DUPLICATE)
 _REFUSED = (FrameFate.FULL, FrameFate.LOG_FULL, FrameFate.GONE, FrameFate.GAP)
-
-
-class TransactingLoop(Protocol):
-    """The send loop, as a transaction sees it."""
-
-    async def judge_transaction(self, in_flight: InFlightBatch, *, again: bool) -> int:
-        """Get all verdicts on a batch, also those of slow rules; return the verdict epoch.
-
-        Args: with `again`, by the successor of the interceptor that was asked before.
-        """
-
-    def made_progress(self) -> None:
-        """Note that the send loop is alive, although it waits."""
 
 
 class TransactionSender:
@@ -56,7 +46,7 @@ class TransactionSender:
         settings: MessagingConfig,
         transaction: TransactionBatch,
         in_flight: InFlightBatch | None,
-        loop: TransactingLoop,
+        loop: "SendLoop",
     ) -> None:
         self._frames = frames
         self._settings = settings

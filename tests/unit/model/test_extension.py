@@ -8,30 +8,27 @@ from ray_messaging.model.extension import Audience, Extension
 from ray_messaging.model.message_ids import MessageIdColumn
 
 
-def of_rows(rows, *, steps=True, questions=True, attempt=1, deliver=5):
+def of_rows(rows, *, steps=True, questions=True, mailbox="east"):
     ordinal = np.arange(rows, dtype=np.uint32)
     return Extension(
-        attempt=attempt,
-        deliver=deliver if steps else None,
         ordinal=ordinal if steps else None,
         in_reply_to=MessageIdColumn.of([f"4-0-{row}" if row % 2 else None for row in range(rows)])
         if questions
         else None,
         expects_answer=ordinal % 3 == 0 if questions else None,
-        reply_mailbox="east",
+        reply_mailbox=mailbox,
         audience=Audience("friends", 2),
     )
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=4), st.booleans(), st.booleans())
 def test_joined(counts, steps, questions):
-    parts = [(of_rows(rows, steps=steps, questions=questions, deliver=5 + at), rows) for at, rows in enumerate(counts)]
+    parts = [(of_rows(rows, steps=steps, questions=questions), rows) for rows in counts]
     assert len({part.kind for part, _ in parts}) == 1
     whole = Extension.joined(parts)
     assert whole.kind == parts[0][0].kind
-    assert (whole.attempt, whole.reply_mailbox, whole.audience) == (1, "east", ("friends", 2))
+    assert (whole.reply_mailbox, whole.audience) == ("east", ("friends", 2))
     if steps:
-        assert whole.deliver.tolist() == [5 + at for at, rows in enumerate(counts) for _ in range(rows)]
         assert whole.ordinal.tolist() == [row for rows in counts for row in range(rows)]
     if questions:
         assert whole.in_reply_to.tolist() == [id_ for part, _ in parts for id_ in part.in_reply_to.tolist()]
@@ -43,5 +40,5 @@ def test_nothing_joined_is_nothing():
 
 
 def test_extensions_that_differ_have_other_kinds_in_an_order():
-    several = [Extension(), of_rows(2), of_rows(2, attempt=2), of_rows(2, steps=False), of_rows(2, questions=False)]
+    several = [Extension(), of_rows(2), of_rows(2, mailbox="west"), of_rows(2, questions=False)]
     assert len(sorted({each.kind for each in several})) == len(several)

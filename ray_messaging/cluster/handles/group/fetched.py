@@ -2,27 +2,17 @@
 
 from contextlib import suppress
 from types import TracebackType
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 from ray.exceptions import RayError
 
-from ray_messaging.cluster.handles.group.waiting import Waiting
 from ray_messaging.common.blocking import finish
 from ray_messaging.errors import ConfigError, MessagingError
 from ray_messaging.messages import Messages
 from ray_messaging.receiving.delivery_leases import Token
 
-
-class Lender(Protocol):
-    """The handle that has fetched the messages."""
-
-    waiting: Waiting
-
-    async def commit_lease(self, token: Token) -> None:
-        """Commit the messages of a lease."""
-
-    async def give_up_lease(self, token: Token | None) -> None:
-        """Return the messages of a lease to the mailbox."""
+if TYPE_CHECKING:
+    from ray_messaging.cluster.handles.group.async_group import AsyncGroup
 
 
 class Fetched(Messages):
@@ -34,7 +24,7 @@ class Fetched(Messages):
 
     __slots__ = ("_lender", "_token")
 
-    def __init__(self, messages: Messages, lender: Lender, token: Token | None) -> None:
+    def __init__(self, messages: Messages, lender: "AsyncGroup", token: Token | None) -> None:
         super().__init__(messages.exp_id, messages.slices, messages.more)
         self._lender, self._token = lender, token
         for part in self.slices:

@@ -1,7 +1,7 @@
 """The service of a group by one of its handles, as far as handlers fail or wait: the group's actor keeps it."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import ray
@@ -9,24 +9,11 @@ import ray
 from ray_messaging.conversations.handler_failures import HandlerFailure
 from ray_messaging.conversations.replies import waits_for_failure
 from ray_messaging.message import Message
-from ray_messaging.messages import Slice, slice_of
-from ray_messaging.receipt import Receipts
+from ray_messaging.messages import slice_of
 from ray_messaging.wire.frames import encode
 
-
-class Served(Protocol):
-    """The handle that serves."""
-
-    actor: Any
-
-    async def reply_to(self, questions: Sequence[Slice], payloads: object, *, failed: bool = False) -> Receipts:
-        """Answer questions, or say that their handlers have failed."""
-
-    async def give_up_unacked(self) -> None:
-        """Return all messages that are not acknowledged to the mailbox."""
-
-    async def _insist(self, call: Callable[[], Any]) -> Any:  # noqa: ANN401 - an ObjectRef, its value
-        """Repeat a call of the actor while it restarts."""
+if TYPE_CHECKING:
+    from ray_messaging.cluster.handles.group.async_group import AsyncGroup
 
 
 class GroupService:
@@ -34,7 +21,7 @@ class GroupService:
 
     waits = None
 
-    def __init__(self, group: Served, name: str) -> None:
+    def __init__(self, group: "AsyncGroup", name: str) -> None:
         self.name = name
         self._group = group
 
