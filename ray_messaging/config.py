@@ -17,6 +17,7 @@ from pydantic import (
 )
 
 from ray_messaging.common.limits import (
+    BODY_BYTES,
     DEAD_BYTES,
     FRAME_BYTES,
     FRAME_ROWS,
@@ -167,7 +168,7 @@ class RedisConfig(ServerConfig):
     sentinel_password: str | None = _setting(None, "the password of the Sentinels", repr=False)
     cluster: tuple[str, ...] = _setting((), "in place of server and port: some nodes of a cluster, host:port each")
     shards: int = _setting(
-        1, "of a cluster: parts of the experiment, spread over its primaries; the same each time", ge=1, le=SHARDS
+        1, "of a cluster: parts over which the bodies of steps are spread; the same each time", ge=1, le=SHARDS
     )
 
     @model_validator(mode="before")
@@ -293,6 +294,49 @@ class RedisConfig(ServerConfig):
                 "invalid addresses of a cluster: write redis+cluster://[user:password@]host:port,host:port with some "
                 f"of its nodes, shards=1 to {SHARDS}, and no number of a database but 0: a cluster has one"
             ) from None
+
+
+class ShardsConfig(ServerConfig):
+    """Addresses of the servers of one experiment with steps: the primary, and those that only carry bodies of frames.
+
+    In a cluster each has the same address, and slots of its own (see `key_tags`).
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    servers: tuple[RedisConfig, ...] = Field(min_length=2, description="the servers; their order must never change")
+    nodes: tuple[str, ...] = Field((), description="the Ray node of each; empty: all are on one node")
+    home: int | None = Field(None, description="which of them takes the bodies that are sent here; None: all in turn")
+
+    body_bytes: int = Field(BODY_BYTES, ge=64, description="frames of steps from this size on have their bodies there")
+
+    @classmethod
+    def of_cluster(cls, config: RedisConfig) -> "ShardsConfig":
+        """Make the config of an experiment whose bodies are spread over a cluster."""
+        return cls(servers=(config,) * config.shards)
+
+    @property
+    def server(self) -> str:  # type: ignore[override]
+        """Return the address of the primary."""
+        return self.servers[0].server
+
+    @property
+    def port(self) -> int:  # type: ignore[override]
+        """Return the port of the primary."""
+        return self.servers[0].port
+
+    @property
+    def password(self) -> str | None:  # type: ignore[override]
+        """Return the password of the primary."""
+        return self.servers[0].password
+
+    def on_node(self, node: str) -> "ShardsConfig":
+        """Return this config for a process on a node: the server there takes its bodies, if there is one."""
+        return self.model_copy(update={"home": self.nodes.index(node) if node in self.nodes else None})
+
+    def without_passwords(self) -> "ShardsConfig":
+        """Return a copy without the passwords."""
+        return self.model_copy(update={"servers": tuple(each.without_passwords() for each in self.servers)})
 
 
 def _query_of(text: str) -> dict[str, str]:

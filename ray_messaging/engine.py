@@ -54,7 +54,6 @@ from ray_messaging.sending.accumulation.pending_batch import TransactionBatch
 from ray_messaging.sending.broadcaster import Broadcaster
 from ray_messaging.sending.delivery.frame_router import FrameRouter
 from ray_messaging.sending.delivery.frame_sender import FrameSender
-from ray_messaging.sending.delivery.waiting_frames import WaitingFrames
 from ray_messaging.sending.local_log import LocalLog
 from ray_messaging.transports.steps.values import StepSettings
 from ray_messaging.transports.transport import Transport
@@ -169,11 +168,6 @@ class Engine:
         keep_s = 0 if self.named else KEEP_S
         router = FrameRouter(self.directory, mirror=self.settings.mirror)
         self.frame_sender = FrameSender(self.transport, self.directory, router, self.name, keep_s, self.observer)
-        if self.transport.outbox is not None:
-            self.transport.outbox.judge = WaitingFrames(router, lambda: self.verdict_client)
-        if self.named and self.transport.departures is not None:
-            # First: a process before this one may have ended while agents left, and the directory still has them here.
-            await self.transport.departures.conclude(self.name)
         await self.frame_sender.reload()
         unfolder = Unfolder(self.audiences)
         self.subscription = Subscription(

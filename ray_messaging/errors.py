@@ -31,7 +31,7 @@ MessagingError
 ├── Closed                      a messager, group or experiment that was closed
 ├── Fenced                      a newer process has taken over this mailbox or this sender's name
 ├── FrameError                  bytes that are not a valid frame
-│   └── BodyLost                messages of a step that a shard has lost
+│   └── BodyLost                messages of a step that their server has lost
 ├── RuleError                   a rule that cannot be used
 ├── TraceError                  a trace file with an invalid line
 ├── LogError                    the event log's folder cannot be used: not writable, full, damaged, missing

@@ -20,11 +20,10 @@ from support.servers import HOST, RedisProcess, find_binary, free_port
 from support.slots import ClusterService
 
 from ray_messaging.compat.mqtt.config import MqttConfig
-from ray_messaging.config import MessagingConfig, RedisConfig
+from ray_messaging.config import MessagingConfig, RedisConfig, ShardsConfig
 from ray_messaging.embedded.server import EmbeddedServer
 from ray_messaging.messager import Messager
 from ray_messaging.transports.memory import MemoryServer
-from ray_messaging.transports.sharded.config import ShardsConfig
 
 pytest_plugins = ["support.side_by_side", "support.skipped", "support.soak"]
 
@@ -55,7 +54,7 @@ def valkey_config() -> Iterator[RedisConfig]:
 
 @pytest.fixture(scope="session")
 def shards_config(valkey_config) -> Iterator[ShardsConfig]:
-    """Give the servers of an experiment with three shards; in steps they share all frames but the smallest."""
+    """Give three servers; in steps they share the bodies of all frames but the smallest."""
     with EmbeddedServer(HOST) as second, EmbeddedServer(HOST) as third:
         yield ShardsConfig(servers=(valkey_config, second.start(), third.start()), body_bytes=64)
 
@@ -77,7 +76,7 @@ def cluster_config(tmp_path_factory) -> Iterator[RedisConfig]:
 
 @pytest.fixture(scope="session")
 def spread_config(cluster_config) -> ShardsConfig:
-    """Give a cluster over which each experiment is spread, a shard on each primary; see `shards_config`."""
+    """Give a cluster over which the bodies of each experiment's steps are spread; see `shards_config`."""
     return ShardsConfig(servers=(cluster_config.model_copy(update={"shards": 3}),) * 3, body_bytes=64)
 
 

@@ -1,11 +1,10 @@
-"""Cost of a message as replicas, groups, mailboxes and shards are added.
+"""Cost of a message as replicas, groups, mailboxes and servers for bodies are added.
 
     python -m benchmarks.scale --part replicas               # about 2 minutes: without and with a replica, by turns
     python -m benchmarks.scale --part groups                 # groups in a ring on one server, more and more of them
     python -m benchmarks.scale --part groups --groups 1 8 32
     python -m benchmarks.scale --part frames                 # one sender to more and more mailboxes
-    python -m benchmarks.scale --part shards                 # six groups in a ring on one server and on three, by turns
-    python -m benchmarks.scale --part steps                  # the same in steps, large and small ones
+    python -m benchmarks.scale --part steps                  # large and small steps on one server and on three
 
 The interceptor has a black list. A value is the median of the rounds, with the lowest and the highest. A ratio is that
 of two sides in the same round. Millions a second are counted in bulk, until the last message has come.
@@ -17,9 +16,9 @@ from collections.abc import Callable
 
 from benchmarks.axes.society.society import cluster
 from benchmarks.reports.lines import Line, as_json, show
-from benchmarks.scale import frames, groups, replicas, shards, step_shards
+from benchmarks.scale import frames, groups, replicas, step_bodies
 
-PARTS = ("replicas", "groups", "frames", "shards", "steps")
+PARTS = ("replicas", "groups", "frames", "steps")
 
 
 def main() -> None:
@@ -35,8 +34,7 @@ def main() -> None:
         "replicas": lambda: replicas.measure(plan.seconds, plan.rounds),
         "groups": lambda: groups.measure(plan.groups, plan.seconds, plan.rounds),
         "frames": lambda: frames.measure(plan.seconds, plan.rounds),
-        "shards": lambda: shards.measure(plan.seconds, plan.rounds),
-        "steps": lambda: step_shards.measure(plan.rounds),
+        "steps": lambda: step_bodies.measure(plan.rounds),
     }
     logging.getLogger("ray_messaging").setLevel(logging.ERROR)  # the servers' data may be lost
     lines: list[Line] = []

@@ -275,7 +275,7 @@ def check_recipient(channel: str, recipient: AgentId | None, to_id: object) -> A
 class Keys:
     """The Redis keys of one experiment. The hash tag keeps them on one primary of a cluster.
 
-    Args: `tag` is the end of a shard's hash tag, behind the name (see `key_tags`).
+    Args: `tag` is the end of the hash tag, behind the name, of the keys of bodies on another primary (see `key_tags`).
     """
 
     def __init__(self, exp_id: str, tag: str = "") -> None:
@@ -290,14 +290,7 @@ class Keys:
         self.dead = prefix + "dead"
         self.surveys = prefix + "surveys"  # their records
         self.ended = prefix + "ended"  # streams of removed mailboxes that the event log still reads
-        self.homes = prefix + "homes"  # of several servers: the one of each mailbox that was placed
-        self.entries = prefix + "entries"  # of several servers: the mailboxes that are on the others
-        self.entered = prefix + "entered"  # and their records
-        self.arrived = prefix + "arrived"  # of several servers: the agents that came here, by their former mailboxes
-        self.forwards = prefix + "forwards"  # of several servers: dead letters on their way to mailboxes of others
-        self.received = prefix + "received"  # and the last one from each of the others for each mailbox here
-        self.recorded = prefix + "recorded"  # and the last departure from each mailbox that the directory has
-        self.bodies = prefix + "bodies"  # of several servers: the steps of which this one has bodies
+        self.bodies = prefix + "bodies"  # the steps of which a server has bodies of large frames
         self.mark = prefix + "mark"  # written so that WAIT covers what came before it
         self.own = prefix + "own"  # Pub/Sub: marks before and after our own script's messages
         self.wide = self.own + ":wide"  # Pub/Sub: messagers that take all agents' channels, and filter

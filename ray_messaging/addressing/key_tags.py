@@ -1,4 +1,4 @@
-"""Hash tags of an experiment's keys in a cluster, where it has several shards: each has slots of its own."""
+"""Hash tags of keys in a cluster over which the bodies of steps are spread: each shard has slots of its own."""
 
 from functools import cache
 from itertools import count
@@ -17,9 +17,9 @@ def shard_keys(exp_id: str, shard: int, in_cluster: int) -> Keys:
 def key_tags(exp_id: str, shards: int) -> tuple[str, ...]:
     """Return the end of each shard's hash tag, behind the experiment's name.
 
-    The first one has the name alone. Each has a slot in another part of all slots, which are cut in as many equal
-    parts: so the primaries of a cluster, which mostly have one range of slots each, have equally many shards. No other
-    experiment has such a tag, as no name has a slash.
+    The first one, which has all but bodies, has the name alone. Each has a slot in another part of all slots, which are
+    cut in as many equal parts: so the primaries of a cluster, which mostly have one range of slots each, have equally
+    many shards. No other experiment has such a tag, as no name has a slash.
     """
     part_of_first = _part_of(exp_id, shards)
     parts = [part for part in range(shards) if part != part_of_first]

@@ -14,7 +14,7 @@ from ray.util.client import ray as client
 from ray_messaging.cluster.handles.actor_calls import find_actor, named_actors
 from ray_messaging.cluster.owner_liveness import known_dead
 from ray_messaging.cluster.spec import Experiment
-from ray_messaging.config import MessagingConfig, ServerConfig
+from ray_messaging.config import MessagingConfig, ServerConfig, ShardsConfig
 from ray_messaging.observability.health.actor_checks import check_actors
 from ray_messaging.observability.health.findings import Finding, Health, critical
 from ray_messaging.observability.health.mailbox_checks import check_kept
@@ -23,7 +23,6 @@ from ray_messaging.observability.health.server_checks import check_server
 from ray_messaging.observability.metrics.experiment_metrics import ExperimentFacts
 from ray_messaging.transports.backend import backend_of
 from ray_messaging.transports.server_facts import Kept, ServerFacts
-from ray_messaging.transports.sharded.config import ShardsConfig
 
 logger = logging.getLogger(__name__)
 

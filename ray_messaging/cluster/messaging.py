@@ -111,8 +111,9 @@ class Messaging:
                 all rows; else nothing is kept, nor with shards="per-node".
             metrics: Groups count and time what they do, for `metrics_text()` and Ray's metrics (see docs/metrics.md).
             tracing: Sampled batches have spans from sender to handler (see docs/tracing.md). None: none.
-            shards: Several embedded servers: so many on this node, or "per-node", one on each node that is there now
-                (see docs/operations.md). None: one.
+            shards: With steps: so many embedded servers on this node, or "per-node", one on each node that is there
+                now, or so many parts of a cluster. The first is the primary, all carry the bodies of large frames (see
+                docs/operations.md). None: one.
 
         Raises: AlreadyExists, ConfigError, ConnectionFailed within 5 s, ServerRefused, RuleError.
         """

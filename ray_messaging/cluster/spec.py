@@ -104,7 +104,7 @@ class InterceptorSpec:
     audiences: AudienceHome | None = None
     tracing: "Tracing | None" = None
     nodes: tuple[str, ...] = ()  # of the embedded servers; empty: the server is one of the user's
-    per_node: bool = False  # a group's mailbox is on its node's server
+    per_node: bool = False  # a group's bodies are on its node's server
 
 
 class StartFacts(NamedTuple):

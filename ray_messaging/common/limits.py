@@ -13,7 +13,7 @@ BOX_BYTES = 2_048 * MIB
 # Boxes that wait for the event log: with more, the log may be only a few steps behind.
 LAG_BYTES = 64 * MIB
 
-# The shards of an experiment. Each costs every process a connection.
+# The servers of an experiment. Each costs every process a connection.
 SHARDS = 128
 
 # One entry of a mailbox (a frame). A reader refuses any frame above FRAME_LIMIT.
@@ -44,7 +44,7 @@ PAYLOAD_LIMIT = 64 * MIB
 # a client that sends a gigabyte.
 TRANSACTION_BYTES = 256 * MIB
 
-# A large frame of a step, the bytes of which may be on another shard than its box. On 16 KiB the one server saves more
+# A large frame of a step, the bytes of which may be on another server than its box. On 16 KiB the one server saves more
 # than the other one spends. A sender deletes those of dropped steps after each so many bytes that it sends.
 BODY_BYTES = 16 * 2**10
 BODY_ARREARS = 64 * MIB

@@ -23,7 +23,7 @@ class Piece(msgspec.Struct):
     high: int
     nbytes: int
     pattern: bytes | None = None
-    came: str = ""  # it tells that agents came to the mailbox, from this one
+    came: bool = False  # it tells that agents came to the mailbox
 
 
 class Inbox:

@@ -56,7 +56,7 @@ class Reader:
         cursor: Cursor,
         frame_rows: int,
         unfolder: Unfolder,
-        agents_came: Callable[[str], Awaitable[None]],
+        agents_came: Callable[[], Awaitable[None]],
     ) -> None:
         self.unreadable = 0
         self.foreign = 0  # messages of foreign clients in the mailbox
@@ -120,7 +120,7 @@ class Reader:
                 except (FrameError, UnknownName) as error:
                     piece = await self._bury(entry, frame, error)
                 if piece.came:
-                    await self._persist(partial(self._agents_came, piece.came))
+                    await self._persist(self._agents_came)
                 if entry == frames[-1][0]:
                     inbox.behind = len(frames) == count
                 inbox.put(piece)
@@ -163,7 +163,7 @@ class Reader:
         batch.origin = Origin(self._mailbox, entry)
         # A frame without messages only moves the cursor.
         piece = Piece(entry, batch if low < rows else None, low, rows, nbytes)
-        piece.came = batch.topics[0] if batch.sender == ARRIVAL else ""
+        piece.came = batch.sender == ARRIVAL
         return piece
 
     async def _bury(self, entry: str, frame: bytes, error: MessagingError) -> Piece:

@@ -146,7 +146,7 @@ class Subscription:
             self._epoch = self._foreign.epoch = listening.epoch
             self._commits = Commits(self._transport, self.name, listening.epoch, listening.cursor, listening.acked)
             self._reader = Reader(
-                self._transport, self.name, self.inbox, listening.cursor, record.frame_rows, self._unfolder, self._admit
+                self._transport, self.name, self.inbox, listening.cursor, record.frame_rows, self._unfolder, self.adopt
             )
             self.fetcher.gate.state = listening.state
             self.fetcher.start(self._commits, self._lease)
@@ -215,12 +215,6 @@ class Subscription:
     def _note(self, spec: SubscriptionSpec) -> None:
         for agents in spec.agents.values():
             self._unfolder.add(agents)
-
-    async def _admit(self, source: str) -> None:
-        """Take over agents that came from another mailbox."""
-        if self._transport.departures is not None:
-            await self._transport.departures.admit(self.name, source)
-        await self.adopt()
 
     async def adopt(self) -> None:
         """Take over the agents that the directory says are here."""

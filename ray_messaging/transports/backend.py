@@ -4,7 +4,7 @@ from typing import Protocol, runtime_checkable
 
 from pydantic import BaseModel, ValidationError
 
-from ray_messaging.config import MessagingConfig, RedisConfig, ServerConfig
+from ray_messaging.config import MessagingConfig, RedisConfig, ServerConfig, ShardsConfig
 from ray_messaging.errors import ConfigError
 from ray_messaging.transports.dead_letter_store import DeadLetterStore
 from ray_messaging.transports.experiment_store import ExperimentStore
@@ -62,14 +62,9 @@ def backend_of(config: ServerConfig) -> Backend:
     """Make the backend for the server of an experiment (see `experiment_config`)."""
     if isinstance(config, BackendConfig):
         return config.open_backend()
-    redis = redis_config(config)
-    if redis.shards > 1:
-        from ray_messaging.transports.sharded.backend import ShardedBackend  # noqa: PLC0415 - loads redis-py
+    from ray_messaging.transports.redis.backend import RedisBackend  # noqa: PLC0415 - loads redis-py
 
-        return ShardedBackend.of_cluster(redis)
-    from ray_messaging.transports.redis.backend import RedisBackend  # noqa: PLC0415 - as above
-
-    return RedisBackend(redis)
+    return RedisBackend(config if isinstance(config, ShardsConfig) else redis_config(config))
 
 
 def open_transport(server: object, exp_id: str, settings: MessagingConfig) -> Transport:

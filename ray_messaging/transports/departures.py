@@ -58,9 +58,6 @@ class Released(IntEnum):
     GONE = 6  # the target's mailbox does not exist
     OVER = 7  # it was given up
     NOT_YET = 8  # in steps: the target counts from a later step than the next one
-    UNDER_WAY = 9  # agents that have left by an earlier attempt are not at their new server yet
-    PROMISED = 10  # a transaction may be committed on another server, and still writes here: as BEHIND
-    AWAY = 11  # the target's server is out of reach
 
 
 class Rehosting(msgspec.Struct):
@@ -92,15 +89,6 @@ class Departures(Protocol):
 
     async def give_up(self, mailbox: str, epoch: int, number: int) -> bool:
         """Refuse an attempt and those before it from now on; return whether it is done. Raises Fenced."""
-
-    async def conclude(self, mailbox: str) -> bool:
-        """Bring agents that have left a mailbox to their new server; return whether some were on their way.
-
-        Their release has decided it: it is done sooner or later, by the mailbox's process or its successor.
-        """
-
-    async def admit(self, mailbox: str, source: str) -> None:
-        """Enter agents that came to a mailbox of ours from another one in the directory, unless they are there."""
 
     # -- in steps -------------------------------------------------------------------------------------------------
 

@@ -24,5 +24,5 @@ def check_shards(exp_id: str, found: int, told: int) -> None:
         has = f"{found} shards" if found > 1 else "one shard"
         raise ConfigError(
             f"experiment {exp_id!r} has {has}, and shards={told} was given here: write shards={found}, or use another "
-            "exp_id. Of embedded servers pass messaging.redis, which has all of them. The number cannot change"
+            "exp_id. Of embedded servers pass messaging.redis, which names all of them. The number cannot change"
         )

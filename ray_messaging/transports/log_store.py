@@ -8,7 +8,7 @@ from ray_messaging.transports.transport import LOG, Limits, Transport
 
 
 class LogStreams(NamedTuple):
-    """The streams that the event log must read, each by its key: `mailbox:born`, or `SHARD/mailbox:born`.
+    """The streams that the event log must read, each by its key: `mailbox:born`.
 
     `born` tells apart the mailboxes that had one name after the other. `ended` are streams of mailboxes that were
     removed: nothing comes any more, and `note_written` drops them when they were read to their end.
@@ -87,8 +87,8 @@ class LogStore(Protocol):
 
 
 def mailbox_of(stream: str) -> str:
-    """Return the mailbox of a stream, LOG for a log stream; of an experiment with shards, streams name theirs first."""
-    return stream.rpartition("/")[2].rpartition(":")[0]
+    """Return the mailbox of a stream, LOG for the log stream."""
+    return stream.rpartition(":")[0]
 
 
 class LoggedTransport(Transport, Protocol):

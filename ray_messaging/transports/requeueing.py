@@ -15,8 +15,6 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.transports.dead_letter_store import (
     DeadFrame,
     DeadLetterStore,
-    Forward,
-    Forwarding,
     Listeners,
     Requeued,
     Returned,
@@ -76,32 +74,9 @@ class Requeueing:
         self._patterns = patterns
         self._listeners: Listeners | None = None  # until the server says that they have changed
         self._routing: tuple[tuple[object, ...], Routing] | None = None  # the last one, and for whose letters
-        self._earlier: dict[str, Outcome] = {}  # of letters that were on their way, before their turn came
-        self._helped = 0  # their messages, until they are counted
-        self._swept: set[int] = set()  # the shards that were asked for such letters
 
     async def requeue(self, letter: DeadFrame) -> Outcome:
-        """Requeue a letter in one step; messages without a listener stay dead.
-
-        Those for mailboxes of other shards are forwarded, in a letter for each mailbox, behind earlier ones.
-        """
-        forwarding = self._store.forwarding
-        if forwarding is not None and letter.home not in self._swept:
-            for earlier in await forwarding.under_way(letter.home):
-                await self._go_ahead(earlier)
-            self._swept.add(letter.home)
-        outcome = self._earlier.pop(letter.id, None) or await self._requeue(letter)
-        helped, self._helped = self._helped, 0
-        return outcome._replace(messages=outcome.messages + helped)
-
-    async def _go_ahead(self, earlier: DeadFrame) -> Outcome:
-        """Bring a letter that is on its way."""
-        outcome = await self._requeue(earlier)
-        self._helped += outcome.messages
-        self._earlier[earlier.id] = outcome._replace(messages=0)
-        return outcome
-
-    async def _requeue(self, letter: DeadFrame) -> Outcome:
+        """Requeue a letter in one step; messages without a listener stay dead."""
         try:
             batch = readable(letter.frame)
         except FrameError as error:
@@ -109,122 +84,29 @@ class Requeueing:
         if batch.fold is not None:
             return Outcome(0, batch.messages, _FOLDED)
         rows = unhandled(letter.row, letter.acked, len(batch))
-        forwarding = self._store.forwarding
-        if forwarding is not None and letter.shard is not None:
-            return await self._bring(forwarding, letter, batch, rows)
-        left = _ATTEMPTS
-        while left:
+        for _ in range(_ATTEMPTS):
             outcome = await self._attempt(letter, batch, rows)
             if outcome is not None:
                 return outcome
-            # Where it only waited for an earlier letter, that one has gone ahead.
-            left -= self._listeners is None
         return Outcome(0, len(rows), _UNSTEADY)
 
     async def _attempt(self, letter: DeadFrame, batch: Batch, rows: Rows) -> Outcome | None:
-        """Requeue a letter by the directory that we know; None: try again."""
-        listeners = await self._listeners_for(letter)
-        forwarding = self._store.forwarding
+        """Requeue a letter by the directory that we know; None: it has changed, try again."""
+        if self._listeners is None:
+            self._listeners = await self._store.listeners()
+        listeners = self._listeners
         found, nobody = self._route(letter, batch, rows, listeners)
         if len(nobody) and not found:
             return Outcome(0, len(rows), _NOBODY)
-        here = [part for part in found if part.record.mailbox not in listeners.elsewhere]
-        there = [part for part in found if part.record.mailbox in listeners.elsewhere]
-        fate, mailbox = Requeued.DONE, ""
-        if there and forwarding is not None:
-            fate, mailbox = await forwarding.ask(letter.home, listeners.version, _frames(letter, batch, there))
-        if fate is Requeued.DONE:
-            rest = encode(batch.take(nobody)) if len(nobody) else b""
-            forwards = [_forward(part, batch, listeners) for part in there]
-            frames = _frames(letter, batch, here)
-            fate, mailbox = await self._store.requeue(letter.id, listeners.version, frames, rest, forwards)
-            if fate is Requeued.DONE and forwarding is not None and there:
-                return await self._forward(forwarding, letter, zip(there, forwards, strict=True), here, nobody)
+        rest = encode(batch.take(nobody)) if len(nobody) else b""
+        fate, mailbox = await self._store.requeue(letter.id, listeners.version, _frames(letter, batch, found), rest)
         if fate is Requeued.DONE:
             return Outcome(len(rows) - len(nobody), len(nobody), _OTHERS if len(nobody) else "")
         if fate is Requeued.STALE_DIRECTORY:
-            self._forget()
+            self._listeners = self._routing = None
             return None
-        if fate is Requeued.UNDER_WAY and forwarding is not None:
-            return await self._bring_earlier(forwarding, letter, mailbox, rows)
-        return _refused(fate, mailbox, rows)
-
-    async def _listeners_for(self, letter: DeadFrame) -> Listeners:
-        if self._listeners is None or self._listeners.home != letter.home:
-            self._forget()
-            self._listeners = await self._store.listeners(letter.home)
-        return self._listeners
-
-    def _forget(self) -> None:
-        self._listeners = self._routing = None
-
-    # -- to other shards ------------------------------------------------------------------------------------------
-
-    async def _forward(
-        self,
-        forwarding: Forwarding,
-        letter: DeadFrame,
-        there: Iterable[tuple[Part, Forward]],
-        here: Iterable[Part],
-        nobody: Rows,
-    ) -> Outcome:
-        """Bring the letters for other shards that were made of a letter; return the outcome for all of it."""
-        gone, left = [nobody[:0], *(part.rows for part in here)], [nobody]
-        outcome, rerouted = Outcome(0, 0, _OTHERS if len(nobody) else ""), 0
-        for part, forward in there:
-            brought = await self._bring_to(forwarding, letter, forward)
-            if brought.left:
-                left.append(part.rows)
-                outcome = brought
-            if brought.messages == len(part.rows):
-                gone.append(part.rows)
-            else:
-                rerouted += brought.messages
-        messages, stay = (len(np.unique(np.concatenate(parts))) for parts in (gone, left))
-        return Outcome(messages + rerouted, stay, outcome.why, outcome.full)
-
-    async def _bring_to(self, forwarding: Forwarding, letter: DeadFrame, forward: Forward) -> Outcome:
-        """Bring what was made of a letter for a mailbox there."""
-        found = await forwarding.addressed(letter.home, forward.mailbox)
-        if found is None or found.frame != forward.frame:
-            return Outcome(0, 0, "")  # another process has brought it
-        return await self._requeue(found)
-
-    async def _bring_earlier(
-        self, forwarding: Forwarding, letter: DeadFrame, mailbox: str, rows: Rows
-    ) -> Outcome | None:
-        """Bring the earlier letter that is on its way to a mailbox; return why this one must wait for it, too."""
-        earlier = await forwarding.addressed(letter.home, mailbox)
-        if earlier is None:
-            return None
-        outcome = await self._go_ahead(earlier)
-        still = await forwarding.addressed(letter.home, mailbox)
-        if still is None or still.id != earlier.id:
-            return None
-        return Outcome(0, len(rows), outcome.why, outcome.full)
-
-    async def _bring(self, forwarding: Forwarding, letter: DeadFrame, batch: Batch, rows: Rows) -> Outcome:
-        """Write a letter into the mailbox to which it is addressed; requeue it anew if its agents are elsewhere now."""
-        for _ in range(_ATTEMPTS):
-            listeners = await self._listeners_for(letter)
-            found, _ = self._route(letter, batch, rows, listeners)
-            whole = [part for part in found if part.record.mailbox == letter.to and len(part.rows) == len(rows)]
-            if whole:
-                fate = await forwarding.deliver(letter, listeners.version, _frames(letter, batch, whole))
-            else:
-                fate = await forwarding.give_up(letter)
-            if fate is Requeued.STALE_DIRECTORY:
-                self._forget()
-            elif fate in {Requeued.DONE, Requeued.GIVEN_UP}:
-                ended = await forwarding.end(letter, delivered=fate is Requeued.DONE)
-                if not ended:  # another process has done it
-                    return _refused(Requeued.MISSING, "", rows)
-                if fate is Requeued.DONE:
-                    return Outcome(len(rows), 0, "")
-                return await self._requeue(letter._replace(id=ended, shard=None))
-            else:
-                return _refused(fate, letter.to, rows)
-        return Outcome(0, len(rows), _UNSTEADY)
+        full = fate in {Requeued.FULL, Requeued.LOG_FULL}
+        return Outcome(0, 0 if fate is Requeued.MISSING else len(rows), _WHY[fate].format(mailbox), full)
 
     # -- routing --------------------------------------------------------------------------------------------------
 
@@ -277,7 +159,7 @@ _WHY = {
 
 def _counts(record: Record, letter: DeadFrame, listeners: Listeners) -> int:
     """Return which part of a mailbox's record counts: not one that may have brought it its own copy before."""
-    if record.mailbox == (letter.to or letter.mailbox):
+    if record.mailbox == letter.mailbox:
         return _WHOLE
     if letter.born is None:
         return _NONE
@@ -288,19 +170,9 @@ def _counts(record: Record, letter: DeadFrame, listeners: Listeners) -> int:
     return _CLAIMS if record.exclusive and letter.exclusive else _NONE
 
 
-def _refused(fate: Requeued, mailbox: str, rows: Rows) -> Outcome:
-    full = fate in {Requeued.FULL, Requeued.LOG_FULL}
-    return Outcome(0, 0 if fate is Requeued.MISSING else len(rows), _WHY[fate].format(mailbox), full)
-
-
 def _frames(letter: DeadFrame, batch: Batch, parts: Iterable[Part]) -> list[Returned]:
     logged = letter.born is not None
     return [frame for part in parts for frame in frames_of(part.record, batch, part.rows, logged=logged)]
-
-
-def _forward(part: Part, batch: Batch, listeners: Listeners) -> Forward:
-    record = part.record
-    return Forward(record.mailbox, listeners.elsewhere[record.mailbox], record.exclusive, encode(batch.take(part.rows)))
 
 
 def _claims_of(record: Record) -> Record:

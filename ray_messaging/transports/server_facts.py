@@ -1,6 +1,5 @@
 """State of a server, and of an experiment on it, as a health check sees them."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ray_messaging.addressing.channels import is_survey_mailbox
@@ -24,7 +23,6 @@ class Mailbox:
     owner: str = ""
     acked: int = 0  # messages acknowledged behind an unacknowledged one
     in_steps: bool = False  # one that holds up a step is a straggler; else it may be that its run has ended
-    outbox_bytes: int = 0  # of a committed transaction, for other servers
     ended: str = ""  # why its service has ended, while nobody else serves it
     failures: int = 0  # messages whose handlers failed
 
@@ -70,23 +68,4 @@ class ServerFacts:
     kept: Kept | None = None
     allow_eviction: bool = False  # the config accepts a server that deletes data
     by_cluster: bool = False  # the config names a cluster, and not this server
-    others: "list[ServerFacts]" = field(default_factory=list)  # the further servers of the experiment
-
-
-def merged_kept(parts: Sequence[Kept]) -> Kept | None:
-    """Return the state of an experiment on several servers as one; None: no server has told it."""
-    if not parts:
-        return None
-    first = parts[0]
-    return Kept(
-        first.interceptor_epoch,
-        first.logged,
-        sum(part.dead_letters for part in parts),
-        sum(part.dead_letters_dropped for part in parts),
-        sum(part.noted for part in parts),
-        sum(part.noted_bytes for part in parts),
-        sum(part.max_noted for part in parts),
-        sum(part.max_noted_bytes for part in parts),
-        sum(part.mailboxes_in_all for part in parts),
-        [mailbox for part in parts for mailbox in part.mailboxes],
-    )
+    others: "list[ServerFacts]" = field(default_factory=list)  # those that carry bodies of steps

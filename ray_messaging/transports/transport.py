@@ -22,7 +22,6 @@ from ray_messaging.transports.cursors import Cursor, SelectiveAcks
 
 if TYPE_CHECKING:
     from ray_messaging.transports.departures import Departures
-    from ray_messaging.transports.sharded.transactions.waiting import Outbox
     from ray_messaging.transports.steps.store import StepStore  # its calls take the requests defined here
     from ray_messaging.transports.survey_store import SurveyStore
 
@@ -117,8 +116,7 @@ class Conclusion(msgspec.Struct):
     """Changes of a transaction beside its messages: the cursor (None: it stays) and the state of its own mailbox.
 
     `messages`, `nbytes` and `acks` are as in `commit`. With `state_changed` the state becomes `state` (None: there is
-    none). Transactions of one sender are numbered from 1: one that comes again has its effect once. `outbox` is what
-    the transaction sends to other servers, kept with the sender until it is there; no transport reads it.
+    none). Transactions of one sender are numbered from 1: one that comes again has its effect once.
     """
 
     mailbox: str
@@ -130,7 +128,6 @@ class Conclusion(msgspec.Struct):
     state_changed: bool = False
     number: int = 0
     acks: SelectiveAcks | None = None
-    outbox: bytes = b""
 
 
 class SendRequest(msgspec.Struct):
@@ -192,16 +189,13 @@ class Held(NamedTuple):
 class SenderState(NamedTuple):
     """A sender's new epoch, the last written seq per mailbox, the subscriber counts of its last publications.
 
-    `transactions` counts those that were committed, `outbox` is what the last one still sends to other servers.
-    `promised` are the mailboxes to which it may still write on this one.
+    `transactions` counts those that were committed.
     """
 
     epoch: int
     last: dict[str, int]
     takers: list[int]
     transactions: int = 0
-    outbox: bytes = b""
-    promised: Sequence[str] = ()
 
 
 class Limits(NamedTuple):
@@ -300,10 +294,6 @@ class Transport(FramePort, Protocol):
     @property
     def surveys(self) -> "SurveyStore":
         """Return the records of the experiment's surveys."""
-
-    @property
-    def outbox(self) -> "Outbox | None":
-        """Return what keeps the part of transactions for other servers; None: there is one server."""
 
     @property
     def departures(self) -> "Departures":

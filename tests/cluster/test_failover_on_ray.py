@@ -21,6 +21,7 @@ from support.slots import ClusterService
 from support.step_society import AGENTS, SEED, STEPS, listen, messages_of, sequential, spread
 
 from ray_messaging import EventLog, Messaging, MessagingConfig, Steps, rules
+from ray_messaging.config import ShardsConfig
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("ray_cluster")]
 
@@ -46,13 +47,13 @@ def exp_id():
     return f"failover-{uuid.uuid4().hex[:8]}"
 
 
-@pytest.fixture(params=[1, 2, "cluster", "shards"], ids=["one replica", "two replicas", "a cluster", "shards in it"])
+@pytest.fixture(params=[1, 2, "cluster"], ids=["one replica", "two replicas", "a cluster"])
 def service(request, tmp_path, exp_id):
     folder = tmp_path / "service"
     started = (
         ReplicatedService(folder, binary="valkey", replicas=request.param)
         if isinstance(request.param, int)
-        else ClusterService(folder, exp_id=exp_id, shards=3 if request.param == "shards" else 1)
+        else ClusterService(folder, exp_id=exp_id, shards=3 if request.param == "bodies" else 1)
     )
     with started as service:
         yield service
@@ -61,7 +62,7 @@ def service(request, tmp_path, exp_id):
 def url_of(config):
     password = PASSWORD.replace(" ", "%20")
     if config.cluster:
-        return f"redis+cluster://:{password}@{','.join(config.cluster)}?shards={config.shards}"
+        return f"redis+cluster://:{password}@{','.join(config.cluster)}"
     return f"redis+sentinel://:{password}@{','.join(config.sentinels)}/{config.service}"
 
 
@@ -219,17 +220,29 @@ def started(name, **options):
     return Messaging.start(name, steps=Steps(seed=SEED, digest=True), **options)
 
 
+@pytest.mark.parametrize(
+    "service",
+    [1, 2, "cluster", "bodies"],
+    ids=["one replica", "two replicas", "a cluster", "bodies all over it"],
+    indirect=True,
+)
 def test_a_run_over_a_lost_primary_gives_the_digests_of_an_undisturbed_one(service, tmp_path, exp_id):
+    """Where bodies are spread, the primary that orders is lost, and one that carries bodies."""
+    spread_over, lost, config = getattr(service, "shards", 1) > 1, {2: 0, 5: 0}, service.config
+    if spread_over:
+        lost, config = {2: 1, 5: 0}, ShardsConfig.of_cluster(config).model_copy(update={"body_bytes": 64})
     with started(f"undisturbed-{exp_id}") as messaging:
         wanted = messaging.run(person, agents=AGENTS, groups=2, until=STEPS)
         history = messaging.steps.history_digest(STEPS - 1)
-    with started(exp_id, redis=service.config, settings=WAITING, log_dir=tmp_path / "log") as messaging:
+    with started(exp_id, redis=config, settings=WAITING, log_dir=tmp_path / "log") as messaging:
         messaging.steps.pause()
         run = Run(messaging)
         run.start()
         for number in range(STEPS):
             messaging.steps.advance()
-            if number in {2, 5}:
+            if number in lost:
+                if spread_over:
+                    service.serve(exp_id, lost[number])
                 lose_primary(service)
             messaging.steps.wait(number + 1, timeout=PATIENCE_S)
         run.stop()

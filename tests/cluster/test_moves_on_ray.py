@@ -8,11 +8,9 @@ from support.cluster import drain, kill_and_wait
 from ray_messaging import AlreadyExists, Messaging, MoveFailed, UnknownName
 
 
-@pytest.fixture(
-    scope="module", params=[None, pytest.param(3, marks=pytest.mark.long)], ids=["one server", "three servers"]
-)
-def town(ray_cluster, request):
-    with Messaging.start(f"moves-{uuid.uuid4().hex[:8]}", log_dir=None, shards=request.param) as messaging:
+@pytest.fixture(scope="module")
+def town(ray_cluster):
+    with Messaging.start(f"moves-{uuid.uuid4().hex[:8]}", log_dir=None) as messaging:
         groups = messaging.create_groups({"east": range(10), "west": range(10, 20), "north": [20]})
         yield messaging, *groups.values()
 

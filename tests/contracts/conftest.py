@@ -1,27 +1,24 @@
-"""Fixtures of the contract suites, and the promises that several servers cannot keep."""
+"""Fixtures of the contract suites, and the layouts of servers on which each of them runs."""
 
 import pytest
 from support.contracts import store_of
 from support.servers import RedisProcess
 
+from ray_messaging.config import ShardsConfig
 from ray_messaging.transports.memory import MemoryServer
-from ray_messaging.transports.sharded.config import ShardsConfig
 
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "some_layouts(reason): why these tests have servers of their own choice")
-    config.addinivalue_line(
-        "markers", "beyond_shards(reason): what the test asks needs one server; docs/operations.md says why"
-    )
 
 
-LAYOUTS = ("memory", "valkey", "redis", "cluster", "spread", "sentinel", "shards")
+LAYOUTS = ("memory", "valkey", "redis", "cluster", "sentinel", "shards")
 
 # The default suite asks these of each file; `-m long` asks the rest, and CI all of these but the soaking ones.
 USUAL = {"memory", "valkey", "redis"}
 EITHER_REDIS = {"memory", "valkey"}  # which Redis-like server runs makes no difference
-SOAKING = {"sentinel", "spread", "redis"}  # with the code of Redis and shards, and a way or keys of their own
-# CI asks for mailboxes on several servers in the suites of shards, and in what UNUSUAL names; here for bodies of steps.
+SOAKING = {"sentinel", "redis"}  # with the code of Valkey, and a way of their own
+# What is asked with bodies on three servers; of a cluster all suites of steps ask it with bodies on each primary.
 OF_BODIES = {"test_large_steps.py", "test_step_log.py", "test_step_parts.py", "test_steps.py"}
 UNUSUAL = {
     "test_acks.py": EITHER_REDIS,
@@ -31,18 +28,18 @@ UNUSUAL = {
     "test_audiences.py": EITHER_REDIS,
     "test_complete.py": EITHER_REDIS,
     "test_conversations.py": EITHER_REDIS,
-    "test_dead_letters.py": EITHER_REDIS | {"shards"},
+    "test_dead_letters.py": EITHER_REDIS,
     "test_deferred.py": EITHER_REDIS,
     "test_delegated_rules.py": EITHER_REDIS,
-    "test_fates.py": EITHER_REDIS | {"shards"},
-    "test_foreign.py": EITHER_REDIS | {"shards"},
+    "test_fates.py": EITHER_REDIS,
+    "test_foreign.py": EITHER_REDIS,
     "test_full_and_slow_steps.py": {"valkey"},
     "test_garbage_in_dead_letters.py": EITHER_REDIS,
     "test_interception.py": EITHER_REDIS,
     "test_late_calls.py": EITHER_REDIS,
-    "test_log_streams.py": EITHER_REDIS | {"shards"},
-    "test_moves.py": EITHER_REDIS | {"shards"},
-    "test_moves_in_steps.py": EITHER_REDIS | {"shards"},
+    "test_log_streams.py": EITHER_REDIS,
+    "test_moves.py": EITHER_REDIS,
+    "test_moves_in_steps.py": EITHER_REDIS,
     "test_msg_payloads.py": EITHER_REDIS,
     "test_receiving.py": EITHER_REDIS,
     "test_serving.py": EITHER_REDIS,
@@ -60,24 +57,6 @@ UNUSUAL = {
     "test_very_many_channels.py": EITHER_REDIS,
 }
 
-# Shards in a cluster have the code of shards with servers of their own, and other keys. These ask for all of the keys.
-OF_KEYS = {
-    "test_audience_log.py",
-    "test_dead_letters.py",
-    "test_delegated_rules.py",
-    "test_fates.py",
-    "test_foreign.py",
-    "test_log_streams.py",
-    "test_moves.py",
-    "test_moves_in_steps.py",
-    "test_receiving.py",
-    "test_step_log.py",
-    "test_step_questions.py",
-    "test_steps.py",
-    "test_surveys.py",
-    "test_transactions.py",
-}
-
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at -m
 def pytest_collection_modifyitems(config, items):
@@ -85,10 +64,9 @@ def pytest_collection_modifyitems(config, items):
         server = _server_of(item)
         if server in set(LAYOUTS) - UNUSUAL.get(item.path.name, USUAL):
             item.add_marker(pytest.mark.long)
-            if server in SOAKING or (server == "shards" and item.path.name not in OF_BODIES):
+            if server in SOAKING:
                 item.add_marker(pytest.mark.soak)
-    beyond = {item for item in items if item.get_closest_marker(f"beyond_{_kind_of(item)}")}
-    beyond |= {item for item in items if _server_of(item) == "spread" and item.path.name not in OF_KEYS}
+    beyond = {item for item in items if _server_of(item) == "shards" and item.path.name not in OF_BODIES}
     if beyond:
         config.hook.pytest_deselected(items=list(beyond))
         items[:] = [item for item in items if item not in beyond]
@@ -100,15 +78,13 @@ def _server_of(item):
     return found if isinstance(found, str) else None
 
 
-def _kind_of(item):
-    return "shards" if _server_of(item) == "spread" else _server_of(item)
-
-
 @pytest.fixture(params=LAYOUTS)
 def server(request):
     """Yield each kind of server that a messager can connect to."""
     if request.param == "memory":
         return MemoryServer()
+    if request.param == "cluster" and "step" in request.path.name:
+        return request.getfixturevalue("spread_config")
     return request.getfixturevalue(f"{request.param}_config")
 
 
@@ -142,7 +118,7 @@ def processes(tmp_path):
 
 @pytest.fixture
 def own_shards(processes):
-    """Give the config of these servers as the shards of one experiment."""
+    """Give the config of these servers, on which the bodies of one experiment's steps are."""
     return ShardsConfig(servers=tuple(process.config for process in processes))
 
 

@@ -246,7 +246,6 @@ async def test_a_late_commit_does_not_undo_a_newer_one(server, exp_id, pair):
 # -- dead letters ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.beyond_shards("a letter stays on its shard")
 async def test_acknowledged_messages_do_not_become_dead_letters(messagers, store, server):
     sender, nameless = await messagers(), await messagers(host=[1])
     await send(sender, 0, 1, 2, 3, 4)

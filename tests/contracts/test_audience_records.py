@@ -1,7 +1,6 @@
 """The versions of audiences in the directory: durable, in order, and since which step each counts."""
 
 import pytest
-from support.contracts import is_sharded
 
 from ray_messaging.addressing.directory import Directory
 from ray_messaging.audiences.records import AudienceFacts, Kind, encode_facts
@@ -28,14 +27,13 @@ async def known(transport):
     return directory
 
 
-async def test_a_version_follows_the_one_before_it(transport, server):
+async def test_a_version_follows_the_one_before_it(transport):
     assert await transport.set_audience("friends", 1, FACTS) == 0
     before = await known(transport)
     found = before.audiences.of("friends")
     assert (found.version, found.facts) == (1, AudienceFacts(Kind.GRAPH, 3, "aa"))
     assert await transport.set_audience("friends", 1, FACTS) == 0  # a repeated call
-    # On shards each call tells all of them, as the one before may not have.
-    assert is_sharded(server) or (await known(transport)).version == before.version
+    assert (await known(transport)).version == before.version
     assert await transport.set_audience("friends", 1, OTHER) is None  # another process was faster
     assert await transport.set_audience("friends", 3, OTHER) is None
     assert await transport.set_audience("friends", 2, OTHER) == 0

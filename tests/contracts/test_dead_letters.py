@@ -25,8 +25,6 @@ from ray_messaging.transports.memory.dead_letter_store import MemoryDeadLetters
 from ray_messaging.transports.memory.transport import MemoryTransport
 from ray_messaging.transports.redis.dead_letter_store import RedisDeadLetters
 from ray_messaging.transports.requeueing import Requeueing
-from ray_messaging.transports.sharded.backend import ShardedStores
-from ray_messaging.transports.sharded.transport import ShardedTransport
 from ray_messaging.transports.transport import LOG, FrameWrite, LoggedFrame, SendRequest
 from ray_messaging.wire.frames import decode
 
@@ -42,10 +40,7 @@ async def sender(messagers):
 def dead_letters(sender, exp_id):
     """Give access to the dead letters of the server under test."""
     transport = sender.engine.transport
-    if isinstance(transport, ShardedTransport):
-        store = ShardedStores(transport).dead_letters
-    else:
-        store = (MemoryDeadLetters if isinstance(transport, MemoryTransport) else RedisDeadLetters)(transport)
+    store = (MemoryDeadLetters if isinstance(transport, MemoryTransport) else RedisDeadLetters)(transport)
 
     class DeadLetterAccess:
         facts, page, get, drop = store.facts, store.page, store.get, store.drop
@@ -344,7 +339,6 @@ async def test_a_full_mailbox_takes_no_part_of_a_letter(messagers, sender, dead_
     assert await store.waiting("new") == 0
 
 
-@pytest.mark.beyond_shards("it asks the letter's server alone, and the mailbox is on another one")
 async def test_a_letter_is_not_requeued_with_an_outdated_directory(messagers, sender, dead_letters):
     old = await messagers(host=[1])
     await send(sender, 1)

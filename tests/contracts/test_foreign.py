@@ -136,7 +136,6 @@ async def test_many_publications_have_their_own_fates(messagers, store):
     assert receipts.fates.tolist() == ["published", "undeliverable", "undeliverable"] * 100
 
 
-@pytest.mark.beyond_shards("mirror")
 async def test_mirror_also_publishes_messages_for_mailboxes(messagers, store):
     sender, receiver = await messagers(mirror=True), await messagers(host=[1])
     channel = sender.get_agent_chat_channel(1)
@@ -151,7 +150,6 @@ async def test_mirror_also_publishes_messages_for_mailboxes(messagers, store):
     assert receiver.stats()["ingress"] == 1
 
 
-@pytest.mark.beyond_shards("mirror")
 async def test_our_publications_do_not_return_through_a_pattern(messagers, store):
     both = await messagers(mirror=True, listen=["a*", "ab", "other"])
     await both.send_message("ab", {"n": 1})
@@ -163,7 +161,6 @@ async def test_our_publications_do_not_return_through_a_pattern(messagers, store
     assert len(await both.fetch_messages()) == 0
 
 
-@pytest.mark.beyond_shards("mirror")
 async def test_a_pattern_for_all_channels_delivers_no_internal_messages(messagers, store, news, exp_id):
     receiver, sender = await messagers(listen=["*"]), await messagers(mirror=True)
     await sender.send_message(news, {"n": 1})

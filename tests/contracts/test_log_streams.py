@@ -136,7 +136,6 @@ async def test_without_a_log_only_the_reader_trims_and_notes_are_dropped(transpo
     assert await transport.log.ends([LOG_STREAM, stream]) == {LOG_STREAM: "0-0", stream: "0-0"}  # nothing is to come
 
 
-@pytest.mark.beyond_shards("each shard has a log stream")
 async def test_without_a_log_a_removed_mailbox_removes_its_stream(transport, post):
     _, stream = await settle(transport)
     await post.send("box", b"1")
@@ -148,7 +147,6 @@ async def test_without_a_log_a_removed_mailbox_removes_its_stream(transport, pos
 # -- registered -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.beyond_shards("each shard has a log stream")
 async def test_registering_and_removing_the_log_makes_senders_reload_once_each(transport, post):
     await settle(transport)
     old = await post.request(post.part("box", b"1"))
@@ -257,7 +255,6 @@ async def test_a_successor_continues_at_the_readers_cursor_although_the_log_lags
 # -- notes ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.beyond_shards("each shard has a log stream")
 async def test_notes_are_written_with_their_frames(transport, post, store):
     _, stream = await settle(transport)
     await transport.log.register(WIDE)
@@ -282,7 +279,6 @@ async def test_notes_are_written_with_their_frames(transport, post, store):
     ]
 
 
-@pytest.mark.beyond_shards("each shard has a log stream")
 async def test_a_repeated_call_writes_its_notes_once(transport, post):
     await settle(transport)
     await transport.log.register(WIDE)
@@ -336,7 +332,6 @@ async def test_a_lagging_reader_is_distinguished_from_a_lagging_log(transport, p
 
 
 @pytest.mark.parametrize("limits", [Limits(2, 999, 0, False), Limits(99, 22, 0, False)], ids=["rows", "bytes"])
-@pytest.mark.beyond_shards("each shard has a log stream")
 async def test_a_full_log_stream_delays_only_calls_with_notes(transport, post, store, limits):
     await settle(transport)
     writer = await transport.log.register(limits)
@@ -356,7 +351,6 @@ async def test_a_full_log_stream_delays_only_calls_with_notes(transport, post, s
     assert len(await drain(transport, LOG_STREAM)) == 2
 
 
-@pytest.mark.beyond_shards("each shard has a log stream")
 async def test_notes_of_one_call_are_counted_together(transport, post):
     await settle(transport)
     await transport.log.register(Limits(3, 999, 0, leased=False))
@@ -519,7 +513,6 @@ async def test_a_writer_that_lost_its_file_reads_the_untrimmed_entries_again(tra
 
 
 @pytest.mark.parametrize("how", ["removed", "expired"])
-@pytest.mark.beyond_shards("each shard has a log stream")
 async def test_a_stream_outlives_its_mailbox_until_the_log_has_it(transport, post, store, how):
     epoch, stream = await settle(transport, limits=Limits(9, 999, 60, leased=how == "expired"))
     writer = await transport.log.register(WIDE)
@@ -569,7 +562,6 @@ async def test_handled_rows_of_a_frame_do_not_become_dead_letters(transport, pos
     assert (await store.dead_rows(), [frame for _, _, frame in await store.dead()]) == ([2], [b"2"])
 
 
-@pytest.mark.beyond_shards("each shard has a log stream")
 async def test_a_reused_name_gets_a_new_stream(transport, post):
     _, old = await settle(transport)
     writer = await transport.log.register(WIDE)
@@ -599,7 +591,6 @@ async def test_a_live_mailbox_is_not_dropped(transport, post, store):
     assert await store.entries("box") == [b"1"]
 
 
-@pytest.mark.beyond_shards("each shard has a log stream")
 async def test_the_log_reader_wakes_for_every_kind_of_entry(transport, transports, post):
     await transport.log.register(WIDE)
     reading = transports()
@@ -623,7 +614,6 @@ async def test_the_log_reader_wakes_for_every_kind_of_entry(transport, transport
     assert await reading.log.read({}, 10, WAIT_S) == []
 
 
-@pytest.mark.beyond_shards("each shard has a log stream")
 async def test_many_streams_are_read_in_turn(transport, post, monkeypatch):
     monkeypatch.setattr("ray_messaging.transports.redis.log._ENTRIES", 3)
     await transport.log.register(WIDE)
@@ -695,7 +685,6 @@ async def test_a_cancelled_read_affects_no_other(transport, post, store):
 # -- the end ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.beyond_shards("each shard has a log stream")
 async def test_after_the_log_is_removed_only_readers_trim(transport, post, store):
     limits = Limits(3, 999, 60, leased=False)
     epoch, stream = await settle(transport, limits=limits)

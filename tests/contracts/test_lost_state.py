@@ -8,7 +8,7 @@ from support.contracts import WAIT_S, fetch_all, store_of
 
 from ray_messaging import Fenced, NotListening, TransactionError
 
-pytestmark = pytest.mark.some_layouts("on shards faults/loss_cases.py lets one of the servers lose data")
+pytestmark = pytest.mark.some_layouts("faults/loss_cases.py lets servers lose data under load")
 
 
 @pytest.fixture(params=["valkey", "redis", "cluster", "sentinel"])

@@ -13,7 +13,9 @@ from support.step_faults import Chaos, FailAt, Repeat
 
 from ray_messaging.transports.memory import MemoryServer
 
-pytestmark = pytest.mark.some_layouts("test_step_bodies.py asks shards, cluster/test_failover_on_ray.py Sentinels")
+pytestmark = pytest.mark.some_layouts(
+    "test_step_bodies.py asks three servers, cluster/test_failover_on_ray.py Sentinels"
+)
 
 SMALL = Rumour(small_world(24), steps=4, chance=110)
 RING = Rumour(small_world(640), chance=60)

@@ -31,7 +31,7 @@ from ray_messaging.transports.redis.transport import RedisTransport
 from ray_messaging.transports.transport import FrameFate
 
 pytestmark = pytest.mark.some_layouts(
-    "it cuts the link to one server; test_shards.py and test_cluster_failover.py cut others"
+    "it cuts the link to one server; test_step_bodies.py and test_cluster_failover.py cut others"
 )
 
 FENCED = b"*1\r\n:3\r\n"  # the send script's answer to a sender with a higher epoch

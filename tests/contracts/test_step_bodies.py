@@ -1,4 +1,4 @@
-"""Steps on three servers: large frames on all of them, and one digest under every fault."""
+"""Steps on three servers: the primary has all but bodies of large frames, and one digest under every fault."""
 
 import asyncio
 import functools
@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, ExitStack, aclosing
 
 import pytest
 from faults.proxy import Proxy
-from support.contracts import client_of
+from support.contracts import WAIT_S, client_of
 from support.rumour import Rumour, college_edges, sequential, small_world
 from support.rumour_groups import Moves, RumourGroups
 from support.step_faults import Chaos, Repeat
@@ -24,12 +24,12 @@ from ray_messaging import (
     StepTooLarge,
 )
 from ray_messaging.addressing.channels import Keys
-from ray_messaging.config import MessagingConfig
+from ray_messaging.config import MessagingConfig, ShardsConfig
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.writing.step_rows import HOLD
 from ray_messaging.eventlog.writing.writer import LogWriter
 from ray_messaging.transports.backend import backend_of, open_transport
-from ray_messaging.transports.sharded.config import ShardsConfig
+from ray_messaging.transports.experiment_store import Claim, StateWrite
 from ray_messaging.transports.steps.values import Closing, Driver, Opened, StepSettings, StepTag
 from ray_messaging.transports.transport import FrameFate, FrameWrite, SendRequest
 
@@ -69,8 +69,8 @@ MODES = pytest.mark.parametrize("senders", [False, True], ids=["all", "senders"]
 @MODES
 async def test_a_rumour_on_three_servers(shards_config, exp_id, senders):
     await proves(RumourGroups(shards_config, exp_id, RING, 8, senders=senders))
-    control, *others = await bodies_of(shards_config, exp_id)
-    assert control == 0
+    primary, *others = await bodies_of(shards_config, exp_id)
+    assert primary == 0
     assert min(others) > 0
 
 
@@ -120,7 +120,7 @@ def restart(process):
     [
         pytest.param((1,), False, False, id="another server"),
         pytest.param((1,), False, True, id="another server, agents move", marks=pytest.mark.long),
-        pytest.param((0,), False, True, id="the control server, agents move", marks=pytest.mark.long),
+        pytest.param((0,), False, True, id="the primary, agents move", marks=pytest.mark.long),
         pytest.param((0, 1, 2), False, True, id="any server, agents move", marks=pytest.mark.long),
         pytest.param((0, 1, 2), True, True, id="any server, and processes, agents move", marks=pytest.mark.long),
     ],
@@ -133,7 +133,7 @@ async def test_servers_are_killed_at_random(processes, exp_id, victims, dying, m
 
         def begins():
             for victim in victims:
-                pieces = 8 if victim else 60 * len(victims)  # to the control server many more go
+                pieces = 8 if victim else 60 * len(victims)  # to the primary many more go
                 proxies[victim].lose_some(pieces, functools.partial(restart, processes[victim]))
 
         faults = Chaos(7, 0.02) if dying else None
@@ -284,7 +284,7 @@ async def test_bodies_go_with_their_steps(shards_config, exp_id):
 
 
 async def test_a_sender_of_much_deletes_what_is_over(transport, shards_config, exp_id, monkeypatch):
-    monkeypatch.setattr("ray_messaging.transports.sharded.step_bodies.BODY_ARREARS", 0)
+    monkeypatch.setattr("ray_messaging.transports.redis.step_bodies.BODY_ARREARS", 0)
     steps = transport.steps
     await steps.begin(StepSettings())
     await proves(RumourGroups(shards_config, f"{exp_id}-rumour", RING, 2))
@@ -373,20 +373,98 @@ async def test_a_shard_that_stays_away_aborts_the_step_and_the_next_driver_goes_
         assert (await group.engine.transport.steps.progress()).sealed == 4
 
 
-async def test_steps_begin_before_mailboxes_are_placed(shards_config, exp_id):
-    async with Messager(shards_config, exp_id, name="early") as early:
-        await early.host_agents([1], ["agent-chat"])
-        with pytest.raises(ConfigError, match="begin the steps before"):
-            await early.engine.transport.steps.begin(StepSettings())
+async def keys_on(config, exp_id):
+    """Return the keys that a server has of an experiment."""
+    async with client_of(config) as client:
+        return {key.decode() async for key in client.scan_iter(Keys(exp_id).prefix + "*", count=1000)}
 
 
-async def test_all_mailboxes_of_an_experiment_with_steps_are_on_the_control_shard(shards_config, exp_id):
+async def test_further_servers_have_bodies_and_nothing_else(shards_config, exp_id, tmp_path):
+    config = shards_config.model_copy(update={"home": 1})
     async with AsyncExitStack() as stack:
-        group = await town(stack, shards_config, exp_id)
-        plain = await stack.enter_async_context(Messager(shards_config, exp_id, name="plain"))
+        group = await town(stack, config, exp_id)
+        plain = await stack.enter_async_context(Messager(config, exp_id, name="plain"))
         await plain.subscribe_and_start_listening(["news"])
-        await asyncio.gather(*(messager.send_message("news", {"content": "hello"}) for messager in (plain,)))
-        assert {group.engine.transport.home("town"), plain.engine.transport.home("plain")} == {0}
-        async with client_of(shards_config.servers[0]) as client:
-            names = {name.decode() for name in await client.hkeys(Keys(exp_id).records)}
-        assert names >= {"town", "plain"}
+        log = open_transport(config, exp_id, MessagingConfig())
+        await log.connect()
+        stack.push_async_callback(log.close)
+        writer = LogWriter(log, Folder(tmp_path / "log"), exp_id)
+        await writer.start()
+        await live(group, until=2)
+        async with plain.transaction() as tx:
+            tx.send_message("news", {"content": "hello"})
+        await writer.caught_up()
+        await writer.close()
+        keys = await keys_on(config.servers[1], exp_id)
+        assert keys
+        assert all(key.startswith(Keys(exp_id).bodies) for key in keys)
+        assert not await keys_on(config.servers[2], exp_id)
+
+
+async def test_what_is_no_body_passes_while_a_further_server_is_away(processes, own_shards, exp_id):
+    async with AsyncExitStack() as stack:
+        first, second = [
+            await stack.enter_async_context(Messager(own_shards, exp_id, name=name)) for name in ("one", "two")
+        ]
+        await second.host_agents([2], ["agent-chat"])
+        processes[1].kill()
+        assert (await first.send_message(first.get_agent_chat_channel(2), {"n": 1}, 9)).fate == "delivered"
+        async with second.transaction() as tx:
+            assert [message.payload["n"] for message in await tx.fetch_messages(timeout=WAIT_S)] == [1]
+            tx.state = b"seen"
+        assert await first.engine.transport.remove("two", None) == 0
+
+
+async def test_a_further_server_that_is_away_at_the_start_is_named(own_shards, processes, exp_id):
+    processes[2].kill()
+    with pytest.raises(ConnectionFailed, match=str(own_shards.servers[2].port)):
+        await Messager(own_shards, exp_id).init()
+
+
+async def test_one_of_the_servers_is_no_server_of_the_experiment(shards_config, exp_id):
+    async with Messager(shards_config, exp_id, name="one") as one:
+        await one.host_agents([1], ["agent-chat"])
+        alone = Messager(shards_config.servers[0], exp_id)
+        with pytest.raises(ConfigError, match=r"has 3 shards, and shards=1 was given here.*pass messaging\.redis"):
+            await alone.init()
+        await alone.close()
+
+
+async def test_a_further_server_that_is_away_holds_no_heartbeat_up_and_is_swept_later(processes, own_shards, exp_id):
+    stores = backend_of(own_shards).stores(exp_id, MessagingConfig(), run="run")
+    await stores.transport.connect()
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(stores.transport.close)
+        steps = stores.transport.steps
+        await steps.begin(StepSettings())
+        attempt, _ = await sent(steps, frames=[frame * 20 for frame in FRAMES])
+        assert min((await bodies_of(own_shards, exp_id))[1:]) > 0
+        await stores.experiment.claim(None, reset=False)
+        epoch = await stores.experiment.take_interceptor_epoch()
+        for step, rows in ((0, ROWS), (1, 0)):
+            await steps.open("a", attempt, step)
+            await steps.close("a", attempt, step, Closing(rows))
+        processes[1].kill()
+        assert await stores.experiment.beat(epoch) is StateWrite.DONE
+        await asyncio.to_thread(processes[1].start)
+        async with asyncio.timeout(WAIT_S):
+            while sum(await bodies_of(own_shards, exp_id)):
+                await stores.experiment.beat(epoch)
+
+
+async def test_a_reset_deletes_the_bodies_of_the_run_before(shards_config, exp_id):
+    for run, claim in (("first", Claim.HELD), ("second", Claim.ERASE)):
+        stores = backend_of(shards_config).stores(exp_id, MessagingConfig(), run=run)
+        await stores.transport.connect()
+        holder = await stores.experiment.holder()
+        assert await stores.experiment.claim(holder, reset=run == "second") is claim
+        if run == "first":
+            await stores.transport.steps.begin(StepSettings())
+            await sent(stores.transport.steps)
+            assert sum(await bodies_of(shards_config, exp_id)) > 0
+        else:
+            await stores.experiment.erase_earlier()
+            assert sum(await bodies_of(shards_config, exp_id)) == 0
+            await stores.experiment.erase()
+            assert not any([await keys_on(server, exp_id) for server in shards_config.servers])
+        await stores.transport.close()

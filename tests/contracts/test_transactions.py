@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 
 import pytest
-from support.contracts import WAIT_S, ShardedStore, fetch_all, store_of, take_in, vanish
+from support.contracts import WAIT_S, fetch_all, store_of, take_in, vanish
 from support.interceptors import Held
 
 from ray_messaging import (
@@ -90,11 +90,6 @@ async def untouched(bank, *expected, state=None):
     async with bank.transaction() as tx:
         assert tx.state == state
         assert await held(tx, len(expected)) == list(expected)
-
-
-async def home_of(store, mailbox):
-    """Return the store of the server that has a mailbox."""
-    return await store.home(mailbox) if isinstance(store, ShardedStore) else store
 
 
 async def silent(messager):
@@ -669,7 +664,7 @@ async def test_a_server_that_lost_a_transaction_accepts_no_other(bank, shop, sto
     if isinstance(bank.engine.transport, MemoryTransport):
         store.server.experiments[bank.exp_id].senders["bank"].transactions = 1
     else:
-        home = await home_of(store, "bank")
+        home = store
         await home.client.hset(home.keys.sender("bank"), "transactions", 1)
     if fences:
         await bank.engine.frame_sender.take_epoch()
@@ -840,7 +835,7 @@ async def test_a_transaction_without_sends_drains_a_full_server(server, bank, sh
     if isinstance(server, MemoryServer):
         return  # it has no limit
     await feed(shop, 1, 2, 3)
-    client = (await home_of(store, "bank")).client
+    client = store.client
     limit = (await client.config_get("maxmemory"))["maxmemory"]
     await client.config_set("maxmemory", "1mb")
     try:

@@ -14,7 +14,7 @@ MANY = range(10_001)  # with three subtopics: above the limit of single subscrip
 TOPICS = ("agent-chat", "user-chat", "user-survey")
 
 
-@pytest.fixture(params=["valkey", "redis", "cluster", "sentinel", "shards"])
+@pytest.fixture(params=["valkey", "redis", "cluster", "sentinel"])
 def server(request):
     """Give each server that knows patterns."""
     return request.getfixturevalue(f"{request.param}_config")
@@ -87,7 +87,6 @@ async def test_the_wide_pattern_is_no_subscriber_of_other_agents_channels(opener
     assert receipts.fates.tolist() == ["published", "delivered", "published"]
 
 
-@pytest.mark.beyond_shards("mirror")
 async def test_mirrored_messages_do_not_return(opener, server, store):
     one, sender = await town(opener, server), await opener(server, mirror=True)
     channel = sender.get_agent_chat_channel(7)

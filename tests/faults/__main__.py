@@ -1,10 +1,10 @@
 """Table of the fault tests: for each fault the lost, repeated and reordered messages, and the longest gap.
 
-python tests/faults [--shards | --replicas] [--quick] [--only NAME ...] [--without-ray] [--json FILE] [--markdown FILE]
+python tests/faults [--replicas] [--quick] [--only NAME ...] [--without-ray] [--json FILE] [--markdown FILE]
 
-The cases are those of tests/faults: real servers and real processes, each message in a ledger. --shards runs them on
-three servers, one of which the fault strikes, --replicas some of them on a cluster and on Sentinels. --quick leaves out
-the long ones, --only takes those with a text in their names. The exit code is 1 if a promise broke or a case failed.
+The cases are those of tests/faults: real servers and real processes, each message in a ledger. --replicas runs some of
+them on a cluster and on Sentinels. --quick leaves out the long ones, --only takes those with a text in their names. The
+exit code is 1 if a promise broke or a case failed.
 """
 
 import argparse
@@ -43,7 +43,6 @@ MODULES = (
     "cluster",
     "serving",
 )
-OF_ONE_SERVER = ("failover", "slots")  # replicas, and a cluster's slots
 ON_RAY = ("embedded", "group", "interceptor", "cluster", "serving")
 COLUMNS = (
     "fault",
@@ -92,9 +91,7 @@ def cases(args: argparse.Namespace) -> Iterator[tuple[str, Any]]:
         if args.without_ray and module in ON_RAY:
             continue
         found = importlib.import_module(f"faults.{module}_cases").CASES
-        if args.shards:
-            found = [] if module in OF_ONE_SERVER else [more for case in found for more in case.on_shards()]
-        elif args.replicas:
+        if args.replicas:
             found = [more for case in found for more in case.on_services()]
         for case in found:
             if (args.only and any(text in case.name for text in args.only)) or not (
@@ -168,7 +165,6 @@ def main() -> int:
     """Run the cases, show the table; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="leave out the cases that take long")
-    parser.add_argument("--shards", action="store_true", help="on three shards, one of which the fault strikes")
     parser.add_argument("--replicas", action="store_true", help="on a cluster, and on a primary with Sentinels")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="cases with a text in their names")
     parser.add_argument("--without-ray", action="store_true", help="leave out the faults of Ray's processes")

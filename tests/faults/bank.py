@@ -18,8 +18,6 @@ END_S = 60.0  # for a process to end, or a message to come
 FENCED = 3  # the process's exit code
 POINTS = ("connect", "load_directory", "listen", "take_sender_epoch", "read", "send", "send", "send", "commit")
 PHASES = ("before", "during", "after")
-# Of one of several servers: the commit of a transaction and its relay are between `ask` and `empty_outbox`.
-SHARD_POINTS = ("ask", "send", "relay", "empty_outbox", "install_sender_epoch", "take_sender_epoch", "commit", "listen")
 
 # One process imports the package once, and each bank is a fork of it. It finds only what is installed.
 forks = multiprocessing.get_context("forkserver")
@@ -27,13 +25,12 @@ forks.set_forkserver_preload(["ray_messaging", "ray_messaging.messager"])
 
 
 class Crash(NamedTuple):
-    """Get a signal before, during or after the n-th call of one of the transport's methods, or (shard) of a shard's."""
+    """Get a signal before, during or after the n-th call of one of the transport's methods."""
 
     point: str
     phase: str
     nth: int
     signal: int = signal.SIGKILL
-    shard: int | None = None
 
     @classmethod
     def by(cls, chance: random.Random) -> "Crash":
@@ -41,16 +38,10 @@ class Crash(NamedTuple):
         often = {"send": 30, "read": 4}.get(point, 1)
         return cls(point, chance.choice(PHASES), chance.randint(1, often))
 
-    @classmethod
-    def on_a_shard(cls, chance: random.Random, shards: int) -> "Crash":
-        point, shard = chance.choice(SHARD_POINTS), chance.randrange(shards)
-        often = 12 if point in {"ask", "send", "relay", "empty_outbox"} else 1
-        return cls(point, chance.choice(PHASES), chance.randint(1, often), shard=shard)
 
-
-def start(config, exp_id, last, crash=None, seed=0, sinks=(SINK,)):
-    """Start a bank that ends when it has added up `last` numbers; each of the sinks gets each total."""
-    process = forks.Process(target=_main, args=(config, exp_id, last, crash, seed, sinks), daemon=True)
+def start(config, exp_id, last, crash=None, seed=0):
+    """Start a bank that ends when it has added up `last` numbers; the sink gets each total."""
+    process = forks.Process(target=_main, args=(config, exp_id, last, crash, seed), daemon=True)
     process.start()
     return process
 
@@ -67,33 +58,31 @@ async def ended(process, after_s=None):
     return process.exitcode
 
 
-def _main(config, exp_id, last, crash, seed, sinks):
-    asyncio.run(_run(config, exp_id, last, crash, random.Random(seed), sinks))
+def _main(config, exp_id, last, crash, seed):
+    asyncio.run(_run(config, exp_id, last, crash, random.Random(seed)))
 
 
-async def _run(config, exp_id, last, crash, chance, sinks):
+async def _run(config, exp_id, last, crash, chance):
     bank = Messager(config, exp_id, name="bank", settings=MessagingConfig(frame_rows=7))
     if crash is not None:
-        transport = bank.engine.transport
-        _arm(transport if crash.shard is None else transport.shards[crash.shard], crash)
+        _arm(bank.engine.transport, crash)
     try:
         async with bank:
             await bank.host_agents([AGENT], ["agent-chat"])
-            while await step(bank, chance, sinks) < last:
+            while await step(bank, chance) < last:
                 pass
     except Fenced:
         os._exit(FENCED)
 
 
-async def step(bank, chance, sinks=(SINK,)):
+async def step(bank, chance):
     """Add up some numbers in one transaction; return how many were added up by now."""
     async with bank.transaction() as tx:
         state = json.loads(tx.state or b'{"count": 0, "sum": 0}')
         for message in await tx.fetch_messages(limit=chance.randint(1, 9), timeout=0.05):
             state["count"] += 1
             state["sum"] += message.payload["n"]
-            for sink in sinks:
-                tx.send_message(bank.get_agent_chat_channel(sink), dict(state), AGENT, sink)
+            tx.send_message(bank.get_agent_chat_channel(SINK), dict(state), AGENT, SINK)
         tx.state = json.dumps(state).encode()
     return state["count"]
 

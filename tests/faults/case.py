@@ -9,8 +9,6 @@ from typing import Any
 
 from faults.checker import Account
 
-SHARDS = 3
-struck: ContextVar[int | None] = ContextVar("struck", default=None)  # the shard that a fault strikes; None: one server
 failing_over: ContextVar[str | None] = ContextVar("failing_over", default=None)  # what replaces a killed server
 SERVICES = ("cluster", "Sentinel")
 ALL = "nothing lost, nothing twice, in order"
@@ -37,26 +35,15 @@ def weaker(text: str, *but: str) -> Promise:
 class Case:
     """A named fault; `run` gets an empty folder and returns the Account. `long` cases take more than a few seconds.
 
-    `shards` are the shards that it strikes in an experiment with three, each in a case of its own. The first receiver,
-    or the group east, has its mailbox on shard 1; 0 is the control shard. With `replicas` it can have a cluster or a
-    primary with Sentinels in place of its server: there another server takes the place of one that is killed.
+    With `replicas` it can have a cluster or a primary with Sentinels in place of its server: there another server takes
+    the place of one that is killed.
     """
 
     name: str
     run: Callable[[Path], Account]
     promise: Promise = Promise()
     long: bool = False
-    shards: tuple[int, ...] = (1,)
     replicas: bool = False
-
-    def on_shards(self) -> list["Case"]:
-        """Return the same on three shards."""
-        return [
-            replace(
-                self, name=f"{self.name}, shard {shard} of {SHARDS}", run=partial(_run_with, struck, shard, self.run)
-            )
-            for shard in self.shards
-        ]
 
     def on_services(self) -> list["Case"]:
         """Return the same on a cluster, and on a primary with Sentinels."""

@@ -98,8 +98,8 @@ def calls_are_repeated(folder):
 
 
 CASES = [
-    Case("Ray node lost, its groups come back elsewhere", node_is_lost, long=True, shards=()),
-    Case("driver killed, another one resumes", driver_is_killed, long=True, shards=()),  # its server is the user's
+    Case("Ray node lost, its groups come back elsewhere", node_is_lost, long=True),
+    Case("driver killed, another one resumes", driver_is_killed, long=True),
     Case("each Group call made twice", calls_are_repeated, long=True),
     Case(
         "tasks die with a fetched batch",

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import ray
 from support.cluster import PATIENCE_S, alive, kill, stopped, wait_for
 
-from faults.case import Case, struck, weaker
+from faults.case import Case, weaker
 from faults.injector import full_disk
 from faults.ray_support import a_town
 from faults.ray_traffic import traffic_in
@@ -17,9 +17,8 @@ from ray_messaging.cluster.handles.actor_calls import NAMESPACE
 
 
 def server_of(messaging):
-    """Return the actor of the server; of several that of the one that the case strikes."""
-    name = f"server-{struck.get()}" if struck.get() else "server"
-    return ray.get_actor(f"{messaging.exp_id}/{name}", namespace=NAMESPACE)
+    """Return the actor of the server."""
+    return ray.get_actor(f"{messaging.exp_id}/server", namespace=NAMESPACE)
 
 
 def stats_of(messaging):

@@ -88,7 +88,6 @@ CASES = [
         "agents move while receivers and server are killed",
         partial(agents_move, agents=400, rounds=5, seed=1, rate=40, per_call=100, share=0.1),
         long=True,
-        shards=(1, 0),
     ),
     Case(
         "10,000 of 100,000 agents move while receivers and server are killed",

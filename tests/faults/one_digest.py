@@ -146,7 +146,7 @@ def on_ray(rumour):
         if tasks == 1 or groups >= tasks:
             yield on_ray_with("no fault", rumour, groups, tasks, senders)
     for senders, fault, shards in product(MODES, FAULTS, (1, 3)):
-        of_shards, of_one = fault == "another shard's server killed at random", fault == "30% of the replies cut"
+        of_shards, of_one = fault == "another server killed at random", fault == "30% of the replies cut"
         if fault != "no fault" and not (of_shards if shards == 1 else of_one):
             yield on_ray_with(fault, rumour, 8, 8, senders, shards)
 
@@ -161,7 +161,7 @@ def on_ray_with(fault, rumour, groups, tasks, senders, shards=1):
             outcome = rumour_on_ray.run(rumour, Path(folder), fault, groups, tasks, senders=senders, shards=shards)
         return outcome.faults, outcome.differs
 
-    layout = f"{groups} actors, {tasks} tasks" + (f", {shards} shards" if shards > 1 else "")
+    layout = f"{groups} actors, {tasks} tasks" + (f", bodies on {shards} servers" if shards > 1 else "")
     return layout, senders, fault, run
 
 

@@ -105,13 +105,11 @@ CASES = [
         lambda folder: flood(folder, size=50, flood_s=2, inbox_messages=1000),
         weaker("ours as ever; what foreign clients publish comes at most once, and drops are counted"),
         long=True,
-        shards=(0,),  # foreign clients are there
     ),
     Case(
         "foreign flood of 64 KiB each",
         lambda folder: flood(folder, size=65_536, flood_s=12, inbox_messages=100_000, work_s=4),
         weaker("ours as ever; what foreign clients publish comes at most once, and drops are counted"),
         long=True,
-        shards=(0,),  # foreign clients are there
     ),
 ]

@@ -13,7 +13,6 @@ import ray
 from support import cluster as cluster_support
 from support.cluster import PATIENCE_S, alive, pid_of, states, wait_for
 
-from faults.case import SHARDS, struck
 from ray_messaging import Group, Messaging, MessagingConfig
 from ray_messaging.cluster.actors.group.group_actor import GroupActor
 from ray_messaging.cluster.actors.group.group_host import GroupHost
@@ -60,20 +59,16 @@ def a_town(
     names=("west", "east"),
     actor_options=None,
     places=None,
-    shards=None,
     **settings,
 ):
     """Start a town; settings: of MessagingConfig; actor_options: of its groups; places: a resource for each group."""
     by_value()
-    if struck.get() is not None:
-        shards = SHARDS
     with Messaging.start(
         exp_id or f"town-{uuid.uuid4().hex[:8]}",
         rules=rules,
         log_dir=log_dir,
         redis=redis,
         on_existing=on_existing,
-        shards=shards,
         settings=MessagingConfig(**settings),
     ) as messaging:
         groups = {}

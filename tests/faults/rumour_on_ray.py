@@ -119,7 +119,7 @@ def drive(groups, rumour, folder, number, repeated, dies):
 class Outcome:
     """Outcome of a rumour: the kills or cuts that it met, and the differences from one loop.
 
-    `bodies` are the calls by which each shard's server has taken large frames, since its last start.
+    `bodies` are the calls by which each server has taken large frames, since its last start.
     """
 
     faults: int = 0
@@ -172,7 +172,7 @@ class Society:
         return Outcome(faults + cuts, differs, self.bodies())
 
     def bodies(self):
-        """Return how often each shard's server has taken large frames."""
+        """Return how often each server has taken large frames."""
         found = []
         for server in self.messaging.redis.servers if self.shards > 1 else ():
             with redis.Redis(server.server, server.port, password=server.password) as client:
@@ -282,17 +282,17 @@ def log(society, _chance):
 
 
 def server(society, _chance):
-    """Kill the embedded server; of several the control shard's."""
+    """Kill the embedded server; of several the primary."""
     kill_server(society, 0)
 
 
 def another_server(society, chance):
-    """Kill the server of another shard than the control shard."""
+    """Kill another server than the primary."""
     kill_server(society, chance.randrange(1, society.shards))
 
 
 def any_server(society, chance):
-    """Kill the server of any shard."""
+    """Kill any server."""
     kill_server(society, chance.randrange(society.shards))
 
 
@@ -317,7 +317,7 @@ FAULTS = {
     "interceptor killed at random": at_random(interceptor),
     "log killed at random": at_random(log),
     "embedded server killed at random": at_random(server),
-    "another shard's server killed at random": at_random(another_server),
+    "another server killed at random": at_random(another_server),
     "all of them killed at random": at_random(everything, 3),
     "30% of the replies cut": replies_cut,
     "each call of the protocol repeated": calls_repeated,

@@ -13,7 +13,7 @@ from pathlib import Path
 import ray
 from support.cluster import Busy, wait_for
 
-from faults.case import SHARDS, Case, struck, weaker
+from faults.case import Case, weaker
 from faults.checker import Account
 from ray_messaging import Messaging
 
@@ -114,8 +114,7 @@ def killed_while_it_serves(folder):
     """Kill the actor's process under load, and count the messages that come again."""
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     lives = Lives(folder)
-    shards = None if struck.get() is None else SHARDS
-    with Messaging.start(f"serving-{uuid.uuid4().hex[:8]}", shards=shards) as messaging:
+    with Messaging.start(f"serving-{uuid.uuid4().hex[:8]}") as messaging:
         load = Load(messaging.create_group("senders", [SENDER]), lives)
         server = Server.remote()
         server.serve.remote(messaging, str(folder))

@@ -12,20 +12,18 @@ from faults.stage import Stage
 _PATIENCE_S = 60  # of senders and receivers: more than a failover takes
 
 
-def failover(folder, *, kills, wait_replicas, cut_off=(), seed=0, shards=1):
+def failover(folder, *, kills, wait_replicas, cut_off=(), seed=0):
     """Kill the experiment's primary again and again, each time with another one after it; it comes back as a replica.
 
-    With shards it is the primary of each of them by turns.
     `cut_off` are the kills before which all other nodes lose the primary, while its clients keep it.
     """
     chance = random.Random(seed)
     settings = {"wait_replicas": wait_replicas, "send_timeout_s": _PATIENCE_S}
-    service = ClusterService(folder / "service", shards=shards)
+    service = ClusterService(folder / "service")
     with service, Stage(folder, server=service, settings=settings) as stage:
         service.serve(stage.exp_id)
         stage.talk()
         for kill in range(kills):
-            service.serve(stage.exp_id, kill % shards)
             time.sleep(chance.random() * 0.3)  # any moment will do
             old = service.primary
             if kill in cut_off:
@@ -43,12 +41,12 @@ def failover(folder, *, kills, wait_replicas, cut_off=(), seed=0, shards=1):
         return stage.finish()
 
 
-def resharded(folder, *, moves, ways=("move_by_key", "move_atomically"), wait_replicas=0, shards=1):
-    """Move the experiment's slot, or that of its last shard, from primary to primary, in both ways by turns."""
+def resharded(folder, *, moves, ways=("move_by_key", "move_atomically"), wait_replicas=0):
+    """Move the experiment's slot from primary to primary, in both ways by turns."""
     settings = {"wait_replicas": wait_replicas, "send_timeout_s": _PATIENCE_S}
-    service = ClusterService(folder / "service", shards=shards)
+    service = ClusterService(folder / "service")
     with service, Stage(folder, server=service, settings=settings) as stage:
-        service.serve(stage.exp_id, shards - 1)
+        service.serve(stage.exp_id)
         stage.talk()
         resharding = Resharding(service, *(getattr(service, way) for way in ways))
         resharding.start()
@@ -70,20 +68,10 @@ SHORT = Case(
     long=True,
 )
 SHORT_RESHARDED = Case("a slot moved 10 times under load", partial(resharded, moves=10), long=True)
-SHORT_SPREAD = Case(
-    "a cluster's primaries lost 6 times, 3 shards, wait_replicas=1",
-    partial(failover, kills=6, cut_off={2, 4}, wait_replicas=1, shards=3),
-    long=True,
-)
-SHORT_SPREAD_RESHARDED = Case(
-    "a slot moved 10 times under load, 3 shards", partial(resharded, moves=10, shards=3), long=True
-)
 
 CASES = [
     SHORT,
     SHORT_RESHARDED,
-    SHORT_SPREAD,
-    SHORT_SPREAD_RESHARDED,
     Case(
         "a cluster's primary lost 20 times, wait_replicas=1",
         partial(failover, kills=20, wait_replicas=1, seed=1),
@@ -106,12 +94,6 @@ CASES = [
         NOT_WAITED_FOR,
         long=True,
     ),
-    Case(
-        "a cluster's primaries lost 20 times, 3 shards, wait_replicas=1",
-        partial(failover, kills=20, cut_off=range(0, 20, 2), wait_replicas=1, seed=6, shards=3),
-        long=True,
-    ),
-    Case("a slot moved 100 times under load, 3 shards", partial(resharded, moves=100, shards=3), long=True),
     Case(
         "a slot moved 100 times under load, key by key", partial(resharded, moves=100, ways=["move_by_key"]), long=True
     ),

@@ -15,23 +15,20 @@ from support.servers import RedisProcess
 from support.slots import ClusterService
 
 from faults import injector
-from faults.case import SHARDS, failing_over, struck
+from faults.case import failing_over
 from faults.checker import check
 from faults.ledger import Growing
 from faults.nursery import nursery
 from ray_messaging import Messager
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import TransitError
-from ray_messaging.transports.sharded.config import ShardsConfig
 
 WAIT_S = 60.0
-_ADDRESS = ("server", "port", "password", "timeout", "sentinels", "service", "sentinel_password", "cluster", "shards")
+_ADDRESS = ("server", "port", "password", "timeout", "sentinels", "service", "sentinel_password", "cluster")
 
 
 def told(config):
     """Return a config as a worker reads it."""
-    if isinstance(config, ShardsConfig):
-        return {"servers": [told(server) for server in config.servers]}
     return {name: getattr(config, name) for name in _ADDRESS}
 
 
@@ -161,7 +158,7 @@ class Stage:
     """Set a stage in a folder; as a context manager it leaves no process behind.
 
     `server` may be a RedisProcess that was started already. `settings` are those of all messagers, beside their own.
-    In a case on shards `server` is the one that the fault strikes, in one on a cluster or Sentinels all of them.
+    In a case on a cluster or Sentinels `server` is all of them.
     """
 
     def __init__(self, folder, *, server=None, settings=None, **options):
@@ -172,12 +169,6 @@ class Stage:
             server = FailingOver(kind, self.folder / "service", self.exp_id, **options)
             self.settings = {"wait_replicas": 1, "send_timeout_s": WAIT_S} | self.settings
         self.server = server or RedisProcess(self.folder / "server", **{"binary": "valkey"} | options)
-        self.servers = [self.server]
-        if (shard := struck.get()) is not None:
-            for other in range(1, SHARDS):
-                (self.folder / f"server-{other}").mkdir()
-                self.servers.append(RedisProcess(self.folder / f"server-{other}", **{"binary": "valkey"} | options))
-            self.servers.insert(shard, self.servers.pop(0))
         self.senders, self.receivers, self.loggers = [], [], []
         self.ledgers, self.inboxes = [], []
         self._files = {}
@@ -185,29 +176,19 @@ class Stage:
         self.facts = {}
 
     def __enter__(self):
-        for server in self.servers:
-            if server.process is None:
-                server.start()
+        if self.server.process is None:
+            self.server.start()
         return self
 
     def __exit__(self, *_):
         for worker in (*self.senders, *self.receivers, *self.loggers):
             worker.kill()
-        for server in self.servers:
-            server.end() if isinstance(server, FailingOver) else server.kill()
+        self.server.end() if isinstance(self.server, FailingOver) else self.server.kill()
 
     # -- who is on it -------------------------------------------------------------------------------------------------
 
-    def config(self, struck_one=None):
-        """Return the config of the servers, with another way to the one that the fault strikes."""
-        struck_one = struck_one or self.server.config
-        if len(self.servers) == 1:
-            return struck_one
-        ways = [struck_one if server is self.server else server.config for server in self.servers]
-        return ShardsConfig(servers=tuple(ways))
-
     def _start(self, role, config, options):
-        server = told(self.config(config))
+        server = told(config or self.server.config)
         label = options.setdefault("label", f"{role}-{len(self.senders) + len(self.receivers) + len(self.loggers)}")
         common = {"role": role, "server": server, "exp_id": self.exp_id, "label": label}
         settings = self.settings | options.get("settings", {})
@@ -324,7 +305,7 @@ class Stage:
     async def _mark_end(self, agents, token):
         """Send a last message to each receiver: mailboxes keep order, so all earlier ones have come before it."""
         async with Messager(
-            self.config(), self.exp_id, settings=MessagingConfig(**self.settings | {"send_timeout_s": WAIT_S})
+            self.server.config, self.exp_id, settings=MessagingConfig(**self.settings | {"send_timeout_s": WAIT_S})
         ) as messager:
             for agent in agents:
                 try:

@@ -12,8 +12,7 @@ from faults.ray_promises import assert_held
 pytestmark = [pytest.mark.faults, pytest.mark.long]
 
 
-# The other one has two of their crash points; it asks three shards.
-LONG = [more for case in group_cases.CASES for more in ([case] if case.long else case.on_shards())]
+LONG = [case for case in group_cases.CASES if case.long]
 
 
 @pytest.mark.parametrize("case", LONG, ids=lambda case: case.name)

@@ -27,7 +27,7 @@ def test_a_rumour_on_ray(tmp_path, fault):
 
 @pytest.fixture
 def wide(request):
-    """Give a rumour with frames that go to all shards: that of CollegeMsg, where its data are here."""
+    """Give a rumour with frames that go to all servers: that of CollegeMsg, where its data are here."""
     college = request.config.rootpath.parent / "shared" / "data" / "collegemsg" / "CollegeMsg.txt.gz"
     if college.exists():
         return Rumour(college_edges(college), steps=8, chance=40, first=50, pad=200)
@@ -38,12 +38,12 @@ def wide(request):
     ("fault", "senders"),
     [
         ("embedded server killed at random", False),
-        ("another shard's server killed at random", True),
+        ("another server killed at random", True),
         ("all of them killed at random", True),
     ],
-    ids=["the control shard's server", "another shard's server", "all of them"],
+    ids=["the primary", "another server", "all of them"],
 )
-def test_a_rumour_on_three_shards(tmp_path, wide, fault, senders):
+def test_a_rumour_with_bodies_on_three_servers(tmp_path, wide, fault, senders):
     outcome = run(wide, tmp_path, fault, groups=4, tasks=2, senders=senders, shards=3)
     assert outcome.differs == []
     assert outcome.faults > 0

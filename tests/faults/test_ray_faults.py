@@ -9,9 +9,7 @@ from faults.ray_promises import assert_held
 pytestmark = [pytest.mark.faults, pytest.mark.long]
 
 
-# The other one of the interceptor has one of their crash points; it asks three shards.
-CASES = (*interceptor_cases.CASES, *cluster_cases.CASES)
-LONG = [more for case in CASES for more in ([case] if case.long else case.on_shards())]
+LONG = [case for case in (*interceptor_cases.CASES, *cluster_cases.CASES) if case.long]
 
 
 @pytest.mark.parametrize("case", LONG, ids=lambda case: case.name)

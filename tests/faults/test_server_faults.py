@@ -8,10 +8,8 @@ pytestmark = pytest.mark.faults
 
 MODULES = (server_cases, process_cases, moving_cases, link_cases, loss_cases, overload_cases, hostile_cases)
 CASES = [case for module in MODULES for case in module.CASES]
-# Of those on three shards, a cluster and Sentinels some: `python tests/faults --shards`, `--replicas` have all.
-ON_SHARDS = [*(case for case in CASES if not case.long), moving_cases.CASES[0]]
-ALL_KILLED = process_cases.CASES[0]
-ELSEWHERE = [*(more for case in ON_SHARDS for more in case.on_shards()), *ALL_KILLED.on_services()]
+# Of those on a cluster and Sentinels one: `python tests/faults --replicas` has all.
+ELSEWHERE = process_cases.CASES[0].on_services()
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from faults.slots_cases import SHORT, SHORT_RESHARDED, SHORT_SPREAD, SHORT_SPREAD_RESHARDED
+from faults.slots_cases import SHORT, SHORT_RESHARDED
 
 pytestmark = [pytest.mark.faults, pytest.mark.long]
 
@@ -10,8 +10,6 @@ pytestmark = [pytest.mark.faults, pytest.mark.long]
 CASES = {
     "lost": SHORT,
     "moved": SHORT_RESHARDED,
-    "lost, 3 shards": SHORT_SPREAD,
-    "moved, 3 shards": SHORT_SPREAD_RESHARDED,
 }
 
 

@@ -24,7 +24,6 @@ from ray_messaging.eventlog.writing.writer import LogWriter
 from ray_messaging.interception.rules import BlackList
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.transports.backend import open_transport
-from ray_messaging.transports.sharded.config import ShardsConfig
 from ray_messaging.wire import frames
 
 PASSING = (ConnectionFailed, MailboxFull, OutcomeUnknown)  # a sender goes on after these, a receiver after the first
@@ -57,17 +56,12 @@ class Orders:
         self[name].set()
 
 
-def config_of(told):
-    """Return the config of the server, or of the servers, that a worker was told."""
-    return ShardsConfig(**told) if "servers" in told else RedisConfig(**told)
-
-
 def open_messager(options):
     if "version" in options:  # what this process writes is of another version than what others read
         frames.VERSION = options["version"]
     settings = MessagingConfig(**options.get("settings", {}))
     rules = Interceptor(options["exp_id"], [BlackList(options["blocked"])]) if "blocked" in options else None
-    config = config_of(options["server"])
+    config = RedisConfig(**options["server"])
     return Messager(config, options["exp_id"], rules, name=options.get("name"), settings=settings)
 
 
@@ -222,7 +216,7 @@ def end_of(message):
 
 async def run_logger(options):
     orders = Orders()
-    transport = open_transport(config_of(options["server"]), options["exp_id"], MessagingConfig())
+    transport = open_transport(RedisConfig(**options["server"]), options["exp_id"], MessagingConfig())
     await transport.connect()
     writer = LogWriter(transport, Folder(options["log_dir"]), options["exp_id"], segment_age_s=0.5)
     await writer.start()

@@ -6,10 +6,10 @@ import redis.asyncio as aioredis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from ray_messaging.addressing.key_tags import shard_keys
+from ray_messaging.addressing.channels import Keys
+from ray_messaging.config import ShardsConfig
 from ray_messaging.interception.rules import ALLOW, Rule
 from ray_messaging.transports.memory import MemoryServer
-from ray_messaging.transports.sharded.config import ShardsConfig
 from support.patience import WAIT_S
 from support.replicated import primary_of
 from support.slots import owner_of
@@ -106,8 +106,8 @@ class MemoryStore:
 class RedisStore:
     """Look into a Redis server, and be a foreign client of it."""
 
-    def __init__(self, config, exp_id, shard=0):
-        self.keys = shard_keys(exp_id, shard, config.shards)
+    def __init__(self, config, exp_id):
+        self.keys = Keys(exp_id)
         self.client = client_of(config, self.keys)
         self.listeners = []
 
@@ -173,63 +173,8 @@ class RedisStore:
         await self.client.aclose()
 
 
-class ShardedStore:
-    """Look into the shards of an experiment, and be a foreign client of its control shard."""
-
-    def __init__(self, config, exp_id):
-        servers = config.servers if isinstance(config, ShardsConfig) else [config] * config.shards
-        self.shards = [RedisStore(server, exp_id, shard) for shard, server in enumerate(servers)]
-        self.control = self.shards[0]
-        self.publish, self.subscribe = self.control.publish, self.control.subscribe
-
-    async def home(self, mailbox):
-        placed = await self.control.client.hget(self.control.keys.homes, mailbox)
-        return self.shards[int(placed or 0)]
-
-    async def write(self, mailbox, frame):
-        await (await self.home(mailbox)).write(mailbox, frame)
-
-    async def dead(self):
-        return [letter for shard in self.shards for letter in await shard.dead()]
-
-    async def dead_rows(self):
-        return [row for shard in self.shards for row in await shard.dead_rows()]
-
-    async def expire(self, mailbox):
-        await (await self.home(mailbox)).expire(mailbox)
-
-    async def set_interceptor(self, epoch):
-        for shard in self.shards:
-            await shard.set_interceptor(epoch)
-
-    async def waiting(self, mailbox):
-        return await (await self.home(mailbox)).waiting(mailbox)
-
-    async def entries(self, mailbox):
-        return await (await self.home(mailbox)).entries(mailbox)
-
-    async def mailboxes(self):
-        entered = await self.control.client.hkeys(self.control.keys.entered)
-        return await self.control.mailboxes() | {name.decode() for name in entered}
-
-    async def senders(self):
-        found = {}
-        for shard in self.shards:
-            for name, written in (await shard.senders()).items():
-                found[name] = found.get(name, set()) | written
-        return found
-
-    async def close(self):
-        for shard in self.shards:
-            await shard.close()
-
-
-def is_sharded(server):
-    return isinstance(server, ShardsConfig) or getattr(server, "shards", 1) > 1
-
-
 def client_of(config, keys=None):
-    """Return a client of a server: of the control shard, of the primary, in a cluster of the node with the keys."""
+    """Return a client of a server: of the primary, in a cluster of the node with the keys."""
     if isinstance(config, ShardsConfig):
         config = config.servers[0]
     host, port = config.server, config.port
@@ -248,8 +193,6 @@ def client_of(config, keys=None):
 
 
 def store_of(server, exp_id, messagers=()):
-    if is_sharded(server):
-        return ShardedStore(server, exp_id)
     return MemoryStore(server, exp_id) if isinstance(server, MemoryServer) else RedisStore(server, exp_id)
 
 

@@ -4,16 +4,13 @@ import asyncio
 import inspect
 
 from ray_messaging.addressing.channels import Keys
-from ray_messaging.config import MessagingConfig
+from ray_messaging.config import ShardsConfig
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.server.lane_server import LaneServer
-from ray_messaging.transports.backend import backend_of
 from ray_messaging.transports.epochs import new_epoch
-from ray_messaging.transports.experiment_store import StateWrite
 from ray_messaging.transports.memory import MemoryServer
 from ray_messaging.transports.redis.connection.link import RedisLink
 from ray_messaging.transports.redis.log import RedisLog
-from support.contracts import is_sharded
 
 
 class Method:
@@ -37,17 +34,13 @@ class InterceptorEpoch:
         self.gate.set()
         self.failure = None
         self.written = []
-        self.link = self.shards = None
+        self.link = None
         self.keys = Keys(exp_id)
-        if is_sharded(server):
-            self.shards = backend_of(server).stores(exp_id, MessagingConfig(send_timeout_s=10.0))
-            self.link, self.keys = (shard := self.shards.transport.shards[1]).link, shard.keys
-        elif not isinstance(server, MemoryServer):
-            self.link = RedisLink(server, 10.0, home=self.keys.prefix)
+        if not isinstance(server, MemoryServer):
+            config = server.servers[0] if isinstance(server, ShardsConfig) else server
+            self.link = RedisLink(config, 10.0, home=self.keys.prefix)
 
     async def take(self):
-        if self.shards is not None:
-            return await self.shards.experiment.take_interceptor_epoch()
         if self.link is None:
             exp = self.server.experiments[self.exp_id]
             exp.interceptor, exp.standing = new_epoch(exp.interceptor), 0
@@ -60,8 +53,6 @@ class InterceptorEpoch:
         if self.failure is not None:
             raise self.failure
         self.written.append(number)
-        if self.shards is not None:
-            return await self.shards.experiment.delegate(epoch, number) is StateWrite.DONE
         if self.link is None:
             exp = self.server.experiments[self.exp_id]
             exp.standing = max(exp.standing, number) if epoch == exp.interceptor else exp.standing
@@ -69,9 +60,7 @@ class InterceptorEpoch:
         return bool(await self.link.script("advance_delegation", [Keys(self.exp_id).meta], [epoch, number]))
 
     async def close(self):
-        if self.shards is not None:
-            await self.shards.transport.close()
-        elif self.link is not None:
+        if self.link is not None:
             await self.link.close()
 
 

@@ -23,15 +23,13 @@ SOAK = {
         "test_a_group_killed_while_the_memory_is_full_returns_later",
     ],
     "cluster/test_failover_on_ray.py": [
-        "test_messages_arrive_once_and_in_order_although_the_primary_is_lost_twice[shards in it]",
         "test_messages_arrive_once_and_in_order_although_the_primary_is_lost_twice[two replicas]",
         "test_messages_arrive_once_and_in_order_although_the_primary_is_lost_twice[a cluster]",
         "test_actors_that_die_with_the_primary_come_back_over_the_new_one[one replica]",
         "test_actors_that_die_with_the_primary_come_back_over_the_new_one[two replicas]",
-        "test_actors_that_die_with_the_primary_come_back_over_the_new_one[shards in it]",
         "test_a_run_over_a_lost_primary_gives_the_digests_of_an_undisturbed_one[one replica]",
         "test_a_run_over_a_lost_primary_gives_the_digests_of_an_undisturbed_one[two replicas]",
-        "test_a_run_over_a_lost_primary_gives_the_digests_of_an_undisturbed_one[shards in it]",
+        "test_a_run_over_a_lost_primary_gives_the_digests_of_an_undisturbed_one[bodies all over it]",
     ],
     "cluster/test_flushed_log.py": [
         "test_queried_rows_are_in_a_file_and_missing_rows_are_reported[redis]",
@@ -62,14 +60,10 @@ SOAK = {
         "test_a_run_that_is_killed_resumes[with its whole machine]",
         "test_a_run_that_is_killed_resumes[and its log is finished]",
     ],
-    "cluster/test_shards_on_ray.py": [
-        "test_a_shard_that_is_killed_comes_back_with_its_data[server]",
-        "test_a_shard_that_is_killed_comes_back_with_its_data[server-2]",
-        "test_a_node_that_is_lost_with_its_shard_is_named_and_the_other_shards_go_on",
-        "test_a_node_that_comes_later_may_leave_again_and_nothing_is_lost",
+    "cluster/test_bodies_on_ray.py": [
+        "test_a_node_that_is_lost_with_its_bodies_is_named",
         "test_a_run_goes_on_with_the_data_that_its_servers_have_kept[data_dir]",
         "test_a_run_goes_on_with_the_data_that_its_servers_have_kept[beside the log]",
-        "test_messages_wait_on_kept_shards",
         "test_a_run_in_which_servers_and_drivers_are_killed[server]",
     ],
     "cluster/test_step_rules_on_ray.py": ["test_a_change_applies_to_whole_steps[False]"],
@@ -116,11 +110,10 @@ SOAK = {
     ],
     "faults/test_one_digest_on_ray.py": [
         "test_a_rumour_on_ray[group actor killed at random]",
-        "test_a_rumour_on_three_shards[the control shard's server]",
-        "test_a_rumour_on_three_shards[all of them]",
+        "test_a_rumour_with_bodies_on_three_servers[the primary]",
+        "test_a_rumour_with_bodies_on_three_servers[all of them]",
     ],
     "faults/test_ray_faults.py": [
-        "test_the_promise_holds[interceptor killed after it has judged a batch, shard 1 of 3]",
         "test_the_promise_holds[interceptor stopped in a batch, replaced, goes on]",
     ],
     "faults/test_server_faults.py": [
@@ -137,14 +130,12 @@ SOAK = {
             "slow link, cut 20 times",
             "a receiver that never fetches, 256 MiB, 2 senders",
             "foreign flood of 64 KiB each",
-            "agents move while receivers and server are killed, shard 0 of 3",
             "sender, receiver, server killed, Sentinel",
         )
     ],
     "faults/test_serving.py": [
         "test_each_message_is_handled_over_ten_kills_and_at_most_those_in_hand_twice",
     ],
-    "faults/test_shard_transactions.py": ["test_sixty_kills_at_random_points"],
     "faults/test_slots.py": ["test_nothing_acknowledged_is_lost_with_a_primary_or_on_the_way_to_another[lost]"],
 }
 

@@ -25,7 +25,6 @@ from ray_messaging.cluster.starting.ownership import Ownership
 from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.config import ServerConfig
 from ray_messaging.errors import ConfigError, Fenced, InterceptorUnavailable, RuleError, UnknownName
-from ray_messaging.interception.client.verdict_client import LocalVerdictClient
 from ray_messaging.interception.rules import BlackList, Rule, StepRule
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.server.lane_server import LaneServer
@@ -37,8 +36,6 @@ from ray_messaging.observability.metrics.experiment_metrics import of_intercepto
 from ray_messaging.observability.metrics.families import Family
 from ray_messaging.observability.tracing.settings import flush_spans, tracer_of
 from ray_messaging.receiving.departing.rehosting import Rehoster
-from ray_messaging.sending.delivery.frame_router import FrameRouter
-from ray_messaging.sending.delivery.waiting_frames import WaitingFrames
 from ray_messaging.steps.agent_places import AgentPlaces
 from ray_messaging.steps.stragglers import Straggler
 from ray_messaging.transports.backend import backend_of
@@ -366,12 +363,6 @@ class InterceptorHost:
             with suppress(UnknownName):  # it has not joined
                 await self.steps.leave(name, at_once=True)
         frames = await self.transport.remove(name, None)
-        if self.transport.outbox is not None:
-            # Nobody else would relay what its last transaction has committed for other shards.
-            await self._reload()
-            router = FrameRouter(self._directory, mirror=False)
-            self.transport.outbox.judge = WaitingFrames(router, lambda: LocalVerdictClient(self.interceptor))
-            await self.transport.take_sender_epoch(name, keep_s=0)
         await self._server.forget_sender(name)
         return frames
 

@@ -19,12 +19,12 @@ from ray_messaging.errors import ConfigError, FrameError, UnknownName
 from ray_messaging.messages import Messages, Slice
 from ray_messaging.model.batch import Batch
 from ray_messaging.transports.backend import backend_of
-from ray_messaging.transports.dead_letter_store import PAGE, DeadFrame, DeadLetterStore, is_behind, unhandled
+from ray_messaging.transports.dead_letter_store import PAGE, DeadFrame, DeadLetterStore, order_of, unhandled
 from ray_messaging.transports.requeueing import Requeueing, readable
 
 T = TypeVar("T")
 
-_ID = re.compile(r"(?:[1-9][0-9]{0,4}/)?([0-9]{1,20})-([0-9]{1,20})")  # of several servers with the server's number
+_ID = re.compile(r"([0-9]{1,20})-([0-9]{1,20})")
 _DROPPED_AT_ONCE = 500
 _NO_LIMIT = 2**62  # a reader moves expired frames there, and must not drop others for them
 
@@ -285,22 +285,20 @@ class _Chosen(NamedTuple):
             for name in self.ids:
                 yield name, await store.get(name)
             return
-        for before, last in await store.spans():  # what is left of a letter comes again behind the last one
-            after = before
-            while after != last and (page := await store.page(after, PAGE)):
-                after = page[-1].id
-                for letter in page:
-                    if is_behind(letter.id, last):
-                        after = last
-                        break
-                    if self.mailbox in {None, letter.mailbox}:
-                        yield letter.id, letter
+        after, last = "", await store.last()  # what is left of a letter comes again behind the last one
+        while last and after != last and (page := await store.page(after, PAGE)):
+            after = page[-1].id
+            for letter in page:
+                if order_of(letter.id) > order_of(last):
+                    return
+                if self.mailbox in {None, letter.mailbox}:
+                    yield letter.id, letter
 
 
 def _checked(letter: str) -> str:
     found = _ID.fullmatch(letter) if isinstance(letter, str) else None
     if found is None or max(map(int, found.groups())) >= 2**64:
-        raise ConfigError(f"{letter!r} is no id of a dead letter: they look like 1700000000000-0, or 2/1700000000000-0")
+        raise ConfigError(f"{letter!r} is no id of a dead letter: they look like 1700000000000-0")
     return letter
 
 

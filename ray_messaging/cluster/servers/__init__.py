@@ -1,1 +1,1 @@
-"""Embedded servers of an experiment: one, or several as its shards."""
+"""Embedded servers of an experiment: the primary, and with steps further ones for bodies of frames."""

@@ -1,4 +1,4 @@
-"""Servers of an experiment: one embedded server, or several, its shards."""
+"""Servers of an experiment: the primary, and with steps further ones for the bodies of large frames, its shards."""
 
 import asyncio
 from collections.abc import Sequence
@@ -10,27 +10,30 @@ from ray_messaging.cluster.handles.actor_calls import NAMESPACE
 from ray_messaging.cluster.servers.server_names import server_names
 from ray_messaging.cluster.spec import InterceptorSpec
 from ray_messaging.common.limits import SHARDS
-from ray_messaging.config import RedisConfig, ServerConfig
+from ray_messaging.config import RedisConfig, ServerConfig, ShardsConfig, Steps
 from ray_messaging.errors import Closed, ConfigError
-from ray_messaging.transports.sharded.config import ShardsConfig
 
 Shards = int | Literal["per-node"] | None
 PER_NODE = "per-node"
 
 
-def check_shards(shards: object, *, server: ServerConfig | None, data_dir: object, mirror: bool) -> Shards:
-    """Return a valid `shards=`; raise ConfigError for another one, and for what needs one server."""
+def check_shards(shards: object, *, server: ServerConfig | None, steps: Steps | None, data_dir: object) -> Shards:
+    """Return a valid number of servers, given as `shards=` or with a cluster's address; raise ConfigError."""
     whole = isinstance(shards, int) and not isinstance(shards, bool) and shards >= 1
     if shards is not None and not whole and shards != PER_NODE:
         raise ConfigError(f"shards={shards!r} is unknown: write a number from 1, or 'per-node'")
     if isinstance(shards, int) and shards > SHARDS:
         raise ConfigError(f"shards={shards} are too many: at most {SHARDS}, a few for each server's machine")
+    if server is not None:
+        shards = _check_own(shards, server)
     if shards is None or shards == 1:
         return None
-    if server is not None:
-        _check_in_cluster(shards, server)
-    if mirror:
-        raise ConfigError(f"mirror= needs one server, and shards={shards!r} are several: leave out one of the two")
+    if steps is None:
+        raise ConfigError(
+            f"shards={shards!r} spreads the bodies of steps, and this experiment has none. Without steps= one primary "
+            "does all: it carries 3 to 5 million messages a second (docs/benchmarks/scale.md). Leave out shards=, or "
+            "add steps=Steps()"
+        )
     if shards == PER_NODE and data_dir is not None:
         raise ConfigError(
             "shards='per-node' keeps no data for a later start, whose nodes may be others: leave out data_dir=, or "
@@ -39,14 +42,24 @@ def check_shards(shards: object, *, server: ServerConfig | None, data_dir: objec
     return shards  # type: ignore[return-value]  # checked above
 
 
-def _check_in_cluster(shards: object, server: ServerConfig) -> None:
+def _check_own(shards: object, server: ServerConfig) -> object:
+    """Return the number of servers where redis= is the user's; raise ConfigError."""
+    own = 1
+    if isinstance(server, ShardsConfig):
+        own = len(server.servers)
+    elif isinstance(server, RedisConfig):
+        own = server.shards
+    if shards in {None, own}:
+        return own
+    if shards == 1 or own > 1:
+        raise ConfigError(f"shards={shards!r} and redis= with shards={own} do not agree: leave out one of them")
     if shards == PER_NODE or not isinstance(server, RedisConfig) or not server.cluster:
         raise ConfigError(
-            f"shards={shards!r} are embedded servers, and redis= is one of yours: leave out redis=, or shards=. Those "
-            "in a cluster have a number: redis='redis+cluster://host:port,host:port', shards=6"
+            f"shards={shards!r} needs further servers for the bodies of steps, and redis= names one server of yours: "
+            "leave out shards=, or leave out redis= for embedded servers, or give a cluster and a number: "
+            "redis='redis+cluster://host:port,host:port', shards=6"
         )
-    if server.shards not in {1, shards}:
-        raise ConfigError(f"shards={shards} and redis= with shards={server.shards} do not agree: leave out one of them")
+    return shards
 
 
 def nodes_of(shards: Shards) -> tuple[str, ...]:
@@ -93,7 +106,7 @@ def lost_server(spec: InterceptorSpec) -> str | None:
 
 
 def config_here(config: ServerConfig) -> ServerConfig:
-    """Return a server's config for a group in this process: its mailbox is on the shard of this node, if it has one."""
+    """Return a config for a group in this process: the server of this node, if it has one, takes its bodies."""
     if isinstance(config, ShardsConfig) and config.nodes:
         return config.on_node(ray.get_runtime_context().get_node_id())
     return config

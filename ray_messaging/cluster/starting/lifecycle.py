@@ -198,9 +198,9 @@ def start_experiment(
             f"wait_replicas={settings.wait_replicas} waits for replicas, and the embedded server has none: pass a "
             "server of yours that has them: redis=RedisConfig(sentinels=[...], service=...)"
         )
-    shards = check_shards(shards, server=config, data_dir=data_dir, mirror=settings.mirror)
+    shards = check_shards(shards, server=config, steps=steps, data_dir=data_dir)
     if isinstance(config, RedisConfig) and shards is not None:
-        config, shards = config.model_copy(update={"shards": shards}), None
+        config = config.model_copy(update={"shards": shards})
     if config is not None and data_dir is not None:
         raise ConfigError(f"data_dir={str(data_dir)!r} is for the embedded server: leave out redis=, or data_dir=")
     started = StartedExperiment(ray_is_ours=ensure_ray())

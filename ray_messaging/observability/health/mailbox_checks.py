@@ -62,13 +62,6 @@ def _mailbox(mailbox: Mailbox, *, dead: bool) -> Iterator[Finding]:
     if mailbox.keeps_answers:
         return
     yield from _service(name, mailbox)
-    if mailbox.outbox_bytes and (dead or mailbox.lease_s is None):
-        yield warning(
-            name,
-            f"its last transaction is committed, and {in_bytes(mailbox.outbox_bytes)} of its messages still wait for "
-            "other servers",
-            "open its group or messager again under this name, or remove it: either sends them on",
-        )
     if dead and mailbox.lease_s is not None:
         yield warning(
             name,

@@ -80,7 +80,6 @@ class Departure:
         try:
             await self._await_commits(timeout)
             await self._let_go(timeout)
-            await self._persist(lambda: self._departures.conclude(self._name))
         finally:
             self._inbox.withhold(None)
 
@@ -281,9 +280,6 @@ class Departure:
         why = {
             Released.FULL: f"the mailbox of {self._target!r} has no room for what waits: let it fetch",
             Released.LOG_FULL: "the event log is behind",
-            Released.PROMISED: "a transaction that may be committed is still to write to it: let its sender go on, or "
-            "start it again",
-            Released.AWAY: f"the server of {self._target!r} is out of reach: wait for it",
         }.get(outcome, "mailboxes come and go, or fill faster than they are read")
         return MoveFailed(
             f"agents could not leave group {self._name!r} within {timeout:g} s, and nothing has changed: {why}, then "

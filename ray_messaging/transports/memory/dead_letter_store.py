@@ -8,7 +8,6 @@ from ray_messaging.transports.dead_letter_store import (
     PAGE_BYTES,
     DeadFacts,
     DeadFrame,
-    Forward,
     Listeners,
     Requeued,
     Returned,
@@ -29,8 +28,6 @@ _REQUEUED = {
 class MemoryDeadLetters:
     """Dead letters of one experiment, beside its MemoryTransport."""
 
-    forwarding = None
-
     def __init__(self, transport: MemoryTransport) -> None:
         self._transport, self._exp = transport, transport.exp
 
@@ -46,8 +43,6 @@ class MemoryDeadLetters:
         """Return up to `count` letters behind an id, fewer where they are large; [] at the end."""
         found: list[DeadFrame] = []
         nbytes = 0
-        if "/" in after:  # a server that is none of ours
-            return found
         for letter in islice((one for one in self._exp.dead if number(one.id) > number(after or "0-0")), count):
             found.append(letter)
             nbytes += len(letter.frame)
@@ -55,26 +50,22 @@ class MemoryDeadLetters:
                 break
         return found
 
-    async def spans(self) -> list[tuple[str, str]]:
-        """Return an id before the first letter, and that of the last one."""
-        letters = self._exp.dead.letters
-        return [("", next(reversed(letters)))] if letters else []
+    async def last(self) -> str:
+        """Return the id of the last letter; "": there is none."""
+        return next(reversed(self._exp.dead.letters), "")
 
     async def get(self, letter: str) -> DeadFrame | None:
         """Return one letter; None: there is none of this id."""
         return self._exp.dead.letters.get(letter)
 
-    async def listeners(self, home: int = 0) -> Listeners:  # noqa: ARG002 - there are no shards
+    async def listeners(self) -> Listeners:
         """Return the mailboxes that listen now."""
         delta = await self._transport.load_directory(-1)
         boxes = self._exp.mailboxes
         return Listeners(delta.version, delta.changed, {name: (box.born, box.since) for name, box in boxes.items()})
 
-    async def requeue(
-        self, letter: str, version: int, frames: Sequence[Returned], rest: bytes, forwards: Sequence[Forward] = ()
-    ) -> tuple[Requeued, str]:
+    async def requeue(self, letter: str, version: int, frames: Sequence[Returned], rest: bytes) -> tuple[Requeued, str]:
         """Write frames into mailboxes and take the letter away, all of it or nothing; returns the mailbox at fault."""
-        assert not forwards  # there are no shards
         exp = self._exp
         if letter not in exp.dead.letters:
             return Requeued.MISSING, ""

@@ -66,13 +66,6 @@ class MemoryDepartures:
         box.held = False
         return box.departed == (epoch, number)
 
-    async def conclude(self, mailbox: str) -> bool:  # noqa: ARG002 - release has done all
-        """Return False: on one server no agents are ever on their way."""
-        return False
-
-    async def admit(self, mailbox: str, source: str) -> None:
-        """Do nothing: on one server the directory has them by now."""
-
     async def rehost(self, attempt: Rehosting) -> Rehosted:
         """Change the hosts of agents from the first step on that nobody has opened."""
         exp, target = self._exp, attempt.target

@@ -43,7 +43,6 @@ class MemoryTransport:
     """Mailboxes of one experiment in a MemoryServer."""
 
     patterns: Patterns = GLOBS
-    outbox = None
     forgets = True
     largest_frame: int | None = None
 

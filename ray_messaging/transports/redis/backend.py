@@ -1,6 +1,8 @@
 """Backend for Redis and Valkey."""
 
-from ray_messaging.config import MessagingConfig, RedisConfig
+from concurrent.futures import ThreadPoolExecutor
+
+from ray_messaging.config import MessagingConfig, RedisConfig, ShardsConfig
 from ray_messaging.transports.redis.dead_letter_store import RedisDeadLetters
 from ray_messaging.transports.redis.experiment_store import RedisExperimentStore
 from ray_messaging.transports.redis.server_probe import ask_server, closed_names
@@ -18,27 +20,27 @@ class RedisStores:
 
 
 class RedisBackend:
-    """Factory for the stores on one Redis or Valkey server, or for those of one of several shards."""
+    """Factory for the stores on a primary, and for the bodies of steps on further servers."""
 
-    def __init__(self, config: RedisConfig, shard: int = 0, shards: int = 1) -> None:
-        self._config = config
-        self._shard = shard
-        self._shards = shards
+    def __init__(self, config: RedisConfig | ShardsConfig) -> None:
+        if isinstance(config, RedisConfig) and config.shards > 1:
+            config = ShardsConfig.of_cluster(config)
+        self._spread = config if isinstance(config, ShardsConfig) else None
+        self._servers = config.servers if isinstance(config, ShardsConfig) else (config,)
 
     def transport(
         self, exp_id: str, settings: MessagingConfig, *, run: str = "", reset: bool = False
     ) -> RedisTransport:
         """Make the transport of a messager."""
         return RedisTransport(
-            self._config,
+            self._servers[0],
             exp_id,
             patience_s=settings.send_timeout_s,
             dead_bytes=settings.dead_bytes,
             run=run,
             reset=reset,
             wait_replicas=settings.wait_replicas,
-            shard=self._shard,
-            shards=self._shards,
+            spread=self._spread,
         )
 
     def stores(self, exp_id: str, settings: MessagingConfig, *, run: str = "", reset: bool = False) -> RedisStores:
@@ -46,9 +48,15 @@ class RedisBackend:
         return RedisStores(self.transport(exp_id, settings, run=run, reset=reset))
 
     def probe(self, exp_id: str | None = None) -> ServerFacts:
-        """Ask the server for its state, and for that of an experiment."""
-        return ask_server(self._config, exp_id, shard=self._shard)
+        """Ask the primary for its state, and that of an experiment, and further servers for theirs (see `others`)."""
+        with ThreadPoolExecutor(len(self._servers)) as threads:  # one that is away costs seconds
+            asked = [
+                threads.submit(ask_server, server, None if shard else exp_id, space=exp_id or "", shard=shard)
+                for shard, server in enumerate(self._servers)
+            ]
+        facts, *facts.others = [each.result() for each in asked]
+        return facts
 
     def closed_names(self, exp_id: str) -> list[str]:
         """Return the mailboxes of closed messagers with a name."""
-        return closed_names(self._config, exp_id, self._shard)
+        return closed_names(self._servers[0], exp_id)

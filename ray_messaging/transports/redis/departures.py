@@ -31,8 +31,8 @@ class RedisDepartures:
         found = await self._link.command("XRANGE", stream, first, last, "COUNT", _ENTRIES)
         return [(entry.decode(), fields[1] if len(fields) > 1 else b"") for entry, fields in found]
 
-    async def release(self, attempt: Release, going: bytes = b"") -> Released:
-        """Let agents leave a mailbox, in one script call; `going` is for other servers, and kept until `finish`."""
+    async def release(self, attempt: Release) -> Released:
+        """Let agents leave a mailbox, in one script call."""
         keys, name, target = self._keys, attempt.record.mailbox, attempt.target
         asked = [keys.meta, keys.records, keys.changes, keys.dead, keys.state(name)]
         if target is not None:
@@ -41,7 +41,7 @@ class RedisDepartures:
         args.append(encode_record(attempt.record))
         args += ["", ""] if target is None else [target.mailbox, encode_record(target)]
         args += [*attempt.cursor, keep_of(attempt.cursor), attempt.messages, attempt.nbytes, *attempt.acks]
-        args += [attempt.reason, self._dead_bytes, len(attempt.stay), going]
+        args += [attempt.reason, self._dead_bytes, len(attempt.stay)]
         for parcel in (*attempt.stay, *attempt.go):
             args += parcel
         return Released(self._checked(await self._link.script("release_agents", asked, args), attempt.epoch, name))
@@ -50,13 +50,6 @@ class RedisDepartures:
         """Refuse an attempt and those before it from now on; return whether it is done."""
         reply = await self._link.script("give_up_release", [self._keys.state(mailbox)], [epoch, number])
         return self._checked(reply, epoch, mailbox) == Released.DONE
-
-    async def conclude(self, mailbox: str) -> bool:  # noqa: ARG002 - release has done all
-        """Return False: on one server no agents are ever on their way."""
-        return False
-
-    async def admit(self, mailbox: str, source: str) -> None:
-        """Do nothing: on one server the directory has them by now."""
 
     async def rehost(self, attempt: Rehosting) -> Rehosted:
         """Change the hosts of agents from the first step on that nobody has opened, in one script call."""

@@ -58,6 +58,8 @@ class RedisExperimentStore:
     async def erase_earlier(self) -> None:
         """Delete the data of earlier runs; may be repeated after an interruption."""
         await self._erase(but=self._meta.encode())
+        if self._transport.bodies is not None:
+            await self._transport.bodies.erase()
         fields = await self._link.command("HKEYS", self._meta)
         if gone := [field for field in fields if field not in _KEPT_FIELDS]:
             await self._link.command("HDEL", self._meta, *gone)
@@ -67,6 +69,8 @@ class RedisExperimentStore:
     async def erase(self) -> None:
         """Delete all data of the experiment, unless another run has it by now."""
         if await self.holder() == self._run.encode():
+            if self._transport.bodies is not None:
+                await self._transport.bodies.erase()
             await self._erase()
 
     async def _erase(self, but: bytes = b"") -> None:
@@ -85,13 +89,10 @@ class RedisExperimentStore:
 
     # -- the interceptor ------------------------------------------------------------------------------------------
 
-    async def take_interceptor_epoch(self, given: int | None = None) -> int:
-        """Take a new epoch: an earlier interceptor passes and writes nothing any more. Raises Fenced.
-
-        Args: given is the epoch that was taken on another server (None: a new one).
-        """
+    async def take_interceptor_epoch(self) -> int:
+        """Take a new epoch: an earlier interceptor passes and writes nothing any more. Raises Fenced."""
         self._before, epoch = await self._transport.log.take_epoch(
-            "advance_interceptor_epoch", "interceptor", [self._meta], [], given
+            "advance_interceptor_epoch", "interceptor", [self._meta], []
         )
         return epoch
 
@@ -111,12 +112,17 @@ class RedisExperimentStore:
         return await self._field("beat")
 
     async def beat(self, epoch: int) -> StateWrite:
-        """Raise that counter, and check that the server has all confirmed writes. Raises Fenced for another run."""
+        """Raise that counter, and check that the server has all confirmed writes. Raises Fenced for another run.
+
+        The bodies of steps that were dropped since are deleted.
+        """
         confirmed = self._confirmed
         run, holder, kept = await self._link.script("heartbeat", [self._meta], [self._run, epoch, 1])
         if run != self._run.encode():
             raise other_run(self._keys.exp_id, epoch)
         if holder == b"%d" % epoch:
+            if self._transport.bodies is not None:
+                await self._transport.bodies.sweep()
             return StateWrite.DONE if int(kept or 0) >= confirmed else StateWrite.BEHIND
         return StateWrite.BEHIND if await self._retake_epoch(epoch) else StateWrite.FENCED
 

@@ -36,29 +36,24 @@ class RedisLog:
         """Close the connection."""
         self._reading.close()
 
-    async def register(self, limits: Limits, epoch: int | None = None) -> int:
+    async def register(self, limits: Limits) -> int:
         """Register the event log: from now on nothing is trimmed before it has it. Returns the writer's epoch.
 
-        Args: epoch is one that was taken on another server (None: a new one).
-        Raises: Fenced where another start has the experiment, or a higher epoch is here.
+        Raises: Fenced where another start has the experiment.
         """
         keys = [self.keys.meta, self.keys.changes, self.keys.state(LOG)]
         args = [limits.messages, limits.nbytes, self.keys.prefix]
-        _, taken = await self.take_epoch("open_log", "log_epoch", keys, args, epoch)
+        _, taken = await self.take_epoch("open_log", "log_epoch", keys, args)
         return taken
 
-    async def take_epoch(
-        self, script: str, field: str, keys: Sequence[str], args: Sequence[Any], given: int | None = None
-    ) -> tuple[bytes, int]:
-        """Have a script take a new epoch (or the given one); return the one before (b"": none), and ours.
+    async def take_epoch(self, script: str, field: str, keys: Sequence[str], args: Sequence[Any]) -> tuple[bytes, int]:
+        """Have a script take a new epoch; return the one before (b"": none), and ours.
 
-        Raises: Fenced where another start has the experiment, or there is a higher epoch than the given one.
+        Raises: Fenced where another start has the experiment.
         """
         while True:
             before = await self.link.command("HGET", self.keys.meta, field)
-            epoch = successor_of(before) if given is None else given
-            if given is not None and before is not None and before.isdigit() and int(before) > given:
-                raise log_fenced(epoch) if field == "log_epoch" else other_run(self.keys.exp_id, epoch)
+            epoch = successor_of(before)
             taken = await self.link.script(script, keys, [*args, self.run, before or b"", epoch])
             if taken == 1:
                 return before or b"", epoch

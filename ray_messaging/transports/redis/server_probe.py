@@ -29,7 +29,7 @@ _PINGS = 3
 _MAILBOXES = 1_000  # that are looked at
 _LOOK_BYTES = 64 * 2**20
 _NAMES, _CLOSED_S = 100_000, 10.0
-_HEAD, _COLUMNS = 9, 17
+_HEAD, _COLUMNS = 9, 16
 COPY_FROM = "min-string-size-avoid-copy-reply"  # of Valkey 9.1 on, in bytes
 _SETTINGS = ("appendfsync", "save", "timeout", "client-output-buffer-limit", COPY_FROM)
 
@@ -51,7 +51,7 @@ def client_of(config: RedisConfig, keys: Keys, timeout_s: float = ANSWER_S) -> "
 def ask_server(config: RedisConfig, exp_id: str | None = None, *, space: str = "", shard: int = 0) -> ServerFacts:
     """Return the state of a server, and of an experiment on it; an error is in `error`.
 
-    In a cluster it is the node that has the keys of the experiment's shard, or those of `space`.
+    In a cluster it is the node that has the keys of a shard of the experiment, or those of `space`.
     """
     keys = shard_keys(exp_id or space, shard, config.shards)
     link = RedisLink(config, 0.0)  # it knows how to say what is wrong
@@ -98,12 +98,12 @@ def _settings(client: "redis.Redis") -> dict[str, str]:
     return dict(zip(texts[::2], texts[1::2], strict=True))
 
 
-def closed_names(config: RedisConfig, exp_id: str, shard: int = 0) -> list[str]:
+def closed_names(config: RedisConfig, exp_id: str) -> list[str]:
     """Return the mailboxes of names that wait for a successor; raise ConnectionFailed, ServerRefused.
 
     Of more than 100,000 mailboxes the first are looked at. Those of agents are not among them.
     """
-    keys = shard_keys(exp_id, shard, config.shards)
+    keys = Keys(exp_id)
     try:
         with client_of(config, keys, _CLOSED_S) as client:
             client.ping()
@@ -132,7 +132,7 @@ def _kept(
 
 def _mailbox(row: Sequence[Any], now: float) -> Mailbox:
     name, messages, nbytes, max_messages, max_bytes, oldest, lease_ms, leased, *rest = row
-    unlogged, unlogged_bytes, hosts, owner, acked, since, outbox, service, failures = rest
+    unlogged, unlogged_bytes, hosts, owner, acked, since, service, failures = rest
     return Mailbox(
         name.decode(),
         # An entry that waits is something, whatever was counted.
@@ -149,7 +149,6 @@ def _mailbox(row: Sequence[Any], now: float) -> Mailbox:
         owner.decode(),
         int(acked),
         since != b"",
-        int(outbox),
         ended_of(service),
         int(failures),
     )

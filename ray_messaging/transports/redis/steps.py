@@ -9,14 +9,13 @@ from ray_messaging.addressing.channels import Keys
 from ray_messaging.transports.redis.connection.link import RedisLink
 from ray_messaging.transports.redis.connection.protocol import LARGE
 from ray_messaging.transports.redis.sending.write_arguments import add_writes
+from ray_messaging.transports.redis.step_bodies import StepBodies
 from ray_messaging.transports.redis.step_news import StepNewsReader
-from ray_messaging.transports.steps.bodies import FrameBodies
 from ray_messaging.transports.steps.errors import (
     leaving,
     no_steps,
     not_closable,
     overtaken,
-    placed_already,
     too_far,
     too_late,
     unknown_group,
@@ -53,14 +52,14 @@ _UNWRITTEN = 4  # reply of commit_step.lua
 
 
 class RedisSteps:
-    """Steps of one experiment on a Redis or Valkey server."""
+    """Steps of one experiment on a Redis or Valkey server; `bodies` has large frames elsewhere than in their boxes."""
 
-    def __init__(self, link: RedisLink, keys: Keys) -> None:
+    def __init__(self, link: RedisLink, keys: Keys, bodies: StepBodies | None) -> None:
         self._link = link
         self._keys = keys
         self._steps = keys.steps()
         self._news = StepNewsReader(link, keys.steps("news"))
-        self.bodies: FrameBodies | None = None  # where large frames are, if that is elsewhere than their boxes
+        self.bodies = bodies
 
     def close_connections(self) -> None:
         """Close the connection that waits for news."""
@@ -71,10 +70,7 @@ class RedisSteps:
         fields = settings._asdict()
         used = [(name, value) for name, value in fields.items() if name not in {"seed", "digest"}]
         args = [msgspec.json.encode(fields), *(part for pair in used for part in pair)]
-        kept = await self._link.script("begin_steps", [self._steps, self._keys.homes], args)
-        if kept is None:
-            raise placed_already(self._keys.exp_id)
-        return _settings(kept)
+        return _settings(await self._link.script("begin_steps", [self._steps], args))
 
     async def settings(self) -> StepSettings | None:
         """Return the settings of the experiment's steps; None: it has no steps."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ray_messaging.addressing.channels import all_agents
+from ray_messaging.addressing.channels import Keys, all_agents
 from ray_messaging.addressing.directory import Record, decode_record, encode_record
 from ray_messaging.addressing.host_dates import HostDates
 from ray_messaging.addressing.key_tags import shard_keys
@@ -16,15 +16,14 @@ from ray_messaging.addressing.patterns import GLOBS, Patterns
 from ray_messaging.audiences.records import decode_audiences
 from ray_messaging.common.limits import DEAD_BYTES
 from ray_messaging.common.task_health import TaskHealth
-from ray_messaging.config import RedisConfig
+from ray_messaging.config import RedisConfig, ShardsConfig
 from ray_messaging.errors import Closed, ConnectionFailed, ServerRefused
 from ray_messaging.observability.observer import Observer
 from ray_messaging.transports.cursors import START, Cursor, SelectiveAcks
 from ray_messaging.transports.dead_letter_store import kept_of
 from ray_messaging.transports.experiment_format import FORMAT
 from ray_messaging.transports.redis.connection.blocking_reads import BlockingReads, keep_of
-from ray_messaging.transports.redis.connection.link import RedisLink
-from ray_messaging.transports.redis.connection.replica_guard import ReplicaGuard
+from ray_messaging.transports.redis.connection.link import RedisLink, link_of
 from ray_messaging.transports.redis.connection.scripts import script_text
 from ray_messaging.transports.redis.connection.server_runs import ServerRuns
 from ray_messaging.transports.redis.departures import RedisDepartures
@@ -32,6 +31,7 @@ from ray_messaging.transports.redis.ingress import WIDE, RedisIngress
 from ray_messaging.transports.redis.log import RedisLog
 from ray_messaging.transports.redis.sending.large_frames import LargeFrames
 from ray_messaging.transports.redis.sending.write_arguments import add_writes
+from ray_messaging.transports.redis.step_bodies import StepBodies, at_all
 from ray_messaging.transports.redis.steps import RedisSteps
 from ray_messaging.transports.redis.surveys import RedisSurveys
 from ray_messaging.transports.steps.values import StepSettings
@@ -63,7 +63,6 @@ class RedisTransport:
     patterns: Patterns = GLOBS
     forgets = True
     largest_frame: int | None = None
-    outbox = None
 
     def __init__(
         self,
@@ -75,26 +74,29 @@ class RedisTransport:
         run: str = "",
         reset: bool = False,
         wait_replicas: int = 0,
-        shard: int = 0,
-        shards: int = 1,
+        spread: ShardsConfig | None = None,
     ) -> None:
         self.exp_id = exp_id
         self.run = run
         self.any_format = reset
-        self.shards = shards
-        self.keys = shard_keys(exp_id, shard, config.shards)
-        guard, clustered = None, bool(config.cluster)
-        if wait_replicas:
-            marker = script_text("write_mark", cluster=clustered)
-            guard = ReplicaGuard(wait_replicas, marker=marker, key=self.keys.mark, patience_s=patience_s)
-        self.link = RedisLink(config, patience_s, guard, self.keys.prefix)
-        greeting = script_text("raise_entry_ids", cluster=clustered)
-        self._server_runs = ServerRuns(self.keys, greeting, config.timeout, shards, any_format=reset)
+        self.shards = 1 if spread is None else len(spread.servers)
+        self.keys = Keys(exp_id)
+        self.link = link_of(config, self.keys, patience_s, wait_replicas)
+        greeting = script_text("raise_entry_ids", cluster=bool(config.cluster))
+        self._server_runs = ServerRuns(self.keys, greeting, config.timeout, self.shards, any_format=reset)
         self.link.greet = self._server_runs.greet
         self.link.moved = self._follow
         self._large_frames = LargeFrames(self.link, self.keys)
         self.log = RedisLog(self.link, self.keys, run)
-        self.steps = RedisSteps(self.link, self.keys)
+        self.bodies: StepBodies | None = None
+        if spread is not None:
+            further = [shard_keys(exp_id, shard, config.shards) for shard in range(1, self.shards)]
+            links = [
+                link_of(server, keys, patience_s, wait_replicas)
+                for server, keys in zip(spread.servers[1:], further, strict=True)
+            ]
+            self.bodies = StepBodies([self.link, *links], [self.keys, *further], spread.home, spread.body_bytes)
+        self.steps = RedisSteps(self.link, self.keys, self.bodies)
         self.surveys = RedisSurveys(self.link, self.keys)
         self._caller = secrets.token_hex(8)
         self.dead_bytes = dead_bytes
@@ -103,21 +105,31 @@ class RedisTransport:
         self.departures = RedisDepartures(self.link, self.keys, self._born, dead_bytes)
         self._ingress: RedisIngress | None = None
         self.first_steps: StepSettings | None = None  # of an experiment that begins with its first messager
-        self.guests: set[str] = set()  # mailboxes of another server, whose foreign messages come over this one
 
     def ask_when_cut(self, ended: Callable[[], Awaitable[Closed | None]]) -> None:
         """Call `ended` while the server is out of reach: if the experiment has ended, calls raise its answer."""
-        self.link.ended = ended
+        for link in self._links:
+            link.ended = ended
 
     def observe(self, observer: Observer) -> None:
         """Report connections and retries to an observer from now on."""
-        self.link.observer = observer
+        for link in self._links:
+            link.observer = observer
 
     async def connect(self) -> None:
-        """Reach the server; raise ConnectionFailed after `connect_timeout`, ServerRefused at once."""
-        await self.link.connect()
+        """Reach all servers; raise ConnectionFailed after `connect_timeout`, ServerRefused at once."""
+        try:
+            await at_all(link.connect() for link in self._links)
+        except BaseException:
+            for link in self._links:
+                await link.close()
+            raise
         if self.first_steps is not None:
             await self.steps.begin(self.first_steps)
+
+    @property
+    def _links(self) -> Sequence[RedisLink]:
+        return [self.link] if self.bodies is None else self.bodies.links
 
     async def close(self) -> None:
         """Close the connections; closing twice does no harm."""
@@ -125,6 +137,8 @@ class RedisTransport:
         self._reading.close()
         self.log.close()
         self.steps.close_connections()
+        if self.bodies is not None:
+            await self.bodies.close()
         await self.link.close()
 
     async def load_directory(self, since: int) -> DirectoryDelta:
@@ -138,14 +152,6 @@ class RedisTransport:
         there = [name.decode() for name in names]
         versions = decode_audiences(audiences)
         return DirectoryDelta(version, records, there, bool(logged), texts, versions, HostDates(dates.decode()))
-
-    async def raise_directory(self) -> None:
-        """Raise the directory's version: senders reload before they send anything more here."""
-        await self.link.script("raise_directory", [self.keys.meta], [])
-
-    def born_of(self, mailbox: str) -> str:
-        """Return the incarnation of a mailbox that is ours."""
-        return self._born[mailbox]
 
     async def set_schema(self, subtopic: str, schema: bytes | None) -> None:
         """Keep the JSON Schema of a subtopic's payloads in the directory (None: remove it)."""
@@ -168,15 +174,6 @@ class RedisTransport:
             await self.link.script("take_sender_epoch", [self.keys.sender(sender)], args), sender, held
         )
 
-    async def install_sender_epoch(
-        self, sender: str, epoch: int, *, keep_s: float, held: int | None = None
-    ) -> SenderState:
-        """Set the epoch that a sender has taken on another server; raise Fenced if this one has a higher one."""
-        args = [epoch, int(keep_s * 1000), "" if held is None else held, self._caller]
-        return self._sender_state(
-            await self.link.script("install_sender_epoch", [self.keys.sender(sender)], args), sender, held
-        )
-
     def _sender_state(self, reply: list[Any], sender: str, held: int | None) -> SenderState:
         if not reply:
             raise fenced(sender, held or 0)
@@ -185,23 +182,12 @@ class RedisTransport:
         fields = dict(zip(reply[::2], reply[1::2], strict=True))
         last = {key[2:].decode(): int(value) for key, value in fields.items() if key.startswith(b"s:")}
         takers = [int(taken) for taken in msgspec.json.decode(fields.get(b"p:replies", b"[]"))]  # cjson's [] is {}
-        transactions, outbox = int(fields.get(b"transactions", 0)), fields.get(b"outbox", b"")
-        promised = [key[2:].decode() for key in fields if key.startswith(b"a:")]
-        return SenderState(int(fields[b"epoch"]), last, takers, transactions, outbox, promised)
+        return SenderState(int(fields[b"epoch"]), last, takers, int(fields.get(b"transactions", 0)))
 
     async def forget(self, sender: str, epoch: int, mailboxes: Sequence[str]) -> None:
         """Forget a sender's sequence numbers for removed mailboxes, unless a newer sender has its name."""
-        fields = [f"{kind}:{mailbox}" for mailbox in mailboxes for kind in "sa"]
+        fields = [f"s:{mailbox}" for mailbox in mailboxes]
         await self.link.script("forget_sender", [self.keys.sender(sender)], [epoch, -1, *fields])
-
-    async def empty_outbox(self, sender: str, epoch: int) -> None:
-        """Forget what the last transaction sends to other servers, unless a newer sender has the name."""
-        await self.link.script("forget_sender", [self.keys.sender(sender)], [epoch, -1, "outbox"])
-
-    async def take_back_promises(self, sender: str, epoch: int, mailboxes: Sequence[str]) -> None:
-        """Forget that a transaction may write to mailboxes here, unless a newer sender has the name."""
-        args = [epoch, self.keys.prefix, *mailboxes]
-        await self.link.script("take_back_promise", [self.keys.sender(sender)], args)
 
     async def leave(self, sender: str, epoch: int, *, keep_s: float) -> None:
         """Forget a closed sender `keep_s` seconds from now, unless a newer sender has its name."""
@@ -249,31 +235,13 @@ class RedisTransport:
 
     async def send(self, request: SendRequest) -> SendReply:
         """Write frames and publish, all in one call."""
-        # What frees memory runs when it is full.
-        writes = request.writes or (request.conclusion is not None and request.conclusion.outbox)
-        return await self._send("send" if writes else "conclude_transaction", request, 0)
-
-    async def ask(self, request: SendRequest) -> SendReply:
-        """Return the fates that frames would have, and write none; each `frame` is a size, as decimal digits.
-
-        Where all would be written, no agents leave their mailboxes before they are, or the promises are taken back.
-        """
-        return await self._send("send", request, "ask")
-
-    async def relay(self, request: SendRequest, *, bury: bool = False) -> SendReply:
-        """Write frames that another server has committed, into mailboxes or (bury) among the dead letters.
-
-        See relay_frames.lua; `directory_version` is not looked at.
-        """
-        asked = msgspec.structs.replace(request, directory_version=self.dead_bytes)
-        return await self._send("relay_frames", asked, "bury" if bury else "relay")
-
-    async def _send(self, script: str, request: SendRequest, kind: int | str) -> SendReply:
-        keys, args, large = self._asked(request, kind)
+        keys, args, large = self._asked(request)
         first = None
-        if large and kind == 0 and self._large_frames.takes(request):
+        if large and self._large_frames.takes(request):
             first = partial(self._large_frames.write, request.writes, keys, args)
         cuts: list[None] = []
+        # What frees memory runs when it is full.
+        script = "send" if request.writes else "conclude_transaction"
         try:
             reply = await self.link.script(script, keys, args, lambda: cuts.append(None), large, first)
         except ServerRefused:
@@ -290,13 +258,13 @@ class RedisTransport:
         end = len(request.writes) + 1
         return SendReply(status, [FrameFate(fate) for fate in reply[1:end]], reply[end + 1 :], repeated)
 
-    def _asked(self, request: SendRequest, kind: int | str) -> tuple[list[str], list[Any], list[int]]:
-        """Return the script's keys and arguments for a kind of call, and the places of large frames among these."""
+    def _asked(self, request: SendRequest) -> tuple[list[str], list[Any], list[int]]:
+        """Return the script's keys and arguments, and the places of large frames among these."""
         keys = [self.keys.meta, self.keys.sender(request.sender)]
         args: list[Any] = [request.epoch, request.directory_version, request.interceptor_epoch, self.keys.own]
         args.append(self.keys.prefix)
         if request.conclusion is None:
-            args.append(kind)
+            args.append(0)
         else:
             keys.append(self.keys.state(request.conclusion.mailbox))
             args += self._concluding(request.conclusion)
@@ -315,7 +283,7 @@ class RedisTransport:
         if done.state_changed:
             blob = ("-", b"") if done.state is None else ("+", done.state)
         head = [done.number, done.epoch, self.keys.stream(done.mailbox), entry, row, keep]
-        return [*head, done.messages, done.nbytes, *blob, *(done.acks or ("=", 0)), done.outbox]
+        return [*head, done.messages, done.nbytes, *blob, *(done.acks or ("=", 0))]
 
     async def still_full(self, mailbox: str, rows: int, nbytes: int) -> FrameFate | None:
         """Return why a refused frame still does not fit, FULL or LOG_FULL, without sending it; None: send it."""
@@ -415,7 +383,7 @@ class RedisTransport:
     async def subscribe(self, channels: Collection[str], globs: Sequence[str], sink: Callable[[Ingress], None]) -> None:
         """Pass publications of foreign clients to `sink`, at most once; never those of our own senders."""
         if self._ingress is None:
-            ears = [self.keys.ears + name for name in (*self._born, *self.guests)]
+            ears = [self.keys.ears + name for name in self._born]
             self._ingress = RedisIngress(self.link, self.keys, all_agents(self.exp_id), sink, ears)
         await self._ingress.subscribe(channels, globs)
 

@@ -38,14 +38,6 @@ def leaving(group: str) -> AlreadyExists:
     )
 
 
-def placed_already(exp_id: str) -> ConfigError:
-    """Build the error for steps of an experiment that has mailboxes on several shards."""
-    return ConfigError(
-        f"experiment {exp_id!r} has named mailboxes on several shards, and steps need all of them on the first one: "
-        "begin the steps before the first group or messager with a name"
-    )
-
-
 def without_steps(exp_id: str) -> ConfigError:
     """Build the error for an experiment without steps."""
     return ConfigError(f"experiment {exp_id!r} has no steps: start it with steps=Steps()")

@@ -31,6 +31,7 @@ from redis.exceptions import (
     TimeoutError as RedisTimeoutError,
 )
 
+from ray_messaging.addressing.channels import Keys
 from ray_messaging.common.backoff import REDIS_RETRY, Backoff
 from ray_messaging.common.limits import CONNECT_TIMEOUT_S
 from ray_messaging.config import RedisConfig
@@ -512,3 +513,12 @@ class RedisLink:
         if over is not None:
             self._glanced_at = 0.0  # the others are to hear of it, too
         return over
+
+
+def link_of(config: RedisConfig, keys: Keys, patience_s: float, wait_replicas: int) -> RedisLink:
+    """Make the link to a server with some keys of an experiment; `wait_replicas` must have what it confirms."""
+    guard = None
+    if wait_replicas:
+        marker = script_text("write_mark", cluster=bool(config.cluster))
+        guard = ReplicaGuard(wait_replicas, marker=marker, key=keys.mark, patience_s=patience_s)
+    return RedisLink(config, patience_s, guard, keys.prefix)

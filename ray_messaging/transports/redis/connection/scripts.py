@@ -8,13 +8,10 @@ from importlib.resources import files
 _MOVE = ("entry_order", "move_cursor")
 _LEASE = ("id_ceiling", "renew_lease")
 _STEPS = ("id_ceiling", "step_is_open", "step_barrier")
-_RETURN = ("mailbox_limit", "step_box", "returned_frames")
 _DEAD_LETTERS = ("load_directory", "end_leases", "remove_mailbox", "reject_frame", "keep_failed", "drop_letters")
-_DEPARTURES = ("give_up_release", "ask_for_room", "record_departure", "finish_departure")
 _SHARED: dict[str, tuple[str, ...]] = {
     "send": ("mailbox_limit", "plain_frame", "send_one_frame", *_MOVE, "step_box"),
     "large_frames": ("mailbox_limit", "plain_frame"),
-    "relay_frames": ("mailbox_limit", *_MOVE, "step_box", "dead_letter_retention", "bury_waiting", "send"),
     "conclude_transaction": ("mailbox_limit", *_MOVE, "step_box", "send"),
     "take_sender_epoch": ("raise_number",),
     "take_mailbox": ("raise_number", *_LEASE, "date_change"),
@@ -25,12 +22,9 @@ _SHARED: dict[str, tuple[str, ...]] = {
     "note_written": ("entry_order",),
     **dict.fromkeys(_DEAD_LETTERS, ("entry_order", "dead_letter_retention")),
     "release_agents": ("mailbox_limit", *_MOVE, "dead_letter_retention", "departure"),
-    "receive_agents": ("mailbox_limit", "entry_order", "dead_letter_retention", "departure"),
-    **dict.fromkeys(_DEPARTURES, ("mailbox_limit", "departure")),
+    "give_up_release": ("mailbox_limit", "departure"),
     "rehost_agents": (*_STEPS, "date_change"),
-    "requeue": (*_RETURN, "entry_order", "dead_letter_retention", "lay_in_place"),
-    "receive_letter": (*_RETURN, "entry_order"),
-    "end_forward": ("entry_order", "dead_letter_retention", "lay_in_place"),
+    "requeue": ("mailbox_limit", "step_box", "returned_frames", "entry_order", "dead_letter_retention"),
     **dict.fromkeys(("join_steps", "leave_steps", "open_step"), _STEPS),
     "close_step": (*_STEPS, "cover_step"),
     "commit_step": ("step_box", *_STEPS, "write_to_boxes", "cover_step"),

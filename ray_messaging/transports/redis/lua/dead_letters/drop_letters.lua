@@ -2,7 +2,7 @@
 -- Delete dead letters, and count the others again if another client has written there. Allowed when memory is full,
 -- because it frees some.
 --
--- KEYS[1] dead, KEYS[2] state::dead: see dead_letter_retention.lua   KEYS[3] forwards: see lay_in_place.lua
+-- KEYS[1] dead, KEYS[2] state::dead: see dead_letter_retention.lua
 -- ARGV[1] name of this call: a repeated one finds its answer  [2...] ids
 -- Returns how many were there
 local now = redis.call('HMGET', KEYS[2], 'call', 'answer')
@@ -13,10 +13,6 @@ for i = 2, #ARGV do
   if letter then
     redis.call('XDEL', KEYS[1], letter[1])
     dropped, held = dropped + 1, held - weight(letter[2])
-    for at = 1, #letter[2], 2 do
-      local to = letter[2][at] == 'to' and letter[2][at + 1]
-      if to and redis.call('HGET', KEYS[3], to) == letter[1] then redis.call('HDEL', KEYS[3], to) end
-    end
   end
 end
 settle(KEYS[1], KEYS[2], held)

@@ -1,32 +1,28 @@
 -- Let agents leave a mailbox: what waits for them goes into another mailbox, or among the dead letters, and the directory
--- says so from then on. All of it or nothing. See transports/departures.py. Where another server has the other mailbox, or
--- the directory, what goes there is kept with this mailbox, which takes nothing until finish_departure.lua.
+-- says so from then on. All of it or nothing. See transports/departures.py.
 --
 -- KEYS[1] meta, [2] records, [3] changes: as in load_directory.lua  [4] dead: see dead_letter_retention.lua
 -- KEYS[5] state  hash of the mailbox: see take_mailbox.lua; held = its max_messages while it takes nothing, as agents are
 --         leaving it, released = epoch and number of the last attempt that was done or given up, departed = of the last
---         one that was done, going = what that one sends to other servers, until it is there
--- KEYS[6] state and [7] lease of the mailbox to which they go; left out: there is none here
+--         one that was done
+-- KEYS[6] state and [7] lease of the mailbox to which they go; left out: there is none
 -- ARGV[1] the reader's epoch  [2] number of the attempt  [3] directory version  [4] the last entry that was read
--- ARGV[5] prefix of this experiment's keys: asking:<mailbox> is a set, see send.lua  [6] mailbox  [7] its record  [8] the
---         other mailbox, or ""  [9] its record
+-- ARGV[5] prefix of this experiment's keys  [6] mailbox  [7] its record  [8] the other mailbox, or ""  [9] its record
 -- ARGV[10] entry  [11] row  [12] oldest entry to keep  [13] messages and [14] bytes handled: totals  [15] what is
 --         acknowledged behind the cursor, and [16] how many messages  [17] why they are dead letters  [18] bytes of dead
---         letters that are kept  [19] how many frames stay  [20] what goes to other servers, or ""
--- ARGV[21...] rows, frame of each one that stays, then of each one that goes
+--         letters that are kept  [19] how many frames stay
+-- ARGV[20...] rows, frame of each one that stays, then of each one that goes
 -- Returns a number of Released; -1 where a newer reader holds the mailbox, -2 where the server has lost it
 local state = reader(KEYS[5])
 local verdict = check_attempt(KEYS[5], state[1], ARGV[1], ARGV[2])
 if verdict then return verdict end
-if redis.call('HEXISTS', KEYS[5], 'going') == 1 then return 9 end
 if (redis.call('HGET', KEYS[1], 'directory') or '0') ~= ARGV[3] then return 1 end
-local promised = is_promised(ARGV[5], ARGV[6])
-if promised or (state[10] or '0-0') ~= ARGV[4] then
+if (state[10] or '0-0') ~= ARGV[4] then
   shut(KEYS[5])
-  return promised and 10 or 2
+  return 2
 end
 
-local stay_end = 20 + 2 * tonumber(ARGV[19])
+local stay_end = 19 + 2 * tonumber(ARGV[19])
 local there = nil
 if ARGV[8] ~= '' then
   there = target_of(KEYS[6], KEYS[7], ARGV[5], ARGV[8])
@@ -40,15 +36,10 @@ end
 -- Nothing can fail any more.
 local mine = ARGV[1] .. ' ' .. ARGV[2]
 redis.call('HSET', KEYS[5], 'released', mine, 'departed', mine)
-if ARGV[20] ~= '' then
-  shut(KEYS[5])
-  redis.call('HSET', KEYS[5], 'going', ARGV[20])
-else
-  let_in(KEYS[5])
-end
+let_in(KEYS[5])
 move(KEYS[5], state, ARGV[5] .. 'mailbox:' .. ARGV[6], ARGV[10], ARGV[11], ARGV[12], ARGV[13], ARGV[14], ARGV[15], ARGV[16])
 local here = counts_of(KEYS[5], ARGV[5], ARGV[6])
-for arg = 21, stay_end, 2 do
+for arg = 20, stay_end, 2 do
   count(here, tonumber(ARGV[arg]), #ARGV[arg + 1])
   here.last = redis.call('XADD', here.stream, '*', 'f', ARGV[arg + 1])
 end
@@ -65,7 +56,6 @@ end
 if letters > 0 then bound(KEYS[4], ARGV[5], ARGV[18], letters, added) end
 store(here)
 if there then store(there) end
-if ARGV[20] ~= '' then return 0 end
 local version = redis.call('HINCRBY', KEYS[1], 'directory', 1)
 redis.call('HSET', KEYS[2], ARGV[6], ARGV[7])
 redis.call('HSET', KEYS[3], ARGV[6], version)

@@ -34,8 +34,6 @@ if meta[1] ~= life then
     if born then raise(ARGV[1] .. 'mailbox:' .. name .. ':' .. born, above) end
   end
   if meta[3] then raise(ARGV[1] .. 'mailbox::log:0', above) end
-  -- Another server may have noted the last id: see receive_letter.lua.
-  if redis.call('EXISTS', ARGV[1] .. 'dead') == 1 then raise(ARGV[1] .. 'dead', above) end
   redis.call('HSET', KEYS[1], 'life', life, 'ceiling', string.format('%.0f', math.max(above + 1, tonumber(meta[2]))))
 end
 

@@ -5,13 +5,13 @@
 -- KEYS[2] changes  hash: its fields are the mailboxes
 -- KEYS[3] dead     stream of dead letters
 -- ARGV[1] prefix of this experiment's keys: state:<mailbox> is a hash (see take_mailbox.lua), lease:<mailbox> a string (see
---         renew_lease.lua), step:<mailbox> a hash (see step_barrier.lua), sender:<mailbox> a hash (see send.lua), mailbox:<mailbox>:<born> a stream, state::log the log stream's state, state::dead the dead letters'
+--         renew_lease.lua), step:<mailbox> a hash (see step_barrier.lua), mailbox:<mailbox>:<born> a stream, state::log the log stream's state, state::dead the dead letters'
 -- ARGV[2] mailboxes at most  [3] bytes of frames that may be looked at: an entry's age cannot be had without its frame
 -- Returns {interceptor's epoch, log, dead letters, those lost to their limit, unlogged, unlogged_bytes, max_messages, max_bytes of the log stream,
 -- mailboxes in all, then for each: name, messages, bytes, max_messages, max_bytes, entry of the oldest unread message or
 -- "", ms of its lease that are left by the server's clock, below 0 where none are, leased, unlogged, unlogged_bytes, 1
 -- where it alone listens for agents, owner, messages that are acknowledged behind something that is not, the step in
--- which its group has joined the steps or "", bytes of its outbox, the note on its service or "" (see set_service.lua),
+-- which its group has joined the steps or "", the note on its service or "" (see set_service.lua),
 -- messages whose handlers failed}
 local meta = redis.call('HMGET', KEYS[1], 'interceptor', 'log')
 local log = redis.call('HMGET', ARGV[1] .. 'state::log', 'unlogged', 'unlogged_bytes', 'max_messages', 'max_bytes')
@@ -45,7 +45,6 @@ for i = 1, math.min(#names, tonumber(ARGV[2])) do
   for _, value in ipairs({name, now[1] or 0, now[2] or 0, now[3] or 0, now[4] or 0, oldest, left, now[8] or 0,
                           now[9] or 0, now[10] or 0, now[11] or 0, now[12] or '', now[13] or 0,
                           redis.call('HGET', ARGV[1] .. 'step:' .. name, 'since') or '',
-                          #(redis.call('HGET', ARGV[1] .. 'sender:' .. name, 'outbox') or ''),
                           now[16] == now[17] and now[14] or '', now[15] or 0}) do
     reply[#reply + 1] = value
   end

@@ -52,12 +52,7 @@ if epoch == '-1' then
   end
   left = redis.call('HMGET', KEYS[4], 'blob', 'acked')
 end
-local most = ARGV[5]
-if redis.call('HEXISTS', KEYS[4], 'going') == 1 then  -- it takes nothing: see release_agents.lua
-  redis.call('HSET', KEYS[4], 'held', most)
-  most = 0
-end
-redis.call('HSET', KEYS[4], 'max_messages', most, 'max_bytes', ARGV[6], 'leased', ARGV[8], 'owner', ARGV[9],
+redis.call('HSET', KEYS[4], 'max_messages', ARGV[5], 'max_bytes', ARGV[6], 'leased', ARGV[8], 'owner', ARGV[9],
            'exclusive', ARGV[11])
 redis.call('HSETNX', KEYS[1], 'format', ARGV[15])
 redis.call('HSET', KEYS[1], 'shards', ARGV[16])

@@ -4,9 +4,7 @@
 -- KEYS[1] meta     hash: directory = version, interceptor = epoch of the one whose verdicts count, standing = number
 --                  under which its standing verdicts do, log = 1 while an event log is registered, wide: see take_mailbox.lua
 -- KEYS[2] sender   hash: epoch, s:<mailbox> = last seq written, p:replies = takers of the last publications,
---                  transactions = how many were committed, outbox = what the last one sends to other servers, until
---                  that is there, a:<mailbox> = last seq of a transaction that may be committed on another server: until
---                  it is written, no agents leave the mailbox. Such senders' keys are in the set asking:<mailbox>
+--                  transactions = how many were committed
 -- KEYS[3...]       in a transaction first: state of the reader's mailbox (hash: epoch, blob = what the last transaction
 --                  left, and what commit.lua names). Then per frame: mailbox state (hash: messages, bytes, max_messages,
 --                  max_bytes, leased, born, last = id of the last entry, stepped = 1 where frames go to boxes: see
@@ -17,20 +15,15 @@
 -- ARGV[5] prefix of this experiment's keys: mailbox:<name>:<born> is a mailbox's stream (f = frame), mailbox::log:0 the
 --         log stream (f = frame, n = note, t = takers as JSON, s = the step that messages from outside got),
 --         state::log a hash (unlogged, unlogged_bytes, max_messages, max_bytes, last)
--- ARGV[6] number of the transaction, from 1; 0: this is none, and the next twelve are left out. So they are for a part
---         of a transaction that is kept on another server: 'ask' only tells whether it would be written (in place of each
---         frame is its size), and promises its mailboxes that it may be; 'relay' writes what was committed there: see
---         relay_frames.lua
+-- ARGV[6] number of the transaction, from 1; 0: this is none, and the next eleven are left out
 -- ARGV[7] the reader's epoch  [8] key of its stream, but for :<born>  [9] entry ("" leaves the cursor)  [10] row  [11]
 --         oldest entry to keep  [12] messages and [13] bytes handled: totals  [14] what becomes of the blob: = it stays,
 --         + it is [15], - it goes  [16] what is acknowledged behind the cursor (= it stays), and [17] how many messages
---         [18] the outbox ("" leaves it)
 -- ARGV[...]        per write: mailbox ("" publishes only, ":log" only notes), seq, rows, frame, rows of its note or
 --                  -1, number of publications, then channel, data of each, then frame and note where there is a note
 -- Returns {status, fates of the writes..., -1, takers of the publications...}
-local number = tonumber(ARGV[6]) or 0
-local asks, relays, buries = ARGV[6] == 'ask', ARGV[6] == 'relay' or ARGV[6] == 'bury', ARGV[6] == 'bury'
-local own, own_state, key, arg = nil, nil, 3, number > 0 and 19 or 7
+local number = tonumber(ARGV[6])
+local own, own_state, key, arg = nil, nil, 3, number > 0 and 18 or 7
 -- At once, as most calls have one write.
 local sender = redis.call('HMGET', KEYS[2], 'epoch', 's:' .. (ARGV[arg] or ''), 'transactions')
 local epoch = sender[1]
@@ -75,12 +68,12 @@ for low = 1, #names, 1000 do
     if s.seq > s.last then fresh = true end
   end
 end
-if number > 0 then fresh = not over and (#writes > 0 or ARGV[18] ~= '') end
+if number > 0 then fresh = not over and #writes > 0 end
 
 local reply, takers, meta = {0}, {}, {}
 if fresh then
   meta = redis.call('HMGET', KEYS[1], 'directory', 'interceptor', 'log', 'standing', 'wide')
-  if (meta[1] or '0') ~= ARGV[2] and not relays then reply[1] = 1
+  if (meta[1] or '0') ~= ARGV[2] then reply[1] = 1
   elseif ARGV[3] == '-2' then if meta[2] then reply[1] = 4 end
   elseif ARGV[3] ~= '-1' and meta[2] ~= ARGV[3] and meta[4] ~= ARGV[3] then reply[1] = 2 end
 end
@@ -99,7 +92,7 @@ if noting and meta[3] and reply[1] == 0 then
 end
 -- An empty log stream takes any note: one that is larger than all of it would else wait for ever.
 local function crowded(s)
-  if not log or not s.note or relays or (log.rows <= 0 and log.bytes <= 0) then return false end
+  if not log or not s.note or (log.rows <= 0 and log.bytes <= 0) then return false end
   return log.rows + s.noted > log.max_rows or log.bytes + #ARGV[s.note] + #ARGV[s.note + 1] > log.max_bytes
 end
 
@@ -109,7 +102,7 @@ local function box_of(s)
   if box then return box end
   local now = redis.call('HMGET', KEYS[s.key], 'messages', 'bytes', 'max_messages', 'max_bytes', 'leased', 'born',
                          'logged', 'unlogged', 'unlogged_bytes', 'stepped')
-  if buries or not now[3] or (now[5] == '1' and redis.call('EXISTS', KEYS[s.key + 1]) == 0) then
+  if not now[3] or (now[5] == '1' and redis.call('EXISTS', KEYS[s.key + 1]) == 0) then
     box = {gone = true}
   elseif now[10] then
     box = next_box(ARGV[5], s.mailbox) or {gone = true}
@@ -126,13 +119,13 @@ local function box_of(s)
 end
 
 local function fits(s)
-  local rows, size, box = tonumber(ARGV[s.at + 2]), asks and tonumber(ARGV[s.at + 3]) or #ARGV[s.at + 3], box_of(s)
-  if box.gone then return buries and 0 or 3 end
+  local rows, size, box = tonumber(ARGV[s.at + 2]), #ARGV[s.at + 3], box_of(s)
+  if box.gone then return 3 end
   if box.limits then return crowded(s) and 6 or box_takes(box, box.limits, rows, size) and 0 or 5 end
   local messages, bytes, unlogged, unlogged_bytes = box.messages + rows, box.bytes + size, 0, 0
   if box.logged then unlogged, unlogged_bytes = box.unlogged + rows, box.unlogged_bytes + size end
   local fate = limit_fate(size, box.max_rows, box.max_bytes, messages, bytes, unlogged, unlogged_bytes)
-  if fate ~= 0 and not relays then return fate end
+  if fate ~= 0 then return fate end
   if crowded(s) then return 6 end
   box.messages, box.bytes, box.unlogged, box.unlogged_bytes = messages, bytes, unlogged, unlogged_bytes
   return 0
@@ -141,14 +134,12 @@ end
 local planned, refused, any_refused = {}, {}, false
 for i, s in ipairs(writes) do
   local fate = 0
-  if relays and s.seq == 0 then
-    fate = reply[i]
-  elseif over or (s.seq <= s.last and number == 0) then
+  if over or (s.seq <= s.last and number == 0) then
     fate = 1
     if s.mailbox == '' and #takers == 0 then takers = cjson.decode(redis.call('HGET', KEYS[2], 'p:replies') or '[]') end
   elseif reply[1] ~= 0 or refused[s.mailbox] then
     fate = 2
-  elseif s.seq ~= (planned[s.mailbox] or s.last) + 1 and not relays then
+  elseif s.seq ~= (planned[s.mailbox] or s.last) + 1 then
     fate = 4
   elseif s.boxed then
     fate = fits(s)
@@ -156,7 +147,7 @@ for i, s in ipairs(writes) do
     fate = 6
   end
   if fate == 0 then
-    if s.seq > 0 then planned[s.mailbox] = s.seq end
+    planned[s.mailbox] = s.seq
     if log and s.note then
       log.rows, log.bytes = log.rows + s.noted, log.bytes + #ARGV[s.note] + #ARGV[s.note + 1]
     end
@@ -169,29 +160,10 @@ if number > 0 and any_refused then
   for i = 1, #writes do if reply[i + 1] == 0 then reply[i + 1] = 7 end end
 end
 
-local function promise(mailbox, seq)
-  local asking = ARGV[5] .. 'asking:' .. mailbox
-  if seq then
-    redis.call('HSET', KEYS[2], 'a:' .. mailbox, seq)
-    redis.call('SADD', asking, KEYS[2])
-  else
-    redis.call('HDEL', KEYS[2], 'a:' .. mailbox)
-    redis.call('SREM', asking, KEYS[2])
-  end
-end
-if asks then
-  local would = reply[1] == 0 and not any_refused
-  for _, s in ipairs(writes) do
-    if s.boxed then promise(s.mailbox, would and planned[s.mailbox]) end
-  end
-  return reply
-end
-
 -- Then it is written: nothing can fail any more.
 
 if number > 0 and not over and not any_refused then
   redis.call('HSET', KEYS[2], 'transactions', number)
-  if ARGV[18] ~= '' then redis.call('HSET', KEYS[2], 'outbox', ARGV[18]) end
   if ARGV[9] ~= '' then
     move(own, own_state, ARGV[8], ARGV[9], ARGV[10], ARGV[11], ARGV[12], ARGV[13], ARGV[16] ~= '=' and ARGV[16], ARGV[17])
   end
@@ -218,11 +190,9 @@ for i, s in ipairs(writes) do
     for at = s.at + 6, s.at + 4 + 2 * tonumber(ARGV[s.at + 5]), 2 do outgoing[#outgoing + 1] = {at, not s.boxed} end
     if s.boxed then
       local box = boxes[s.mailbox]
-      if box.gone then
-        bury_waiting(s.mailbox, ARGV[s.at + 3])
-      elseif box.limits then
+      if box.limits then
         put_from_outside(ARGV[5], box, tonumber(ARGV[s.at + 2]), ARGV[s.at + 3])
-      elseif not relays or ARGV[s.at + 3] ~= '' then
+      else
         box.last, box.key = redis.call('XADD', box.stream, '*', 'f', ARGV[s.at + 3]), KEYS[s.key]
       end
       note(s)
@@ -244,7 +214,6 @@ for mailbox, seq in pairs(planned) do
       redis.call('HSET', box.key, 'messages', box.messages, 'bytes', box.bytes, 'last', box.last)
     end
   end
-  if relays and seq >= tonumber(redis.call('HGET', KEYS[2], 'a:' .. mailbox) or seq) then promise(mailbox) end
   seqs[#seqs + 1], seqs[#seqs + 2] = 's:' .. mailbox, seq
 end
 if not (number > 0 and any_refused) then

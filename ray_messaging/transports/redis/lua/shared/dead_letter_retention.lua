@@ -1,4 +1,4 @@
--- Shared by load_directory.lua, end_leases.lua, remove_mailbox.lua, reject_frame.lua, keep_failed.lua, requeue.lua, end_forward.lua and
+-- Shared by load_directory.lua, end_leases.lua, remove_mailbox.lua, reject_frame.lua, keep_failed.lua, requeue.lua and
 -- drop_letters.lua: dead letters, and their limit.
 --
 -- dead         stream: frames nobody will read: mailbox, entry, row (rows before it were handled), reason, f = frame;
@@ -162,7 +162,7 @@ local function bury(keys, prefix, name, reason, limit)
     end
     redis.call('DEL', rejected)
   end
-  redis.call('DEL', state, prefix .. 'lease:' .. name, prefix .. 'asking:' .. name)
+  redis.call('DEL', state, prefix .. 'lease:' .. name)
   redis.pcall('PUBLISH', prefix .. 'own:ear:' .. name, 'gone')
   if redis.call('HDEL', keys[2], name) + redis.call('HDEL', keys[3], name) > 0 then
     redis.call('HINCRBY', keys[1], 'directory', 1)

@@ -17,29 +17,11 @@ local function shut(key)
   if most ~= '0' then redis.call('HSET', key, 'held', most, 'max_messages', 0) end
 end
 
--- Let a mailbox take messages again that took none, unless agents that have left it are on their way to another server.
+-- Let a mailbox take messages again that took none.
 local function let_in(key)
-  local now = redis.call('HMGET', key, 'held', 'max_messages', 'going')
-  if now[3] then return end
+  local now = redis.call('HMGET', key, 'held', 'max_messages')
   if now[1] and now[2] == '0' then redis.call('HSET', key, 'max_messages', now[1]) end
   if now[1] then redis.call('HDEL', key, 'held') end
-end
-
--- Whether a hash of mailboxes knows an attempt of one of them, or a later one: each field begins with <epoch> <number>.
-local function is_known(key, mailbox, epoch, number)
-  local known_epoch, known = (redis.call('HGET', key, mailbox) or ''):match('^(%d+) (%d+)')
-  if not known_epoch or tonumber(known_epoch) < tonumber(epoch) then return false end
-  return known_epoch ~= epoch or tonumber(known) >= tonumber(number)
-end
-
--- Whether a transaction may have been committed on another server, and still writes to a mailbox here: see send.lua.
-local function is_promised(prefix, mailbox)
-  local asking, found = prefix .. 'asking:' .. mailbox, false
-  for _, sender in ipairs(redis.call('SMEMBERS', asking)) do
-    local now = redis.call('HMGET', sender, 'a:' .. mailbox, 's:' .. mailbox)
-    if now[1] and tonumber(now[1]) > tonumber(now[2] or 0) then found = true else redis.call('SREM', asking, sender) end
-  end
-  return found
 end
 
 -- A mailbox with its counts and limits; nil where it is gone. One that takes nothing as agents are leaving it takes those

@@ -1,4 +1,4 @@
--- Shared by requeue.lua and receive_letter.lua: mailboxes that take messages of dead letters. mailbox_limit.lua and step_box.lua
+-- The beginning of requeue.lua: mailboxes that take messages of dead letters. mailbox_limit.lua and step_box.lua
 -- come before it.
 
 -- A mailbox with its counts and limits, or the next box of a stepped one; nil where it is gone.

@@ -1,4 +1,4 @@
--- Shared by send.lua, requeue.lua, receive_letter.lua and send_to_boxes.lua: boxes, each of which holds what one mailbox reads in one step.
+-- Shared by send.lua, requeue.lua and send_to_boxes.lua: boxes, each of which holds what one mailbox reads in one step.
 --
 -- box:<mailbox>@<step>    stream: f = frame, t = <step sent>:<attempt>:<rows>:<rows from outside before it>:<group>, n = note;
 --                         c and d, by turns: channels and data to publish

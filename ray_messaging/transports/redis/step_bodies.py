@@ -1,27 +1,44 @@
-"""Bodies of large frames in the boxes of steps, over all shards; the boxes are on the control shard.
+"""Bodies of large frames in the boxes of steps, over the primary and further servers; the primary has the boxes.
 
-This is the pattern of the claim check. The control shard decides all of the protocol, by a stand-in for each large
-frame. A body is written before its stand-in, never changed, and deleted once the control shard has dropped the box: so
-where a stand-in is, its body is.
+This is the pattern of the claim check. The primary decides all of the protocol, by a stand-in for each large frame. A
+body is written before its stand-in, never changed, and deleted once the primary has dropped the box: so where a
+stand-in is, its body is.
 """
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import asyncio
+import logging
+from collections.abc import Awaitable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
 from zlib import crc32
 
 from msgspec.structs import replace
 
 from ray_messaging.addressing.channels import Keys
 from ray_messaging.common.limits import BODY_ARREARS
-from ray_messaging.errors import BodyLost
+from ray_messaging.common.task_health import end
+from ray_messaging.errors import BodyLost, MessagingError
 from ray_messaging.transports.redis.connection.link import RedisLink
 from ray_messaging.transports.redis.connection.protocol import LARGE, LargeCommand
-from ray_messaging.transports.sharded.calls import at_all
 from ray_messaging.transports.steps.values import ASKER, OUTSIDE, PLACES, BoxFrame, StepTag
 from ray_messaging.transports.transport import FrameWrite, SendRequest
 from ray_messaging.wire.frames import checksum_of
 
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_ALL = 2**53  # a step after all others
+_SWEEP_S = 1.0  # for which a sweep is awaited
 _MARK = b"\x01body:"  # no frame begins so; write_to_boxes.lua reads the size behind it
+
+
+async def at_all(calls: Iterable[Awaitable[T]]) -> list[T]:
+    """Make calls at the same time, and return their results; raise the first error once all have ended."""
+    found = await asyncio.gather(*calls, return_exceptions=True)
+    for each in found:
+        if isinstance(each, BaseException):
+            raise each
+    return found  # type: ignore[return-value]  # none is an exception
 
 
 class _StandIn(NamedTuple):
@@ -41,20 +58,29 @@ class _StandIn(NamedTuple):
 
 
 class StepBodies:
-    """Bodies of large frames, on the shard of the sender's node, or spread by their names.
+    """Bodies of large frames, on the server of the sender's node, or spread by their names.
 
-    What belongs to the control shard stays in its box. So do answers to askers outside, notes and publications, which
-    the control shard handles itself.
+    What belongs to the primary stays in its box. So do answers to askers outside, notes and publications, which the
+    primary handles itself.
 
-    Args: `home` is the shard of this process (None: spread); frames from `least` bytes on are large.
+    Args: `links` and `keys` are those of all servers, the primary's first. `home` is the server that takes what this
+        process sends (None: spread); frames from `least` bytes on are large.
     """
 
     def __init__(self, links: Sequence[RedisLink], keys: Sequence[Keys], home: int | None, least: int) -> None:
-        self._links = links
+        self.links = links
         self._keys = keys
         self._home = home
         self._least = least
         self._arrears = [0] * len(links)  # bytes that this process has put on each since it last dropped some
+        self._sweeps: dict[int, asyncio.Task[None]] = {}  # under way, one at each server
+
+    async def close(self) -> None:
+        """Close the connections to further servers; closing twice does no harm."""
+        for sweep in self._sweeps.values():
+            await end(sweep)
+        for link in self.links[1:]:
+            await link.close()
 
     # -- senders --------------------------------------------------------------------------------------------------
 
@@ -68,7 +94,7 @@ class StepBodies:
             if step is None:
                 continue
             name = _name(write, request.sender, tag)
-            shard = crc32(name) % len(self._links) if self._home is None else self._home
+            shard = crc32(name) % len(self.links) if self._home is None else self._home
             if shard:
                 parts.setdefault(shard, {}).setdefault(step, []).extend((name, write.frame))
                 writes[place] = replace(write, frame=_StandIn(shard, len(write.frame), name).encode())
@@ -90,7 +116,7 @@ class StepBodies:
             await self.drop(shard, await self.dropped())
         # Before and after: a drop between the two must not forget what is written now.
         listed = ("SADD", self._keys[shard].bodies, *steps)
-        await self._links[shard].commands(listed, *(self._written(shard, *each) for each in steps.items()), listed)
+        await self.links[shard].commands(listed, *(self._written(shard, *each) for each in steps.items()), listed)
 
     def _written(self, shard: int, step: int, pairs: list[bytes]) -> LargeCommand:
         command: list[Any] = ["HSET", self._keys[shard].bodies_of(step), *pairs]
@@ -110,7 +136,7 @@ class StepBodies:
         step = int(box.rpartition("@")[2])
         found, missing = list(frames), dict[int, int]()
         replies = await at_all(
-            self._links[shard].command("HMGET", self._keys[shard].bodies_of(step), *names.values())
+            self.links[shard].command("HMGET", self._keys[shard].bodies_of(step), *names.values())
             for shard, names in shards.items()
         )
         for (shard, names), bodies in zip(shards.items(), replies, strict=True):
@@ -120,18 +146,42 @@ class StepBodies:
                 else:
                     found[place] = frames[place]._replace(frame=body)
         if missing and await self.dropped() < step:
-            raise _lost(box, next(iter(missing.values())), self._links)
+            raise _lost(box, next(iter(missing.values())), self.links)
         return [frame for place, frame in enumerate(found) if place not in missing]
 
     # -- the end of steps -----------------------------------------------------------------------------------------
 
     async def dropped(self) -> int:
-        """Return the last step the boxes of which the control shard has dropped; -1: none."""
-        return int(await self._links[0].command("HGET", self._keys[0].steps(), "dropped") or -1)
+        """Return the last step the boxes of which the primary has dropped; -1: none."""
+        return int(await self.links[0].command("HGET", self._keys[0].steps(), "dropped") or -1)
 
     async def drop(self, shard: int, through: int) -> None:
-        """Delete the bodies of dropped steps on a shard."""
-        await self._links[shard].script("drop_bodies", [self._keys[shard].bodies], [through])
+        """Delete the bodies of dropped steps on a server."""
+        await self.links[shard].script("drop_bodies", [self._keys[shard].bodies], [through])
+
+    async def sweep(self) -> None:
+        """Delete the bodies of dropped steps on all servers; one that is away keeps nobody waiting, and is tried on."""
+        dropped = await self.dropped()
+        for shard in range(1, len(self.links)):
+            if dropped >= 0 and (shard not in self._sweeps or self._sweeps[shard].done()):
+                sweep = self._try_to_drop(shard, dropped)
+                self._sweeps[shard] = asyncio.create_task(sweep, name=f"ray_messaging sweep of shard {shard}")
+        if self._sweeps:
+            await asyncio.wait(self._sweeps.values(), timeout=_SWEEP_S)
+
+    async def _try_to_drop(self, shard: int, through: int) -> None:
+        try:
+            await self.drop(shard, through)
+        except MessagingError as error:
+            logger.warning("what shard %d has of steps that are over stays there, trying on: %s", shard, error)
+
+    async def erase(self) -> None:
+        """Delete all bodies."""
+        await at_all(self._erase(shard) for shard in range(1, len(self.links)))
+
+    async def _erase(self, shard: int) -> None:
+        await self.drop(shard, _ALL)
+        await self.links[shard].command("UNLINK", self._keys[shard].mark)
 
 
 def _name(write: FrameWrite, sender: str, tag: StepTag) -> bytes:

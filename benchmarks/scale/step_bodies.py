@@ -1,17 +1,22 @@
-"""Six groups in steps on one server and on three, by turns: the time of a step, and the work of each process for it."""
+"""Six groups in steps with bodies on one server and on three, by turns: a step's time, and what each process works."""
 
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 import ray
 
+from benchmarks.axes.cost.processes import pid_of
+from benchmarks.axes.cost.processor import seconds_of
 from benchmarks.reports.lines import Line, ratios
-from benchmarks.scale.shards import ONE, SEVERAL, SHARDS, processes_of, work_of
 from ray_messaging import Messager, Messaging, Steps
+from ray_messaging.cluster.handles.actor_calls import NAMESPACE
 
 GROUPS, AGENTS = 6, 600
+SHARDS = 3
+ONE, SEVERAL = "1 server", f"{SHARDS} servers"
 SIZES = {"large": 300_000, "small": 600}  # messages of a step, each group's to all groups
 PAYLOAD = {"mood": 0.5, "text": "x" * 80}
 TIME, WORK = "ms of a step", "processor ms a step"
@@ -68,6 +73,21 @@ class Side:
         for member in self._members:
             ray.kill(member)
         self._messaging.shutdown()
+
+
+def processes_of(messaging: Messaging, members: Sequence[Any], shards: int) -> dict[str, list[int]]:
+    """Return the processes of each kind; `members` are the groups' actors, each server is a kind of its own."""
+    found = {"groups": [pid_of(member) for member in members], "interceptor": [pid_of(messaging.interceptor)]}
+    for shard in range(shards):
+        name = f"{messaging.exp_id}/server-{shard}" if shard else f"{messaging.exp_id}/server"
+        stats = ray.get(ray.get_actor(name, namespace=NAMESPACE).stats.remote())
+        found[f"server {shard}"] = [stats["pid"]]
+    return found
+
+
+def work_of(processes: dict[str, list[int]]) -> dict[str, float]:
+    """Return the processor time of each kind of process so far, in seconds."""
+    return {name: sum(map(seconds_of, pids)) for name, pids in processes.items()}
 
 
 def measure(rounds: int) -> list[Line]:

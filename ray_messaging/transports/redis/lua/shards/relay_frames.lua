@@ -1,7 +1,0 @@
--- Write frames that a transaction has committed on another server, where they wait: bury_waiting.lua and send.lua come before
--- this. What has been committed is written: neither a full mailbox nor a full log refuses it, the directory may have
--- changed, and a gap before a seq is what this server has lost. A note of the log stream with seq 0 goes with the write
--- before it. An empty frame only takes its seq, because rules have blocked all of it. A frame whose mailbox is gone (fate 3)
--- becomes a dead letter in a second call, as if it had been there.
---
--- KEYS as in send.lua  ARGV[2] bytes of dead letters that are kept  [6] relay, or bury for the second call

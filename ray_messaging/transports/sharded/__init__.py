@@ -1,1 +1,0 @@
-"""Transport and stores of an experiment over several Redis or Valkey servers, its shards."""

@@ -1,1 +1,0 @@
-"""Transactions over several shards: what waits for other shards, and its relay."""
