@@ -5,7 +5,6 @@ import logging
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
-from functools import partial
 from operator import index
 from typing import Any
 
@@ -13,7 +12,6 @@ from ray_messaging.addressing import channels as names
 from ray_messaging.addressing.channels import (
     INT64_MAX,
     INT64_MIN,
-    Address,
     AgentId,
 )
 from ray_messaging.addressing.directory import Directory, Record
@@ -66,10 +64,9 @@ _LEAVE_S = 2.0  # the longest wait for a server that is away, at the end
 class Engine:
     """The parts of a messager: a transport, an accumulator, a subscription, a local log.
 
-    Args: `parse` parses a channel (None: an experiment's channel), and `make_verdict_client` makes the client of an
-    interceptor's handle. With a `name` the mailbox outlives this process; without one it goes when the engine closes.
-    With `user_is_explicit`, a from_id of None is the user; else it may have been left out, which is refused where only
-    the hosted agents may send.
+    With a `name` the mailbox outlives this process; without one it goes when the engine closes. By `user_is_explicit`
+    a from_id of None is the user; else it may have been left out, which is refused where only the hosted agents may
+    send.
     """
 
     def __init__(
@@ -79,8 +76,6 @@ class Engine:
         *,
         name: str | None = None,
         settings: MessagingConfig | None = None,
-        parse: Callable[[str], Address] | None = None,
-        make_verdict_client: Callable[[object], VerdictClient] | None = None,
         user_is_explicit: bool = False,
         observer: Observer | None = None,
         audiences: AudienceSource | None = None,
@@ -95,11 +90,10 @@ class Engine:
         self.tracer = tracer_of(tracing, self.exp_id, self.name)
         if observer is not None:
             self.transport.observe(observer)
-        self.directory = Directory(self.exp_id, transport.patterns)
-        self.parse = parse or partial(names.parse_channel, self.exp_id, patterns=transport.patterns)
+        self.directory = Directory(self.exp_id)
         # Read once, because pydantic's attributes are slow.
         payload_bytes = self.settings.payload_bytes
-        self.checks = MessageChecks(self.name, self.parse, payload_bytes, user_is_explicit=user_is_explicit)
+        self.checks = MessageChecks(self.exp_id, self.name, payload_bytes, user_is_explicit=user_is_explicit)
         self.log = LocalLog(self.exp_id, self.settings.log_list_messages, self.settings.log_list_bytes)
         self.closed = self.closing = False  # closing: its owner has begun to
         self.frame_sender: FrameSender | None = None
@@ -109,7 +103,6 @@ class Engine:
         self.audiences = AudienceBook(audiences)
         self.fetcher = Fetcher(transport, self.name, self.settings, self.observer, self.tracer)
         self.fetcher.unavailable = self._not_listening
-        self._make_verdict_client = make_verdict_client or self._verdict_client_for
         self._interceptor = interceptor
         self._listened = False
         self.agents_changed: Callable[[], None] = lambda: None  # called after some have come or left
@@ -233,9 +226,8 @@ class Engine:
     # -- the interceptor, the step --------------------------------------------------------------------------------
 
     def _client_of(self, interceptor: object) -> VerdictClient:
-        return PassAll() if interceptor is None else self._make_verdict_client(interceptor)
-
-    def _verdict_client_for(self, interceptor: object) -> VerdictClient:
+        if interceptor is None:
+            return PassAll()
         settings = self.settings
         return verdict_client_for(
             interceptor, settings.interceptor_timeout_s, self.exp_id, delegate_rules=settings.delegate_rules

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId, build_channel, check_name
 from ray_messaging.addressing.host_dates import ALWAYS, NO_DATES, HostDates
-from ray_messaging.addressing.patterns import GLOBS, Patterns
+from ray_messaging.addressing.patterns import compile_glob, literal_prefix
 from ray_messaging.audiences.records import NO_AUDIENCES, Audiences, AudienceTexts
 from ray_messaging.common.limits import FRAME_BYTES, FRAME_ROWS
 from ray_messaging.errors import FrameError
@@ -214,9 +214,8 @@ class Directory:
     A route is an index into `routes`, a list of tuples of mailboxes. Route 0 has no mailbox.
     """
 
-    def __init__(self, exp_id: str, patterns: Patterns = GLOBS) -> None:
+    def __init__(self, exp_id: str) -> None:
         self.exp_id = exp_id
-        self.patterns = patterns
         self.version = -1
         self.logged = False  # whether an event log is registered
         self.schemas = Schemas()
@@ -263,8 +262,8 @@ class Directory:
         compiled, self._compiled = self._compiled, {}
         for record in self.records.values():
             for glob in record.globs:
-                matches = self._compiled[glob] = compiled.get(glob) or self.patterns.compile(glob)
-                self._globs.setdefault(self.patterns.prefix(glob), []).append((matches, record.mailbox))
+                matches = self._compiled[glob] = compiled.get(glob) or compile_glob(glob)
+                self._globs.setdefault(literal_prefix(glob), []).append((matches, record.mailbox))
             for channel in record.channels:
                 self._channels[channel] = self._extend(self._channels.get(channel, NOBODY), record.mailbox)
         self._glob_lengths = sorted({len(prefix) for prefix in self._globs})

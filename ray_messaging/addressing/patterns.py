@@ -1,29 +1,12 @@
-"""Patterns: subscriptions that match many channels. The interface, and Redis's globs."""
+"""Patterns, as Redis has them: subscriptions that match many channels."""
 
 import re
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Protocol
 
 from ray_messaging.errors import InvalidAddress
 
 _GLOB = re.compile(r"[*?\[\]\\]")
-
-
-class Patterns(Protocol):
-    """The pattern language of a server."""
-
-    def is_pattern(self, channel: str) -> bool:
-        """Return whether a subscription is a pattern rather than one channel."""
-
-    def compile(self, pattern: str) -> Callable[[str], bool]:
-        """Return a function that tests a channel against the pattern; raise InvalidAddress."""
-
-    def prefix(self, pattern: str) -> str:
-        """Return the literal prefix of all matching channels. The compiled pattern is called only for these."""
-
-    def check(self, channel: str) -> None:
-        """Raise InvalidAddress for a plain channel that the server cannot carry, or would confuse with another."""
 
 
 def is_glob(channel: str) -> bool:
@@ -76,27 +59,15 @@ def _glob_set(text: bytes, at: int) -> tuple[bytes, int]:
     return (b"[" + wanted + b"]" if wanted else b"(?!)"), at + 1
 
 
-class Globs:
-    """Redis's patterns."""
-
-    def is_pattern(self, channel: str) -> bool:
-        """Return whether a subscription is a pattern rather than one channel."""
-        return is_glob(channel)
-
-    def compile(self, pattern: str) -> Callable[[str], bool]:
-        """Return a function that tests a channel against the pattern; raise InvalidAddress."""
-        try:
-            matched = glob_pattern(pattern).fullmatch
-        except UnicodeEncodeError:
-            raise InvalidAddress(f"pattern {pattern!r} cannot be used: it is not UTF-8", value=pattern) from None
-        return lambda channel: matched(channel.encode()) is not None
-
-    def prefix(self, pattern: str) -> str:
-        """Return the literal prefix of all matching channels."""
-        return _GLOB.split(pattern, maxsplit=1)[0]
-
-    def check(self, channel: str) -> None:
-        """Accept any channel."""
+def compile_glob(glob: str) -> Callable[[str], bool]:
+    """Return a function that tests a channel against a pattern; raise InvalidAddress."""
+    try:
+        matched = glob_pattern(glob).fullmatch
+    except UnicodeEncodeError:
+        raise InvalidAddress(f"pattern {glob!r} cannot be used: it is not UTF-8", value=glob) from None
+    return lambda channel: matched(channel.encode()) is not None
 
 
-GLOBS = Globs()
+def literal_prefix(glob: str) -> str:
+    """Return the literal prefix of all channels that match a pattern."""
+    return _GLOB.split(glob, maxsplit=1)[0]

@@ -24,7 +24,7 @@ class AnswerMailbox:
     """The mailbox that takes answers beside the inbox, so that a full inbox holds up no answer.
 
     An answer that nobody waits for any more goes to the inbox as an ordinary message. It is committed with the messages
-    of the fetch that returns it; where only whole fetches can be committed, as on a broker, as soon as it is there.
+    of the fetch that returns it.
 
     Args: `engine` is for this mailbox alone; `fetcher` is that of the messager. Without `keeps_late` a late answer is
     committed as soon as it is in the inbox.

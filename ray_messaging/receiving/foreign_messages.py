@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 def batch_of(ingress: Ingress, directory: Directory, mailbox: str, epoch: int, number: int) -> Batch:
     """Build the batch of a publication, the `number`th of a mailbox."""
     try:
-        agent_id, topic = parse_channel(directory.exp_id, ingress.channel, directory.patterns)
+        agent_id, topic = parse_channel(directory.exp_id, ingress.channel)
     except InvalidAddress:  # a pattern may match channels outside our scheme
         agent_id, topic = None, ":" + ingress.channel
     return Batch(

@@ -50,7 +50,7 @@ class Subscription:
         self._unfolder = unfolder
         unfolder.former = self._former_agents
         self._named = named
-        self._spec = SubscriptionSpec(directory.exp_id, directory.patterns)
+        self._spec = SubscriptionSpec(directory.exp_id)
         self._changing = asyncio.Lock()
         self._epoch: int | None = None
         self._reader: Reader | None = None

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from ray_messaging.addressing.channels import AgentId, build_channel, check_subtopic, parse_channel
 from ray_messaging.addressing.directory import Directory, Record, claims_of
-from ray_messaging.addressing.patterns import Patterns
+from ray_messaging.addressing.patterns import compile_glob, is_glob
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import AlreadyExists, InvalidAddress
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet, ChannelSet
@@ -19,7 +19,6 @@ class SubscriptionSpec:
     """
 
     exp_id: str
-    patterns: Patterns
     agents: dict[str, AgentSet] = field(default_factory=dict)  # by subtopic
     plain: tuple[str, ...] = ()
     globs: tuple[str, ...] = ()
@@ -36,11 +35,11 @@ class SubscriptionSpec:
         plain, globs = [], []
         added: dict[str, set[AgentId]] = {}
         for channel in channels:
-            if isinstance(channel, str) and self.patterns.is_pattern(channel):
-                self.patterns.compile(channel)  # raises for a malformed pattern
+            if isinstance(channel, str) and is_glob(channel):
+                compile_glob(channel)  # raises for a malformed pattern
                 globs.append(channel)
                 continue
-            agent_id, topic = parse_channel(self.exp_id, channel, self.patterns)
+            agent_id, topic = parse_channel(self.exp_id, channel)
             if agent_id is None:
                 plain.append(build_channel(self.exp_id, agent_id, topic))
             else:

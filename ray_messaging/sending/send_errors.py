@@ -12,7 +12,7 @@ from ray_messaging.errors import (
     TransitError,
 )
 from ray_messaging.sending.delivery.frame_router import OutboundFrame
-from ray_messaging.transports.transport import Conclusion, FrameFate, Published, SendStatus
+from ray_messaging.transports.transport import Conclusion, FrameFate, SendStatus
 
 STALE = (
     "the interceptor that answers has a successor, which did not answer in time, so nothing was sent: look at its "
@@ -71,26 +71,6 @@ def too_large(frame: OutboundFrame, limit: int) -> PayloadTooLarge:
         "reference to the data instead, or raise MessagingConfig.mailbox_bytes there",
         size=len(frame.data),
         limit=limit,
-    )
-
-
-def above_the_servers_limit(frame: OutboundFrame, limit: int) -> PayloadTooLarge:
-    """Build the error for a frame that is too large for the server; `limit` in bytes, as far as it is known."""
-    return PayloadTooLarge(
-        f"the server does not carry {len(frame.data):,} bytes at a time (its limit is about {limit:,}), so this "
-        f"message to mailbox {frame.mailbox!r} was not sent: send a reference to the data instead, or raise its limit",
-        size=len(frame.data),
-        limit=limit,
-    )
-
-
-def not_published(publication: Published) -> PayloadTooLarge:
-    """Build the error for a publication that the server refused for its size."""
-    return PayloadTooLarge(
-        f"the server takes no message of {len(publication.data):,} bytes, so this one on {publication.channel!r} was "
-        "not sent: send a reference to the data instead, or raise the server's limit",
-        size=len(publication.data),
-        limit=len(publication.data) - 1,
     )
 
 

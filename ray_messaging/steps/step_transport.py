@@ -44,11 +44,6 @@ class StepTransport:
         """Send in this step from now on."""
         self.step, self.rows = step, 0
 
-    @property
-    def largest_frame(self) -> int | None:
-        """Return the largest frame in bytes that the server is known to accept."""
-        return self._transport.largest_frame
-
     async def load_directory(self, since: int) -> DirectoryDelta:
         """Return the changes of the directory since a version, with the hosts of the next step, which read messages.
 

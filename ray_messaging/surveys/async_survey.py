@@ -192,7 +192,7 @@ def unknown(engine: Engine, survey_id: str) -> UnknownName:
 async def open_mailbox(engine: Engine, mailbox: str, messages: int) -> Listening:
     """Make a mailbox that nobody holds, with room for so many answers at least, unless it is there; take its epoch."""
     settings, transport = engine.settings, engine.transport
-    record = SubscriptionSpec(engine.exp_id, transport.patterns).record(mailbox, settings)
+    record = SubscriptionSpec(engine.exp_id).record(mailbox, settings)
     limits = Limits(max(settings.mailbox_messages, messages), settings.mailbox_bytes, settings.lease_s, leased=False)
     while True:
         delta = await transport.load_directory(engine.directory.version)

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.directory import Directory, Record
-from ray_messaging.addressing.patterns import GLOBS, Patterns
 from ray_messaging.errors import FrameError
 from ray_messaging.model.batch import Batch
 from ray_messaging.transports.dead_letter_store import (
@@ -68,10 +67,9 @@ class Requeueing:
     Rules are not asked again. The event log, which has these messages from their first mailbox, takes none of them.
     """
 
-    def __init__(self, store: DeadLetterStore, exp_id: str, patterns: Patterns = GLOBS) -> None:
+    def __init__(self, store: DeadLetterStore, exp_id: str) -> None:
         self._store = store
         self._exp_id = exp_id
-        self._patterns = patterns
         self._listeners: Listeners | None = None  # until the server says that they have changed
         self._routing: tuple[tuple[object, ...], Routing] | None = None  # the last one, and for whose letters
 
@@ -139,7 +137,7 @@ class Requeueing:
         return self._routing[1]
 
     def _directory(self, records: list[Record]) -> Directory:
-        directory = Directory(self._exp_id, self._patterns)
+        directory = Directory(self._exp_id)
         directory.update(0, records, [record.mailbox for record in records])
         return directory
 

@@ -12,7 +12,6 @@ import msgspec
 
 from ray_messaging.addressing.directory import NO_SCHEMAS, Record
 from ray_messaging.addressing.host_dates import NO_DATES, HostDates
-from ray_messaging.addressing.patterns import Patterns
 from ray_messaging.audiences.records import NO_AUDIENCES, AudienceTexts
 from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.errors import Closed, Fenced
@@ -82,7 +81,6 @@ class Published(NamedTuple):
     data: bytes
 
 
-TOO_LARGE_TAKER = -1  # in place of a publication's subscriber count: the server rejects this size
 LOG = ":log"  # the log stream's name among the mailboxes; users' mailboxes have no colon
 LOG_STREAM = LOG + ":0"  # and as one of the streams that the event log reads
 
@@ -249,10 +247,6 @@ class FramePort(Protocol):
 
     forgets: bool
 
-    @property
-    def largest_frame(self) -> int | None:
-        """Return the largest frame in bytes that the server is known to accept; None: as large as the mailbox."""
-
     async def load_directory(self, since: int) -> DirectoryDelta:
         """Return the changes since a version (-1: all), after removing mailboxes with an expired lease."""
 
@@ -282,10 +276,9 @@ class FramePort(Protocol):
 
 
 class Transport(FramePort, Protocol):
-    """Mailboxes of one experiment; `patterns` are those of its server."""
+    """Mailboxes of one experiment."""
 
     exp_id: str
-    patterns: Patterns
 
     @property
     def steps(self) -> "StepStore":

@@ -7,13 +7,13 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_messaging.addressing.patterns import GLOBS
+from ray_messaging.addressing.patterns import compile_glob
 
 MATCHING = """
-from ray_messaging.addressing.patterns import GLOBS
+from ray_messaging.addressing.patterns import compile_glob
 for glob in ("*a" * 90 + "b", "*?" * 90 + "b", "*[a-c]" * 30 + "b", "a" + "*" * 150 + "b"):
-    assert not GLOBS.compile(glob)("a" * 200), glob
-assert GLOBS.compile("*a" * 90)("a" * 200)
+    assert not compile_glob(glob)("a" * 200), glob
+assert compile_glob("*a" * 90)("a" * 200)
 """
 
 
@@ -33,6 +33,6 @@ def by_hand(glob, text):
 
 @given(st.text("ab*?", max_size=8), st.text("ab", max_size=8))
 def test_stars_match_as_the_reference_does(glob, text):
-    assert GLOBS.compile(glob)(text) == by_hand(glob, text)
+    assert compile_glob(glob)(text) == by_hand(glob, text)
     if not re.search(r"[*?]", glob):
-        assert GLOBS.compile(glob)(text) == (glob == text)
+        assert compile_glob(glob)(text) == (glob == text)

@@ -15,7 +15,7 @@ import numpy as np
 
 from ray_messaging.addressing.channels import build_channel, check_id, check_name, check_subtopic, parse_channel
 from ray_messaging.addressing.directory import Claim, Directory, Record, decode_record, encode_record
-from ray_messaging.addressing.patterns import GLOBS
+from ray_messaging.addressing.patterns import compile_glob
 from ray_messaging.errors import FrameError, InvalidAddress
 from ray_messaging.eventlog.writing.rows.columns import Part, record_batch
 from ray_messaging.interception.client.lane_client import LaneClient
@@ -422,7 +422,7 @@ def use_names(text):
         assert 0 < len(found.encode()) <= 200
         assert check is check_id or check is check_subtopic or not set(found) & set("{} ")
     if len(text) < 100 and text.isprintable():
-        GLOBS.compile(text)("exps:exp:agents:7:agent-chat")
+        compile_glob(text)("exps:exp:agents:7:agent-chat")
 
 
 class Sink:

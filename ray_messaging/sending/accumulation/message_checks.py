@@ -1,9 +1,9 @@
 """The checks of messages before they are accepted."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from ray_messaging.addressing.channels import OMITTED, Address, AgentId, SenderId, check_id, check_recipient
+from ray_messaging.addressing.channels import OMITTED, AgentId, SenderId, check_id, check_recipient, parse_channel
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import IdColumn, encode_payload
 from ray_messaging.outgoing import Outgoing
@@ -26,17 +26,15 @@ class CheckedMessage(NamedTuple):
 class MessageChecks:
     """The checks of one messager's messages.
 
-    Args: `parse` parses a channel. With `user_is_explicit`, a from_id of None is the user; else it may have been left
-    out, which is refused where only some agents may send.
+    Args: with `user_is_explicit`, a from_id of None is the user; else it may have been left out, which is refused where
+    only some agents may send.
     """
 
-    def __init__(
-        self, name: str, parse: Callable[[str], Address], payload_bytes: int, *, user_is_explicit: bool = False
-    ) -> None:
+    def __init__(self, exp_id: str, name: str, payload_bytes: int, *, user_is_explicit: bool = False) -> None:
         self.addresses: dict[str, tuple[AgentId | None, str]] = {}  # channels that were parsed already
         self.known: set[int] | None = None  # int ids that may send, as far as they were looked up; None: all may
         self._name = name
-        self._parse = parse
+        self._exp_id = exp_id
         self._payload_bytes = payload_bytes
         self._user_is_explicit = user_is_explicit
         self._allowed: AllowedSenders | None = None
@@ -58,9 +56,9 @@ class MessageChecks:
         try:
             return known[channel]
         except KeyError:
-            agent_id, topic = self._parse(channel)
+            agent_id, topic = parse_channel(self._exp_id, channel)
         except TypeError:  # unhashable
-            return self._parse(channel)
+            return parse_channel(self._exp_id, channel)
         if len(known) >= _ADDRESSES_KEPT:
             known.clear()  # all are parsed anew
         known[channel] = agent_id, topic  # a plain tuple, which is the fastest to unpack

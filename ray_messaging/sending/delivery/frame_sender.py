@@ -6,7 +6,6 @@ import time
 from itertools import islice
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ray_messaging.addressing.directory import Directory
 from ray_messaging.common.backoff import FENCE_RETRY, REFUSED_CALL_RETRY, Backoff
@@ -23,7 +22,7 @@ from ray_messaging.errors import (
 )
 from ray_messaging.model.schemas.schema import Schemas
 from ray_messaging.observability.observer import Observer
-from ray_messaging.receipt import DELIVERED, PUBLISHED, UNDELIVERABLE, UNKNOWN
+from ray_messaging.receipt import DELIVERED, PUBLISHED, UNDELIVERABLE
 from ray_messaging.sending import send_errors
 from ray_messaging.sending.delivery.frame_router import UNOWNED, FrameRouter, OutboundFrame
 from ray_messaging.sending.delivery.in_flight_batch import InFlightBatch, Rows
@@ -31,7 +30,6 @@ from ray_messaging.sending.delivery.mailbox_queues import MailboxQueue, MailboxQ
 from ray_messaging.sending.schema_checks import check_batches, fitting
 from ray_messaging.transports.transport import (
     LOG,
-    TOO_LARGE_TAKER,
     Conclusion,
     FrameFate,
     FramePort,
@@ -362,9 +360,6 @@ class FrameSender:
 
     def too_large(self, frame: OutboundFrame) -> PayloadTooLarge:
         """Build the error for a frame that its mailbox can never take."""
-        limit = self._transport.largest_frame
-        if limit is not None:
-            return send_errors.above_the_servers_limit(frame, limit)
         record = self._directory.records.get(frame.mailbox)
         return send_errors.too_large(frame, 0 if record is None else 4 * record.frame_bytes)  # see `Record`
 
@@ -391,21 +386,12 @@ class FrameSender:
         if frame.mailbox != UNOWNED:
             frame.in_flight.deliver(frame.rows, frame.mailbox, DELIVERED)
             return
-        fates = self._published_fates(frame, np.array(subscriber_counts))
+        fates = np.where(np.array(subscriber_counts) > 0, PUBLISHED, UNDELIVERABLE).astype(np.uint8)
         if frame.in_flight.copies is not None:
             frame.in_flight.copies[frame.batch_rows()] = 0
         if np.any(fates == UNDELIVERABLE):
             frame.in_flight.outcome.keep_addresses(frame.in_flight.batch)
         frame.in_flight.settle(frame.batch_rows(), fates)
-
-    def _published_fates(self, frame: OutboundFrame, subscriber_counts: NDArray[np.intp]) -> NDArray[np.uint8]:
-        """Return the fate of each publication; those that the server refused fail here, and are UNKNOWN."""
-        refused = np.flatnonzero(subscriber_counts == TOO_LARGE_TAKER)
-        for row in refused.tolist():
-            frame.in_flight.fail(frame.batch_rows()[[row]], send_errors.not_published(frame.publish[row]))
-        fates = np.where(subscriber_counts > 0, PUBLISHED, UNDELIVERABLE).astype(np.uint8)
-        fates[refused] = UNKNOWN
-        return fates
 
     # -- failures -------------------------------------------------------------------------------------------------
 

@@ -50,7 +50,7 @@ class AttemptSender:
         self._hostings = -1  # of the engine, at the last look at the directory
         self._announced = False  # to the interceptor
         self._known = False  # the directory is the one that the step was opened with, or a later one
-        self.directory = Directory(engine.exp_id, engine.directory.patterns)  # of mailboxes with steps
+        self.directory = Directory(engine.exp_id)  # of mailboxes with steps
         router = FrameRouter(self.directory, mirror=engine.settings.mirror)
         self._transport = StepTransport(engine.transport, store, engine.name, attempt, router.shut, step)
         self._shut = router.shut

@@ -58,7 +58,7 @@ class Supervisor:
         self._reviewer = reviewer
         self._epoch = epoch
         self._start = epoch << _ATTEMPT_BITS
-        self._directory = Directory(transport.exp_id, transport.patterns)  # of mailboxes with steps
+        self._directory = Directory(transport.exp_id)  # of mailboxes with steps
         self._shut: set[str] = set()  # boxes that take nothing in the step `_shut_in`
         self._shut_in = -1
         self._state: bytes | None = None

@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from math import inf
 
 from ray_messaging.addressing.directory import Record, decode_record, encode_record
-from ray_messaging.addressing.patterns import GLOBS, Patterns
 from ray_messaging.audiences.records import StoredVersion, needed
 from ray_messaging.common.limits import DEAD_BYTES
 from ray_messaging.common.task_health import TaskHealth
@@ -42,9 +41,7 @@ from ray_messaging.transports.transport import (
 class MemoryTransport:
     """Mailboxes of one experiment in a MemoryServer."""
 
-    patterns: Patterns = GLOBS
     forgets = True
-    largest_frame: int | None = None
 
     def __init__(self, server: MemoryServer, exp_id: str, *, dead_bytes: int = DEAD_BYTES) -> None:
         self.server, self.exp_id = server, exp_id

@@ -12,7 +12,6 @@ from ray_messaging.addressing.channels import Keys, all_agents
 from ray_messaging.addressing.directory import Record, decode_record, encode_record
 from ray_messaging.addressing.host_dates import HostDates
 from ray_messaging.addressing.key_tags import shard_keys
-from ray_messaging.addressing.patterns import GLOBS, Patterns
 from ray_messaging.audiences.records import decode_audiences
 from ray_messaging.common.limits import DEAD_BYTES
 from ray_messaging.common.task_health import TaskHealth
@@ -60,9 +59,7 @@ _OTHERS = 16  # leases that are looked at by chance
 class RedisTransport:
     """Mailboxes of one experiment on a Redis or Valkey server."""
 
-    patterns: Patterns = GLOBS
     forgets = True
-    largest_frame: int | None = None
 
     def __init__(
         self,
