@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from redis import Redis
 from support.clock import ServerClock
 from support.own_driver import kill_related
 from support.replicated import ReplicatedService
@@ -23,7 +24,7 @@ from ray_messaging.compat.mqtt.config import MqttConfig
 from ray_messaging.config import MessagingConfig, RedisConfig, ShardsConfig
 from ray_messaging.embedded.server import EmbeddedServer
 from ray_messaging.messager import Messager
-from ray_messaging.transports.memory import MemoryServer
+from ray_messaging.transports.backend import open_transport
 
 pytest_plugins = ["support.side_by_side", "support.skipped", "support.soak"]
 
@@ -50,6 +51,35 @@ def pytest_runtest_setup(item):
 def valkey_config() -> Iterator[RedisConfig]:
     with EmbeddedServer(HOST) as server:
         yield server.start()
+
+
+@pytest.fixture(scope="session")
+def _local_config() -> Iterator[RedisConfig]:
+    with EmbeddedServer(HOST, append_only=False) as server:
+        yield server.start()
+
+
+@pytest.fixture
+def local(_local_config) -> RedisConfig:
+    """Give an empty server, on which a test may take any name."""
+    with Redis(_local_config.server, _local_config.port, password=_local_config.password) as client:
+        client.flushall()
+    return _local_config
+
+
+@pytest.fixture
+async def transports(local) -> AsyncIterator:
+    """Open transports to the empty server."""
+    opened = []
+
+    async def open_one(exp_id="town"):
+        opened.append(open_transport(local, exp_id, MessagingConfig()))
+        await opened[-1].connect()
+        return opened[-1]
+
+    yield open_one
+    for transport in opened:
+        await transport.close()
 
 
 @pytest.fixture(scope="session")
@@ -232,11 +262,9 @@ def exp_id() -> str:
     return f"test-{uuid.uuid4().hex[:12]}"
 
 
-@pytest.fixture(params=["memory", "valkey", "redis"])
+@pytest.fixture(params=["valkey", "redis"])
 def server(request):
     """Give each kind of server that keeps an event log, too."""
-    if request.param == "memory":
-        return MemoryServer()
     return request.getfixturevalue(f"{request.param}_config")
 
 

@@ -1,29 +1,28 @@
 """Fixtures of the contract suites, and the layouts of servers on which each of them runs."""
 
 import pytest
-from support.contracts import store_of
+from support.contracts import RedisStore
 from support.servers import RedisProcess
 
 from ray_messaging.config import ShardsConfig
-from ray_messaging.transports.memory import MemoryServer
 
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "some_layouts(reason): why these tests have servers of their own choice")
 
 
-LAYOUTS = ("memory", "valkey", "redis", "cluster", "sentinel", "shards")
+LAYOUTS = ("valkey", "redis", "cluster", "sentinel", "shards")
 
 # The default suite asks these of each file; `-m long` asks the rest, and CI all of these but the soaking ones.
-USUAL = {"memory", "valkey", "redis"}
-EITHER_REDIS = {"memory", "valkey"}  # which Redis-like server runs makes no difference
+USUAL = {"valkey", "redis"}
+EITHER_REDIS = {"valkey"}  # which Redis-like server runs makes no difference
 SOAKING = {"sentinel", "redis"}  # with the code of Valkey, and a way of their own
 # What is asked with bodies on three servers; of a cluster all suites of steps ask it with bodies on each primary.
 OF_BODIES = {"test_large_steps.py", "test_step_log.py", "test_step_parts.py", "test_steps.py"}
 UNUSUAL = {
     "test_acks.py": EITHER_REDIS,
     "test_addresses.py": EITHER_REDIS,
-    "test_audience_log.py": {"memory"},
+    "test_audience_log.py": EITHER_REDIS,
     "test_audience_records.py": EITHER_REDIS,
     "test_audiences.py": EITHER_REDIS,
     "test_complete.py": EITHER_REDIS,
@@ -33,7 +32,7 @@ UNUSUAL = {
     "test_delegated_rules.py": EITHER_REDIS,
     "test_fates.py": EITHER_REDIS,
     "test_foreign.py": EITHER_REDIS,
-    "test_full_and_slow_steps.py": {"valkey"},
+    "test_full_and_slow_steps.py": EITHER_REDIS,
     "test_garbage_in_dead_letters.py": EITHER_REDIS,
     "test_interception.py": EITHER_REDIS,
     "test_late_calls.py": EITHER_REDIS,
@@ -44,12 +43,12 @@ UNUSUAL = {
     "test_receiving.py": EITHER_REDIS,
     "test_serving.py": EITHER_REDIS,
     "test_step_log.py": EITHER_REDIS,
-    "test_step_membership.py": {"memory"},
+    "test_step_membership.py": EITHER_REDIS,
     "test_step_moves.py": EITHER_REDIS,
     "test_step_parts.py": EITHER_REDIS,
     "test_step_questions.py": EITHER_REDIS,
     "test_step_refusals.py": EITHER_REDIS,
-    "test_step_rules.py": {"memory"},
+    "test_step_rules.py": EITHER_REDIS,
     "test_step_store.py": EITHER_REDIS,
     "test_steps.py": EITHER_REDIS,
     "test_surveys.py": EITHER_REDIS,
@@ -81,8 +80,6 @@ def _server_of(item):
 @pytest.fixture(params=LAYOUTS)
 def server(request):
     """Yield each kind of server that a messager can connect to."""
-    if request.param == "memory":
-        return MemoryServer()
     if request.param == "cluster" and "step" in request.path.name:
         return request.getfixturevalue("spread_config")
     return request.getfixturevalue(f"{request.param}_config")
@@ -97,9 +94,9 @@ def opener(opener, request):
 
 
 @pytest.fixture
-async def store(server, exp_id, opener):
+async def store(server, exp_id):
     """Give direct access to the store of the server under test."""
-    opened = store_of(server, exp_id, opener.opened)
+    opened = RedisStore(server, exp_id)
     yield opened
     await opened.close()
 

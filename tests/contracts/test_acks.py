@@ -9,8 +9,6 @@ from ray_messaging import CommitFailed, ConfigError, Fenced, Outgoing
 from ray_messaging.observability.health.mailbox_checks import check_kept
 from ray_messaging.receiving import commits as module
 from ray_messaging.transports.cursors import AckRange, Cursor, SelectiveAcks, encode_ranges
-from ray_messaging.transports.memory import MemoryServer
-from ray_messaging.transports.memory.dead_letter_store import MemoryDeadLetters
 from ray_messaging.transports.redis.dead_letter_store import RedisDeadLetters
 from ray_messaging.transports.redis.server_probe import ask_server
 from ray_messaging.transports.requeueing import Requeueing
@@ -246,7 +244,7 @@ async def test_a_late_commit_does_not_undo_a_newer_one(server, exp_id, pair):
 # -- dead letters ------------------------------------------------------------------------------------------------------
 
 
-async def test_acknowledged_messages_do_not_become_dead_letters(messagers, store, server):
+async def test_acknowledged_messages_do_not_become_dead_letters(messagers, store):
     sender, nameless = await messagers(), await messagers(host=[1])
     await send(sender, 0, 1, 2, 3, 4)
     await send(sender, 5, 6)
@@ -256,7 +254,7 @@ async def test_acknowledged_messages_do_not_become_dead_letters(messagers, store
     await nameless.close()
     assert len(await store.dead()) == 2  # the second frame was handled
     successor = await messagers(name="heir", host=[1])
-    dead = (MemoryDeadLetters if isinstance(server, MemoryServer) else RedisDeadLetters)(successor.engine.transport)
+    dead = RedisDeadLetters(successor.engine.transport)
     requeueing = Requeueing(dead, successor.exp_id)
     outcomes = [await requeueing.requeue(letter) for letter in await dead.page("", 10)]
     assert [outcome.messages for outcome in outcomes] == [3, 1]

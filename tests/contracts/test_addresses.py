@@ -22,7 +22,6 @@ from ray_messaging import (
     PayloadTooLarge,
 )
 from ray_messaging.messager import Messager
-from ray_messaging.transports.memory import MemoryServer
 
 BAD_IDS = [1.5, True, b"ann", ("a",), [1], np.array([1, 2]), int, 2**63, "", "a:b", "a*", "x" * 300, "\n", "\ud800"]
 
@@ -65,8 +64,8 @@ async def test_an_array_may_be_changed_during_the_send(messagers):
 
 
 @pytest.mark.parametrize("bad", BAD_IDS, ids=repr)
-async def test_invalid_ids_are_refused(bad):
-    async with Messager(MemoryServer(), "exp") as messager:
+async def test_invalid_ids_are_refused(bad, local):
+    async with Messager(local, "exp") as messager:
         for send in (
             lambda: messager.send_message("news", {}, from_id=bad),
             lambda: messager.send_message("news", {}, to_id=bad),
@@ -95,8 +94,8 @@ async def test_invalid_ids_are_refused(bad):
      "news\ud800"],
     ids=repr,
 )  # fmt: skip
-async def test_invalid_channels_are_refused(bad):
-    async with Messager(MemoryServer(), "exp") as messager:
+async def test_invalid_channels_are_refused(bad, local):
+    async with Messager(local, "exp") as messager:
         with pytest.raises(InvalidAddress):
             await messager.send_message(bad, {})
         if bad is not None:
@@ -111,15 +110,15 @@ async def test_invalid_channels_are_refused(bad):
 
 
 @pytest.mark.parametrize("bad", ["news", b"news", 5, None], ids=repr)
-async def test_subscribing_takes_a_list(bad):
-    async with Messager(MemoryServer(), "exp") as messager:
+async def test_subscribing_takes_a_list(bad, local):
+    async with Messager(local, "exp") as messager:
         with pytest.raises(InvalidAddress, match="list"):
             await messager.subscribe_and_start_listening(bad)
 
 
 @pytest.mark.parametrize("agent_id", [13, np.int64(13)], ids=repr)
-async def test_an_id_given_as_channel_gets_an_error_that_names_the_right_call(agent_id):
-    async with Messager(MemoryServer(), "e", name="all") as messager:
+async def test_an_id_given_as_channel_gets_an_error_that_names_the_right_call(agent_id, local):
+    async with Messager(local, "e", name="all") as messager:
         calls = [
             lambda: messager.send_message(agent_id, {}),
             lambda: messager.send_messages([Outgoing(agent_id, {})]),
@@ -147,8 +146,8 @@ async def test_experiments_are_separate(messagers, exp_id):
 
 
 @pytest.mark.parametrize("to_id", [2, "2", "ann", 1.0, True], ids=repr)
-async def test_a_to_id_that_contradicts_the_channel_is_refused(to_id):
-    async with Messager(MemoryServer(), "exp") as messager:
+async def test_a_to_id_that_contradicts_the_channel_is_refused(to_id, local):
+    async with Messager(local, "exp") as messager:
         channel = messager.get_agent_chat_channel(1)
         with pytest.raises(InvalidAddress):
             await messager.send_message(channel, {}, to_id=to_id)
@@ -173,8 +172,8 @@ def circle():
     ["text", b"text", None, 5, [1], {"a": object()}, {"a": 1j}, circle(), {"a": "\ud800"}, {("a",): 1}],
     ids=lambda payload: str(payload)[:20].encode("ascii", "replace").decode(),
 )
-async def test_payloads_that_are_not_json_are_refused(payload):
-    async with Messager(MemoryServer(), "exp") as messager:
+async def test_payloads_that_are_not_json_are_refused(payload, local):
+    async with Messager(local, "exp") as messager:
         with pytest.raises(InvalidPayload):
             await messager.send_message("news", payload)
         with pytest.raises(InvalidPayload):
@@ -204,8 +203,8 @@ async def test_raw_json_with_a_line_break_is_refused(messagers):
     assert [message.payload for message in found] == [{"raw": [1, "a\n"]}] * 2 + [{"n": 2}]
 
 
-async def test_the_error_names_the_invalid_row():
-    async with Messager(MemoryServer(), "exp", settings=MessagingConfig(payload_bytes=100)) as messager:
+async def test_the_error_names_the_invalid_row(local):
+    async with Messager(local, "exp", settings=MessagingConfig(payload_bytes=100)) as messager:
         with pytest.raises(InvalidPayload, match="row 1"):
             await messager.send_columns([1, 1], [1, 1], [{}, {"a": object()}])
         with pytest.raises(PayloadTooLarge, match="row 2") as caught:
@@ -245,21 +244,21 @@ async def test_large_payloads(messagers):
     [([1], [1, 2], [{}, {}]), ([1, 2], [1, 2], [{}]), ([1], [1], "text"), ([1], [1], 5), ([1], [1], None)],
     ids=["from_ids", "payloads", "text", "number", "none"],
 )
-async def test_columns_of_different_lengths_are_refused(columns):
-    async with Messager(MemoryServer(), "exp") as messager:
+async def test_columns_of_different_lengths_are_refused(columns, local):
+    async with Messager(local, "exp") as messager:
         with pytest.raises(InvalidColumns):
             await messager.send_columns(*columns)
 
 
 @pytest.mark.parametrize("bad", [True, None, 1.5, np.array(5)], ids=repr)
-async def test_id_columns_of_wrong_type_are_refused(bad):
-    async with Messager(MemoryServer(), "exp") as messager:
+async def test_id_columns_of_wrong_type_are_refused(bad, local):
+    async with Messager(local, "exp") as messager:
         with pytest.raises(InvalidAddress):
             await messager.send_columns([1], bad, [{}])
 
 
-async def test_invalid_subtopics_are_refused():
-    async with Messager(MemoryServer(), "exp") as messager:
+async def test_invalid_subtopics_are_refused(local):
+    async with Messager(local, "exp") as messager:
         for bad in ("", "a:b", None, 5, "x*"):
             with pytest.raises(InvalidAddress):
                 await messager.send_columns([1], [1], [{}], subtopic=bad)
@@ -272,12 +271,12 @@ async def test_invalid_subtopics_are_refused():
 
 
 @pytest.mark.parametrize("bad", ["", "a b", "a:b", "x" * 201, 5, None, "a/b", "é"], ids=repr)
-def test_names_that_cannot_be_used(bad):
+def test_names_that_cannot_be_used(bad, local):
     with pytest.raises(InvalidAddress):
-        Messager(MemoryServer(), bad)
+        Messager(local, bad)
     if bad is not None:
         with pytest.raises(InvalidAddress):
-            Messager(MemoryServer(), "exp", name=bad)
+            Messager(local, "exp", name=bad)
 
 
 @pytest.mark.parametrize("bad", [None, 5, "http://host", "host:6379", "redis://host:99999", "redis://host/x"], ids=repr)
@@ -286,10 +285,10 @@ def test_invalid_server_arguments_are_refused(bad):
         Messager(bad, "exp")
 
 
-async def test_invalid_interceptors_are_refused():
+async def test_invalid_interceptors_are_refused(local):
     with pytest.raises(ConfigError, match="forward"):
-        await Messager(MemoryServer(), "exp", object()).init()
-    async with Messager(MemoryServer(), "exp") as messager:
+        await Messager(local, "exp", object()).init()
+    async with Messager(local, "exp") as messager:
         with pytest.raises(ConfigError):
             messager.set_message_interceptor(5)
         assert await messager.send_message("news", {}) is not None
@@ -297,8 +296,8 @@ async def test_invalid_interceptors_are_refused():
 
 
 @pytest.mark.parametrize("bad", ["soon", 2**70, 1.5, [1]], ids=repr)
-async def test_a_step_that_is_not_an_int_is_refused(bad):
-    async with Messager(MemoryServer(), "exp") as messager:
+async def test_a_step_that_is_not_an_int_is_refused(bad, local):
+    async with Messager(local, "exp") as messager:
         with pytest.raises((ConfigError, TypeError, ValueError)):
             messager.step = bad
         assert messager.step is None
@@ -341,8 +340,8 @@ async def test_channel_helpers(messagers, exp_id):
 
 
 @pytest.mark.parametrize("bad", ["5", True, -1, float("nan"), float("inf"), [5]], ids=repr)
-async def test_a_timeout_that_is_no_number_of_seconds_is_refused(bad):
-    async with Messager(MemoryServer(), "exp", name="north") as messager:
+async def test_a_timeout_that_is_no_number_of_seconds_is_refused(bad, local):
+    async with Messager(local, "exp", name="north") as messager:
         await messager.host_agents([1], ["agent-chat"])
         calls = [
             lambda: messager.fetch_messages(timeout=bad),

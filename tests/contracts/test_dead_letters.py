@@ -21,8 +21,6 @@ from ray_messaging.transports.dead_letter_store import (
     Returned,
     kept_of,
 )
-from ray_messaging.transports.memory.dead_letter_store import MemoryDeadLetters
-from ray_messaging.transports.memory.transport import MemoryTransport
 from ray_messaging.transports.redis.dead_letter_store import RedisDeadLetters
 from ray_messaging.transports.requeueing import Requeueing
 from ray_messaging.transports.transport import LOG, FrameWrite, LoggedFrame, SendRequest
@@ -40,7 +38,7 @@ async def sender(messagers):
 def dead_letters(sender, exp_id):
     """Give access to the dead letters of the server under test."""
     transport = sender.engine.transport
-    store = (MemoryDeadLetters if isinstance(transport, MemoryTransport) else RedisDeadLetters)(transport)
+    store = RedisDeadLetters(transport)
 
     class DeadLetterAccess:
         facts, page, get, drop = store.facts, store.page, store.get, store.drop

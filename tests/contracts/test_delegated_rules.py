@@ -26,8 +26,7 @@ def calm(monkeypatch):
 
 
 @pytest.fixture
-async def interceptor_epoch(server, exp_id, messagers):
-    await messagers()  # creates the experiment in MemoryServer
+async def interceptor_epoch(server, exp_id):
     made = InterceptorEpoch(server, exp_id)
     yield made
     await made.close()
@@ -250,21 +249,15 @@ async def test_a_late_write_does_not_restore_an_older_number(actor, interceptor_
     assert successor > actor.interceptor.epoch
 
 
-async def test_a_server_restored_to_an_older_number_gets_the_newer_one(actor, interceptor_epoch, messagers, exp_id):
+async def test_a_server_restored_to_an_older_number_gets_the_newer_one(actor, interceptor_epoch, messagers):
     sender, _ = await messagers(actor), await messagers(host=[1])
     await passed(sender)
     old = actor.interceptor.delegation.number
     await actor.interceptor.change(lambda: actor.interceptor.black_list.add((7, 1)))
-    if interceptor_epoch.link is None:
-        interceptor_epoch.server.experiments[exp_id].standing = old
-    else:
-        await interceptor_epoch.link.command("HSET", interceptor_epoch.keys.meta, "standing", old)
+    link, meta = interceptor_epoch.link, interceptor_epoch.keys.meta
+    await link.command("HSET", meta, "standing", old)
     await actor.interceptor.renew()
-    if interceptor_epoch.link is None:
-        now = interceptor_epoch.server.experiments[exp_id].standing
-    else:
-        now = int(await interceptor_epoch.link.command("HGET", interceptor_epoch.keys.meta, "standing"))
-    assert now == actor.interceptor.delegation.number > old
+    assert int(await link.command("HGET", meta, "standing")) == actor.interceptor.delegation.number > old
 
 
 async def test_a_successor_ends_earlier_delegations(actor, messagers):

@@ -13,9 +13,6 @@ from ray_messaging.interception.rules import BlackList, MaxLength
 from ray_messaging.interception.server import rule_delegation
 from ray_messaging.transports.epochs import new_epoch, successor_of
 from ray_messaging.transports.log_store import LogMark
-from ray_messaging.transports.memory import MemoryServer
-from ray_messaging.transports.memory.server import Experiment
-from ray_messaging.transports.memory.transport import MemoryTransport
 from ray_messaging.transports.redis import RedisTransport
 from ray_messaging.transports.transport import Limits
 
@@ -27,18 +24,13 @@ LIMITS = Limits(1000, 2**20, 60.0, leased=False)
 class World:
     """A server that can forget an experiment, and set its clock back by a minute."""
 
-    def __init__(self, server, exp_id, process=None, clock=None):
+    def __init__(self, server, exp_id, process, clock):
         self.server, self.exp_id, self.process, self.clock = server, exp_id, process, clock
 
     def transport(self):
-        if self.process is None:
-            return MemoryTransport(self.server, self.exp_id)
         return RedisTransport(self.server, self.exp_id, patience_s=5)
 
     def forget(self, what):
-        if self.process is None:
-            vars(self.server.experiments[self.exp_id]).update(vars(Experiment()))
-            return
         with self.process.client() as client:
             if what == "all":
                 client.flushall()
@@ -47,11 +39,8 @@ class World:
             self.clock.step(client, -60)
 
 
-@pytest.fixture(params=["memory", "valkey", "redis", "cluster"])
+@pytest.fixture(params=["valkey", "redis"])
 def world(request, exp_id, tmp_path):
-    if request.param == "memory":
-        yield World(MemoryServer(), exp_id)
-        return
     if request.param == "redis":
         request.getfixturevalue("redis_config")  # skips where there is none
     clock, name = request.getfixturevalue("server_clock"), "redis-server" if request.param == "redis" else "valkey"
@@ -68,8 +57,7 @@ def lost(request):
 
 
 @pytest.fixture
-async def interceptor_epoch(world, opener):
-    await opener(world.server)  # creates the experiment in MemoryServer
+async def interceptor_epoch(world):
     made = InterceptorEpoch(world.server, world.exp_id)
     yield made
     await made.close()

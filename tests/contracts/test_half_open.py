@@ -7,7 +7,7 @@ import math
 import pytest
 from faults.proxy import Proxy
 from redis.exceptions import TimeoutError as RedisTimeoutError
-from support.contracts import fetch_all, store_of, until
+from support.contracts import RedisStore, fetch_all, until
 
 from ray_messaging import Closed, Fenced
 from ray_messaging.addressing.directory import Record
@@ -25,7 +25,7 @@ def proxy(valkey_config):
 
 @pytest.fixture
 async def store(valkey_config, exp_id):
-    opened = store_of(valkey_config, exp_id)
+    opened = RedisStore(valkey_config, exp_id)
     yield opened
     await opened.close()
 

@@ -4,14 +4,14 @@ import asyncio
 import contextlib
 
 import pytest
-from support.contracts import WAIT_S, fetch_all, store_of, vanish
+from support.contracts import WAIT_S, RedisStore, fetch_all, vanish
 
 from ray_messaging import Closed, MailboxFull, Outgoing, TransactionError
 
 
 @pytest.fixture
 async def store(server, exp_id):
-    opened = store_of(server, exp_id)
+    opened = RedisStore(server, exp_id)
     yield opened
     await opened.close()
 

@@ -4,7 +4,7 @@ import asyncio
 import logging
 
 import pytest
-from support.contracts import WAIT_S, fetch_all, store_of
+from support.contracts import WAIT_S, RedisStore, fetch_all
 
 from ray_messaging import Fenced, NotListening, TransactionError
 
@@ -44,7 +44,7 @@ class Backup:
 
 @pytest.fixture
 async def backup(server, exp_id):
-    store = store_of(server, exp_id)
+    store = RedisStore(server, exp_id)
     yield Backup(store)
     await store.close()
 

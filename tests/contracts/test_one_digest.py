@@ -11,8 +11,6 @@ from support.rumour_groups import Moves, RumourGroups
 from support.servers import RedisProcess
 from support.step_faults import Chaos, FailAt, Repeat
 
-from ray_messaging.transports.memory import MemoryServer
-
 pytestmark = pytest.mark.some_layouts(
     "test_step_bodies.py asks three servers, cluster/test_failover_on_ray.py Sentinels"
 )
@@ -27,12 +25,6 @@ def one_loop(rumour):
 
 
 MODES = pytest.mark.parametrize("senders", [False, True], ids=["all", "senders"])
-LONG_ON_VALKEY = [pytest.param("memory"), pytest.param("valkey", marks=pytest.mark.long)]
-
-
-@pytest.fixture
-def server(request):
-    return MemoryServer() if request.param == "memory" else request.getfixturevalue("valkey_config")
 
 
 async def proves(groups, **how):
@@ -46,20 +38,20 @@ async def proves(groups, **how):
 
 
 @pytest.fixture
-def run_small(server, exp_id):
+def run_small(valkey_config, exp_id):
     """Return a function that runs the small rumour on two groups, each time in an experiment of its own."""
     numbers = itertools.count()
 
     async def run(faults, **settings):
-        await proves(RumourGroups(server, f"{exp_id}-{next(numbers)}", SMALL, 2, faults=faults, **settings))
+        await proves(RumourGroups(valkey_config, f"{exp_id}-{next(numbers)}", SMALL, 2, faults=faults, **settings))
 
     return run
 
 
 @MODES
 @pytest.mark.parametrize("count", [1, 2, 8, pytest.param(64, marks=pytest.mark.long)])
-async def test_a_rumour_on_any_number_of_groups(exp_id, count, senders):
-    await proves(RumourGroups(MemoryServer(), exp_id, RING, count, senders=senders))
+async def test_a_rumour_on_any_number_of_groups(valkey_config, exp_id, count, senders):
+    await proves(RumourGroups(valkey_config, exp_id, RING, count, senders=senders))
 
 
 @pytest.mark.long
@@ -79,16 +71,13 @@ async def test_a_rumour_among_the_students_of_collegemsg(valkey_config, data, ex
 
 @pytest.mark.parametrize("side", ["before", "after"])
 @pytest.mark.parametrize(
-    ("server", "deadly", "senders", "in_parts"),
+    ("deadly", "senders", "in_parts"),
     [
-        pytest.param("memory", True, False, False, id="its process dies"),
-        pytest.param("memory", False, True, True, id="its process goes on, senders, in parts", marks=pytest.mark.long),
-        pytest.param(
-            "valkey", True, True, True, id="its process dies, senders, in parts, Valkey", marks=pytest.mark.long
-        ),
-        pytest.param("valkey", False, False, False, id="its process goes on, Valkey", marks=pytest.mark.long),
+        pytest.param(True, False, False, id="its process dies"),
+        pytest.param(False, True, True, id="its process goes on, senders, in parts", marks=pytest.mark.long),
+        pytest.param(True, True, True, id="its process dies, senders, in parts", marks=pytest.mark.long),
+        pytest.param(False, False, False, id="its process goes on", marks=pytest.mark.long),
     ],
-    indirect=["server"],
 )
 async def test_the_nth_call_of_the_protocol_fails(run_small, side, deadly, senders, in_parts):
     met = set()
@@ -102,14 +91,12 @@ async def test_the_nth_call_of_the_protocol_fails(run_small, side, deadly, sende
 
 
 @MODES
-@pytest.mark.parametrize("server", ["memory", "valkey"], indirect=True)
 async def test_each_call_comes_twice_and_again_late(run_small, senders):
     for in_parts in (False, True):
         await run_small(Repeat(in_parts=in_parts), senders=senders)
 
 
 @MODES
-@pytest.mark.parametrize("server", LONG_ON_VALKEY, indirect=True)
 async def test_any_call_fails_kills_comes_twice_or_late(run_small, senders):
     deaths = 0
     for seed in range(16):

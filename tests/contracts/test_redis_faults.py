@@ -7,7 +7,7 @@ import time
 
 import pytest
 from redis.exceptions import ResponseError
-from support.contracts import client_of, fetch_all, store_of, until
+from support.contracts import RedisStore, client_of, fetch_all, until
 from support.patience import AT_ONCE_S, WAIT_S
 
 from ray_messaging import (
@@ -137,7 +137,7 @@ async def proxy(server):
 
 @pytest.fixture
 async def store(server, exp_id):
-    opened = store_of(server, exp_id)
+    opened = RedisStore(server, exp_id)
     yield opened
     await opened.close()
 
@@ -274,7 +274,7 @@ async def test_a_stopped_server_that_continues_writes_nothing_twice(redis_proces
     monkeypatch.setattr("ray_messaging.sending.delivery.frame_sender.FENCE_RETRY", RetryPolicy(0.02, 0.02))
     receiver = await opener(redis_process.config, name="group", host=[1])
     sender = await opener(redis_process.config.model_copy(update={"timeout": 0.3}), send_timeout_s=0.3)
-    store = store_of(redis_process.config, exp_id)
+    store = RedisStore(redis_process.config, exp_id)
     channel = sender.get_agent_chat_channel(1)
     before = epoch_of(await sender.send_message(channel, {"n": 0}))
     take, failures = sender.engine.transport.take_sender_epoch, []
@@ -664,7 +664,7 @@ async def test_a_call_after_the_end_opens_no_connection(server, exp_id):
     transport = RedisTransport(server, exp_id, patience_s=10.0)
     await transport.connect()
     await transport.close()
-    store = store_of(server, exp_id)
+    store = RedisStore(server, exp_id)
     before = len(await store.client.client_list())
     for call in (lambda: transport.waiting(), lambda: transport.read("box", "0-0", 1, 0.1)):
         with pytest.raises(Closed, match="is closed") as caught:

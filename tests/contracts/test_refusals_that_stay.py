@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from support.contracts import WAIT_S, fetch_all, store_of, vanish
+from support.contracts import WAIT_S, RedisStore, fetch_all, vanish
 
 from ray_messaging import ConnectionFailed, OutcomeUnknown, Outgoing
 from ray_messaging.errors import MoveFailed, TransitError
@@ -27,7 +27,7 @@ def server(request):
 
 @pytest.fixture
 async def store(server, exp_id):
-    opened = store_of(server, exp_id)
+    opened = RedisStore(server, exp_id)
     yield opened
     await opened.close()
 

@@ -8,8 +8,7 @@ from support.patience import WAIT_S
 from support.replicated import Silence, until
 from support.servers import RedisProcess
 
-from ray_messaging import ConfigError, ConnectionFailed, Messager, MessagingConfig, NotReplicated, OutcomeUnknown
-from ray_messaging.transports.memory import MemoryServer
+from ray_messaging import ConnectionFailed, Messager, MessagingConfig, NotReplicated, OutcomeUnknown
 
 
 class Replicated:
@@ -157,8 +156,3 @@ async def test_a_server_without_replicas_is_refused_at_once(valkey_config, exp_i
         await messager.init()
     assert isinstance(caught.value, ConnectionFailed)
     await messager.close()
-
-
-def test_a_server_that_can_have_no_replicas_is_refused():
-    with pytest.raises(ConfigError, match="wait_replicas waits for replicas of a Redis or Valkey server"):
-        Messager(MemoryServer(), "town", settings=MessagingConfig(wait_replicas=1))

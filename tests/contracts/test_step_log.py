@@ -19,7 +19,6 @@ from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.steps.accounts.digests import history_digest
 from ray_messaging.steps.accounts.sealed_counts import digest_of, messages_of, sealed_counts
 from ray_messaging.transports.backend import open_transport
-from ray_messaging.transports.memory import MemoryServer
 from ray_messaging.transports.steps.values import StepSettings
 
 POINTS = ["checked", "staged", "locked", "renamed", "written"]
@@ -363,9 +362,9 @@ async def test_messages_from_outside_that_a_rule_judged_are_logged_with_their_st
     assert digests(society.folder) == await digests_of(store)
 
 
-async def test_two_logs_differ_first_where_an_agent_sent_something_else(society, exp_id, tmp_path):
+async def test_two_logs_differ_first_where_an_agent_sent_something_else(valkey_config, exp_id, tmp_path):
     async def log_of(name, changed=None):
-        run = Society(MemoryServer(), exp_id, tmp_path / name)
+        run = Society(valkey_config, f"{exp_id}-{name}", tmp_path / name)
         await run.begin()
         writer = await run.writer()
         group = await run.group(0, 1)

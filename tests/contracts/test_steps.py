@@ -6,7 +6,7 @@ from contextlib import aclosing
 
 import numpy as np
 import pytest
-from support.contracts import store_of
+from support.contracts import RedisStore
 from support.patience import WAIT_S
 from support.step_society import AGENTS, FRIENDS, SEED, STEPS, digests_of, run_step, sequential
 
@@ -18,12 +18,10 @@ from ray_messaging import (
     Messager,
     MessagingError,
     StepAborted,
-    Steps,
     UndeclaredSend,
     UnknownSender,
 )
 from ray_messaging.steps.accounts.step_account import StepCounts
-from ray_messaging.transports.memory import MemoryServer
 from ray_messaging.transports.steps.values import StepSettings, WaitFor
 
 
@@ -172,7 +170,7 @@ async def test_a_message_from_outside_is_read_in_a_later_step(groups, server, ex
 
 async def test_a_foreign_client_hears_a_step_once_it_is_sealed(groups, server, exp_id):
     (group,) = await groups(1)
-    store = store_of(server, exp_id)
+    store = RedisStore(server, exp_id)
     channel = group.get_agent_chat_channel(10**6)
     get = await store.subscribe(channel)
     async with asyncio.timeout(WAIT_S):
@@ -212,13 +210,6 @@ async def test_a_messager_without_steps_says_so(server, exp_id):
         await messager.host_agents([1], ["agent-chat"])
         with pytest.raises(ConfigError, match="has no steps"):
             messager.steps(until=3)
-
-
-async def test_a_server_in_memory_can_have_steps():
-    server = MemoryServer(steps=Steps(seed=SEED, digest=True))
-    async with Messager(server, "town", name="all") as messager:
-        await messager.host_agents(range(AGENTS), ["agent-chat"])
-        assert await live(messager) == sequential()[0]
 
 
 async def fates(group, step):

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 
 import pytest
-from support.contracts import WAIT_S, fetch_all, store_of, take_in, vanish
+from support.contracts import WAIT_S, RedisStore, fetch_all, take_in, vanish
 from support.interceptors import Held
 
 from ray_messaging import (
@@ -27,7 +27,6 @@ from ray_messaging.interception.rules import BlackList, rewrite
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.receipt import BLOCKED, DELIVERED, PUBLISHED
 from ray_messaging.sending.delivery import transaction_sender
-from ray_messaging.transports.memory import MemoryServer, MemoryTransport
 from ray_messaging.transports.transport import LOG_STREAM, Limits
 from ray_messaging.wire.frames import decode
 from ray_messaging.wire.log_notes import decode_log_note
@@ -37,7 +36,7 @@ WIDE = Limits(1_000, 2**20, 60.0, leased=False)
 
 @pytest.fixture
 async def store(server, exp_id):
-    opened = store_of(server, exp_id)
+    opened = RedisStore(server, exp_id)
     yield opened
     await opened.close()
 
@@ -661,11 +660,7 @@ async def test_a_server_that_lost_a_transaction_accepts_no_other(bank, shop, sto
     await feed(shop, 1, 2, 3)
     await step(bank, 1)
     await step(bank, 1)
-    if isinstance(bank.engine.transport, MemoryTransport):
-        store.server.experiments[bank.exp_id].senders["bank"].transactions = 1
-    else:
-        home = store
-        await home.client.hset(home.keys.sender("bank"), "transactions", 1)
+    await store.client.hset(store.keys.sender("bank"), "transactions", 1)
     if fences:
         await bank.engine.frame_sender.take_epoch()
     for _ in range(2):
@@ -831,9 +826,7 @@ async def test_a_transaction_is_bounded_in_messages_and_bytes(messagers, shop, m
 # -- a full server -----------------------------------------------------------------------------------------------------
 
 
-async def test_a_transaction_without_sends_drains_a_full_server(server, bank, shop, store):
-    if isinstance(server, MemoryServer):
-        return  # it has no limit
+async def test_a_transaction_without_sends_drains_a_full_server(bank, shop, store):
     await feed(shop, 1, 2, 3)
     client = store.client
     limit = (await client.config_get("maxmemory"))["maxmemory"]

@@ -36,7 +36,6 @@ from support.step_faults import Chaos, FailAt, Repeat  # noqa: E402
 from faults import rumour_on_ray  # noqa: E402 - after the path
 from faults.proxy import Proxy  # noqa: E402
 from faults.rumour_on_ray import FAULTS  # noqa: E402
-from ray_messaging.transports.memory import MemoryServer  # noqa: E402
 
 COLLEGE = TESTS.parents[1] / "shared" / "data" / "collegemsg" / "CollegeMsg.txt.gz"
 SMALL = Rumour(small_world(24), steps=4, chance=110)
@@ -95,12 +94,11 @@ class Sweeps:
             finally:
                 server.kill()
 
-    def each_call(self, memory, senders, side, deadly):
+    def each_call(self, senders, side, deadly):
         found = []
         for met in numbers():
             faults = FailAt(1 + met * self.stride, side, deadly=deadly)
-            config = MemoryServer() if memory else self.server.config
-            found += differences(self.groups(config, SMALL, 2, senders, faults))
+            found += differences(self.groups(self.server.config, SMALL, 2, senders, faults))
             if faults.met is None:
                 return met, found
         raise AssertionError
@@ -131,13 +129,12 @@ def in_process(sweeps, rumour):
     for count, senders in product((2, 8), MODES):
         run = partial(sweeps.moving, rumour, count, senders)
         yield f"{count} groups", senders, "agents move, server killed at random", run
-    for memory, senders, side, deadly in product(MODES, MODES, ("before", "after"), (True, False)):
-        layout = f"2 small groups, {'memory' if memory else 'Valkey'}"
+    for senders, side, deadly in product(MODES, ("before", "after"), (True, False)):
         fault = f"each call fails {side} its effect, its process {'dies' if deadly else 'goes on'}"
-        yield layout, senders, fault, partial(sweeps.each_call, memory, senders, side, deadly)
+        yield "2 small groups", senders, fault, partial(sweeps.each_call, senders, side, deadly)
     for senders, up, killed in product(MODES, MODES, MODES):
         fault = f"each {'request' if up else 'reply'} lost, {'server killed' if killed else 'connection cut'}"
-        yield "2 small groups, Valkey", senders, fault, partial(sweeps.each_piece, senders, up, killed)
+        yield "2 small groups", senders, fault, partial(sweeps.each_piece, senders, up, killed)
 
 
 def on_ray(rumour):

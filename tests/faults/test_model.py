@@ -7,14 +7,8 @@ import pytest
 from faults.model import Model, compare
 from ray_messaging.common.backoff import RetryPolicy
 from ray_messaging.sending.delivery import frame_sender
-from ray_messaging.transports.memory import MemoryServer
 
 pytestmark = pytest.mark.faults
-
-
-@pytest.fixture(params=["memory", "valkey"])
-def server(request):
-    return MemoryServer() if request.param == "memory" else request.getfixturevalue("valkey_config")
 
 
 async def books(server, exp_id, monkeypatch, *, seed, steps):
@@ -27,11 +21,11 @@ async def books(server, exp_id, monkeypatch, *, seed, steps):
     assert len(model.sender) > steps
 
 
-async def test_the_books_agree(server, exp_id, monkeypatch):
-    await books(server, exp_id, monkeypatch, seed=1, steps=40)
+async def test_the_books_agree(valkey_config, exp_id, monkeypatch):
+    await books(valkey_config, exp_id, monkeypatch, seed=1, steps=40)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(2, 6))
-async def test_the_books_agree_in_the_long_run(server, exp_id, monkeypatch, seed):
-    await books(server, exp_id, monkeypatch, seed=seed, steps=80)
+async def test_the_books_agree_in_the_long_run(valkey_config, exp_id, monkeypatch, seed):
+    await books(valkey_config, exp_id, monkeypatch, seed=seed, steps=80)

@@ -9,7 +9,6 @@ from support.patience import WAIT_S
 from ray_messaging import Messager, MessagingConfig, Outgoing
 from ray_messaging.errors import MessagingError
 from ray_messaging.interception.wire.verdicts import FOREIGN, BatchVerdict
-from ray_messaging.transports.memory import MemoryServer
 
 GOOD = BatchVerdict().encode(FOREIGN, wants_payload=False)
 
@@ -73,10 +72,9 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("name", GARBAGE)
-async def test_invalid_answers_of_an_interceptor_send_nothing(impostor, name):
-    server = MemoryServer()
+async def test_invalid_answers_of_an_interceptor_send_nothing(impostor, name, local):
     settings = MessagingConfig(interceptor_timeout_s=2.0)
-    async with Messager(server, "exp", impostor, settings=settings) as sender, Messager(server, "exp") as receiver:
+    async with Messager(local, "exp", impostor, settings=settings) as sender, Messager(local, "exp") as receiver:
         await receiver.host_agents([2], ["agent-chat"])
         impostor.answer = GARBAGE[name]
         with pytest.raises(MessagingError):

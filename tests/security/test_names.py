@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import re
+import uuid
 
 import numpy as np
 import pytest
@@ -23,7 +24,6 @@ from ray_messaging.addressing.channels import (
 )
 from ray_messaging.errors import MessagingError
 from ray_messaging.model.columns import IdColumn
-from ray_messaging.transports.memory import MemoryServer
 
 PIECES = [
     ":", "::", "*", "?", "[", "]", "\\", "{", "}", "{}", "\n", "\r\n", "\0", "\x7f", "\ud800", "\udfff", " ", "", ".",
@@ -102,7 +102,6 @@ def test_every_call_refuses_invalid_names(text):
     entries = [
         lambda: Messager(config, text),
         lambda: Messager(config, "exp", name=text),
-        lambda: Messager(MemoryServer(), text),
         lambda: Outgoing(channel=text, payload={}, from_id=text),
         lambda: Outgoing.to_agent(text, {}, from_id=text, subtopic=text),
         lambda: Outgoing.to_agents([text], {}, subtopic=text),
@@ -154,11 +153,11 @@ async def test_odd_ids_stay_separate_on_a_server(valkey_config, exp_id, opener):
 
 @given(st.lists(TEXT, min_size=1, max_size=5))
 @example(["\ud800["])
-def test_subscriptions(texts):
+def test_subscriptions(valkey_config, texts):
     """Any subscription, send or claim works, or is refused by one of our errors."""
 
     async def live():
-        async with Messager(MemoryServer(), "exp", name="a") as messager:
+        async with Messager(valkey_config, f"test-{uuid.uuid4().hex}", name="a") as messager:
             for text in texts:
                 with contextlib.suppress(MessagingError):
                     await messager.subscribe_and_start_listening([text])

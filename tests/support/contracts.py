@@ -9,7 +9,6 @@ from redis.backoff import NoBackoff
 from ray_messaging.addressing.channels import Keys
 from ray_messaging.config import ShardsConfig
 from ray_messaging.interception.rules import ALLOW, Rule
-from ray_messaging.transports.memory import MemoryServer
 from support.patience import WAIT_S
 from support.replicated import primary_of
 from support.slots import owner_of
@@ -51,56 +50,6 @@ async def vanish(messager):
             await asyncio.gather(subscription._commits._background, return_exceptions=True)
     await messager.engine.transport.close()
     messager.engine.closed = True
-
-
-class MemoryStore:
-    """Look into a MemoryServer, and be a foreign client of it."""
-
-    def __init__(self, server, exp_id):
-        self.server = server
-        self.exp_id = exp_id
-
-    async def publish(self, channel, data):
-        return self.server.publish(channel, data)
-
-    async def subscribe(self, *channels, globs=()):
-        queue = asyncio.Queue()
-        self.server.subscribe(channels, globs, lambda ingress: queue.put_nowait((ingress.channel, ingress.data)))
-        return queue.get
-
-    async def write(self, mailbox, frame):
-        experiment = self.server.experiments[self.exp_id]
-        experiment.entry += 1
-        experiment.mailboxes[mailbox].entries.append((experiment.entry, frame))
-        experiment.written.set()
-        experiment.written = asyncio.Event()
-
-    async def dead(self):
-        return [(one.mailbox, one.reason, one.frame) for one in self.server.experiments[self.exp_id].dead]
-
-    async def dead_rows(self):
-        return [one.row for one in self.server.experiments[self.exp_id].dead]
-
-    async def expire(self, mailbox):
-        self.server.experiments[self.exp_id].mailboxes[mailbox].alive_until = 0.0
-
-    async def set_interceptor(self, epoch):
-        self.server.experiments[self.exp_id].interceptor = epoch
-
-    async def waiting(self, mailbox):
-        return self.server.experiments[self.exp_id].mailboxes[mailbox].messages
-
-    async def entries(self, mailbox):
-        return [frame for _, frame in self.server.experiments[self.exp_id].mailboxes[mailbox].entries]
-
-    async def mailboxes(self):
-        return set(self.server.experiments[self.exp_id].mailboxes)
-
-    async def senders(self):
-        return {name: set(sender.last) for name, sender in self.server.experiments[self.exp_id].senders.items()}
-
-    async def close(self):
-        pass
 
 
 class RedisStore:
@@ -190,10 +139,6 @@ def client_of(config, keys=None):
         retry=Retry(NoBackoff(), 0),
         socket_timeout=2 * WAIT_S,
     )
-
-
-def store_of(server, exp_id, messagers=()):
-    return MemoryStore(server, exp_id) if isinstance(server, MemoryServer) else RedisStore(server, exp_id)
 
 
 class Only(Rule):

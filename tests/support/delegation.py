@@ -7,8 +7,6 @@ from ray_messaging.addressing.channels import Keys
 from ray_messaging.config import ShardsConfig
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.server.lane_server import LaneServer
-from ray_messaging.transports.epochs import new_epoch
-from ray_messaging.transports.memory import MemoryServer
 from ray_messaging.transports.redis.connection.link import RedisLink
 from ray_messaging.transports.redis.log import RedisLog
 
@@ -28,23 +26,16 @@ class InterceptorEpoch:
     """The interceptor's epoch on the server; `gate` holds up its writes, `failure` refuses them."""
 
     def __init__(self, server, exp_id):
-        self.server = server
         self.exp_id = exp_id
         self.gate = asyncio.Event()
         self.gate.set()
         self.failure = None
         self.written = []
-        self.link = None
         self.keys = Keys(exp_id)
-        if not isinstance(server, MemoryServer):
-            config = server.servers[0] if isinstance(server, ShardsConfig) else server
-            self.link = RedisLink(config, 10.0, home=self.keys.prefix)
+        config = server.servers[0] if isinstance(server, ShardsConfig) else server
+        self.link = RedisLink(config, 10.0, home=self.keys.prefix)
 
     async def take(self):
-        if self.link is None:
-            exp = self.server.experiments[self.exp_id]
-            exp.interceptor, exp.standing = new_epoch(exp.interceptor), 0
-            return exp.interceptor
         log = RedisLog(self.link, Keys(self.exp_id))
         return (await log.take_epoch("advance_interceptor_epoch", "interceptor", [log.keys.meta], []))[1]
 
@@ -53,15 +44,10 @@ class InterceptorEpoch:
         if self.failure is not None:
             raise self.failure
         self.written.append(number)
-        if self.link is None:
-            exp = self.server.experiments[self.exp_id]
-            exp.standing = max(exp.standing, number) if epoch == exp.interceptor else exp.standing
-            return epoch == exp.interceptor
         return bool(await self.link.script("advance_delegation", [Keys(self.exp_id).meta], [epoch, number]))
 
     async def close(self):
-        if self.link is not None:
-            await self.link.close()
+        await self.link.close()
 
 
 class Actor:

@@ -6,7 +6,6 @@ import logging
 from support.patience import WAIT_S
 
 from ray_messaging.cluster.actors.straggler_watch import StragglerWatch
-from ray_messaging.transports.memory import MemoryServer, MemoryTransport
 from ray_messaging.transports.steps.values import Closing, Driver, GroupProgress, Progress, StepSettings
 
 
@@ -39,8 +38,8 @@ async def test_it_names_a_straggler_once_and_then_after_twice_as_long(caplog):
     assert [straggler.group for straggler in watch.late] == ["late"]
 
 
-async def test_it_looks_by_itself(caplog):
-    steps = MemoryTransport(MemoryServer(), "town").steps
+async def test_it_looks_by_itself(caplog, transports):
+    steps = (await transports()).steps
     await steps.begin(StepSettings())
     for name in ("idle", "driven"):
         await steps.join(name)

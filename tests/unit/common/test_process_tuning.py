@@ -43,11 +43,10 @@ def test_a_collector_that_was_switched_off_stays_off():
 FAULTS = """
 import asyncio
 import resource
-from ray_messaging import Messager
-from ray_messaging.transports.memory import MemoryServer
+from ray_messaging import LocalServer, Messager
 
 async def open_one():
-    async with Messager(MemoryServer(), "town"):
+    async with Messager(LocalServer(), "town"):
         pass
 
 def take():

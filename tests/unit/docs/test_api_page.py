@@ -13,7 +13,6 @@ from ray_messaging.cluster.handles.experiment_steps import ExperimentSteps
 from ray_messaging.cluster.run.agent import Agent
 from ray_messaging.cluster.run.crowd import Crowd
 from ray_messaging.steps.step import Step
-from ray_messaging.transports.memory import MemoryServer
 
 PAGE = (Path(__file__).parents[3] / "docs" / "api.md").read_text()
 SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE))
@@ -76,9 +75,9 @@ def test_what_both_doors_have_is_side_by_side():
         assert both - names_in_code(column_of_the_doors(kind)) == set()
 
 
-async def test_the_example_of_the_user_runs(capsys):
+async def test_the_example_of_the_user_runs(capsys, local):
     (example,) = re.findall(r"^```python\n(.*?)^```$", SECTIONS["The user"], re.DOTALL | re.MULTILINE)
-    names = {"Messager": Messager, "Outgoing": Outgoing, "server": MemoryServer()}
+    names = {"Messager": Messager, "Outgoing": Outgoing, "server": local}
     exec("async def run():\n" + textwrap.indent(example, "    "), names)
     await names["run"]()
     counts, *answers = capsys.readouterr().out.splitlines()

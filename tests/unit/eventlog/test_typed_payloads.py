@@ -31,7 +31,6 @@ from ray_messaging.eventlog.writing.writer import LogWriter
 from ray_messaging.model.columns import IdColumn
 from ray_messaging.model.typed.input import columns
 from ray_messaging.receipt import DELIVERED
-from ray_messaging.transports.memory import MemoryServer
 
 PAIRS = ["price", "n", "text", "ok", "at"]
 
@@ -73,10 +72,9 @@ class Traffic:
             await self.send("bids", columns(price=[f"{n} francs", "none"]))
 
 
-@pytest.fixture(params=["memory", pytest.param("valkey", marks=pytest.mark.long)])
-async def traffic(request, exp_id):
-    server = MemoryServer() if request.param == "memory" else request.getfixturevalue("valkey_config")
-    society = Society(server, exp_id)
+@pytest.fixture
+async def traffic(valkey_config, exp_id):
+    society = Society(valkey_config, exp_id)
     await society.transport.connect()
     await society.mailbox("a")
     yield Traffic(society)
@@ -214,7 +212,6 @@ async def test_plain_channels_are_stored(traffic, writers, tmp_path):
 # -- several sets of columns ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("traffic", ["memory", "valkey"], indirect=True)
 @pytest.mark.parametrize("facts", [{}, {"segment_rows": 7}, {"segment_age_s": 0.0}])
 async def test_rows_keep_their_order_whatever_their_columns(traffic, writers, tmp_path, facts):
     writer = await writers(**facts)

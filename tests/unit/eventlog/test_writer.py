@@ -7,6 +7,8 @@ from contextlib import suppress
 import numpy as np
 import pyarrow.dataset as ds
 import pytest
+from support import contracts
+from support.embedded_server import client
 from support.log_writing import Society, logged, seen
 from support.patience import WAIT_S
 
@@ -19,8 +21,8 @@ from ray_messaging.eventlog.writing.writer import LogWriter
 from ray_messaging.model.columns import PayloadColumn
 from ray_messaging.transports.backend import open_transport
 from ray_messaging.transports.cursors import Cursor
-from ray_messaging.transports.memory import MemoryServer, MemoryTransport
-from ray_messaging.transports.memory.log import MemoryLog
+from ray_messaging.transports.redis.log import RedisLog
+from ray_messaging.transports.transport import LOG, LOG_STREAM
 
 POINTS = ["checked", "staged", "locked", "renamed", "written"]
 
@@ -57,22 +59,28 @@ class Crash:
 
 
 @pytest.fixture
-async def society():
-    return Society(MemoryServer())
+async def society(local, transports):
+    found = Society(local)
+    found.transport = await transports("exp")
+    return found
 
 
 @pytest.fixture
-async def writers(society, tmp_path):
+async def store(local):
+    """Give direct access to the server."""
+    opened = contracts.RedisStore(local, "exp")
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+async def writers(transports, tmp_path):
     """Open writers on one folder; at the end none of their tasks may be left."""
     opened = []
 
     async def open_one(transport=None, where=tmp_path / "log", *, start=True, **settings):
-        writer = LogWriter(
-            transport or MemoryTransport(society.server, "exp"),
-            Folder(where),
-            "exp",
-            **{"segment_age_s": 1e9} | settings,
-        )
+        transport = transport or await transports("exp")
+        writer = LogWriter(transport, Folder(where), "exp", **{"segment_age_s": 1e9} | settings)
         opened.append(writer)
         if start:
             await writer.start()
@@ -95,6 +103,11 @@ async def until(condition):
     async with asyncio.timeout(WAIT_S):
         while not condition():  # noqa: ASYNC110 - what is awaited has no event
             await asyncio.sleep(0.001)
+
+
+async def lacked(store):
+    """Return the messages and bytes of mailbox a that the server counts as missing in the log."""
+    return [int(part or 0) for part in await store.client.hmget(store.keys.state("a"), "unlogged", "unlogged_bytes")]
 
 
 # -- what it writes ---------------------------------------------------------------------------------------------------
@@ -142,13 +155,17 @@ async def test_a_mailbox_that_comes_later_is_read(society, writers):
     assert seen(writer) == society.written
 
 
-async def test_a_mailbox_that_went_is_read_to_its_end_and_dropped(society, writers, tmp_path):
+async def test_a_mailbox_that_went_is_read_to_its_end_and_dropped(society, writers, tmp_path, store):
     epoch = await society.mailbox("a")
     writer = await writers(segment_age_s=0.0)
     await society.send("a", 3)
     await society.transport.remove("a", epoch)
-    log = society.server.experiments["exp"].log
-    await until(lambda: writer.rows == 3 and not log.ended)
+    await until(lambda: writer.rows == 3)
+
+    async def none_left():
+        return not (await society.transport.log.streams()).ended
+
+    await contracts.until(none_left)
     await society.mailbox("a")  # one of the same name begins anew
     await society.send("a", 2)
     await within(writer.close())
@@ -269,27 +286,35 @@ async def test_by_age_one_file_grows(society, writers, tmp_path):
     assert logged(tmp_path / "log") == society.written
 
 
-async def test_the_streams_are_trimmed_once_the_file_is_durable_and_not_before(society, writers):
+async def test_the_streams_are_trimmed_once_the_file_is_durable_and_not_before(society, writers, store):
     epoch = await society.mailbox("a")
     await writers(segment_rows=4, crash=(crash := Crash("renamed")))
-    box = society.server.experiments["exp"].mailboxes["a"]
     await society.send("a", 4)
-    await society.transport.commit("a", epoch, Cursor(f"{box.last}-0", 0), messages=4, nbytes=0)
+    end = (await society.transport.end_of("a")).entry
+    await society.transport.commit("a", epoch, Cursor(end, 0), messages=4, nbytes=0)
     await within(crash.died.wait())
-    assert len(box.entries) == 1
+    assert len(await store.entries("a")) == 1
     await writers(segment_rows=4)
     await society.send("a", 4)
-    await society.transport.commit("a", epoch, Cursor(f"{box.last}-0", 0), messages=8, nbytes=0)
-    await until(lambda: not box.entries)
+    end = (await society.transport.end_of("a")).entry
+    await society.transport.commit("a", epoch, Cursor(end, 0), messages=8, nbytes=0)
+
+    async def trimmed():
+        return not await store.entries("a")
+
+    await contracts.until(trimmed)
 
 
-async def test_markers_and_noted_rows_alone_make_no_file(society, writers, tmp_path):
+async def test_markers_and_noted_rows_alone_make_no_file(society, writers, tmp_path, store):
     writer = await writers(segment_age_s=0.0)
-    log = society.server.experiments["exp"].log
     await society.mailbox("a")
     await society.mailbox("b")
     await society.send("a", 2, noted=np.array([0, 1], np.uint32))
-    await until(lambda: not log.items and society.server.experiments["exp"].mailboxes["a"].backlog.messages == 0)
+
+    async def taken():
+        return not await store.client.xlen(store.keys.stream(LOG_STREAM)) and not any(await lacked(store))
+
+    await contracts.until(taken)
     await within(writer.close())
     assert Folder(tmp_path / "log").segments() == []
 
@@ -395,12 +420,12 @@ async def test_a_writer_with_a_successor_stops_and_writes_nothing_more(society, 
 
 
 @pytest.mark.parametrize("point", ["checked", "staged"])
-async def test_a_writer_that_gets_a_successor_while_it_writes_names_no_file(society, writers, tmp_path, point):
+async def test_a_writer_that_gets_a_successor_while_it_writes_names_no_file(society, writers, tmp_path, local, point):
     await society.mailbox("a")
-    log = society.server.experiments["exp"].log
 
-    def overtaken(reached):
-        log.epoch += reached == point
+    def overtaken(reached):  # in the thread that writes files
+        with client(local) as server:
+            server.hincrby(society.transport.keys.state(LOG), "epoch", int(reached == point))
 
     old = await writers(segment_rows=2, crash=overtaken)
     await society.send("a", 2)
@@ -420,7 +445,7 @@ async def test_a_successor_waits_for_a_file_that_is_being_named(society, writers
     with folder.lock() as mine:
         assert mine
         starting = asyncio.create_task(writers())
-        await until(lambda: society.server.experiments["exp"].log.epoch > 0)
+        await contracts.until(society.transport.log.writer_epoch)
         await asyncio.sleep(0)
         assert not starting.done()
     writer = await within(starting)
@@ -558,11 +583,11 @@ async def test_a_folder_that_cannot_be_written_registers_no_log(society, writers
     assert not (await society.transport.load_directory(-1)).logged
 
 
-class Cut(MemoryLog):
+class Cut(RedisLog):
     """A connection that is cut from time to time."""
 
-    def __init__(self, exp):
-        super().__init__(exp)
+    def __init__(self, *args):
+        super().__init__(*args)
         self.away = asyncio.Event()
 
     def _reach(self):
@@ -578,12 +603,12 @@ class Cut(MemoryLog):
         await super().note_written(*args)
 
 
-async def test_a_server_that_is_away_is_waited_for(society, writers, tmp_path, monkeypatch, caplog):
+async def test_a_server_that_is_away_is_waited_for(society, writers, transports, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("ray_messaging.eventlog.writing.stream_reader.LOG_READ_RETRY", RetryPolicy(0.001, 0.001))
     monkeypatch.setattr(storing, "LOG_WRITE_RETRY", RetryPolicy(0.001, 5.0))
     await society.mailbox("a")
-    transport = MemoryTransport(society.server, "exp")
-    transport.log = Cut(transport.exp)
+    transport = await transports("exp")
+    transport.log = Cut(transport.link, transport.keys)
     writer = await writers(transport, segment_rows=2)
     transport.log.away.set()
     await society.send("a", 2)
@@ -607,21 +632,19 @@ async def test_an_unforeseen_error_stops_the_writer_and_is_reported(society, wri
         await writer.wait_beyond(100, WAIT_S)
 
 
-async def test_rows_in_a_dead_writers_files_are_not_counted_as_missing(society, writers, tmp_path):
+async def test_rows_in_a_dead_writers_files_are_not_counted_as_missing(society, writers, tmp_path, store):
     await society.mailbox("a")
-    backlog = None
     for _ in range(3):
         await writers(crash=(crash := Crash("renamed")), segment_rows=4)
         await society.send("a", 2)
         await society.send("a", 3)
         await within(crash.died.wait())
         await society.send("a", 1)
-        backlog = society.server.experiments["exp"].mailboxes["a"].backlog
     writer = await writers()
     missing = len(society.written) - len(logged(tmp_path / "log"))
-    assert (missing, backlog.messages) == (1, 1)
+    assert (missing, (await lacked(store))[0]) == (1, 1)
     await writer.close()
-    assert (backlog.messages, backlog.nbytes) == (0, 0)
+    assert await lacked(store) == [0, 0]
     assert logged(tmp_path / "log") == society.written
 
 
@@ -639,11 +662,11 @@ async def test_only_the_newest_segment_keeps_its_cursors_in_memory(society, writ
 # -- many streams -----------------------------------------------------------------------------------------------------
 
 
-async def test_very_many_streams_are_read_some_at_a_time(society, writers, monkeypatch):
+async def test_very_many_streams_are_read_some_at_a_time(society, writers, transports, monkeypatch):
     monkeypatch.setattr("ray_messaging.eventlog.writing.stream_cursors.READ_BYTES", 2_000)
     asked = []
 
-    class Counting(MemoryLog):
+    class Counting(RedisLog):
         async def read(self, cursors, count, block_s):
             items = await super().read(cursors, count, block_s)
             asked.append(len(items))
@@ -654,8 +677,8 @@ async def test_very_many_streams_are_read_some_at_a_time(society, writers, monke
     for _ in range(5):
         for number in range(60):
             await society.send(f"m{number}", 3)
-    transport = MemoryTransport(society.server, "exp")
-    transport.log = Counting(transport.exp)
+    transport = await transports("exp")
+    transport.log = Counting(transport.link, transport.keys)
     writer = await writers(transport)
     await within(writer.caught_up())
     assert sorted(seen(writer)) == sorted(society.written)
@@ -707,8 +730,8 @@ async def test_a_crash_while_reading_ahead_loses_nothing(society, writers, tmp_p
 
 
 @pytest.mark.usefixtures("eager")
-async def test_a_server_that_goes_while_it_is_read_ahead_is_waited_for(society, writers, monkeypatch):
-    class Flaky(MemoryLog):
+async def test_a_server_that_goes_while_it_is_read_ahead_is_waited_for(society, writers, transports, monkeypatch):
+    class Flaky(RedisLog):
         reads = 0
 
         async def read(self, cursors, count, block_s):
@@ -719,8 +742,8 @@ async def test_a_server_that_goes_while_it_is_read_ahead_is_waited_for(society, 
 
     monkeypatch.setattr("ray_messaging.eventlog.writing.stream_reader.LOG_READ_RETRY", RetryPolicy(0.001, 0.001))
     await society.mailbox("a")
-    transport = MemoryTransport(society.server, "exp")
-    transport.log = Flaky(transport.exp)
+    transport = await transports("exp")
+    transport.log = Flaky(transport.link, transport.keys)
     writer = await writers(transport)
     for _ in range(30):
         await society.send("a", 3)

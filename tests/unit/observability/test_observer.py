@@ -5,7 +5,6 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from ray_messaging import Messager, RedisConfig, rules
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.observability.observer import Observer
-from ray_messaging.transports.memory import MemoryServer
 from ray_messaging.transports.redis.connection.link import RedisLink
 
 
@@ -41,9 +40,9 @@ def to(agent):
     return f"exps:e:agents:{agent}:agent-chat"
 
 
-async def test_an_observer_gets_batches_frames_and_fetches():
-    server, seen = MemoryServer(), Recorder()
-    async with Messager(server, "e", name="west", observer=seen) as west:
+async def test_an_observer_gets_batches_frames_and_fetches(local):
+    seen = Recorder()
+    async with Messager(local, "e", name="west", observer=seen) as west:
         await west.host_agents([1, 2], ["agent-chat"])
         for n in range(3):
             await west.send_message(to(2), {"n": n}, 1)
@@ -57,10 +56,10 @@ async def test_an_observer_gets_batches_frames_and_fetches():
     assert seen.of("blocked") == []
 
 
-async def test_blocked_messages_are_counted_by_rule():
+async def test_blocked_messages_are_counted_by_rule(local):
     seen = Recorder()
     found = Interceptor("e", [rules.BlackList([(1, 2)])])
-    async with Messager(MemoryServer(), "e", found, name="west", observer=seen) as west:
+    async with Messager(local, "e", found, name="west", observer=seen) as west:
         await west.host_agents([1, 2], ["agent-chat"])
         receipts = await west.send_columns([1, 2, 1], [2, 1, 2], [{"n": 1}] * 3)
     assert [receipt.fate for receipt in receipts] == ["blocked", "delivered", "blocked"]

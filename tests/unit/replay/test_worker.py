@@ -16,7 +16,6 @@ from ray_messaging.receipt import DELIVERED
 from ray_messaging.replay import worker as module
 from ray_messaging.replay.account import build_account, fate_codes
 from ray_messaging.replay.worker import Worker
-from ray_messaging.transports.memory import MemoryServer
 
 AGENTS = [1, 2, 3, "ann", "bob"]
 GROUPS = {1: 0, 2: 1, 3: 0, "ann": 1, "bob": 0}
@@ -28,15 +27,15 @@ def random_rows(count):
 
 
 @pytest.fixture
-def workers(opener, exp_id, monkeypatch):
+def workers(opener, exp_id, monkeypatch, local):
     """Return a function from a plan and rules to its shares and workers."""
     monkeypatch.setattr(module, "TICK_S", 0.01)
-    monkeypatch.setattr(module, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(module, "PATIENCE_S", 1.0)
 
     async def workers(plan, *rules):
-        server, interceptor, made = MemoryServer(), Interceptor(exp_id, rules), []
+        interceptor, made = Interceptor(exp_id, rules), []
         for share in plan.shares():
-            messager = await opener(server, interceptor, name=share.name, host=[*share.agents, f"probe-{share.group}"])
+            messager = await opener(local, interceptor, name=share.name, host=[*share.agents, f"probe-{share.group}"])
             made.append(Worker(messager, plan.reference(), share))
         return made
 

@@ -31,7 +31,6 @@ from ray_messaging.sending.accumulation.bulk_input import (
     entry_chunks,
 )
 from ray_messaging.sending.local_log import LocalLog
-from ray_messaging.transports.memory import MemoryServer
 from ray_messaging.wire.frames import decode
 
 
@@ -58,13 +57,12 @@ class Gate:
 
 
 @pytest.fixture
-async def pair(opener):
+async def pair(opener, local):
     """Open a receiver of agents 0 to 9 and a sender whose batches pass a gate."""
-    server = MemoryServer()
 
     async def open_two(*, is_open=False, mailbox_messages=1_000_000, **settings):
-        receiver = await opener(server, host=range(10), mailbox_messages=mailbox_messages)
-        sender = await opener(server, **settings)
+        receiver = await opener(local, host=range(10), mailbox_messages=mailbox_messages)
+        sender = await opener(local, **settings)
         sender.engine.accumulator.verdict_client = Gate(is_open=is_open)
         return sender, receiver
 
@@ -315,8 +313,8 @@ def test_entries_columns_and_relayed_frames_are_cut_by_bytes(monkeypatch):
         assert len(found) < 6
 
 
-async def test_forty_payloads_of_eight_mib_can_be_judged(opener):
-    sender = await opener(MemoryServer(), Interceptor("x", [MaxLength(2**23 - 1)]))
+async def test_forty_payloads_of_eight_mib_can_be_judged(opener, local):
+    sender = await opener(local, Interceptor("x", [MaxLength(2**23 - 1)]))
     large, larger = {"t": "x" * (2**23 - 10)}, {"t": "x" * (2**23 - 8)}
     sends = [Outgoing.to_agent(1, large)] * 39 + [Outgoing.to_agent(1, larger)]
     receipts = await sender.send_messages(sends)

@@ -8,7 +8,6 @@ from support.patience import WAIT_S
 
 from ray_messaging.errors import Closed, InterceptorUnavailable
 from ray_messaging.interception.wire.verdicts import BatchVerdict
-from ray_messaging.transports.memory import MemoryServer
 
 
 class Judge:
@@ -40,10 +39,9 @@ async def next_of(queue):
 
 
 @pytest.fixture
-async def pair(opener):
-    server = MemoryServer()
-    receiver = await opener(server, host=[1, 2])
-    sender = await opener(server)
+async def pair(opener, local):
+    receiver = await opener(local, host=[1, 2])
+    sender = await opener(local)
     sender.engine.accumulator.verdict_client = Judge()
     return sender, receiver
 
@@ -83,9 +81,10 @@ async def test_verdicts_that_come_one_by_one_are_asked_for_until_all_are_there(p
     sending = asyncio.create_task(sender.send_columns([5, 6, 7], [1, 1, 1], [{"n": n} for n in range(3)]))
     _, answer = await next_of(judge.questions)
     answer.set_result(BatchVerdict(deferred={0, 1, 2}))
+    begin = f"{sender.name}-{sender.engine.frame_sender.epoch}"
     for left, known, more in [([0, 1, 2], 1, {0, 2}), ([0, 2], 1, {0}), ([0], 0, set())]:
         batch, late = await next_of(judge.waits)
-        assert [batch.message_id(row) for row in range(len(batch))] == [f"{sender.name}-1-{row}" for row in left]
+        assert [batch.message_id(row) for row in range(len(batch))] == [f"{begin}-{row}" for row in left]
         late.set_result(BatchVerdict(deferred=more))
         assert await fetched(receiver, 1) == [left[known]]
     assert (await sending).counts()["delivered"] == 3
@@ -101,7 +100,7 @@ async def test_rows_waiting_for_a_removed_interceptor_fail_and_later_ones_pass(p
     late.set_exception(InterceptorUnavailable("gone"))
     with pytest.raises(InterceptorUnavailable) as caught:
         await asyncio.wait_for(first, WAIT_S)
-    assert caught.value.message_ids == [f"{sender.name}-1-0"]
+    assert caught.value.message_ids == [f"{sender.name}-{sender.engine.frame_sender.epoch}-0"]
     assert (await asyncio.wait_for(second, WAIT_S)).fate == "delivered"
     assert await fetched(receiver, 1) == [1]
     assert sender.stats()["outbox"] == sender.stats()["deferred"] == 0

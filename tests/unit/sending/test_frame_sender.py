@@ -7,7 +7,6 @@ import pytest
 from support.patience import WAIT_S
 
 from ray_messaging.errors import MailboxFull
-from ray_messaging.transports.memory import MemoryServer
 from ray_messaging.transports.transport import FrameFate
 
 
@@ -25,11 +24,10 @@ async def nothing_more(receiver):
 
 
 @pytest.fixture
-async def full(opener):
+async def full(opener, local):
     """Open a mailbox for 4 messages that is full, and a sender."""
-    server = MemoryServer()
-    receiver = await opener(server, host=[1], mailbox_messages=4)
-    sender = await opener(server, send_timeout_s=0.2)
+    receiver = await opener(local, host=[1], mailbox_messages=4)
+    sender = await opener(local, send_timeout_s=0.2)
     for n in range(4):
         await sender.send_message(sender.get_agent_chat_channel(1), {"n": n})
     return sender, receiver
@@ -91,9 +89,8 @@ async def test_a_late_attempt_that_still_comes_before_the_fence_counts_as_delive
     assert await nothing_more(receiver)
 
 
-async def test_a_late_attempt_refused_for_a_stale_directory_writes_nothing(opener):
-    server = MemoryServer()
-    sender, receiver = await opener(server), await opener(server, host=[1])
+async def test_a_late_attempt_refused_for_a_stale_directory_writes_nothing(opener, local):
+    sender, receiver = await opener(local), await opener(local, host=[1])
     late = Late(sender.engine.transport)
     channel = sender.get_agent_chat_channel(1)
     assert (await sender.send_message(channel, {"n": 0})).fate == "delivered"  # refused first, as the listener is new
@@ -103,13 +100,13 @@ async def test_a_late_attempt_refused_for_a_stale_directory_writes_nothing(opene
     assert await nothing_more(receiver)
 
 
-async def test_sends_continue_at_once_on_a_server_that_lost_writes(opener, caplog):
-    server = MemoryServer()
-    sender, receiver = await opener(server), await opener(server, host=[1])
+async def test_sends_continue_at_once_on_a_server_that_lost_writes(opener, caplog, local):
+    sender, receiver = await opener(local), await opener(local, host=[1])
     channel = sender.get_agent_chat_channel(1)
     for n in range(3):
         await sender.send_message(channel, {"n": n})
-    server.experiments[sender.exp_id].senders[sender.name].last[receiver.name] = 1
+    transport = sender.engine.transport
+    await transport.link.command("HSET", transport.keys.sender(sender.name), f"s:{receiver.name}", 1)
     with caplog.at_level(logging.ERROR):
         async with asyncio.timeout(WAIT_S):
             assert (await sender.send_message(channel, {"n": 3})).fate == "delivered"

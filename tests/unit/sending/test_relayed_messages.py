@@ -14,7 +14,6 @@ from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.model.schemas.description import described
 from ray_messaging.outgoing import Outgoing
 from ray_messaging.sending.accumulation.bulk_input import entries_of
-from ray_messaging.transports.memory import MemoryServer
 from ray_messaging.wire.frames import decode
 
 
@@ -24,10 +23,9 @@ def framed(messager, step, *messages):
 
 
 @pytest.fixture
-async def pair(opener):
-    server = MemoryServer()
-    receiver = await opener(server, host=range(10))
-    sender = await opener(server, Interceptor("x", [BlackList([(3, None)])]), name="sender")
+async def pair(opener, local):
+    receiver = await opener(local, host=range(10))
+    sender = await opener(local, Interceptor("x", [BlackList([(3, None)])]), name="sender")
     await sender.send(1, 9, {"n": -1})
     assert len(await receiver.fetch_messages(timeout=WAIT_S)) == 1
     return sender, receiver

@@ -4,32 +4,28 @@ import asyncio
 
 import pytest
 
-from ray_messaging import AlreadyExists, Messager, Steps
+from ray_messaging import AlreadyExists, Messager
 from ray_messaging.errors import ConfigError, Fenced
 from ray_messaging.steps import step_loop
 from ray_messaging.steps.step_loop import driven_loop
-from ray_messaging.transports.memory import MemoryServer
+from ray_messaging.transports.steps.values import StepSettings
 
 
 @pytest.fixture
-async def server():
-    return MemoryServer(steps=Steps())
-
-
-@pytest.fixture
-async def host(server):
-    async with Messager(server, "town", name="west") as opened:
+async def host(local, transports):
+    await (await transports("town")).steps.begin(StepSettings())
+    async with Messager(local, "town", name="west") as opened:
         await opened.host_agents(range(3), ["agent-chat"])
         yield opened
 
 
 @pytest.fixture
-async def drive(server, host):
+async def drive(local, host):
     """Return a function that begins to drive the group, as a process of a task."""
     opened = []
 
     async def begin(task):
-        messager = Messager(server, "town", name="west")
+        messager = Messager(local, "town", name="west")
         await messager.init()
         opened.append(messager)
         opened.append((await driven_loop(messager.engine, task)).steps(until=9))
@@ -63,10 +59,13 @@ async def test_a_second_driver_gets_an_error_at_the_first_ones_sign_of_life(driv
 
 
 async def test_a_second_driver_gets_the_group_of_one_that_died(drive, monkeypatch):
+    async def dead(_loop, _attempt):
+        await asyncio.Event().wait()
+
     monkeypatch.setattr(step_loop, "LEASE_S", 0.05)
+    monkeypatch.setattr(step_loop.StepLoop, "_renew", dead)
     first, second = await drive("first"), await drive("second")
     await anext(first)
-    monkeypatch.setattr(step_loop, "LEASE_S", 10)
     assert (await anext(second)).number == 0
 
 
@@ -87,7 +86,7 @@ async def test_agents_that_the_host_gets_come_with_the_next_step(drive, host):
     assert list((await anext(steps)).agents) == list(range(6))
 
 
-async def test_an_experiment_without_steps_says_so():
-    async with Messager(MemoryServer(), "town", name="west") as messager:
+async def test_an_experiment_without_steps_says_so(local):
+    async with Messager(local, "town", name="west") as messager:
         with pytest.raises(ConfigError, match="has no steps"):
             await driven_loop(messager.engine, "task")

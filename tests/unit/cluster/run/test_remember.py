@@ -13,14 +13,13 @@ from ray_messaging.cluster.run import step_calls
 from ray_messaging.cluster.run.agent import Society
 from ray_messaging.cluster.run.turns import BLOCKING_S
 from ray_messaging.steps.call_memory import CallMemory
-from ray_messaging.transports.memory import MemoryServer, MemoryTransport
 from ray_messaging.transports.steps.values import Driver, StepSettings
 
 
 @pytest.fixture
-def attempt():
+async def attempt(transports):
     """Return a function that begins the next attempt at step 0 of a group: a step, and the memory of its calls."""
-    steps = MemoryTransport(MemoryServer(), "town").steps
+    steps = (await transports()).steps
     starts = iter(range(9))
 
     async def begin():

@@ -6,11 +6,10 @@ import sys
 
 SEND = """
 import asyncio, sys
-from ray_messaging import Messager, Tracing
-from ray_messaging.transports.memory import MemoryServer
+from ray_messaging import LocalServer, Messager, Tracing
 
 async def main():
-    async with Messager(MemoryServer(), "e", name="west", tracing=Tracing(sample=1.0)) as west:
+    async with Messager(LocalServer(), "e", name="west", tracing=Tracing(sample=1.0)) as west:
         await west.host_agents([1, 2], ["agent-chat"])
         await west.send(1, 2, {})
     print("sent", file=sys.stderr)

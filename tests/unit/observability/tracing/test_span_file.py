@@ -10,16 +10,14 @@ import pytest
 
 from ray_messaging import Messager, Tracing
 from ray_messaging.errors import ConfigError
-from ray_messaging.transports.memory import MemoryServer
 
 SEND = """
 import asyncio, sys
-from ray_messaging import Messager, Tracing
-from ray_messaging.transports.memory import MemoryServer
+from ray_messaging import LocalServer, Messager, Tracing
 
 async def main():
     tracing = Tracing(sample=1.0, file="traces/spans.jsonl")
-    async with Messager(MemoryServer(), "e", name=sys.argv[1], tracing=tracing) as west:
+    async with Messager(LocalServer(), "e", name=sys.argv[1], tracing=tracing) as west:
         await west.host_agents([1, 2], ["agent-chat"])
         for _ in range(200):
             await west.send(1, 2, {})
@@ -44,7 +42,7 @@ def test_a_file_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").touch()
     for file in (tmp_path, tmp_path / "file" / "spans.jsonl"):
         with pytest.raises(ConfigError, match="cannot write spans to"):
-            Messager(MemoryServer(), "e", tracing=Tracing(file=file))
+            Messager("redis://nowhere", "e", tracing=Tracing(file=file))
 
 
 def test_a_path_is_that_of_the_process_that_names_it(tmp_path, monkeypatch):

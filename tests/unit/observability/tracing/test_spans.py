@@ -6,7 +6,6 @@ import pytest
 
 from ray_messaging import ConfigError, Messager, Tracing, rules
 from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.transports.memory import MemoryServer
 
 ALL = Tracing(sample=1.0)
 
@@ -16,8 +15,8 @@ def to(agent):
 
 
 @pytest.fixture
-async def west():
-    async with Messager(MemoryServer(), "e", name="west", tracing=ALL) as messager:
+async def west(local):
+    async with Messager(local, "e", name="west", tracing=ALL) as messager:
         await messager.host_agents([1, 2], ["agent-chat"])
         yield messager
 
@@ -38,8 +37,8 @@ async def test_a_message_has_a_span_for_each_stage(spans, west):
     assert fetch.end_time <= handle.start_time <= handle.end_time
 
 
-async def test_no_frame_carries_a_trace_without_a_sample(spans):
-    async with Messager(MemoryServer(), "e", name="west", tracing=Tracing(sample=0)) as west:
+async def test_no_frame_carries_a_trace_without_a_sample(spans, local):
+    async with Messager(local, "e", name="west", tracing=Tracing(sample=0)) as west:
         await west.host_agents([1, 2], ["agent-chat"])
         for n in range(20):
             await west.send_message(to(2), {"n": n}, 1)
@@ -48,8 +47,8 @@ async def test_no_frame_carries_a_trace_without_a_sample(spans):
     assert spans.all() == []
 
 
-async def test_the_callers_span_is_the_parent_whatever_the_sample(spans):
-    async with Messager(MemoryServer(), "e", name="west", tracing=Tracing(sample=0)) as west:
+async def test_the_callers_span_is_the_parent_whatever_the_sample(spans, local):
+    async with Messager(local, "e", name="west", tracing=Tracing(sample=0)) as west:
         await west.host_agents([1, 2], ["agent-chat"])
         with spans.tracer.start_as_current_span("my work"):
             await west.send_message(to(2), {}, 1)
@@ -59,8 +58,8 @@ async def test_the_callers_span_is_the_parent_whatever_the_sample(spans):
     assert len(spans.of("accept")) == 2
 
 
-async def test_a_span_that_has_ended_is_no_parent(spans):
-    async with Messager(MemoryServer(), "e", name="west", tracing=Tracing(sample=0)) as west:
+async def test_a_span_that_has_ended_is_no_parent(spans, local):
+    async with Messager(local, "e", name="west", tracing=Tracing(sample=0)) as west:
         await west.host_agents([1, 2], ["agent-chat"])
         begin = asyncio.Event()
 
@@ -105,9 +104,9 @@ async def test_what_a_handler_sends_belongs_to_the_trace_of_its_message(spans, w
     assert spans.parent(second).attributes["messaging.batch.message_count"] == 1
 
 
-async def test_blocked_messages_are_counted_in_the_spans(spans):
+async def test_blocked_messages_are_counted_in_the_spans(spans, local):
     blocking = Interceptor("e", [rules.BlackList([(1, 2)])])
-    async with Messager(MemoryServer(), "e", blocking, name="west", tracing=ALL) as west:
+    async with Messager(local, "e", blocking, name="west", tracing=ALL) as west:
         await west.host_agents([1, 2], ["agent-chat"])
         await west.send_columns([1, 2, 1], [2, 1, 2], [{}] * 3)
     assert spans.one("judge").attributes["ray_messaging.blocked"] == 2
@@ -136,6 +135,6 @@ def test_an_impossible_sample_is_refused(sample):
         Tracing(sample=sample)
 
 
-def test_something_else_in_its_place_is_refused():
+def test_something_else_in_its_place_is_refused(local):
     with pytest.raises(ConfigError, match="is no Tracing: write tracing=Tracing"):
-        Messager(MemoryServer(), "e", tracing=0.5)
+        Messager(local, "e", tracing=0.5)
