@@ -249,7 +249,7 @@ class Messaging:
         """
         from ray_messaging.cluster.health_check import ask_experiment
         from ray_messaging.observability.metrics.experiment_metrics import families_of
-        from ray_messaging.observability.metrics.prometheus import prometheus_text
+        from ray_messaging.observability.metrics.families import prometheus_text
 
         return prometheus_text(families_of(self.exp_id, ask_experiment(self.exp_id, *self._known)))
 
@@ -345,7 +345,7 @@ class Messaging:
         Raises: InvalidAddress, ConfigError for a type that senders cannot check without its class.
         """
         from ray_messaging.addressing.channels import check_subtopic
-        from ray_messaging.model.schemas.description import described
+        from ray_messaging.model.schemas.json_types import described
 
         text = None if kind is None else described(kind)
         self._connection.ask(self.interceptor.set_schema.remote(check_subtopic(subtopic), text))

@@ -15,7 +15,7 @@ import ray
 from support.cluster import wait_for
 
 from ray_messaging import Messaging, Steps
-from ray_messaging.cluster.run.early_end import EarlyEnd
+from ray_messaging.cluster.run.run import EarlyEnd
 
 pytestmark = pytest.mark.long
 

@@ -1,21 +1,24 @@
 """`messaging.run`: start the groups, drive all steps, gather the result."""
 
 import inspect
+import signal
+import sys
+import threading
 from collections import Counter
-from collections.abc import Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial, reduce
+from operator import or_
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Self
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from ray_messaging.cluster.handles.actor_calls import result, translated
 from ray_messaging.cluster.handles.experiment_steps import ExperimentSteps
-from ray_messaging.cluster.run.early_end import EarlyEnd
 from ray_messaging.cluster.run.plan import GroupPlan, plan_groups, senders_of
 from ray_messaging.cluster.run.progress import RunProgress
 from ray_messaging.cluster.run.result import Result
-from ray_messaging.cluster.run.resumption import check_same
 from ray_messaging.cluster.run.run_actor import GroupResult, RunOptions
 from ray_messaging.cluster.run.run_actors import RunActors, start_run_actor
 from ray_messaging.cluster.run.step_calls import CALLS_END_S
@@ -24,6 +27,7 @@ from ray_messaging.cluster.starting.starts import start_in_turn
 from ray_messaging.cluster.unpicklable import sent
 from ray_messaging.common.awaitables import call_problem, is_async
 from ray_messaging.errors import ConfigError, UnknownName
+from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.receiving.call_checks import check_timeout
 from ray_messaging.steps.step_loop import check_until
 from ray_messaging.transports.steps.values import StepSettings, WaitFor
@@ -35,6 +39,53 @@ _CLOSE_S = 10.0  # for groups to leave their mailboxes, after the calls that the
 _LOOK_S = 0.25  # between two looks at the progress
 _NAMED = 5  # addresses of undeliverable messages
 _KEPT_STEPS = StepSettings().horizon  # the server keeps the counts of so many steps
+
+
+_TOLD_S = 1.0  # for groups to take note of an early end
+_REMEDY = "resume with the same, or begin anew by on_existing='reset'"
+
+
+class EarlyEnd:
+    """The end of a run after the steps that are open at Ctrl-C; a second Ctrl-C raises KeyboardInterrupt as ever.
+
+    No step begins any more from the first Ctrl-C on until this is left; a pause of the steps stays as it is. Python has
+    signals in the main thread alone: in other threads this does nothing.
+    """
+
+    def __init__(self, interceptor: Any, actors: Sequence[Any]) -> None:  # noqa: ANN401 - a Ray actor handle
+        self.asked = False
+        self._interceptor = interceptor
+        self._actors = actors
+        self._former: Any = None  # handler of the signal
+        self._holds = False  # maybe
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._former = signal.signal(signal.SIGINT, self._ask)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._restore()
+        if self._holds:  # a call is under way before another Ctrl-C can end the wait for its answer
+            result(self._interceptor.release_steps.remote(), actor_name="the interceptor")
+
+    def _restore(self) -> None:
+        if self._former is not None:
+            signal.signal(signal.SIGINT, self._former)
+            self._former = None
+
+    def _ask(self, _signal: int, _frame: FrameType | None) -> None:
+        self._restore()
+        self.asked = True
+        sys.stderr.write("\nthe run ends after the open step; Ctrl-C once more ends it at once\n")
+
+    def tell(self) -> None:
+        """Have all groups end after the last open step; call it again, because one that has restarted does not know."""
+        self._holds = True
+        last = result(self._interceptor.hold_steps.remote(), actor_name="the interceptor")
+        told = [actor.end_after.remote(last) for actor in self._actors]
+        ray.wait(told, num_returns=len(told), timeout=_TOLD_S)
+        result(self._interceptor.hold_steps.remote(), actor_name="the interceptor")  # it wakes the groups that wait
 
 
 def run(
@@ -186,3 +237,38 @@ def _watch(refs: Sequence[Any], end: EarlyEnd, bar: RunProgress) -> list[GroupRe
             end.tell()
         bar.show()
     return [GroupResult(*part) for part in _results(refs)]
+
+
+def check_same(
+    plans: Sequence[GroupPlan], before: Mapping[str, AgentSet], *, begun: bool, moved: Collection[str] = ()
+) -> None:
+    """Raise ConfigError, which names the difference, unless a run has the groups and agents of `before`.
+
+    Args: `before` are the groups that have steps; unless these have `begun`, more groups may come. Between `moved` ones
+    agents have moved: they stay where they are.
+    """
+    now = {plan.name: plan.agents for plan in plans}
+    if (begun and before.keys() != now.keys()) or before.keys() - now.keys():
+        raise ConfigError(
+            f"groups differ: this experiment's steps began with {_names(before)}, and this run has {_names(now)}; each "
+            f"step would wait for the others: {_REMEDY}"
+        )
+    there, asked = (reduce(or_, (all_of.get(name, NO_AGENTS) for name in moved), NO_AGENTS) for all_of in (before, now))
+    differ = {name: (agents - now[name], now[name] - agents) for name, agents in before.items()}
+    differ = {
+        name: (left - asked, come - there) if name in moved else (left, come) for name, (left, come) in differ.items()
+    }
+    gone = sum(len(left) for left, _ in differ.values())
+    new = sum(len(come) for _, come in differ.values())
+    if gone or new:
+        name, (left, come) = next((name, both) for name, both in differ.items() if len(both[0]) or len(both[1]))
+        first, how = (next(iter(left)), "not any more") if len(left) else (next(iter(come)), "not before")
+        raise ConfigError(
+            f"agents differ: {gone:,} agents are not any more in the group that they began in, and {new:,} were not in "
+            f"theirs. The first is agent {first!r}, {how} in group {name!r}: {_REMEDY}"
+        )
+
+
+def _names(groups: Mapping[str, object]) -> str:
+    names = sorted(groups)
+    return f"{len(names)} groups ({', '.join(names[:8])}{', ...' if len(names) > 8 else ''})"

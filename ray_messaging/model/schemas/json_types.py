@@ -1,12 +1,13 @@
-"""Types that msgspec checks, made of a JSON Schema: a sender needs no class of the user's."""
+"""Types that msgspec checks, made of a JSON Schema: a sender needs no class of the user's. And schemas of types."""
 
 from collections.abc import Callable, Mapping
 from functools import reduce
 from operator import or_
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, is_typeddict
 
 import msgspec
 
+from ray_messaging.compat.payload_objects import Form, form_of
 from ray_messaging.errors import ConfigError
 
 Node = Mapping[str, Any]
@@ -150,3 +151,29 @@ def built(make: Callable[[], Any]) -> Any:  # noqa: ANN401 - a decoder, or a typ
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"senders cannot check this schema: {error}") from error
+
+
+def described(kind: Any) -> bytes:  # noqa: ANN401 - a type, or a JSON Schema
+    """Return the JSON Schema of a pydantic model, msgspec.Struct, dataclass, TypedDict, or of one given as a dict.
+
+    Raises: ConfigError where it has none, or one that senders cannot check.
+    """
+    try:
+        schema = kind if isinstance(kind, Mapping) else _schema_of(kind)
+        text = msgspec.json.encode(schema)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"{kind!r} has no JSON Schema ({error}): give a pydantic model, a Struct or a dataclass"
+        ) from error
+    decoder_of(msgspec.json.decode(text))
+    return text
+
+
+def _schema_of(kind: Any) -> Mapping[str, Any]:  # noqa: ANN401 - as above
+    if form_of(kind) is Form.NATIVE or is_typeddict(kind):
+        return msgspec.json.schema(kind)
+    import pydantic  # noqa: PLC0415 - it takes a tenth of a second
+
+    return pydantic.TypeAdapter(kind).json_schema()

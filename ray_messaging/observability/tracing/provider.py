@@ -1,20 +1,42 @@
 """The tracer provider of this process: of a file, the program's own, or one that the environment describes."""
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 
 from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
 from ray_messaging.errors import ConfigError
-from ray_messaging.observability.tracing.span_file import SpanFile
 
 _GROUP = "opentelemetry_traces_exporter"  # the entry points of all exporters of spans
+
+
+class SpanFile(SpanExporter):
+    """Exporter of spans to the end of a file, each as OpenTelemetry's `to_json` has it."""
+
+    def __init__(self, path: str | Path) -> None:
+        """Open the file, and make its folder; raise ConfigError where that cannot be."""
+        try:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            self._file = Path(path).open("ab", buffering=0)  # noqa: SIM115 - open as long as the process runs
+        except OSError as error:
+            raise ConfigError(f"cannot write spans to {str(path)!r} ({error.strerror}): choose another file") from error
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Append spans in one write, which those of other processes do not cut in two."""
+        lines = "".join(span.to_json(indent=None) + "\n" for span in spans).encode()
+        if self._file.write(lines) != len(lines):
+            raise OSError(f"the spans do not fit on the disk of {str(self._file.name)!r}")
+        return SpanExportResult.SUCCESS
+
+    def shutdown(self) -> None:
+        """Close the file."""
+        self._file.close()
 
 
 def tracer_provider(file: str | Path | None = None) -> trace.TracerProvider:

@@ -1,17 +1,20 @@
 """The boxes that a group reads in a step: its own, and those of mailboxes from which its agents came."""
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.directory import Record
+from ray_messaging.audiences.frames.folding import agents_digest
+from ray_messaging.audiences.frames.kept_pairs import encode_kept, kept_places
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.batch import Batch
+from ray_messaging.model.extension import Fold
 from ray_messaging.receiving.unfolder import Unfolder
 from ray_messaging.steps.hosting.moved_agents import MovedAgents
-from ray_messaging.steps.hosting.moved_broadcasts import toward_agents
 from ray_messaging.steps.reading.box_frames import batch_of, batches_of, from_outside
 from ray_messaging.steps.reading.heard_broadcasts import FoldedBatch
 from ray_messaging.transports.steps.box_reader import BoxReader
@@ -90,3 +93,33 @@ def _read_by(batch: Batch, box: OpenBox) -> Batch:
     on_plain: Mask = plain[np.zeros(batch.rows, np.intp) if batch.topic is None else batch.topic]
     kept = ~found | on_plain if box.besides else found & ~on_plain
     return batch if bool(kept.all()) else batch.take(np.flatnonzero(kept))
+
+
+async def toward_agents(
+    unfolder: Unfolder, broadcasts: Batch, agents: AgentSet, chosen: Callable[[AgentSet], AgentSet]
+) -> FoldedBatch:
+    """Return a folded batch as one toward the agents of a group in this step; only pairs of chosen hearers count.
+
+    Args: `chosen` tells which of the agents that the frame names are to hear it here; they are among `agents`.
+    Raises: FrameError, UnknownName.
+    """
+    folded = broadcasts.fold
+    assert folded is not None
+    then = unfolder.agents_of(folded.agents)
+    hearers = chosen(then)
+    now = await unfolder.toward(broadcasts, agents)
+    if then == agents == hearers:
+        return FoldedBatch(broadcasts, now)
+    before = (await unfolder.edges(broadcasts)).expand(broadcasts.from_ids)
+    kept = np.ones(len(before.rows), np.bool_)
+    if folded.kept:
+        kept[:] = False
+        kept[kept_places(folded.kept, len(before.rows))] = True
+    after = now.expand(broadcasts.from_ids)
+    # Both have the pairs toward `hearers`, in the same order.
+    places = np.flatnonzero(hearers.find(after.hearers))[kept[hearers.find(before.hearers)]]
+    made = copy(broadcasts)
+    made.frame, made.extension = None, copy(broadcasts.extension)
+    assert made.extension is not None
+    made.extension.fold = Fold(agents_digest(agents), len(places), encode_kept(places, len(after.rows)))
+    return FoldedBatch(made, now)

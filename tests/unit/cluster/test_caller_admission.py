@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from support.patience import WAIT_S
 
-from ray_messaging.cluster.actors.group import caller_admission as module
-from ray_messaging.cluster.actors.group.caller_admission import CallerAdmission
+from ray_messaging.cluster.actors.group import group_host as module
+from ray_messaging.cluster.actors.group.group_host import CallerAdmission
 from ray_messaging.errors import OutcomeUnknown
 
 

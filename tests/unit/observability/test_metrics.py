@@ -8,9 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from ray_messaging.observability.metrics.families import Histogram, counter, gauge, joined, labelled, single
+from ray_messaging.observability.metrics.families import (
+    Histogram,
+    counter,
+    gauge,
+    joined,
+    labelled,
+    prometheus_text,
+    single,
+)
 from ray_messaging.observability.metrics.messager_metrics import MessagerMetrics
-from ray_messaging.observability.metrics.prometheus import prometheus_text
 
 
 def read(text):

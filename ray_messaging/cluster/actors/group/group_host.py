@@ -1,13 +1,14 @@
 """Host of a group's agents, without Ray: a messager, the order of its callers' sends, leases of its messages."""
 
+import asyncio
 import time
-from collections.abc import Collection, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from ray_messaging.cluster.actors.group.caller_admission import CallerAdmission
 from ray_messaging.cluster.actors.group.group_lane_server import GroupLaneServer
 from ray_messaging.cluster.actors.group.group_questions import GroupQuestions
-from ray_messaging.cluster.actors.group.group_steps import GroupSteps
 from ray_messaging.cluster.audiences.home import AudienceFiles
 from ray_messaging.cluster.owner_liveness import gone_for
 from ray_messaging.cluster.servers.shards import config_here
@@ -24,6 +25,85 @@ from ray_messaging.observability.tracing.settings import flush_spans
 from ray_messaging.receipt import Receipts
 from ray_messaging.receiving.ack_ranges import Span
 from ray_messaging.receiving.delivery_leases import NEXT, DeliveryLeases, FetchOptions, Token
+from ray_messaging.steps.accounts.sealed_counts import sealed_counts
+from ray_messaging.transports.steps.errors import without_steps
+from ray_messaging.transports.steps.store import StepStore
+
+# Ray repeats a call within this time, in seconds; its answer is kept for so long.
+_REPEATED_S = 60.0
+CALLERS = 10_000  # above it, the callers idle for longest are forgotten
+
+
+class GroupSteps:
+    """The committed steps of one group. Its driver is another process, which writes them to the server."""
+
+    def __init__(self, messager: Messager) -> None:
+        self._messager = messager
+
+    async def state(self) -> bytes | None:
+        """Return the state that the last committed step left; raise ConfigError without steps."""
+        return await self._store.state(self._messager.name)
+
+    async def fates(self, step: int) -> "Counter[str]":
+        """Return the fates of the group's messages of a step; raise UnknownName, and ConfigError without steps."""
+        counts = (await sealed_counts(self._store, step)).get(self._messager.name)
+        return Counter() if counts is None else Counter(counts.fates)
+
+    @property
+    def _store(self) -> StepStore:
+        engine = self._messager.engine
+        if engine.transport.steps is None or engine.steps is None:
+            raise without_steps(self._messager.exp_id)
+        return engine.transport.steps
+
+
+@dataclass
+class _Caller:
+    next: int
+    calls: "OrderedDict[int, asyncio.Task[Receipts]]" = field(default_factory=OrderedDict)  # ascending
+    turn: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+
+class CallerAdmission:
+    """Order of calls numbered 0, 1, 2... by their caller; a repeated number gets the answer of its first call."""
+
+    def __init__(self) -> None:
+        self._callers: OrderedDict[str, _Caller] = OrderedDict()
+
+    def knows(self, caller_id: str, number: int) -> bool:
+        """Return whether a call has begun, so that a repeated one needs no arguments."""
+        caller = self._callers.get(caller_id)
+        return caller is not None and (number in caller.calls or number < caller.next)
+
+    async def admit(self, caller_id: str, number: int, oldest: int, run: Callable[[], Awaitable[Receipts]]) -> Receipts:
+        """Run a call in its turn; `oldest` is the lowest number that its caller still waits for.
+
+        Raises: OutcomeUnknown where a repeated call's first run was forgotten.
+        """
+        loop = asyncio.get_running_loop()
+        caller = self._callers.setdefault(caller_id, _Caller(oldest))
+        self._callers.move_to_end(caller_id)
+        while len(self._callers) > CALLERS:
+            self._callers.popitem(last=False)
+        while caller.calls and next(iter(caller.calls)) < oldest:
+            caller.calls.popitem(last=False)
+        async with caller.turn:
+            # A caller that gave up on older numbers must not block its newer calls.
+            caller.next = max(caller.next, oldest)
+            await caller.turn.wait_for(lambda: caller.next >= number)
+            if number not in caller.calls:
+                if number < caller.next:
+                    raise OutcomeUnknown("this call came twice, and the outcome of the first is no longer known")
+                task = caller.calls[number] = asyncio.create_task(_finish(run), name="ray_messaging send")
+                task.add_done_callback(lambda _: loop.call_later(_REPEATED_S, caller.calls.pop, number, None))
+                caller.next = number + 1
+                caller.turn.notify_all()
+        # The first run continues when its call is cancelled: a repeated call may wait for it.
+        return await asyncio.shield(caller.calls[number])
+
+
+async def _finish(run: Callable[[], Awaitable[Receipts]]) -> Receipts:
+    return await run()
 
 
 class GroupHost:

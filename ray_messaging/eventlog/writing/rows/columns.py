@@ -1,23 +1,25 @@
 """Columns of the event log, built from those of frames. Python loops run per frame, not per row."""
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from itertools import accumulate, groupby
 from math import isnan
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ray_messaging.audiences.storage.book import audience_of
-from ray_messaging.eventlog.schema import schema_with, typed_names
-from ray_messaging.eventlog.writing.rows.addresses import are_of_agents, channels, ends, subtopics
-from ray_messaging.eventlog.writing.rows.extension_columns import extension_columns, number_column
+from ray_messaging.eventlog.schema import OF_EXTENSIONS, SCHEMA, schema_with, typed_names
+from ray_messaging.eventlog.writing.rows.addresses import are_of_agents, as_texts, channels, distinct, ends, subtopics
 from ray_messaging.eventlog.writing.rows.hearers import Hearers, hearer_columns
-from ray_messaging.eventlog.writing.rows.message_ids import message_ids
+from ray_messaging.eventlog.writing.rows.numbered_texts import numbered_texts
 from ray_messaging.eventlog.writing.rows.payloads import payload_columns, sparse_column
 from ray_messaging.eventlog.writing.rows.repeated_columns import NAME, Codes, coded, nulls, places, repeated, truth
 from ray_messaging.model.batch import Batch
+from ray_messaging.model.extension import Extension
+from ray_messaging.model.message_ids import NO_NUMBER, MessageIdColumn
 from ray_messaging.receipt import FATES, NO_LISTENER, PUBLISHED, UNDELIVERABLE
 from ray_messaging.wire.log_notes import LogNote
 
@@ -25,6 +27,8 @@ from ray_messaging.wire.log_notes import LogNote
 _FIRST_US, _LAST_US = -62_135_596_800_000_000, 253_402_300_799_999_999
 _TIME = pa.timestamp("us", tz="UTC")
 _LABELS = pa.list_(pa.string())
+_PLAIN = Extension()
+_FEW_ROWS = 64  # of a sender in turn, on average: with fewer, one call for all senders is as fast
 
 
 class Part(NamedTuple):
@@ -236,4 +240,100 @@ def _notes(run: _Run) -> tuple[pa.Array, pa.Array, pa.Array]:
         coded(pa.array(rule, mask=rule < 0), [*rules]),
         coded(pa.array(reason, mask=reason < 0), [*reasons]),
         sparse_column(run.rows, before),
+    )
+
+
+def extension_columns(batches: Sequence[Batch]) -> dict[str, pa.Array]:
+    """Return the columns of the batches' extensions, by name."""
+    counts = [len(batch) for batch in batches]
+    if all(batch.extension is None for batch in batches):
+        return {name: nulls(sum(counts), SCHEMA.field(name).type) for name in OF_EXTENSIONS}
+    found = [batch.extension or _PLAIN for batch in batches]
+
+    def numbers(value: Callable[[Extension], NDArray[Any] | int | None]) -> pa.Array:
+        return number_column([value(extension) for extension in found], counts, np.int64)
+
+    return {
+        "step_read": numbers(lambda extension: extension.deliver),
+        "ordinal": numbers(lambda extension: extension.ordinal),
+        "audience": repeated([extension.audience and extension.audience.name for extension in found], counts),
+        "audience_version": numbers(lambda extension: extension.audience and extension.audience.version),
+        "in_reply_to": _replies([extension.in_reply_to for extension in found], counts),
+        "expects_answer": number_column([extension.expects_answer for extension in found], counts, np.bool_),
+    }
+
+
+def number_column(found: Sequence[NDArray[Any] | int | None], counts: Sequence[int], dtype: type[Any]) -> pa.Array:
+    """Return a column from each batch's array, or single value, or null; it shares no memory with them."""
+    if all(value is None for value in found):
+        return nulls(sum(counts), pa.from_numpy_dtype(dtype))
+    column, start = np.zeros(sum(counts), dtype), 0
+    for value, count in zip(found, counts, strict=True):
+        column[start : start + count] = 0 if value is None else value
+        start += count
+    missing = [value is None for value in found]
+    return pa.array(column, mask=np.repeat(missing, counts) if any(missing) else None)
+
+
+def _replies(found: Sequence[MessageIdColumn | None], counts: Sequence[int]) -> pa.Array:
+    if all(column is None for column in found):
+        return nulls(sum(counts), pa.string())
+    parts = [column or MessageIdColumn.of([None] * count) for column, count in zip(found, counts, strict=True)]
+    ids = MessageIdColumn.joined(parts)
+    whole = ids.numbers == NO_NUMBER
+    texts = pa.array(ids.texts, pa.string()).take(pa.array(ids.all_places()))
+    tails = pc.cast(pa.array(ids.numbers, mask=whole), pa.string()).fill_null("")
+    column = pc.binary_join_element_wise(texts, tails, "")
+    return pc.if_else(pc.equal(column, ""), pa.scalar(None, pa.string()), column)
+
+
+def message_ids(batches: Sequence[Batch]) -> pa.StringArray:
+    """Return the ids of all messages, in the form of `Batch.message_id`."""
+    runs = [_ids_in_step([*run]) if in_step else _ids([*run]) for in_step, run in groupby(batches, _is_in_step)]
+    return runs[0] if len(runs) == 1 else pa.concat_arrays(runs)
+
+
+def _is_in_step(batch: Batch) -> bool:
+    return batch.ordinal is not None
+
+
+def _ids_in_step(batches: Sequence[Batch]) -> pa.StringArray:
+    """Return ids of step, ordinal and from_id; each distinct one is composed once."""
+    steps, step_of = distinct(
+        np.concatenate([np.broadcast_to(np.asarray(each.step, np.int64), len(each)) for each in batches])
+    )
+    ordinals, ordinal_of = distinct(
+        np.concatenate([each.ordinal for each in batches if each.ordinal is not None]).astype(np.int64)
+    )
+    names, name_of = as_texts(ends([each.from_ids for each in batches]))
+    shape = (len(steps), len(ordinals), len(names))
+    found, codes = distinct(np.ravel_multi_index((step_of, ordinal_of, name_of), shape))
+    step, ordinal, name = map(pa.array, np.unravel_index(found, shape))
+    step, ordinal = (
+        pc.cast(pa.array(values), pa.string()).take(of) for values, of in ((steps, step), (ordinals, ordinal))
+    )
+    return pc.binary_join_element_wise(step, ordinal, names.take(name), "-").take(pa.array(codes))
+
+
+def _ids(batches: Sequence[Batch]) -> pa.StringArray:
+    turns = [(prefix, _numbers([*found])) for prefix, found in groupby(batches, _prefix)]
+    if len(turns) * _FEW_ROWS <= sum(map(len, batches)):
+        texts = [numbered_texts(prefix, numbers) for prefix, numbers in turns]
+        return texts[0] if len(texts) == 1 else pa.concat_arrays(texts)
+    of = np.repeat(np.arange(len(turns), dtype=np.int32), [len(numbers) for _, numbers in turns])
+    prefixes = pa.array([prefix for prefix, _ in turns]).take(pa.array(of))
+    numbers = pa.array(np.concatenate([numbers for _, numbers in turns]))
+    return pc.binary_join_element_wise(prefixes, pc.cast(numbers, pa.string()), "")
+
+
+def _prefix(batch: Batch) -> str:
+    return f"{batch.sender}-{batch.epoch}-"
+
+
+def _numbers(batches: Sequence[Batch]) -> NDArray[np.int64]:
+    return np.concatenate(
+        [
+            each.first + (np.arange(len(each)) if each.numbers is None else each.numbers.astype(np.int64))
+            for each in batches
+        ]
     )

@@ -7,7 +7,7 @@ from ray_messaging import ConfigError
 from ray_messaging.cluster.run.agent import Society
 from ray_messaging.cluster.run.crowd import CrowdSociety
 from ray_messaging.cluster.run.plan import GroupPlan
-from ray_messaging.cluster.run.resumption import check_same
+from ray_messaging.cluster.run.run import check_same
 from ray_messaging.model.agent_sets import AgentSet
 
 BEFORE = {"east": AgentSet.of(range(5)), "west": AgentSet.of([10, "ann"])}
