@@ -31,9 +31,9 @@ RATE, LATENCY = 3.0, 0.5  # times the other way's, at least and at most
 class OurHalf(Half):
     """Use the Messager as AgentSociety's groups do, in their own process."""
 
-    async def __init__(self, broker: Mosquitto, interceptor: Any, agents: range, others: range) -> None:  # type: ignore[misc]
+    async def __init__(self, host: str, port: int, interceptor: Any, agents: range, others: range) -> None:  # type: ignore[misc]
         super().__init__(agents, others)
-        self.messager = Messager(broker.host, broker.port, message_interceptor=interceptor)
+        self.messager = Messager(host, port, message_interceptor=interceptor)
         await self.messager.connect()
         await self.messager.subscribe([(f"exps/ours/agents/{agent}/#", 1) for agent in agents], list(agents))
         await self.messager.start_listening()
@@ -62,8 +62,8 @@ class Ours:
         self.messaging = Messaging.start(f"mqtt-{agents}", rules=[rules.BlackList([(-1, -2)])])
         west, east = range(agents // 2), range(agents // 2, agents)
         self.halves: list[Any] = [
-            OurHalf.remote(broker, self.messaging.interceptor, west, east),
-            OurHalf.remote(broker, self.messaging.interceptor, east, west),
+            OurHalf.remote(broker.host, broker.port, self.messaging.interceptor, west, east),
+            OurHalf.remote(broker.host, broker.port, self.messaging.interceptor, east, west),
         ]
 
     def close(self) -> None:

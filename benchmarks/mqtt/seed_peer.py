@@ -52,7 +52,7 @@ class SeedHalf(Half):
             self.arrivals.time(json.loads(message.payload))
             self.arrivals.add(1)
 
-    async def send(self, from_id: int, to_id: int, content: dict[str, Any]) -> bool:
+    async def send(self, to_id: int, content: dict[str, Any], from_id: int) -> bool:
         """Ask the interceptor, then publish."""
         text = json.dumps(content, default=str)
         if not await self.interceptor.forward.remote(str(from_id), str(to_id), text):
