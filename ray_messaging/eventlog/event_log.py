@@ -17,10 +17,10 @@ from ray_messaging.eventlog.reading.balance import Balance
 from ray_messaging.eventlog.reading.counting import Sample
 from ray_messaging.eventlog.reading.difference import Difference, first_difference
 from ray_messaging.eventlog.reading.export import PAGE, OnProgress, export, pages
-from ray_messaging.eventlog.reading.filtering.fields import Fields
-from ray_messaging.eventlog.reading.filtering.scan import View
+from ray_messaging.eventlog.reading.fields import Fields
 from ray_messaging.eventlog.reading.query import answer
-from ray_messaging.eventlog.reading.result_columns import as_id
+from ray_messaging.eventlog.reading.results import as_id
+from ray_messaging.eventlog.reading.scan import View
 from ray_messaging.eventlog.reading.tail import Source, Tail
 from ray_messaging.eventlog.run_record import has_ended, unended
 from ray_messaging.eventlog.schema import NUMBERS

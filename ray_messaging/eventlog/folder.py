@@ -4,9 +4,9 @@ A segment is `events-{number:08d}.parquet`, so that any reader of Parquet folder
 a name that readers ignore, made durable, and renamed. File systems that are not local have no renaming: there a file
 appears, complete, when it is closed.
 
-Payloads in typed columns have a file for each set of columns. Where a segment has several files, the one with the
-cursors names the others, and comes last: a file that none names does not count. The others have names that no earlier
-one had, `events-{number:08d}-{rows}-{n}.parquet`.
+Each row has its position in the log. Payloads in typed columns have a file for each set of columns. Where a segment has
+several files, the one with the cursors names the others, and comes last: a file that none names does not count. The
+others have names that no earlier one had, `events-{number:08d}-{rows}-{n}.parquet`.
 """
 
 import errno
@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 
 from ray_messaging.errors import ConfigError, LogError
 from ray_messaging.eventlog.encoding import ROW_GROUP_ROWS, as_stored, parquet_options, type_record
-from ray_messaging.eventlog.schema import VERSION, channel_head, without_empty
+from ray_messaging.eventlog.schema import VERSION, channel_head, placed, without_empty
 
 KEY = b"ray_messaging"  # in the footer's metadata
 
@@ -63,7 +63,7 @@ class Segment(NamedTuple):
     first_s: float | None = None  # earliest sent_at, unix s; None: unknown
     last_s: float | None = None  # latest sent_at
     steps: StepPosition | None = None  # in the experiment's steps; None: it has none
-    others: tuple[str, ...] = ()  # the files beside `path`; then each has positions
+    others: tuple[str, ...] = ()  # the files beside `path`
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -126,7 +126,7 @@ class Folder:
         try:
             return pq.ParquetFile(path, filesystem=self.filesystem, page_checksum_verification=True)
         except (OSError, pa.ArrowInvalid) as error:
-            raise self._damaged(path, error) from error
+            raise self.damaged(path, error) from error
 
     def write(self, number: int, tables: pa.Table | Sequence[pa.Table], meta: dict[str, Any]) -> Segment:
         """Write a segment durably, or replace the one of that number completely. Raises OSError."""
@@ -135,9 +135,10 @@ class Folder:
     def stage(self, number: int, tables: pa.Table | Sequence[pa.Table], meta: dict[str, Any]) -> Staged:
         """Make a segment's bytes durable, but not visible yet (on local file systems). Raises OSError.
 
-        Args: meta has exp_id, epoch, first_row and cursors; first_s, last_s, begun, taken and steps are optional.
+        Args: tables without positions are one after the other; meta has exp_id, epoch, first_row and cursors; first_s,
+        last_s, begun, taken and steps are optional.
         """
-        last, *others = [tables] if isinstance(tables, pa.Table) else tables
+        last, *others = placed([tables] if isinstance(tables, pa.Table) else tables, meta["first_row"])
         last = without_empty(last)
         rows = sum(map(len, (last, *others)))
         named = [f"events-{number:08d}-{rows}-{place}.parquet" for place in range(1, len(others) + 1)]
@@ -272,11 +273,12 @@ class Folder:
         except ConfigError:  # which is a ValueError
             raise
         except KeyError as error:
-            raise self._damaged(info.path, "its footer lacks what this library writes there") from error
+            raise self.damaged(info.path, "its footer lacks what this library writes there") from error
         except (OSError, pa.ArrowInvalid, ValueError, TypeError) as error:
-            raise self._damaged(info.path, error) from error
+            raise self.damaged(info.path, error) from error
 
-    def _damaged(self, path: str, error: object) -> LogError:
+    def damaged(self, path: str, error: object) -> LogError:
+        """Return the error for a file that cannot be read."""
         if isinstance(error, FileNotFoundError | NotADirectoryError):
             return self._error(f"it is not there any more ({error.strerror or error}): put it back", path)
         why = " ".join(str(error).split())

@@ -1,19 +1,21 @@
 """Columns of the event log: one row per send and recipient.
 
-A file lacks the columns of OPTIONAL that have no value in it; they read as null. Payloads in typed columns have a
-column `payload.x` each in place of `payload`, and a file for each set of columns, which lacks all columns without a
-value. Where a segment has several files, each has `position`: the number of the row in the log. Where the channel of a
-row with a typed payload is that of its recipient for its subtopic, it is null: readers compose it (see `channel_head`).
+A file lacks the columns of OPTIONAL that have no value in it; they read as null. Each has `position`, the number of the
+row in the log, as its last one. Payloads in typed columns have a column `payload.x` each in place of `payload`, and a
+file for each set of columns, which lacks all columns without a value. Where the channel of a row with a typed payload
+is that of its recipient for its subtopic, it is null: readers compose it (see `channel_head`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from ray_messaging.common.tables import pandas_types
 
-VERSION = 3  # files of another one are refused
+VERSION = 4  # files of another one are refused
 OF_BROADCASTS = ("pairs", "hearing_agents", "kept_pairs")
 OF_EXTENSIONS = ("step_read", "ordinal", "audience", "audience_version", "in_reply_to", "expects_answer")
 OPTIONAL = OF_BROADCASTS + OF_EXTENSIONS
@@ -82,12 +84,12 @@ def schema_with(typed: tuple[pa.Field, ...], exp_id: str) -> pa.Schema:
     return pa.schema(fields, metadata={_HEAD: f"exps:{exp_id}:agents:"})
 
 
-def channel_head(schema: pa.Schema) -> dict[str, str]:
+def channel_head(of: Any) -> dict[str, str]:  # noqa: ANN401 - a pyarrow.Schema, or a file's metadata
     """Return the entry of the metadata that begins the channels of agents in typed rows; empty for JSON text.
 
     A channel that is null is this text, the recipient's id, ":" and the subtopic.
     """
-    head = (schema.metadata or {}).get(_HEAD)
+    head = (of.metadata or {}).get(_HEAD)
     return {} if head is None else {_HEAD.decode(): head.decode()}
 
 
@@ -107,3 +109,14 @@ def without_empty(table: pa.Table) -> pa.Table:
     may_go = OPTIONAL if TEXT in table.column_names else SCHEMA.names
     empty = [name for name in may_go if name in table.column_names and table[name].null_count == len(table)]
     return table.drop_columns(empty)
+
+
+def placed(tables: Iterable[pa.Table], first_row: int) -> list[pa.Table]:
+    """Return tables with the positions of their rows; those that have none lie one after the other from a row on."""
+    found = []
+    for table in tables:
+        if POSITION.name not in table.column_names:
+            table = table.append_column(POSITION, pa.array(np.arange(first_row, first_row + len(table))))  # noqa: PLW2901 - the same rows
+        found.append(table)
+        first_row += len(table)
+    return found

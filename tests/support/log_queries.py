@@ -5,11 +5,14 @@ from datetime import UTC, datetime
 from unittest.mock import patch
 
 import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.fs as pafs
 
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.folder import Folder
-from ray_messaging.eventlog.reading.filtering.scan import View
+from ray_messaging.eventlog.reading.filters import Filters
 from ray_messaging.eventlog.reading.query import answer
+from ray_messaging.eventlog.reading.scan import View
 from ray_messaging.eventlog.schema import OF_BROADCASTS, SCHEMA
 
 T0 = 1_700_000_000.0  # unix s
@@ -82,6 +85,14 @@ def write_folder(path, parts, *, row_group_rows=1000):
             folder.write(number, table_of(rows), facts)
         first += len(rows)
     return folder
+
+
+def groups_read(path, fields):
+    """Return the row groups of a folder's only segment that pyarrow does not leave out by their statistics."""
+    (segment,) = Folder(path).segments()
+    fragment = ds.ParquetFileFormat().make_fragment(segment.path, pafs.LocalFileSystem())
+    found = fragment.split_by_row_group(Filters(**fields).condition(fragment.physical_schema))
+    return [group.id for each in found for group in each.row_groups]
 
 
 class ViewSource:

@@ -16,10 +16,10 @@ from ray_messaging.errors import AlreadyExists, LogError
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.missing_rows import claim, forget_missing, note_missing, read_account
 from ray_messaging.eventlog.reading.event_rows import rows_as_seed
-from ray_messaging.eventlog.reading.filtering.filters import Filters
-from ray_messaging.eventlog.reading.filtering.scan import View, scan
+from ray_messaging.eventlog.reading.filters import Filters
 from ray_messaging.eventlog.reading.query import REACHED, answer
-from ray_messaging.eventlog.reading.result_columns import INTERNAL
+from ray_messaging.eventlog.reading.results import INTERNAL
+from ray_messaging.eventlog.reading.scan import View, scan
 from ray_messaging.eventlog.rule_changes import RuleChange, write_rule_changes
 from ray_messaging.eventlog.run_record import (
     RunStart,
@@ -276,7 +276,7 @@ class LogHost:
 
 def _last_blocked(view: View, count: int) -> int:
     """Return the position of the last of the first `count` blocked messages; -1: there is none."""
-    ends = scan(view, Filters(fate="blocked", limit=count), ["fate"], lambda part: int(part["position"][-1].as_py()))
+    ends = [int(part["position"][-1].as_py()) for part in scan(view, Filters(fate="blocked", limit=count), [])]
     return max(ends, default=-1)
 
 

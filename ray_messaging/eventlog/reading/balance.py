@@ -5,12 +5,11 @@ again by id, so that a hash collision is never reported.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from tempfile import TemporaryFile
-from typing import IO, Any, NamedTuple, TypeVar
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -19,11 +18,11 @@ from numpy.typing import NDArray
 
 from ray_messaging.errors import Unbalanced
 from ray_messaging.eventlog.missing_rows import read_account
-from ray_messaging.eventlog.reading.expansion import NEEDED, Expansion, matching_and_expanded
-from ray_messaging.eventlog.reading.filtering.filters import Filters
-from ray_messaging.eventlog.reading.filtering.hashing import hashes
-from ray_messaging.eventlog.reading.filtering.scan import View, scan
-from ray_messaging.eventlog.reading.result_columns import plain
+from ray_messaging.eventlog.reading.expansion import NEEDED, Expansion
+from ray_messaging.eventlog.reading.filters import Filters
+from ray_messaging.eventlog.reading.hashing import hashes
+from ray_messaging.eventlog.reading.results import plain
+from ray_messaging.eventlog.reading.scan import View, in_threads, scan
 from ray_messaging.receipt import FATES
 
 PARTITION_ROWS = 1_000_000  # 40 MB of records, plus sorting
@@ -34,7 +33,6 @@ _SUSPECTS = 10 * OFFENDERS
 _COLUMNS = ("message_id", "to_id", "to_name", "audience", "pairs", "mailbox", "fate", "noted", "entry", "row")
 _NO_FATE = len(FATES)
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
-T = TypeVar("T")
 _SEND = np.dtype([("message", "<u8"), ("mailbox", "<u8"), ("fate", "u1")])
 _PLACE = np.dtype([("place", "<u8"), ("message", "<u8")])
 
@@ -62,7 +60,7 @@ def balance(view: View, *, partition_rows: int = PARTITION_ROWS, expand: bool = 
     fates = np.zeros(_NO_FATE + 1, np.int64)
     suspects = _Suspects()
     with _Partitions(_SEND, "message", partitions) as by_message, _Partitions(_PLACE, "place", partitions) as by_place:
-        for found in _scan(view, _records, expand=expand):
+        for found in in_threads(_records, _scan(view, expand=expand)):
             rows += found.rows
             by_message.put(found.sends)
             by_place.put(found.places)
@@ -88,15 +86,14 @@ class _Records(NamedTuple):
     more: NDArray[np.int64]
 
 
-def _scan(view: View, then: Callable[[pa.Table], T], *, expand: bool) -> Iterator[T]:
-    """Yield `then(part)` of all rows of the log, or with `expand` of all messages and hearers."""
+def _scan(view: View, *, expand: bool) -> Iterator[pa.Table]:
+    """Yield all rows of the log, or with `expand` of all messages and hearers."""
     if not expand:
-        yield from scan(view, Filters(), _COLUMNS, then)
+        yield from scan(view, Filters(), _COLUMNS)
         return
-    expanded = matching_and_expanded(Expansion(view.folder), Filters())
-    columns = [*dict.fromkeys([*_COLUMNS, *NEEDED])]
-    for pieces in scan(view, Filters(), columns, lambda part: [then(piece) for piece in expanded(part)]):
-        yield from pieces
+    expansion = Expansion(view.folder)
+    for part in scan(view, Filters(), [*dict.fromkeys([*_COLUMNS, *NEEDED])]):
+        yield from expansion.expanded(part, Filters())
 
 
 def _messages(part: pa.Table) -> NDArray[np.uint64]:
@@ -219,7 +216,7 @@ def _check_places(records: NDArray[Any], suspects: _Suspects) -> None:
 def _check_suspects(view: View, suspects: _Suspects, sends: int, *, expand: bool) -> None:
     """Look the suspects up by id; raise Unbalanced if one is an offender."""
     wanted = np.array(sorted(suspects.messages), np.uint64)
-    rows = [row for part in _scan(view, partial(_rows_of, wanted=wanted), expand=expand) for row in part]
+    rows = [row for part in _scan(view, expand=expand) for row in _rows_of(part, wanted)]
     by_message: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         by_message[_name(row)].append(row)

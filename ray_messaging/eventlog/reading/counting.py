@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ray_messaging.eventlog.reading.filtering.fields import check_columns, invalid
-from ray_messaging.eventlog.reading.filtering.filters import Filters
-from ray_messaging.eventlog.reading.filtering.scan import View, scan
-from ray_messaging.eventlog.reading.result_columns import COLUMNS, plain, stored, with_ids
+from ray_messaging.eventlog.reading.fields import check_columns, invalid
+from ray_messaging.eventlog.reading.filters import Filters
+from ray_messaging.eventlog.reading.results import COLUMNS, plain, stored, with_ids
+from ray_messaging.eventlog.reading.scan import View, in_threads, scan
 from ray_messaging.eventlog.schema import SCHEMA
 
 UNITS = ("second", "minute", "hour", "day")  # of sent_at, UTC
@@ -68,7 +68,8 @@ def counts(view: View, filters: Filters, groupings: Sequence[Sequence[str]], der
     columns = dict.fromkeys(name if name in SCHEMA.names else "sent_at" for grouping in keys for name in grouping)
     empty = pa.schema(SCHEMA.field(name) for name in columns).empty_table()
     sums = [_Sum(counted, grouping) for counted, grouping in zip(_grouped(empty, keys, derive), keys, strict=True)]
-    for part in scan(view, filters, [*columns], partial(_grouped, keys=keys, derive=derive)):
+    grouped = partial(_grouped, keys=keys, derive=derive)
+    for part in in_threads(grouped, scan(view, filters, [*columns])):
         for total, counted in zip(sums, part, strict=True):
             total.add(counted)
     return [_in_order(with_ids(total.merged()), names) for total, names in zip(sums, groupings, strict=True)]

@@ -1,6 +1,6 @@
 """Expansion of broadcasts: each row of one becomes a row for each of its hearers."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,8 +17,8 @@ from ray_messaging.audiences.storage.files import read_edges, version_folder
 from ray_messaging.errors import FrameError, LogError, UnknownName
 from ray_messaging.eventlog.agent_sets import all_agents, read_agents
 from ray_messaging.eventlog.folder import Folder
-from ray_messaging.eventlog.reading.filtering.filters import Filters
-from ray_messaging.eventlog.reading.result_columns import plain
+from ray_messaging.eventlog.reading.filters import Filters
+from ray_messaging.eventlog.reading.results import plain
 from ray_messaging.model.columns import INT, NONE, STR, IdColumn
 from ray_messaging.model.extension import Audience
 
@@ -47,19 +47,19 @@ class Expansion:
     def expanded(self, part: pa.Table, filters: Filters) -> Iterator[pa.Table]:
         """Yield the matching rows of a part, in its order, a piece of about PIECE_PAIRS rows at a time.
 
-        Args: part has the columns NEEDED, and those of the filters.
+        Args: part has the columns NEEDED, of rows that match all fields but those of the recipient.
         Raises: LogError where the hearers of a broadcast are not known.
         """
         part = plain(part.combine_chunks())
         pairs = part["pairs"].fill_null(0).to_numpy()
         if not pairs.any():
-            yield _matching(part, filters)
+            yield from _matching(part, filters)
             return
         ends, low = np.cumsum(np.maximum(pairs, 1)), 0
         while low < len(part):
             before = int(ends[low - 1]) if low else 0
             high = max(low + 1, int(np.searchsorted(ends, before + PIECE_PAIRS, side="right")))
-            yield _matching(self._piece(part.slice(low, high - low).combine_chunks()), filters)
+            yield from _matching(self._piece(part.slice(low, high - low).combine_chunks()), filters)
             low = high
 
     def _piece(self, part: pa.Table) -> pa.Table:
@@ -179,11 +179,9 @@ def _channels(table: pa.Table) -> pa.Array:
     return pc.if_else(table["pairs"].is_valid().combine_chunks(), made, channel)
 
 
-def _matching(table: pa.Table, filters: Filters) -> pa.Table:
-    mask = filters.mask(table)
-    return table if mask is None else table.filter(pa.array(mask))
-
-
-def matching_and_expanded(expansion: Expansion, filters: Filters) -> Callable[[pa.Table], list[pa.Table]]:
-    """Return a function of parts of a scan by loose filters, for their rows that match the filters."""
-    return lambda part: [table for table in expansion.expanded(part, filters) if len(table)]
+def _matching(piece: pa.Table, filters: Filters) -> Iterator[pa.Table]:
+    """Yield the matching rows, if there are any."""
+    condition = filters.of_recipient(piece.schema)
+    found = piece if condition is None else piece.filter(condition)
+    if len(found):
+        yield found

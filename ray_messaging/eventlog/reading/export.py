@@ -17,9 +17,9 @@ from ray_messaging.errors import InvalidQuery, LogError
 from ray_messaging.eventlog.folder import SEGMENT
 from ray_messaging.eventlog.missing_rows import ACCOUNT
 from ray_messaging.eventlog.reading.event_rows import LogRow, dicts_of
-from ray_messaging.eventlog.reading.filtering.filters import Filters
-from ray_messaging.eventlog.reading.filtering.stored_columns import with_columns, with_texts
+from ray_messaging.eventlog.reading.filters import Filters
 from ray_messaging.eventlog.reading.query import REACHED
+from ray_messaging.eventlog.reading.results import with_columns, with_texts
 from ray_messaging.eventlog.reading.tail import Source
 from ray_messaging.eventlog.schema import with_pandas_types
 

@@ -1,7 +1,10 @@
-"""Queries that the event log answers from a view of it."""
+"""Queries that the event log answers from a view of it.
+
+The way of a query: `Filters` checks its fields, `scan` yields the matching rows part by part, broadcasts are expanded
+where that is asked for, and the parts are joined to one table, with one column for each end's ids.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,28 +15,18 @@ from ray_messaging.addressing.channels import AgentId
 from ray_messaging.eventlog.agent_sets import all_agents
 from ray_messaging.eventlog.reading.balance import balance
 from ray_messaging.eventlog.reading.counting import count, sample
-from ray_messaging.eventlog.reading.expansion import NEEDED, Expansion, matching_and_expanded
-from ray_messaging.eventlog.reading.filtering.fields import check_agent, invalid, refuse_name
-from ray_messaging.eventlog.reading.filtering.filters import Filters
-from ray_messaging.eventlog.reading.filtering.hashing import hashes
-from ray_messaging.eventlog.reading.filtering.scan import View, scan, schemas
-from ray_messaging.eventlog.reading.filtering.stored_columns import ALL_TYPED, typed_schema
-from ray_messaging.eventlog.reading.recent.rows import recent
-from ray_messaging.eventlog.reading.result_columns import (
-    COLUMNS,
-    joined,
-    plain,
-    stored,
-    text_named,
-    with_ids,
-    with_text,
-    with_typed,
-)
+from ray_messaging.eventlog.reading.expansion import NEEDED, Expansion
+from ray_messaging.eventlog.reading.fields import check_agent, invalid, refuse_name
+from ray_messaging.eventlog.reading.filters import Filters
+from ray_messaging.eventlog.reading.hashing import hashes
+from ray_messaging.eventlog.reading.recent import recent
+from ray_messaging.eventlog.reading.results import COLUMNS, joined, stored, typed_schema, with_ids
+from ray_messaging.eventlog.reading.scan import View, in_threads, scan, schemas
 from ray_messaging.eventlog.reading.statistics import stats
 from ray_messaging.eventlog.reading.step_digests import digest, history
 from ray_messaging.eventlog.reading.thread import thread
 from ray_messaging.eventlog.run_record import run_facts
-from ray_messaging.eventlog.schema import SCHEMA, typed_names
+from ray_messaging.eventlog.schema import SCHEMA
 
 REACHED = b"reached"  # in a page's metadata: the last position examined
 EDGE = ("from_id", "to_id", "sent_at", "step", "subtopic", "message_id")
@@ -59,17 +52,12 @@ def query(
     """Return the matching rows in log order.
 
     Args: internal adds the columns with a row's source, text makes JSON text of typed payloads; expand makes a row of
-    each hearer of a broadcast; as_text is that of `result_columns.with_ids`.
+    each hearer of a broadcast; as_text is that of `results.with_ids`.
     """
-    names = _names(internal=internal, text=text)
-    found = _expanded(view, Filters(**fields), names) if expand else _stored(view, Filters(**fields), names)
-    return with_ids(text_named(found), as_text=as_text)
-
-
-def _names(*, internal: bool, text: bool) -> list[str]:
-    """Return the stored columns of a query."""
-    columns = SCHEMA.names if internal else COLUMNS
-    return stored(with_text(columns) if text else with_typed(columns))
+    names, filters = stored(SCHEMA.names if internal else COLUMNS), Filters(**fields)
+    if expand:
+        return with_ids(_expanded(view, filters, names, text=text), as_text=as_text)
+    return with_ids(joined(scan(view, filters, names, text=text), names), as_text=as_text)
 
 
 def since(view: View, *, position: int, limit: int, expand: bool = False, **fields: Any) -> pa.Table:  # noqa: ANN401
@@ -78,23 +66,29 @@ def since(view: View, *, position: int, limit: int, expand: bool = False, **fiel
     Args: with expand, `limit` is of the rows before broadcasts are expanded.
     """
     if expand:
-        return _expanded_since(view, position, limit, fields)
+        return _expanded_since(view, position, limit, **fields)
     found = query(view, **(fields | {"after": position, "limit": limit}))
     reached = found["position"][-1].as_py() if len(found) == limit and limit else max(position, view.end - 1)
     return found.replace_schema_metadata({REACHED: str(reached)})
 
 
-def _expanded_since(view: View, position: int, limit: int, fields: dict[str, Any]) -> pa.Table:
-    shape = {name: fields.pop(name) for name in ("text", "as_text", "internal") if name in fields}
-    names = _names(internal=shape.get("internal", False), text=shape.get("text", False))
+def _expanded_since(
+    view: View,
+    position: int,
+    limit: int,
+    *,
+    internal: bool = False,
+    text: bool = False,
+    as_text: bool | None = None,
+    **fields: Any,  # noqa: ANN401
+) -> pa.Table:
+    names = stored(SCHEMA.names if internal else COLUMNS)
     found: list[pa.Table] = []
     rows, reached = 0, max(position, view.end - 1)
-    for part in _expansions(view, Filters(**fields, after=position), names, limit):
-        rows, last = rows + part.rows, part.last
-        found += part.pieces
-        reached = last if rows == limit else reached
-    table = with_ids(text_named(joined(found, names)), as_text=shape.get("as_text"))
-    return table.replace_schema_metadata({REACHED: str(reached)})
+    for part in _expansions(view, Filters(**fields, after=position), names, limit, text=text):
+        rows, found = rows + part.rows, found + part.pieces
+        reached = part.last if rows == limit else reached
+    return with_ids(joined(found, names), as_text=as_text).replace_schema_metadata({REACHED: str(reached)})
 
 
 def conversation(
@@ -121,13 +115,13 @@ def conversation(
 def edges(view: View, **fields: Any) -> pa.Table:  # noqa: ANN401
     """Return the edges of the message graph by time: one row per message from an agent to an agent."""
     filters = Filters(**({"fate": "delivered"} | fields))
-    table = with_ids(_expanded(view, filters, stored(EDGE), then=_between_agents)).select([*EDGE, "position"])
+    table = with_ids(_expanded(view, filters, stored(EDGE), only=_between_agents)).select([*EDGE, "position"])
     return _once_each(table).sort_by(_IN_TIME)
 
 
 def _between_agents(part: pa.Table) -> pa.Table:
     ends = (pc.or_(part[f"{end}_id"].is_valid(), part[f"{end}_name"].is_valid()) for end in ("from", "to"))
-    return plain(part.filter(pc.and_(*ends)))
+    return part.filter(pc.and_(*ends))
 
 
 def _once_each(table: pa.Table) -> pa.Table:
@@ -139,10 +133,6 @@ def _once_each(table: pa.Table) -> pa.Table:
     return table.take(first.sort()).drop_columns(["row"])
 
 
-def _stored(view: View, filters: Filters, names: Sequence[str]) -> pa.Table:
-    return joined(list(scan(view, filters, names, plain)), names)
-
-
 class _Expanded(NamedTuple):
     """A part of the log: its number of rows, their last position, and the matching rows once it is expanded."""
 
@@ -151,27 +141,32 @@ class _Expanded(NamedTuple):
     pieces: list[pa.Table]
 
 
-def _expansions(view: View, filters: Filters, names: Sequence[str], limit: int | None = None) -> Iterator[_Expanded]:
+def _expansions(
+    view: View, filters: Filters, names: Sequence[str], limit: int | None = None, *, text: bool = False
+) -> Iterator[_Expanded]:
     """Yield the parts of the log, expanded. Args: limit is of the rows before."""
-    read = [*dict.fromkeys([*names, *NEEDED, *filters.columns])]
-    unasked = [name for name in read if name not in names and not (ALL_TYPED in names and typed_names([name]))]
-    expand = matching_and_expanded(Expansion(view.folder), filters)
+    expansion, unasked = Expansion(view.folder), [name for name in NEEDED if name not in names]
 
     def expanded(part: pa.Table) -> _Expanded:
-        pieces = [piece.drop_columns(unasked) for piece in expand(part)]
+        pieces = [piece.drop_columns(unasked) for piece in expansion.expanded(part, filters)]
         return _Expanded(len(part), part["position"][-1].as_py(), pieces)
 
-    return scan(view, filters.loosened(limit), read, expanded)
+    return in_threads(expanded, scan(view, filters.loosened(limit), [*dict.fromkeys([*names, *NEEDED])], text=text))
 
 
 def _expanded(
-    view: View, filters: Filters, names: Sequence[str], then: Callable[[pa.Table], pa.Table] = plain
+    view: View,
+    filters: Filters,
+    names: Sequence[str],
+    *,
+    text: bool = False,
+    only: Callable[[pa.Table], pa.Table] = lambda piece: piece,
 ) -> pa.Table:
-    """Return the matching rows of messages and of hearers; `then` is applied to each piece of them."""
+    """Return the matching rows of messages and of hearers; `only` selects from each piece of them."""
     found: list[pa.Table] = []
     left = filters.limit
-    for part in _expansions(view, filters, names) if left != 0 else ():
-        found += map(then, part.pieces)
+    for part in _expansions(view, filters, names, text=text) if left != 0 else ():
+        found += map(only, part.pieces)
         if left is not None and sum(map(len, found)) >= left:
             break
     return joined(found, names).slice(0, left)
@@ -191,12 +186,9 @@ def has_names(view: View, *, expand: bool = False, **fields: Any) -> bool:  # no
     """Return whether a matching row has a str id; with expand also whether an agent that may hear has one."""
     if expand and all_agents(view.folder).strings:
         return True
-    columns = ["from_name", "to_name"]
-    return any(scan(view, Filters(**fields), columns, partial(_any_valid, columns=columns)))
-
-
-def _any_valid(part: pa.Table, columns: Sequence[str]) -> bool:
-    return any(part[name].null_count < len(part) for name in columns)
+    names = ["from_name", "to_name"]
+    parts = scan(view, Filters(**fields), names)
+    return any(part[name].null_count < len(part) for part in parts for name in names)
 
 
 def run(view: View) -> dict[str, Any] | None:

@@ -7,10 +7,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ray_messaging.eventlog.reading.counting import counts
-from ray_messaging.eventlog.reading.filtering.fields import MICROSECONDS
-from ray_messaging.eventlog.reading.filtering.filters import Filters
-from ray_messaging.eventlog.reading.filtering.scan import View, scan
-from ray_messaging.eventlog.reading.result_columns import as_id
+from ray_messaging.eventlog.reading.fields import MICROSECONDS
+from ray_messaging.eventlog.reading.filters import Filters
+from ray_messaging.eventlog.reading.results import as_id
+from ray_messaging.eventlog.reading.scan import View, scan
 from ray_messaging.receipt import FATES
 
 BUSIEST = 10
@@ -54,7 +54,7 @@ def stats(view: View, **fields: Any) -> dict[str, Any]:  # noqa: ANN401 - see Fi
 
 def _span(view: View, filters: Filters) -> tuple[int, int]:
     """Return the earliest and the latest sent_at in microseconds; (0, 0) without rows."""
-    spans = list(scan(view, filters, ["sent_at"], _least_and_most))
+    spans = [*map(_least_and_most, scan(view, filters, ["sent_at"]))]
     return min((low for low, _ in spans), default=0), max((high for _, high in spans), default=0)
 
 

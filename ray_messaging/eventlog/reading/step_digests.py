@@ -2,16 +2,15 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from functools import partial
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from ray_messaging.eventlog.reading.event_rows import dicts_of
 from ray_messaging.eventlog.reading.expansion import Expansion
-from ray_messaging.eventlog.reading.filtering.filters import Filters
-from ray_messaging.eventlog.reading.filtering.scan import View, scan
-from ray_messaging.eventlog.reading.result_columns import plain, stored, text_named, with_ids, with_text
+from ray_messaging.eventlog.reading.filters import Filters
+from ray_messaging.eventlog.reading.results import plain, stored, with_ids
+from ray_messaging.eventlog.reading.scan import View, scan
 from ray_messaging.steps.accounts.digests import DigestRow, HeardBy, history_digest, step_digest, sum_of
 from ray_messaging.steps.accounts.step_account import Pair, outside_ordinal
 from ray_messaging.steps.reading.box_frames import FIRST_OUTSIDE
@@ -59,8 +58,8 @@ def _rows(view: View, filters: Filters) -> Iterator[tuple[DigestRow, int]]:
     """Yield the messages of steps; one that several mailboxes have comes once. A broadcast counts by its pairs."""
     before, places = "", defaultdict[int, Counter[Pair]](Counter)
     expansion = Expansion(view.folder)
-    for part in scan(view, filters, with_text(stored(_COLUMNS)), partial(_in_steps)):
-        for row in dicts_of(with_ids(text_named(part))):
+    for part in scan(view, filters, stored(_COLUMNS), text=True):
+        for row in dicts_of(with_ids(_in_steps(part))):
             if row["audience"] is not None:
                 found = expansion.audience_digest(row["audience"], row["audience_version"])
                 heard_by = HeardBy(row["audience"], found)

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from ray_messaging.common.limits import LOG_NEWS_TIMEOUT_S
 from ray_messaging.eventlog.reading.event_rows import LogRow, rows_of
-from ray_messaging.eventlog.reading.filtering.filters import Filters
+from ray_messaging.eventlog.reading.filters import Filters
 from ray_messaging.eventlog.reading.query import REACHED
 
 PAGE = 4096  # rows per query

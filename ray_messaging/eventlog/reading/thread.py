@@ -1,22 +1,11 @@
 """Threads: a question, the answers to it, the answers to those."""
 
-from collections.abc import Sequence
-
 import pyarrow as pa
 
-from ray_messaging.eventlog.reading.filtering.fields import check_text, invalid
-from ray_messaging.eventlog.reading.filtering.filters import Filters
-from ray_messaging.eventlog.reading.filtering.scan import View, scan
-from ray_messaging.eventlog.reading.result_columns import (
-    COLUMNS,
-    joined,
-    plain,
-    stored,
-    text_named,
-    with_ids,
-    with_text,
-    with_typed,
-)
+from ray_messaging.eventlog.reading.fields import check_text, invalid
+from ray_messaging.eventlog.reading.filters import Filters
+from ray_messaging.eventlog.reading.results import COLUMNS, joined, stored, with_ids
+from ray_messaging.eventlog.reading.scan import View, scan
 
 _MOST_DIGITS = 18  # all numbers of so many digits fit int64
 _IN_TIME = [("sent_at", "ascending"), ("position", "ascending")]
@@ -27,22 +16,21 @@ def thread(view: View, *, message_id: str, text: bool = False) -> pa.Table:
 
     Each generation is in order of time. Args: text is that of `query`. Raises InvalidQuery.
     """
-    columns = with_text(COLUMNS) if text else with_typed(COLUMNS)
     wanted = check_text("message_id", message_id)
     if wanted is None:
         raise invalid("message_id", message_id, "must be the id of a message")
-    generations, seen = [_first(view, wanted, columns)], set[str]()
+    generations, seen = [_first(view, wanted, text=text)], set[str]()
     while questions := _questions(generations[-1]) - seen:
         seen |= questions
-        generations.append(_found(view, Filters(in_reply_to=questions), columns).sort_by(_IN_TIME))
-    return with_ids(text_named(joined(generations, columns)))
+        generations.append(_found(view, Filters(in_reply_to=questions), text=text).sort_by(_IN_TIME))
+    return with_ids(joined(generations, COLUMNS))
 
 
-def _first(view: View, message_id: str, columns: Sequence[str]) -> pa.Table:
+def _first(view: View, message_id: str, *, text: bool) -> pa.Table:
     """Return the rows of the question that began a message's thread."""
-    found, seen = _message(view, message_id, columns), {message_id}
+    found, seen = _message(view, message_id, text=text), {message_id}
     while len(found) and (question := found["in_reply_to"][0].as_py()) not in {None, *seen}:
-        before = _message(view, question, columns)
+        before = _message(view, question, text=text)
         if not len(before):  # the log has lost it
             break
         seen.add(question)
@@ -50,13 +38,13 @@ def _first(view: View, message_id: str, columns: Sequence[str]) -> pa.Table:
     return found
 
 
-def _message(view: View, message_id: str, columns: Sequence[str]) -> pa.Table:
+def _message(view: View, message_id: str, *, text: bool) -> pa.Table:
     """Return the rows of a message; most often an id that begins with a number is one of a step."""
     step = message_id.partition("-")[0]
     found = None
     if step.isdecimal() and len(step) <= _MOST_DIGITS:
-        found = _found(view, Filters(message_id=message_id, step=int(step)), columns)
-    return found if found is not None and len(found) else _found(view, Filters(message_id=message_id), columns)
+        found = _found(view, Filters(message_id=message_id, step=int(step)), text=text)
+    return found if found is not None and len(found) else _found(view, Filters(message_id=message_id), text=text)
 
 
 def _questions(generation: pa.Table) -> set[str]:
@@ -64,6 +52,6 @@ def _questions(generation: pa.Table) -> set[str]:
     return set(generation.filter(generation["expects_answer"])["message_id"].to_pylist())  # null is no
 
 
-def _found(view: View, filters: Filters, columns: Sequence[str]) -> pa.Table:
-    names = stored(columns)
-    return joined(list(scan(view, filters, names, plain)), names)
+def _found(view: View, filters: Filters, *, text: bool) -> pa.Table:
+    names = stored(COLUMNS)
+    return joined(scan(view, filters, names, text=text), names)

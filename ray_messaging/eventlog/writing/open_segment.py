@@ -46,18 +46,10 @@ class KindRows:
             self._places[-small:] = [np.concatenate(self._places[-small:])]
             self._batches[-small:] = merged
 
-    def tables(self) -> list[pa.Table]:
-        """Return the rows in order, in several tables."""
-        return [pa.Table.from_batches([batch]) for batch in self._batches]
-
-    def table(self) -> pa.Table:
-        """Return the rows in order."""
-        return pa.Table.from_batches(self._batches)
-
-    def placed_table(self, first_row: int) -> pa.Table:
-        """Return the rows with their positions in the log; `first_row` is that of the segment."""
+    def table(self, first_row: int) -> pa.Table:
+        """Return the rows in order, with their positions in the log; `first_row` is that of the segment."""
         positions = pa.array(np.concatenate(self._places) + first_row)
-        return self.table().append_column(POSITION, positions)
+        return pa.Table.from_batches(self._batches).append_column(POSITION, positions)
 
 
 class Sealed(NamedTuple):
@@ -65,7 +57,7 @@ class Sealed(NamedTuple):
 
     number: int
     first_row: int
-    tables: list[pa.Table]  # one, or one for each kind of payloads, with positions
+    tables: list[pa.Table]  # one for each kind of payloads
     rows: int
     cursors: dict[str, str]
     begun: dict[str, tuple[str, int]]
@@ -117,14 +109,8 @@ class OpenSegment:
         return self._since is not None
 
     def tables(self) -> list[pa.Table]:
-        """Return the rows in order; where their payloads are of several kinds, a table for each, with positions."""
-        if len(self._kinds) == 1:
-            (only,) = self._kinds.values()
-            return only.tables()
-        return [rows.placed_table(self.first_row) for rows in self._kinds.values()]
-
-    def _whole_tables(self) -> list[pa.Table]:
-        return self.tables() if len(self._kinds) != 1 else [rows.table() for rows in self._kinds.values()]
+        """Return the rows, a table for each kind of payloads, with positions in the log."""
+        return [rows.table(self.first_row) for rows in self._kinds.values()]
 
     def seal(self, streams: StreamCursors) -> Sealed:
         """Return the present content with the present cursors. More rows may be added later."""
@@ -132,7 +118,7 @@ class OpenSegment:
         return Sealed(
             number=self.number,
             first_row=self.first_row,
-            tables=self._whole_tables(),
+            tables=self.tables(),
             rows=self.rows,
             cursors=dict(streams.cursors),
             begun=dict(streams.begun),

@@ -9,7 +9,7 @@ from ray_messaging.errors import Unbalanced
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.reading.balance import balance
-from ray_messaging.eventlog.reading.filtering.scan import View
+from ray_messaging.eventlog.reading.scan import View
 
 
 @pytest.fixture

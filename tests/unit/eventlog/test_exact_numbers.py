@@ -12,7 +12,7 @@ from support.log_queries import row, write_folder
 
 from ray_messaging import EventLog
 from ray_messaging.errors import InvalidQuery
-from ray_messaging.eventlog.reading.filtering.stored_columns import unified, with_columns
+from ray_messaging.eventlog.reading.results import unified, with_columns
 
 LARGE = 1143926187236421734  # no float holds it
 ROWS = [

@@ -21,7 +21,7 @@ from ray_messaging.errors import ConfigError, LogError
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.folder import KEY, Folder
 from ray_messaging.eventlog.missing_rows import claim, read_account
-from ray_messaging.eventlog.schema import OPTIONAL, SCHEMA, VERSION
+from ray_messaging.eventlog.schema import OPTIONAL, POSITION, SCHEMA, VERSION
 from ray_messaging.eventlog.writing.rows.columns import Part, record_batch
 from ray_messaging.model.extension import Extension
 from ray_messaging.receipt import DELIVERED
@@ -66,9 +66,10 @@ def test_a_segment_reads_back_as_it_was_written(folder):
     with folder.open(folder.write(1, table, meta())) as file:
         found = file.read()
     absent = {*OPTIONAL} - {"step_read"}
-    written = [(field.name, field.type) for field in SCHEMA if field.name not in absent]
+    written = [(field.name, field.type) for field in [*SCHEMA, POSITION] if field.name not in absent]
     assert [(field.name, field.type) for field in found.schema] == written
-    assert found.to_pylist() == table.drop_columns([*absent]).to_pylist()
+    assert found.drop_columns([POSITION.name]).to_pylist() == table.drop_columns([*absent]).to_pylist()
+    assert found[POSITION.name].to_pylist() == [*range(5)]
 
 
 def test_a_segment_of_plain_messages_lacks_the_optional_columns(folder):
@@ -76,7 +77,7 @@ def test_a_segment_of_plain_messages_lacks_the_optional_columns(folder):
     with folder.open(folder.write(1, table, meta())) as file:
         found = file.read()
     assert json.loads(found.schema.metadata[KEY])["version"] == VERSION
-    assert found.to_pylist() == table.drop_columns([*OPTIONAL]).to_pylist()
+    assert found.drop_columns([POSITION.name]).to_pylist() == table.drop_columns([*OPTIONAL]).to_pylist()
 
 
 def test_segments_that_were_packed_in_another_way_are_read_beside_ours(folder, monkeypatch):

@@ -4,7 +4,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_messaging.eventlog.reading.filtering.hashing import hashes
+from ray_messaging.eventlog.reading.hashing import hashes
 
 TEXTS = st.lists(st.one_of(st.none(), st.text(max_size=6), st.text("ab", min_size=250, max_size=260)), max_size=20)
 

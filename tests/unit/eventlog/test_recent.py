@@ -6,6 +6,7 @@ import pytest
 from support.log_queries import ROWS, log_of, row, write_folder
 
 from ray_messaging.errors import InvalidQuery
+from ray_messaging.eventlog.reading import scan as scanning
 
 
 @pytest.fixture
@@ -37,8 +38,9 @@ def test_payloads_are_cut_and_have_their_size(log):
 def test_only_the_end_of_a_long_log_is_read(tmp_path, monkeypatch):
     folder = write_folder(tmp_path / "log", [[row(n) for n in range(low, high)] for low, high in pairwise(range(9))])
     read = []
-    opened = type(folder).open
-    monkeypatch.setattr(type(folder), "open", lambda self, s, *rest: read.append(s.number) or opened(self, s, *rest))
+    numbers = {segment.path: segment.number for segment in folder.segments()}
+    opened = scanning._file
+    monkeypatch.setattr(scanning, "_file", lambda folder, path: read.append(numbers[path]) or opened(folder, path))
     assert log_of(folder).recent(limit=2)["position"].to_pylist() == [6, 7]
     assert read == [7, 6]
 

@@ -1,11 +1,9 @@
 """Threads of questions and answers, and queries by message ids."""
 
 import pytest
-from support.log_queries import T0, log_of, row, write_folder
+from support.log_queries import T0, groups_read, log_of, row, write_folder
 
 from ray_messaging.errors import InvalidQuery
-from ray_messaging.eventlog.reading.filtering.filters import Filters
-from ray_messaging.eventlog.reading.filtering.pruning import may_match
 
 
 def ids(table):
@@ -67,7 +65,6 @@ def test_queries_by_ids(log):
 
 
 def test_row_groups_without_an_answer_are_not_read(tmp_path):
-    folder = write_folder(tmp_path, [[row(0)], [row(1, in_reply_to="s-1-0")], [row(2, in_reply_to="s-1-1")]])
-    files = [folder.open(segment) for segment in folder.segments()]
-    answered = Filters(in_reply_to="s-1-0")
-    assert [may_match(file, 0, answered) for file in files] == [False, True, False]
+    answers = [row(n, in_reply_to=f"s-1-{n - 1}") for n in range(1, 5)]
+    write_folder(tmp_path, [[row(0), *answers]], row_group_rows=1)
+    assert groups_read(tmp_path, {"in_reply_to": "s-1-0"}) == [1]

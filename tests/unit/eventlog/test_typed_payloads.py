@@ -21,8 +21,8 @@ from ray_messaging.errors import MessagingError
 from ray_messaging.eventlog import folder as folders
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.folder import Folder
-from ray_messaging.eventlog.reading.filtering.scan import View
 from ray_messaging.eventlog.reading.query import answer
+from ray_messaging.eventlog.reading.scan import View
 from ray_messaging.eventlog.writing.open_segment import OpenSegment
 from ray_messaging.eventlog.writing.rows.columns import Part
 from ray_messaging.eventlog.writing.rows.placed_rows import placed_rows

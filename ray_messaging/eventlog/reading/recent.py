@@ -2,24 +2,15 @@
 
 import sys
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ray_messaging.eventlog.reading.filtering.fields import check_count
-from ray_messaging.eventlog.reading.filtering.filters import Filters
-from ray_messaging.eventlog.reading.filtering.scan import View, scan
-from ray_messaging.eventlog.reading.result_columns import (
-    COLUMNS,
-    joined,
-    plain,
-    stored,
-    text_named,
-    with_ids,
-    with_text,
-)
+from ray_messaging.eventlog.reading.fields import check_count
+from ray_messaging.eventlog.reading.filters import Filters
+from ray_messaging.eventlog.reading.results import COLUMNS, joined, stored, with_ids
+from ray_messaging.eventlog.reading.scan import View, scan
 from ray_messaging.eventlog.schema import TEXT
 
 SIZE = "payload_bytes"
@@ -30,16 +21,19 @@ def recent(view: View, *, limit: int, width: int, **fields: Any) -> pa.Table:  #
     """Return the last `limit` matching rows in log order, with payloads as JSON text of at most `width` characters.
 
     `payload_bytes` is the size of the whole text. Only as many segments are read as are needed. Memory holds the
-    payloads of one row group per thread, and no more than `limit` rows of each after that.
+    payloads of some row groups, and no more than `limit` rows of each after that.
     """
     asked = check_count("limit", limit, at_least=0)
     left = sys.maxsize if asked is None else asked
     shown = check_count("width", width, at_least=0) or 0
-    names = stored(with_text(COLUMNS))
+    names = stored(COLUMNS)
     found: list[pa.Table] = []
     for part, after in _backwards(view, fields.pop("after", None)) if left else ():
-        last = partial(_last, rows=left, width=shown)
-        table = joined([*scan(part, Filters(**fields, after=after), names, last)], names)
+        filters = Filters(**fields, after=after)
+        if not filters.select:
+            filters.after = max(part.end - 1 - left, -1 if after is None else after)
+        rows = scan(part, filters, names, text=True)
+        table = joined((_cut(some.slice(max(0, len(some) - left)), shown) for some in rows), names)
         if not len(table):
             continue
         table = table.slice(max(0, len(table) - left))
@@ -47,7 +41,7 @@ def recent(view: View, *, limit: int, width: int, **fields: Any) -> pa.Table:  #
         left -= len(table)
         if left <= 0:
             break
-    return with_ids(text_named(joined(found, names) if found else _cut(joined([], names), shown)))
+    return with_ids(joined(found, names) if found else _cut(joined([], names), shown))
 
 
 def _backwards(view: View, after: int | None) -> Iterator[tuple[View, int | None]]:
@@ -61,14 +55,8 @@ def _backwards(view: View, after: int | None) -> Iterator[tuple[View, int | None
         yield View(view.folder, [segment]), after
 
 
-def _last(part: pa.Table, rows: int, width: int) -> pa.Table:
-    """Return the last rows of a part, cut."""
-    return plain(_cut(part.slice(max(0, len(part) - rows)), width))
-
-
 def _cut(part: pa.Table, width: int) -> pa.Table:
     """Cut the payloads of a part, and add the size of each."""
-    part = text_named(part)
     sizes = pc.binary_length(part[TEXT]).cast(pa.int64())
     for name in _TEXTS:
         place = part.column_names.index(name)

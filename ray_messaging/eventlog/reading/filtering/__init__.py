@@ -1,1 +1,0 @@
-"""Selection of the rows that match a query."""

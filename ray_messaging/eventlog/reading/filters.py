@@ -1,0 +1,209 @@
+"""Filters: the validated fields of a query, as conditions by which pyarrow prunes and filters files and tables."""
+
+import math
+import sys
+from collections.abc import Iterable, Mapping
+from copy import copy
+from functools import reduce
+from operator import and_, or_
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ray_messaging.eventlog.reading.fields import (
+    CHECKS,
+    NAMES,
+    NEVER_NULL,
+    check_count,
+    check_moment,
+    check_span,
+    check_text,
+    invalid,
+    is_collection,
+    refuse_name,
+)
+from ray_messaging.eventlog.reading.stored_columns import stored_column
+from ray_messaging.eventlog.schema import POSITION, TEXT, TYPED
+
+_ENDS = {"from_id": ("from",), "to_id": ("to",), "agent": ("from", "to")}
+_OF_RECIPIENT = ("to_id", "agent", "channel")
+_VALUES = (str, int, float, np.generic)
+_NOTHING = pc.scalar(False)
+
+
+class Filters:
+    """Validated fields of a query; raise InvalidQuery for an invalid one. `since` and `until` are microseconds."""
+
+    def __init__(self, **fields: Any) -> None:  # noqa: ANN401 - whatever a user passed
+        for name, value in fields.items():
+            if name not in NAMES:
+                refuse_name(name, value, NAMES, "a question has no field")
+        self._loose = False
+        self._wanted: dict[str, list[Any]] = {}
+        self._steps: tuple[int, int] | None = None  # from the first to before the second
+        for name in CHECKS:
+            if name in fields:
+                self._take(name, fields[name])
+        self.since = check_moment("since", fields.get("since"))
+        self.until = check_moment("until", fields.get("until"))
+        self.contains = check_text("contains", fields.get("contains"))
+        self._payload = _checked_payload(fields.get("payload"))
+        self.limit = check_count("limit", fields.get("limit"), at_least=0)
+        self.after = check_count("after", fields.get("after"), at_least=-1)
+
+    def _take(self, name: str, value: Any) -> None:  # noqa: ANN401
+        if name == "step" and isinstance(value, range | slice):
+            self._steps = check_span(value)
+            return
+        if name == "step" and isinstance(value, tuple):
+            raise invalid(name, value, "could be two steps or all between: write [first, second] or range(first, end)")
+        values = [value] if value is None or not is_collection(value) else list(value)
+        self._wanted[name] = [None if one is None else CHECKS[name](name, one) for one in values]
+        if name in NEVER_NULL and None in self._wanted[name]:
+            raise invalid(name, value, "but every row has one: leave the field out to get all")
+
+    def loosened(self, limit: int | None) -> "Filters":
+        """Return filters with another limit, which broadcasts pass whatever recipient is wanted: they name none."""
+        made = copy(self)
+        made._loose, made.limit = True, limit
+        return made
+
+    @property
+    def select(self) -> bool:
+        """Return whether there is any condition but a position to begin at."""
+        others = (self._steps, self.since, self.until, self.contains)
+        return bool(self._wanted or self._payload) or any(each is not None for each in others)
+
+    def condition(self, schema: pa.Schema) -> pc.Expression | None:
+        """Return the condition that rows of a schema match; None: all do. Texts of typed payloads are not in it."""
+        found = [self._of_field(name, schema) for name in self._wanted]
+        if self._steps is not None:
+            found += _within(stored_column("step", schema), *self._steps)
+        moments = [None if each is None else pa.scalar(each, _MOMENT) for each in (self.since, self.until)]
+        found += _within(stored_column("sent_at", schema), *moments)
+        found += [_of_payload(name, ranges, schema) for name, ranges in self._payload.items()]
+        if self.after is not None:
+            found.append(stored_column(POSITION.name, schema) > self.after)
+        if self.contains is not None and TEXT in schema.names:  # last, as it takes longest
+            found.append(pc.match_substring(pc.field(TEXT), self.contains))
+        return reduce(and_, found) if found else None
+
+    def of_recipient(self, schema: pa.Schema) -> pc.Expression | None:
+        """Return the condition of recipients, for a broadcast's rows of hearers: it has passed the others."""
+        found = [self._of_field(name, schema) for name in self._wanted if name in _OF_RECIPIENT]
+        return reduce(and_, found) if found else None
+
+    def _of_field(self, name: str, schema: pa.Schema) -> pc.Expression:
+        wanted = self._wanted[name]
+        if name in _ENDS:
+            found = reduce(or_, (_of_end(end, wanted, schema) for end in _ENDS[name]))
+        else:
+            values = [value for value in wanted if value is not None]
+            found = _is_in(stored_column(name, schema), values)
+            found = found | stored_column(name, schema).is_null() if None in wanted else found
+        return found | stored_column("pairs", schema).is_valid() if self._loose and name in _OF_RECIPIENT else found
+
+
+_MOMENT = pa.timestamp("us", "UTC")
+
+
+def _of_end(end: str, wanted: list[Any], schema: pa.Schema) -> pc.Expression:
+    numbers, names = (stored_column(f"{end}_{form}", schema) for form in ("id", "name"))
+    found = _is_in(numbers, [value for value in wanted if isinstance(value, int)])
+    found |= _is_in(names, [value for value in wanted if isinstance(value, str)])
+    return found | (numbers.is_null() & names.is_null()) if None in wanted else found
+
+
+def _is_in(column: pc.Expression, values: list[Any]) -> pc.Expression:
+    if not values:
+        return _NOTHING
+    return column == values[0] if len(values) == 1 else column.isin(values)
+
+
+def _within(column: pc.Expression, low: Any, high: Any) -> Iterable[pc.Expression]:  # noqa: ANN401 - values
+    if low is not None:
+        yield column >= low
+    if high is not None:
+        yield column < high
+
+
+# -- payloads in typed columns --------------------------------------------------------------------------------------
+
+
+def _checked_payload(wanted: object) -> dict[str, list[Any]]:
+    """Return for each column the values and slices that it may have; raise InvalidQuery."""
+    if wanted is None:
+        return {}
+    if not isinstance(wanted, Mapping) or not all(isinstance(name, str) for name in wanted):
+        raise invalid("payload", wanted, 'must name columns and their values: {"price": 3.5, "n": slice(1, 10)}')
+    return {TYPED + name: _checked_values(name, value) for name, value in wanted.items()}
+
+
+def _checked_values(name: str, wanted: object) -> list[Any]:
+    found: list[Any] = [*wanted] if is_collection(wanted) else [wanted]  # type: ignore[misc]
+    ranges = [each for each in found if isinstance(each, slice)]
+    if any(each.step is not None or (each.start is None and each.stop is None) for each in ranges):
+        raise invalid("payload", wanted, f"says no range of {name}: write slice(low, high)")
+    said = [bound for each in ranges for bound in (each.start, each.stop) if bound is not None]
+    said += [each for each in found if not isinstance(each, slice)]
+    if not all(isinstance(value, _VALUES) for value in said):
+        raise invalid("payload", wanted, f"must say one value of {name}, some values, or a slice")
+    return found
+
+
+def _of_payload(name: str, wanted: list[Any], schema: pa.Schema) -> pc.Expression:
+    """Return the condition that a column has one of some values, or one in a slice; a row without it does not match."""
+    if name not in schema.names:
+        return _NOTHING
+    column, kind = pc.field(name), schema.field(name).type
+    values = [as_kind for each in wanted if not isinstance(each, slice) and (as_kind := _as(each, kind)) is not None]
+    found = column.isin(pa.array(values, kind)) if values else _NOTHING
+    for each in wanted:
+        if isinstance(each, slice):
+            found |= _bounded(column, kind, each.start, below=False) & _bounded(column, kind, each.stop, below=True)
+    return found
+
+
+def _bounded(column: pc.Expression, kind: pa.DataType, bound: Any, *, below: bool) -> pc.Expression:  # noqa: ANN401
+    """Return the condition that a value is at least a bound, or less; None: any value is. NaN bounds nothing."""
+    bound = _plain(bound)
+    if bound is None:
+        return column.is_valid()
+    if isinstance(bound, str) != _is_text(kind) or bound != bound or not (_is_text(kind) or _is_number(kind)):
+        return _NOTHING
+    if pa.types.is_integer(kind):  # exactly: Arrow would compare as floats, and refuse large numbers
+        limits = np.iinfo(kind.to_pandas_dtype())
+        if not limits.min < bound <= limits.max:
+            return column.is_valid() if (bound <= limits.min) != below else _NOTHING
+        bound = pa.scalar(math.ceil(bound), kind)
+    elif not isinstance(bound, str):
+        column, bound = column.cast(pa.float64()), float(min(max(bound, -sys.float_info.max), sys.float_info.max))
+    return column < bound if below else column >= bound
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
+def _as(value: Any, kind: pa.DataType) -> Any:  # noqa: ANN401 - a value
+    """Return a value as one of a column's type; None: the column can hold none like it."""
+    if isinstance(value, str) != _is_text(kind):
+        return None
+    value = _plain(value)
+    if isinstance(value, int) and pa.types.is_integer(kind):
+        limits = np.iinfo(kind.to_pandas_dtype())
+        return int(value) if limits.min <= value <= limits.max else None
+    try:
+        return pa.scalar(value).cast(kind).as_py()
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid, OverflowError):
+        return None
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 - a value
+    return value.item() if isinstance(value, np.generic) else value

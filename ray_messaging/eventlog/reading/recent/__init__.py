@@ -1,1 +1,0 @@
-"""The newest rows of the log, for people who watch a run."""

@@ -1,0 +1,120 @@
+"""Columns of query results: plain texts, one id column for each end, one type for each column."""
+
+from collections.abc import Iterable, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ray_messaging.addressing.channels import AgentId, check_id
+from ray_messaging.errors import InvalidQuery
+from ray_messaging.eventlog.reading.stored_columns import field_of
+from ray_messaging.eventlog.schema import POSITION, SCHEMA, typed_names
+
+INTERNAL = ("hearing_agents", "kept_pairs", "noted", "entry", "row")
+COLUMNS: tuple[str, ...] = tuple(name for name in SCHEMA.names if name not in INTERNAL)
+_NAMES_OF = {"from_id": "from_name", "to_id": "to_name"}
+
+
+def stored(columns: Iterable[str]) -> list[str]:
+    """Return the stored columns for names that users know."""
+    found: list[str] = []
+    for name in columns:
+        found += [name, _NAMES_OF[name]] if name in _NAMES_OF else [name]
+    return list(dict.fromkeys(found))
+
+
+def as_id(value: AgentId | None) -> AgentId | None:
+    """Return an id from a text column in its original type: no str id spells an int."""
+    return check_id(value) if isinstance(value, str) else value
+
+
+def plain(part: pa.Table) -> pa.Table:
+    """Return a part with its dictionary columns as texts: row groups do not share dictionaries."""
+    for place, field in enumerate(part.schema):
+        if pa.types.is_dictionary(field.type):
+            texts = pa.chunked_array([chunk.dictionary_decode() for chunk in part.column(place).chunks], pa.string())
+            part = part.set_column(place, pa.field(field.name, pa.string(), field.nullable), texts)
+    return part
+
+
+def joined(parts: Iterable[pa.Table], columns: Sequence[str]) -> pa.Table:
+    """Join parts of a scan; without any, return an empty table of these columns (and `position`)."""
+    found = [*map(plain, parts)]
+    return unified(found) if found else pa.schema([*map(field_of, columns), POSITION]).empty_table()
+
+
+def with_ids(table: pa.Table, *, as_text: bool | None = None) -> pa.Table:
+    """Merge from_id and from_name into one column from_id, and to_id and to_name likewise.
+
+    Both are int64, or both texts: an id must look the same at both ends. Args: as_text selects (None: texts if one id
+    is a str).
+    """
+    ends = {number: name for number, name in _NAMES_OF.items() if name in table.column_names}
+    if as_text is None:
+        as_text = any(table[name].null_count < len(table) for name in ends.values())
+    for number, name in ends.items():
+        if as_text:
+            merged = pc.coalesce(table[name], table[number].cast(pa.string()))
+            table = table.set_column(table.column_names.index(number), pa.field(number, pa.string()), merged)
+        table = table.drop_columns([name])
+    return table
+
+
+def typed_schema(schemas: Iterable[pa.Schema]) -> pa.Schema:
+    """Return the columns of typed payloads that rows of these schemas have, with their types when they are unified."""
+    fields = [[schema.field(name).with_nullable(True) for name in typed_names(schema.names)] for schema in schemas]
+    return unified([pa.schema(each).empty_table() for each in [[], *fields]]).schema
+
+
+def with_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return a table with the columns of a schema at its end."""
+    whole = unified([table, schema.empty_table()])
+    for field in schema:
+        if whole.schema.field(field.name).type != field.type:
+            raise InvalidQuery(
+                f"column {field.name!r} has whole numbers that {field.type}, the type of all its rows, does not hold "
+                "exactly: export to .jsonl",
+                field="path",
+                value=field.name,
+            )
+    others = [name for name in table.column_names if name not in schema.names]
+    return whole.select([*others, *schema.names])
+
+
+def unified(tables: Sequence[pa.Table]) -> pa.Table:
+    """Join tables whose columns may differ: a missing one has nulls, and one of several types their common type.
+
+    That is a number for numbers that one type holds exactly, else text.
+    """
+    if all(table.schema == tables[0].schema for table in tables[1:]):
+        return pa.concat_tables(tables)
+    kinds: dict[str, list[pa.DataType]] = {}
+    for field in (field for table in tables for field in table.schema):
+        found = kinds.setdefault(field.name, [])
+        if field.type not in found:  # equal ones may have different hashes
+            found.append(field.type)
+    unlike = {name for name, found in kinds.items() if len(found) > 1 and not _all_numbers(found)}
+    try:
+        return pa.concat_tables([with_texts(table, unlike) for table in tables], promote_options="permissive")
+    except pa.ArrowInvalid:  # a number that the common type does not hold
+        unlike = {name for name, found in kinds.items() if len(found) > 1}
+        return pa.concat_tables([with_texts(table, unlike) for table in tables], promote_options="permissive")
+
+
+def _all_numbers(kinds: Sequence[pa.DataType]) -> bool:
+    return all(pa.types.is_integer(kind) or pa.types.is_floating(kind) for kind in kinds)
+
+
+def with_texts(table: pa.Table, names: set[str]) -> pa.Table:
+    """Return a table with some columns as text."""
+    for place, name in enumerate(table.column_names):
+        if name in names and not pa.types.is_large_string(table[name].type):
+            table = table.set_column(place, name, _as_text(table[name]))
+    return table
+
+
+def _as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    if pa.types.is_nested(column.type):
+        texts = [None if value is None else str(value) for value in column.to_pylist()]
+        return pa.chunked_array([pa.array(texts, pa.large_string())])
+    return column.cast(pa.large_string())

@@ -1,0 +1,230 @@
+"""Scan of the log for the rows that match a query: `pyarrow.dataset` prunes row groups, filters, and reads in threads.
+
+Where few rows match, the filtered columns are read first, and the others only for row groups with hits.
+"""
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import groupby
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+from ray_messaging.eventlog.encoding import ROW_GROUP_ROWS
+from ray_messaging.eventlog.folder import Folder, Segment
+from ray_messaging.eventlog.reading.fields import MICROSECONDS
+from ray_messaging.eventlog.reading.filters import Filters
+from ray_messaging.eventlog.reading.results import plain, unified
+from ray_messaging.eventlog.reading.stored_columns import field_of, stored_column, texts_of
+from ray_messaging.eventlog.schema import POSITION, TEXT, channel_head, placed, typed_names
+
+T = TypeVar("T")
+_THREADS = min(8, os.cpu_count() or 1)
+_TOGETHER = 16  # segments that are read as one: the positions of their hits take up to 32 MB
+_AHEAD: dict[str, Any] = {"batch_size": ROW_GROUP_ROWS, "batch_readahead": 4, "fragment_readahead": 2}
+_FORMAT = ds.ParquetFileFormat(  # without buffers of whole files
+    default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True, pre_buffer=False)
+)
+
+
+class View(NamedTuple):
+    """The data of a query: closed segments, and tables of the later rows."""
+
+    folder: Folder
+    segments: Sequence[Segment]
+    live: Sequence[pa.Table] = ()
+
+    @property
+    def closed(self) -> int:
+        """Return the position after the segments' last row."""
+        return self.segments[-1].first_row + self.segments[-1].rows if self.segments else 0
+
+    @property
+    def end(self) -> int:
+        """Return the position after the last row."""
+        return self.closed + sum(map(len, self.live))
+
+
+def scan(view: View, filters: Filters, columns: Sequence[str], *, text: bool = False) -> Iterator[pa.Table]:
+    """Yield the matching rows, part by part in log order: tables of `columns` and `position`, never empty.
+
+    Beside the payload, typed payloads have their columns. Args: text makes JSON text of them instead.
+    Raises LogError with the path of a damaged segment.
+    """
+    left = filters.limit
+    if left == 0:
+        return
+    reader = _Reader(view.folder, filters, columns, text=text)
+    for together in _datasets(view, filters):
+        parts = (part for dataset in together for part in reader.parts(dataset))
+        for part in parts if len(together) == 1 else _in_order([*parts], left):
+            yield part.slice(0, left)
+            if left is not None and (left := left - len(part)) <= 0:
+                return
+
+
+def in_threads(then: Callable[[pa.Table], T], parts: Iterable[pa.Table]) -> Iterator[T]:
+    """Yield `then(part)` of each part, in order; threads work on a few of them at a time."""
+    waiting: deque[Future[T]] = deque()
+    with ThreadPoolExecutor(_THREADS, "ray_messaging-log-scan") as pool:
+        for part in parts:
+            waiting.append(pool.submit(then, part))
+            if len(waiting) > _THREADS:
+                yield waiting.popleft().result()
+        yield from (found.result() for found in waiting)
+
+
+def schemas(view: View, filters: Filters) -> Iterator[pa.Schema]:
+    """Yield the schemas of the files and tables that may have matching rows."""
+    return (dataset.schema for together in _datasets(view, filters) for dataset in together)
+
+
+def _datasets(view: View, filters: Filters) -> Iterator[list[ds.Dataset]]:
+    """Yield datasets in log order; where the rows of several lie between each other, these come together."""
+    files: list[ds.Dataset] = []
+    most = 1  # files of one dataset: few at first, as they may have enough rows
+    for segment in view.segments:
+        if not _may_hold(segment, filters):
+            continue
+        found = [_file(view.folder, path) for path in segment.files]
+        if files and (len(found) > 1 or len(files) == most or found[0].schema != files[0].schema):
+            yield [_joined(files)]
+            files, most = [], min(2 * most, _TOGETHER)
+        if len(found) > 1:
+            yield found
+        else:
+            files += found
+    if files:
+        yield [_joined(files)]
+    if view.live:
+        yield [ds.dataset(table) for table in placed(view.live, view.closed)]
+
+
+def _may_hold(segment: Segment, filters: Filters) -> bool:
+    return not (
+        (filters.after is not None and segment.first_row + segment.rows <= filters.after + 1)
+        or (filters.since is not None and segment.last_s is not None and _us(segment.last_s) < filters.since)
+        or (filters.until is not None and segment.first_s is not None and _us(segment.first_s) >= filters.until)
+    )
+
+
+def _us(seconds: float) -> int:
+    return round(seconds * MICROSECONDS)
+
+
+def _file(folder: Folder, path: str) -> ds.FileSystemDataset:
+    """Return the rows of a file. In a file, a column without a null is not nullable: here all are alike."""
+    fragment = _FORMAT.make_fragment(path, folder.filesystem)
+    try:
+        found, facts = fragment.physical_schema, fragment.metadata
+    except (OSError, pa.ArrowInvalid) as error:
+        raise folder.damaged(path, error) from error
+    schema = pa.schema([field.with_nullable(True) for field in found], channel_head(facts))
+    return ds.FileSystemDataset([fragment], schema, _FORMAT, folder.filesystem)
+
+
+def _joined(files: Sequence[ds.FileSystemDataset]) -> ds.FileSystemDataset:
+    fragments = [fragment for file in files for fragment in file.get_fragments()]
+    return ds.FileSystemDataset(fragments, files[0].schema, _FORMAT, files[0].filesystem)
+
+
+class _Reader:
+    """Reader of the rows that match, dataset by dataset."""
+
+    def __init__(self, folder: Folder, filters: Filters, columns: Sequence[str], *, text: bool) -> None:
+        self._folder, self._filters, self._columns, self._text = folder, filters, columns, text
+        self._sparse = filters.select or filters.limit is not None  # many row groups may have no hit
+
+    def parts(self, dataset: ds.Dataset) -> Iterator[pa.Table]:
+        """Yield the matching rows of a dataset."""
+        schema, condition = dataset.schema, self._filters.condition(dataset.schema)
+        columns = {name: stored_column(name, schema) for name in self._needed(schema)}
+        try:
+            if self._sparse and isinstance(dataset, ds.FileSystemDataset):
+                dataset = self._with_hits(dataset, condition)
+            for batch in dataset.scanner(columns=columns, filter=condition, **_AHEAD).to_batches():
+                part = self._finished(pa.Table.from_batches([batch]))
+                if len(part):
+                    yield part
+        except (OSError, pa.ArrowInvalid) as error:
+            raise _damaged(self._folder, dataset, error) from error
+
+    def _with_hits(self, dataset: ds.FileSystemDataset, condition: pc.Expression | None) -> ds.FileSystemDataset:
+        """Return the row groups that have matching rows. Only the filtered columns are read for it."""
+        scanner = dataset.scanner(columns=[POSITION.name], filter=condition, **_AHEAD)
+        limit = self._filters.limit
+        hits = (scanner.to_table() if limit is None else scanner.head(limit))[POSITION.name].to_numpy()
+        groups = [(file, place, first) for file in dataset.get_fragments() for place, first in _groups(file)]
+        firsts = [first for _, _, first in groups if first is not None]
+        if len(firsts) < len(groups):
+            return dataset
+        found = [groups[place] for place in np.unique(np.searchsorted(firsts, hits, "right") - 1)]
+        self._sparse = limit is not None or len(found) < len(groups) / 2
+        fragments = [
+            file.subset(row_group_ids=[place for _, place, _ in some])
+            for file, some in groupby(found, key=lambda each: each[0])
+        ]
+        return ds.FileSystemDataset(fragments, dataset.schema, dataset.format, dataset.filesystem)
+
+    def _needed(self, schema: pa.Schema) -> list[str]:
+        """Return the columns to read: of typed payloads all theirs, for results or for the text that is searched."""
+        names = [*self._columns]
+        if TEXT in names or (self._filters.contains is not None and TEXT not in schema.names):
+            names += typed_names(schema.names)
+        return [*dict.fromkeys([*names, POSITION.name])]
+
+    def _finished(self, part: pa.Table) -> pa.Table:
+        """Return a part with the texts of typed payloads, or without their columns where these were only searched."""
+        typed, contains = typed_names(part.column_names), self._filters.contains
+        if typed and (self._text or contains is not None):
+            texts = texts_of(part)
+            if contains is not None:
+                hits = pc.match_substring(texts, contains)
+                part, texts = part.filter(hits), texts.filter(hits)
+            if self._text and TEXT in self._columns:
+                part = part.set_column(part.column_names.index(TEXT), TEXT, texts)
+            if self._text or TEXT not in self._columns:
+                part = part.drop_columns(typed)
+        fields = [field_of(name, part.schema.field(name).type) for name in part.column_names]
+        return part.cast(pa.schema(fields))  # the types stay, and all parts agree on what may be null
+
+
+def _groups(file: ds.ParquetFileFragment) -> Iterator[tuple[int, int | None]]:
+    """Yield the number of each row group with rows, and its first position; None: its statistics do not tell."""
+    footer = file.metadata
+    for place in range(footer.num_row_groups):
+        group = footer.row_group(place)
+        if group.num_rows:
+            column = group.column(footer.num_columns - 1)
+            known = column.path_in_schema == POSITION.name and column.is_stats_set
+            yield place, column.statistics.min if known else None
+
+
+def _damaged(folder: Folder, dataset: ds.Dataset, error: Exception) -> Exception:
+    """Return the error for the file that cannot be read."""
+    if isinstance(dataset, ds.FileSystemDataset):
+        for fragment in dataset.get_fragments():
+            try:
+                for _ in fragment.scanner().to_batches():
+                    pass
+            except (OSError, pa.ArrowInvalid) as found:
+                return folder.damaged(fragment.path, found)
+    return error
+
+
+def _in_order(parts: list[pa.Table], limit: int | None) -> list[pa.Table]:
+    """Return the first rows of parts in log order: joined, where one begins before another ends."""
+    if limit is not None and sum(map(len, parts)) > limit:  # before they get the types of rows that are cut off
+        last = np.sort(np.concatenate([part[POSITION.name].to_numpy() for part in parts]))[limit - 1]
+        kept = [int(np.searchsorted(part[POSITION.name].to_numpy(), last, "right")) for part in parts]
+        parts = [part.slice(0, rows) for part, rows in zip(parts, kept, strict=True) if rows]
+    ends = [(part[POSITION.name][0].as_py(), part[POSITION.name][-1].as_py()) for part in parts]
+    if all(low > high for (low, _), (_, high) in zip(ends[1:], ends, strict=False)):
+        return parts
+    joined = unified([*map(plain, parts)])
+    return [joined.take(pa.array(np.argsort(joined[POSITION.name].to_numpy())))]
