@@ -23,12 +23,5 @@ class HostDates:
         place = bisect_right(self._versions, version)
         return self._steps[place - 1] if place else ALWAYS
 
-    def with_change(self, version: int, since: int, oldest: int) -> "HostDates":
-        """Return these with a change that counts from a step on, without those up to an older step."""
-        kept = [pair for pair in zip(self._steps, self._versions, strict=True) if pair[0] > oldest]
-        if not kept or kept[-1][0] != since:
-            kept.append((since, version))
-        return HostDates(",".join(f"{step}:{first}" for step, first in kept))
-
 
 NO_DATES = HostDates()

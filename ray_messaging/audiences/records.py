@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from enum import StrEnum
-from itertools import pairwise
 
 import msgspec
 
@@ -116,9 +115,3 @@ class Audiences:
             return f"audience {name!r} was removed"
         listed = ", ".join(self.names()[:5]) or "none"
         return f"there is no audience {name!r}; there are: {listed}. messaging.create_audience makes one"
-
-
-def needed(versions: tuple[StoredVersion, ...], sealed: int) -> tuple[StoredVersion, ...]:
-    """Return the versions that count in a step after the last sealed one."""
-    pairs = pairwise(versions)
-    return (*(each for each, after in pairs if after.since > sealed + 1), *versions[-1:])

@@ -9,7 +9,6 @@ from ray_messaging.errors import ConfigError
 from ray_messaging.transports.dead_letter_store import DeadLetterStore
 from ray_messaging.transports.experiment_store import ExperimentStore
 from ray_messaging.transports.log_store import LoggedTransport
-from ray_messaging.transports.memory import MemoryServer, MemoryTransport
 from ray_messaging.transports.server_facts import ServerFacts
 from ray_messaging.transports.transport import Transport
 
@@ -70,12 +69,6 @@ def backend_of(config: ServerConfig) -> Backend:
 def open_transport(server: object, exp_id: str, settings: MessagingConfig) -> Transport:
     """Make the transport for a server: a config, a URL, or a LocalServer; raise ConfigError."""
     refuse_broker(server)
-    if settings.wait_replicas and isinstance(server, MemoryServer):
-        raise ConfigError(
-            "wait_replicas waits for replicas of a Redis or Valkey server, and this server has none: leave it at 0"
-        )
-    if isinstance(server, MemoryServer):
-        return MemoryTransport(server, exp_id, dead_bytes=settings.dead_bytes)
     if isinstance(server, BackendConfig):
         return server.open_backend().transport(exp_id, settings)
     if isinstance(server, str):

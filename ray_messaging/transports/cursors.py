@@ -3,7 +3,7 @@
 A server keeps ranges as text: `entry row entry row count`, behind the first cursor up to the second.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from math import inf
 from typing import NamedTuple
 
@@ -92,19 +92,8 @@ def ends(found: AckRange, entry: str) -> float:
     return inf if end > at else 0 if end < at else found.end.row or inf
 
 
-def rows_of(ranges: Sequence[AckRange], entry: str) -> Rows:
-    """Return the acknowledged rows of an entry."""
-    runs = [(begins(found, entry), ends(found, entry)) for found in ranges]
-    return [(int(low), high) for low, high in runs if low < high]
-
-
-def encode_rows(rows: Rows) -> str:
-    """Encode rows of a dead letter that were handled: `3-7,9-`."""
-    return ",".join(f"{low}-{'' if high == inf else int(high)}" for low, high in rows)
-
-
 def decode_rows(text: str) -> Rows:
-    """Decode rows of a dead letter; malformed parts, which others wrote, are ignored."""
+    """Decode rows of a dead letter that were handled, as `3-7,9-`; malformed parts, which others wrote, are ignored."""
     found: Rows = []
     for run in text.split(",") if text else ():
         low, _, high = run.partition("-")

@@ -13,7 +13,6 @@ from ray_messaging.transports.cursors import decode_rows
 PAGE, PAGE_BYTES = 1000, 16 * 2**20  # of dead letters that are read at once
 # Twice a frame of ours: one that is sent back to the server holds its mailbox's reader up.
 WHOLE_BYTES, HEAD_BYTES = 32 * 2**20, 1024
-LETTER_BYTES = 256  # what a letter counts beside its frame: those without a frame are bounded, too
 
 
 class DeadFrame(NamedTuple):

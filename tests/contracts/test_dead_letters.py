@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 import pytest
-from support.contracts import WAIT_S, fetch_all, take_in, until, vanish
+from support.contracts import LETTER_BYTES, WAIT_S, fetch_all, take_in, until, vanish
 
 from ray_messaging import columns
 from ray_messaging.config import MessagingConfig
@@ -15,7 +15,6 @@ from ray_messaging.model.typed.table import TypedColumns
 from ray_messaging.transports.backend import open_transport
 from ray_messaging.transports.dead_letter_store import (
     HEAD_BYTES,
-    LETTER_BYTES,
     WHOLE_BYTES,
     Requeued,
     Returned,

@@ -2,14 +2,13 @@
 
 import pytest
 import redis.asyncio as redis
-from support.contracts import take_in
+from support.contracts import LETTER_BYTES, take_in
 from typer.testing import CliRunner
 
 from ray_messaging.addressing.channels import Keys
 from ray_messaging.cli import app
 from ray_messaging.cluster.handles.dead_letters import DeadLetters
 from ray_messaging.observability.health.mailbox_checks import check_kept
-from ray_messaging.transports.dead_letter_store import LETTER_BYTES
 from ray_messaging.transports.redis.server_probe import ask_server
 
 pytestmark = pytest.mark.some_layouts("it writes by hand what each server keeps")

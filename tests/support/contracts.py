@@ -13,6 +13,8 @@ from support.patience import WAIT_S
 from support.replicated import primary_of
 from support.slots import owner_of
 
+LETTER_BYTES = 256  # what a dead letter counts beside its frame
+
 
 async def fetch_all(messager, count, **options):
     """Fetch until `count` messages have come."""

@@ -1,4 +1,4 @@
-"""Two groups at work on the memory server: the whole engine but Ray."""
+"""Two groups at work on a server of this process: the whole engine but Ray."""
 
 import asyncio
 import time
