@@ -383,8 +383,8 @@ class Engine:
     async def _join_steps(self) -> None:
         """Become a stepped group where the experiment has steps: it sends and receives in its steps only."""
         store = self.transport.steps
-        self.steps = None if store is None else await store.settings()
-        if store is not None and self.steps is not None:
+        self.steps = await store.settings()
+        if self.steps is not None:
             await store.join(self.name)
             self.accepting, self.fetcher.unavailable = None, self._in_steps_only
             self.receiving.stepped = True

@@ -91,8 +91,8 @@ async def driven_loop(engine: Engine, task: str) -> "StepLoop":
     A task that runs again follows its earlier attempt at once, because that one is dead.
     """
     store = engine.transport.steps
-    engine.steps = None if store is None else await store.settings()
-    if store is None or engine.steps is None:
+    engine.steps = await store.settings()
+    if engine.steps is None:
         raise without_steps(engine.exp_id)
     group = (await store.progress()).groups.get(engine.name)
     before = None if group is None else group.driver

@@ -9,7 +9,7 @@ import numpy as np
 
 from ray_messaging.common.limits import BATCH_ROWS
 from ray_messaging.engine import Engine
-from ray_messaging.errors import Closed, ConfigError, FrameError, UnknownName
+from ray_messaging.errors import Closed, FrameError, UnknownName
 from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.receiving.call_checks import check_timeout
 from ray_messaging.receiving.subscription_spec import SubscriptionSpec
@@ -59,7 +59,7 @@ class AsyncSurvey:
 
     @property
     def _store(self) -> SurveyStore:
-        return survey_store(self._engine)
+        return self._engine.transport.surveys
 
     # -- reading --------------------------------------------------------------------------------------------------
 
@@ -170,14 +170,6 @@ class AsyncSurvey:
         if not self.ended:
             await self._store.add(self.id, END, self._read_to.encode())
             await self.update()
-
-
-def survey_store(engine: Engine) -> SurveyStore:
-    """Return the store of surveys; raise ConfigError where the server can keep none."""
-    store = engine.transport.surveys
-    if store is None:
-        raise ConfigError("surveys need Redis or Valkey: an MQTT broker keeps none")
-    return store
 
 
 def unknown(engine: Engine, survey_id: str) -> UnknownName:

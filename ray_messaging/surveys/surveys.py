@@ -14,7 +14,7 @@ from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.model.columns import encode_payload
 from ray_messaging.receiving.call_checks import check_timeout
 from ray_messaging.surveys.answer_model import AnswerModel
-from ray_messaging.surveys.async_survey import AsyncSurvey, open_mailbox, survey_store, unknown
+from ray_messaging.surveys.async_survey import AsyncSurvey, open_mailbox, unknown
 from ray_messaging.surveys.record import SurveyRecord, decode_record, encode
 from ray_messaging.transports.cursors import START, Cursor
 
@@ -24,7 +24,7 @@ class Surveys:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._store = survey_store(engine)
+        self._store = engine.transport.surveys
         self._reading = asyncio.Lock()
 
     async def create(

@@ -99,7 +99,7 @@ class InterceptorHost:
     @property
     def steps(self) -> StepStore:
         """Return the store of the experiment's steps; raise ConfigError where it has none."""
-        if self.transport.steps is None or self._spec.steps is None:
+        if self._spec.steps is None:
             raise without_steps(self._spec.exp_id)
         return self.transport.steps
 
@@ -403,12 +403,10 @@ class InterceptorHost:
         await flush_spans(self._spec.tracing)
 
 
-async def begin_steps(store: StepStore | None, spec: InterceptorSpec) -> None:
+async def begin_steps(store: StepStore, spec: InterceptorSpec) -> None:
     """Set up the steps of an experiment; raise ConfigError where it began with other ones."""
     given = None if spec.steps is None else StepSettings.of(spec.steps)
-    kept = None
-    if store is not None:
-        kept = await (store.settings() if given is None else store.begin(given))
+    kept = await (store.settings() if given is None else store.begin(given))
     if kept != given:
         raise ConfigError(
             f"experiment {spec.exp_id!r} began with {_steps_text(kept)}, and this start has {_steps_text(given)}"

@@ -110,8 +110,8 @@ class LogWriter:
     async def _begin_steps(self) -> None:
         """Follow the experiment's steps, if it has some."""
         store = self._transport.steps
-        settings = None if store is None else await store.settings()
-        if store is None or settings is None:
+        settings = await store.settings()
+        if settings is None:
             return
         boxes = StepBoxes(store, self.exp_id, self.folder, settings, self._reader.retry, self._reader.hearers)
         self._streams.steps = await boxes.begin(self._streams.steps)

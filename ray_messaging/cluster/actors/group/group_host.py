@@ -52,7 +52,7 @@ class GroupSteps:
     @property
     def _store(self) -> StepStore:
         engine = self._messager.engine
-        if engine.transport.steps is None or engine.steps is None:
+        if engine.steps is None:
             raise without_steps(self._messager.exp_id)
         return engine.transport.steps
 
