@@ -73,11 +73,16 @@ def _shown(name: object) -> str:
     return text if len(text) <= 2 * NAME_LENGTH else f"{text[:NAME_LENGTH]}... of {len(text):,} characters"
 
 
-def _check_text(kind: str, text: str, unfit: re.Pattern[str]) -> None:
+def utf8_size(text: str) -> int:
+    """Return the bytes of a text in UTF-8; 0 where it cannot be written so."""
     try:
-        size = len(text.encode())
+        return len(text.encode())
     except UnicodeEncodeError:
-        size = 0
+        return 0
+
+
+def _check_text(kind: str, text: str, unfit: re.Pattern[str]) -> None:
+    size = utf8_size(text)
     if not 0 < size <= NAME_LENGTH or unfit.search(text):
         raise InvalidAddress(
             f"{kind} {_shown(text)} cannot be used: it must be 1 to {NAME_LENGTH} bytes of UTF-8 without control "

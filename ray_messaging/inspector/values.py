@@ -77,7 +77,6 @@ class State:
     judged: int | None = None
     blocked: int | None = None
     dead_letters: int | None = None
-    log_lag: str = ""
 
 
 @dataclass(frozen=True, slots=True)

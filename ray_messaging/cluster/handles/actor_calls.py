@@ -35,19 +35,19 @@ def named_actors(prefix: str) -> dict[str, Any]:
     return {name: actor for name, actor in found.items() if actor is not None}  # some may have ended just now
 
 
-def result(ref: Any, *, actor_name: str, sends: bool = False) -> Any:  # noqa: ANN401 - an ObjectRef and its value
+def result(ref: Any, *, actor_name: str) -> Any:  # noqa: ANN401 - an ObjectRef and its value
     """Wait for a call and return its result; `actor_name` is the actor's name in errors.
 
-    Raises: the actor's error; Closed where the actor is dead; OutcomeUnknown where a call that `sends` was interrupted.
+    Raises: the actor's error; Closed where the actor is dead.
     """
     try:
         return ray.get(ref)
     except (RayTaskError, RayActorError) as error:
-        raise translated(error, actor_name=actor_name, sends=sends) from error
+        raise translated(error, actor_name=actor_name) from error
 
 
 async def value_of(waiting: Waiting, ref: Any, *, actor_name: str, sends: bool = False) -> Any:  # noqa: ANN401 - an ObjectRef and its value
-    """Wait for a call and return its result, as `result`."""
+    """Wait for a call and return its result, as `result`; OutcomeUnknown where one that `sends` was interrupted."""
     try:
         return await waiting.value(ref)
     except (RayTaskError, RayActorError) as error:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from urllib.parse import unquote
 
-from ray_messaging.addressing.channels import AgentId, check_id, check_name, check_subtopic
+from ray_messaging.addressing.channels import AgentId, check_id, check_name, check_subtopic, utf8_size
 from ray_messaging.errors import InvalidAddress
 
 TOPIC_BYTES = 65_535
@@ -113,11 +113,7 @@ def _check(kind: str, text: object) -> str:
         raise InvalidAddress(
             f"{kind} {text!r} is a channel of Redis: on MQTT write {text.replace(':', '/')!r}", value=text
         )
-    try:
-        size = len(text.encode())
-    except UnicodeEncodeError:
-        size = 0
-    if not 0 < size <= TOPIC_BYTES or _UNFIT.search(text):
+    if not 0 < utf8_size(text) <= TOPIC_BYTES or _UNFIT.search(text):
         raise InvalidAddress(
             f"{kind} {text[:80]!r} cannot be used: it must be 1 to {TOPIC_BYTES} bytes of UTF-8 without control "
             "characters",

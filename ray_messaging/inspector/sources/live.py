@@ -74,15 +74,12 @@ class LiveSource:
     def state(self) -> State:
         """Return groups, steps and counters."""
         stats = self._messaging.stats()
-        steps = self._steps()
-        log = stats.get("log", {})
         return State(
             [GroupFacts(mailbox, waiting=waiting) for mailbox, waiting in sorted(stats["waiting"].items())],
-            steps,
+            self._steps(),
             stats["judged"],
             stats["blocked"],
             stats["dead_letters"]["letters"],
-            cut(log.get("error") or "", 200),
         )
 
     def _steps(self) -> StepFacts | None:

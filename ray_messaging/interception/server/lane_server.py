@@ -34,7 +34,6 @@ _TOKEN_LIMIT = 128
 
 
 Parts = tuple[bytes, ...]  # of a large answer, which are written as they are
-Snapshot = Callable[[memoryview], bytes | Awaitable[bytes]]
 
 
 class Answer(Protocol):
