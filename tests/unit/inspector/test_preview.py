@@ -7,7 +7,7 @@ from support.log_queries import log_of, row, write_folder
 
 from ray_messaging.cli.rule_specs import KNOWN, parse_rule
 from ray_messaging.errors import ConfigError
-from ray_messaging.inspector.sources.preview import WIDTH, preview
+from ray_messaging.inspector.sources.live_control import WIDTH, preview
 
 
 @pytest.fixture

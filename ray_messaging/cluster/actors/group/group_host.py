@@ -1,19 +1,34 @@
 """Host of a group's agents, without Ray: a messager, the order of its callers' sends, leases of its messages."""
 
 import asyncio
+import logging
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ray_messaging.cluster.actors.group.group_lane_server import GroupLaneServer
 from ray_messaging.cluster.actors.group.group_questions import GroupQuestions
 from ray_messaging.cluster.audiences.home import AudienceFiles
+from ray_messaging.cluster.lane_calls import (
+    ALIVE,
+    AliveCall,
+    Call,
+    Committed,
+    FetchCall,
+    Parts,
+    RelayCall,
+    body_of,
+    fates_of,
+    lent_of,
+    parse_call,
+)
 from ray_messaging.cluster.owner_liveness import gone_for
 from ray_messaging.cluster.servers.shards import config_here
 from ray_messaging.cluster.spec import Experiment
-from ray_messaging.errors import CommitFailed, NotListening, OutcomeUnknown
+from ray_messaging.errors import CommitFailed, MessagingError, NotListening, OutcomeUnknown
+from ray_messaging.interception.server.lane_server import LaneServer
+from ray_messaging.interception.wire.lane import LaneAddress
 from ray_messaging.messager import Messager
 from ray_messaging.messages import Messages
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
@@ -29,9 +44,61 @@ from ray_messaging.steps.accounts.sealed_counts import sealed_counts
 from ray_messaging.transports.steps.errors import without_steps
 from ray_messaging.transports.steps.store import StepStore
 
+logger = logging.getLogger(__name__)
+
 # Ray repeats a call within this time, in seconds; its answer is kept for so long.
 _REPEATED_S = 60.0
 CALLERS = 10_000  # above it, the callers idle for longest are forgotten
+
+
+class GroupLaneServer:
+    """The lane of one group. It has results only: a call that fails gets an empty answer, and is repeated by Ray."""
+
+    def __init__(self, group: "GroupHost") -> None:
+        self._group = group
+        self._lane = LaneServer(self._answer)
+        self._address: LaneAddress | None = None
+        self._opening = asyncio.Lock()
+
+    async def address(self, host: str) -> LaneAddress:
+        """Return the address; listen on a free port of `host` if this is the first call."""
+        async with self._opening:
+            if self._address is None:
+                self._address = await self._lane.start(host)
+        return self._address
+
+    @property
+    def token(self) -> str:
+        """Return the lane's token, which no other process of this group has had."""
+        return self._lane.token
+
+    async def close(self) -> None:
+        """Stop listening and drop all connections."""
+        await self._lane.close()
+
+    def _answer(self, request: memoryview, *, patient: bool) -> Awaitable[bytes | tuple[bytes, ...]]:  # noqa: ARG002 - a lane's
+        return self._found(*parse_call(request))
+
+    async def _found(self, call: Call, frames: list[bytes]) -> bytes | tuple[bytes, ...]:
+        try:
+            head, found = await self._result(call, frames)
+        except MessagingError as error:
+            logger.debug("a call over the group's lane failed, and comes again by Ray: %r", error)
+            return b""
+        return head, *found
+
+    async def _result(self, call: Call, frames: list[bytes]) -> Parts:
+        if isinstance(call, RelayCall):
+            return body_of(fates_of(await self._group.relay(call.caller, call.number, call.oldest, frames)))
+        if isinstance(call, FetchCall):
+            token, messages = await self._group.fetch(call.caller, call.token, call.limit, call.timeout, call.options)
+            return lent_of(token, messages)
+        if isinstance(call, AliveCall):
+            return ALIVE
+        over, late = await self._group.ack_some([(token, None) for token in call.tokens])
+        if late is not None:
+            raise late
+        return body_of(Committed(tuple(over)))
 
 
 class GroupSteps:
