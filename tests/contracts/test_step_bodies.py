@@ -4,6 +4,7 @@ import asyncio
 import functools
 import itertools
 import random
+import threading
 from contextlib import AsyncExitStack, ExitStack, aclosing
 
 import pytest
@@ -11,6 +12,7 @@ from faults.proxy import Proxy
 from support.contracts import WAIT_S, client_of
 from support.rumour import Rumour, college_edges, sequential, small_world
 from support.rumour_groups import Moves, RumourGroups
+from support.slots import ClusterService
 from support.step_faults import Chaos, Repeat
 
 from ray_messaging import (
@@ -54,7 +56,7 @@ async def proves(groups, **how):
 
 
 async def bodies_of(config, exp_id):
-    """Return how many bodies each shard has."""
+    """Return how many bodies each server has."""
     found = []
     for server in config.servers:
         async with client_of(server) as client:
@@ -67,8 +69,9 @@ MODES = pytest.mark.parametrize("senders", [False, True], ids=["all", "senders"]
 
 
 @MODES
-async def test_a_rumour_on_three_servers(shards_config, exp_id, senders):
-    await proves(RumourGroups(shards_config, exp_id, RING, 8, senders=senders))
+@pytest.mark.parametrize("count", [1, 2, 8, pytest.param(64, marks=pytest.mark.long)])
+async def test_a_rumour_on_three_servers(shards_config, exp_id, count, senders):
+    await proves(RumourGroups(shards_config, exp_id, RING, count, senders=senders))
     primary, *others = await bodies_of(shards_config, exp_id)
     assert primary == 0
     assert min(others) > 0
@@ -163,6 +166,32 @@ async def test_the_nth_piece_on_the_wire_is_lost(processes, exp_id, side, victim
             if not lost[-1]:
                 break
     assert nth > 12
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("shard", [0, 1], ids=["the one that orders", "one with bodies alone"])
+async def test_a_primary_of_a_cluster_is_lost(tmp_path, exp_id, shard):
+    """It comes back as a replica, without which nothing is confirmed."""
+    with ClusterService(tmp_path, exp_id=exp_id, shards=3) as service:
+        service.serve(exp_id, shard)
+        config = ShardsConfig.of_cluster(service.config).model_copy(update={"body_bytes": 64})
+        waiting = MessagingConfig(wait_replicas=1, send_timeout_s=60.0)
+        groups = RumourGroups(config, exp_id, RING, 3, senders=shard > 0, messaging=waiting)
+        ended, losing = threading.Event(), []
+
+        def lose():
+            old = service.primary
+            old.kill()
+            in_time = not ended.is_set()
+            service.failed_over()
+            service.join(old)
+            return in_time
+
+        def begins():
+            losing.append(asyncio.ensure_future(asyncio.to_thread(lose)))
+
+        await proves(groups, begins=begins, ends=ended.set, within_s=120)
+        assert await losing[0]
 
 
 # -- the store --------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 import traceback
+from contextlib import ExitStack
 from functools import cache, partial
 from itertools import chain, product
 from itertools import count as numbers
@@ -36,6 +37,7 @@ from support.step_faults import Chaos, FailAt, Repeat  # noqa: E402
 from faults import rumour_on_ray  # noqa: E402 - after the path
 from faults.proxy import Proxy  # noqa: E402
 from faults.rumour_on_ray import FAULTS  # noqa: E402
+from ray_messaging.config import ShardsConfig  # noqa: E402
 
 COLLEGE = TESTS.parents[1] / "shared" / "data" / "collegemsg" / "CollegeMsg.txt.gz"
 SMALL = Rumour(small_world(24), steps=4, chance=110)
@@ -94,6 +96,26 @@ class Sweeps:
             finally:
                 server.kill()
 
+    def bodies(self, rumour, count, senders, killed):
+        """Have bodies on three servers, each of which is killed again and again at random pieces on the wire."""
+        with ExitStack() as stack:
+            folder, servers = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="digest-"))), []
+            for number in range(3):
+                (folder / str(number)).mkdir()
+                servers.append(RedisProcess(folder / str(number), binary="valkey").start())
+                stack.callback(servers[-1].kill)
+            proxies = [stack.enter_context(Proxy(server.config, seed=n)) for n, server in enumerate(servers)]
+            config = ShardsConfig(servers=tuple(proxy.config for proxy in proxies), body_bytes=64)
+
+            def begins():
+                for proxy, server in zip(proxies, servers, strict=True):
+                    proxy.lose_some(40 * count, partial(restart, server))
+
+            groups = self.groups(config, rumour, count, senders)
+            hooks = {"begins": begins, "ends": lambda: [proxy.spare() for proxy in proxies]} if killed else {}
+            differs = differences(groups, **hooks)
+            return sum(proxy.cuts for proxy in proxies), differs
+
     def each_call(self, senders, side, deadly):
         found = []
         for met in numbers():
@@ -126,6 +148,10 @@ def in_process(sweeps, rumour):
         yield f"{count} groups", senders, name, partial(sweeps.layout, rumour, count, senders, fault)
     for count, senders in product((1, 2, 8), MODES):
         yield f"{count} groups", senders, "30% of replies cut", partial(sweeps.cut, rumour, count, senders)
+    for count, senders in product(COUNTS, MODES):
+        for killed, fault in ((False, "no fault"), (True, "servers killed at random")):
+            run = partial(sweeps.bodies, rumour, count, senders, killed)
+            yield f"{count} groups, bodies on 3 servers", senders, fault, run
     for count, senders in product((2, 8), MODES):
         run = partial(sweeps.moving, rumour, count, senders)
         yield f"{count} groups", senders, "agents move, server killed at random", run

@@ -27,14 +27,17 @@ class Moves:
 
 
 class RumourGroups:
-    """Groups of a rumour on one server.
+    """Groups of a rumour.
 
-    Args: `faults` come between the groups and their step store; `interceptor` gives each its rules.
+    Args: `faults` come between the groups and their step store; `interceptor` gives each its rules, and `messaging`
+        the settings of their messagers.
     """
 
-    def __init__(self, server, exp_id, rumour, count, *, senders=False, faults=None, interceptor=None, **settings):
+    def __init__(
+        self, server, exp_id, rumour, count, *, senders=False, faults=None, interceptor=None, messaging=None, **settings
+    ):
         self.server, self.exp_id, self.rumour, self.faults = server, exp_id, rumour, faults
-        self.interceptor = interceptor
+        self.interceptor, self.messaging = interceptor, messaging
         self.parts = {f"group{n}": part for n, part in enumerate(rumour.parts(count, senders=senders))}
         wait_for = WaitFor.SENDERS if senders else WaitFor.ALL
         self.settings = StepSettings(groups=count, digest=True, wait_for=wait_for, **settings)
@@ -65,7 +68,7 @@ class RumourGroups:
         ]
 
     async def _connect(self, name):
-        messager = Messager(self.server, self.exp_id, self.interceptor, name=name)
+        messager = Messager(self.server, self.exp_id, self.interceptor, name=name, settings=self.messaging)
         self.opened.append(messager)
         await messager.init()
         return messager
