@@ -64,7 +64,7 @@ class _Received:
         self.count: Counter[Key] = Counter()
         self.first_at: dict[Key, float] = {}
         self.arrivals: list[float] = []
-        self.twice: list[Key] = []
+        self._twice: list[tuple[str, Key]] = []
         self.early: list[Key] = []
         self.strays = 0
         self._committed: set[Key] = set()
@@ -72,11 +72,19 @@ class _Received:
         self._newest: dict[tuple[Any, Any], int] = {}
         self._last: dict[tuple[str, Any, Any], int] = {}
 
+    @property
+    def twice(self) -> list[Key]:
+        """Return what was received again, though it should not have been."""
+        return [key for _, key in self._twice]
+
     def follow(self, line: list[Any]) -> None:
         """Take the next line of an inbox."""
         kind, incarnation, at = line[:3]
         if kind == "committed":
             self._committed |= self._held.pop(incarnation, set())
+        elif kind == "fenced":  # what it had in hand when its successor came was not committed, whoever noted it first
+            held = self._held.pop(incarnation, set())
+            self._twice = [each for each in self._twice if each[0] != incarnation or each[1] not in held]
         elif kind == "fetched":
             self.arrivals.append(at)
             for key in line[3]:
@@ -91,7 +99,7 @@ class _Received:
         # What comes again, as it was not committed, is a repetition from there on, and keeps its order, too.
         before = self._last.get((incarnation, by, to), -1) if key in self.count else self._newest.get((by, to), -1)
         if key in self._committed or key in held:
-            self.twice.append(key)
+            self._twice.append((incarnation, key))
         elif n < before:
             self.early.append(key)
         self.count[key] += 1

@@ -159,6 +159,10 @@ class Inbox(_Lines):
         """Note that all that was handed out so far is committed."""
         self.write("committed", self.incarnation, time.time())
 
+    def fenced(self):
+        """Note that a successor has the messages, also those that were handed out here and are not committed."""
+        self.write("fenced", self.incarnation, time.time())
+
     def note(self, text):
         """Note something else, as an error that was met."""
         self.write("note", self.incarnation, time.time(), text)

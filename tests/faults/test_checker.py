@@ -77,6 +77,17 @@ def test_only_committed_messages_that_come_again_are_duplicates(ledger, inboxes)
     assert account.examples["twice"] == [keys[0]]
 
 
+def test_messages_in_hand_when_a_successor_comes_are_no_duplicates(ledger, inboxes):
+    keys = send(ledger, "delivered", "delivered")
+    old, successor = inboxes("a"), inboxes("b")
+    successor.fetched(keys)
+    successor.committed()
+    old.fetched(keys[:1])  # it was handed out before, and noted late
+    assert check([ledger.path], [old.path, successor.path]).flaws == {"duplicates": 1}
+    old.fenced()
+    assert check([ledger.path], [old.path, successor.path]).flaws == {}
+
+
 def test_a_repetition_within_one_incarnation_is_a_duplicate(ledger, inboxes):
     keys = send(ledger, "delivered")
     inbox = inboxes("a")

@@ -18,7 +18,7 @@ from faults.ledger import Inbox, Ledger, fates_after
 from faults.moving import Moving
 from ray_messaging import Messager, Outgoing, RedisConfig
 from ray_messaging.config import MessagingConfig
-from ray_messaging.errors import ConnectionFailed, MailboxFull, MessagingError, OutcomeUnknown
+from ray_messaging.errors import ConnectionFailed, Fenced, MailboxFull, MessagingError, OutcomeUnknown
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.writing.writer import LogWriter
 from ray_messaging.interception.rules import BlackList
@@ -188,6 +188,9 @@ async def run_receiver(options):
             inbox.note(repr(error))
             await asyncio.sleep(PAUSE_S)
             continue
+        except Fenced:
+            inbox.fenced()
+            raise
         ends = [token for message in messages if (token := end_of(message))]
         inbox.take([message for message in messages if not end_of(message)])
         for token in ends:
