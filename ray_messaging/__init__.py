@@ -55,9 +55,9 @@ if TYPE_CHECKING:
     from ray_messaging.cluster.handles.blocked_messages import BlockedListener, BlockedMessage
     from ray_messaging.cluster.handles.group.async_group import AsyncGroup
     from ray_messaging.cluster.handles.group.group import Group
+    from ray_messaging.cluster.handles.survey import Survey
     from ray_messaging.cluster.inspector_process import Inspector
     from ray_messaging.cluster.messaging import Messaging
-    from ray_messaging.cluster.surveys.survey import Survey
     from ray_messaging.compat.msg import Msg
     from ray_messaging.config import MessagingConfig, RedisConfig, Steps
     from ray_messaging.conversations.answers import Answers
@@ -103,7 +103,7 @@ _HOMES = {
     "RedisConfig": "ray_messaging.config",
     "Rule": "ray_messaging.interception.rules.rule",
     "Steps": "ray_messaging.config",
-    "Survey": "ray_messaging.cluster.surveys.survey",
+    "Survey": "ray_messaging.cluster.handles.survey",
     "Tracing": "ray_messaging.observability.tracing.settings",
     "columns": "ray_messaging.model.typed.input",
 }

@@ -15,8 +15,8 @@ from ray_messaging.addressing.channels import (
     AgentId,
 )
 from ray_messaging.addressing.directory import Directory, Record
-from ray_messaging.audiences.storage.book import AudienceBook
-from ray_messaging.audiences.storage.source import AudienceSource
+from ray_messaging.audiences.book import AudienceBook
+from ray_messaging.audiences.source import AudienceSource
 from ray_messaging.common.loop_end import Life, at_loop_end
 from ray_messaging.common.process_tuning import keep_memory
 from ray_messaging.common.task_health import TaskHealth
@@ -40,9 +40,9 @@ from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.observability.observer import Observer
 from ray_messaging.observability.tracing.settings import Tracing, tracer_of
 from ray_messaging.receiving.call_checks import check_timeout
-from ray_messaging.receiving.departing.rehosting import Rehoster
 from ray_messaging.receiving.fetcher import Fetcher
 from ray_messaging.receiving.mailbox_lease import KEEP_S, IsDead
+from ray_messaging.receiving.rehosting import Rehoster
 from ray_messaging.receiving.subscription import Subscription
 from ray_messaging.receiving.unfolder import Unfolder
 from ray_messaging.sending.accumulation.accumulator import Accumulator

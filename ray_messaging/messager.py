@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ray_messaging.addressing import channels as names
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.addressing.directory import Directory
-from ray_messaging.audiences.storage.source import AudienceSource
+from ray_messaging.audiences.source import AudienceSource
 from ray_messaging.compat.msg import Payload
 from ray_messaging.config import MessagingConfig
 from ray_messaging.conversations.answers import Answers

@@ -6,7 +6,7 @@ import numpy as np
 
 from ray_messaging.audiences.building import build_edges
 from ray_messaging.audiences.edges import Edges
-from ray_messaging.audiences.frames.folding import spread
+from ray_messaging.audiences.folding import spread
 from ray_messaging.interception.rules import BlackList
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.model.batch import Batch

@@ -15,7 +15,7 @@ from ray_messaging.errors import FrameError
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet, ascending
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import INT, STR, IdColumn
-from ray_messaging.model.schemas.schema import Schemas
+from ray_messaging.model.schema import Schemas
 
 NO_SCHEMAS: Mapping[str, bytes] = {}
 _CACHED_ROUTES = 100_000  # of messages that are sent one by one

@@ -13,7 +13,7 @@ from ray_messaging.cli.dead_letters.commands import app as dead_letters_app
 from ray_messaging.cli.demo import demo
 from ray_messaging.cli.doctor.command import doctor
 from ray_messaging.cli.log.commands import app as log_app
-from ray_messaging.cli.metrics.commands import app as metrics_app
+from ray_messaging.cli.metrics import app as metrics_app
 from ray_messaging.cli.replay import replay
 from ray_messaging.cli.report import report
 from ray_messaging.cli.surveys import surveys

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from ray_messaging.cluster.handles.group.group import Group
     from ray_messaging.cluster.handles.groups import Groups
     from ray_messaging.cluster.handles.hosted_agents import HostedAgents
+    from ray_messaging.cluster.handles.survey import Survey
+    from ray_messaging.cluster.handles.survey_calls import SurveyCalls
     from ray_messaging.cluster.handles.user_messager import UserMessager
     from ray_messaging.cluster.handles.user_questions import UserQuestions
     from ray_messaging.cluster.inspector_process import Inspector
@@ -32,8 +34,6 @@ if TYPE_CHECKING:
     from ray_messaging.cluster.run.run_actors import RunActors
     from ray_messaging.cluster.servers.shards import Shards
     from ray_messaging.cluster.starting.lifecycle import StartedExperiment
-    from ray_messaging.cluster.surveys.survey import Survey
-    from ray_messaging.cluster.surveys.survey_calls import SurveyCalls
     from ray_messaging.compat.msg import Payload
     from ray_messaging.config import MessagingConfig, OnExisting, ServerConfig, Steps
     from ray_messaging.conversations.answers import GroupAnswers
@@ -345,7 +345,7 @@ class Messaging:
         Raises: InvalidAddress, ConfigError for a type that senders cannot check without its class.
         """
         from ray_messaging.addressing.channels import check_subtopic
-        from ray_messaging.model.schemas.json_types import described
+        from ray_messaging.model.json_types import described
 
         text = None if kind is None else described(kind)
         self._connection.ask(self.interceptor.set_schema.remote(check_subtopic(subtopic), text))
@@ -529,7 +529,7 @@ class Messaging:
 
     @cached_property
     def _surveys(self) -> "SurveyCalls":
-        from ray_messaging.cluster.surveys.survey_calls import SurveyCalls
+        from ray_messaging.cluster.handles.survey_calls import SurveyCalls
 
         return SurveyCalls(self._user)
 

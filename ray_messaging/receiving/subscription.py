@@ -13,7 +13,7 @@ from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import Closed, ConnectionFailed, Fenced, MessagingError, MoveFailed, TransitError
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.receiving.commits import Commits
-from ray_messaging.receiving.departing.departure import Departure
+from ray_messaging.receiving.departure import Departure
 from ray_messaging.receiving.fetcher import Fetcher
 from ray_messaging.receiving.foreign_messages import ForeignMessages
 from ray_messaging.receiving.mailbox_lease import IsDead, MailboxLease, outlast

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Iterable
 
+from ray_messaging.audiences.book import AudienceBook, audience_of
 from ray_messaging.audiences.edges import Edges
-from ray_messaging.audiences.frames.folding import agents_digest, unfold
-from ray_messaging.audiences.storage.book import AudienceBook, audience_of
+from ray_messaging.audiences.folding import agents_digest, unfold
 from ray_messaging.errors import FrameError
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.batch import Batch

@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 
 from ray_messaging.addressing.directory import Directory
-from ray_messaging.audiences.edges import Edges
-from ray_messaging.audiences.member_edges import MemberEdges
-from ray_messaging.audiences.storage.book import (
+from ray_messaging.audiences.book import (
     EVERYBODY,
     UNRESOLVED,
     AudienceBook,
@@ -13,6 +11,8 @@ from ray_messaging.audiences.storage.book import (
     current_audience,
     name_of,
 )
+from ray_messaging.audiences.edges import Edges
+from ray_messaging.audiences.member_edges import MemberEdges
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.extension import Audience

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from ray_messaging.addressing.directory import Record
 from ray_messaging.audiences.edges import Edges
-from ray_messaging.audiences.frames.folding import agents_digest
+from ray_messaging.audiences.folding import agents_digest
 from ray_messaging.model.columns import IdColumn
 
 

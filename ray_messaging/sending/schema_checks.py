@@ -9,7 +9,7 @@ from ray_messaging.errors import ConfigError, PayloadMismatch
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.model.payloads import Payloads
-from ray_messaging.model.schemas.schema import Misfitting, Schemas
+from ray_messaging.model.schema import Misfitting, Schemas
 from ray_messaging.sending.accumulation.bulk_input import ColumnChunk
 from ray_messaging.sending.accumulation.pending_batch import ColumnBatch, EncodedBatch, Entry
 from ray_messaging.sending.delivery.in_flight_batch import InFlightBatch, Rows

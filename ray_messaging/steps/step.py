@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AGENT_CHAT, AgentId, check_id
+from ray_messaging.audiences.book import name_of
 from ray_messaging.audiences.heard import Heard
-from ray_messaging.audiences.storage.book import name_of
 from ray_messaging.conversations.replies import naming, note_replied
 from ray_messaging.errors import ConfigError, InvalidParts, UnknownName
 from ray_messaging.message import Message
@@ -19,11 +19,11 @@ from ray_messaging.model.columns import IdColumn
 from ray_messaging.model.joining import joined_arrays, joined_ids
 from ray_messaging.steps.agent_places import AgentPlaces
 from ray_messaging.steps.hosting.arrivals import Arrival
-from ray_messaging.steps.moving.step_moves import StepMoves
 from ray_messaging.steps.random_numbers import StepGenerators, agent_generator, uniform_rows
 from ray_messaging.steps.reading.inbox import StepInbox
 from ray_messaging.steps.sending.step_questions import StepQuestionIds
 from ray_messaging.steps.sending.step_sends import StepSends
+from ray_messaging.steps.step_moves import StepMoves
 from ray_messaging.transaction import check_state
 
 

@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 
 from ray_messaging import EventLog, LogError, Messager, MessagingConfig, columns
 from ray_messaging.audiences.building import build_edges
+from ray_messaging.audiences.files import version_folder, write_edges
 from ray_messaging.audiences.member_edges import MemberEdges
 from ray_messaging.audiences.records import AudienceFacts, Kind, encode_facts
-from ray_messaging.audiences.storage.files import version_folder, write_edges
-from ray_messaging.audiences.storage.source import LocalFolder
+from ray_messaging.audiences.source import LocalFolder
 from ray_messaging.cli.app import app
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.writing.writer import LogWriter

@@ -11,10 +11,10 @@ import pytest
 from support.contracts import WAIT_S, vanish
 
 from ray_messaging import ConfigError, Messager, Messages, MessagingConfig, UnknownName, columns
+from ray_messaging.audiences.book import AudienceBook
 from ray_messaging.audiences.building import build_edges
 from ray_messaging.audiences.member_edges import MemberEdges
 from ray_messaging.audiences.records import AudienceFacts, Kind, encode_facts
-from ray_messaging.audiences.storage.book import AudienceBook
 from ray_messaging.interception.rules import BlackList, MaxLength, RateLimit
 from ray_messaging.interception.rules.step_rule import StepRule
 from ray_messaging.interception.server.interceptor import Interceptor

@@ -10,9 +10,9 @@ from support.servers import RedisProcess
 
 from ray_messaging import Messager, MessagingConfig
 from ray_messaging.audiences.building import build_edges
+from ray_messaging.audiences.files import version_folder, write_edges
 from ray_messaging.audiences.records import AudienceFacts, Kind, encode_facts
-from ray_messaging.audiences.storage.files import version_folder, write_edges
-from ray_messaging.audiences.storage.source import LocalFolder
+from ray_messaging.audiences.source import LocalFolder
 
 pytestmark = pytest.mark.some_layouts("it counts the bytes of one server")
 

@@ -33,7 +33,7 @@ ALLOWED = {
     ("cluster/starting/lifecycle.py", "cloudpickle"),
     ("cluster/unpicklable.py", "cloudpickle"),  # a user's own object, to say why it cannot be sent
     # Arrays of numbers from the log's folder; numpy refuses pickles unless it is told otherwise.
-    ("audiences/storage/files.py", "np.load"),
+    ("audiences/files.py", "np.load"),
     # JSON, from the guard process that we started, the user's files, and the OpenAI endpoint.
     ("embedded/guard_client.py", "loads"),
     ("embedded/server.py", "loads"),

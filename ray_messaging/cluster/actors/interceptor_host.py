@@ -35,7 +35,7 @@ from ray_messaging.model.columns import IdColumn
 from ray_messaging.observability.metrics.experiment_metrics import of_interceptor, of_mailboxes
 from ray_messaging.observability.metrics.families import Family
 from ray_messaging.observability.tracing.settings import flush_spans, tracer_of
-from ray_messaging.receiving.departing.rehosting import Rehoster
+from ray_messaging.receiving.rehosting import Rehoster
 from ray_messaging.steps.agent_places import AgentPlaces
 from ray_messaging.steps.stragglers import Straggler
 from ray_messaging.transports.backend import backend_of

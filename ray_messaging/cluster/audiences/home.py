@@ -14,9 +14,9 @@ from ray.exceptions import ActorDiedError, RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ray_messaging.audiences.edges import Edges
+from ray_messaging.audiences.files import read_edges, version_folder, write_edges
 from ray_messaging.audiences.records import AudienceFacts, Audiences, Kind, encode_facts
-from ray_messaging.audiences.storage.files import read_edges, version_folder, write_edges
-from ray_messaging.audiences.storage.source import LocalFolder
+from ray_messaging.audiences.source import LocalFolder
 from ray_messaging.cluster.audiences.changes import Moving
 from ray_messaging.cluster.handles.actor_calls import NAMESPACE, translated
 from ray_messaging.cluster.handles.own_loop import run_in_own_loop

@@ -3,7 +3,7 @@
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from ray_messaging.audiences.storage.book import EVERYBODY
+from ray_messaging.audiences.book import EVERYBODY
 from ray_messaging.cluster.handles.connection import ExperimentConnection
 from ray_messaging.cluster.handles.own_loop import SharedLoop
 from ray_messaging.common.process_tuning import relax_collector

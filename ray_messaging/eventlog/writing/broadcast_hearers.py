@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ray_messaging.audiences.book import AudienceBook, audience_of
 from ray_messaging.audiences.edges import Edges
-from ray_messaging.audiences.frames.folding import agents_digest
-from ray_messaging.audiences.storage.book import AudienceBook, audience_of
-from ray_messaging.audiences.storage.source import LocalFolder
+from ray_messaging.audiences.folding import agents_digest
+from ray_messaging.audiences.source import LocalFolder
 from ray_messaging.errors import FrameError, MessagingError
 from ray_messaging.eventlog.agent_sets import read_agents, write_agents
 from ray_messaging.eventlog.folder import Folder

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from ray_messaging.audiences.book import UNRESOLVED
 from ray_messaging.audiences.edges import Edges
-from ray_messaging.audiences.storage.book import UNRESOLVED
 from ray_messaging.common.limits import BROADCAST_PAIRS
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import nobody

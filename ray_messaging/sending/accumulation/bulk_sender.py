@@ -9,11 +9,11 @@ from time import time
 import numpy as np
 
 from ray_messaging.audiences.edges import Edges
-from ray_messaging.audiences.frames.folding import spread
+from ray_messaging.audiences.folding import spread
 from ray_messaging.errors import ConfigError, MessagingError, OutcomeUnknown, PayloadMismatch
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import PayloadColumn
-from ray_messaging.model.schemas.schema import Schemas
+from ray_messaging.model.schema import Schemas
 from ray_messaging.receipt import Receipt, Receipts
 from ray_messaging.sending.accumulation.accumulator import Accumulator
 from ray_messaging.sending.accumulation.bulk_input import ColumnChunk, entry_chunks

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.directory import Directory, Record
-from ray_messaging.audiences.frames.folding import agents_digest, fold
+from ray_messaging.audiences.folding import agents_digest, fold
 from ray_messaging.common.limits import CALL_BYTES, COLUMN_ROWS, FRAME_ROWS
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.extension import Fold

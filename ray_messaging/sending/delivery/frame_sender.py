@@ -20,7 +20,7 @@ from ray_messaging.errors import (
     PayloadTooLarge,
     TransitError,
 )
-from ray_messaging.model.schemas.schema import Schemas
+from ray_messaging.model.schema import Schemas
 from ray_messaging.observability.observer import Observer
 from ray_messaging.receipt import DELIVERED, PUBLISHED, UNDELIVERABLE
 from ray_messaging.sending import send_errors

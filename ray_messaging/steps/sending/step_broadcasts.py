@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from ray_messaging.addressing.directory import Directory
+from ray_messaging.audiences.book import EVERYBODY, UNRESOLVED, current_audience
 from ray_messaging.audiences.edges import Edges
-from ray_messaging.audiences.frames.folding import spread
+from ray_messaging.audiences.folding import spread
 from ray_messaging.audiences.member_edges import MemberEdges
-from ray_messaging.audiences.storage.book import EVERYBODY, UNRESOLVED, current_audience
 from ray_messaging.engine import Engine
 from ray_messaging.errors import ConfigError
 from ray_messaging.model.batch import Batch

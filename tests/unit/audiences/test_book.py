@@ -1,7 +1,7 @@
 """The versions of audiences that a process keeps in memory."""
 
+from ray_messaging.audiences.book import AudienceBook
 from ray_messaging.audiences.member_edges import MemberEdges
-from ray_messaging.audiences.storage.book import AudienceBook
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.extension import Audience
 

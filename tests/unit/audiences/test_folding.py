@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_messaging.audiences.building import build_edges
-from ray_messaging.audiences.frames.folding import agents_digest, fold, spread, unfold
-from ray_messaging.audiences.frames.kept_pairs import encode_kept, kept_places
+from ray_messaging.audiences.folding import agents_digest, fold, spread, unfold
+from ray_messaging.audiences.kept_pairs import encode_kept, kept_places
 from ray_messaging.audiences.member_edges import MemberEdges
 from ray_messaging.errors import FrameError
 from ray_messaging.model.agent_sets import AgentSet

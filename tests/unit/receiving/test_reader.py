@@ -6,7 +6,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from ray_messaging.audiences.storage.book import AudienceBook
+from ray_messaging.audiences.book import AudienceBook
 from ray_messaging.errors import Closed
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn

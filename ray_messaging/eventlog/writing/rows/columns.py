@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ray_messaging.audiences.storage.book import audience_of
+from ray_messaging.audiences.book import audience_of
 from ray_messaging.eventlog.schema import OF_EXTENSIONS, SCHEMA, schema_with, typed_names
 from ray_messaging.eventlog.writing.rows.addresses import are_of_agents, as_texts, channels, distinct, ends, subtopics
 from ray_messaging.eventlog.writing.rows.hearers import Hearers, hearer_columns

@@ -8,7 +8,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ray_messaging.audiences.edges import Edges
-from ray_messaging.audiences.frames.kept_pairs import encode_kept, kept_places
+from ray_messaging.audiences.kept_pairs import encode_kept, kept_places
 from ray_messaging.errors import FrameError
 from ray_messaging.eventlog.schema import OF_BROADCASTS, SCHEMA
 from ray_messaging.eventlog.writing.rows.repeated_columns import nulls, repeated

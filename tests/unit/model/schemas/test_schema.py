@@ -12,8 +12,8 @@ from hypothesis import strategies as some
 
 from ray_messaging.errors import ConfigError
 from ray_messaging.model.columns import PayloadColumn
-from ray_messaging.model.schemas.json_types import described
-from ray_messaging.model.schemas.schema import Schema, Schemas
+from ray_messaging.model.json_types import described
+from ray_messaging.model.schema import Schema, Schemas
 from ray_messaging.model.typed.input import columns
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ray_messaging.audiences.edges import Edges
 from ray_messaging.audiences.member_edges import MemberEdges
 from ray_messaging.audiences.records import Audiences
-from ray_messaging.audiences.storage.source import AudienceSource
+from ray_messaging.audiences.source import AudienceSource
 from ray_messaging.errors import ConfigError, UnknownName
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.batch import Batch

@@ -14,7 +14,7 @@ from ray_messaging.surveys.async_survey import AsyncSurvey
 from ray_messaging.surveys.tally import OPEN, STATES, UNDELIVERABLE, BlockedQuestion, InvalidAnswer, Tally
 
 if TYPE_CHECKING:
-    from ray_messaging.cluster.surveys.survey_calls import SurveyCalls
+    from ray_messaging.cluster.handles.survey_calls import SurveyCalls
 
 T = TypeVar("T")
 

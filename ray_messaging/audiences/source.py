@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ray_messaging.audiences.edges import Edges
-from ray_messaging.audiences.storage.files import read_edges, version_folder
+from ray_messaging.audiences.files import read_edges, version_folder
 
 
 class AudienceSource(Protocol):

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.audiences.edges import Edges
-from ray_messaging.audiences.frames.kept_pairs import encode_kept, kept_places
+from ray_messaging.audiences.kept_pairs import encode_kept, kept_places
 from ray_messaging.errors import FrameError
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.batch import Batch

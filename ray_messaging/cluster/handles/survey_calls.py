@@ -5,8 +5,8 @@ from typing import Any, cast
 
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.cluster.handles.group.group import Group
+from ray_messaging.cluster.handles.survey import Survey
 from ray_messaging.cluster.handles.user_messager import UserMessager
-from ray_messaging.cluster.surveys.survey import Survey
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.surveys.async_survey import AsyncSurvey
 from ray_messaging.surveys.surveys import Surveys

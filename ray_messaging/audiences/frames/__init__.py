@@ -1,1 +1,0 @@
-"""Broadcasts as rows of a frame."""

@@ -1,1 +1,0 @@
-"""Where the pairs of audiences are kept and looked up."""

@@ -1,1 +1,0 @@
-"""The commands `ray-messaging metrics`."""

@@ -1,1 +1,0 @@
-"""Surveys, for drivers and tasks."""

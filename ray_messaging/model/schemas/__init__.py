@@ -1,1 +1,0 @@
-"""Schemas of payloads: a JSON Schema per subtopic, which senders enforce."""

@@ -1,1 +1,0 @@
-"""Agents that leave a mailbox, with their messages."""

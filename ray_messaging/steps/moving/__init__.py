@@ -1,1 +1,0 @@
-"""Positions that groups change in their steps."""
