@@ -38,8 +38,7 @@ class Departure:
     """One departure of agents from the mailbox of a messager; `target` names their new mailbox, None is nowhere.
 
     Messages for them are handed out no more from the first one on. Once those that were fetched are committed, one call
-    of the server moves all that waits, and the agents. Before that call nothing has happened, after it all has, or with
-    several servers is decided, and brought to its end by this process or its successor.
+    of the server moves all that waits, and the agents. Before that call nothing has happened, after it all has.
     """
 
     def __init__(
@@ -207,7 +206,6 @@ class Departure:
             go,
             target,
             reason,
-            self._agents,
         )
 
     def _records(self) -> MovedRecords:

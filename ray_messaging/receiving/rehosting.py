@@ -47,9 +47,7 @@ class Rehoster:
                     messages=0,
                 )
             attempt = self._attempt(agents, source, target)
-            departures = self._transport.departures
-            assert departures is not None
-            found = await departures.rehost(attempt)
+            found = await self._transport.departures.rehost(attempt)
             if found.outcome is Released.DONE:
                 self._directory.update(*await self._transport.load_directory(self._directory.version))
                 return found.since

@@ -176,7 +176,6 @@ class Subscription:
 
     async def _let_go(self, agents: AgentSet, target: str | None, timeout: float) -> None:
         departures, settings = self._transport.departures, self._settings
-        assert departures is not None
         assert self._epoch is not None
         self._leaving |= agents
         channels = self._spec.channels_of(agents)

@@ -300,7 +300,6 @@ class StepLoop:
         """Return the agents that come with a step, and the states of their former groups."""
         found, departures = [], self._engine.transport.departures
         for group, agents in sorted(arrivals_at(step, record, directory.records, directory.dates).items()):
-            assert departures is not None
             left = directory.records.get(group)
             if left is None:
                 logger.warning(

@@ -7,7 +7,6 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from ray_messaging.addressing.directory import Record
-from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.transports.cursors import Cursor, SelectiveAcks
 
 # The sender of a frame without messages: agents came to the mailbox from the one that is the frame's only topic.
@@ -43,7 +42,6 @@ class Release(msgspec.Struct):
     go: Sequence[Parcel]
     target: Record | None
     reason: str
-    agents: AgentSet
 
 
 class Released(IntEnum):

@@ -15,7 +15,6 @@ from ray_messaging.addressing.host_dates import NO_DATES, HostDates
 from ray_messaging.audiences.records import NO_AUDIENCES, AudienceTexts
 from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.errors import Closed, Fenced
-from ray_messaging.model.batch import Batch
 from ray_messaging.observability.observer import Observer
 from ray_messaging.transports.cursors import Cursor, SelectiveAcks
 
@@ -98,7 +97,6 @@ class FrameWrite(msgspec.Struct):
 
     `noted` goes to the log stream together with the rest; for the mailbox LOG it is the only content. It is dropped
     while no log is registered. A call has at most one write for "", because one list of subscriber counts is kept.
-    `batch` holds the published messages, row by row, for a server that can carry more than their payload.
     """
 
     mailbox: str
@@ -107,7 +105,6 @@ class FrameWrite(msgspec.Struct):
     frame: bytes = b""
     publish: Sequence[Published] = ()
     noted: LoggedFrame | None = None
-    batch: Batch | None = None
 
 
 class Conclusion(msgspec.Struct):

@@ -27,8 +27,8 @@ UNOWNED = ""  # the queue of messages on channels that no mailbox owns
 class OutboundFrame(msgspec.Struct, eq=False):
     """Some rows of a batch (None: all) on their way to one mailbox, or to the log.
 
-    `data` is the encoded frame, and `publish` are the messages for subscribers, which `batch` holds as rows. `note` is
-    logged with them. `nbytes` is the size of all of it.
+    `data` is the encoded frame, and `publish` are the messages for subscribers. `note` is logged with them. `nbytes`
+    is the size of all of it.
     """
 
     in_flight: InFlightBatch
@@ -37,7 +37,6 @@ class OutboundFrame(msgspec.Struct, eq=False):
     count: int
     data: bytes
     publish: list[Published]
-    batch: Batch | None
     note: LoggedFrame | None
     verdict_epoch: int
     deadline: float
@@ -111,9 +110,7 @@ class FrameRouter:
             for part in self._folded.row_parts(batch, lacks, record):
                 data = encode(self._folded.rows_folded(batch, part, counts, reach.agents))
                 frames.append(
-                    OutboundFrame(
-                        in_flight, queue, part, len(part), data, [], None, None, verdict_epoch, deadline, len(data)
-                    )
+                    OutboundFrame(in_flight, queue, part, len(part), data, [], None, verdict_epoch, deadline, len(data))
                 )
         in_flight.expect_each(opened, copies[opened])
         in_flight.outcome.pairs = PairFates(delivered, reaches.hearers[senders] - delivered)
@@ -257,11 +254,8 @@ class FrameRouter:
             nbytes += len(note.frame) + len(note.note)
         if publish:
             nbytes += sum(len(channel) + len(message) for channel, message in publish)
-        published = batch if publish else None
         queue = mailbox if batch.extension is None else _queue_of(mailbox, batch)
-        return OutboundFrame(
-            in_flight, queue, rows, batch.rows, data, publish, published, note, verdict_epoch, deadline, nbytes
-        )
+        return OutboundFrame(in_flight, queue, rows, batch.rows, data, publish, note, verdict_epoch, deadline, nbytes)
 
     def publications(self, batch: Batch) -> list[Published]:
         """Return the messages of a batch as subscribers of their channels get them."""
@@ -289,7 +283,7 @@ def _log_frame(
 ) -> OutboundFrame:
     """Build a frame that only logs rows."""
     nbytes = len(note.frame) + len(note.note)
-    return OutboundFrame(in_flight, LOG, rows, len(rows), b"", [], None, note, verdict_epoch, deadline, nbytes)
+    return OutboundFrame(in_flight, LOG, rows, len(rows), b"", [], note, verdict_epoch, deadline, nbytes)
 
 
 def _row_bytes(batch: Batch) -> int:

@@ -444,7 +444,4 @@ class FrameSender:
 
 def writes_of(frames: list[tuple[OutboundFrame, int]]) -> list[FrameWrite]:
     """Return frames with their seqs as a transport writes them."""
-    return [
-        FrameWrite(frame.mailbox, seq, frame.count, frame.data, frame.publish, frame.note, frame.batch)
-        for frame, seq in frames
-    ]
+    return [FrameWrite(frame.mailbox, seq, frame.count, frame.data, frame.publish, frame.note) for frame, seq in frames]
