@@ -430,7 +430,7 @@ class Messager(names.ChannelNames):
 
     @property
     def subscription(self) -> Subscription:
-        """Return the subscription, for the delivery leases of `cluster.actors.group.group_host`."""
+        """Return the subscription, for the delivery leases of `cluster.actors.group_host`."""
         return self.engine.receiving
 
     @property

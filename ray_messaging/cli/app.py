@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from ray_messaging.cli.dead_letters.commands import app as dead_letters_app
+from ray_messaging.cli.dead_letters import app as dead_letters_app
 from ray_messaging.cli.demo import demo
 from ray_messaging.cli.doctor.command import doctor
 from ray_messaging.cli.log.commands import app as log_app

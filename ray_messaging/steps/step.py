@@ -18,7 +18,7 @@ from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import IdColumn
 from ray_messaging.model.joining import joined_arrays, joined_ids
 from ray_messaging.steps.agent_places import AgentPlaces
-from ray_messaging.steps.hosting.arrivals import Arrival
+from ray_messaging.steps.arrivals import Arrival
 from ray_messaging.steps.random_numbers import StepGenerators, agent_generator, uniform_rows
 from ray_messaging.steps.reading.inbox import StepInbox
 from ray_messaging.steps.sending.step_questions import StepQuestionIds

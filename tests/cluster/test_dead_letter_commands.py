@@ -191,7 +191,7 @@ def test_ctrl_c_ends_a_long_command(town, monkeypatch):
         os.kill(os.getpid(), signal.SIGINT)
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(RedisDeadLetters, "spans", take_long)
+    monkeypatch.setattr(RedisDeadLetters, "last", take_long)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     try:
         with pytest.raises(KeyboardInterrupt):

@@ -16,7 +16,7 @@ from ray_messaging import EventLog, Messaging
 from ray_messaging.config import MessagingConfig, Steps
 from ray_messaging.errors import AlreadyExists, ConfigError, MessagingError, StepAborted, UndeclaredSend, UnknownName
 from ray_messaging.interception.rules import RateLimit
-from ray_messaging.steps.accounts.digests import history_digest
+from ray_messaging.steps.digests import history_digest
 from ray_messaging.transports.backend import open_transport
 
 

@@ -27,8 +27,8 @@ from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import IdColumn
 from ray_messaging.receipt import BLOCKED
-from ray_messaging.steps.accounts.digests import step_digest
-from ray_messaging.steps.accounts.step_account import StepCounts
+from ray_messaging.steps.digests import step_digest
+from ray_messaging.steps.step_account import StepCounts
 from ray_messaging.transports.backend import open_transport
 from ray_messaging.transports.steps.values import StepSettings
 

@@ -19,8 +19,8 @@ from ray_messaging.interception.rules import BlackList, MaxLength, RateLimit
 from ray_messaging.interception.rules.step_rule import StepRule
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.model.agent_sets import AgentSet
-from ray_messaging.steps.accounts.digests import step_digest
-from ray_messaging.steps.accounts.step_account import StepCounts
+from ray_messaging.steps.digests import step_digest
+from ray_messaging.steps.step_account import StepCounts
 from ray_messaging.transports.steps.values import SUPERVISOR, StepSettings
 
 FRIENDS, PLAZA = "friends", "plaza"

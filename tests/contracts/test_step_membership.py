@@ -9,7 +9,7 @@ from support.patience import WAIT_S
 from support.step_faults import Chaos, FailAt, FaultyStore, Killed, Process, Repeat
 
 from ray_messaging import AlreadyExists, Messager, StepAborted
-from ray_messaging.steps.accounts.step_account import StepCounts
+from ray_messaging.steps.step_account import StepCounts
 from ray_messaging.transports.steps.values import Driver, StepSettings
 
 AGENTS, ENDS = {"stays": 0, "goes": 1, "comes": 2}, {"stays": 7, "goes": 3, "comes": 7}

@@ -13,8 +13,8 @@ from ray_messaging import Closed, EventLog, Messager, MessagingConfig, NoAnswer,
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.writing.writer import LogWriter
 from ray_messaging.model.agent_sets import AgentSet
-from ray_messaging.steps.accounts.digests import DigestRow, step_digest, sum_of
-from ray_messaging.steps.accounts.step_account import StepCounts
+from ray_messaging.steps.digests import DigestRow, step_digest, sum_of
+from ray_messaging.steps.step_account import StepCounts
 from ray_messaging.surveys.surveys import Surveys
 from ray_messaging.transports.backend import open_transport
 from ray_messaging.transports.steps.values import StepSettings

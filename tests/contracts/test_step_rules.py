@@ -35,8 +35,8 @@ from ray_messaging.interception.rules import (
 )
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.server.steps.reviewer import RuleReviewer
-from ray_messaging.steps.accounts.digests import step_digest
-from ray_messaging.steps.accounts.step_account import StepCounts
+from ray_messaging.steps.digests import step_digest
+from ray_messaging.steps.step_account import StepCounts
 from ray_messaging.steps.supervision import supervisor as supervision
 from ray_messaging.transports.backend import open_transport
 from ray_messaging.transports.steps.values import SUPERVISOR, StepSettings

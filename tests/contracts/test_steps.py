@@ -21,7 +21,7 @@ from ray_messaging import (
     UndeclaredSend,
     UnknownSender,
 )
-from ray_messaging.steps.accounts.step_account import StepCounts
+from ray_messaging.steps.step_account import StepCounts
 from ray_messaging.transports.steps.values import StepSettings, WaitFor
 
 

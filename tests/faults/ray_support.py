@@ -14,8 +14,8 @@ from support import cluster as cluster_support
 from support.cluster import PATIENCE_S, alive, pid_of, states, wait_for
 
 from ray_messaging import Group, Messaging, MessagingConfig
-from ray_messaging.cluster.actors.group.group_actor import GroupActor
-from ray_messaging.cluster.actors.group.group_host import GroupHost
+from ray_messaging.cluster.actors.group_actor import GroupActor
+from ray_messaging.cluster.actors.group_host import GroupHost
 from ray_messaging.cluster.actors.interceptor_host import InterceptorHost
 from ray_messaging.cluster.handles.actor_calls import NAMESPACE
 from ray_messaging.cluster.spec import InterceptorSpec

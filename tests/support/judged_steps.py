@@ -19,8 +19,8 @@ from ray_messaging.interception.rules.step_rule import forces_all
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.server.state import state_writer
 from ray_messaging.interception.server.steps.reviewer import RuleReviewer
-from ray_messaging.steps.accounts.digests import step_digest
-from ray_messaging.steps.accounts.step_account import StepCounts
+from ray_messaging.steps.digests import step_digest
+from ray_messaging.steps.step_account import StepCounts
 from ray_messaging.steps.supervision.supervisor import Supervisor
 from ray_messaging.transports.backend import open_transport
 from ray_messaging.transports.steps.values import SUPERVISOR, StepSettings

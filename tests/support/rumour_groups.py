@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from ray_messaging import AlreadyExists, Messager, StepAborted, UnknownName
 from ray_messaging.errors import TransitError
-from ray_messaging.steps.accounts.digests import step_digest
-from ray_messaging.steps.accounts.step_account import StepCounts
+from ray_messaging.steps.digests import step_digest
+from ray_messaging.steps.step_account import StepCounts
 from ray_messaging.steps.step_loop import step_loop
 from ray_messaging.transports.steps.values import StepSettings, WaitFor
 from support.rumour import live_step

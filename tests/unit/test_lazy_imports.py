@@ -62,7 +62,7 @@ STARTED = {"redis", "pyarrow", "rich", "duckdb", "pandas", "regex"}
     [
         # Ray loads the class of each handle that a process has: that of the interceptor.
         (
-            ["actors.group.group_actor", "run.run_actor", "handles.messagers", "actors.interceptor_actor"],
+            ["actors.group_actor", "run.run_actor", "handles.messagers", "actors.interceptor_actor"],
             STARTED | GROUP,
         ),
         (["actors.interceptor_host", "starting.lifecycle", "run.run"], STARTED),

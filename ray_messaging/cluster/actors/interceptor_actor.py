@@ -30,8 +30,8 @@ from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import IdColumn
 from ray_messaging.observability.health.reports import Report
 from ray_messaging.observability.metrics.families import Family
-from ray_messaging.steps.accounts.sealed_counts import sealed_counts, sealed_history
-from ray_messaging.steps.accounts.step_account import StepCounts
+from ray_messaging.steps.sealed_counts import sealed_counts, sealed_history
+from ray_messaging.steps.step_account import StepCounts
 from ray_messaging.steps.stragglers import Straggler
 from ray_messaging.transports.steps.values import CTRL_C, Progress
 

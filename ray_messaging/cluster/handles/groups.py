@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import ray
 
 from ray_messaging.addressing.channels import AgentId, check_id, check_name, check_subtopic
-from ray_messaging.cluster.actors.group.group_actor import GroupActor
+from ray_messaging.cluster.actors.group_actor import GroupActor
 from ray_messaging.cluster.handles.actor_calls import find_actor, result
 from ray_messaging.cluster.handles.connection import ExperimentConnection
 from ray_messaging.cluster.handles.group.group import Group

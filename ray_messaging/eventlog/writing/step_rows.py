@@ -22,9 +22,9 @@ from ray_messaging.eventlog.writing.rows.repeated_columns import each_its_own
 from ray_messaging.eventlog.writing.stream_reader import CHUNK_ROWS, PIECE_BYTES
 from ray_messaging.model.joining import joined_arrays
 from ray_messaging.receipt import FATES
-from ray_messaging.steps.accounts.step_account import StepCounts
 from ray_messaging.steps.reading.box_frames import FIRST_OUTSIDE, amends, batch_of
 from ray_messaging.steps.reading.canonical_order import canonical_order, id_ranks
+from ray_messaging.steps.step_account import StepCounts
 from ray_messaging.steps.supervision.amendments import message_keys
 from ray_messaging.transports.steps.store import StepStore
 from ray_messaging.transports.steps.values import (

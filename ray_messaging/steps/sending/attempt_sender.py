@@ -26,9 +26,9 @@ from ray_messaging.sending.delivery.frame_router import FrameRouter, OutboundFra
 from ray_messaging.sending.delivery.frame_sender import FrameSender, writes_of
 from ray_messaging.sending.delivery.in_flight_batch import InFlightBatch
 from ray_messaging.sending.delivery.observed_fates import tell_fates
-from ray_messaging.steps.accounts.step_account import StepAccount, StepCounts
 from ray_messaging.steps.sending.step_broadcasts import StepBroadcasts
 from ray_messaging.steps.step import Step
+from ray_messaging.steps.step_account import StepAccount, StepCounts
 from ray_messaging.steps.step_moves import MovedAudiences
 from ray_messaging.steps.step_transport import StepTransport
 from ray_messaging.steps.supervision.sent_messages import no_messages

@@ -16,9 +16,9 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.model.extension import Extension
 from ray_messaging.receipt import BLOCKED, DELIVERED, FATES, PUBLISHED, UNDELIVERABLE
-from ray_messaging.steps.accounts.digests import DigestRow, sum_of
-from ray_messaging.steps.accounts.step_account import digest_rows
+from ray_messaging.steps.digests import DigestRow, sum_of
 from ray_messaging.steps.reading.box_frames import FIRST_ADDED
+from ray_messaging.steps.step_account import digest_rows
 from ray_messaging.steps.supervision import amendments
 from ray_messaging.steps.supervision.sent_messages import Copies, SentMessages
 from ray_messaging.transports.steps.values import SUPERVISOR, box_name

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from ray_messaging.cli.dead_letters.show import show_letter, show_letters
+from ray_messaging.cli.dead_letters import show_letter, show_letters
 from ray_messaging.cluster.handles.dead_letters import DeadLetter
 
 EVIL = "a\x1b[2Jb\x9b"

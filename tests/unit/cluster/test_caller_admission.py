@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from support.patience import WAIT_S
 
-from ray_messaging.cluster.actors.group import group_host as module
-from ray_messaging.cluster.actors.group.group_host import CallerAdmission
+from ray_messaging.cluster.actors import group_host as module
+from ray_messaging.cluster.actors.group_host import CallerAdmission
 from ray_messaging.errors import OutcomeUnknown
 
 

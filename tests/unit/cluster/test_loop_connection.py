@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from support.patience import WAIT_S
 
-from ray_messaging.cluster.actors.group.group_host import GroupLaneServer
+from ray_messaging.cluster.actors.group_host import GroupLaneServer
 from ray_messaging.cluster.handles.group import loop_connection
 from ray_messaging.cluster.handles.group.loop_connection import LoopConnection
 from ray_messaging.cluster.lane_calls import AliveCall, RelayCall, parse_sent

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_messaging.steps.accounts.digests import DigestRow, HeardBy, history_digest, row_bytes, step_digest, sum_of
+from ray_messaging.steps.digests import DigestRow, HeardBy, history_digest, row_bytes, step_digest, sum_of
 
 TEXT = st.text(max_size=4)
 AGENTS = st.one_of(st.none(), st.integers(-(2**63), 2**63 - 1), TEXT)

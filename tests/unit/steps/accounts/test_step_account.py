@@ -6,7 +6,7 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.model.extension import Extension
 from ray_messaging.receipt import DELIVERED, UNDELIVERABLE, Outcome
-from ray_messaging.steps.accounts.step_account import StepAccount, StepCounts
+from ray_messaging.steps.step_account import StepAccount, StepCounts
 
 
 def batch_to(to_ids, topic="agent-chat"):

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ray_messaging.cluster.actors.group.group_questions import GroupQuestions
+from ray_messaging.cluster.actors.group_questions import GroupQuestions
 from ray_messaging.cluster.audiences.home import AudienceFiles
 from ray_messaging.cluster.lane_calls import (
     ALIVE,
@@ -40,7 +40,7 @@ from ray_messaging.observability.tracing.settings import flush_spans
 from ray_messaging.receipt import Receipts
 from ray_messaging.receiving.ack_ranges import Span
 from ray_messaging.receiving.delivery_leases import NEXT, DeliveryLeases, FetchOptions, Token
-from ray_messaging.steps.accounts.sealed_counts import sealed_counts
+from ray_messaging.steps.sealed_counts import sealed_counts
 from ray_messaging.transports.steps.errors import without_steps
 from ray_messaging.transports.steps.store import StepStore
 

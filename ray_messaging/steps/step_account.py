@@ -11,7 +11,7 @@ from ray_messaging.addressing.channels import AgentId
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.extension import Audience
 from ray_messaging.receipt import DELIVERED, FATES, UNDELIVERABLE, UNKNOWN, Outcome, PairFates
-from ray_messaging.steps.accounts.digests import SIZE, DigestRow, HeardBy, sum_of
+from ray_messaging.steps.digests import SIZE, DigestRow, HeardBy, sum_of
 from ray_messaging.steps.reading.box_frames import FIRST_OUTSIDE
 
 _NAMED = 5  # addresses

@@ -3,8 +3,8 @@
 from operator import index
 
 from ray_messaging.errors import ConfigError, UnknownName
-from ray_messaging.steps.accounts.digests import history_digest, step_digest
-from ray_messaging.steps.accounts.step_account import StepCounts
+from ray_messaging.steps.digests import history_digest, step_digest
+from ray_messaging.steps.step_account import StepCounts
 from ray_messaging.transports.steps.store import StepStore
 
 

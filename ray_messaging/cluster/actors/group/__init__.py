@@ -1,1 +1,0 @@
-"""Ray actor of a group."""

@@ -1,1 +1,0 @@
-"""The account of a step: fates and digests of its messages."""
