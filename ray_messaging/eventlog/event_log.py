@@ -147,6 +147,15 @@ class EventLog:
         """
         return self._table("recent", width=width, **({"limit": 100} | fields))
 
+    def sql(self, query: str) -> pa.Table:
+        """Return the answer to one SELECT over the table `messages`, which has the columns of `query`.
+
+        DuckDB answers it, in its SQL. Times are in UTC, and sums of whole numbers are int64 where they fit. It reads
+        the log alone: other files, changes and settings are refused with InvalidQuery, which also says what is wrong
+        with a query. Without duckdb it raises an ImportError that says how to install it.
+        """
+        return self._table("sql", query=query)
+
     def conversation(
         self, a: AgentId | None, b: AgentId | None, *, text: bool = False, **fields: Unpack[Fields]
     ) -> pa.Table:

@@ -43,6 +43,13 @@ def test_sent_messages_are_in_the_log_at_once(town):
     assert 'it was {"content":"to the casino"}' in ask("query", town.exp_id, "--agent", 4)
 
 
+def test_sql_reads_rows_that_are_in_no_file_yet(town):
+    query = "select fate, count(*) as n from messages group by fate order by n"
+    expected = [{"fate": "blocked", "n": 1}, {"fate": "delivered", "n": 9}]
+    assert town.log.sql(query).to_pylist() == objects(ask("sql", town.exp_id, query, "--json")) == expected
+    assert "INSERT does not only read" in ask("sql", town.exp_id, "insert into messages select 1", code=2)
+
+
 def test_what_ran_is_shown(town):
     shown = ask("run", town.exp_id)
     assert shown.startswith(f"Experiment {town.exp_id}\n")

@@ -1,4 +1,4 @@
-"""The event log on the command line: `ray-messaging log stats|query|conversation|thread|tail|export|diff|finish`."""
+"""The event log on the command line: `ray-messaging log stats|query|sql|conversation|thread|tail|export|diff|...`."""
 
 from collections import deque
 from contextlib import nullcontext
@@ -9,7 +9,15 @@ import typer
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from ray_messaging.cli.log.options import Target, open_log, read_id, with_fields
-from ray_messaging.cli.log.show import difference_line, line_of, show_difference, show_rows, show_run, show_stats
+from ray_messaging.cli.log.show import (
+    difference_line,
+    line_of,
+    show_difference,
+    show_rows,
+    show_run,
+    show_stats,
+    show_table,
+)
 from ray_messaging.cli.options import Json
 from ray_messaging.cli.session import DOES_NOT_BALANCE, check_file, clean_errors, output, print_json
 from ray_messaging.cli.show import counted
@@ -94,6 +102,27 @@ def query(target: Target, fields: dict[str, Any], as_json: Json = False, expand:
             typer.echo(f"note: ray-messaging log stats {target} shows the log's contents", err=True)
     if len(table) and len(table) == fields["limit"]:
         console.print(f"There may be more: --after {table['position'][-1]}, or another --limit.")
+
+
+@app.command(short_help="Print the answer to a SELECT.")
+def sql(
+    target: Target,
+    query: Annotated[str, typer.Argument(metavar="QUERY", help="A SELECT over the table messages.")],
+    as_json: Json = False,
+) -> None:
+    """Print the answer to a SELECT over the table messages, with DuckDB: with --json all rows, else the first ones."""
+    with clean_errors():
+        try:
+            table = open_log(target).sql(query)
+        except ImportError as error:
+            raise ConfigError(str(getattr(error, "cause", error))) from error  # of a running experiment it is Ray's
+    if as_json:
+        print_json(*map(json_line, table.to_pylist()))
+        return
+    console = output()
+    show_table(console, table.slice(0, SHOWN))
+    if len(table) > SHOWN:
+        console.print(f"These are the first of {counted(len(table), 'row')}: --json prints all.")
 
 
 @app.command(short_help="Print the messages between two agents.")

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 from rich.console import Console
 from rich.filesize import decimal
 from rich.text import Text
@@ -135,6 +136,15 @@ def show_rows(console: Console, rows: Iterable[LogRow]) -> None:
         else:
             why = Text(f"\n{_why(row)}" if row.rule else "", style="dim")
             table.add_row(str(row.position), sent_at[5:], *ends, text + why)
+    print_table(console, table)
+
+
+def show_table(console: Console, found: pa.Table) -> None:
+    """Print the rows of any table."""
+    numbers = [name for name in found.column_names if pa.types.is_integer(found[name].type)]
+    table = plain_table("", *map(printable, found.column_names), right=[*map(printable, numbers)])
+    for row in zip(*(found[name].to_pylist() for name in found.column_names), strict=True):
+        table.add_row(*(Text("" if value is None else printable(shortened(str(value)))) for value in row))
     print_table(console, table)
 
 

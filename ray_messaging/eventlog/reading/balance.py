@@ -89,7 +89,7 @@ class _Records(NamedTuple):
 def _scan(view: View, *, expand: bool) -> Iterator[pa.Table]:
     """Yield all rows of the log, or with `expand` of all messages and hearers."""
     if not expand:
-        yield from scan(view, Filters(), _COLUMNS)
+        yield from scan(view, Filters(), _COLUMNS, raw=True)
         return
     expansion = Expansion(view.folder)
     for part in scan(view, Filters(), [*dict.fromkeys([*_COLUMNS, *NEEDED])]):

@@ -69,7 +69,7 @@ def counts(view: View, filters: Filters, groupings: Sequence[Sequence[str]], der
     empty = pa.schema(SCHEMA.field(name) for name in columns).empty_table()
     sums = [_Sum(counted, grouping) for counted, grouping in zip(_grouped(empty, keys, derive), keys, strict=True)]
     grouped = partial(_grouped, keys=keys, derive=derive)
-    for part in in_threads(grouped, scan(view, filters, [*columns])):
+    for part in in_threads(grouped, scan(view, filters, [*columns], raw=True)):
         for total, counted in zip(sums, part, strict=True):
             total.add(counted)
     return [_in_order(with_ids(total.merged()), names) for total, names in zip(sums, groupings, strict=True)]

@@ -18,7 +18,6 @@ from ray_messaging.errors import FrameError, LogError, UnknownName
 from ray_messaging.eventlog.agent_sets import all_agents, read_agents
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.reading.filters import Filters
-from ray_messaging.eventlog.reading.results import plain
 from ray_messaging.model.columns import INT, NONE, STR, IdColumn
 from ray_messaging.model.extension import Audience
 
@@ -50,7 +49,7 @@ class Expansion:
         Args: part has the columns NEEDED, of rows that match all fields but those of the recipient.
         Raises: LogError where the hearers of a broadcast are not known.
         """
-        part = plain(part.combine_chunks())
+        part = part.combine_chunks()
         pairs = part["pairs"].fill_null(0).to_numpy()
         if not pairs.any():
             yield from _matching(part, filters)

@@ -22,6 +22,8 @@ from ray_messaging.eventlog.reading.hashing import hashes
 from ray_messaging.eventlog.reading.recent import recent
 from ray_messaging.eventlog.reading.results import COLUMNS, joined, stored, typed_schema, with_ids
 from ray_messaging.eventlog.reading.scan import View, in_threads, scan, schemas
+from ray_messaging.eventlog.reading.scan import has_names as names_are_in
+from ray_messaging.eventlog.reading.sql import sql
 from ray_messaging.eventlog.reading.statistics import stats
 from ray_messaging.eventlog.reading.step_digests import digest, history
 from ray_messaging.eventlog.reading.thread import thread
@@ -186,9 +188,7 @@ def has_names(view: View, *, expand: bool = False, **fields: Any) -> bool:  # no
     """Return whether a matching row has a str id; with expand also whether an agent that may hear has one."""
     if expand and all_agents(view.folder).strings:
         return True
-    names = ["from_name", "to_name"]
-    parts = scan(view, Filters(**fields), names)
-    return any(part[name].null_count < len(part) for part in parts for name in names)
+    return names_are_in(view, Filters(**fields))
 
 
 def run(view: View) -> dict[str, Any] | None:
@@ -206,6 +206,7 @@ QUESTIONS: dict[str, Callable[..., Any]] = {
     "count": count,
     "sample": sample,
     "stats": stats,
+    "sql": sql,
     "balance": balance,
     "digest": digest,
     "history_digest": history,

@@ -29,7 +29,7 @@ def as_id(value: AgentId | None) -> AgentId | None:
 
 
 def plain(part: pa.Table) -> pa.Table:
-    """Return a part with its dictionary columns as texts: row groups do not share dictionaries."""
+    """Return a raw part with its dictionary columns as texts: row groups do not share dictionaries."""
     for place, field in enumerate(part.schema):
         if pa.types.is_dictionary(field.type):
             texts = pa.chunked_array([chunk.dictionary_decode() for chunk in part.column(place).chunks], pa.string())
@@ -39,7 +39,7 @@ def plain(part: pa.Table) -> pa.Table:
 
 def joined(parts: Iterable[pa.Table], columns: Sequence[str]) -> pa.Table:
     """Join parts of a scan; without any, return an empty table of these columns (and `position`)."""
-    found = [*map(plain, parts)]
+    found = [*parts]
     return unified(found) if found else pa.schema([*map(field_of, columns), POSITION]).empty_table()
 
 

@@ -15,12 +15,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
+from ray_messaging.errors import LogError
 from ray_messaging.eventlog.encoding import ROW_GROUP_ROWS
 from ray_messaging.eventlog.folder import Folder, Segment
 from ray_messaging.eventlog.reading.fields import MICROSECONDS
 from ray_messaging.eventlog.reading.filters import Filters
-from ray_messaging.eventlog.reading.results import plain, unified
-from ray_messaging.eventlog.reading.stored_columns import field_of, stored_column, texts_of
+from ray_messaging.eventlog.reading.results import unified
+from ray_messaging.eventlog.reading.stored_columns import field_of, is_there, stored_column, texts_of
 from ray_messaging.eventlog.schema import POSITION, TEXT, channel_head, placed, typed_names
 
 T = TypeVar("T")
@@ -50,19 +51,23 @@ class View(NamedTuple):
         return self.closed + sum(map(len, self.live))
 
 
-def scan(view: View, filters: Filters, columns: Sequence[str], *, text: bool = False) -> Iterator[pa.Table]:
+def scan(
+    view: View, filters: Filters, columns: Sequence[str], *, text: bool = False, raw: bool = False
+) -> Iterator[pa.Table]:
     """Yield the matching rows, part by part in log order: tables of `columns` and `position`, never empty.
 
-    Beside the payload, typed payloads have their columns. Args: text makes JSON text of them instead.
+    Beside the payload, typed payloads have their columns. Args: text makes JSON text of them instead; raw rows may come
+    in another order, with dictionaries for names, and have no position, unless there is a limit.
     Raises LogError with the path of a damaged segment.
     """
     left = filters.limit
     if left == 0:
         return
-    reader = _Reader(view.folder, filters, columns, text=text)
-    for together in _datasets(view, filters):
+    raw = raw and left is None
+    reader = _Reader(view.folder, filters, columns if raw else [*columns, POSITION.name], text=text, raw=raw)
+    for together in datasets(view, filters):
         parts = (part for dataset in together for part in reader.parts(dataset))
-        for part in parts if len(together) == 1 else _in_order([*parts], left):
+        for part in parts if raw or len(together) == 1 else _in_order([*parts], left):
             yield part.slice(0, left)
             if left is not None and (left := left - len(part)) <= 0:
                 return
@@ -79,12 +84,18 @@ def in_threads(then: Callable[[pa.Table], T], parts: Iterable[pa.Table]) -> Iter
         yield from (found.result() for found in waiting)
 
 
+def has_names(view: View, filters: Filters) -> bool:
+    """Return whether a matching row has a str id."""
+    names = ["from_name", "to_name"]
+    return any(part[name].null_count < len(part) for part in scan(view, filters, names, raw=True) for name in names)
+
+
 def schemas(view: View, filters: Filters) -> Iterator[pa.Schema]:
     """Yield the schemas of the files and tables that may have matching rows."""
-    return (dataset.schema for together in _datasets(view, filters) for dataset in together)
+    return (dataset.schema for together in datasets(view, filters) for dataset in together)
 
 
-def _datasets(view: View, filters: Filters) -> Iterator[list[ds.Dataset]]:
+def datasets(view: View, filters: Filters) -> Iterator[list[ds.Dataset]]:
     """Yield datasets in log order; where the rows of several lie between each other, these come together."""
     files: list[ds.Dataset] = []
     most = 1  # files of one dataset: few at first, as they may have enough rows
@@ -136,35 +147,48 @@ def _joined(files: Sequence[ds.FileSystemDataset]) -> ds.FileSystemDataset:
 class _Reader:
     """Reader of the rows that match, dataset by dataset."""
 
-    def __init__(self, folder: Folder, filters: Filters, columns: Sequence[str], *, text: bool) -> None:
-        self._folder, self._filters, self._columns, self._text = folder, filters, columns, text
+    def __init__(self, folder: Folder, filters: Filters, columns: Sequence[str], *, text: bool, raw: bool) -> None:
+        self._folder, self._filters, self._columns = folder, filters, columns
+        self._text, self._raw = text, raw
         self._sparse = filters.select or filters.limit is not None  # many row groups may have no hit
 
     def parts(self, dataset: ds.Dataset) -> Iterator[pa.Table]:
         """Yield the matching rows of a dataset."""
         schema, condition = dataset.schema, self._filters.condition(dataset.schema)
-        columns = {name: stored_column(name, schema) for name in self._needed(schema)}
+        needed = self._needed(schema)
+        columns = {name: self._column(name, schema) for name in needed if is_there(name, schema)}
         try:
             if self._sparse and isinstance(dataset, ds.FileSystemDataset):
                 dataset = self._with_hits(dataset, condition)
-            for batch in dataset.scanner(columns=columns, filter=condition, **_AHEAD).to_batches():
-                part = self._finished(pa.Table.from_batches([batch]))
+            scanner = dataset.scanner(columns=columns, filter=condition, **_AHEAD)
+            kinds = scanner.projected_schema
+            fields = pa.schema([field_of(name, kinds.field(name).type if name in columns else None) for name in needed])
+            for batch in scanner.to_batches():
+                rows = batch.num_rows
+                found = [batch[each.name] if each.name in columns else pa.nulls(rows, each.type) for each in fields]
+                part = self._finished(pa.Table.from_arrays(found, schema=fields))
                 if len(part):
                     yield part
         except (OSError, pa.ArrowInvalid) as error:
-            raise _damaged(self._folder, dataset, error) from error
+            raise damaged_file(self._folder, [dataset]) or error from error
+
+    def _column(self, name: str, schema: pa.Schema) -> pc.Expression:
+        column = stored_column(name, schema)
+        named = name in schema.names and pa.types.is_dictionary(schema.field(name).type)
+        return column.cast(pa.string()) if named and not self._raw else column
 
     def _with_hits(self, dataset: ds.FileSystemDataset, condition: pc.Expression | None) -> ds.FileSystemDataset:
         """Return the row groups that have matching rows. Only the filtered columns are read for it."""
         scanner = dataset.scanner(columns=[POSITION.name], filter=condition, **_AHEAD)
-        limit = self._filters.limit
+        whole = self._filters.contains is None or TEXT in dataset.schema.names  # else the condition lacks the text
+        limit = self._filters.limit if whole else None
         hits = (scanner.to_table() if limit is None else scanner.head(limit))[POSITION.name].to_numpy()
         groups = [(file, place, first) for file in dataset.get_fragments() for place, first in _groups(file)]
         firsts = [first for _, _, first in groups if first is not None]
         if len(firsts) < len(groups):
             return dataset
         found = [groups[place] for place in np.unique(np.searchsorted(firsts, hits, "right") - 1)]
-        self._sparse = limit is not None or len(found) < len(groups) / 2
+        self._sparse = self._filters.limit is not None or len(found) < len(groups) / 2
         fragments = [
             file.subset(row_group_ids=[place for _, place, _ in some])
             for file, some in groupby(found, key=lambda each: each[0])
@@ -173,10 +197,10 @@ class _Reader:
 
     def _needed(self, schema: pa.Schema) -> list[str]:
         """Return the columns to read: of typed payloads all theirs, for results or for the text that is searched."""
-        names = [*self._columns]
-        if TEXT in names or (self._filters.contains is not None and TEXT not in schema.names):
-            names += typed_names(schema.names)
-        return [*dict.fromkeys([*names, POSITION.name])]
+        searched = self._filters.contains is not None and TEXT not in schema.names
+        typed = typed_names(schema.names) if searched or TEXT in self._columns else []
+        ends = [name for name in self._columns if name == POSITION.name]
+        return [*(name for name in self._columns if name not in ends), *typed, *ends]
 
     def _finished(self, part: pa.Table) -> pa.Table:
         """Return a part with the texts of typed payloads, or without their columns where these were only searched."""
@@ -187,11 +211,10 @@ class _Reader:
                 hits = pc.match_substring(texts, contains)
                 part, texts = part.filter(hits), texts.filter(hits)
             if self._text and TEXT in self._columns:
-                part = part.set_column(part.column_names.index(TEXT), TEXT, texts)
+                part = part.set_column(part.column_names.index(TEXT), field_of(TEXT), texts)
             if self._text or TEXT not in self._columns:
                 part = part.drop_columns(typed)
-        fields = [field_of(name, part.schema.field(name).type) for name in part.column_names]
-        return part.cast(pa.schema(fields))  # the types stay, and all parts agree on what may be null
+        return part
 
 
 def _groups(file: ds.ParquetFileFragment) -> Iterator[tuple[int, int | None]]:
@@ -205,16 +228,15 @@ def _groups(file: ds.ParquetFileFragment) -> Iterator[tuple[int, int | None]]:
             yield place, column.statistics.min if known else None
 
 
-def _damaged(folder: Folder, dataset: ds.Dataset, error: Exception) -> Exception:
-    """Return the error for the file that cannot be read."""
-    if isinstance(dataset, ds.FileSystemDataset):
-        for fragment in dataset.get_fragments():
-            try:
-                for _ in fragment.scanner().to_batches():
-                    pass
-            except (OSError, pa.ArrowInvalid) as found:
-                return folder.damaged(fragment.path, found)
-    return error
+def damaged_file(folder: Folder, parts: Iterable[ds.Dataset]) -> LogError | None:
+    """Return the error for the first file that cannot be read; None: all can."""
+    for file in (file for part in parts for file in part.get_fragments() if isinstance(file, ds.FileFragment)):
+        try:
+            for _ in file.scanner().to_batches():
+                pass
+        except (OSError, pa.ArrowInvalid) as error:
+            return folder.damaged(file.path, error)
+    return None
 
 
 def _in_order(parts: list[pa.Table], limit: int | None) -> list[pa.Table]:
@@ -226,5 +248,5 @@ def _in_order(parts: list[pa.Table], limit: int | None) -> list[pa.Table]:
     ends = [(part[POSITION.name][0].as_py(), part[POSITION.name][-1].as_py()) for part in parts]
     if all(low > high for (low, _), (_, high) in zip(ends[1:], ends, strict=False)):
         return parts
-    joined = unified([*map(plain, parts)])
+    joined = unified(parts)
     return [joined.take(pa.array(np.argsort(joined[POSITION.name].to_numpy())))]

@@ -54,7 +54,7 @@ def stats(view: View, **fields: Any) -> dict[str, Any]:  # noqa: ANN401 - see Fi
 
 def _span(view: View, filters: Filters) -> tuple[int, int]:
     """Return the earliest and the latest sent_at in microseconds; (0, 0) without rows."""
-    spans = [*map(_least_and_most, scan(view, filters, ["sent_at"]))]
+    spans = [*map(_least_and_most, scan(view, filters, ["sent_at"], raw=True))]
     return min((low for low, _ in spans), default=0), max((high for _, high in spans), default=0)
 
 

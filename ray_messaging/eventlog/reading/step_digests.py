@@ -9,7 +9,7 @@ import pyarrow as pa
 from ray_messaging.eventlog.reading.event_rows import dicts_of
 from ray_messaging.eventlog.reading.expansion import Expansion
 from ray_messaging.eventlog.reading.filters import Filters
-from ray_messaging.eventlog.reading.results import plain, stored, with_ids
+from ray_messaging.eventlog.reading.results import stored, with_ids
 from ray_messaging.eventlog.reading.scan import View, scan
 from ray_messaging.steps.digests import DigestRow, HeardBy, history_digest, step_digest, sum_of
 from ray_messaging.steps.reading.box_frames import FIRST_OUTSIDE
@@ -75,7 +75,7 @@ def _rows(view: View, filters: Filters) -> Iterator[tuple[DigestRow, int]]:
 
 def _in_steps(part: pa.Table) -> pa.Table:
     ordinals = part["ordinal"].to_numpy()
-    return plain(part.filter(pa.array(ordinals >= 0)))  # null is no number, and so not greater
+    return part.filter(pa.array(ordinals >= 0))  # null is no number, and so not greater
 
 
 def digest_row(row: dict[str, Any]) -> DigestRow:

@@ -9,6 +9,11 @@ from ray_messaging.model.typed.input import columns as typed_columns
 _CHANNEL = "channel"
 
 
+def is_there(name: str, schema: pa.Schema) -> bool:
+    """Return whether rows of a schema have a column."""
+    return name in schema.names or (name == _CHANNEL and bool(channel_head(schema)))
+
+
 def stored_column(name: str, schema: pa.Schema) -> pc.Expression:
     """Return a column of rows of a schema; one that it lacks has only nulls."""
     if name == _CHANNEL and channel_head(schema):

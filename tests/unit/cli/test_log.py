@@ -66,6 +66,26 @@ def test_stats_for_programs(run):
     assert (found["rows"], found["fates"]["delivered"], found["busiest_writers"]) == (1, 1, [["ann", 1]])
 
 
+def test_sql(run, monkeypatch):
+    shown = run("sql", "select fate, count(*) as messages from messages group by fate order by fate")
+    assert [line.split() for line in shown.splitlines()] == [["fate", "messages"], ["blocked", "1"], ["delivered", "5"]]
+    assert "x" * 200 not in run("sql", "select payload from messages")
+    many = run("sql", "select unnest(range(60)) as n")
+    assert many.endswith("These are the first of 60 rows: --json prints all.\n")
+    assert 'column "nope" not found' in run("sql", "select nope from messages", exit_code=2)
+    assert "DROP does not only read" in run("sql", "drop view messages", exit_code=2)
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    assert run("sql", "select 1", exit_code=2) == "error: log.sql() needs duckdb: pip install 'ray-messaging[sql]'\n"
+
+
+def test_sql_for_programs(run):
+    query = "select from_id, sent_at, labels, delivered_at - sent_at as took from messages where position < 2"
+    first, second = objects(run("sql", query, "--json"))
+    assert first == {"from_id": "1", "sent_at": "2023-11-14T22:13:20Z", "labels": ["kind"], "took": "PT0.001S"}
+    assert second["labels"] is None
+    assert len(objects(run("sql", "select unnest(range(60)) as n", "--json"))) == 60
+
+
 @pytest.mark.parametrize(("name", "head"), [("a.png", b"\x89PNG"), ("a.pdf", b"%PDF"), ("a.SVG", b"<?xml")])
 def test_a_picture(run, tmp_path, name, head):
     assert f"The picture is in {tmp_path / name}" in run("stats", "--plot", tmp_path / name)

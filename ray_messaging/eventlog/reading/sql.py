@@ -1,0 +1,143 @@
+"""SQL over the log, by DuckDB: it reads the files that a query needs, column by column, and sees nothing else.
+
+DuckDB's own settings refuse other files, extensions and changes of the settings; what is no SELECT is refused before.
+Memory is bounded, but for the result: what does not fit goes to a temporary folder.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+
+from ray_messaging.errors import InvalidQuery
+from ray_messaging.eventlog.reading.fields import MICROSECONDS, check_text, invalid
+from ray_messaging.eventlog.reading.filters import Filters
+from ray_messaging.eventlog.reading.results import COLUMNS, typed_schema
+from ray_messaging.eventlog.reading.scan import View, damaged_file, datasets, has_names
+from ray_messaging.eventlog.schema import POSITION, SCHEMA, channel_head
+
+_READS = ("SELECT", "EXPLAIN")
+_LONGEST = 300  # characters of DuckDB's errors
+_SETTINGS = {
+    "enable_external_access": "false",
+    "python_enable_replacements": "false",  # no variables of Python as tables
+    "autoinstall_known_extensions": "false",
+    "autoload_known_extensions": "false",
+    "memory_limit": "2GB",
+}
+_SUM = pa.decimal128(38, 0)  # DuckDB's type of a sum of whole numbers
+_DAY_US = 24 * 3600 * MICROSECONDS
+
+
+def sql(view: View, *, query: str) -> pa.Table:
+    """Return the answer to a query of TABLES. Raises InvalidQuery, LogError; ImportError without duckdb."""
+    try:
+        import duckdb  # noqa: PLC0415 - an optional dependency
+    except ImportError as error:
+        raise ImportError("log.sql() needs duckdb: pip install 'ray-messaging[sql]'") from error
+    if check_text("query", query) is None:
+        raise invalid("query", query, "must be a text of SQL")
+    with _connection(duckdb, view) as (connection, tables):
+        try:
+            _check(query, connection.extract_statements(query))
+            return _natural(connection.sql(query).to_arrow_table())
+        except duckdb.Error as error:
+            of_reading = isinstance(error, duckdb.InvalidInputException | duckdb.IOException)
+            if of_reading and (damaged := damaged_file(view.folder, tables)) is not None:
+                raise damaged from error
+            said = " ".join(str(error).partition("\n\n")[0].split())[:_LONGEST]
+            raise _refused(query, f"{said}; it sees the tables {', '.join(TABLES)} alone") from error
+
+
+@contextmanager
+def _connection(duckdb: Any, view: View) -> Iterator[tuple[Any, list[ds.Dataset]]]:  # noqa: ANN401 - a module, and its connection
+    """Give a connection that sees the tables of a log alone, and their rows as they are stored."""
+    with (
+        TemporaryDirectory(prefix="ray_messaging-sql-") as spilled,
+        duckdb.connect(":memory:", config=_SETTINGS | {"temp_directory": spilled}) as connection,
+    ):
+        tables = []
+        for name, table_of in TABLES.items():
+            rows, columns = table_of(view)
+            tables.append(rows)
+            connection.register(f"stored_{name}", rows)
+            selected = f"select {', '.join(columns)} from stored_{name}"  # noqa: S608 - names, quoted
+            connection.execute(f"create view {name} as {selected}")
+        connection.execute("set TimeZone = 'UTC'")
+        connection.execute("set lock_configuration = true")
+        yield connection, tables
+
+
+def _check(query: str, statements: Sequence[Any]) -> None:
+    """Refuse all but one statement that reads."""
+    kinds = [str(statement.type).rpartition(".")[2] for statement in statements]
+    if len(kinds) != 1:
+        raise _refused(query, f"it has {len(kinds)} statements, and one is answered")
+    if kinds[0] not in _READS:
+        raise _refused(query, f"{kinds[0]} does not only read: write a SELECT")
+
+
+def _refused(query: str, why: str) -> InvalidQuery:
+    return InvalidQuery(f"the log cannot answer this SQL: {why}", field="query", value=query)
+
+
+def _natural(table: pa.Table) -> pa.Table:
+    """Return a table with sums of whole numbers as int64, where they fit, and intervals without months as durations."""
+    for place, field in enumerate(table.schema):
+        column = table.column(place)
+        if field.type == _SUM:
+            with suppress(pa.ArrowInvalid):
+                table = table.set_column(place, field.name, column.cast(pa.int64()))
+        elif field.type == pa.month_day_nano_interval():
+            found = column.to_pylist()
+            if not any(each.months for each in found if each is not None):
+                spans = [None if each is None else each.days * _DAY_US + each.nanoseconds // 1000 for each in found]
+                table = table.set_column(place, field.name, pa.array(spans, pa.duration("us")))
+    return table
+
+
+def _messages(view: View) -> tuple[ds.Dataset, list[str]]:
+    """Return the messages with the columns of `query`: the stored rows, and what to select from them."""
+    parts = [part for together in datasets(view, Filters()) for part in together]
+    typed = _comparable([part.schema for part in parts])
+    stored = [SCHEMA.field(name).with_nullable(True) for name in SCHEMA.names]
+    schema = pa.schema([*stored, *typed, POSITION.with_nullable(True)])
+    columns = {name: _quoted(name) for name in COLUMNS if name not in {"from_name", "to_name"}}
+    if has_names(view, Filters()):
+        columns |= {f"{end}_id": f"coalesce({end}_name, {end}_id::varchar)" for end in ("from", "to")}
+    heads = [head for part in parts for head in channel_head(part.schema).values()]
+    if heads:  # all the same: they are of one experiment
+        head = heads[0].replace("'", "''")
+        columns["channel"] = f"coalesce(channel, '{head}' || coalesce(to_name, to_id::varchar) || ':' || subtopic)"
+    columns |= {name: _quoted(name) for name in [*typed.names, POSITION.name]}
+    selected = [f"{made} as {_quoted(name)}" for name, made in columns.items()]
+    return ds.UnionDataset(schema, [_as(part, schema) for part in parts]), selected
+
+
+def _comparable(schemas: Sequence[pa.Schema]) -> pa.Schema:
+    """Return the columns of typed payloads, without those that are vectors in some rows and no vectors in others."""
+    found = typed_schema(schemas)
+    kinds = {field.name: field.type for schema in schemas for field in schema if pa.types.is_nested(field.type)}
+    return pa.schema([field for field in found if field.type == kinds.get(field.name, field.type)])
+
+
+def _as(part: ds.Dataset, schema: pa.Schema) -> ds.Dataset:
+    """Return rows in a schema: a column that they lack has only nulls."""
+    if isinstance(part, ds.FileSystemDataset):
+        return ds.FileSystemDataset([*part.get_fragments()], schema, part.format, part.filesystem)
+    table = part.to_table()
+    columns = [
+        table[f.name].cast(f.type) if f.name in table.column_names else pa.nulls(len(table), f.type) for f in schema
+    ]
+    return ds.dataset(pa.table(columns, schema=schema))
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+# The tables that queries see: of a view, the stored rows, and what to select from them.
+TABLES: dict[str, Callable[[View], tuple[ds.Dataset, list[str]]]] = {"messages": _messages}

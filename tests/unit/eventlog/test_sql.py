@@ -1,0 +1,283 @@
+"""SQL over the log: questions that no other query answers, on real traffic, and all that is refused."""
+
+import gzip
+import sys
+from collections import Counter, defaultdict
+from datetime import UTC, datetime, timedelta
+from itertools import islice, pairwise
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from support.log_queries import ROWS, log_of, row, write_folder
+from support.log_writing import batch_of
+
+from ray_messaging import EventLog, LogError
+from ray_messaging.errors import InvalidQuery
+from ray_messaging.eventlog.folder import Folder
+from ray_messaging.eventlog.writing.open_segment import OpenSegment
+from ray_messaging.eventlog.writing.rows.columns import Part
+from ray_messaging.eventlog.writing.rows.placed_rows import placed_rows
+from ray_messaging.eventlog.writing.stream_cursors import StreamCursors
+from ray_messaging.model.typed.input import columns
+from ray_messaging.receipt import DELIVERED
+
+HEARD = 6_000  # messages of CollegeMsg
+
+
+@pytest.fixture(scope="module")
+def traffic(data):
+    """Give real messages as (from_id, to_id, time, whether it is blocked)."""
+    with gzip.open(data("collegemsg/CollegeMsg.txt.gz"), "rt") as lines:
+        found = [tuple(map(int, line.split())) for line in islice(lines, HEARD)]
+    return [(one, other, at, (one * other) % 7 == 0) for one, other, at in found]
+
+
+@pytest.fixture(scope="module")
+def college(traffic, tmp_path_factory):
+    """Open the log of these messages, in several segments."""
+    rows = [
+        row(n, one, other, sent_at=at, fate="blocked" if blocked else "delivered", rule="sevens" if blocked else None)
+        for n, (one, other, at, blocked) in enumerate(traffic)
+    ]
+    parts = [rows[low : low + 2_500] for low in range(0, HEARD, 2_500)]
+    return EventLog.open(write_folder(tmp_path_factory.mktemp("college") / "log", parts, row_group_rows=500).where)
+
+
+def test_who_talks_to_whom_most_in_each_hour(traffic, college):
+    found = college.sql(
+        """
+        select date_trunc('hour', sent_at) as hour, from_id, to_id, count(*) as sent from messages
+        group by hour, from_id, to_id
+        qualify row_number() over (partition by hour order by sent desc, from_id, to_id) = 1 order by hour
+        """
+    )
+    pairs = defaultdict(Counter)
+    for one, other, at, _ in traffic:
+        pairs[at // 3600 * 3600][one, other] += 1
+    busiest = {hour: min(counts.items(), key=lambda each: (-each[1], each[0])) for hour, counts in pairs.items()}
+    expected = [
+        {"hour": datetime.fromtimestamp(hour, UTC), "from_id": one, "to_id": other, "sent": sent}
+        for hour, ((one, other), sent) in sorted(busiest.items())
+    ]
+    assert found.to_pylist() == expected
+    assert len(expected) > 100
+
+
+def test_the_longest_silence_of_each_agent(traffic, college):
+    found = college.sql(
+        """
+        select from_id, max(silence) as longest from (
+            select from_id, sent_at - lag(sent_at) over (partition by from_id order by sent_at) as silence from messages
+        ) group by from_id order by from_id
+        """
+    )
+    times = defaultdict(list)
+    for one, _, at, _ in traffic:
+        times[one].append(at)
+    expected = {}
+    for one, moments in times.items():
+        moments.sort()
+        gaps = [after - before for before, after in pairwise(moments)]
+        expected[one] = timedelta(seconds=max(gaps)) if gaps else None
+    assert dict(zip(*(found[name].to_pylist() for name in ("from_id", "longest")), strict=True)) == expected
+    assert found["longest"].type == pa.duration("us")
+
+
+def test_the_share_of_blocked_messages_by_the_degree_of_their_sender(traffic, college):
+    found = college.sql(
+        """
+        with degrees as (select from_id, count(distinct to_id) as degree from messages group by from_id)
+        select degree, sum(case when fate = 'blocked' then 1 else 0 end) as blocked, count(*) as sent
+        from messages join degrees using (from_id) group by degree order by degree
+        """
+    )
+    friends = defaultdict(set)
+    for one, other, _, _ in traffic:
+        friends[one].add(other)
+    sent, blocked = Counter(), Counter()
+    for one, _, _, is_blocked in traffic:
+        sent[len(friends[one])] += 1
+        blocked[len(friends[one])] += is_blocked
+    expected = [{"degree": degree, "blocked": blocked[degree], "sent": sent[degree]} for degree in sorted(sent)]
+    assert found.to_pylist() == expected
+    assert found["blocked"].type == pa.int64()
+
+
+# -- the table --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def log(tmp_path):
+    return EventLog.open(write_folder(tmp_path / "log", [ROWS[:4], ROWS[4:]]).where)
+
+
+@pytest.mark.parametrize("rows", [ROWS, ROWS[3:], [row(0)], []])
+def test_the_table_has_the_columns_and_rows_of_query(tmp_path, rows):
+    folder = write_folder(tmp_path / "log", [rows[:2], rows[2:4]])
+    for log in (log_of(folder), log_of(folder, [[row(9, 3, "bob"), row(10, 3, None)]])):
+        found, queried = log.sql("select * from messages order by position"), log.query()
+        assert found.column_names == queried.column_names
+        assert found.to_pylist() == queried.to_pylist()
+        assert found["from_id"].type == queried["from_id"].type
+        assert found["sent_at"].type == queried["sent_at"].type
+
+
+def test_typed_payloads_have_their_columns_and_their_channels(tmp_path):
+    made = [columns(price=[1, 2]), columns(price=[0.5], at=[[1.0, 2.0]]), columns(n=["a"], at=["here"]), None]
+    given = [{"lines": table} if table is not None else {} for table in made]
+    counts = [2, 1, 1, 1]
+    parts = [
+        Part(batch_of(rows, first=10 * n, **facts), None, f"{n}-0", "m", DELIVERED)
+        for n, (rows, facts) in enumerate(zip(counts, given, strict=True))
+    ]
+    segment = OpenSegment(1, 0)
+    segment.add(placed_rows("exp", parts))
+    folder = Folder(tmp_path)
+    meta = {"exp_id": "exp", "epoch": 1, "first_row": 0, "cursors": {}, "taken": {}, "begun": {}}
+    folder.write(1, segment.seal(StreamCursors()).tables, meta)
+    found = EventLog.open(tmp_path).sql("select * from messages order by position")
+    queried = EventLog.open(tmp_path).query()
+    assert found["payload.price"].to_pylist() == [1.0, 2.0, 0.5, None, None]
+    assert found["payload.n"].to_pylist() == [None, None, None, "a", None]
+    assert "payload.at" not in found.column_names  # vectors in some rows, texts in others
+    for name in found.column_names:
+        assert found[name].to_pylist() == queried[name].to_pylist(), name
+
+
+def test_what_is_natural_in_sql(log):
+    assert log.sql("from messages select max(position) as last").to_pylist() == [{"last": 7}]
+    assert log.sql("select payload->>'content' as said from messages where position = 0").to_pylist() == [
+        {"said": "hello 0"}
+    ]
+    assert "from_id" in log.sql("describe messages")["column_name"].to_pylist()
+    assert len(log.sql("explain select 1")) == 1
+    assert log.sql("select sum(position) as n from messages").to_pandas()["n"].tolist() == [28]
+    assert log.sql("select count(*) as n from messages where fate = 'blocked'").to_pylist() == [{"n": 1}]
+    assert log.sql("select count(*) as n from messages where sent_at < '2023-11-14 22:13:21Z'").to_pylist() == [
+        {"n": 2}
+    ]
+
+
+# -- refusals ---------------------------------------------------------------------------------------------------------
+
+WRITES = [
+    "copy messages to '{other}/stolen.csv'",
+    "copy (select 1) to '{other}/stolen.parquet' (format parquet)",
+    "export database '{other}'",
+    "import database '{other}'",
+    "attach '{other}/new.db'",
+    "attach ':memory:' as other",
+    "detach memory",
+    "install httpfs",
+    "load httpfs",
+    "load json",
+    "load '{other}/evil.duckdb_extension'",
+    "set enable_external_access = true",
+    "set threads = 1",
+    "reset threads",
+    "pragma threads = 1",
+    "pragma database_list",
+    "call pragma_version()",
+    "create table mine as select * from messages",
+    "create temp table mine as select 1",
+    "create macro f(a) as a",
+    "create secret (type s3)",
+    "insert into messages select * from messages",
+    "update messages set fate = 'delivered'",
+    "delete from stored_messages",
+    "drop view messages",
+    "alter table stored_messages add column i int",
+    "begin",
+    "checkpoint",
+    "vacuum",
+    "prepare q as select 1",
+    "select 1; select 2",
+    "select 1; drop view messages",
+    "",
+    "-- nothing",
+]
+READS = [
+    "select * from read_csv('{other}/secret.csv')",
+    "select * from read_csv_auto('{other}/secret.csv')",
+    "select * from '{other}/secret.csv'",
+    "select * from read_parquet('{log}/*.parquet')",
+    "select * from '{log}/events-00000000.parquet'",
+    "select * from parquet_metadata('{log}/events-00000000.parquet')",
+    "select * from read_text('{other}/secret.csv')",
+    "select * from read_blob('{other}/secret.csv')",
+    "select * from read_json('{other}/secret.csv')",
+    "select * from sniff_csv('{other}/secret.csv')",
+    "select * from glob('{other}/*')",
+    "select * from 'https://example.com/a.csv'",
+    "select * from variable",
+    "select * from ROWS",
+    "select getenv('HOME')",
+    "select * from delta_scan('{other}')",
+    "select * from query('copy messages to ''{other}/stolen.csv''')",
+]
+
+
+@pytest.mark.parametrize("query", WRITES + READS)
+def test_what_does_not_read_the_log_alone_is_refused(log, tmp_path, query):
+    variable = pa.table({"a": [1]})  # which DuckDB would find
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "secret.csv").write_text("a,b\n1,2\n")
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    query = query.format(other=other, log=tmp_path / "log")
+    with pytest.raises(InvalidQuery) as caught:
+        log.sql(query)
+    assert (caught.value.field, caught.value.value) == ("query", query)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 500
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+    assert log.sql("select count(*) as n from messages").to_pylist() == [{"n": len(ROWS)}]
+    assert len(variable) == 1
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("selec 1", 'syntax error at or near "selec"'),
+        ("select nope from messages", 'column "nope" not found'),
+        ("select * from mesages", "Table with name mesages does not exist.*messages alone"),
+        ("select cast(payload as int) from messages", "Could not convert string"),
+        ("create table t as select 1", "CREATE does not only read: write a SELECT"),
+        ("select 1; select 2", "it has 2 statements, and one is answered"),
+        (5, "must be a text"),
+        (None, "must be a text of SQL"),
+    ],
+)
+def test_an_error_says_what_is_wrong(log, query, words):
+    with pytest.raises(InvalidQuery, match=words):
+        log.sql(query)
+
+
+def test_a_damaged_file_is_named(log, tmp_path):
+    path = Path(Folder(tmp_path / "log").segments()[0].path)
+    damaged = bytearray(path.read_bytes())
+    damaged[200:300] = bytes(100)
+    path.write_bytes(damaged)
+    with pytest.raises(LogError, match="damaged") as caught:
+        log.sql("select * from messages")
+    assert caught.value.path == str(path)
+
+
+def test_without_duckdb_it_says_what_to_install(log, monkeypatch):
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    with pytest.raises(ImportError, match=r"^log.sql\(\) needs duckdb: pip install 'ray-messaging\[sql\]'$"):
+        log.sql("select 1")
+
+
+def test_a_large_log_is_not_in_memory_as_a_whole(tmp_path):
+    rows = [row(n, text="x" * 8_000) for n in range(2_000)]  # 16 MB in each segment
+    log = EventLog.open(write_folder(tmp_path / "log", [rows] * 20, row_group_rows=500).where)
+    pool, counted = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
+    pa.set_memory_pool(counted)
+    try:
+        found = log.sql("select count(*) as n from messages where payload like '%xx%'").to_pylist()
+    finally:
+        pa.set_memory_pool(pool)
+    assert found == [{"n": 40_000}]
+    assert 0 < counted.max_memory() < 160e6  # of 320 MB
