@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from operator import index
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ray_messaging.addressing import channels as names
 from ray_messaging.addressing.channels import (
@@ -54,7 +54,9 @@ from ray_messaging.sending.delivery.frame_router import FrameRouter
 from ray_messaging.sending.delivery.frame_sender import FrameSender
 from ray_messaging.sending.local_log import LocalLog
 from ray_messaging.transports.steps.values import StepSettings
-from ray_messaging.transports.transport import Transport
+
+if TYPE_CHECKING:
+    from ray_messaging.transports.redis.transport import RedisTransport
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +73,7 @@ class Engine:
 
     def __init__(
         self,
-        transport: Transport,
+        transport: "RedisTransport",
         interceptor: object = None,
         *,
         name: str | None = None,

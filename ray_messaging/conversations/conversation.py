@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -45,9 +46,11 @@ from ray_messaging.sending.accumulation.bulk_input import batches_of_columns
 from ray_messaging.sending.accumulation.conversation_rows import ConversationRows, Questions, Replies
 from ray_messaging.sending.accumulation.message_checks import CheckedMessage
 from ray_messaging.sending.accumulation.pending_batch import EncodedBatch
-from ray_messaging.transports.transport import Transport
 from ray_messaging.wire.frames import encode
 from ray_messaging.wire.service_notes import Ask
+
+if TYPE_CHECKING:
+    from ray_messaging.transports.redis.transport import RedisTransport
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +63,7 @@ class Conversation:
     Args: `open_transport` makes another transport to the same server.
     """
 
-    def __init__(self, engine: Engine, open_transport: Callable[[], Transport]) -> None:
+    def __init__(self, engine: Engine, open_transport: "Callable[[], RedisTransport]") -> None:
         self._engine = engine
         self._open_transport = open_transport
         self._open = OpenQuestions(engine.exp_id, from_any=not engine.settings.strict_answers)

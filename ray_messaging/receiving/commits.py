@@ -8,6 +8,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Iterable, Sequence
 from copy import copy
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -24,7 +25,10 @@ from ray_messaging.transports.cursors import (
     ends,
     place,
 )
-from ray_messaging.transports.transport import Conclusion, Transport
+from ray_messaging.transports.transport import Conclusion
+
+if TYPE_CHECKING:
+    from ray_messaging.transports.redis.transport import RedisTransport
 
 MOST_RANGES = 10_000  # behind the cursor: each commit holds all of them
 _TRIMMED = 64  # finished parts are dropped in groups of at least this many
@@ -286,7 +290,7 @@ class InFlight:
 class Commits:
     """Durable cursor of a mailbox; one write at a time, later changes are written together."""
 
-    def __init__(self, transport: Transport, mailbox: str, epoch: int, cursor: Cursor, acked: bytes) -> None:
+    def __init__(self, transport: "RedisTransport", mailbox: str, epoch: int, cursor: Cursor, acked: bytes) -> None:
         self.in_flight = InFlight(cursor, decode_ranges(acked))
         self._transport = transport
         self._mailbox = mailbox

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from itertools import pairwise
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,10 +23,13 @@ from ray_messaging.receiving.fetcher import Fetcher
 from ray_messaging.receiving.inbox import Piece
 from ray_messaging.receiving.unfolder import Unfolder
 from ray_messaging.transports.cursors import following, order
-from ray_messaging.transports.departures import ARRIVAL, Departures, Parcel, Release, Released
+from ray_messaging.transports.departures import ARRIVAL, Parcel, Release, Released
 from ray_messaging.transports.requeueing import frames_of
-from ray_messaging.transports.transport import Transport
 from ray_messaging.wire.frames import decode, encode
+
+if TYPE_CHECKING:
+    from ray_messaging.transports.redis.departures import RedisDepartures
+    from ray_messaging.transports.redis.transport import RedisTransport
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +46,8 @@ class Departure:
 
     def __init__(
         self,
-        transport: Transport,
-        departures: Departures,
+        transport: "RedisTransport",
+        departures: "RedisDepartures",
         directory: Directory,
         fetcher: Fetcher,
         unfolder: Unfolder,

@@ -8,11 +8,15 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from ray_messaging.common.backoff import LEASE_RETRY, Backoff
 from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.errors import AlreadyExists, Fenced, MessagingError, NotListening, ServerRefused
-from ray_messaging.transports.transport import Held, Transport
+from ray_messaging.transports.transport import Held
+
+if TYPE_CHECKING:
+    from ray_messaging.transports.redis.transport import RedisTransport
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +58,7 @@ class _WatchedLease:
 class LeaseWatch:
     """Watch over other messagers' leases; each messager watches some, and ends those that are over."""
 
-    def __init__(self, transport: Transport, name: str) -> None:
+    def __init__(self, transport: "RedisTransport", name: str) -> None:
         self._transport = transport
         self._name = name
         self._watched: dict[str, _WatchedLease] = {}
@@ -79,7 +83,7 @@ class LeaseWatch:
             await self._transport.end_leases(over)
 
 
-async def outlast(transport: Transport, mailbox: str, held: Held, is_dead: IsDead | None) -> str:
+async def outlast(transport: "RedisTransport", mailbox: str, held: Held, is_dead: IsDead | None) -> str:
     """Return another owner's lease of a mailbox once it is over; raise AlreadyExists if the owner lives.
 
     A live owner, by the server's clock or by `is_dead`, is not waited for. If the lease is over by the server's clock,
@@ -121,7 +125,7 @@ class MailboxLease:
 
     def __init__(
         self,
-        transport: Transport,
+        transport: "RedisTransport",
         name: str,
         lease_s: float,
         epoch: Callable[[], int | None],

@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ray_messaging.addressing.channels import NAME_LENGTH
 from ray_messaging.common.backoff import LEASE_RETRY, Backoff
@@ -23,8 +23,10 @@ from ray_messaging.receiving.inbox import Inbox, Piece
 from ray_messaging.receiving.unfolder import Unfolder
 from ray_messaging.transports.cursors import Cursor, before
 from ray_messaging.transports.departures import ARRIVAL
-from ray_messaging.transports.transport import Transport
 from ray_messaging.wire.frames import FOREIGN_SENDER, decode
+
+if TYPE_CHECKING:
+    from ray_messaging.transports.redis.transport import RedisTransport
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +52,7 @@ class Reader:
 
     def __init__(
         self,
-        transport: Transport,
+        transport: "RedisTransport",
         mailbox: str,
         inbox: Inbox,
         cursor: Cursor,

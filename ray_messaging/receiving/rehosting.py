@@ -1,7 +1,7 @@
 """Moves of agents between the groups of an experiment with steps."""
 
 import asyncio
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from ray_messaging.addressing.directory import Directory
 from ray_messaging.addressing.moved_records import moved_records
@@ -9,7 +9,9 @@ from ray_messaging.common.backoff import STALE_DIRECTORY_RETRY, Backoff
 from ray_messaging.errors import AlreadyExists, ConfigError, MoveFailed, UnknownName
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.transports.departures import Rehosted, Rehosting, Released
-from ray_messaging.transports.transport import Transport
+
+if TYPE_CHECKING:
+    from ray_messaging.transports.redis.transport import RedisTransport
 
 _NEWS_S = 1.0  # the longest wait for news in one call
 
@@ -20,7 +22,7 @@ class Rehoster:
     Args: `directory` is of all mailboxes, with the newest records.
     """
 
-    def __init__(self, transport: Transport, directory: Directory) -> None:
+    def __init__(self, transport: "RedisTransport", directory: Directory) -> None:
         self._transport = transport
         self._directory = directory
 

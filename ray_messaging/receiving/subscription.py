@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.addressing.directory import Directory
@@ -20,7 +20,10 @@ from ray_messaging.receiving.mailbox_lease import IsDead, MailboxLease, outlast
 from ray_messaging.receiving.reader import Reader
 from ray_messaging.receiving.subscription_spec import SubscriptionSpec, check_claims
 from ray_messaging.receiving.unfolder import Unfolder
-from ray_messaging.transports.transport import Held, Limits, Transport
+from ray_messaging.transports.transport import Held, Limits
+
+if TYPE_CHECKING:
+    from ray_messaging.transports.redis.transport import RedisTransport
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +36,7 @@ class Subscription:
 
     def __init__(
         self,
-        transport: Transport,
+        transport: "RedisTransport",
         directory: Directory,
         fetcher: Fetcher,
         settings: MessagingConfig,

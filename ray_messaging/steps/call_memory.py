@@ -2,9 +2,12 @@
 
 import asyncio
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ray_messaging.errors import MessagingError, PayloadTooLarge, StepAborted
-from ray_messaging.transports.steps.store import StepStore
+
+if TYPE_CHECKING:
+    from ray_messaging.transports.redis.steps import RedisSteps
 
 # One call of the server takes so many results, or the first ones that pass so many bytes.
 _BATCH, _BATCH_BYTES = 256, 2**20
@@ -17,7 +20,7 @@ class CallMemory:
     Args: `limit` is the most bytes of one result; with `again` earlier attempts at this step may have left some.
     """
 
-    def __init__(self, store: StepStore, group: str, attempt: int, step: int, *, limit: int, again: bool) -> None:
+    def __init__(self, store: "RedisSteps", group: str, attempt: int, step: int, *, limit: int, again: bool) -> None:
         self.broken: StepAborted | None = None  # why no more can be kept
         self._store = store
         self._group = group

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,10 @@ from ray_messaging.steps.moved_agents import MovedAgents
 from ray_messaging.steps.reading.box_frames import batch_of, batches_of, from_outside
 from ray_messaging.steps.reading.heard_broadcasts import FoldedBatch
 from ray_messaging.transports.steps.box_reader import BoxReader
-from ray_messaging.transports.steps.store import StepStore
 from ray_messaging.transports.steps.values import OUTSIDE, BoxFrame, Opened, box_name
+
+if TYPE_CHECKING:
+    from ray_messaging.transports.redis.steps import RedisSteps
 
 Mask = NDArray[np.bool_]
 
@@ -43,7 +45,7 @@ class OpenBox(NamedTuple):
 class GroupBoxes:
     """The boxes of one group. A message of an agent that has moved lies in the box of its host at the time."""
 
-    def __init__(self, store: StepStore, unfolder: Unfolder) -> None:
+    def __init__(self, store: "RedisSteps", unfolder: Unfolder) -> None:
         self._store = store
         self._unfolder = unfolder
 

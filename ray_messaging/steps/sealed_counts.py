@@ -1,14 +1,17 @@
 """Counts that the groups have left about a sealed step."""
 
 from operator import index
+from typing import TYPE_CHECKING
 
 from ray_messaging.errors import ConfigError, UnknownName
 from ray_messaging.steps.digests import history_digest, step_digest
 from ray_messaging.steps.step_account import StepCounts
-from ray_messaging.transports.steps.store import StepStore
+
+if TYPE_CHECKING:
+    from ray_messaging.transports.redis.steps import RedisSteps
 
 
-async def sealed_counts(store: StepStore, step: int) -> dict[str, StepCounts]:
+async def sealed_counts(store: "RedisSteps", step: int) -> dict[str, StepCounts]:
     """Return the counts of each group of a step that all have committed; raise ConfigError, UnknownName."""
     number = check_step_number(step)
     sealed = (await store.progress()).sealed
@@ -53,7 +56,7 @@ def digest_of(counts: dict[str, StepCounts]) -> bytes:
     return step_digest(int.from_bytes(each.digest, "little") for each in counts.values())
 
 
-async def sealed_history(store: StepStore, step: int) -> bytes:
+async def sealed_history(store: "RedisSteps", step: int) -> bytes:
     """Return the digest of all steps up to one; raise as `sealed_counts`, and ConfigError."""
     chained = b""
     await sealed_counts(store, step)

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from operator import index
+from typing import TYPE_CHECKING
 
 from ray_messaging.addressing.directory import Directory, Record
 from ray_messaging.common.backoff import STEP_DRIVER_RETRY, Backoff
@@ -35,7 +36,6 @@ from ray_messaging.steps.step import Step
 from ray_messaging.steps.step_account import StepAccount, StepCounts
 from ray_messaging.transports.steps.box_reader import BoxReader
 from ray_messaging.transports.steps.errors import without_steps
-from ray_messaging.transports.steps.store import StepStore
 from ray_messaging.transports.steps.values import (
     Done,
     Driven,
@@ -47,6 +47,9 @@ from ray_messaging.transports.steps.values import (
     Waiting,
     box_name,
 )
+
+if TYPE_CHECKING:
+    from ray_messaging.transports.redis.steps import RedisSteps
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +109,7 @@ class StepLoop:
     Args: `engine` has the group's name; `driver` names this process, and how often it was started.
     """
 
-    def __init__(self, engine: Engine, store: StepStore, settings: StepSettings, driver: Driver) -> None:
+    def __init__(self, engine: Engine, store: "RedisSteps", settings: StepSettings, driver: Driver) -> None:
         self._engine = engine
         self._store = store
         self._settings = settings

@@ -1,7 +1,7 @@
 """The new positions that groups give their agents in one step, and the versions of audiences that they make."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
@@ -15,9 +15,11 @@ from ray_messaging.audiences.records import Kind
 from ray_messaging.errors import ConfigError, FrameError, InvalidColumns
 from ray_messaging.model.columns import IdColumn
 from ray_messaging.transports.steps.box_reader import BoxReader
-from ray_messaging.transports.steps.store import StepStore
 from ray_messaging.transports.steps.values import PLACES, box_name
 from ray_messaging.transports.transport import FrameWrite
+
+if TYPE_CHECKING:
+    from ray_messaging.transports.redis.steps import RedisSteps
 
 _ROWS = 30_000  # of a frame: about 1 MB
 
@@ -101,7 +103,7 @@ class MovedAudiences:
     They are one version of each audience for any number of groups: the first process that needs it makes it.
     """
 
-    def __init__(self, store: StepStore, book: AudienceBook) -> None:
+    def __init__(self, store: "RedisSteps", book: AudienceBook) -> None:
         self._store = store
         self._book = book
 

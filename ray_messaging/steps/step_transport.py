@@ -1,11 +1,11 @@
 """The transport of messages that a group sends in its steps: frames go to boxes, under the attempt's tag."""
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from ray_messaging.addressing.directory import Record
 from ray_messaging.addressing.host_dates import NO_DATES, HostDates
 from ray_messaging.errors import StepAborted, StepTooLarge
-from ray_messaging.transports.steps.store import StepStore
 from ray_messaging.transports.steps.values import StepTag
 from ray_messaging.transports.transport import (
     DirectoryDelta,
@@ -14,8 +14,11 @@ from ray_messaging.transports.transport import (
     SendReply,
     SendRequest,
     SendStatus,
-    Transport,
 )
+
+if TYPE_CHECKING:
+    from ray_messaging.transports.redis.steps import RedisSteps
+    from ray_messaging.transports.redis.transport import RedisTransport
 
 
 class DatedRecords:
@@ -55,7 +58,7 @@ class StepTransport:
     forgets = False
 
     def __init__(
-        self, transport: Transport, store: StepStore, group: str, attempt: int, shut: set[str], step: int
+        self, transport: "RedisTransport", store: "RedisSteps", group: str, attempt: int, shut: set[str], step: int
     ) -> None:
         self.step = step  # the open one
         self.rows = 0  # that mailboxes' boxes took in it

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import secrets
 import time
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,9 +21,11 @@ from ray_messaging.surveys.answer_model import AnswerModel
 from ray_messaging.surveys.record import END, Asking, SurveyRecord, decode_asking, encode
 from ray_messaging.surveys.tally import Rows, Tally
 from ray_messaging.transports.cursors import START, order
-from ray_messaging.transports.survey_store import SurveyStore
 from ray_messaging.transports.transport import Limits, Listening
 from ray_messaging.wire.frames import decode
+
+if TYPE_CHECKING:
+    from ray_messaging.transports.redis.surveys import RedisSurveys
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +61,7 @@ class AsyncSurvey:
         self._frame_bytes = 1
 
     @property
-    def _store(self) -> SurveyStore:
+    def _store(self) -> "RedisSurveys":
         return self._engine.transport.surveys
 
     # -- reading --------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from ray_messaging.steps.call_memory import CallMemory
 from ray_messaging.steps.step import Step
 
 if TYPE_CHECKING:
-    from ray_messaging.transports.steps.store import StepStore
+    from ray_messaging.transports.redis.steps import RedisSteps
 
 
 class Sent(NamedTuple):
@@ -57,7 +57,7 @@ Copy = Callable[[], Any]  # of the model
 
 
 class Answers:
-    """Results of remembered calls, by step and call: they are the same in all trials. In the place of a StepStore."""
+    """Results of remembered calls, by step and call: they are the same in all trials. In the place of RedisSteps."""
 
     def __init__(self) -> None:
         self._kept: dict[int, dict[str, bytes]] = {}
@@ -74,7 +74,7 @@ class Answers:
     def of(self, plan: GroupPlan, step: int) -> CallMemory:
         """Return the memory of one group in one step."""
         limit = MessagingConfig().payload_bytes
-        return CallMemory(cast("StepStore", self), plan.name, 0, step, limit=limit, again=True)
+        return CallMemory(cast("RedisSteps", self), plan.name, 0, step, limit=limit, again=True)
 
 
 async def run_trial(

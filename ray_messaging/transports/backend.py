@@ -1,63 +1,26 @@
 """Choice of the backend: the kind of server, by its config, that keeps messages and experiments."""
 
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from pydantic import BaseModel, ValidationError
 
 from ray_messaging.config import MessagingConfig, RedisConfig, ServerConfig, ShardsConfig
 from ray_messaging.errors import ConfigError
-from ray_messaging.transports.dead_letter_store import DeadLetterStore
-from ray_messaging.transports.experiment_store import ExperimentStore
-from ray_messaging.transports.log_store import LoggedTransport
-from ray_messaging.transports.server_facts import ServerFacts
-from ray_messaging.transports.transport import Transport
 
-
-class ExperimentStores(Protocol):
-    """Stores of one experiment over one set of connections: those of the transport, which connects and closes them."""
-
-    @property
-    def transport(self) -> LoggedTransport:
-        """Mailboxes, and the streams that the event log reads."""
-
-    @property
-    def dead_letters(self) -> DeadLetterStore:
-        """Dead letters."""
-
-    @property
-    def experiment(self) -> ExperimentStore:
-        """Run, interceptor epoch and rule state."""
-
-
-class Backend(Protocol):
-    """Factory for the stores on one server that can keep experiments."""
-
-    def transport(self, exp_id: str, settings: MessagingConfig) -> Transport:
-        """Make the transport of a messager."""
-
-    def stores(self, exp_id: str, settings: MessagingConfig, *, run: str = "", reset: bool = False) -> ExperimentStores:
-        """Make the stores of an experiment.
-
-        Args: `run` is the start of it that must hold it ("": any). With `reset` it deletes what is there, so that the
-        format of that does not matter.
-        """
-
-    def probe(self, exp_id: str | None = None) -> ServerFacts:
-        """Ask the server for its state, and for that of an experiment. Blocks; an error is in the answer."""
-
-    def closed_names(self, exp_id: str) -> list[str]:
-        """Return the mailboxes of closed messagers with a name. Blocks. Raises ConnectionFailed, ServerRefused."""
+if TYPE_CHECKING:
+    from ray_messaging.transports.redis.backend import RedisBackend
+    from ray_messaging.transports.redis.transport import RedisTransport
 
 
 @runtime_checkable
 class BackendConfig(Protocol):
     """Config of a server of another kind than ours: it brings its backend along, also to other processes."""
 
-    def open_backend(self) -> Backend:
+    def open_backend(self) -> "RedisBackend":
         """Make the backend."""
 
 
-def backend_of(config: ServerConfig) -> Backend:
+def backend_of(config: ServerConfig) -> "RedisBackend":
     """Make the backend for the server of an experiment (see `experiment_config`)."""
     if isinstance(config, BackendConfig):
         return config.open_backend()
@@ -66,7 +29,7 @@ def backend_of(config: ServerConfig) -> Backend:
     return RedisBackend(config if isinstance(config, ShardsConfig) else redis_config(config))
 
 
-def open_transport(server: object, exp_id: str, settings: MessagingConfig) -> Transport:
+def open_transport(server: object, exp_id: str, settings: MessagingConfig) -> "RedisTransport":
     """Make the transport for a server: a config, a URL, or a LocalServer; raise ConfigError."""
     refuse_broker(server)
     if isinstance(server, BackendConfig):

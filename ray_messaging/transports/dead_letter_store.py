@@ -1,8 +1,8 @@
-"""Port to the dead letters of an experiment: frames that will not be delivered as they are."""
+"""Dead letters of an experiment: frames that will not be delivered as they are."""
 
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,40 +71,6 @@ class Requeued(IntEnum):
     FULL = 3
     TOO_LARGE = 4  # the mailbox would not hold it if it were empty
     LOG_FULL = 5
-
-
-class DeadLetterStore(Protocol):
-    """Dead letters of one experiment. Any call may be repeated, and has its effect once."""
-
-    async def known(self) -> bool:
-        """Return whether the server knows an experiment of this name."""
-
-    async def facts(self) -> DeadFacts:
-        """Count the letters, and those that were dropped."""
-
-    async def page(self, after: str, count: int) -> list[DeadFrame]:
-        """Return up to `count` letters behind an id ("": from the first), fewer where they are large; [] at the end."""
-
-    async def last(self) -> str:
-        """Return the id of the last letter; "": there is none."""
-
-    async def get(self, letter: str) -> DeadFrame | None:
-        """Return one letter; None: there is none of this id."""
-
-    async def listeners(self) -> Listeners:
-        """Return the mailboxes that listen now."""
-
-    async def requeue(self, letter: str, version: int, frames: Sequence[Returned], rest: bytes) -> tuple[Requeued, str]:
-        """Write frames into mailboxes and take the letter away, all of it or nothing; returns the mailbox at fault.
-
-        Args: rest is the frame of messages that stay dead, in a letter in this one's place; b"": there are none.
-        """
-
-    async def drop(self, letters: Sequence[str]) -> int:
-        """Delete letters; return how many there were."""
-
-    async def count_anew(self) -> None:
-        """Forget how many letters were dropped so far."""
 
 
 def order_of(letter: str) -> tuple[int, ...]:

@@ -1,8 +1,8 @@
-"""Port to departures: agents leave a mailbox in one call, with all that waits for them."""
+"""Values of departures: agents leave a mailbox in one call, with all that waits for them."""
 
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 
@@ -25,8 +25,8 @@ class Release(msgspec.Struct):
 
     All entries from the first one that was not fetched up to `last` are acknowledged. What is in them for other agents,
     `stay`, is written into the mailbox again. `go` is written into the mailbox of `target`, or with None among the dead
-    letters. `cursor`, `messages`, `nbytes` and `acks` are as in `Transport.commit`. The attempt counts only under the
-    `version` of the directory from which its records were made.
+    letters. `cursor`, `messages`, `nbytes` and `acks` are as in a transport's `commit`. The attempt counts only under
+    the `version` of the directory from which its records were made.
     """
 
     record: Record
@@ -74,28 +74,3 @@ class Rehosted(NamedTuple):
 
     outcome: Released
     since: int
-
-
-class Departures(Protocol):
-    """Departures of agents from the mailboxes of one experiment. Any call may be repeated, and has its effect once."""
-
-    async def entries(self, mailbox: str, first: str, last: str) -> list[tuple[str, bytes]]:
-        """Return the first entries from one to another, some at a time."""
-
-    async def release(self, attempt: Release) -> Released:
-        """Let agents leave a mailbox; raise Fenced."""
-
-    async def give_up(self, mailbox: str, epoch: int, number: int) -> bool:
-        """Refuse an attempt and those before it from now on; return whether it is done. Raises Fenced."""
-
-    # -- in steps -------------------------------------------------------------------------------------------------
-
-    async def rehost(self, attempt: Rehosting) -> Rehosted:
-        """Change the hosts of agents from the first step on that nobody has opened; any process may do so.
-
-        Messages for them stay in the boxes where they are: their new group reads them there. A repetition may find the
-        directory changed, by itself.
-        """
-
-    async def state_before(self, group: str, step: int) -> bytes | None:
-        """Return the state that a group's last step before another one left, from which agents have left the group."""

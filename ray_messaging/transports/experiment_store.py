@@ -1,6 +1,6 @@
-"""Port to the data of an experiment as a whole: its run, its interceptor's epoch, and the state of its rules."""
+"""Values of an experiment as a whole: its run, its interceptor's epoch, and the state of its rules."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
@@ -53,71 +53,6 @@ class RuleState(NamedTuple):
     forget: Sequence[str]
     names: Sequence[str] | None
     whole: bool
-
-
-class ExperimentStore(Protocol):
-    """Experiment-wide data on one server, on behalf of one start (run) of the experiment."""
-
-    @property
-    def where(self) -> str:
-        """Address of the server, for messages."""
-
-    # -- runs -----------------------------------------------------------------------------------------------------
-
-    async def holder(self) -> bytes | None:
-        """Return the run that has the experiment; None if no run has. Raises ConfigError for data of another format."""
-
-    async def is_headless(self) -> bool:
-        """Return whether mailboxes exist although the server has lost the experiment's own data."""
-
-    async def claim(self, holder: bytes | None, *, reset: bool) -> Claim:
-        """Claim the experiment for our run, if `holder` still has it. `reset`: the data of that run will be erased."""
-
-    async def erase_earlier(self) -> None:
-        """Delete the data of earlier runs; may be repeated after an interruption."""
-
-    async def erase(self) -> None:
-        """Delete all data of the experiment, unless another run has it by now."""
-
-    # -- the interceptor ------------------------------------------------------------------------------------------
-
-    async def take_interceptor_epoch(self) -> int:
-        """Take a new epoch: an earlier interceptor passes and writes nothing any more. Raises Fenced."""
-
-    async def heartbeat(self) -> bytes | None:
-        """Return the counter of the interceptor's heartbeats; None if it was closed."""
-
-    async def beat(self, epoch: int) -> StateWrite:
-        """Raise that counter, and check that the server has all confirmed writes. Raises Fenced for another run."""
-
-    async def end_heartbeat(self, epoch: int) -> None:
-        """Mark the interceptor as closed."""
-
-    async def delegate(self, epoch: int, number: int) -> StateWrite:
-        """Make delegated verdicts count under a number, unless a higher one does."""
-
-    async def read_tables(self, names: Iterable[str]) -> tuple[dict[str, Fields], dict[str, bytes]]:
-        """Return tables by name, and the answers that depend on them."""
-
-    async def write(self, epoch: int, state: RuleState, *, again: bool) -> StateWrite:
-        """Write changes in one step. `again`: the last write is repeated."""
-
-    async def rules_name(self) -> bytes | None:
-        """Return the first of the rules' names: the key under which Ray keeps the rules in force."""
-
-    # -- the event log, and senders -------------------------------------------------------------------------------
-
-    async def log_mark(self, name: str) -> bytes | None:
-        """Return a value that the event log has left."""
-
-    async def set_log_mark(self, name: str, value: str | int) -> None:
-        """Leave a value for the event log's next process."""
-
-    async def time_ms(self) -> int:
-        """Return the server's time in ms."""
-
-    async def forget_sender(self, name: str) -> None:
-        """Delete the epoch and sequence numbers of a sender."""
 
 
 def other_run(exp_id: str, epoch: int) -> Fenced:

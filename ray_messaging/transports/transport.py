@@ -1,27 +1,16 @@
-"""Port to a transport: a directory, mailboxes of frames, and their durable cursors.
+"""Values of a transport's calls: a directory, mailboxes of frames, and their durable cursors."""
 
-Every call except `read` may be repeated with the same arguments and has its effect once. A transport repeats calls by
-itself while the connection is cut, up to its timeout, then raises ConnectionFailed.
-"""
-
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from ray_messaging.addressing.directory import NO_SCHEMAS, Record
 from ray_messaging.addressing.host_dates import NO_DATES, HostDates
 from ray_messaging.audiences.records import NO_AUDIENCES, AudienceTexts
-from ray_messaging.common.task_health import TaskHealth
-from ray_messaging.errors import Closed, Fenced
-from ray_messaging.observability.observer import Observer
+from ray_messaging.errors import Fenced
 from ray_messaging.transports.cursors import Cursor, SelectiveAcks
-
-if TYPE_CHECKING:
-    from ray_messaging.transports.departures import Departures
-    from ray_messaging.transports.steps.store import StepStore  # its calls take the requests defined here
-    from ray_messaging.transports.survey_store import SurveyStore
 
 
 class FrameFate(IntEnum):
@@ -270,132 +259,3 @@ class FramePort(Protocol):
 
     async def still_full(self, mailbox: str, rows: int, nbytes: int) -> FrameFate | None:
         """Return why a refused frame still does not fit, FULL or LOG_FULL, without sending it; None: send it."""
-
-
-class Transport(FramePort, Protocol):
-    """Mailboxes of one experiment."""
-
-    exp_id: str
-
-    @property
-    def steps(self) -> "StepStore":
-        """Return the store of the experiment's steps."""
-
-    @property
-    def surveys(self) -> "SurveyStore":
-        """Return the records of the experiment's surveys."""
-
-    @property
-    def departures(self) -> "Departures":
-        """Return the departures of agents from mailboxes."""
-
-    def ask_when_cut(self, ended: Callable[[], Awaitable[Closed | None]]) -> None:
-        """Call `ended` while the server is out of reach: if the experiment has ended, calls raise its answer."""
-
-    def observe(self, observer: Observer) -> None:
-        """Report connections and retries to an observer from now on."""
-
-    async def connect(self) -> None:
-        """Reach the server; raise ConnectionFailed after `connect_timeout`, ServerRefused at once."""
-
-    async def close(self) -> None:
-        """Close the connections; closing twice does no harm."""
-
-    async def listen(
-        self,
-        record: Record,
-        version: int,
-        limits: Limits,
-        *,
-        owner: str,
-        epoch: int | None,
-        over: str = "",
-    ) -> Listening | Held | None:
-        """Enter a record in the directory if it is still at `version`, and take the mailbox; None: it is not.
-
-        Args: epoch is the reader's own when it only widens its record, None when it takes the mailbox over. over is
-        another owner's lease that is known to be over.
-        Raises: Fenced, AlreadyExists where another live owner holds the mailbox.
-        """
-
-    async def read(self, mailbox: str, after: str, count: int, block_s: float) -> list[tuple[str, bytes]]:
-        """Return up to `count` frames after an entry; wait for the first up to `block_s`."""
-
-    async def end_of(self, mailbox: str) -> MailboxEnd:
-        """Return up to where a mailbox goes now."""
-
-    async def commit(
-        self,
-        mailbox: str,
-        epoch: int,
-        cursor: Cursor,
-        *,
-        messages: int,
-        nbytes: int,
-        acks: SelectiveAcks | None = None,
-    ) -> None:
-        """Move the durable cursor and trim the entries before it.
-
-        Args: messages and nbytes are the totals before the cursor under this epoch, so that a call may be repeated.
-        acks is all that is acknowledged behind the cursor; None leaves it as it is.
-
-        Raises: Fenced.
-        """
-
-    async def renew(self, sender: str, mailbox: str | None, epoch: int, *, lease_s: float, keep_s: float) -> bool:
-        """Renew a mailbox's lease, and keep the sender's state for `keep_s` (0: for ever); False: it was removed.
-
-        Raises: Fenced if a newer reader holds the mailbox.
-        """
-
-    async def set_schema(self, subtopic: str, schema: bytes | None) -> None:
-        """Keep the JSON Schema of a subtopic's payloads in the directory (None: remove it); raise ConfigError."""
-
-    async def set_audience(self, name: str, version: int, facts: str, since: int | None = None) -> int | None:
-        """Keep a version of an audience in the directory ("": it is removed); return the step since which it counts.
-
-        No step has been opened that is `since` or later; without steps it is 0. None: the last version is not the one
-        before this one, and nothing has changed.
-
-        Args: since is given for what groups have done in the step before it: no group goes on before it is there.
-        Raises: ConfigError.
-        """
-
-    async def leases(self, mailboxes: Collection[str]) -> dict[str, str]:
-        """Return leases as they stand, `beat:ms that it lasts:...`: of some mailboxes, and of others by chance.
-
-        Empty where the server itself knows which messagers live.
-        """
-
-    async def end_leases(self, over: Mapping[str, str]) -> None:
-        """End leases that were seen unchanged for as long as they last, where they still are as they were seen."""
-
-    async def remove(self, mailbox: str, epoch: int | None) -> int:
-        """Remove a mailbox; its unread frames become dead letters. Returns how many frames.
-
-        Args: epoch is the reader's; None removes the mailbox of any reader.
-        """
-
-    async def bury(self, mailbox: str, entry: str, frame: bytes, reason: str, *, row: int | None = None) -> None:
-        """Keep a frame that cannot be read among the dead letters.
-
-        Args: with `row` it is one message that was read, this row of the entry, and its handler has failed.
-        """
-
-    async def set_service(self, mailbox: str, epoch: int, note: bytes) -> None:
-        """Keep a note on the service of a mailbox (b"": none), unless a newer reader than that epoch's has it."""
-
-    async def services(self, mailboxes: Collection[str]) -> dict[str, bytes]:
-        """Return the notes on the services of mailboxes, of those that have one by their present reader."""
-
-    async def subscribe(self, channels: Collection[str], globs: Sequence[str], sink: Callable[[Ingress], None]) -> None:
-        """Pass publications of foreign clients to `sink`, at most once; never those of our own senders."""
-
-    async def unsubscribe(self, channels: Collection[str] | None = None) -> None:
-        """Stop listening to foreign clients, on some channels or (None) on all."""
-
-    async def waiting(self) -> dict[str, int]:
-        """Return the number of unacknowledged messages in each mailbox."""
-
-    def loops(self) -> list[TaskHealth]:
-        """Return the health of the transport's own tasks."""

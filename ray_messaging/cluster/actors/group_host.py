@@ -6,7 +6,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ray_messaging.cluster.actors.group_questions import GroupQuestions
 from ray_messaging.cluster.audiences.home import AudienceFiles
@@ -42,7 +42,9 @@ from ray_messaging.receiving.ack_ranges import Span
 from ray_messaging.receiving.delivery_leases import NEXT, DeliveryLeases, FetchOptions, Token
 from ray_messaging.steps.sealed_counts import sealed_counts
 from ray_messaging.transports.steps.errors import without_steps
-from ray_messaging.transports.steps.store import StepStore
+
+if TYPE_CHECKING:
+    from ray_messaging.transports.redis.steps import RedisSteps
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +119,7 @@ class GroupSteps:
         return Counter() if counts is None else Counter(counts.fates)
 
     @property
-    def _store(self) -> StepStore:
+    def _store(self) -> "RedisSteps":
         engine = self._messager.engine
         if engine.steps is None:
             raise without_steps(self._messager.exp_id)

@@ -289,7 +289,7 @@ class InterceptorActor:
         return await self._host.audiences()
 
     async def set_audience(self, name: str, version: int, facts: str, since: int | None = None) -> int | None:
-        """Keep a version of an audience ("": it is removed); return as `Transport.set_audience`."""
+        """Keep a version of an audience ("": it is removed); return as `RedisTransport.set_audience`."""
         return await self._host.transport.set_audience(name, version, facts, since)
 
     async def remove(self, group: str) -> int:

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -40,9 +40,11 @@ from ray_messaging.steps.agent_places import AgentPlaces
 from ray_messaging.steps.stragglers import Straggler
 from ray_messaging.transports.backend import backend_of
 from ray_messaging.transports.steps.errors import without_steps
-from ray_messaging.transports.steps.store import StepStore
 from ray_messaging.transports.steps.values import CTRL_C, STANDSTILL, Progress, StepSettings
 from ray_messaging.transports.transport import Limits
+
+if TYPE_CHECKING:
+    from ray_messaging.transports.redis.steps import RedisSteps
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +99,7 @@ class InterceptorHost:
         return self._interceptor
 
     @property
-    def steps(self) -> StepStore:
+    def steps(self) -> "RedisSteps":
         """Return the store of the experiment's steps; raise ConfigError where it has none."""
         if self._spec.steps is None:
             raise without_steps(self._spec.exp_id)
@@ -403,7 +405,7 @@ class InterceptorHost:
         await flush_spans(self._spec.tracing)
 
 
-async def begin_steps(store: StepStore, spec: InterceptorSpec) -> None:
+async def begin_steps(store: "RedisSteps", spec: InterceptorSpec) -> None:
     """Set up the steps of an experiment; raise ConfigError where it began with other ones."""
     given = None if spec.steps is None else StepSettings.of(spec.steps)
     kept = await (store.settings() if given is None else store.begin(given))

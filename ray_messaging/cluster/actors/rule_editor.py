@@ -1,7 +1,7 @@
 """Calls that change the rules of an experiment while it runs."""
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import ray
 
@@ -13,7 +13,9 @@ from ray_messaging.cluster.spec import Experiment
 from ray_messaging.errors import ConfigError
 from ray_messaging.eventlog.rule_changes import RuleChange
 from ray_messaging.transports.steps.errors import without_steps
-from ray_messaging.transports.steps.store import StepStore
+
+if TYPE_CHECKING:
+    from ray_messaging.transports.redis.steps import RedisSteps
 
 T = TypeVar("T")
 
@@ -33,9 +35,9 @@ class RuleEditor:
         self._store = store
         self._schedule = schedule
         self._change = change
-        self._steps: tuple[StepStore, StepRuleRunner] | None = None
+        self._steps: tuple[RedisSteps, StepRuleRunner] | None = None
 
-    def use_steps(self, steps: StepStore, runner: StepRuleRunner) -> None:
+    def use_steps(self, steps: "RedisSteps", runner: StepRuleRunner) -> None:
         """Know the experiment's steps from now on."""
         self._steps = steps, runner
 

@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING
 
 from ray_messaging.cluster.actors.rule_schedule import RuleSchedule
 from ray_messaging.common.backoff import STEP_SUPERVISOR_RETRY, Backoff
@@ -15,9 +16,11 @@ from ray_messaging.interception.rules.step_rule import StepRule, forces_all
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.server.steps.reviewer import RuleReviewer
 from ray_messaging.steps.supervision.supervisor import Supervisor
-from ray_messaging.transports.steps.store import StepStore
 from ray_messaging.transports.steps.values import RULE_CHANGE, STANDSTILL, SUPERVISOR, Progress, StepSettings, WaitFor
-from ray_messaging.transports.transport import Transport
+
+if TYPE_CHECKING:
+    from ray_messaging.transports.redis.steps import RedisSteps
+    from ray_messaging.transports.redis.transport import RedisTransport
 
 logger = logging.getLogger(__name__)
 
@@ -32,8 +35,8 @@ class StepRuleRunner:
 
     def __init__(
         self,
-        transport: Transport,
-        store: StepStore,
+        transport: "RedisTransport",
+        store: "RedisSteps",
         settings: StepSettings,
         interceptor: Interceptor,
         schedule: RuleSchedule,

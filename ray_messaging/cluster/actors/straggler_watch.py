@@ -2,11 +2,14 @@
 
 import asyncio
 import logging
+from typing import TYPE_CHECKING
 
 from ray_messaging.errors import MessagingError
 from ray_messaging.steps.stragglers import Straggler, stragglers
-from ray_messaging.transports.steps.store import StepStore
 from ray_messaging.transports.steps.values import Progress
+
+if TYPE_CHECKING:
+    from ray_messaging.transports.redis.steps import RedisSteps
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +23,7 @@ class StragglerWatch:
     costs a call in `stall_s`.
     """
 
-    def __init__(self, store: StepStore, exp_id: str, stall_s: float) -> None:
+    def __init__(self, store: "RedisSteps", exp_id: str, stall_s: float) -> None:
         self.late: list[Straggler] = []
         self._store = store
         self._exp_id = exp_id

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -19,8 +19,11 @@ from ray_messaging.errors import ConfigError, FrameError, UnknownName
 from ray_messaging.messages import Messages, Slice
 from ray_messaging.model.batch import Batch
 from ray_messaging.transports.backend import backend_of
-from ray_messaging.transports.dead_letter_store import PAGE, DeadFrame, DeadLetterStore, order_of, unhandled
+from ray_messaging.transports.dead_letter_store import PAGE, DeadFrame, order_of, unhandled
 from ray_messaging.transports.requeueing import Requeueing, readable
+
+if TYPE_CHECKING:
+    from ray_messaging.transports.redis.dead_letter_store import RedisDeadLetters
 
 T = TypeVar("T")
 
@@ -186,7 +189,7 @@ class DeadLetters:
         """
         chosen = _Chosen.of(ids, mailbox, everything=everything)
 
-        async def run(store: DeadLetterStore) -> Requeues:
+        async def run(store: "RedisDeadLetters") -> Requeues:
             requeueing = Requeueing(store, self.exp_id)
             letters = messages = 0
             left: dict[str, str] = {}
@@ -218,7 +221,7 @@ class DeadLetters:
         """Delete letters and return their number; `everything` also resets the dropped counts. Raises ConfigError."""
         chosen = _Chosen.of(ids, mailbox, everything=everything)
 
-        async def run(store: DeadLetterStore) -> int:
+        async def run(store: "RedisDeadLetters") -> int:
             if chosen.ids is not None:
                 return await store.drop(chosen.ids)
             dropped, gathered = 0, list[str]()
@@ -244,7 +247,7 @@ class DeadLetters:
             found.id, found.mailbox, found.reason, found.at, found.frame, found.row, self.exp_id, found.acked
         )
 
-    def _run(self, work: Callable[[DeadLetterStore], Awaitable[T]]) -> T:
+    def _run(self, work: "Callable[[RedisDeadLetters], Awaitable[T]]") -> T:
         """Run an operation on the store; it may be called inside a running event loop, which it blocks."""
 
         async def run() -> T:
@@ -254,7 +257,7 @@ class DeadLetters:
         return run_in_own_loop(run)
 
     @asynccontextmanager
-    async def _store(self) -> AsyncIterator[DeadLetterStore]:
+    async def _store(self) -> "AsyncIterator[RedisDeadLetters]":
         unlimited = self._settings.model_copy(update={"dead_bytes": _NO_LIMIT})
         stores = backend_of(self._redis).stores(self.exp_id, unlimited)
         await stores.transport.connect()
@@ -279,7 +282,7 @@ class _Chosen(NamedTuple):
             return cls(None, mailbox)
         return cls([_checked(one) for one in dict.fromkeys([ids] if isinstance(ids, str) else ids)], None)
 
-    async def letters(self, store: DeadLetterStore) -> AsyncIterator[tuple[str, DeadFrame | None]]:
+    async def letters(self, store: "RedisDeadLetters") -> AsyncIterator[tuple[str, DeadFrame | None]]:
         """Yield id and letter of the selected ones; None for an id that does not exist."""
         if self.ids is not None:
             for name in self.ids:

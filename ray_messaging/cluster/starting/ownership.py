@@ -1,11 +1,15 @@
 """Claim of one start of an experiment on the server's data; it ends with the start's end, or by a reset."""
 
 import asyncio
+from typing import TYPE_CHECKING
 
 from ray_messaging.cluster.rule_store import RuleStore
 from ray_messaging.cluster.spec import InterceptorSpec
 from ray_messaging.errors import AlreadyExists
-from ray_messaging.transports.experiment_store import Claim, ExperimentStore, other_run
+from ray_messaging.transports.experiment_store import Claim, other_run
+
+if TYPE_CHECKING:
+    from ray_messaging.transports.redis.experiment_store import RedisExperimentStore
 
 BEAT_S = 0.5
 # An interceptor without a heartbeat for this long is dead or hangs; a new epoch fences it.
@@ -16,7 +20,7 @@ _ENDING_S = 20.0  # Ray's processes may outlive a killed driver by this
 class Ownership:
     """Claim of an experiment by one start of it (`spec.run`)."""
 
-    def __init__(self, server: ExperimentStore, store: RuleStore, spec: InterceptorSpec) -> None:
+    def __init__(self, server: "RedisExperimentStore", store: RuleStore, spec: InterceptorSpec) -> None:
         self._server = server
         self._store = store
         self._spec = spec

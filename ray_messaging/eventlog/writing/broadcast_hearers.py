@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ray_messaging.audiences.book import AudienceBook, audience_of
 from ray_messaging.audiences.edges import Edges
@@ -19,8 +19,11 @@ from ray_messaging.eventlog.writing.rows.hearers import Hearers, hearers_of
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.extension import Audience
-from ray_messaging.transports.transport import DirectoryDelta, Transport
+from ray_messaging.transports.transport import DirectoryDelta
 from ray_messaging.wire.frames import decode, is_folded
+
+if TYPE_CHECKING:
+    from ray_messaging.transports.redis.transport import RedisTransport
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +40,7 @@ class BroadcastHearers:
 
     def __init__(
         self,
-        transport: Transport,
+        transport: "RedisTransport",
         folder: Folder,
         retry: Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]],
     ) -> None:

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,7 +19,10 @@ from ray_messaging.eventlog.folder import Folder, Segment, Staged
 from ray_messaging.eventlog.missing_rows import claim, note_missing, read_account
 from ray_messaging.eventlog.writing.log_errors import taken_over
 from ray_messaging.eventlog.writing.open_segment import Sealed
-from ray_messaging.transports.log_store import LogMark, LogStore
+from ray_messaging.transports.log_store import LogMark
+
+if TYPE_CHECKING:
+    from ray_messaging.transports.redis.log import RedisLog
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +43,7 @@ class SegmentStore:
 
     def __init__(
         self,
-        log: LogStore,
+        log: "RedisLog",
         folder: Folder,
         exp_id: str,
         *,

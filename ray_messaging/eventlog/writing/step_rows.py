@@ -5,7 +5,7 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +26,6 @@ from ray_messaging.steps.reading.box_frames import FIRST_OUTSIDE, amends, batch_
 from ray_messaging.steps.reading.canonical_order import canonical_order, id_ranks
 from ray_messaging.steps.step_account import StepCounts
 from ray_messaging.steps.supervision.amendments import message_keys
-from ray_messaging.transports.steps.store import StepStore
 from ray_messaging.transports.steps.values import (
     ASKER,
     NOTES,
@@ -40,6 +39,9 @@ from ray_messaging.transports.steps.values import (
     StepSettings,
     counted,
 )
+
+if TYPE_CHECKING:
+    from ray_messaging.transports.redis.steps import RedisSteps
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +73,7 @@ class StepBoxes:
 
     def __init__(
         self,
-        store: StepStore,
+        store: "RedisSteps",
         exp_id: str,
         folder: Folder,
         settings: StepSettings,

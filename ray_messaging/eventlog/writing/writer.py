@@ -5,7 +5,7 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -21,8 +21,11 @@ from ray_messaging.eventlog.writing.step_rows import StepBoxes, StepRows
 from ray_messaging.eventlog.writing.stream_cursors import StreamCursors
 from ray_messaging.eventlog.writing.stream_reader import Chunk, ReadAhead, StreamReader
 from ray_messaging.eventlog.writing.waiters import Waiters
-from ray_messaging.transports.log_store import LoggedTransport, LogItem
+from ray_messaging.transports.log_store import LogItem
 from ray_messaging.transports.transport import Limits
+
+if TYPE_CHECKING:
+    from ray_messaging.transports.redis.transport import RedisTransport
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +57,7 @@ class LogWriter:
 
     def __init__(
         self,
-        transport: LoggedTransport,
+        transport: "RedisTransport",
         folder: Folder,
         exp_id: str,
         *,

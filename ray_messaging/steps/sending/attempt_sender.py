@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from ray_messaging.addressing.directory import Directory
 from ray_messaging.common.limits import CALL_BYTES
@@ -32,9 +33,11 @@ from ray_messaging.steps.step_account import StepAccount, StepCounts
 from ray_messaging.steps.step_moves import MovedAudiences
 from ray_messaging.steps.step_transport import StepTransport
 from ray_messaging.steps.supervision.sent_messages import no_messages
-from ray_messaging.transports.steps.store import StepStore
 from ray_messaging.transports.steps.values import Closing, Committed, Done, Opened, Refused, StepTag, WaitFor, Waiting
 from ray_messaging.transports.transport import FrameFate, SendRequest
+
+if TYPE_CHECKING:
+    from ray_messaging.transports.redis.steps import RedisSteps
 
 Batches = Sequence[ColumnBatch | EncodedBatch]
 
@@ -42,7 +45,7 @@ Batches = Sequence[ColumnBatch | EncodedBatch]
 class AttemptSender:
     """The sender of one attempt. A small step is one call of the server, with its close; others are sent in parts."""
 
-    def __init__(self, engine: Engine, store: StepStore, attempt: int, account: StepAccount, step: int) -> None:
+    def __init__(self, engine: Engine, store: "RedisSteps", attempt: int, account: StepAccount, step: int) -> None:
         self._engine = engine
         self._store = store
         self._group, self._attempt = engine.name, attempt

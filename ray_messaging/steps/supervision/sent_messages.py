@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +15,10 @@ from ray_messaging.steps.reading.box_frames import batch_of
 from ray_messaging.steps.reading.ordered_batches import joined_in_order
 from ray_messaging.steps.supervision.amendments import message_keys
 from ray_messaging.transports.steps.box_reader import BoxReader
-from ray_messaging.transports.steps.store import StepStore
 from ray_messaging.transports.steps.values import ASKER, OUTSIDE, Cover, box_name
+
+if TYPE_CHECKING:
+    from ray_messaging.transports.redis.steps import RedisSteps
 
 Rows = NDArray[np.intp]
 
@@ -90,7 +92,7 @@ def no_messages(sender: str, step: int, attempt: int = 0) -> Batch:
     )
 
 
-async def sent_messages(store: StepStore, number: int, horizon: int) -> SentMessages | None:
+async def sent_messages(store: "RedisSteps", number: int, horizon: int) -> SentMessages | None:
     """Return the messages of groups to mailboxes in a step that all have closed; None: there are none."""
     covered = await store.covered_boxes(number + 1, number + horizon)
     boxes = {
@@ -103,7 +105,7 @@ async def sent_messages(store: StepStore, number: int, horizon: int) -> SentMess
     return SentMessages(number, sources) if sources else None
 
 
-async def _sent_to(store: StepStore, box: str, covers: Sequence[Cover]) -> list[BoxBatch]:
+async def _sent_to(store: "RedisSteps", box: str, covers: Sequence[Cover]) -> list[BoxBatch]:
     mailbox, _, step = box.rpartition("@")
     frames = await BoxReader(store, box).covered(covers)
     batches = [BoxBatch(mailbox, int(step), batch_of(frame, int(step))) for frame in frames]

@@ -4,6 +4,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,7 +19,6 @@ from ray_messaging.steps.step_account import StepCounts
 from ray_messaging.steps.step_transport import StepTransport
 from ray_messaging.steps.supervision.changes import StepChanges, Write
 from ray_messaging.steps.supervision.sent_messages import no_messages, sent_messages
-from ray_messaging.transports.steps.store import StepStore
 from ray_messaging.transports.steps.values import (
     SUPERVISOR,
     Closing,
@@ -30,7 +30,11 @@ from ray_messaging.transports.steps.values import (
     Taken,
     Waiting,
 )
-from ray_messaging.transports.transport import FrameFate, FrameWrite, SendRequest, SendStatus, Transport
+from ray_messaging.transports.transport import FrameFate, FrameWrite, SendRequest, SendStatus
+
+if TYPE_CHECKING:
+    from ray_messaging.transports.redis.steps import RedisSteps
+    from ray_messaging.transports.redis.transport import RedisTransport
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +52,12 @@ class Supervisor:
     """
 
     def __init__(
-        self, transport: Transport, store: StepStore, settings: StepSettings, reviewer: RuleReviewer, epoch: int
+        self,
+        transport: "RedisTransport",
+        store: "RedisSteps",
+        settings: StepSettings,
+        reviewer: RuleReviewer,
+        epoch: int,
     ) -> None:
         self.error = ""  # why the last attempt failed; "": it goes on
         self.failed_at = 0.0  # monotonic, s: the first failure since a step was closed

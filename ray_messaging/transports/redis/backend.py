@@ -44,7 +44,11 @@ class RedisBackend:
         )
 
     def stores(self, exp_id: str, settings: MessagingConfig, *, run: str = "", reset: bool = False) -> RedisStores:
-        """Make the stores of an experiment; see `Backend`."""
+        """Make the stores of an experiment.
+
+        Args: `run` is the start of it that must hold it ("": any). With `reset` it deletes what is there, so that the
+        format of that does not matter.
+        """
         return RedisStores(self.transport(exp_id, settings, run=run, reset=reset))
 
     def probe(self, exp_id: str | None = None) -> ServerFacts:
@@ -58,5 +62,5 @@ class RedisBackend:
         return facts
 
     def closed_names(self, exp_id: str) -> list[str]:
-        """Return the mailboxes of closed messagers with a name."""
+        """Return the mailboxes of closed messagers with a name. Blocks. Raises ConnectionFailed, ServerRefused."""
         return closed_names(self._servers[0], exp_id)

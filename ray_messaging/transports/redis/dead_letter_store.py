@@ -20,7 +20,10 @@ _STATE = ":dead"  # no mailbox can have this name
 
 
 class RedisDeadLetters:
-    """Dead letters of one experiment, over the connections of its RedisTransport."""
+    """Dead letters of one experiment, over the connections of its RedisTransport.
+
+    Any call may be repeated, and has its effect once.
+    """
 
     def __init__(self, transport: RedisTransport) -> None:
         self._transport = transport
@@ -46,7 +49,7 @@ class RedisDeadLetters:
         return int(letters), [_natural(count or b"") or 0 for count in counts]
 
     async def page(self, after: str, count: int) -> list[DeadFrame]:
-        """Return up to `count` letters behind an id, fewer where they are large; [] at the end."""
+        """Return up to `count` letters behind an id ("": from the first), fewer where they are large; [] at the end."""
         reply = await self._link.script("read_letters", [self._keys.dead], [after or "0-0", count, PAGE_BYTES])
         return [_dead_frame(letter.decode(), fields) for letter, fields in reply]
 
@@ -70,7 +73,10 @@ class RedisDeadLetters:
         return Listeners(delta.version, delta.changed, born)
 
     async def requeue(self, letter: str, version: int, frames: Sequence[Returned], rest: bytes) -> tuple[Requeued, str]:
-        """Write frames into mailboxes and take the letter away, all of it or nothing; returns the mailbox at fault."""
+        """Write frames into mailboxes and take the letter away, all of it or nothing; returns the mailbox at fault.
+
+        Args: rest is the frame of messages that stay dead, in a letter in this one's place; b"": there are none.
+        """
         keys = [self._keys.meta, self._keys.dead, self._keys.state(_STATE)]
         args: list[Any] = [letter, secrets.token_hex(8), version, self._keys.prefix, rest]
         for mailbox, rows, frame in frames:

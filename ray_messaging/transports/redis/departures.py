@@ -14,7 +14,7 @@ _ENTRIES = 64  # in one reply
 
 
 class RedisDepartures:
-    """Departures of agents from the mailboxes of one experiment.
+    """Departures of agents from the mailboxes of one experiment. Any call may be repeated, and has its effect once.
 
     Args: `born` has the incarnation of each mailbox that is read here.
     """
@@ -26,7 +26,7 @@ class RedisDepartures:
         self._dead_bytes = dead_bytes
 
     async def entries(self, mailbox: str, first: str, last: str) -> list[tuple[str, bytes]]:
-        """Return the first entries from one to another."""
+        """Return the first entries from one to another, some at a time."""
         stream = self._keys.stream(f"{mailbox}:{self._born[mailbox]}")
         found = await self._link.command("XRANGE", stream, first, last, "COUNT", _ENTRIES)
         return [(entry.decode(), fields[1] if len(fields) > 1 else b"") for entry, fields in found]
@@ -47,12 +47,16 @@ class RedisDepartures:
         return Released(self._checked(await self._link.script("release_agents", asked, args), attempt.epoch, name))
 
     async def give_up(self, mailbox: str, epoch: int, number: int) -> bool:
-        """Refuse an attempt and those before it from now on; return whether it is done."""
+        """Refuse an attempt and those before it from now on; return whether it is done. Raises Fenced."""
         reply = await self._link.script("give_up_release", [self._keys.state(mailbox)], [epoch, number])
         return self._checked(reply, epoch, mailbox) == Released.DONE
 
     async def rehost(self, attempt: Rehosting) -> Rehosted:
-        """Change the hosts of agents from the first step on that nobody has opened, in one script call."""
+        """Change the hosts of agents from the first step on that nobody has opened; any process may do so.
+
+        Messages for them stay in the boxes where they are: their new group reads them there. A repetition may find the
+        directory changed, by itself.
+        """
         keys, name, target = self._keys, attempt.record.mailbox, attempt.target
         asked = [keys.meta, keys.records, keys.changes, keys.steps(), keys.step(name)]
         args: list[Any] = [keys.prefix, attempt.version, name, encode_record(attempt.record)]

@@ -39,7 +39,8 @@ class RedisLog:
     async def register(self, limits: Limits) -> int:
         """Register the event log: from now on nothing is trimmed before it has it. Returns the writer's epoch.
 
-        Raises: Fenced where another start has the experiment.
+        Earlier writers are fenced, and totals begin anew. Args: limits are those of the log stream, which
+        takes any note while it holds none; messages that the log lacks count against their mailbox's own limits.
         """
         keys = [self.keys.meta, self.keys.changes, self.keys.state(LOG)]
         args = [limits.messages, limits.nbytes, self.keys.prefix]
@@ -67,7 +68,7 @@ class RedisLog:
         return LogStreams([LOG_STREAM, *(name.decode() for name in live)], [name.decode() for name in ended])
 
     async def ends(self, streams: Sequence[str]) -> dict[str, str]:
-        """Return the last entry that each stream has, "0-0" where it has none."""
+        """Return the last entry that each stream has; "0-0" where it has none. What was trimmed the log had."""
         keys = [key for stream in streams for key in (self.keys.stream(stream), self.keys.ended_stream(stream))]
         ends = await self.link.script("read_stream_ends", keys, []) if streams else []
         return {stream: end.decode() for stream, end in zip(streams, ends, strict=True)}
@@ -130,7 +131,10 @@ class RedisLog:
         return items
 
     async def note_written(self, epoch: int, written: Mapping[str, LogMark], dropped: Sequence[str]) -> None:
-        """Record the log's position in each stream, and trim entries that are not needed; raises Fenced."""
+        """Record the log's position in each stream, and trim entries that are not needed; raises Fenced.
+
+        Args: dropped are streams that ended and were read to their end.
+        """
         args: list[Any] = [epoch, self.keys.prefix, len(written)]
         for stream, mark in written.items():
             args += [stream, following(mark.entry), mark.messages, mark.nbytes]
@@ -139,7 +143,10 @@ class RedisLog:
         )
 
     async def note_resumed(self, epoch: int, taken: Mapping[str, tuple[int, int]]) -> None:
-        """Record the messages and bytes of each stream that the log has from earlier writers; raises Fenced."""
+        """Record the messages and bytes of each stream that the log has from earlier writers; raises Fenced.
+
+        One that died may have kept more than it told by `note_written`. Called once, before that, with all streams.
+        """
         args: list[Any] = [epoch, self.keys.prefix]
         for stream, (messages, nbytes) in taken.items():
             args += [stream, messages, nbytes]
@@ -150,7 +157,10 @@ class RedisLog:
         return int(await self.link.command("HGET", self.keys.state(LOG), "epoch") or 0)
 
     async def unregister(self, epoch: int) -> None:
-        """Take the event log out; mailboxes are trimmed by their readers alone from then on. Raises Fenced."""
+        """Take the event log out; mailboxes are trimmed by their readers alone from then on. Raises Fenced.
+
+        Unread entries of ended streams, and of the log stream, are dropped.
+        """
         keys = [self.keys.meta, self.keys.changes, self.keys.state(LOG), self.keys.ended, self.keys.stream(LOG_STREAM)]
         await self._under_epoch("close_log", keys, [epoch, self.keys.prefix])
 

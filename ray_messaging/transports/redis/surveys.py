@@ -7,7 +7,7 @@ from ray_messaging.transports.redis.connection.link import RedisLink
 
 
 class RedisSurveys:
-    """Records of the surveys of one experiment on a Redis or Valkey server."""
+    """Records of surveys, by id: each a text that never changes, and parts that are added to it, by name."""
 
     def __init__(self, link: RedisLink, keys: Keys) -> None:
         self._link = link

@@ -57,7 +57,11 @@ _OTHERS = 16  # leases that are looked at by chance
 
 
 class RedisTransport:
-    """Mailboxes of one experiment on a Redis or Valkey server."""
+    """Mailboxes of one experiment on a Redis or Valkey server.
+
+    Every call except `read` may be repeated with the same arguments and has its effect once. A call is repeated while
+    the connection is cut, for `patience_s`; then it raises ConnectionFailed.
+    """
 
     forgets = True
 
@@ -151,13 +155,17 @@ class RedisTransport:
         return DirectoryDelta(version, records, there, bool(logged), texts, versions, HostDates(dates.decode()))
 
     async def set_schema(self, subtopic: str, schema: bytes | None) -> None:
-        """Keep the JSON Schema of a subtopic's payloads in the directory (None: remove it)."""
+        """Keep the JSON Schema of a subtopic's payloads in the directory (None: remove it); raise ConfigError."""
         await self.link.script("set_schema", [self.keys.meta], [subtopic, schema or b""])
 
     async def set_audience(self, name: str, version: int, facts: str, since: int | None = None) -> int | None:
         """Keep a version of an audience in the directory ("": it is removed); return the step since which it counts.
 
-        None: the last version is not the one before this one.
+        No step has been opened that is `since` or later; without steps it is 0. None: the last version is not the one
+        before this one, and nothing has changed.
+
+        Args: since is given for what groups have done in the step before it: no group goes on before it is there.
+        Raises: ConfigError.
         """
         done, number = await self.link.script(
             "set_audience", [self.keys.meta, self.keys.steps()], [name, version, facts, "" if since is None else since]
@@ -200,7 +208,12 @@ class RedisTransport:
         epoch: int | None,
         over: str = "",
     ) -> Listening | Held | None:
-        """Enter a record in the directory if it is still at `version`, and take the mailbox; None: it is not."""
+        """Enter a record in the directory if it is still at `version`, and take the mailbox; None: it is not.
+
+        Args: epoch is the reader's own when it only widens its record, None when it takes the mailbox over. over is
+        another owner's lease that is known to be over.
+        Raises: Fenced, AlreadyExists where another live owner holds the mailbox.
+        """
         name = record.mailbox
         keys = [self.keys.meta, self.keys.records, self.keys.changes, self.keys.state(name), self.keys.lease(name)]
         keys += [self.keys.stream(LOG_STREAM), self.keys.step(name), self.keys.steps()]
@@ -319,7 +332,13 @@ class RedisTransport:
         nbytes: int,
         acks: SelectiveAcks | None = None,
     ) -> None:
-        """Move the durable cursor and trim the entries before it."""
+        """Move the durable cursor and trim the entries before it.
+
+        Args: messages and nbytes are the totals before the cursor under this epoch, so that a call may be repeated.
+        acks is all that is acknowledged behind the cursor; None leaves it as it is.
+
+        Raises: Fenced.
+        """
         args: list[Any] = [epoch, cursor.entry, cursor.row, keep_of(cursor), messages, nbytes]
         args += [self.keys.stream(mailbox), *(acks or ())]
         moved = await self.link.script("commit", [self.keys.state(mailbox)], args)
@@ -327,7 +346,10 @@ class RedisTransport:
             raise (fenced if moved == 0 else lost)(mailbox, epoch)
 
     async def renew(self, sender: str, mailbox: str | None, epoch: int, *, lease_s: float, keep_s: float) -> bool:
-        """Renew a lease; raise Fenced if a newer reader holds the mailbox; False if it has been removed."""
+        """Renew a mailbox's lease, and keep the sender's state for `keep_s` (0: for ever); False: it was removed.
+
+        Raises: Fenced if a newer reader holds the mailbox.
+        """
         keys, asked_at = [self.keys.sender(sender), self.keys.meta], asyncio.get_running_loop().time()
         if mailbox is not None:
             keys += [self.keys.state(mailbox), self.keys.lease(mailbox)]
@@ -339,7 +361,10 @@ class RedisTransport:
         return bool(reply)
 
     async def leases(self, mailboxes: Collection[str]) -> dict[str, str]:
-        """Return leases as they stand: of some mailboxes, and of others by chance."""
+        """Return leases as they stand, `beat:ms that it lasts:...`: of some mailboxes, and of others by chance.
+
+        Empty where the server itself knows which messagers live.
+        """
         found = await self.link.script("read_leases", [self.keys.changes], [self.keys.prefix, _OTHERS, *mailboxes])
         return {name.decode(): lease.decode() for name, lease in zip(found[::2], found[1::2], strict=True)}
 
@@ -350,7 +375,10 @@ class RedisTransport:
         await self.link.script("end_leases", keys, [self.keys.prefix, self.dead_bytes, *pairs])
 
     async def remove(self, mailbox: str, epoch: int | None) -> int:
-        """Remove a mailbox; its unread frames become dead letters. Returns how many frames."""
+        """Remove a mailbox; its unread frames become dead letters. Returns how many frames.
+
+        Args: epoch is the reader's; None removes the mailbox of any reader.
+        """
         keys = [self.keys.meta, self.keys.records, self.keys.changes, self.keys.dead, self.keys.state(mailbox)]
         args = [-1 if epoch is None else epoch, self.keys.prefix, mailbox, "the mailbox was removed", self.dead_bytes]
         buried = int(await self.link.script("remove_mailbox", keys, args))
@@ -359,7 +387,10 @@ class RedisTransport:
         return buried
 
     async def bury(self, mailbox: str, entry: str, frame: bytes, reason: str, *, row: int | None = None) -> None:
-        """Keep a frame that cannot be read among the dead letters, or (row) a message whose handler has failed."""
+        """Keep a frame that cannot be read among the dead letters.
+
+        Args: with `row` it is one message that was read, this row of the entry, and its handler has failed.
+        """
         frame, reason = kept_of(frame, reason)
         keys = [self.keys.dead, self.keys.state(mailbox)]
         args: list[Any] = [self.keys.prefix, mailbox, entry, reason, frame, self.dead_bytes]

@@ -1,10 +1,13 @@
 """Reader of one box."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ray_messaging.errors import FrameError
-from ray_messaging.transports.steps.store import StepStore
 from ray_messaging.transports.steps.values import BoxFrame, BoxStart, Cover, News, counted
+
+if TYPE_CHECKING:
+    from ray_messaging.transports.redis.steps import RedisSteps
 
 # One reply holds at most this many frames, and fewer where frames as large as the largest so far pass so many bytes.
 _FRAMES, _BYTES = 64, 16 * 2**20
@@ -20,7 +23,7 @@ class BoxReader:
     """
 
     def __init__(
-        self, store: StepStore, box: str, *, with_news: bool = False, filled: bool = False, large: bool = False
+        self, store: "RedisSteps", box: str, *, with_news: bool = False, filled: bool = False, large: bool = False
     ) -> None:
         self._store = store
         self._box = box
