@@ -94,8 +94,11 @@ class Folder:
             ) from error
         self.local = isinstance(self.filesystem, pafs.LocalFileSystem)
 
-    def prepare(self, exp_id: str) -> None:
-        """Prepare the folder for an experiment's log; raise LogError if it is not writable, or has another's log."""
+    def prepare(self, exp_id: str, *, any_schema: bool = False) -> None:
+        """Prepare the folder for an experiment's log; raise LogError if it is not writable, or has another's log.
+
+        Args: with `any_schema` segments of another schema are fine: they will be removed.
+        """
         probe = self._file("_probe")
         try:
             self.filesystem.create_dir(self.path, recursive=True)
@@ -106,16 +109,17 @@ class Folder:
                 self.filesystem.delete_file(info.path)
         except OSError as error:
             raise self._error(f"it cannot be written: {error}; {_advice(error)}") from error
-        for segment in self.segments():
+        for segment in self.segments(any_schema=any_schema):
             if segment.exp_id != exp_id:
                 raise self._error(
                     f"it holds the log of experiment {segment.exp_id!r}, this is {exp_id!r}: pass a log_dir of its own",
                     segment.path,
                 )
 
-    def segments(self) -> list[Segment]:
+    def segments(self, *, any_schema: bool = False) -> list[Segment]:
         """Return the segments by number, from their footers; raise LogError with the first damaged one."""
-        return sorted((self._read(info) for info in self._listed()), key=lambda segment: segment.number)
+        found = (self._read(info, any_schema=any_schema) for info in self._listed())
+        return sorted(found, key=lambda segment: segment.number)
 
     def open(self, segment: Segment, path: str | None = None) -> pq.ParquetFile:
         """Open a file of a segment, that with the cursors unless another is named; the caller closes it.
@@ -261,11 +265,12 @@ class Folder:
             raise self._error(f"it cannot be read: {error}; {_advice(error)}") from error
         return [info for info in infos if info.type == pafs.FileType.File and names.fullmatch(info.base_name)]
 
-    def _read(self, info: pafs.FileInfo) -> Segment:
+    def _read(self, info: pafs.FileInfo, *, any_schema: bool) -> Segment:
         try:
             footer = pq.read_metadata(info.path, filesystem=self.filesystem)
             meta = json.loads((footer.metadata or {})[KEY])
-            _check_schema(info.path, meta["version"])
+            if not any_schema:
+                _check_schema(info.path, meta["version"])
             rows = meta["rows"] if not meta.get("others") else footer.num_rows  # the others have the rest
             if (rows, meta["number"]) != (footer.num_rows, _number(info.base_name)):
                 raise ValueError("its footer is of another segment")  # noqa: TRY301 - one way out

@@ -108,7 +108,8 @@ class LogHost:
         before = (await self._server.log_mark("run") or b"").decode()
         if before == self._experiment.run:
             return
-        await asyncio.to_thread(self._folder.prepare, self._experiment.exp_id)
+        reset = self._on_existing == "reset"
+        await asyncio.to_thread(self._folder.prepare, self._experiment.exp_id, any_schema=reset)
         await with_folder_lock(self._folder, partial(self._claim_folder, before), asyncio.sleep)
         await self._server.set_log_mark("run", self._experiment.run)
 
@@ -117,8 +118,8 @@ class LogHost:
 
         Args: `before` is the run whose log the server has.
         """
-        run = self._experiment.run
-        segments, account = self._folder.segments(), read_account(self._folder)
+        run, reset = self._experiment.run, self._on_existing == "reset"
+        segments, account = self._folder.segments(any_schema=reset), read_account(self._folder)
         if account.writer.startswith(f"{run}/"):  # written by this run, and the server has lost it
             error = died_before_loss(self._experiment.exp_id, self._folder, segments)
             note_missing(self._folder, account.writer, str(error))
@@ -142,7 +143,7 @@ class LogHost:
                 f"the run that began at {record.starts[-1].began} was killed, and its server's data are gone: rows of "
                 "what was sent last are missing",
             )
-        if self._on_existing == "reset":
+        if reset:
             self._folder.erase()
             forget_missing(self._folder)
             write_rule_changes(self._folder, [])

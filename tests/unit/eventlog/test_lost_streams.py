@@ -13,10 +13,11 @@ from ray_messaging.addressing.channels import Keys
 from ray_messaging.cluster.actors.log_host import LogHost
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.config import MessagingConfig
-from ray_messaging.errors import AlreadyExists, Fenced, LogError, MessagingError, Unbalanced
+from ray_messaging.errors import AlreadyExists, ConfigError, Fenced, LogError, MessagingError, Unbalanced
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.missing_rows import read_account
+from ray_messaging.eventlog.schema import SCHEMA, VERSION
 from ray_messaging.eventlog.writing import writer as writing
 from ray_messaging.eventlog.writing.writer import LogWriter
 
@@ -277,3 +278,23 @@ async def test_a_new_run_continues_in_the_folder_and_only_a_reset_clears_missing
     assert (await reset.ask("balance", {})).rows == 0
     await reset.close()
     assert missing_in(tmp_path / "log") == ()
+
+
+@pytest.mark.parametrize("other", [VERSION - 1, VERSION + 1])
+async def test_a_folder_of_another_schema_is_left_alone_but_by_a_reset(hosts, tmp_path, monkeypatch, other):
+    with monkeypatch.context() as patched:
+        patched.setattr("ray_messaging.eventlog.folder.VERSION", other)
+        facts = {"exp_id": "exp", "epoch": 1, "first_row": 0, "cursors": {}}
+        Folder(tmp_path / "log").prepare("exp")
+        Folder(tmp_path / "log").write(1, SCHEMA.empty_table(), facts)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "log").iterdir()}
+    for number, on_existing in enumerate(("error", "resume")):
+        host = hosts(f"run{number}", on_existing)
+        with pytest.raises(ConfigError, match=f"has schema {other}, .* reads schema {VERSION} only"):
+            await host.start()
+        await host.abandon()
+    assert {path.name: path.read_bytes() for path in (tmp_path / "log").iterdir() if path.name != "_lock"} == before
+    host = hosts("run2", "reset")
+    await host.start()
+    assert not [*(tmp_path / "log").glob("*.parquet")]
+    await host.close()
