@@ -345,6 +345,19 @@ async def test_news_wakes_all_who_wait(steps, another):
     assert await steps.wait(places[0], 0.01) == News(places[0])
 
 
+async def test_news_that_one_messager_knows_already_wake_another(steps, another):
+    await pair(steps)
+    before = (await steps.progress()).news
+    await steps.resume()
+    after = (await steps.progress()).news
+    assert before != after
+    first = asyncio.create_task(steps.wait(after, WAIT_S))
+    await asyncio.sleep(0)
+    assert (await asyncio.wait_for(another.steps.wait(before, WAIT_S), WAIT_S / 2)).place == after
+    await steps.resume()
+    assert (await asyncio.wait_for(first, WAIT_S)).place != after
+
+
 async def test_news_bring_the_beginning_of_a_box_with_them(steps, another):
     a, b = await pair(steps)
     await a.open(0)
