@@ -23,6 +23,11 @@ from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.schema import SCHEMA
 from ray_messaging.eventlog.writing.segment_size import SEGMENT_ROWS
 
+BUSIEST = """
+    select date_trunc('hour', sent_at) as hour, from_id, to_id, count(*) as sent from messages
+    group by hour, from_id, to_id
+    qualify row_number() over (partition by hour order by sent desc) = 1
+"""
 LIMIT_S = 1.0
 ROUNDS = 5
 BEGIN_US = 1_790_000_000_000_000
@@ -98,6 +103,7 @@ def main() -> None:
                 "query(agent=17)": lambda log=log: log.query(agent=17),
                 "query(from_id=17, to_id=18)": lambda log=log: log.query(from_id=17, to_id=18),
                 "count(by='from_id')": lambda log=log: log.count(by="from_id"),
+                "sql(the busiest pair by hour)": lambda log=log: log.sql(BUSIEST),
             }
             for question, ask in questions.items():
                 seconds, found = took(ask)

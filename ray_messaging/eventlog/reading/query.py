@@ -18,7 +18,6 @@ from ray_messaging.eventlog.reading.counting import count, sample
 from ray_messaging.eventlog.reading.expansion import NEEDED, Expansion
 from ray_messaging.eventlog.reading.fields import check_agent, invalid, refuse_name
 from ray_messaging.eventlog.reading.filters import Filters
-from ray_messaging.eventlog.reading.hashing import hashes
 from ray_messaging.eventlog.reading.recent import recent
 from ray_messaging.eventlog.reading.results import COLUMNS, joined, stored, typed_schema, with_ids
 from ray_messaging.eventlog.reading.scan import View, in_threads, scan, schemas
@@ -128,7 +127,7 @@ def _between_agents(part: pa.Table) -> pa.Table:
 
 def _once_each(table: pa.Table) -> pa.Table:
     """Keep the first row of each message and recipient: a message in several mailboxes has a row for each."""
-    if len(np.unique(hashes(table["message_id"]))) == len(table):  # then no ids are equal
+    if pc.count_distinct(table["message_id"]).as_py() == len(table):
         return table
     table = table.append_column("row", pa.array(np.arange(len(table))))
     first = table.group_by(["message_id", "to_id"]).aggregate([("row", "min")])["row_min"]

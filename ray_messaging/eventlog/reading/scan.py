@@ -27,7 +27,7 @@ from ray_messaging.eventlog.schema import POSITION, TEXT, channel_head, placed, 
 T = TypeVar("T")
 _THREADS = min(8, os.cpu_count() or 1)
 _TOGETHER = 16  # segments that are read as one: the positions of their hits take up to 32 MB
-_AHEAD: dict[str, Any] = {"batch_size": ROW_GROUP_ROWS, "batch_readahead": 4, "fragment_readahead": 2}
+_AHEAD: dict[str, Any] = {"batch_size": ROW_GROUP_ROWS, "batch_readahead": 2, "fragment_readahead": 1}
 _FORMAT = ds.ParquetFileFormat(  # without buffers of whole files
     default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True, pre_buffer=False)
 )

@@ -177,7 +177,7 @@ WRITES = [
     "set threads = 1",
     "reset threads",
     "pragma threads = 1",
-    "pragma database_list",
+    "pragma memory_limit = '1GB'",
     "call pragma_version()",
     "create table mine as select * from messages",
     "create temp table mine as select 1",

@@ -299,6 +299,20 @@ async def test_ranges_are_exact_whatever_the_numbers(traffic, writers, tmp_path,
     assert [payload["x"] for payload in found] == np.array(values, kind)[places].tolist()
 
 
+async def test_texts_are_searched_up_to_a_limit_and_behind_a_position(traffic, writers, tmp_path):
+    writer = await writers(segment_rows=12)
+    await traffic.mixed(6)
+    await writer.close()
+    log = read(tmp_path / "log")
+    found = [place for place, payload in enumerate(traffic.sent) if "none" in json.dumps(payload)]
+    assert len(found) == 6
+    assert log.count(contains="none")["count"].to_pylist() == [6]
+    for limit in range(8):
+        for after in (-1, found[1], found[4]):
+            positions = log.query(contains="none", limit=limit, after=after)["position"].to_pylist()
+            assert positions == [place for place in found if place > after][:limit]
+
+
 async def test_numbers_of_several_types_are_numbers(traffic, writers, tmp_path):
     writer = await writers()
     await traffic.send("offers", columns(price=np.array([1, 2], np.int32)))
