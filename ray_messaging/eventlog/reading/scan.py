@@ -7,7 +7,6 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import groupby
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -26,7 +25,6 @@ from ray_messaging.eventlog.schema import POSITION, TEXT, channel_head, placed, 
 
 T = TypeVar("T")
 _THREADS = min(8, os.cpu_count() or 1)
-_TOGETHER = 16  # segments that are read as one: the positions of their hits take up to 32 MB
 _AHEAD: dict[str, Any] = {"batch_size": ROW_GROUP_ROWS, "batch_readahead": 2, "fragment_readahead": 1}
 _FORMAT = ds.ParquetFileFormat(  # without buffers of whole files
     default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True, pre_buffer=False)
@@ -96,22 +94,13 @@ def schemas(view: View, filters: Filters) -> Iterator[pa.Schema]:
 
 
 def datasets(view: View, filters: Filters) -> Iterator[list[ds.Dataset]]:
-    """Yield datasets in log order; where the rows of several lie between each other, these come together."""
-    files: list[ds.Dataset] = []
-    most = 1  # files of one dataset: few at first, as they may have enough rows
+    """Yield the files of each segment that may have matching rows, then the live tables.
+
+    One segment at a time: pyarrow reads on while the rows are looked at, up to the end of what it is given.
+    """
     for segment in view.segments:
-        if not _may_hold(segment, filters):
-            continue
-        found = [_file(view.folder, path) for path in segment.files]
-        if files and (len(found) > 1 or len(files) == most or found[0].schema != files[0].schema):
-            yield [_joined(files)]
-            files, most = [], min(2 * most, _TOGETHER)
-        if len(found) > 1:
-            yield found
-        else:
-            files += found
-    if files:
-        yield [_joined(files)]
+        if _may_hold(segment, filters):
+            yield [_file(view.folder, path) for path in segment.files]
     if view.live:
         yield [ds.dataset(table) for table in placed(view.live, view.closed)]
 
@@ -137,11 +126,6 @@ def _file(folder: Folder, path: str) -> ds.FileSystemDataset:
         raise folder.damaged(path, error) from error
     schema = pa.schema([field.with_nullable(True) for field in found], channel_head(facts))
     return ds.FileSystemDataset([fragment], schema, _FORMAT, folder.filesystem)
-
-
-def _joined(files: Sequence[ds.FileSystemDataset]) -> ds.FileSystemDataset:
-    fragments = [fragment for file in files for fragment in file.get_fragments()]
-    return ds.FileSystemDataset(fragments, files[0].schema, _FORMAT, files[0].filesystem)
 
 
 class _Reader:
@@ -183,16 +167,14 @@ class _Reader:
         whole = self._filters.contains is None or TEXT in dataset.schema.names  # else the condition lacks the text
         limit = self._filters.limit if whole else None
         hits = (scanner.to_table() if limit is None else scanner.head(limit))[POSITION.name].to_numpy()
-        groups = [(file, place, first) for file in dataset.get_fragments() for place, first in _groups(file)]
-        firsts = [first for _, _, first in groups if first is not None]
+        (file,) = dataset.get_fragments()
+        groups = [*_groups(file)]
+        firsts = [first for _, first in groups if first is not None]
         if len(firsts) < len(groups):
             return dataset
-        found = [groups[place] for place in np.unique(np.searchsorted(firsts, hits, "right") - 1)]
+        found = [groups[place][0] for place in np.unique(np.searchsorted(firsts, hits, "right") - 1)]
         self._sparse = self._filters.limit is not None or len(found) < len(groups) / 2
-        fragments = [
-            file.subset(row_group_ids=[place for _, place, _ in some])
-            for file, some in groupby(found, key=lambda each: each[0])
-        ]
+        fragments = [file.subset(row_group_ids=found)] if found else []
         return ds.FileSystemDataset(fragments, dataset.schema, dataset.format, dataset.filesystem)
 
     def _needed(self, schema: pa.Schema) -> list[str]:
