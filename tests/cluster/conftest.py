@@ -5,9 +5,12 @@ import uuid
 from contextlib import suppress
 
 import pytest
+import ray
+from redis import Redis
 from support.cluster import EmptyGroups, control, emptied
+from support.servers import RedisProcess
 
-from ray_messaging import Messaging, rules
+from ray_messaging import Messaging, MessagingConfig, rules
 from ray_messaging.errors import MessagingError
 
 
@@ -65,6 +68,54 @@ def town(ruled):
     while control(messaging, "rules"):
         control(messaging, "pop_rule")
     control(messaging, "reset_violation_counts")
+
+
+@pytest.fixture(scope="session")
+def hasty(ray_cluster):
+    """Give an experiment with short delivery leases, in which a group sends for any agent."""
+    settings = MessagingConfig(loan_s=0.5, inbox_messages=40, complete_messages=500, strict_senders=False)
+    with Messaging.start(f"hasty-{uuid.uuid4().hex[:8]}", settings=settings) as started:
+        yield started
+
+
+@pytest.fixture
+def start(ray_cluster):
+    """Return a function that starts an experiment of the test's own with groups west (0 to 9) and east (10 to 19)."""
+    started = []
+
+    def start(*listed, redis=None, **settings):
+        exp_id = f"own-{uuid.uuid4().hex[:8]}"
+        started.append(Messaging.start(exp_id, rules=listed, settings=MessagingConfig(**settings), redis=redis))
+        return started[-1], started[-1].create_group("west", range(10)), started[-1].create_group("east", range(10, 20))
+
+    yield start
+    for messaging in started:
+        messaging.shutdown()
+
+
+@pytest.fixture(params=["valkey", "redis-server"])
+def own_server(request, tmp_path):
+    """Start each kind of server, for a test that kills it or deletes its data."""
+    process = RedisProcess(tmp_path, binary=request.param)
+    try:
+        yield process.start()
+    finally:
+        process.kill()
+
+
+@pytest.fixture
+def client(redis_config):
+    """Give a client of the server of a user's own."""
+    with Redis(redis_config.server, redis_config.port, password=redis_config.password) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def by_value(request, ray_cluster):
+    """Pickle functions of the test's module by value: workers cannot import it."""
+    ray.cloudpickle.register_pickle_by_value(request.module)
+    yield
+    ray.cloudpickle.unregister_pickle_by_value(request.module)
 
 
 _numbers = itertools.count()

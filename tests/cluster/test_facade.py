@@ -3,17 +3,14 @@
 import pickle
 import subprocess
 import sys
-import threading
-import time
 import uuid
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import ray
 import redis
-from support.cluster import PATIENCE_S, drain, kill, new_handle, numbered, numbers, wait_for
+from support.cluster import PATIENCE_S, drain, kill, numbered, numbers, wait_for
 
-from ray_messaging import Messaging, Outgoing, rules
+from ray_messaging import Messaging, rules
 from ray_messaging.errors import AlreadyExists, Closed, UnknownName
 
 
@@ -170,15 +167,6 @@ def test_the_driver_uses_a_group_made_by_a_task(messaging):
     ray.kill(maker)
 
 
-def test_messages_of_a_group_carry_the_step(pair):
-    west, east = pair
-    west.step = 7
-    west.send(west.agents[0], east.agents[0], {"n": 0})
-    west.step = None
-    west.send_many([Outgoing.to_agent(east.agents[0], {"n": 1}, west.agents[0])])
-    assert [message.step for message in drain(east, 2)] == [7, None]
-
-
 def test_stats(messaging, pair):
     west, east = pair
     west.send_columns([west.agents[0]] * 3, [east.agents[0]] * 3, numbered(3))
@@ -193,68 +181,6 @@ def test_stats(messaging, pair):
     assert east.stats()["lent"] == 3
     east.ack()
     assert east.stats()["lent"] == 0
-
-
-# -- the interceptor's handle -------------------------------------------------------------------------------------
-
-
-def fates(group, from_id, to_ids):
-    return [receipt.fate for receipt in group.send_columns(from_id, to_ids, {"content": "hello"})]
-
-
-def test_the_black_list_can_change_while_messages_are_sent(messaging, pair):
-    west, east = pair
-    a, b = west.agents[:2]
-    c, d = east.agents[:2]
-    interceptor = messaging.interceptor
-    assert ray.get(interceptor.forward.remote(a, c, {"content": "x"})) is True
-    ray.get(interceptor.add_to_black_set.remote([(a, c), (None, d), (b, None)]))
-    assert ray.get(interceptor.forward.remote(a, c, "x")) is False
-    assert fates(west, a, [c, d, a]) == ["blocked", "blocked", "delivered"]
-    assert fates(west, b, [c, a]) == ["blocked", "blocked"]
-    assert fates(west, None, [c, d]) == ["delivered", "delivered"]  # the user is no agent
-    receipt = west.send(a, c, {})
-    assert (receipt.rule, bool(receipt)) == ("black_list", False)
-    assert str(a) in receipt.reason
-    ray.get(interceptor.remove_from_black_set.remote([(a, c)]))
-    assert fates(west, a, [c, d]) == ["delivered", "blocked"]
-    ray.get(interceptor.set_black_set.remote([(c, a)]))
-    assert ray.get(interceptor.black_set.remote()) == {(c, a)}
-    assert fates(west, b, [c, d]) == ["delivered", "delivered"]
-    assert fates(east, c, [a]) == ["blocked"]
-    ray.get(interceptor.set_black_set.remote([]))
-    drain(west, 1)
-    drain(east, 5)
-
-
-def test_no_send_escapes_a_changed_black_list(messaging, pair):
-    """Send all the time; each send that begins after the change has returned is blocked."""
-    west, east = pair
-    pair_ids = (west.agents[0], east.agents[0])
-
-    began, enough = [], threading.Event()
-
-    def talk():
-        handle = new_handle(west)
-        while not enough.is_set():
-            at = time.monotonic()
-            receipts = handle.send_columns([pair_ids[0]] * 5, [pair_ids[1]] * 5, {"n": 0})
-            began.append((at, receipts.counts()))
-
-    with ThreadPoolExecutor(4) as pool:
-        talks = [pool.submit(talk) for _ in range(4)]
-        wait_for(lambda: len(began) >= 20, "the first sends")
-        ray.get(messaging.interceptor.add_to_black_set.remote([pair_ids]))
-        changed = time.monotonic()
-        wait_for(lambda: sum(at > changed for at, _ in began) >= 40, "sends after the change")
-        enough.set()
-        for each in talks:
-            each.result()
-    ray.get(messaging.interceptor.remove_from_black_set.remote([pair_ids]))
-    assert all(counts["blocked"] == 5 for at, counts in began if at > changed)
-    delivered = sum(counts["delivered"] for _, counts in began)
-    assert delivered >= 100
-    assert len(drain(east, delivered)) == delivered
 
 
 # -- a group inside your own actor --------------------------------------------------------------------------------

@@ -41,14 +41,6 @@ def test_a_new_round_begins_for_other_rules_and_raises(town):
     assert west.send(1, 11, {})
 
 
-@pytest.mark.parametrize("hangs", [False, True])
-def test_a_rule_that_fails_to_close_is_removed_at_once(town, hangs):
-    messaging, west, _ = town(unruly("odd", hangs=hangs))
-    assert control(messaging, "pop_rule", "odd")["name"] == "odd"
-    assert control(messaging, "rules") == []
-    assert west.send(1, 11, {})
-
-
 @pytest.mark.usefixtures("ray_cluster")
 @pytest.mark.long
 def test_unruly_rules_do_not_prevent_the_erasure_of_an_experiment(redis_config):

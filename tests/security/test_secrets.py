@@ -2,16 +2,12 @@
 
 import secrets
 import socket
-import stat
 import traceback
 from pathlib import Path
 
 import psutil
 import pytest
 import ray
-import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from ray_messaging import ConnectionFailed, Messager, Messaging, RedisConfig
 from ray_messaging.compat.mqtt import MqttConfig
@@ -48,27 +44,6 @@ def test_the_embedded_server_listens_only_on_its_address(embedded):
         assert not reachable(other, port), other
     listening = [c for c in psutil.Process(embedded.pid).net_connections() if c.status == psutil.CONN_LISTEN]
     assert {c.laddr.ip for c in listening} == {HOST}
-
-
-def test_the_embedded_server_requires_its_password(embedded):
-    for password in (None, "", "guess", embedded.config.password[:-1]):
-        client = redis.Redis(HOST, embedded.config.port, password=password, protocol=2, retry=Retry(NoBackoff(), 0))
-        with client, pytest.raises(redis.exceptions.AuthenticationError):
-            client.execute_command("INFO")
-    assert len(embedded.config.password) >= 32
-
-
-def test_only_the_user_can_read_the_embedded_servers_files(embedded):
-    folder = Path(embedded.data_dir)
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    for path in folder.rglob("*"):
-        assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
-    holding = {path.name for path in folder.rglob("*") if path.is_file() and secret_of(embedded) in path.read_bytes()}
-    assert holding <= {"valkey.conf"}
-
-
-def secret_of(server):
-    return server.config.password.encode()
 
 
 def shown_by_processes(secret):
