@@ -204,21 +204,6 @@ def test_groups_and_the_user_broadcast(logged, name):
             group.broadcast(audience, {"n": 6}, sender)
 
 
-@pytest.mark.long
-def test_agents_of_a_run_broadcast(ray_cluster, name):
-    def speak(me, inbox):
-        me.state["heard"] += [message.from_id for message in inbox]
-        me.broadcast(me.shared, {"n": me.step})
-
-    with Messaging.start(name, steps=Steps(seed=1)) as messaging:
-        audience = messaging.create_audience("friends", graph=GRAPH)
-        result = messaging.run(
-            speak, agents=[0, 1, 10, 11], groups=2, until=2, start=lambda me: {"heard": []}, shared=audience
-        )
-    assert result.states == {0: {"heard": []}, 1: {"heard": [10]}, 10: {"heard": [0]}, 11: {"heard": [0]}}
-    assert result.fates["delivered"] == 6
-
-
 def test_positions_make_pairs_and_move(logged, name):
     messaging, _, _ = logged
     street = messaging.create_audience(name, positions=[[0, 0], [1, 0], [9, 9]], radius=2, ids=[1, 2, 15])
@@ -239,7 +224,6 @@ def test_positions_make_pairs_and_move(logged, name):
         messaging.create_audience(f"{name}-members", members=[1]).move([1], [[0, 0]])
 
 
-@pytest.mark.long
 @pytest.mark.long
 def test_groups_that_move_agents_get_no_warning_of_a_blocked_loop(ray_cluster, name):
     def walk(group, step):

@@ -7,13 +7,13 @@ import uuid
 
 import pytest
 import ray
-from support.cluster import drain, kill, numbered, numbers
+from support.cluster import drain, numbers
 from support.patience import AT_ONCE_S
 
 from ray_messaging import Messager, Messaging
 from ray_messaging.cluster.handles.actor_calls import known_dead
 from ray_messaging.cluster.starting.lifecycle import leave
-from ray_messaging.errors import AlreadyExists, Closed, MessagingError, TransitError, UnknownName
+from ray_messaging.errors import AlreadyExists, Closed, TransitError, UnknownName
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -95,21 +95,6 @@ def test_a_send_to_a_removed_group_is_refused_as_closed(messaging, make_group):
         assert caught.value.unsent
     with pytest.raises(Closed, match=f"group {group.name!r}"):
         group.fetch()
-
-
-def test_a_restarting_group_does_not_count_as_removed(messaging, make_group):
-    group = make_group(messaging)
-    one, two = group.agents[:2]
-    kill(group.actor)
-    sent = 0
-    while not sent:
-        try:
-            sent = len(group.send_columns([one] * 3, [two] * 3, numbered(3)))
-        except Closed:
-            raise
-        except MessagingError:  # the process that was killed may have had it
-            continue
-    assert set(numbers(drain(group, 3))) == {0, 1, 2}
 
 
 @pytest.mark.long

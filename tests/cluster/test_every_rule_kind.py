@@ -1,14 +1,12 @@
 """Every kind of rule judges from the start, after an insertion and after a replacement."""
 
 import json
-import sys
 import uuid
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
 import numpy as np
 import pytest
-import ray
 from support.cluster import Shouting
 
 from ray_messaging import Messaging, rules
@@ -46,12 +44,10 @@ def model():
 
 
 @pytest.fixture(scope="module")
-def shared(ray_cluster):
+def shared(by_value):
     """Give an experiment for inserted rules; the classes here are pickled by value, like a notebook's."""
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     with Messaging.start(f"put-in-{uuid.uuid4().hex[:8]}") as started:
         yield started
-    ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
 class Once(rules.Rule):

@@ -1,7 +1,7 @@
 """Actors that cannot restart at once: they retry, report the reason, and pass nothing meanwhile."""
 
-import uuid
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import ray
@@ -20,7 +20,7 @@ from support.cluster import (
     wait_for,
 )
 
-from ray_messaging import Messager, Messaging, MessagingConfig, RedisConfig, rules
+from ray_messaging import Messager, MessagingConfig, RedisConfig, rules
 from ray_messaging.cluster.actors.interceptor_host import InterceptorHost
 from ray_messaging.cluster.handles.actor_calls import NAMESPACE
 from ray_messaging.cluster.spec import InterceptorSpec, PickledRule
@@ -30,19 +30,9 @@ pytestmark = pytest.mark.long
 
 
 @pytest.fixture
-def start(ray_cluster, redis_process):
-    """Return a function that starts an experiment with groups west and east on a server of its own."""
-    started = []
-
-    def start(*listed, **options):
-        exp_id = f"restarts-{uuid.uuid4().hex[:8]}"
-        settings = MessagingConfig(**options)
-        started.append(Messaging.start(exp_id, rules=listed, settings=settings, redis=redis_process.config))
-        return started[-1], started[-1].create_group("west", range(10)), started[-1].create_group("east", range(10, 20))
-
-    yield start
-    for messaging in started:
-        messaging.shutdown()
+def start(redis_process, start):
+    """Start the experiment on a server of its own."""
+    return partial(start, redis=redis_process.config)
 
 
 class Memory:

@@ -101,34 +101,6 @@ def test_uncommitted_messages_of_a_dead_group_come_again(messaging, groups):
     assert numbers(drain(east, 200)) == list(range(100, 300))
 
 
-@pytest.mark.long
-def test_two_handles_continue_after_the_death_of_their_group(groups):
-    west, east = groups
-    send(west, east, 300)
-    other = new_handle(east)
-    first, second = numbers(east.fetch(limit=100, timeout=60)), numbers(other.fetch(limit=100, timeout=60))
-    kill(east.actor)
-    east.ack()
-    other.ack()
-    assert first + second + numbers(drain(east, 100)) == list(range(300))
-
-
-@pytest.mark.long
-def test_a_group_dies_twice_while_others_send(groups, talk):
-    west, east = groups
-    talk = talk(west, west.agents[0], east.agents[0])
-    found = []
-    for _ in range(2):
-        found += [*east.fetch(timeout=PATIENCE_S)]
-        kill(east.actor)
-    found += [*east.fetch(timeout=PATIENCE_S)]
-    talk.stop()
-    assert not talk.unknown
-    found += drain(east, len(talk.delivered) - len(found))
-    assert_exactly_once(talk, found)
-    assert numbers(found) == talk.delivered
-
-
 def test_a_group_dies_while_it_sends(groups, talk):
     west, east = groups
     talks = [talk(west, west.agents[n], east.agents[n]) for n in range(3)]

@@ -2,26 +2,22 @@
 
 import os
 import signal
-import sys
 import threading
 import uuid
 
 import numpy as np
 import pandas as pd
 import pytest
-import ray
 from support.step_society import AGENTS, SEED, STEPS, listen, sequential, spread
 
 from ray_messaging import Messager, Messaging, StepFailed, Steps
 
 
 @pytest.fixture(params=[None, pytest.param(3, marks=pytest.mark.long)], ids=["one server", "three servers"])
-def messaging(ray_cluster, request):
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test's module
+def messaging(by_value, request):
     steps = Steps(seed=SEED, digest=True)
     with Messaging.start(f"moves-{uuid.uuid4().hex[:8]}", steps=steps, shards=request.param) as started:
         yield started
-    ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
 def person(me, inbox):

@@ -1,11 +1,9 @@
 """Experiments on a user's own server: existing data, and the keys left afterwards."""
 
 import time
-import uuid
 
 import pytest
 import ray
-import redis
 from support.cluster import PATIENCE_S, drain, kill, numbered, numbers
 
 from ray_messaging import Messaging, RedisConfig, rules
@@ -13,17 +11,6 @@ from ray_messaging.errors import AlreadyExists, ConfigError, ConnectionFailed, S
 from ray_messaging.transports.experiment_format import FORMAT
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
-
-
-@pytest.fixture
-def exp_id():
-    return f"own-{uuid.uuid4().hex[:8]}"
-
-
-@pytest.fixture
-def client(redis_config):
-    with redis.Redis(redis_config.server, redis_config.port, password=redis_config.password) as client:
-        yield client
 
 
 @pytest.fixture

@@ -12,18 +12,9 @@ import uuid
 import numpy as np
 import pandas as pd
 import pytest
-import ray
 from support.step_society import AGENTS, SEED, STEPS, listen, messages_of, sequential, spread
 
 from ray_messaging import AlreadyExists, ConfigError, Messaging, StepFailed, Steps, UndeclaredSend, UnknownName
-
-
-@pytest.fixture(scope="module")
-def by_value(ray_cluster):
-    """Pickle functions of this module by value: workers cannot import a test's module."""
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    yield
-    ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
 def started(**options):
@@ -178,17 +169,6 @@ def test_a_call_that_is_remembered_is_made_once_although_its_step_runs_again(sta
         assert state["heard"] == [[int(step), answer] for step, by, answer in made if int(by) == agent]
 
 
-@pytest.mark.long
-def test_an_async_model_gives_the_same(start):
-    async def thinking(me, inbox):
-        import asyncio
-
-        await asyncio.sleep(0.001 * (me.id % 3))
-        person(me, inbox)
-
-    assert words(start().run(thinking, agents=AGENTS, groups=2, until=STEPS)) == sequential()[0]
-
-
 def test_agents_with_data_neighbours_and_a_start(start):
     table = pd.DataFrame({"age": [20, 30, 40]}, index=["ann", "bob", "eve"])
     edges = [("ann", "bob"), ("ann", "eve"), ("eve", "ann")]
@@ -318,30 +298,6 @@ def test_a_model_that_never_returns_is_ended_by_its_timeout_and_named(start):
     with pytest.raises(StepFailed, match="timeout=1 s, and its model blocked the event loop") as caught:
         start().run(model, agents=4, groups=2, until=1, timeout=1)
     assert (caught.value.agent, caught.value.step) == (2, 0)
-
-
-@pytest.mark.long
-def test_a_state_comes_back_equal(start):
-    def tuples(me, inbox):
-        me.state["seen"] = [*me.state.get("seen", []), type(me.state.get("place")).__name__]
-        me.state["place"] = (1, 2)
-
-    assert start().run(tuples, agents=1, until=3).states[0]["seen"] == ["NoneType", "tuple", "tuple"]
-
-
-@pytest.mark.long
-def test_a_state_that_cannot_be_kept(start):
-    def odd(me, inbox):
-        me.state["x"] = object()
-
-    with pytest.raises(StepFailed, match=r"agent 0 .*object"):
-        start().run(odd, agents=2, until=1)
-
-
-@pytest.mark.long
-def test_a_start_that_returns_no_dict(start):
-    with pytest.raises(StepFailed, match=r"agent 0 .*start must return a dict, not NoneType"):
-        start().run(person, agents=2, until=1, start=lambda me: None)
 
 
 @pytest.mark.parametrize(
