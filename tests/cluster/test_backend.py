@@ -1,11 +1,9 @@
 """An experiment on a real Ray cluster with a backend of the test's own: the cluster names no server."""
 
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
-import ray
 from support.cluster import wait_for
 
 from ray_messaging import Messaging, RedisConfig, rules
@@ -70,16 +68,13 @@ class CountedConfig(ServerConfig):
 
 
 @pytest.fixture
-def counted(ray_cluster, redis_config, tmp_path):
+def counted(by_value, redis_config, tmp_path):
     """Return a config of the test's own, and a function that counts the uses of its stores."""
-    here = sys.modules[__name__]
-    ray.cloudpickle.register_pickle_by_value(here)
     path = tmp_path / "uses"
     config = CountedConfig(
         server=redis_config.server, port=redis_config.port, password=redis_config.password, path=str(path)
     )
-    yield config, lambda: Counter(path.read_text().splitlines())
-    ray.cloudpickle.unregister_pickle_by_value(here)
+    return config, lambda: Counter(path.read_text().splitlines())
 
 
 @pytest.mark.long

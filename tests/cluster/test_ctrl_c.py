@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 import threading
 import time
 import uuid
@@ -11,22 +10,14 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-import ray
 from support.cluster import wait_for
 
 from ray_messaging import Messaging, Steps
 from ray_messaging.cluster.run.run import EarlyEnd
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("by_value")]
 
 AGENTS, GROUPS = 4, 2
-
-
-@pytest.fixture(scope="module", autouse=True)
-def by_value():
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test's module
-    yield
-    ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,6 @@
 """The interceptor dies, is stopped, or has a successor: its state survives, and nothing passes unfiltered."""
 
 import asyncio
-import logging
-import threading
 import time
 import uuid
 
@@ -10,6 +8,7 @@ import pytest
 import ray
 from support.cluster import (
     PATIENCE_S,
+    Busy,
     Careful,
     FalseServer,
     Hangs,
@@ -28,31 +27,12 @@ from support.cluster import (
     wait_for,
 )
 
-from ray_messaging import Messaging, MessagingConfig, rules
+from ray_messaging import Messaging, rules
 from ray_messaging.cluster.actors.interceptor_host import InterceptorHost
 from ray_messaging.cluster.spec import InterceptorSpec
 from ray_messaging.errors import Closed, Fenced, InterceptorUnavailable, MessagingError
 
-logger = logging.getLogger(__name__)
-
 pytestmark = pytest.mark.long
-
-
-@pytest.fixture
-def start(ray_cluster):
-    """Return a function that starts an experiment with groups west (0 to 9) and east (10 to 19)."""
-    started = []
-
-    def start(*listed, exp_id=None, redis=None, **options):
-        exp_id = exp_id or f"faults-{uuid.uuid4().hex[:8]}"
-        log_dir = options.pop("log_dir", None)
-        settings = MessagingConfig(**options)
-        started.append(Messaging.start(exp_id, rules=listed, settings=settings, redis=redis, log_dir=log_dir))
-        return started[-1], started[-1].create_group("west", range(10)), started[-1].create_group("east", range(10, 20))
-
-    yield start
-    for messaging in started:
-        messaging.shutdown()
 
 
 # -- what is there after kill -9 ----------------------------------------------------------------------------------
@@ -158,23 +138,19 @@ def test_rules_outlast_a_server_that_is_away_when_the_interceptor_comes_back(ray
 # -- under load ---------------------------------------------------------------------------------------------------
 
 
-class Chatter(threading.Thread):
+class Chatter(Busy):
     """Send batches with some texts in capitals; record each message's fate."""
 
     def __init__(self, group, pair):
         super().__init__()
-        self.group, self.pair = group, pair
-        self.fates, self.errors, self.enough = [], [], threading.Event()
+        self.group, self.pair, self.fates = group, pair, []
 
-    def run(self):
+    def work(self):
         handle, (from_id, to_id) = new_handle(self.group), self.pair
-        try:
-            while not self.enough.is_set():
-                n = len(self.fates)
-                batch = [{"n": n + k, "text": "HEY" if k % 3 == 0 else "hey"} for k in range(10)]
-                self.fates += fates(handle.send_columns([from_id] * 10, [to_id] * 10, batch))
-        except Exception as error:  # noqa: BLE001 - the test tells
-            self.errors.append(error)
+        while not self.enough.is_set():
+            n = len(self.fates)
+            batch = [{"n": n + k, "text": "HEY" if k % 3 == 0 else "hey"} for k in range(10)]
+            self.fates += fates(handle.send_columns([from_id] * 10, [to_id] * 10, batch))
 
 
 def test_each_batch_counts_once_over_interceptor_deaths(town):
@@ -193,8 +169,7 @@ def test_each_batch_counts_once_over_interceptor_deaths(town):
         for chatter in chatters:
             chatter.enough.set()
     for chatter in chatters:
-        chatter.join(PATIENCE_S)
-        assert not chatter.errors
+        chatter.stop()
     blocked = {chatter.pair[0]: chatter.fates.count("blocked") for chatter in chatters}
     assert control(messaging, "violation_counts") == blocked
     found = drain(east, sum(chatter.fates.count("delivered") for chatter in chatters))
@@ -284,8 +259,7 @@ def test_a_hanging_rule_delays_others_only_for_its_timeout(start, tmp_path):
         wait_for(lambda: len(others.fates) > seen, "a message of somebody else")
     finally:
         others.enough.set()
-        others.join(PATIENCE_S)
-    assert not others.errors
+    others.stop()
     assert set(others.fates) == {"delivered"}
     assert pid_of(messaging.interceptor) != before
     assert control(messaging, "violation_counts") == {1: 1}

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import sys
 import uuid
 from pathlib import Path
 
@@ -17,15 +16,10 @@ from ray_messaging.errors import ConfigError, RuleError
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.rule_changes import read_rule_changes
 
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("by_value")]
+
 AGENTS, STEPS = 40, 6
 EDGES = np.array([(n, (n + k) % AGENTS) for n in range(AGENTS) for k in (1, 7)])
-
-
-@pytest.fixture(autouse=True, scope="module")
-def by_value():
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test's module
-    yield
-    ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
 def talk(me, inbox):
@@ -75,8 +69,7 @@ def expected():
     return heard
 
 
-@pytest.mark.long
-def test_a_run_under_a_rule_that_judges_whole_steps(ray_cluster, tmp_path):
+def test_a_run_under_a_rule_that_judges_whole_steps(tmp_path):
     result = run(tmp_path / "log", Warden(), 2)
     assert {agent: state["heard"] for agent, state in result.states.items()} == expected()
     assert dict(result.fates) == {"delivered": 2 * AGENTS * STEPS - STEPS, "blocked": 2 * STEPS}
@@ -84,8 +77,7 @@ def test_a_run_under_a_rule_that_judges_whole_steps(ray_cluster, tmp_path):
     assert {step: log.digest(step).hex() for step in range(STEPS)} == result.digests
 
 
-@pytest.mark.long
-def test_a_killed_interceptor_changes_nothing(ray_cluster, tmp_path):
+def test_a_killed_interceptor_changes_nothing(tmp_path):
     calm = run(tmp_path / "calm", Warden(), 1)
     stormy = run(tmp_path / "stormy", Warden(str(tmp_path / "mark")), 3)
     assert (tmp_path / "mark").exists()
@@ -100,8 +92,7 @@ class Stuck(rules.StepRule):
         await asyncio.Event().wait()
 
 
-@pytest.mark.long
-def test_a_barrier_that_waits_for_a_rule_names_it(ray_cluster):
+def test_a_barrier_that_waits_for_a_rule_names_it():
     with start(Stuck(), steps=Steps()) as town:
         group = town.create_group("all", range(4))
 
@@ -122,8 +113,7 @@ def test_a_barrier_that_waits_for_a_rule_names_it(ray_cluster):
         town.steps.wait(2, timeout=PATIENCE_S)
 
 
-@pytest.mark.long
-def test_a_rule_that_cannot_judge_steps_is_refused(ray_cluster):
+def test_a_rule_that_cannot_judge_steps_is_refused():
     with pytest.raises(RuleError, match="this experiment has none"):
         start(Warden())
     with pytest.raises(RuleError, match="mirror=True"):
@@ -137,9 +127,8 @@ def labels_by_step(log):
     return {(row["step"], *row["labels"]) for row in log.query().to_pylist()}
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("dies", [False, True])
-def test_a_change_applies_to_whole_steps(ray_cluster, tmp_path, dies):
+def test_a_change_applies_to_whole_steps(tmp_path, dies):
     first, second = rules.Sample(1.0, action="label", name="first"), rules.Sample(1.0, action="label", name="second")
     with start(first, steps=Steps(seed=3, digest=True), log_dir=tmp_path / "log") as town:
         town.steps.advance(2)
@@ -161,8 +150,7 @@ def test_a_change_applies_to_whole_steps(ray_cluster, tmp_path, dies):
     assert changes == [("insert", 4, True), ("remove", 5, True)]
 
 
-@pytest.mark.long
-def test_the_first_step_that_nobody_has_begun_is_early_enough(ray_cluster, tmp_path):
+def test_the_first_step_that_nobody_has_begun_is_early_enough(tmp_path):
     def insert(step):
         rule = rules.Sample(1.0, action="label", name=f"since {step}")
         ray.get(town.interceptor.insert_rule.remote(rule, at_step=step))
@@ -195,8 +183,7 @@ def test_the_first_step_that_nobody_has_begun_is_early_enough(ray_cluster, tmp_p
     assert changes == [("insert", step, True) for step in (0, 2, 5, 4)]
 
 
-@pytest.mark.long
-def test_a_change_in_the_middle_of_a_step_is_recorded_as_that(ray_cluster, tmp_path):
+def test_a_change_in_the_middle_of_a_step_is_recorded_as_that(tmp_path):
     with start(steps=Steps(), log_dir=tmp_path / "log") as town:
         town.run(talk, agents=AGENTS, groups=2, until=2, graph=EDGES, progress=False)
         ray.get(town.interceptor.insert_rule.remote(rules.MaxLength(500)))
@@ -209,7 +196,6 @@ def test_a_change_in_the_middle_of_a_step_is_recorded_as_that(ray_cluster, tmp_p
     assert read_rule_changes(Folder(tmp_path / "log")) == found
 
 
-@pytest.mark.long
-def test_a_change_for_a_step_needs_steps(ray_cluster):
+def test_a_change_for_a_step_needs_steps():
     with start() as town, pytest.raises(ConfigError, match="has no steps"):
         ray.get(town.interceptor.insert_rule.remote(rules.MaxLength(500), at_step=3))
