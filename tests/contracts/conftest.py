@@ -18,7 +18,7 @@ USUAL = {"valkey", "redis"}
 EITHER_REDIS = {"valkey"}  # which Redis-like server runs makes no difference
 SOAKING = {"sentinel", "redis"}  # with the code of Valkey, and a way of their own
 # What is asked with bodies on three servers; of a cluster all suites of steps ask it with bodies on each primary.
-OF_BODIES = {"test_large_steps.py", "test_step_log.py", "test_step_parts.py", "test_steps.py"}
+OF_BODIES = {"test_full_and_slow_steps.py", "test_step_log.py", "test_step_parts.py", "test_steps.py"}
 UNUSUAL = {
     "test_acks.py": EITHER_REDIS,
     "test_addresses.py": EITHER_REDIS,

@@ -11,8 +11,6 @@ from support.patience import AT_ONCE_S, WAIT_S
 from ray_messaging import Messager, StepTooLarge
 from ray_messaging.transports.steps.values import StepSettings, WaitFor
 
-MANY = 300_000
-
 
 @pytest.fixture
 async def groups(server, exp_id):
@@ -39,34 +37,49 @@ async def groups(server, exp_id):
         await messager.close()
 
 
-@pytest.mark.long
-async def test_300_000_messages_in_a_step_arrive_whole(groups):
-    _, (first, second) = await groups(2)
-    numbers = np.arange(MANY)
+def sent_columns(group, count):
+    """Return the columns of one group's messages to the first group, and their numbers."""
+    numbers = np.arange(count)
+    return 10 * group + numbers % 10, numbers * 7 % 10, numbers
 
-    async def send():
-        async for step in second.steps(until=2):
-            if step.number == 0:
-                step.send_columns(10 + numbers % 10, numbers % 7, [{"n": n} for n in range(MANY)])
+
+@pytest.mark.parametrize("columns", [True, False], ids=["columns", "one by one"])
+@pytest.mark.parametrize("count", [500, pytest.param(75_000, marks=pytest.mark.long)])
+async def test_a_large_step_arrives_whole_and_in_order(groups, count, columns):
+    _, opened = await groups(5)
+
+    async def send(number):
+        async for step in opened[number].steps(until=2):
+            if step.number:
+                continue
+            from_ids, to_ids, numbers = sent_columns(number, count)
+            if columns:
+                step.send_columns(from_ids, to_ids, [{"n": n} for n in range(count)])
+            else:
+                for from_id, to_id, n in zip(from_ids.tolist(), to_ids.tolist(), numbers.tolist(), strict=True):
+                    step.send(from_id, to_id, {"n": n})
 
     async def read():
-        async for step in first.steps(until=2):
+        async for step in opened[0].steps(until=2):
             found = step.messages
         return found
 
-    async with asyncio.timeout(60):
-        found, _ = await asyncio.gather(read(), send())
-    order = np.lexsort((numbers, 10 + numbers % 10, numbers % 7))  # canonical: by to_id, from_id, n-th send
-    assert [payload["n"] for payload in found.payloads] == order.tolist()
+    async with asyncio.timeout(120):
+        found, *_ = await asyncio.gather(read(), *map(send, range(1, 5)))
+    from_ids, to_ids, numbers = np.hstack([sent_columns(number, count) for number in range(1, 5)])
+    order = np.lexsort((numbers, from_ids, to_ids))  # canonical: by to_id, from_id, n-th send
+    assert (found.to_ids.tolist(), found.from_ids.tolist()) == (to_ids[order].tolist(), from_ids[order].tolist())
+    assert [payload["n"] for payload in found.payloads] == numbers[order].tolist()
 
 
-@pytest.mark.parametrize("limit", [{"box_rows": 1000}, {"box_bytes": 20_000}], ids=["rows", "bytes"])
-async def test_too_much_for_one_group_is_refused_at_once_with_the_figures(groups, limit):
-    _, opened = await groups(5, **limit)
-    (name, most), refused = next(iter(limit.items())), []
+@pytest.mark.parametrize("each", [400, pytest.param(20_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("name", "per_row"), [("box_rows", 2.5), ("box_bytes", 50)], ids=["rows", "bytes"])
+async def test_too_much_for_one_group_is_refused_at_once_with_the_figures(groups, name, per_row, each):
+    most, refused = int(each * per_row), []
+    _, opened = await groups(5, **{name: most})
 
     async def send(messager, ids):
-        count = 400
+        count = each
         while True:
             try:
                 async with aclosing(messager.steps(until=2)) as steps:
@@ -88,7 +101,7 @@ async def test_too_much_for_one_group_is_refused_at_once_with_the_figures(groups
     async with asyncio.timeout(WAIT_S):
         senders = [send(messager, range(10 * n, 10 * n + 10)) for n, messager in enumerate(opened[1:], 1)]
         found, *sent = await asyncio.gather(read(), *senders)
-    assert found == sum(sent) < 1600
+    assert found == sum(sent) < 4 * each
     assert refused
     for error, took in refused:
         limits = {"box_rows": error.limit_rows, "box_bytes": error.limit_bytes}

@@ -1,6 +1,7 @@
 """Bad input in steps: each is a typed error that says what to do, and nothing of the step is lost."""
 
 import asyncio
+import math
 import pickle
 from functools import partial
 
@@ -62,6 +63,7 @@ BAD_SENDS = [
     ((1, 2, "text"), InvalidPayload, "must be a dict"),
     ((1, 2, {"object": object()}), InvalidPayload, "cannot become JSON"),
     ((1, 2, LOOP), InvalidPayload, "cannot become JSON"),
+    ((1, 2, {"mood": math.nan}), InvalidPayload, r'"mood". is nan'),
     ((1, 2, {"text": "x" * 1000}), PayloadTooLarge, "the limit is 1,000"),
 ]
 BAD_COLUMNS = [

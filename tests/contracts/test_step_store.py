@@ -7,7 +7,7 @@ from support.patience import WAIT_S
 
 from ray_messaging.addressing.directory import Record
 from ray_messaging.config import MessagingConfig
-from ray_messaging.errors import AlreadyExists, Closed, ConfigError, Fenced, FrameError, UnknownName
+from ray_messaging.errors import Closed, ConfigError, Fenced, FrameError, UnknownName
 from ray_messaging.transports.backend import open_transport
 from ray_messaging.transports.steps.box_reader import BoxReader
 from ray_messaging.transports.steps.values import (
@@ -201,30 +201,6 @@ async def test_a_group_that_joins_later_counts_from_a_step_whose_senders_nobody_
     assert (waiting.reason, waiting.names) == (Reason.GROUPS, ("c",))
 
 
-async def test_a_group_that_leaves_closes_the_steps_before(steps):
-    a, b = await pair(steps)
-    await a.open(0)
-    assert await steps.leave("b") == 2
-    assert await steps.leave("b") == 2
-    with pytest.raises(AlreadyExists, match="is leaving"):
-        await steps.join("b")
-    await b.open(0)
-    await a.close()
-    await b.close()
-    assert isinstance(await a.open(1), Opened)
-    await a.close()
-    assert isinstance(await a.open(2), Waiting)
-    await b.open(1)
-    await b.close()
-    assert await b.open(2) == Done(1)
-    await run(a, step=2)
-    assert await steps.join("b") == 4
-    await run(a, step=3)
-    assert (await a.open(4)).covers == ()
-    await a.close()
-    assert (await a.open(5)).names == ("b",)
-
-
 async def test_a_dead_group_leaves_at_once_and_its_open_step_never_was(steps):
     a, b = await pair(steps)
     await a.open(0)
@@ -237,54 +213,8 @@ async def test_a_dead_group_leaves_at_once_and_its_open_step_never_was(steps):
     assert (await steps.wait(waiting.news, WAIT_S)).place != waiting.news
     assert await a.inbox(1) == []
     assert (await b.call(b.request(b.write("a@1", b"late")))).status is SendStatus.STEP_OVER
-
-
-async def test_what_is_sent_before_a_group_joins_and_after_it_leaves_does_not_reach_it(steps):
-    a, b = await pair(steps)
-    await a.open(0)
-    assert await a.send("c@1", b"nobody") is FrameFate.GONE
-    assert await steps.join("c") == 2
-    assert await a.send("c@1", b"too early") is FrameFate.GONE
-    assert await a.send("c@2", b"its senders need not know it") is FrameFate.GONE
-    await a.close()
-    await run(b, step=0)
-    await a.open(1)
-    assert await a.send("c@2", b"for its first step") is FrameFate.WRITTEN
-    assert await steps.leave("b") == 3
-    assert await a.send("b@2", b"for its last step") is FrameFate.WRITTEN
-    assert await a.send("b@3", b"too late") is FrameFate.GONE
-    await a.close()
-    await run(b, step=1)
-    c = await taken(steps, "c", "c")
-    assert await c.inbox(2) == [b"for its first step"]
-    assert await b.inbox(2) == [b"for its last step"]
-
-
-async def test_a_group_leaves_with_its_driver(steps):
-    await steps.begin(StepSettings())
-    for name in "ab":
-        await steps.join(name)
-    a = await taken(steps, "a", "a", until=2)
-    b = await taken(steps, "b", "b")
-    assert [(await steps.progress()).groups[name].until for name in "ab"] == [2, None]
-    for step in range(4):
-        for actor in (a, b) if step < 2 else (b,):
-            await run(actor, step=step)
-    assert await a.steps.open("a", a.attempt, 2) == Done(1)
-    assert (await steps.progress()).sealed == 3
-
-
-async def test_the_open_step_of_a_group_that_was_removed_is_not_closed(steps):
-    await steps.begin(StepSettings())
-    for name in "ab":
-        await steps.join(name)
-    a, b = await taken(steps, "a", "a"), await taken(steps, "b", "b")
-    await a.steps.open("a", a.attempt, 0)
-    await steps.leave("a", at_once=True)
-    with pytest.raises(Closed, match="group 'a' was removed"):
-        await a.steps.close("a", a.attempt, 0, Closing(0))
-    await run(b, step=0)
-    assert (await steps.progress()).sealed == 0
+    with pytest.raises(Closed, match="group 'b' was removed"):
+        await b.close()
 
 
 async def test_the_next_driver_may_have_the_group_stay(steps):
@@ -299,35 +229,6 @@ async def test_the_next_driver_may_have_the_group_stay(steps):
         for actor in (a, b):
             await run(actor, step=step)
     assert (await steps.progress()).sealed == 2
-
-
-async def test_groups_whose_drivers_end_stay_for_those_that_go_on(steps):
-    await steps.begin(StepSettings())
-    for name in "ab":
-        await steps.join(name)
-    for end in (1, 2):
-        pair = [await taken(steps, name, name, end) for name in "ab"]
-        for actor in pair:
-            await run(actor, step=end - 1)
-    assert (await steps.progress()).sealed == 1
-    assert [(await steps.progress()).groups[name].until for name in "ab"] == [None, None]
-
-
-async def test_what_is_sent_in_one_step_is_read_in_the_next(steps):
-    a, b = await pair(steps)
-    await a.open(0)
-    assert await a.send("b@1", b"one", 3) is FrameFate.WRITTEN
-    await b.open(0)
-    await b.send("b@1", b"two")
-    await b.send("a@1", b"three")
-    await b.close(counts=b"c")
-    assert isinstance(await b.open(1), Waiting)
-    assert await a.close() == Committed(0, 0)
-    opened = await b.open(1)
-    assert set(opened.covers) == {Cover("a", 0, a.attempt, 3), Cover("b", 0, b.attempt, 1)}
-    assert await b.inbox(1) == [b"one", b"two"]
-    assert await a.inbox(1) == [b"three"]
-    assert (await steps.closed_step(0))["b"] == (b.attempt, b"c")
 
 
 async def test_news_wakes_all_who_wait(steps, another):
@@ -391,18 +292,6 @@ async def test_a_wait_for_news_goes_on_when_that_of_another_messager_ends(steps,
     assert (await asyncio.wait_for(second, WAIT_S)).place != waiting.news
 
 
-async def test_close_and_open_the_next_step_in_one_call(steps):
-    a, b = await pair(steps)
-    await a.open(0)
-    await b.open(0)
-    await a.send("b@1", b"x")
-    closed = await a.close(go_on=True)
-    assert isinstance(closed.following, Waiting)
-    closed = await b.close(go_on=True)
-    assert isinstance(closed.following, Opened)
-    assert (closed.sealed, closed.following.covers) == (0, (Cover("a", 0, a.attempt, 1),))
-
-
 async def test_a_seal_opens_the_next_step_to_all_that_asked_for_it(steps):
     a, b = await pair(steps)
     await a.open(0)
@@ -458,18 +347,6 @@ async def test_only_groups_that_it_hears_hold_a_group_up(steps):
     await c.close()
     waiting = await c.open(1)
     assert isinstance(waiting, Opened)
-
-
-async def test_a_send_to_a_group_that_does_not_hear_it_closes_no_step(steps):
-    await steps.begin(StepSettings(wait_for=WaitFor.SENDERS))
-    a = await member(steps, "a", ["b"])
-    await member(steps, "c", ["a"])
-    await member(steps, "d", ["b", "c"])
-    await a.open(0)
-    for box in ("a@1", "c@1", "d@1"):
-        await a.send(box, b"from a")
-    assert await a.close() == Refused(0, 3, ("d",))
-    assert await steps.covers("c@1") == []
 
 
 async def test_another_graph_of_groups_holds_from_a_step_that_nobody_has_sent_for(steps):
@@ -573,23 +450,6 @@ async def test_a_hold_may_be_less_far_behind_where_it_keeps_large_boxes(steps):
     assert (await a.open(2)).reason is Reason.HOLD
     await steps.hold("log", 1)
     assert isinstance(await a.open(2), Opened)
-
-
-async def test_the_boxes_of_some_steps_are_listed_with_what_counts(steps):
-    a, b = await pair(steps)
-    await a.open(0)
-    await b.open(0)
-    await a.send("b@1", b"x")
-    await b.send("a@2", b"y", rows=3)
-    assert await steps.covered_boxes(1, 2) == {"b@1": [], "a@2": []}
-    await a.close()
-    await b.close()
-    found = await steps.covered_boxes(0, 2)
-    assert {box: list(covers) for box, covers in found.items()} == {
-        "b@1": [Cover("a", 0, a.attempt, 1)],
-        "a@2": [Cover("b", 0, b.attempt, 3)],
-    }
-    assert await steps.covered_boxes(3, 9) == {}
 
 
 async def test_a_sealed_step_leaves_no_boxes(steps):
@@ -762,28 +622,6 @@ async def test_more_results_than_one_reply_holds(steps):
     assert await steps.remembered("a", 0) == results
 
 
-async def test_each_call_may_be_repeated(steps):
-    a, b = await pair(steps)
-    assert await steps.join("a") == 0
-    for _ in range(2):
-        assert isinstance(await a.open(0), Opened)
-    request = a.request(a.write("b@1", b"x", 2), a.write("b@1", b"y", 3))
-    assert (await a.call(request)).fates == [FrameFate.WRITTEN] * 2
-    assert (await a.call(request)).fates == [FrameFate.DUPLICATE] * 2
-    await steps.open("a", a.attempt, 0)
-    assert (await a.call(request)).fates == [FrameFate.DUPLICATE] * 2
-    a.rows = 5
-    for _ in range(2):
-        assert await a.close() == Committed(0, -1)
-    assert (await a.call(request)).status is SendStatus.STEP_OVER
-    for _ in range(2):
-        await b.open(0)
-    for _ in range(2):
-        assert await b.close() == Committed(0, 0)
-    assert await b.inbox(1) == [b"x", b"y"]
-    assert (await steps.box_size("b@1"))[:2] == (5, 2)
-
-
 async def test_a_frame_with_a_gap_before_it_is_not_written(steps):
     a, _ = await pair(steps)
     await a.open(0)
@@ -791,27 +629,6 @@ async def test_a_frame_with_a_gap_before_it_is_not_written(steps):
     other = a.write("a@1", b"3")
     assert (await a.call(a.request(two, other, one))).fates == [FrameFate.GAP, FrameFate.WRITTEN, FrameFate.GAP]
     assert (await a.call(a.request(one, two))).fates == [FrameFate.WRITTEN] * 2
-
-
-async def test_numbers_begin_anew_with_each_step_and_writer(steps):
-    a, b = await pair(steps)
-    part = Actor(steps, "a", a.attempt, name="part")
-    await a.open(0)
-    part.begin(0)
-    await a.send("b@1", b"a")
-    await part.send("b@1", b"part")
-    await a.send("b@2", b"later")
-    a.rows += part.rows
-    assert isinstance(await a.close(), Committed)
-    await run(b, step=0)
-    await a.open(1)
-    assert await a.send("b@2", b"next") is FrameFate.WRITTEN
-    await a.close()
-    assert await b.inbox(1) == [b"a", b"part"]
-    await run(b, step=1)
-    assert await b.inbox(2) == [b"later", b"next"]
-    covers = {Cover("a", 0, a.attempt, 1), Cover("a", 1, a.attempt, 1)}
-    assert set(await steps.covers("b@2")) == covers
 
 
 @pytest.mark.parametrize("box", ["b@3", "b@2", "b@8", "b", "@4", "b@x", ":other@4", "b@4@4"])
@@ -997,23 +814,6 @@ async def test_a_call_that_writes_to_stepped_and_plain_mailboxes(steps, transpor
     assert (await a.open(0)).covers == (Cover(OUTSIDE, -1, 0, 4),)
 
 
-async def test_what_comes_from_outside_for_groups_that_come_and_go(steps, transport):
-    await steps.begin(StepSettings())
-    user = Outsider(transport)
-    await user.host("a", "b")
-    a = await member(steps, "a")
-    await a.open(0)
-    assert await steps.join("b") == 2
-    assert await user.send("b", b"early") is FrameFate.WRITTEN
-    assert await steps.boxes(2) == ["b@2"]
-    await a.close()
-    await run(a, step=1)
-    b = await taken(steps, "b", "b")
-    assert await b.inbox(2) == [b"early"]
-    await steps.leave("b", at_once=True)
-    assert await user.send("b", b"too late") is FrameFate.GONE
-
-
 # -- the supervisor -------------------------------------------------------------------------------------------------
 
 
@@ -1049,21 +849,6 @@ async def test_the_supervisor_is_no_group_that_step_0_waits_for(steps):
     waiting = await first.open(0)
     assert isinstance(waiting, Waiting)
     assert (waiting.reason, waiting.total) == (Reason.MISSING, 1)
-
-
-async def test_a_later_supervisor_does_the_step_again(steps):
-    first, _ = await pair(steps)
-    await steps.leave("b", at_once=True)
-    supervisor = await member(steps, SUPERVISOR, task="rules")
-    await run(first, step=0)
-    await supervisor.open(0)
-    await supervisor.send("a@1", b"never seen")
-    successor = await taken(steps, SUPERVISOR, "rules", 1)
-    with pytest.raises(Fenced):
-        await supervisor.close()
-    await successor.open(0)
-    await successor.close()
-    assert await first.inbox(1) == []
 
 
 async def test_groups_go_on_when_the_supervisor_leaves(steps):

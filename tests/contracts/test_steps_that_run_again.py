@@ -243,18 +243,9 @@ async def keeps_its_promise(town, program, seed, *, lane, in_parts, rate=0.1):
     return len(deaths.met), stormy.restarts
 
 
-@pytest.mark.parametrize("lane", [False, True], ids=["in process", "lane"])
-def test_any_program_counts_once_whoever_dies(valkey_config, monkeypatch, lane):
-    _any_program(valkey_config, monkeypatch, lane, 3)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("lane", [False, True], ids=["in process", "lane"])
-def test_many_programs_count_once_whoever_dies(valkey_config, monkeypatch, lane):
-    _any_program(valkey_config, monkeypatch, lane, 60)
-
-
-def _any_program(server, monkeypatch, lane, examples):
+@LANES
+@pytest.mark.parametrize("examples", [3, pytest.param(60, marks=pytest.mark.long)])
+def test_any_program_counts_once_whoever_dies(valkey_config, monkeypatch, lane, examples):
     Kv(monkeypatch)
     deaths = []
 
@@ -262,7 +253,7 @@ def _any_program(server, monkeypatch, lane, examples):
               suppress_health_check=list(HealthCheck), phases=[Phase.generate])  # fmt: skip
     @given(programs(), st.integers(0, 2**32), st.booleans())
     def asks(program, seed, in_parts):
-        make = lambda *given, name="", **more: Town(server, f"any-{name}", *given, **more)  # noqa: E731
+        make = lambda *given, name="", **more: Town(valkey_config, f"any-{name}", *given, **more)  # noqa: E731
         deaths.append(asyncio.run(keeps_its_promise(make, program, seed, lane=lane, in_parts=in_parts)))
 
     asks()
