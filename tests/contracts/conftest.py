@@ -4,11 +4,16 @@ import pytest
 from support.contracts import RedisStore
 from support.servers import RedisProcess
 
-from ray_messaging.config import ShardsConfig
+from ray_messaging.config import MessagingConfig, ShardsConfig
+from ray_messaging.transports.backend import open_transport
+from ray_messaging.transports.steps.values import StepSettings
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "some_layouts(reason): why these tests have servers of their own choice")
+    config.addinivalue_line(
+        "markers",
+        "one_server(reason): why these tests ask neither a cluster nor Sentinels",
+    )
 
 
 LAYOUTS = ("valkey", "redis", "cluster", "sentinel", "shards")
@@ -65,10 +70,17 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.long)
             if server in SOAKING:
                 item.add_marker(pytest.mark.soak)
-    beyond = {item for item in items if _server_of(item) == "shards" and item.path.name not in OF_BODIES}
+    beyond = {item for item in items if _is_beyond(item)}
     if beyond:
         config.hook.pytest_deselected(items=list(beyond))
         items[:] = [item for item in items if item not in beyond]
+
+
+def _is_beyond(item):
+    """Return whether a layout is none of those that a file asks."""
+    server = _server_of(item)
+    lone = item.get_closest_marker("one_server") and server in {"cluster", "sentinel"}
+    return lone or (server == "shards" and item.path.name not in OF_BODIES)
 
 
 def _server_of(item):
@@ -91,6 +103,33 @@ def opener(opener, request):
     if _server_of(request.node) == "sentinel":
         opener.defaults = {"wait_replicas": 1}
     return opener
+
+
+@pytest.fixture
+def stepped_groups(messagers):
+    """Open groups of an experiment with steps, which share agents round robin."""
+
+    async def open_groups(count, agents, **settings):
+        setup = await messagers(name="setup")
+        await setup.engine.transport.steps.begin(StepSettings(groups=count, **settings))
+        return [await messagers(name=f"group{number}", host=range(number, agents, count)) for number in range(count)]
+
+    return open_groups
+
+
+@pytest.fixture
+async def transports(server, exp_id):
+    """Open transports to the server under test, each as another process does."""
+    opened = []
+
+    async def open_one(config=server, **settings):
+        opened.append(open_transport(config, exp_id, MessagingConfig(**settings)))
+        await opened[-1].connect()
+        return opened[-1]
+
+    yield open_one
+    for transport in opened:
+        await transport.close()
 
 
 @pytest.fixture

@@ -3,9 +3,9 @@
 import asyncio
 
 import pytest
-from support.contracts import WAIT_S, fetch_all, until, vanish
+from support.contracts import WAIT_S, fetch_all, numbers, send_numbers, until, vanish
 
-from ray_messaging import CommitFailed, ConfigError, Fenced, Outgoing
+from ray_messaging import CommitFailed, ConfigError, Fenced
 from ray_messaging.observability.health.mailbox_checks import check_kept
 from ray_messaging.receiving import commits as module
 from ray_messaging.transports.cursors import AckRange, Cursor, SelectiveAcks, encode_ranges
@@ -13,16 +13,6 @@ from ray_messaging.transports.redis.dead_letter_store import RedisDeadLetters
 from ray_messaging.transports.redis.server_probe import ask_server
 from ray_messaging.transports.requeueing import Requeueing
 from ray_messaging.transports.transport import Limits
-
-
-def numbers(messages):
-    return [message.payload["n"] for message in messages]
-
-
-async def send(sender, *ns):
-    """Send numbers to agent 1, in one frame."""
-    receipts = await sender.send_messages([Outgoing.to_agent(1, {"n": n}, from_id=0) for n in ns])
-    assert receipts.counts()["delivered"] == len(ns)
 
 
 async def hold(messager, count):
@@ -62,9 +52,9 @@ async def successor_after_crash(messagers, pair):
 
 async def test_only_what_is_acknowledged_is_committed_in_any_order(pair, successor_after_crash):
     sender, receiver = pair
-    await send(sender, 1, 2, 3, 4)
-    await send(sender, 5)
-    await send(sender, 6, 7)
+    await send_numbers(sender, 1, 2, 3, 4)
+    await send_numbers(sender, 5)
+    await send_numbers(sender, 6, 7)
     held = await hold(receiver, 7)
     await receiver.ack(held[6])
     await receiver.ack([held[3], held[2]])
@@ -74,9 +64,9 @@ async def test_only_what_is_acknowledged_is_committed_in_any_order(pair, success
 
 async def test_a_fetch_does_not_commit_messages_of_other_handlers(pair, successor_after_crash):
     sender, receiver = pair
-    await send(sender, 1, 2)
+    await send_numbers(sender, 1, 2)
     await hold(receiver, 2)
-    await send(sender, 3)
+    await send_numbers(sender, 3)
     assert numbers(await fetch_all(receiver, 1)) == [3]
     assert len(await receiver.fetch_messages()) == 0  # commits the result of the last fetch only
     assert await left(await successor_after_crash(), 2) == [1, 2]
@@ -85,7 +75,7 @@ async def test_a_fetch_does_not_commit_messages_of_other_handlers(pair, successo
 async def test_messages_acknowledged_out_of_order_free_room_and_never_come_again(pair, successor_after_crash, store):
     sender, receiver = pair
     for n in range(6):
-        await send(sender, n)
+        await send_numbers(sender, n)
     held = await hold(receiver, 6)
     await receiver.ack([held[n] for n in (1, 2, 4)])
     assert await waiting(receiver) == 3
@@ -106,23 +96,23 @@ async def test_messages_acknowledged_out_of_order_free_room_and_never_come_again
         return await store.entries("group") == []
 
     await until(trimmed)
-    await send(sender, 6)
+    await send_numbers(sender, 6)
     assert await left(await successor_after_crash(), 1) == [6]
 
 
 async def test_ack_without_arguments_commits_everything_fetched(pair, successor_after_crash):
     sender, receiver = pair
-    await send(sender, 1, 2)
+    await send_numbers(sender, 1, 2)
     held = await hold(receiver, 2)
     await receiver.ack(held[2])
     await receiver.ack()
-    await send(sender, 3)
+    await send_numbers(sender, 3)
     assert await left(await successor_after_crash(), 1) == [3]
 
 
 async def test_a_part_of_an_ordinary_fetch_can_be_acknowledged(pair, successor_after_crash):
     sender, receiver = pair
-    await send(sender, 1, 2, 3)
+    await send_numbers(sender, 1, 2, 3)
     found = await fetch_all(receiver, 3)
     await receiver.ack(found[1])
     assert await left(await successor_after_crash(), 2) == [1, 3]
@@ -130,21 +120,21 @@ async def test_a_part_of_an_ordinary_fetch_can_be_acknowledged(pair, successor_a
 
 async def test_acknowledging_twice_is_harmless(pair, successor_after_crash):
     sender, receiver = pair
-    await send(sender, 1, 2, 3)
+    await send_numbers(sender, 1, 2, 3)
     messages = await receiver.fetch_messages(timeout=WAIT_S, commit="acked", complete=True)
     await receiver.ack(messages[1])
     await receiver.ack(messages[:2])
     await receiver.ack(messages)
     await receiver.ack(messages[2])
     await receiver.ack([])
-    await send(sender, 4)
+    await send_numbers(sender, 4)
     assert await left(await successor_after_crash(), 1) == [4]
 
 
 async def test_a_thousand_handlers_acknowledge_at_once_in_few_writes(pair, successor_after_crash, store, monkeypatch):
     sender, receiver = pair
     for low in range(0, 1000, 50):
-        await send(sender, *range(low, low + 50))
+        await send_numbers(sender, *range(low, low + 50))
     held = await hold(receiver, 1000)
     transport = receiver.engine.transport
     commit, writes = transport.commit, []
@@ -160,13 +150,13 @@ async def test_a_thousand_handlers_acknowledge_at_once_in_few_writes(pair, succe
     assert len(writes) < 10
     assert await waiting(receiver) == 0
     assert await store.entries("group") == []
-    await send(sender, 1000)
+    await send_numbers(sender, 1000)
     assert await left(await successor_after_crash(), 1) == [1000]
 
 
 async def test_close_leaves_unacknowledged_messages_in_the_mailbox(pair, messagers):
     sender, receiver = pair
-    await send(sender, 1, 2, 3)
+    await send_numbers(sender, 1, 2, 3)
     held = await hold(receiver, 3)
     await receiver.ack(held[2])
     await receiver.close()
@@ -175,7 +165,7 @@ async def test_close_leaves_unacknowledged_messages_in_the_mailbox(pair, message
 
 async def test_a_fenced_reader_cannot_acknowledge(pair, messagers):
     sender, receiver = pair
-    await send(sender, 1, 2)
+    await send_numbers(sender, 1, 2)
     held = await hold(receiver, 2)
     second = await messagers(name="group", host=[1])
     with pytest.raises(Fenced):
@@ -202,7 +192,7 @@ async def test_messages_of_foreign_clients_need_no_ack(pair, store):
     await store.publish(receiver.get_user_chat_channel(1), b'{"n":7}')
     [message] = await fetch_all(receiver, 1, commit="acked")
     await receiver.ack(message)
-    await send(sender, 1)
+    await send_numbers(sender, 1)
     await receiver.ack(await fetch_all(receiver, 1, commit="acked"))
     assert await waiting(receiver) == 0
 
@@ -210,7 +200,7 @@ async def test_messages_of_foreign_clients_need_no_ack(pair, store):
 async def test_too_many_ack_ranges_raise_and_lose_nothing(pair, successor_after_crash, monkeypatch):
     sender, receiver = pair
     monkeypatch.setattr(module, "MOST_RANGES", 2)
-    await send(sender, *range(9))
+    await send_numbers(sender, *range(9))
     held = await hold(receiver, 9)
     await receiver.ack([held[2], held[4]])
     with pytest.raises(CommitFailed, match="acknowledged") as caught:
@@ -224,7 +214,7 @@ async def test_too_many_ack_ranges_raise_and_lose_nothing(pair, successor_after_
 async def test_a_late_commit_does_not_undo_a_newer_one(server, exp_id, pair):
     """Cut the first commit; its repetition arrives on another connection, after the second commit."""
     sender, receiver = pair
-    await send(sender, *range(5))
+    await send_numbers(sender, *range(5))
     held = await hold(receiver, 5)
     transport = receiver.engine.transport
     late, commit = [], transport.commit
@@ -246,9 +236,9 @@ async def test_a_late_commit_does_not_undo_a_newer_one(server, exp_id, pair):
 
 async def test_acknowledged_messages_do_not_become_dead_letters(messagers, store):
     sender, nameless = await messagers(), await messagers(host=[1])
-    await send(sender, 0, 1, 2, 3, 4)
-    await send(sender, 5, 6)
-    await send(sender, 7)
+    await send_numbers(sender, 0, 1, 2, 3, 4)
+    await send_numbers(sender, 5, 6)
+    await send_numbers(sender, 7)
     held = await hold(nameless, 8)
     await nameless.ack([held[n] for n in (1, 3, 5, 6)])
     await nameless.close()
@@ -264,7 +254,7 @@ async def test_acknowledged_messages_do_not_become_dead_letters(messagers, store
 async def test_an_expired_lease_makes_dead_letters_of_unacknowledged_messages_only(messagers, store):
     sender, nameless = await messagers(), await messagers(host=[1])
     for n in range(4):
-        await send(sender, n)
+        await send_numbers(sender, n)
     held = await hold(nameless, 4)
     await nameless.ack([held[1], held[2]])
     await vanish(nameless)
@@ -278,10 +268,10 @@ async def test_an_expired_lease_makes_dead_letters_of_unacknowledged_messages_on
 
 async def test_a_transaction_commits_only_its_own_fetches(pair, successor_after_crash):
     sender, receiver = pair
-    await send(sender, 1, 2, 3)
+    await send_numbers(sender, 1, 2, 3)
     held = await hold(receiver, 3)
     await receiver.ack(held[2])
-    await send(sender, 4, 5)
+    await send_numbers(sender, 4, 5)
     async with receiver.transaction() as tx:
         assert numbers(await tx.fetch_messages(complete=True)) == [4, 5]
         tx.state = b"9"
@@ -292,10 +282,10 @@ async def test_a_transaction_commits_only_its_own_fetches(pair, successor_after_
 
 async def test_a_failed_transaction_does_not_change_acknowledgements(pair, successor_after_crash):
     sender, receiver = pair
-    await send(sender, 1, 2, 3)
+    await send_numbers(sender, 1, 2, 3)
     held = await hold(receiver, 3)
     await receiver.ack(held[3])
-    await send(sender, 4, 5)
+    await send_numbers(sender, 4, 5)
     with pytest.raises(ZeroDivisionError):  # noqa: PT012
         async with receiver.transaction() as tx:
             assert numbers(await tx.fetch_messages(complete=True)) == [4, 5]
@@ -311,7 +301,7 @@ async def test_a_failed_transaction_does_not_change_acknowledgements(pair, succe
 async def test_a_server_keeps_ack_ranges_until_they_are_cleared(pair):
     sender, receiver = pair
     for n in range(3):
-        await send(sender, n)
+        await send_numbers(sender, n)
     transport, subscription = receiver.engine.transport, receiver.engine.subscription
     entries = [entry for entry, _ in await sender.engine.transport.read("group", "0-0", 9, 0.01)]  # its reader waits
     ranges = encode_ranges([AckRange(Cursor(entries[0], 0), Cursor(entries[2], 0), 2)])
@@ -337,7 +327,7 @@ async def test_a_server_keeps_ack_ranges_until_they_are_cleared(pair):
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
 async def test_health_counts_acknowledged_and_waiting_messages_separately(pair, server, exp_id):
     sender, receiver = pair
-    await send(sender, 1, 2, 3)
+    await send_numbers(sender, 1, 2, 3)
     held = await hold(receiver, 3)
     await receiver.ack([held[2], held[3]])
     facts = await asyncio.to_thread(ask_server, server, exp_id)

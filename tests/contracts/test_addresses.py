@@ -330,15 +330,6 @@ async def test_calls_before_init_and_after_close_raise(messagers, server, exp_id
     assert messager.get_log_list() == []
 
 
-async def test_channel_helpers(messagers, exp_id):
-    messager = await messagers()
-    assert messager.get_agent_chat_channel(1) == f"exps:{exp_id}:agents:1:agent-chat"
-    assert messager.get_user_chat_channel("ann") == f"exps:{exp_id}:agents:ann:user-chat"
-    assert messager.get_user_survey_channel("7") == f"exps:{exp_id}:agents:7:user-survey"
-    assert messager.get_subtopic_channel(1, "gossip") == f"exps:{exp_id}:agents:1:gossip"
-    assert messager.get_user_payback_channel() == f"exps:{exp_id}:user-payback"
-
-
 @pytest.mark.parametrize("bad", ["5", True, -1, float("nan"), float("inf"), [5]], ids=repr)
 async def test_a_timeout_that_is_no_number_of_seconds_is_refused(bad, local):
     async with Messager(local, "exp", name="north") as messager:

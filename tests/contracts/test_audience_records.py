@@ -4,9 +4,7 @@ import pytest
 
 from ray_messaging.addressing.directory import Directory
 from ray_messaging.audiences.records import AudienceFacts, Kind, encode_facts
-from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import ConfigError, UnknownName
-from ray_messaging.transports.backend import open_transport
 from ray_messaging.transports.steps.values import Closing, Driver, Opened, StepSettings
 
 FACTS = encode_facts(AudienceFacts(Kind.GRAPH, 3, "aa"))
@@ -14,11 +12,8 @@ OTHER = encode_facts(AudienceFacts(Kind.GRAPH, 4, "bb"))
 
 
 @pytest.fixture
-async def transport(server, exp_id):
-    opened = open_transport(server, exp_id, MessagingConfig())
-    await opened.connect()
-    yield opened
-    await opened.close()
+async def transport(transports):
+    return await transports()
 
 
 async def known(transport):

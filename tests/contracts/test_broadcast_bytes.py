@@ -14,8 +14,6 @@ from ray_messaging.audiences.files import version_folder, write_edges
 from ray_messaging.audiences.records import AudienceFacts, Kind, encode_facts
 from ray_messaging.audiences.source import LocalFolder
 
-pytestmark = pytest.mark.some_layouts("it counts the bytes of one server")
-
 GROUPS, AGENTS, HEARERS, TURNS = 4, 200_000, 100_000, 5
 
 

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.contracts import WAIT_S, fetch_all, until, vanish
+from support.contracts import WAIT_S, fetch_all, numbers, until, vanish
 
 from ray_messaging import AlreadyExists
 from ray_messaging.eventlog.event_log import EventLog
@@ -18,11 +18,7 @@ from ray_messaging.transports.redis import RedisTransport
 sys.path.append(str(Path(__file__).parents[1]))
 from faults.injector import aof_files, tear
 
-pytestmark = pytest.mark.some_layouts("it steps the clock of one server")
-
-
-def numbers(messages):
-    return [message.payload["n"] for message in messages]
+pytestmark = pytest.mark.one_server("it steps the clock of one server")
 
 
 class Torn:
@@ -236,11 +232,6 @@ async def process(server, exp_id):
     if running.returncode is None:
         running.kill()
         await running.wait()
-
-
-@pytest.fixture(params=["valkey", "redis"])
-def server(request):
-    return request.getfixturevalue(f"{request.param}_config")
 
 
 async def see_it_over(watcher):

@@ -4,31 +4,21 @@ import asyncio
 import pickle
 
 import pytest
-from support.contracts import WAIT_S, fetch_all, take_in
+from support.contracts import WAIT_S, fetch_all, numbers, send_numbers, take_in
 
-from ray_messaging import ConfigError, FetchTooLarge, Outgoing
-from ray_messaging.transports.transport import FrameFate, FrameWrite, SendRequest
-
-
-def numbers(messages):
-    return [message.payload["n"] for message in messages]
-
-
-async def send(sender, *ns):
-    receipts = await sender.send_messages([Outgoing.to_agent(1, {"n": n}, from_id=0) for n in ns])
-    assert receipts.counts()["delivered"] == len(ns)
+from ray_messaging import ConfigError, FetchTooLarge
 
 
 async def fill(sender, count, frame=20):
     for low in range(0, count, frame):
-        await send(sender, *range(low, low + frame))
+        await send_numbers(sender, *range(low, low + frame))
 
 
 async def test_every_message_with_a_receipt_is_in_the_next_complete_fetch(messagers):
     senders, receiver = [await messagers() for _ in range(4)], await messagers(host=[1])
     for step in range(50):
         numbered = [range(step * 100 + 10 * n, step * 100 + 10 * n + n + 1) for n in range(4)]
-        await asyncio.gather(*(send(one, *ns) for one, ns in zip(senders, numbered, strict=True)))
+        await asyncio.gather(*(send_numbers(one, *ns) for one, ns in zip(senders, numbered, strict=True)))
         found = await receiver.fetch_messages(complete=True)
         assert sorted(numbers(found)) == [n for ns in numbered for n in ns]
         assert not found.more
@@ -44,7 +34,7 @@ async def test_a_complete_fetch_may_exceed_the_inbox(messagers, store):
     await fill(sender, 400)
     await take_in(receiver, 31)
     for _ in range(20):
-        await send(sender, 0)
+        await send_numbers(sender, 0)
         assert receiver.stats()["inbox"] <= 40  # the limit holds again
 
 
@@ -63,19 +53,10 @@ async def test_more_is_true_while_parts_are_left(messagers):
     assert pickle.loads(pickle.dumps(some)).more
 
 
-async def test_more_is_false_at_the_end_of_the_mailbox(messagers):
-    sender, receiver = await messagers(), await messagers(host=[1])
-    await send(sender, 1)
-    await fetch_all(receiver, 1)
-
-    async with asyncio.timeout(WAIT_S):
-        while (await receiver.fetch_messages()).more:
-            pass
-
-
-async def test_more_is_false_at_once_after_a_read_that_was_full(messagers):
-    sender, receiver = await messagers(), await messagers(host=[1], inbox_messages=1)  # each read is of one frame
-    await send(sender, 1)
+@pytest.mark.parametrize("settings", [{}, {"inbox_messages": 1}], ids=["", "each read is of one frame"])
+async def test_more_is_false_at_once_at_the_end_of_the_mailbox(messagers, settings):
+    sender, receiver = await messagers(), await messagers(host=[1], **settings)
+    await send_numbers(sender, 1)
     await fetch_all(receiver, 1)
 
     async with asyncio.timeout(4):  # a read that waits for the next frame takes 5 s
@@ -111,7 +92,7 @@ async def test_a_complete_fetch_of_an_empty_mailbox_returns_at_once_or_waits_for
     assert len(await receiver.fetch_messages(complete=True)) == 0
     waiting = asyncio.create_task(receiver.fetch_messages(complete=True, timeout=None))
     await asyncio.sleep(0)
-    await send(sender, 1, 2)
+    await send_numbers(sender, 1, 2)
     assert numbers(await waiting) == [1, 2]
     assert len(await receiver.fetch_messages(complete=True, timeout=0.01)) == 0
 
@@ -137,18 +118,6 @@ async def test_concurrent_complete_fetches_share_the_messages(messagers):
     await fill(sender, 400)
     found = await asyncio.gather(*(receiver.fetch_messages(complete=True, commit="acked") for _ in range(5)))
     assert sorted(n for messages in found for n in numbers(messages)) == list(range(400))
-
-
-async def test_an_unreadable_frame_does_not_block_a_complete_fetch(messagers):
-    sender, receiver = await messagers(), await messagers(name="group", host=[1])
-    await send(sender, 1)
-    transport = sender.engine.transport
-    epoch = (await transport.take_sender_epoch("newer", keep_s=60)).epoch
-    version = (await transport.load_directory(-1)).version
-    frame_write = FrameWrite("group", 1, 1, b"of a version that is yet to come")
-    assert (await transport.send(SendRequest("newer", epoch, version, -1, [frame_write]))).fates == [FrameFate.WRITTEN]
-    assert numbers(await receiver.fetch_messages(complete=True)) == [1]
-    assert len(await receiver.fetch_messages(complete=True)) == 0
 
 
 async def test_a_transaction_may_fetch_completely(messagers):

@@ -8,11 +8,9 @@ import pytest
 from support.contracts import LETTER_BYTES, WAIT_S, fetch_all, take_in, until, vanish
 
 from ray_messaging import columns
-from ray_messaging.config import MessagingConfig
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.writing.writer import LogWriter
 from ray_messaging.model.typed.table import TypedColumns
-from ray_messaging.transports.backend import open_transport
 from ray_messaging.transports.dead_letter_store import (
     HEAD_BYTES,
     WHOLE_BYTES,
@@ -117,9 +115,9 @@ async def test_an_unreadable_frame_becomes_one_letter_over_reader_restarts(messa
 
 
 async def test_an_unreadable_log_note_becomes_a_letter_and_the_log_continues(
-    messagers, sender, server, exp_id, dead_letters, tmp_path
+    messagers, sender, transports, exp_id, dead_letters, tmp_path
 ):
-    transport = open_transport(server, exp_id, MessagingConfig())
+    transport = await transports()
     writer = LogWriter(transport, Folder(tmp_path / "log"), exp_id)
     await writer.start()
     state = await transport.take_sender_epoch("hand", keep_s=60)
@@ -134,7 +132,6 @@ async def test_an_unreadable_log_note_becomes_a_letter_and_the_log_continues(
     (letter,) = await dead_letters.letters()
     assert (letter.mailbox, letter.frame) == (LOG, GARBAGE)
     await writer.close()
-    await transport.close()
     assert len(await fetch_all(receiver, 1)) == 1
 
 

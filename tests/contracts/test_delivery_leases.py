@@ -1,20 +1,11 @@
 """Delivery leases: messages held for too long go to other callers, and the late caller gets an error."""
 
 import pytest
-from support.contracts import WAIT_S, fetch_all, vanish
+from support.contracts import WAIT_S, fetch_all, numbers, send_numbers, vanish
 
-from ray_messaging import CommitFailed, Outgoing
+from ray_messaging import CommitFailed
 from ray_messaging.receiving.ack_ranges import by_loan, spans_of
 from ray_messaging.receiving.delivery_leases import DeliveryLeases, FetchOptions
-
-
-def numbers(messages):
-    return [message.payload["n"] for message in messages]
-
-
-async def send(sender, *ns):
-    receipts = await sender.send_messages([Outgoing.to_agent(1, {"n": n}, from_id=0) for n in ns])
-    assert receipts.counts()["delivered"] == len(ns)
 
 
 @pytest.fixture
@@ -32,7 +23,7 @@ async def waiting(messager):
 
 async def test_a_late_ack_is_accepted_if_no_other_caller_has_the_messages(pair):
     sender, receiver = pair
-    await send(sender, 1, 2)
+    await send_numbers(sender, 1, 2)
     lending = leases_of(receiver, 0.0)  # each lease expires at once
     token, _ = await lending.fetch("late", None, None, WAIT_S)
     await lending.give_back(token)
@@ -42,7 +33,7 @@ async def test_a_late_ack_is_accepted_if_no_other_caller_has_the_messages(pair):
 
 async def test_an_ack_of_redelivered_messages_raises(pair):
     sender, receiver = pair
-    await send(sender, 1, 2)
+    await send_numbers(sender, 1, 2)
     lending = leases_of(receiver, 0.0)
     first, _ = await lending.fetch("one", None, None, WAIT_S)
     second, messages = await lending.fetch("two", None, None, WAIT_S)
@@ -58,7 +49,7 @@ async def test_an_ack_of_redelivered_messages_raises(pair):
 
 async def test_an_ack_of_partly_redelivered_messages_names_that_part(pair):
     sender, receiver = pair
-    await send(sender, *range(6))
+    await send_numbers(sender, *range(6))
     lending = leases_of(receiver, 0.0)
     first, _ = await lending.fetch("one", None, None, WAIT_S)
     second, messages = await lending.fetch("two", None, 2, WAIT_S)
@@ -75,7 +66,7 @@ async def test_an_ack_of_partly_redelivered_messages_names_that_part(pair):
 
 async def test_a_caller_that_missed_an_answer_gets_it_again(pair):
     sender, receiver = pair
-    await send(sender, *range(6))
+    await send_numbers(sender, *range(6))
     lending = leases_of(receiver, 60.0)
     _, held = await lending.fetch("one", None, 2, WAIT_S, FetchOptions("acked", number=1, received=0))
     token, lost = await lending.fetch("one", None, 2, WAIT_S, FetchOptions("acked", number=2, received=1))
@@ -87,7 +78,7 @@ async def test_a_caller_that_missed_an_answer_gets_it_again(pair):
 
 async def test_rows_of_several_fetches_are_acknowledged_in_one_write(pair, messagers):
     sender, receiver = pair
-    await send(sender, *range(6))
+    await send_numbers(sender, *range(6))
     lending = leases_of(receiver, 60.0)
     spans = []
     for number in (1, 2):

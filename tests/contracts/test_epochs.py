@@ -16,8 +16,6 @@ from ray_messaging.transports.log_store import LogMark
 from ray_messaging.transports.redis import RedisTransport
 from ray_messaging.transports.transport import Limits
 
-pytestmark = pytest.mark.some_layouts("it makes one server forget, and steps its clock")
-
 LIMITS = Limits(1000, 2**20, 60.0, leased=False)
 
 

@@ -9,10 +9,7 @@ from ray_messaging.transports.experiment_store import Claim
 from ray_messaging.transports.redis import RedisTransport
 from ray_messaging.transports.redis.experiment_store import RedisExperimentStore
 
-pytestmark = [
-    pytest.mark.some_layouts("the format of an experiment is that of each server"),
-    pytest.mark.parametrize("server", ["valkey"], indirect=True),
-]
+pytestmark = pytest.mark.parametrize("server", ["valkey"], indirect=True)
 OTHERS = pytest.mark.parametrize("other", [FORMAT - 1, FORMAT + 1])
 
 

@@ -4,7 +4,7 @@ import json
 import pickle
 
 import pytest
-from support.contracts import fetch_all
+from support.contracts import fetch_all, until
 
 from ray_messaging import FrameError, Outgoing
 
@@ -45,7 +45,7 @@ async def test_foreign_payloads_arrive_and_pickle_unchanged(messagers, store, da
         try:
             expected = json.loads(data)
         except ValueError:
-            with pytest.raises(FrameError):
+            with pytest.raises(FrameError, match="JSON"):
                 _ = message.payload
         else:
             assert message.payload == expected
@@ -182,8 +182,6 @@ async def test_a_full_inbox_drops_and_counts_foreign_messages(messagers, store, 
     async def dropped():
         return receiver.stats()["ingress_dropped"] == 6
 
-    from support.contracts import until
-
     await until(dropped)
     assert [message.payload["n"] for message in await fetch_all(receiver, 4)] == [0, 1, 2, 3]
     await store.publish("end", b'{"n":"end"}')
@@ -198,8 +196,6 @@ async def test_foreign_messages_in_an_inbox_are_bounded_in_bytes(messagers, stor
     async def dropped():
         return receiver.stats()["ingress_dropped"] == 8
 
-    from support.contracts import until
-
     await until(dropped)
     assert [message.payload["n"] for message in await fetch_all(receiver, 2)] == [0, 1]
     await store.publish("end", b'{"text":"%s"}' % (200_000 * b"x"))  # larger than all of it: there is no other
@@ -212,7 +208,6 @@ async def test_foreign_messages_in_an_inbox_are_bounded_in_bytes(messagers, stor
 async def test_after_close_foreign_publications_have_no_subscriber(messagers, store, news):
     receiver = await messagers(listen=[news, "n*"])
     await receiver.close()
-    from support.contracts import until
 
     async def nobody():
         return await store.publish(news, b"{}") == 0

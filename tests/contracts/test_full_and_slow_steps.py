@@ -8,33 +8,22 @@ import numpy as np
 import pytest
 from support.patience import AT_ONCE_S, WAIT_S
 
-from ray_messaging import Messager, StepTooLarge
+from ray_messaging import StepTooLarge
 from ray_messaging.transports.steps.values import StepSettings, WaitFor
 
 
 @pytest.fixture
-async def groups(server, exp_id):
+def groups(messagers):
     """Open groups of ten agents each, of which the first alone hears the others."""
-    opened = []
 
     async def open_groups(count, **settings):
-        setup = Messager(server, exp_id, name="setup")
-        opened.append(setup)
-        await setup.init()
-        store = setup.engine.transport.steps
+        store = (await messagers(name="setup")).engine.transport.steps
         await store.begin(StepSettings(groups=count, **settings))
         names = [f"group{number}" for number in range(count)]
         await store.declare({name: names if number == 0 else [name] for number, name in enumerate(names)})
-        for number, name in enumerate(names):
-            messager = Messager(server, exp_id, name=name)
-            opened.append(messager)
-            await messager.init()
-            await messager.host_agents(range(10 * number, 10 * number + 10), ["agent-chat"])
-        return store, opened[1:]
+        return store, [await messagers(name=name, host=range(10 * n, 10 * n + 10)) for n, name in enumerate(names)]
 
-    yield open_groups
-    for messager in opened:
-        await messager.close()
+    return open_groups
 
 
 def sent_columns(group, count):

@@ -6,36 +6,12 @@ import pytest
 from support.contracts import client_of, fetch_all, until
 from support.patience import AT_ONCE_S
 
-from ray_messaging import MailboxFull
-
 LARGE = {"text": "x" * 100_000}
 
 
 async def fill(sender, count=4):
     for _ in range(count):
         await sender.send_message(sender.get_agent_chat_channel(1), LARGE)
-
-
-async def test_large_frames_are_sent_when_the_mailbox_is_drained(messagers):
-    sender, receiver = await messagers(), await messagers(host=[1], mailbox_messages=4, inbox_messages=4)
-    await fill(sender)
-    more = asyncio.create_task(fill(sender, 8))
-    other = await messagers(host=[2])
-    await sender.send_message(sender.get_agent_chat_channel(2), {"n": 1})
-    assert len(await fetch_all(other, 1)) == 1
-    assert not more.done()
-    assert len(await fetch_all(receiver, 12)) == 12
-    await more
-
-
-async def test_large_frames_are_given_up_if_the_mailbox_stays_full(messagers):
-    sender, receiver = await messagers(send_timeout_s=1), await messagers(host=[1], mailbox_messages=4)
-    await fill(sender)
-    with pytest.raises(MailboxFull) as caught:
-        await fill(sender, 1)
-    assert caught.value.mailbox == receiver.name
-    assert sender.stats()["outbox"] == 0
-    assert len(await fetch_all(receiver, 4)) == 4
 
 
 async def test_large_frames_do_not_wait_for_a_removed_mailbox(messagers):

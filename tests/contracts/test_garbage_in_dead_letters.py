@@ -11,7 +11,7 @@ from ray_messaging.cluster.handles.dead_letters import DeadLetters
 from ray_messaging.observability.health.mailbox_checks import check_kept
 from ray_messaging.transports.redis.server_probe import ask_server
 
-pytestmark = pytest.mark.some_layouts("it writes by hand what each server keeps")
+pytestmark = pytest.mark.one_server("it writes by hand what each server keeps")
 
 NO_COUNTS = ["-1", "-9223372036854775808", "1.5", "1e3", "x", "", "\xff", "9" * 400, "nan", "inf"]
 ODD_LETTERS = {
@@ -29,11 +29,6 @@ ODD_LETTERS = {
     },
     "no text": {"mailbox": b"\xff\x1b[31m", "reason": b"\xff\x00", "exclusive": b"\xff", "f": b"\x00" * 5000},
 }
-
-
-@pytest.fixture(params=["valkey", "redis"])
-def server(request):
-    return request.getfixturevalue(f"{request.param}_config")
 
 
 @pytest.fixture

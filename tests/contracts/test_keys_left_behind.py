@@ -3,7 +3,6 @@
 import asyncio
 import logging
 
-import pytest
 from support.contracts import fetch_all
 
 from ray_messaging import engine
@@ -23,7 +22,6 @@ async def test_a_nameless_messager_leaves_nothing(messagers, store):
     assert await store.mailboxes() == {"group"}
 
 
-@pytest.mark.parametrize("server", ["valkey", "redis", "cluster", "sentinel"], indirect=True)
 async def test_a_named_sender_without_a_mailbox_leaves_its_epoch_for_a_day(messagers, store):
     await messagers(name="group", host=[1])
     for n in (1, 2):

@@ -12,15 +12,10 @@ from ray_messaging import Closed, Fenced, MailboxFull, OutcomeUnknown
 from ray_messaging.addressing.channels import Keys
 from ray_messaging.transports.redis.sending.large_frames import LEAST_BYTES
 
-pytestmark = pytest.mark.some_layouts("it looks into one server; the other suites send large frames over all layouts")
+pytestmark = pytest.mark.one_server("it looks into one server; the other suites send large frames over all layouts")
 
 ROWS = 8
 TEXT = "x" * (LEAST_BYTES // ROWS)
-
-
-@pytest.fixture(params=["valkey", "redis"])
-def server(request):
-    return request.getfixturevalue(f"{request.param}_config")
 
 
 @pytest.fixture

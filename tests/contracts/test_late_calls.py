@@ -4,16 +4,9 @@ import asyncio
 import contextlib
 
 import pytest
-from support.contracts import WAIT_S, RedisStore, fetch_all, vanish
+from support.contracts import WAIT_S, fetch_all, numbers, vanish
 
 from ray_messaging import Closed, MailboxFull, Outgoing, TransactionError
-
-
-@pytest.fixture
-async def store(server, exp_id):
-    opened = RedisStore(server, exp_id)
-    yield opened
-    await opened.close()
 
 
 @pytest.fixture
@@ -29,10 +22,6 @@ async def shop(messagers):
 async def feed(shop, *numbers):
     """Send numbers to the bank, all in one frame."""
     await shop.send_messages([Outgoing.to_agent(1, {"n": n}, from_id=2) for n in numbers])
-
-
-def numbers(messages):
-    return [message.payload["n"] for message in messages]
 
 
 async def test_a_fetch_that_ends_after_its_block_takes_no_message(bank, shop):

@@ -7,9 +7,7 @@ import pytest
 from support.contracts import WAIT_S, client_of, until
 
 from ray_messaging.addressing.directory import Record
-from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import Fenced, MailboxFull
-from ray_messaging.transports.backend import open_transport
 from ray_messaging.transports.cursors import Cursor
 from ray_messaging.transports.log_store import LogMark, mailbox_of
 from ray_messaging.transports.transport import (
@@ -90,21 +88,8 @@ async def frames(transport, *streams, **options):
 
 
 @pytest.fixture
-async def transports(server, exp_id):
-    opened = []
-
-    def open_one(config=server, patience_s=10.0):
-        opened.append(open_transport(config, exp_id, MessagingConfig(send_timeout_s=patience_s)))
-        return opened[-1]
-
-    yield open_one
-    for transport in opened:
-        await transport.close()
-
-
-@pytest.fixture
 async def transport(transports):
-    return transports()
+    return await transports()
 
 
 @pytest.fixture
@@ -112,7 +97,6 @@ async def post(transport):
     return await Post(transport).begin()
 
 
-only_redis = pytest.mark.parametrize("server", ["valkey", "redis", "cluster", "sentinel"], indirect=True)
 a_server_of_its_own = pytest.mark.parametrize("server", [None], ids=["own"])  # see redis_process
 
 
@@ -183,19 +167,6 @@ async def test_only_entries_that_reader_and_log_have_are_trimmed(transport, post
     assert await frames(transport, stream, after={stream: entries[log - 1]}) == [b"1", b"2", b"3"][log:]
 
 
-async def test_a_mailbox_opened_beside_a_log_is_not_trimmed_before_the_log_has_read_it(transport, post, store):
-    writer = await transport.log.register(WIDE)
-    epoch, stream = await settle(transport, limits=Limits(1, 100, 60, leased=False))
-    await post.send("box", b"1")
-    [(entry, _)] = await transport.read("box", "0-0", 10, 1)
-    await transport.commit("box", epoch, Cursor(entry, 0), messages=1, nbytes=1)
-    assert await store.entries("box") == [b"1"]
-    assert await post.send("box", b"2") is LOG_FULL
-    await transport.log.note_written(writer, {stream: LogMark(entry, 1, 1)}, [])
-    assert await store.entries("box") == []
-    assert await post.send("box", b"2") is WRITTEN
-
-
 async def test_the_reason_of_a_refused_frame_can_be_requested(transport, post):
     async def why(nbytes=1):
         found = await transport.still_full("box", 1, nbytes)
@@ -225,7 +196,6 @@ async def test_a_partly_handled_frame_is_not_trimmed(transport, post, store):
     assert await store.entries("box") == []
 
 
-@only_redis
 async def test_entries_are_ordered_by_number(transport, store):
     epoch, stream = await settle(transport)
     writer = await transport.log.register(WIDE)
@@ -479,22 +449,6 @@ async def test_a_log_continued_in_another_folder_reports_its_missing_rows(transp
     assert await post.send("box", b"5") is LOG_FULL
 
 
-async def test_totals_restart_with_each_writer(transport, post):
-    epoch, stream = await settle(transport, limits=Limits(3, 999, 60, leased=False))
-    writer = await transport.log.register(WIDE)
-    for frame in (b"1", b"2", b"3"):
-        await post.send("box", frame)
-    entries = [item.entry for item in await drain(transport, stream)]
-    await transport.commit("box", epoch, Cursor(entries[2], 0), messages=3, nbytes=3)
-    await transport.log.note_written(writer, {stream: LogMark(entries[0], 1, 1)}, [])
-    assert await post.send("box", b"4") is WRITTEN
-    writer = await transport.log.register(WIDE)
-    assert await post.send("box", b"5") is LOG_FULL
-    await transport.log.note_written(writer, {stream: LogMark(entries[1], 1, 1)}, [])
-    assert await post.send("box", b"5") is WRITTEN
-    assert await post.send("box", b"6") is LOG_FULL
-
-
 async def test_a_writer_that_lost_its_file_reads_the_untrimmed_entries_again(transport, post):
     epoch, stream = await settle(transport, limits=Limits(3, 999, 60, leased=False))
     writer = await transport.log.register(WIDE)
@@ -543,7 +497,8 @@ async def test_a_stream_whose_mailbox_ends_is_read_to_its_end(transport, transpo
     await transport.log.register(WIDE)
     await post.send("box", b"1")
     [item] = await drain(transport, stream)
-    reading = asyncio.create_task(transports().log.read({stream: item.entry}, 10, WAIT_S))
+    other = await transports()
+    reading = asyncio.create_task(other.log.read({stream: item.entry}, 10, WAIT_S))
     await post.send("box", b"2")
     assert [found.frame for found in await reading] == [b"2"]
     await post.send("box", b"3")
@@ -593,7 +548,7 @@ async def test_a_live_mailbox_is_not_dropped(transport, post, store):
 
 async def test_the_log_reader_wakes_for_every_kind_of_entry(transport, transports, post):
     await transport.log.register(WIDE)
-    reading = transports()
+    reading = await transports()
     cursors = {LOG_STREAM: "0-0"}
 
     async def woken(by):
@@ -650,7 +605,6 @@ async def test_busy_streams_among_many_are_read_in_large_parts(transport, post, 
     assert [item.frame for item in await transport.log.read(cursors, 100, WAIT_S)] == [b"of an idle one"]
 
 
-@only_redis
 async def test_a_reply_with_large_frames_is_bounded_in_bytes(transport, post, monkeypatch):
     monkeypatch.setattr("ray_messaging.transports.redis.log._BYTES", 100)
     streams = [(await settle(transport, name))[1] for name in ("a", "b", "c")]
@@ -668,7 +622,6 @@ async def test_a_reply_with_large_frames_is_bounded_in_bytes(transport, post, mo
     assert all(sum(now) <= 100 or max(now) > max(before) or len(now) == 1 for before, now in pairwise(sizes))
 
 
-@only_redis
 async def test_a_cancelled_read_affects_no_other(transport, post, store):
     _, stream = await settle(transport)
     await transport.log.register(WIDE)
@@ -721,12 +674,12 @@ async def test_after_the_log_is_removed_only_readers_trim(transport, post, store
 
 @a_server_of_its_own
 async def test_a_full_server_refuses_notes_but_the_log_can_read(redis_process, transports):
-    transport = transports(redis_process.config)
+    transport = await transports(redis_process.config)
     post, (epoch, stream) = await Post(transport).begin(), await settle(transport)
     writer = await transport.log.register(WIDE)
     await post.send("box", b"1", note=b"1")
     request = await post.request(post.part("", publish=[Published("news", b"x")], note=b"2"))
-    hurried = transports(redis_process.config, 0.2)
+    hurried = await transports(redis_process.config, send_timeout_s=0.2)
     client = client_of(redis_process.config)
     try:
         await client.config_set("maxmemory", "1mb")
@@ -751,7 +704,7 @@ async def test_a_full_server_refuses_notes_but_the_log_can_read(redis_process, t
 
 @a_server_of_its_own
 async def test_after_a_total_data_loss_the_log_raises_a_clear_error(redis_process, transports):
-    transport = transports(redis_process.config)
+    transport = await transports(redis_process.config)
     post, (_, stream) = await Post(transport).begin(), await settle(transport)
     writer = await transport.log.register(WIDE)
     await post.send("box", b"1", note=b"1")
@@ -776,7 +729,7 @@ async def test_after_a_total_data_loss_the_log_raises_a_clear_error(redis_proces
 
 @a_server_of_its_own
 async def test_a_log_reader_continues_when_the_server_is_back(redis_process, transports):
-    transport = transports(redis_process.config)
+    transport = await transports(redis_process.config)
     post, (_, stream) = await Post(transport).begin(), await settle(transport)
     await transport.log.register(WIDE)
     await post.send("box", b"1")
@@ -787,7 +740,7 @@ async def test_a_log_reader_continues_when_the_server_is_back(redis_process, tra
     await client.aclose()
     redis_process.kill()
     redis_process.start()
-    other = transports(redis_process.config)
+    other = await transports(redis_process.config)
     await settle(other, "other")
     assert await post.send("box", b"2") is WRITTEN
     assert [found.frame for found in await asyncio.wait_for(reading, WAIT_S)] == [b"2"]

@@ -19,8 +19,6 @@ from ray_messaging.steps.sending import attempt_sender
 from ray_messaging.transports.steps.values import StepSettings
 from ray_messaging.wire.frames import decode
 
-pytestmark = pytest.mark.some_layouts("it cuts the link to one server, and fills it")
-
 LARGE = "x" * 200_000
 SETTINGS = MessagingConfig(send_timeout_s=0.2)
 STEPS = MessagingConfig(send_timeout_s=1.0)

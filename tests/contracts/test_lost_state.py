@@ -4,16 +4,9 @@ import asyncio
 import logging
 
 import pytest
-from support.contracts import WAIT_S, RedisStore, fetch_all
+from support.contracts import WAIT_S, fetch_all
 
 from ray_messaging import Fenced, NotListening, TransactionError
-
-pytestmark = pytest.mark.some_layouts("faults/loss_cases.py lets servers lose data under load")
-
-
-@pytest.fixture(params=["valkey", "redis", "cluster", "sentinel"])
-def server(request):
-    return request.getfixturevalue(f"{request.param}_config")
 
 
 class Backup:
@@ -43,10 +36,8 @@ class Backup:
 
 
 @pytest.fixture
-async def backup(server, exp_id):
-    store = RedisStore(server, exp_id)
-    yield Backup(store)
-    await store.close()
+def backup(store):
+    return Backup(store)
 
 
 async def test_senders_and_receivers_on_a_flushed_server_get_an_error(messagers, backup):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from contextlib import aclosing
+from functools import partial
 
 import numpy as np
 import pytest
@@ -19,28 +20,8 @@ GROUPS = 3
 
 
 @pytest.fixture
-async def opened(server, exp_id):
-    """Open stepped groups, which share the agents round robin."""
-    found = []
-
-    async def open_one(name, agents):
-        messager = Messager(server, exp_id, name=name)
-        found.append(messager)
-        await messager.init()
-        await messager.host_agents(agents, ["agent-chat", "user-chat"])
-        return messager
-
-    async def open_groups(count=GROUPS, **settings):
-        setup = Messager(server, exp_id, name="setup")
-        found.append(setup)
-        await setup.init()
-        await setup.engine.transport.steps.begin(StepSettings(seed=SEED, groups=count, digest=True, **settings))
-        return [await open_one(f"group{number}", range(number, AGENTS, count)) for number in range(count)]
-
-    open_groups.one = open_one
-    yield open_groups
-    for messager in found:
-        await messager.close()
+def opened(stepped_groups):
+    return partial(stepped_groups, count=GROUPS, agents=AGENTS, seed=SEED, digest=True)
 
 
 def run_with_arrivals(step):
@@ -165,7 +146,7 @@ async def test_messages_from_outside_and_later_ones_reach_agents_that_moved_once
     assert heard[2] == [1, "before", "after", 2, 3, 6]
 
 
-async def test_impossible_moves_in_steps(opened):
+async def test_impossible_moves_in_steps(opened, messagers):
     west, east = await opened(count=2)
     for ids, to, error, match in [
         ([1], "group1", UnknownName, "hosts no agent 1"),
@@ -175,7 +156,7 @@ async def test_impossible_moves_in_steps(opened):
         with pytest.raises(error, match=match):
             await west.move_agents(ids, to=to)
     await asyncio.gather(live(west, until=1), live(east, until=1))
-    late = await opened.one("late", [1000])
+    late = await messagers(name="late", host=[1000])
     with pytest.raises(MoveFailed, match="counts from step 2 on"):
         await west.move_agents([0], to="late", timeout=0.1)
     await east.engine.transport.steps.leave("group1")

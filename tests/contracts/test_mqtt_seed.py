@@ -529,14 +529,6 @@ async def test_send_message_refuses_payloads_that_are_too_large_or_not_json(open
     assert json.loads(item.payload)["content"] == "hello"
 
 
-async def test_many_sends_at_once_keep_their_order(open_one, exp):
-    topic = f"exps/{exp}/agents/b/agent-chat"
-    messager, sender = await open_one(topic), await open_one()
-    receipts = await asyncio.gather(*(sender.send_message(topic, {"n": n}, "a", "b") for n in range(500)))
-    assert {receipt.fate for receipt in receipts} == {"published"}
-    assert numbers(await fetch_all(messager, 500)) == [*range(500)]
-
-
 async def test_stop_twice_and_without_listening(open_one):
     messager = await open_one()
     await messager.stop()

@@ -6,35 +6,16 @@ import random
 
 import pytest
 from faults.proxy import Proxy
-from support.rumour import Rumour, college_edges, sequential, small_world
-from support.rumour_groups import Moves, RumourGroups
+from support.rumour import Rumour, college_edges, small_world
+from support.rumour_groups import Moves, RumourGroups, proves
 from support.servers import RedisProcess
 from support.step_faults import Chaos, FailAt, Repeat
-
-pytestmark = pytest.mark.some_layouts(
-    "test_step_bodies.py asks three servers, cluster/test_failover_on_ray.py Sentinels"
-)
 
 SMALL = Rumour(small_world(24), steps=4, chance=110)
 RING = Rumour(small_world(640), chance=60)
 
 
-@functools.cache
-def one_loop(rumour):
-    return sequential(rumour)
-
-
 MODES = pytest.mark.parametrize("senders", [False, True], ids=["all", "senders"])
-
-
-async def proves(groups, **how):
-    """Run groups; fail unless states and digests are those of one loop."""
-    async with groups:
-        states, digests = await groups.run(**how)
-    wanted = one_loop(groups.rumour)
-    differ = [step for step, (mine, its) in enumerate(zip(digests, wanted[1], strict=True)) if mine != its]
-    assert not differ
-    assert states == wanted[0]
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from support.contracts import WAIT_S, RedisStore, fetch_all, vanish
+from support.contracts import WAIT_S, fetch_all, vanish
 
 from ray_messaging import ConnectionFailed, OutcomeUnknown, Outgoing
 from ray_messaging.errors import MoveFailed, TransitError
@@ -13,23 +13,11 @@ from ray_messaging.sending.delivery import frame_sender
 from ray_messaging.transports.departures import Rehosted, Released
 from ray_messaging.transports.transport import FrameFate, SendReply, SendStatus
 
-pytestmark = pytest.mark.some_layouts("it deletes the keys of one server, and counts calls of one transport")
+pytestmark = pytest.mark.one_server("it deletes the keys of one server, and counts calls of one transport")
 
 TIMEOUT_S = 0.5
 # Pauses of 2, 4, 8, 16, 32 and then 50 ms fit into the timeout a dozen times, and each attempt has a few calls.
 FEW = 60
-
-
-@pytest.fixture(params=["valkey", "redis"])
-def server(request):
-    return request.getfixturevalue(f"{request.param}_config")
-
-
-@pytest.fixture
-async def store(server, exp_id):
-    opened = RedisStore(server, exp_id)
-    yield opened
-    await opened.close()
 
 
 def counted(messager):

@@ -254,6 +254,8 @@ async def test_what_serve_cannot_do(pair):
     west, east = pair
     with pytest.raises(ConfigError, match="on_error='stop'"):
         await east.serve(picky, on_error="stop")
+    with pytest.raises(ConfigError, match="concurrency=0"):
+        await east.serve(picky, concurrency=0)
     with pytest.raises(ConfigError, match="retries=-1"):
         await east.serve(picky, retries=-1)
     await west.send(1, 11, {"n": 1})

@@ -10,8 +10,8 @@ from contextlib import AsyncExitStack, ExitStack, aclosing
 import pytest
 from faults.proxy import Proxy
 from support.contracts import WAIT_S, client_of
-from support.rumour import Rumour, college_edges, sequential, small_world
-from support.rumour_groups import Moves, RumourGroups
+from support.rumour import Rumour, college_edges, small_world
+from support.rumour_groups import Moves, RumourGroups, proves
 from support.slots import ClusterService
 from support.step_faults import Chaos, Repeat
 
@@ -39,20 +39,6 @@ SMALL = Rumour(small_world(24), steps=4, chance=110)
 LONGER = Rumour(small_world(24), steps=16, chance=110)
 RING = Rumour(small_world(640), chance=60)
 LONG_TEXT = "x" * 3_000
-
-
-@functools.cache
-def one_loop(rumour):
-    return sequential(rumour)
-
-
-async def proves(groups, **how):
-    """Run groups; fail unless states and digests are those of one loop."""
-    async with groups:
-        states, digests = await groups.run(**how)
-    wanted = one_loop(groups.rumour)
-    assert [step for step, pair in enumerate(zip(digests, wanted[1], strict=True)) if pair[0] != pair[1]] == []
-    assert states == wanted[0]
 
 
 async def bodies_of(config, exp_id):

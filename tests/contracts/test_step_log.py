@@ -103,7 +103,7 @@ def ids(folder, **fields):
 
 
 @pytest.mark.parametrize("count", [1, 3])
-async def test_the_logs_digests_are_those_of_one_loop(society, count):
+async def test_the_logs_digests_are_those_of_one_loop_and_rows_come_in_canonical_order(society, count):
     await society.begin(groups=count, digest=True)
     writer = await society.writer()
     await within(asyncio.gather(*map(live, await society.groups(count))))
@@ -112,13 +112,6 @@ async def test_the_logs_digests_are_those_of_one_loop(society, count):
     found = ids(society.folder)
     assert len(found) == len(set(found))
     assert EventLog.open(society.folder).balance().sends == len(found)
-
-
-async def test_the_rows_of_a_step_come_in_canonical_order(society):
-    await society.begin(groups=3)
-    writer = await society.writer()
-    await within(asyncio.gather(*map(live, await society.groups(3))))
-    await within(writer.close())
     table = EventLog.open(society.folder).query()
     keys = list(zip(*(table[name].to_pylist() for name in ("step", "to_id", "from_id", "ordinal")), strict=True))
     assert keys == sorted(keys)

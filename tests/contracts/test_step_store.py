@@ -6,9 +6,7 @@ import pytest
 from support.patience import WAIT_S
 
 from ray_messaging.addressing.directory import Record
-from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import Closed, ConfigError, Fenced, FrameError, UnknownName
-from ray_messaging.transports.backend import open_transport
 from ray_messaging.transports.steps.box_reader import BoxReader
 from ray_messaging.transports.steps.values import (
     NOTES,
@@ -46,20 +44,14 @@ from ray_messaging.transports.transport import (
 
 
 @pytest.fixture
-async def transport(server, exp_id):
-    opened = open_transport(server, exp_id, MessagingConfig())
-    await opened.connect()
-    yield opened
-    await opened.close()
+async def transport(transports):
+    return await transports()
 
 
 @pytest.fixture
-async def another(server, exp_id):
+async def another(transports):
     """Open a second transport, as another process would."""
-    opened = open_transport(server, exp_id, MessagingConfig())
-    await opened.connect()
-    yield opened
-    await opened.close()
+    return await transports()
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import aclosing
+from functools import partial
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from ray_messaging import (
     UndeclaredSend,
 )
 from ray_messaging.steps.step_account import StepCounts
-from ray_messaging.transports.steps.values import StepSettings, WaitFor
+from ray_messaging.transports.steps.values import WaitFor
 
 
 async def live(messager, *, until=STEPS):
@@ -32,28 +33,8 @@ async def live(messager, *, until=STEPS):
 
 
 @pytest.fixture
-async def groups(server, exp_id):
-    """Open stepped groups, which share the agents round robin."""
-    opened = []
-
-    async def open_groups(count, **settings):
-        first = Messager(server, exp_id, name="setup")
-        await first.init()
-        opened.append(first)
-        await first.engine.transport.steps.begin(StepSettings(seed=SEED, groups=count, **settings))
-        return [await one(number, range(number, AGENTS, count)) for number in range(count)]
-
-    async def one(number, agents):
-        messager = Messager(server, exp_id, name=f"group{number}")
-        opened.append(messager)
-        await messager.init()
-        await messager.host_agents(agents, ["agent-chat", "user-chat"])
-        return messager
-
-    open_groups.one = one
-    yield open_groups
-    for messager in opened:
-        await messager.close()
+def groups(stepped_groups):
+    return partial(stepped_groups, agents=AGENTS, seed=SEED)
 
 
 @pytest.mark.parametrize("count", [1, 2, 8])
@@ -190,14 +171,14 @@ async def test_messages_that_no_group_can_read_are_undeliverable(groups, server,
     assert await fates(group, 1) == {"undeliverable": 2}
 
 
-async def test_a_group_that_joins_later_reads_from_a_step_that_all_senders_know(groups):
+async def test_a_group_that_joins_later_reads_from_a_step_that_all_senders_know(groups, messagers):
     (first,) = await groups(1, digest=True)
     steps = first.steps(until=6)
     new = []
     for number in range(4):
         step = await anext(steps)
         if number == 1:
-            new.append(await groups.one(7, [AGENTS]))
+            new.append(await messagers(name="group7", host=[AGENTS]))
         step.send(0, AGENTS, {"in": number})
     heard = []
 
@@ -269,14 +250,14 @@ async def test_of_two_loops_the_later_one_has_the_group(groups):
     await loops[1].aclose()
 
 
-async def test_a_messager_that_is_closed_in_a_step_commits_nothing(groups):
+async def test_a_messager_that_is_closed_in_a_step_commits_nothing(groups, messagers):
     (group,) = await groups(1)
     steps = group.steps(until=2)
     (await anext(steps)).send(1, 2, {})
     await group.close()
     with pytest.raises(MessagingError, match="closed"):
         await anext(steps)
-    successor = await groups.one(0, range(AGENTS))
+    successor = await messagers(name="group0", host=range(AGENTS))
     async for step in successor.steps(until=2):
         assert not len(step.messages)
 
@@ -304,8 +285,9 @@ async def test_agents_that_come_later_are_in_the_next_steps_of_a_silent_group(gr
     assert found == {0: AGENTS, 1: AGENTS + 1, 2: AGENTS + 1}
 
 
-async def test_a_group_without_agents_takes_part(groups):
-    first, empty = await groups(1), await groups.one(9, [])
+async def test_a_group_without_agents_takes_part(groups, messagers):
+    first, empty = await groups(1), await messagers(name="empty")
+    await empty.host_agents([], ["agent-chat"])
 
     async def numbers(group):
         return [(step.number, len(step.agents)) async for step in group.steps(until=2)]

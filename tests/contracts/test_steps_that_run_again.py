@@ -22,8 +22,6 @@ from support.judged_steps import (
 from ray_messaging import StepAborted
 from ray_messaging.interception.rules import EdgeBan, Pattern, RateLimit, RoundQuota, SenderBan, StepVerdicts, block
 
-pytestmark = pytest.mark.some_layouts("the layouts' own suites ask the calls; this one asks the rules behind them")
-
 LANES = pytest.mark.parametrize("lane", [False, True], ids=["in process", "lane"])
 
 

@@ -129,6 +129,7 @@ async def test_other_messagers_may_send_for_any_agent(messagers, settings):
 async def test_an_undeliverable_receipt_names_agent_and_subtopic(messagers):
     messager = await messagers(name="west", host=[1])
     receipt = await messager.send_message(messager.get_agent_chat_channel(13), {}, 1)
+    assert (receipt.fate, bool(receipt)) == ("undeliverable", False)
     assert receipt.reason == "no mailbox listens for agent 13 on 'agent-chat', and no foreign subscriber took it"
     assert "for agent 13 on 'agent-chat'" in repr(receipt)
     receipts = await messager.send_columns([1] * 3, [13, 1, "bob"], {}, subtopic="gossip")

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 
 import pytest
-from support.contracts import WAIT_S, RedisStore, fetch_all, take_in, vanish
+from support.contracts import WAIT_S, fetch_all, numbers, take_in, vanish
 from support.interceptors import Held
 
 from ray_messaging import (
@@ -35,13 +35,6 @@ WIDE = Limits(1_000, 2**20, 60.0, leased=False)
 
 
 @pytest.fixture
-async def store(server, exp_id):
-    opened = RedisStore(server, exp_id)
-    yield opened
-    await opened.close()
-
-
-@pytest.fixture
 async def bank(messagers):
     """Open a messager for transactions: agent 1."""
     return await messagers(name="bank", host=[1], send_timeout_s=0.3)
@@ -60,10 +53,6 @@ async def feed(shop, *numbers):
 
 def to(messager, agent):
     return messager.get_agent_chat_channel(agent)
-
-
-def numbers(messages):
-    return [message.payload["n"] for message in messages]
 
 
 async def step(bank, count, **options):
@@ -685,26 +674,19 @@ async def test_a_transaction_skips_unreadable_frames(bank, shop, store):
 # -- permitted callers -------------------------------------------------------------------------------------------------
 
 
-async def test_a_fenced_reader_commits_no_transaction(bank, shop, messagers):
+@pytest.mark.parametrize("sends", [True, False])
+async def test_a_fenced_reader_commits_no_transaction(bank, shop, messagers, sends):
     await feed(shop, 1)
     with pytest.raises(Fenced):  # noqa: PT012 - the block is what is tested
         async with bank.transaction() as tx:
             await held(tx, 1)
-            tx.send_message(to(bank, 2), {"n": 99}, 1)
-            tx.state = b"lost"
-            successor = await messagers(name="bank", host=[1])
-    assert await silent(shop)
-    await untouched(successor, 1)
-
-
-async def test_a_fenced_reader_commits_no_transaction_without_sends(bank, shop, messagers):
-    await feed(shop, 1)
-    with pytest.raises(Fenced):  # noqa: PT012 - the block is what is tested
-        async with bank.transaction() as tx:
-            await held(tx, 1)
+            if sends:
+                tx.send_message(to(bank, 2), {"n": 99}, 1)
+                tx.state = b"lost"
             successor = await messagers(name="bank", host=[1])
     with pytest.raises(Fenced):
         await bank.fetch_messages()
+    assert await silent(shop)
     await untouched(successor, 1)
 
 

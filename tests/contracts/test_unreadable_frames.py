@@ -119,3 +119,11 @@ async def test_unreadable_frames_behind_held_messages_form_one_lease(pair, messa
 
     await until(handled)
     assert (lending.lent, len(lending._leases)) == (0, 0)
+
+
+async def test_an_unreadable_frame_does_not_block_a_complete_fetch(pair, messagers):
+    receiver, channel, newer = pair
+    await (await messagers()).send_message(channel, {"n": 1})
+    assert await newer.send("box") is FrameFate.WRITTEN
+    assert [message.payload["n"] for message in await receiver.fetch_messages(complete=True)] == [1]
+    assert len(await receiver.fetch_messages(complete=True)) == 0

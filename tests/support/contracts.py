@@ -6,6 +6,7 @@ import redis.asyncio as aioredis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from ray_messaging import Outgoing
 from ray_messaging.addressing.channels import Keys
 from ray_messaging.config import ShardsConfig
 from ray_messaging.interception.rules import ALLOW, Rule
@@ -23,6 +24,17 @@ async def fetch_all(messager, count, **options):
         while len(found) < count:
             found += await messager.fetch_messages(timeout=WAIT_S, **options)
     return found
+
+
+def numbers(messages):
+    """Return the `n` of each message."""
+    return [message.payload["n"] for message in messages]
+
+
+async def send_numbers(sender, *ns):
+    """Send numbers to agent 1, in one frame."""
+    receipts = await sender.send_messages([Outgoing.to_agent(1, {"n": n}, from_id=0) for n in ns])
+    assert receipts.counts()["delivered"] == len(ns)
 
 
 async def take_in(messager, count):

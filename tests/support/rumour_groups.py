@@ -1,6 +1,7 @@
 """Groups in this process that live through a rumour, and follow themselves after each failure."""
 
 import asyncio
+import functools
 import json
 import random
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from ray_messaging.steps.digests import step_digest
 from ray_messaging.steps.step_account import StepCounts
 from ray_messaging.steps.step_loop import step_loop
 from ray_messaging.transports.steps.values import StepSettings, WaitFor
-from support.rumour import live_step
+from support.rumour import live_step, sequential
 from support.step_faults import FaultyStore, Process
 
 _FAILED = (StepAborted, TransitError, AlreadyExists)
@@ -153,3 +154,18 @@ class RumourGroups:
             left = [StepCounts.decode(each.counts) for each in (await self.store.closed_step(step)).values()]
             found.append(step_digest([int.from_bytes(each.digest, "little") for each in left]))
         return found
+
+
+async def proves(groups, **how):
+    """Run groups; fail unless states and digests are those of one loop."""
+    async with groups:
+        states, digests = await groups.run(**how)
+    wanted = _one_loop(groups.rumour)
+    differ = [step for step, (mine, its) in enumerate(zip(digests, wanted[1], strict=True)) if mine != its]
+    assert not differ, f"the digests of steps {differ} differ"
+    assert states == wanted[0], "the states differ"
+
+
+@functools.cache
+def _one_loop(rumour):
+    return sequential(rumour)
