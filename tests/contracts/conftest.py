@@ -10,63 +10,40 @@ from ray_messaging.transports.steps.values import StepSettings
 
 
 def pytest_configure(config):
-    config.addinivalue_line(
-        "markers",
-        "one_server(reason): why these tests ask neither a cluster nor Sentinels",
-    )
+    config.addinivalue_line("markers", "one_server(reason): why these tests ask neither a cluster nor Sentinels")
 
 
 LAYOUTS = ("valkey", "redis", "cluster", "sentinel", "shards")
 
-# The default suite asks these of each file; `-m long` asks the rest, and CI all of these but the soaking ones.
-USUAL = {"valkey", "redis"}
-EITHER_REDIS = {"valkey"}  # which Redis-like server runs makes no difference
+# The default suite asks Valkey, and Redis in these files; `-m long` asks the rest, and CI all but the soaking ones.
+ASK_REDIS = {
+    "test_clock_steps.py",
+    "test_columns.py",
+    "test_delivery_leases.py",
+    "test_full_mailboxes.py",
+    "test_inboxes.py",
+    "test_keys_left_behind.py",
+    "test_large_frames.py",
+    "test_lost_state.py",
+    "test_redis_faults.py",
+    "test_refusals_that_stay.py",
+    "test_schemas.py",
+    "test_server_health.py",
+    "test_strict_senders.py",
+    "test_typed_messages.py",
+    "test_unreadable_frames.py",
+}
 SOAKING = {"sentinel", "redis"}  # with the code of Valkey, and a way of their own
 # What is asked with bodies on three servers; of a cluster all suites of steps ask it with bodies on each primary.
 OF_BODIES = {"test_full_and_slow_steps.py", "test_step_log.py", "test_step_parts.py", "test_steps.py"}
-UNUSUAL = {
-    "test_acks.py": EITHER_REDIS,
-    "test_addresses.py": EITHER_REDIS,
-    "test_audience_log.py": EITHER_REDIS,
-    "test_audience_records.py": EITHER_REDIS,
-    "test_audiences.py": EITHER_REDIS,
-    "test_complete.py": EITHER_REDIS,
-    "test_conversations.py": EITHER_REDIS,
-    "test_dead_letters.py": EITHER_REDIS,
-    "test_deferred.py": EITHER_REDIS,
-    "test_delegated_rules.py": EITHER_REDIS,
-    "test_fates.py": EITHER_REDIS,
-    "test_foreign.py": EITHER_REDIS,
-    "test_full_and_slow_steps.py": EITHER_REDIS,
-    "test_garbage_in_dead_letters.py": EITHER_REDIS,
-    "test_interception.py": EITHER_REDIS,
-    "test_late_calls.py": EITHER_REDIS,
-    "test_log_streams.py": EITHER_REDIS,
-    "test_moves.py": EITHER_REDIS,
-    "test_moves_in_steps.py": EITHER_REDIS,
-    "test_msg_payloads.py": EITHER_REDIS,
-    "test_receiving.py": EITHER_REDIS,
-    "test_serving.py": EITHER_REDIS,
-    "test_step_log.py": EITHER_REDIS,
-    "test_step_membership.py": EITHER_REDIS,
-    "test_step_moves.py": EITHER_REDIS,
-    "test_step_parts.py": EITHER_REDIS,
-    "test_step_questions.py": EITHER_REDIS,
-    "test_step_refusals.py": EITHER_REDIS,
-    "test_step_rules.py": EITHER_REDIS,
-    "test_step_store.py": EITHER_REDIS,
-    "test_steps.py": EITHER_REDIS,
-    "test_surveys.py": EITHER_REDIS,
-    "test_transactions.py": EITHER_REDIS,
-    "test_very_many_channels.py": EITHER_REDIS,
-}
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at -m
 def pytest_collection_modifyitems(config, items):
     for item in items:
         server = _server_of(item)
-        if server in set(LAYOUTS) - UNUSUAL.get(item.path.name, USUAL):
+        usual = {"valkey", "redis"} if item.path.name in ASK_REDIS else {"valkey"}
+        if server in set(LAYOUTS) - usual:
             item.add_marker(pytest.mark.long)
             if server in SOAKING:
                 item.add_marker(pytest.mark.soak)

@@ -233,11 +233,7 @@ async def test_many_handlers_at_once_and_each_message_is_committed_by_itself(pai
             break
     assert sorted(came) == list(range(2, 100, 2))
     assert sorted(running) == list(range(50))
-
-    async def one_is_left():
-        return sum(task.get_name() == "ray_messaging handler" for task in asyncio.all_tasks()) == 1
-
-    await until(one_is_left)
+    await until(lambda: sum(task.get_name() == "ray_messaging handler" for task in asyncio.all_tasks()) == 1)
     serving.cancel()  # only the message in hand comes again
     await asyncio.gather(serving, return_exceptions=True)
     await east.__aexit__(RuntimeError, RuntimeError("died"), None)

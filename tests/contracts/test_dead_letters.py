@@ -290,9 +290,9 @@ async def test_a_mailbox_opened_before_the_lease_expired_gets_the_missing_messag
     before = await sender.send_message("news", {"n": 1})
     await take_in(old, 1)
     await vanish(old)
-    await until(_the_next_ms())
+    await _the_next_ms()
     new = await messagers(listen=["news"])  # a process that was started again, while the lease still runs
-    await until(_the_next_ms())
+    await _the_next_ms()
     both = await sender.send_message("news", {"n": 2})
     await store.expire(old.name)
     await sender.send_message("news", {"n": 3})
@@ -303,13 +303,9 @@ async def test_a_mailbox_opened_before_the_lease_expired_gets_the_missing_messag
     assert not await new.fetch_messages()
 
 
-def _the_next_ms():
+async def _the_next_ms():
     begin = time.time()
-
-    async def passed():
-        return time.time() > begin + 0.002
-
-    return passed
+    await until(lambda: time.time() > begin + 0.002)
 
 
 async def test_a_full_mailbox_takes_no_part_of_a_letter(messagers, sender, dead_letters, store):

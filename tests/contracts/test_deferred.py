@@ -204,11 +204,7 @@ async def test_a_cancelled_close_fails_deferred_sends(messagers, interceptor_of)
     sending = asyncio.create_task(sender.send_messages(mixed))
     await slow.called(1)
     assert len(await fetch_all(receiver, 1)) == 1
-
-    async def told():
-        return sender.stats()["outbox"] == 2
-
-    await until(told)  # the sender may not have the receipt yet
+    await until(lambda: sender.stats()["outbox"] == 2)  # the sender may not have the receipt yet
     closing = asyncio.create_task(sender.close())
     assert (await asyncio.wait({closing}, timeout=0))[0] == set()
     closing.cancel()
@@ -349,12 +345,9 @@ async def test_a_directory_change_keeps_the_order_of_each_pair(messagers, interc
         lanes = sender.engine.frame_sender.queues
         return [sum(frame.count for frame in lanes[box.name].frames) if box.name in lanes else 0 for box in boxes]
 
-    async def both():
-        return held() == [1, 3]
-
     await rule.called(2)
     rule.release()
-    await until(both)
+    await until(lambda: held() == [1, 3])
     await messagers(host=[3])  # the directory changes
     for box in boxes:
         assert len(await fetch_all(box, 4)) == 4

@@ -86,11 +86,7 @@ async def test_one_unknown_fate_makes_the_error_of_the_call_unknown(redis_proces
     await sender.send_message(sender.get_agent_chat_channel(2), {"n": 0})
     sends = [Outgoing.to_agent(1, {"text": 100_000 * "x"}), Outgoing.to_agent(2, {"n": 1})]
     sending = asyncio.create_task(sender.send_messages(sends))
-
-    async def first_is_refused():
-        return sender.stats()["outbox"] == 1
-
-    await until(first_is_refused)
+    await until(lambda: sender.stats()["outbox"] == 1)
     redis_process.kill()
     with pytest.raises(OutcomeUnknown, match="cannot hold") as caught:
         await sending

@@ -282,11 +282,7 @@ async def test_a_cut_lane_ends_the_delegation_at_once(actor, messagers):
     await passed(sender)
     lane, actor.address = sender.engine.accumulator.verdict_client._lane, None
     await actor.server.close()
-
-    async def noticed():
-        return not lane.alive
-
-    await until(noticed)
+    await until(lambda: not lane.alive)
     before = sender.stats()["delegated"]
     sending = asyncio.create_task(send(sender, (1, 1)))
     await asyncio.wait({sending}, timeout=0.05)
@@ -360,11 +356,7 @@ async def test_passed_messages_are_counted(actor, messagers):
     for _ in range(50):
         assert await send(sender, (1, 1), (2, 1)) == "dd"
     count += 100
-
-    async def counted():
-        return actor.interceptor.judged == count
-
-    await until(counted)  # soon after the last send
+    await until(lambda: actor.interceptor.judged == count)  # soon after the last send
     assert await send(sender, (1, 1)) == "d"
     await actor.interceptor.change(lambda: actor.interceptor.black_list.add((7, 1)))
     assert await send(sender, (1, 1), (7, 1)) == "db"  # a message that passed, and is then asked about, counts once

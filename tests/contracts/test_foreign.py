@@ -178,11 +178,7 @@ async def test_a_full_inbox_drops_and_counts_foreign_messages(messagers, store, 
     receiver = await messagers(listen=[news, "end"], inbox_messages=4)
     for n in range(10):
         await store.publish(news, b'{"n":%d}' % n)
-
-    async def dropped():
-        return receiver.stats()["ingress_dropped"] == 6
-
-    await until(dropped)
+    await until(lambda: receiver.stats()["ingress_dropped"] == 6)
     assert [message.payload["n"] for message in await fetch_all(receiver, 4)] == [0, 1, 2, 3]
     await store.publish("end", b'{"n":"end"}')
     assert [message.payload["n"] for message in await fetch_all(receiver, 1)] == ["end"]
@@ -192,11 +188,7 @@ async def test_foreign_messages_in_an_inbox_are_bounded_in_bytes(messagers, stor
     receiver = await messagers(listen=[news, "end"], mailbox_bytes=100_000, inbox_messages=1000)
     for n in range(10):
         await store.publish(news, b'{"n":%d,"text":"%s"}' % (n, 40_000 * b"x"))
-
-    async def dropped():
-        return receiver.stats()["ingress_dropped"] == 8
-
-    await until(dropped)
+    await until(lambda: receiver.stats()["ingress_dropped"] == 8)
     assert [message.payload["n"] for message in await fetch_all(receiver, 2)] == [0, 1]
     await store.publish("end", b'{"text":"%s"}' % (200_000 * b"x"))  # larger than all of it: there is no other
     assert len((await fetch_all(receiver, 1))[0].data) > 200_000

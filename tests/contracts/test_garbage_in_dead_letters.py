@@ -1,7 +1,6 @@
 """Foreign data among the dead letters or in their counters is counted and shown, and stops no operation."""
 
 import pytest
-import redis.asyncio as redis
 from support.contracts import LETTER_BYTES, take_in
 from typer.testing import CliRunner
 
@@ -32,9 +31,8 @@ ODD_LETTERS = {
 
 
 @pytest.fixture
-async def client(server):
-    async with redis.Redis(host=server.server, port=server.port, password=server.password) as opened:
-        yield opened
+def client(store):
+    return store.client
 
 
 @pytest.fixture

@@ -45,12 +45,8 @@ async def test_a_subscription_on_a_silent_link_is_restored(proxy, opener, store,
     monkeypatch.setattr("ray_messaging.transports.redis.ingress._PONG_S", 0.3)
     receiver = await opener(proxy.config, listen=["news", "n*"])
     proxy.swallow()
-
-    async def heard():
-        return receiver.engine.transport._ingress.cuts >= 1
-
     with caplog.at_level(logging.ERROR):
-        await until(heard)
+        await until(lambda: receiver.engine.transport._ingress.cuts >= 1)
 
     async def arrived():
         await store.publish("news", b'{"n":1}')
@@ -72,11 +68,7 @@ async def test_a_subscription_without_messages_stays_open(valkey_config, opener,
         return await send(*args, **options)
 
     monkeypatch.setattr(ingress._connection, "send_command", counted)
-
-    async def asked():
-        return sent >= 5
-
-    await until(asked)
+    await until(lambda: sent >= 5)
     assert ingress.cuts == 0
     await store.publish("news", b'{"n":1}')
     assert len(await fetch_all(receiver, 1)) == 1
@@ -196,17 +188,11 @@ async def test_the_reply_to_a_cancelled_call_goes_to_no_other_call():
 
 
 async def test_a_link_that_is_closed_while_it_opens_leaves_no_connection(proxy):
-    async def opening():
-        return proxy.connections > 0
-
-    async def over():
-        return proxy.connections == 0
-
     proxy.delay_s = 0.2
     link = RedisLink(proxy.config, 5.0)
     asking = asyncio.create_task(link.command("PING"))
-    await until(opening)
+    await until(lambda: proxy.connections > 0)
     await link.close()
     with pytest.raises(Closed):
         await asking
-    await until(over)
+    await until(lambda: proxy.connections == 0)

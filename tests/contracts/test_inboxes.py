@@ -51,11 +51,7 @@ async def test_what_is_in_hand_comes_again_and_the_rest_is_committed(pair, messa
     first, second = east.inbox(11), east.inbox(12)
     assert (await anext(first)).payload == {"n": 0}  # in hand from now on
     assert [(await anext(second)).payload["n"] for _ in range(2)] == [1, 3]
-
-    async def committed():
-        return east.engine.fetcher.commits.in_flight.apart == 1 and not east.engine.fetcher.commits.unwritten
-
-    await until(committed)
+    await until(lambda: east.engine.fetcher.commits.in_flight.apart == 1 and not east.engine.fetcher.commits.unwritten)
     await died(east)
     again = await messagers(name="east", host=[11, 12, "ann"])
     assert [message.payload["n"] for message in await fetch_all(again, 4)] == [0, 2, 3, 4]
@@ -172,11 +168,7 @@ async def test_an_agent_without_a_reader_is_named_before_it_holds_up_the_others(
         await west.send_columns(1, [11] * 2 + [12] * 20, {"n": 1})
         reader = east.inbox(11)
         await anext(reader)
-
-        async def warned():
-            return "agent 12, whose inbox has no reader" in caplog.text
-
-        await until(warned)
+        await until(lambda: "agent 12, whose inbox has no reader" in caplog.text)
     other = east.inbox(12)
     for _ in range(20):
         assert (await anext(other)).to_id == 12

@@ -203,11 +203,7 @@ async def test_a_rejected_verdict_of_a_fenced_interceptor_is_requested_again(mes
     assert await send(sender, [(1, 1)]) == "d"
     await store.set_interceptor(2)  # a successor has taken over
     waiting = asyncio.create_task(send(sender, [(1, 1), (13, 1)]))
-
-    async def asked_again():
-        return old.judged >= 3
-
-    await until(asked_again)
+    await until(lambda: old.judged >= 3)
     assert not waiting.done()
     sender.set_message_interceptor(new := Interceptor("x", [BlackList([(13, 1)])], epoch=2))
     assert await waiting == "db"
@@ -263,18 +259,10 @@ async def test_a_failed_row_does_not_delay_its_neighbour(messagers, store):
     await sender.send_messages([Outgoing(channel, {"n": 0}, from_id=5) for channel in channels for _ in range(4)])
     sends = asyncio.create_task(sender.send_messages([Outgoing(channel, {"n": 1}, from_id=5) for channel in channels]))
     lanes = sender.engine.frame_sender.queues
-
-    async def held():
-        return all(box.name in lanes and lanes[box.name].frames for box in boxes)
-
-    await until(held)
+    await until(lambda: all(box.name in lanes and lanes[box.name].frames for box in boxes))
     lanes[boxes[1].name].frames[0].deadline += 60
     in_flight_batch = lanes[boxes[1].name].frames[0].in_flight
-
-    async def given_up():
-        return bool(in_flight_batch.errors)
-
-    await until(given_up)  # the first row has failed, the second one still waits
+    await until(lambda: bool(in_flight_batch.errors))  # the first row has failed, the second one still waits
     second = Interceptor("x", [BlackList([(5, 1)])], epoch=2)
     sender.set_message_interceptor(second)
     await store.set_interceptor(2)

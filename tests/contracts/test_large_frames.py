@@ -37,10 +37,8 @@ def owned(request, start):
 
 
 @pytest.fixture
-async def client(server):
-    client = client_of(server)
-    yield client
-    await client.aclose()
+def client(store):
+    return store.client
 
 
 async def send(sender, number, to_ids=(1,)):

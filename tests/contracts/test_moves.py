@@ -219,13 +219,10 @@ async def test_nothing_is_lost_doubled_or_out_of_order_while_agents_move(groups,
             homes[source] -= set(some)
             homes[target] |= set(some)
 
-    async def all_came():
-        return sum(map(len, got.values())) >= sum(sent.values())
-
     fetching = [asyncio.create_task(fetch(party)) for party in parties]
     async with asyncio.timeout(60):
         await asyncio.gather(*map(send, parties), move())
-        await until(all_came)
+        await until(lambda: sum(map(len, got.values())) >= sum(sent.values()))
     done.set()
     await asyncio.gather(*fetching)
     assert {pair: [*range(count)] for pair, count in sent.items()} == got

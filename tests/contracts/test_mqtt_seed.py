@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 
 import aiomqtt
 import pytest
-from support.contracts import WAIT_S
+from support.contracts import WAIT_S, fetch_all
 
 from ray_messaging import (
     Closed,
@@ -68,14 +68,6 @@ async def foreign(mosquitto_config):
     config = mosquitto_config
     async with aiomqtt.Client(config.server, port=config.port, protocol=aiomqtt.ProtocolVersion.V311) as client:
         yield client
-
-
-async def fetch_all(messager, count):
-    found = []
-    async with asyncio.timeout(WAIT_S):
-        while len(found) < count:
-            found += await messager.fetch_messages(timeout=WAIT_S)
-    return found
 
 
 def numbers(messages):

@@ -600,11 +600,7 @@ async def test_a_mailbox_of_unreadable_entries_is_emptied(messagers, store):
     receiver = await messagers(name="group", host=[1])
     await store.write("group", b"garbage")
     waiting = asyncio.create_task(receiver.fetch_messages(timeout=0.2))
-
-    async def buried():
-        return receiver.stats()["unreadable"] == 1
-
-    await until(buried)
+    await until(lambda: receiver.stats()["unreadable"] == 1)
     assert len(await waiting) == 0
     await receiver.fetch_messages()
     assert await store.entries("group") == []
@@ -646,11 +642,7 @@ async def test_a_new_listener_also_gets_a_waiting_message(messagers):
     for n in range(4):
         await sender.send_message("news", {"n": n})
     waiting = asyncio.create_task(sender.send_message("news", {"n": 4}))
-
-    async def held():
-        return sender.engine.accumulator.send_loop._frames.retry_at is not None
-
-    await until(held)
+    await until(lambda: sender.engine.accumulator.send_loop._frames.retry_at is not None)
     late = await messagers(listen=["news"])
     await sender.subscribe_and_start_listening(["own"])  # no new channel, but the sender's directory is reloaded
     await fetch_all(full, 4)

@@ -274,15 +274,12 @@ async def test_a_stopped_server_that_continues_writes_nothing_twice(redis_proces
             failures.append(error)
             raise
 
-    async def tried_in_vain():
-        return len(failures) >= 2
-
     sender.engine.transport.take_sender_epoch = noted
     redis_process.process.send_signal(signal.SIGSTOP)
     try:
         with pytest.raises(OutcomeUnknown, match="may still arrive"):
             await sender.send_message(channel, {"n": 1})
-        await until(tried_in_vain)  # by itself, and again
+        await until(lambda: len(failures) >= 2)  # by itself, and again
     finally:
         redis_process.process.send_signal(signal.SIGCONT)
 

@@ -8,7 +8,7 @@ import time
 from contextlib import ExitStack
 
 import pytest
-from support.patience import WAIT_S
+from support.contracts import until
 
 from ray_messaging import Outgoing, RedisConfig
 from ray_messaging.addressing.channels import Keys
@@ -217,12 +217,6 @@ async def test_uncounted_messages_are_found_waiting(valkey_config, opener, exp_i
         client.hset(Keys(exp_id).state("box"), "messages", -1)  # as after foreign frames
     (mailbox,) = (await asyncio.to_thread(ask_server, valkey_config, exp_id)).kept.mailboxes
     assert (mailbox.messages, mailbox.oldest_s is not None) == (1, True)
-
-
-async def until(condition):
-    async with asyncio.timeout(WAIT_S):
-        while not condition():  # noqa: ASYNC110 - what is awaited has no event
-            await asyncio.sleep(0.01)
 
 
 def by_name(messager):

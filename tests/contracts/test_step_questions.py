@@ -239,6 +239,18 @@ async def live_until(group, done, *, reply=lambda step, message: step.reply(mess
     return read
 
 
+async def lived_through(groups, awaitable, reply):
+    """Drive groups until something is done; return its result."""
+    done = asyncio.ensure_future(awaitable)
+    async with asyncio.timeout(WAIT_S):
+        lives = [asyncio.create_task(live_until(group, done, reply=reply)) for group in groups]
+        found = await done
+    for each in lives:
+        each.cancel()
+    await asyncio.gather(*lives, return_exceptions=True)
+    return found
+
+
 async def test_the_user_asks_an_agent_of_a_group_in_steps(groups, user):
     (group,) = await groups(1)
     asking = asyncio.create_task(user.ask(None, 3, {"n": 1}, subtopic="user-chat", timeout=20))
@@ -264,14 +276,7 @@ async def test_the_user_asks_many_by_columns_and_answers_come_later(groups, user
         payloads = [{"n": n} for n in range(AGENTS)]
         return await (await user.ask_columns(None, list(range(AGENTS)), payloads, timeout=20)).wait()
 
-    asking = asyncio.create_task(ask())
-    async with asyncio.timeout(WAIT_S):
-        lives = [asyncio.create_task(live_until(group, asking, reply=reply)) for group in opened]
-        answers = await asking
-        await asyncio.wait(lives, return_when=asyncio.FIRST_COMPLETED)
-    for each in lives:
-        each.cancel()
-    await asyncio.gather(*lives, return_exceptions=True)
+    answers = await lived_through(opened, ask(), reply)
     assert [answers[row].payload["twice"] for row in range(AGENTS)] == list(range(0, 2 * AGENTS, 2))
 
 
@@ -332,11 +337,4 @@ async def test_a_survey_of_agents_in_steps(groups, user):
     def reply(step, message):
         step.reply(message, {"mood": message.to_id})
 
-    asking = asyncio.create_task(survey())
-    async with asyncio.timeout(WAIT_S):
-        lives = [asyncio.create_task(live_until(group, asking, reply=reply)) for group in opened]
-        answers = await asking
-    for each in lives:
-        each.cancel()
-    await asyncio.gather(*lives, return_exceptions=True)
-    assert answers == {agent: Mood(agent) for agent in range(AGENTS)}
+    assert await lived_through(opened, survey(), reply) == {agent: Mood(agent) for agent in range(AGENTS)}

@@ -390,11 +390,7 @@ class Rounds(Rule):
 async def test_each_step_is_a_round(society):
     rule = Rounds()
     await society.run(await society.begin(rule, groups=3))
-
-    async def all_over():
-        return rule.rounds == STEPS
-
-    await until(all_over)  # the last one ends behind the groups
+    await until(lambda: rule.rounds == STEPS)  # the last one ends behind the groups
     counted, logged = await society.digests()
     assert counted == logged
     labels = {(row["step"], *row["labels"]) for row in EventLog.open(society.folder).query().to_pylist()}

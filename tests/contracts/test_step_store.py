@@ -173,26 +173,6 @@ async def test_step_0_waits_until_so_many_have_joined(steps):
     assert isinstance(await a.open(0), Opened)
 
 
-async def test_a_group_that_joins_later_counts_from_a_step_whose_senders_nobody_has_opened(steps):
-    a, b = await pair(steps)
-    await a.open(0)
-    assert await steps.join("c") == 2
-    assert await steps.join("c") == 2
-    await b.open(0)
-    await a.close()
-    await b.close()
-    await run(a, b, step=1)  # c need not do anything
-    c = await taken(steps, "c", "c")
-    assert isinstance(await a.open(2), Opened)
-    assert await c.open(1) == Done(1)
-    assert isinstance(await c.open(2), Opened)
-    await a.close()
-    await b.open(2)
-    await b.close()
-    waiting = await a.open(3)
-    assert (waiting.reason, waiting.names) == (Reason.GROUPS, ("c",))
-
-
 async def test_a_dead_group_leaves_at_once_and_its_open_step_never_was(steps):
     a, b = await pair(steps)
     await a.open(0)

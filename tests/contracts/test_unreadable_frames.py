@@ -40,10 +40,7 @@ async def pair(messagers):
 
 
 async def buried(messager, count):
-    async def there():
-        return messager.stats()["unreadable"] >= count
-
-    await until(there)
+    await until(lambda: messager.stats()["unreadable"] >= count)
 
 
 async def test_unreadable_frames_do_not_occupy_a_mailbox_for_ever(pair, messagers, store):

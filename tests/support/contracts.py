@@ -1,6 +1,7 @@
 """Helpers of the contract tests: foreign clients, access to the store, and functions that wait."""
 
 import asyncio
+from inspect import isawaitable
 
 import redis.asyncio as aioredis
 from redis.asyncio.retry import Retry
@@ -45,9 +46,9 @@ async def take_in(messager, count):
 
 
 async def until(condition):
-    """Wait until an async condition holds."""
+    """Wait until a condition holds, which may be async."""
     async with asyncio.timeout(WAIT_S):
-        while not await condition():  # noqa: ASYNC110 - as above
+        while not (await found if isawaitable(found := condition()) else found):  # noqa: ASYNC110 - as above
             await asyncio.sleep(0.005)
 
 
