@@ -12,12 +12,14 @@ from ray_messaging.transports.redis.log import RedisLog
 
 
 class Method:
-    """A `handle.method` with an awaitable `remote`."""
+    """A `handle.method` with an awaitable `remote`; `calls` are the arguments that it was given."""
 
     def __init__(self, call):
         self.call = call
+        self.calls = []
 
     async def remote(self, *args, **options):
+        self.calls.append(args)
         found = self.call(*args, **options)
         return await found if inspect.isawaitable(found) else found
 

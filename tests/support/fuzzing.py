@@ -5,7 +5,6 @@ with the right error; any other error is a finding. Every column of a decoded in
 """
 
 import asyncio
-import json
 import zlib
 from random import Random
 from struct import pack, unpack_from
@@ -536,11 +535,6 @@ TARGETS = {
     "requests": Requests,
     "answers": Answers,
 }
-
-
-def describe(data):
-    """Say which input this is, so that it can be had again."""
-    return json.dumps(data.hex())
 
 
 def inputs(target, seed, count):

@@ -2,32 +2,20 @@
 
 import asyncio
 
-import msgspec
 import numpy as np
 
 from ray_messaging.errors import Fenced
 from ray_messaging.interception.rules import ALLOW, Rule, SlowRule, rewrite
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.wire.verdicts import BatchVerdict, decode_verdicts
-from ray_messaging.model.batch import Batch
-from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.wire.frames import encode
 from support.patience import WAIT_S
+from support.rules import batch_of
 
 
 def batch(payloads, *, pairs=None, first=0, sender="s"):
     """Build a batch of one message for each payload."""
-    pairs = pairs or [(1, 2)] * len(payloads)
-    return Batch(
-        sender=sender,
-        epoch=1,
-        first=first,
-        from_ids=IdColumn.of([pair[0] for pair in pairs]),
-        rows=len(pairs),
-        to_ids=IdColumn.of([pair[1] for pair in pairs]),
-        topics=("agent-chat",),
-        lines=PayloadColumn.of([msgspec.json.encode(payload) for payload in payloads]),
-    )
+    return batch_of(pairs or [(1, 2)] * len(payloads), payloads=payloads, sender=sender, first=first, epoch=1)
 
 
 async def answered(interceptor, asked, rows=None):

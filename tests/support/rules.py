@@ -4,8 +4,9 @@ import msgspec
 import numpy as np
 from hypothesis import strategies as st
 
-from ray_messaging.model.batch import Batch
-from ray_messaging.model.columns import IdColumn, PayloadColumn
+from ray_messaging.message import Message
+from ray_messaging.model.columns import PayloadColumn
+from support.batches import batch_to
 
 AGENT = st.one_of(st.integers(0, 4), st.sampled_from(["ann", "bob", -(2**63), 2**63 - 1]))
 SENDER = RECEIVER = st.one_of(AGENT, st.none())
@@ -17,16 +18,14 @@ def batch_of(pairs, texts=None, *, sender="s", first=0, epoch=0, payloads=None):
     """Build a batch of pairs; each says its text, if there are any."""
     if payloads is None and texts is not None:
         payloads = [{"content": text} for text in texts]
-    return Batch(
-        sender=sender,
-        epoch=epoch,
-        first=first,
-        from_ids=IdColumn.of([pair[0] for pair in pairs]),
-        rows=len(pairs),
-        to_ids=IdColumn.of([pair[1] for pair in pairs]),
-        topics=("agent-chat",),
-        lines=None if payloads is None else PayloadColumn.of([msgspec.json.encode(payload) for payload in payloads]),
-    )
+    lines = None if payloads is None else PayloadColumn.of([msgspec.json.encode(payload) for payload in payloads])
+    from_ids, to_ids = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    return batch_to(to_ids, from_ids, sender=sender, epoch=epoch, first=first, lines=lines)
+
+
+def message_of(content="hello", from_id=1, to_id=2):
+    """Build a message as a rule sees it."""
+    return Message("e", batch_of([(from_id, to_id)], [content]), 0)
 
 
 def judged(rule, batch):

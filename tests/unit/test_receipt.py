@@ -2,27 +2,17 @@
 
 import numpy as np
 import pytest
+from support.batches import batch_to
 
-from ray_messaging.model.batch import Batch
-from ray_messaging.model.columns import IdColumn, PayloadColumn
+from ray_messaging.model.columns import PayloadColumn
 from ray_messaging.model.extension import Extension
 from ray_messaging.receipt import Outcome, Receipts
 
 
 @pytest.mark.parametrize("step", [4, np.array([4, 5])])
 def test_a_message_of_a_step_has_the_id_of_its_step_ordinal_and_sender(step):
-    batch = Batch(
-        sender="east",
-        epoch=3,
-        first=10,
-        from_ids=IdColumn.of([7, "ann"]),
-        rows=2,
-        to_ids=IdColumn.of([1, 2]),
-        topics=("agent-chat",),
-        step=step,
-        lines=PayloadColumn.of([b"{}", b"{}"]),
-        extension=Extension(attempt=1, deliver=6, ordinal=np.array([0, 2], np.uint32)),
-    )
+    extension = Extension(attempt=1, deliver=6, ordinal=np.array([0, 2], np.uint32))
+    batch = batch_to([1, 2], [7, "ann"], sender="east", epoch=3, first=10, step=step, extension=extension)
     assert [Outcome(batch).message_id(row) for row in (0, 1)] == [batch.message_id(row) for row in (0, 1)]
     assert Outcome(batch).message_id(0) == "4-0-7"
     batch.extension = None
@@ -30,12 +20,7 @@ def test_a_message_of_a_step_has_the_id_of_its_step_ordinal_and_sender(step):
 
 
 def test_receipts_are_found_by_their_ids():
-    ids = IdColumn.of([1, 2, 3])
-    batch = Batch(
-        sender="east", epoch=3, first=10, from_ids=ids, rows=3, to_ids=ids, topics=("agent-chat",),
-        lines=PayloadColumn.of([b"{}"] * 3),
-    )  # fmt: skip
-    outcome = Outcome(batch)
+    outcome = Outcome(batch_to([1, 2, 3], lines=PayloadColumn.of([b"{}"] * 3)))
     outcome.settle(None, 0)
     receipts = Receipts([(outcome, 0, 3)])
     assert [receipts.index(receipts[row]) for row in range(3)] == [0, 1, 2]

@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.batches import batch_to
 
 from ray_messaging.addressing.channels import build_channel
 from ray_messaging.addressing.directory import Claim, Directory, Record, claims_of, decode_record, encode_record
 from ray_messaging.addressing.patterns import compile_glob, glob_pattern
 from ray_messaging.errors import FrameError
 from ray_messaging.model.agent_sets import AgentSet
-from ray_messaging.model.batch import Batch
-from ray_messaging.model.columns import IdColumn
 
 EXP = "e"
 INT = st.one_of(st.integers(-5, 30), st.integers(-(2**63), 2**63 - 1))
@@ -60,16 +59,8 @@ def batches(draw):
     # An agent's topic needs an agent.
     rows = [(1 if to_id is None and topic[0] != ":" else to_id, topic) for to_id, topic in rows]
     topics = tuple(dict.fromkeys(topic for _, topic in rows)) or ("chat",)
-    return Batch(
-        sender="s",
-        epoch=0,
-        first=0,
-        from_ids=IdColumn.of([0] * len(rows)),
-        rows=len(rows),
-        to_ids=IdColumn.of([to_id for to_id, _ in rows]),
-        topics=topics,
-        topic=None if len(topics) == 1 else np.array([topics.index(topic) for _, topic in rows], np.uint16),
-    )
+    topic = None if len(topics) == 1 else np.array([topics.index(topic) for _, topic in rows], np.uint16)
+    return batch_to([to_id for to_id, _ in rows], topics=topics, topic=topic)
 
 
 def naive(found, to_id, topic):
@@ -124,15 +115,7 @@ def test_dense_and_sparse_ids(step):
     record = Record("m", [claim(set(ids), ["chat"])], [], [])
     directory.update(1, [record], ["m"])
     asked = [*ids, *(each + 1 for each in ids), -6, 2**62, -(2**63), 2**63 - 1]
-    batch = Batch(
-        sender="s",
-        epoch=0,
-        first=0,
-        from_ids=IdColumn.of(asked),
-        rows=len(asked),
-        to_ids=IdColumn.of(asked),
-        topics=("chat",),
-    )
+    batch = batch_to(asked, topics=("chat",))
     assert [bool(route) for route in directory.route(batch)] == [each in set(ids) for each in asked]
 
 
@@ -174,15 +157,7 @@ def test_a_pattern_for_each_agent_costs_a_match_for_each_message(monkeypatch):
     directory.update(1, [Record("m", [], [], globs), Record("all", [], [], ["exps:*"])], ["all", "m"])
     directory.update(2, [Record("other", [], ["news"], [])], ["all", "m", "other"])
     assert patterns.compiled == len(agents) + 1
-    batch = Batch(
-        sender="s",
-        epoch=0,
-        first=0,
-        from_ids=IdColumn.of(agents),
-        rows=len(agents),
-        to_ids=IdColumn.of(agents),
-        topics=("chat",),
-    )
+    batch = batch_to(agents, topics=("chat",))
     for _ in range(2):
         assert {directory.mailboxes(route) for route in directory.route(batch)} == {("all", "m")}
         assert patterns.matched == 2 * len(agents)

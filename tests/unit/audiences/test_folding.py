@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.batches import batch_to
 
 from ray_messaging.audiences.building import build_edges
 from ray_messaging.audiences.folding import agents_digest, fold, spread, unfold
@@ -11,8 +12,7 @@ from ray_messaging.audiences.kept_pairs import encode_kept, kept_places
 from ray_messaging.audiences.member_edges import MemberEdges
 from ray_messaging.errors import FrameError
 from ray_messaging.model.agent_sets import AgentSet
-from ray_messaging.model.batch import Batch
-from ray_messaging.model.columns import IdColumn, PayloadColumn, nobody
+from ray_messaging.model.columns import PayloadColumn
 from ray_messaging.model.extension import Audience, Extension
 from ray_messaging.wire.frames import decode, encode
 
@@ -21,17 +21,9 @@ PAIRS = st.lists(st.tuples(AGENTS, AGENTS), min_size=1, max_size=60)
 
 
 def broadcasts(senders):
-    return Batch(
-        sender="west",
-        epoch=3,
-        first=40,
-        from_ids=IdColumn.of(senders),
-        to_ids=nobody(len(senders)),
-        rows=len(senders),
-        topics=("agent-chat",),
-        lines=PayloadColumn.of([b'{"n":%d}' % row for row in range(len(senders))]),
-        extension=Extension(audience=Audience("friends", 2)),
-    )
+    lines = PayloadColumn.of([b'{"n":%d}' % row for row in range(len(senders))])
+    extension = Extension(audience=Audience("friends", 2))
+    return batch_to([None] * len(senders), senders, first=40, lines=lines, extension=extension)
 
 
 def rows_of(batch):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.batches import batch_to
 
 from ray_messaging.cluster.lane_calls import (
     AckCall,
@@ -24,8 +25,8 @@ from ray_messaging.cluster.lane_calls import (
 )
 from ray_messaging.errors import FrameError
 from ray_messaging.messages import Messages, Slice
-from ray_messaging.model.batch import Batch, Origin
-from ray_messaging.model.columns import IdColumn, PayloadColumn
+from ray_messaging.model.batch import Origin
+from ray_messaging.model.columns import PayloadColumn
 from ray_messaging.receipt import BLOCKED, DELIVERED, UNDELIVERABLE, Outcome, Receipts
 from ray_messaging.receiving.delivery_leases import FetchOptions, Token
 from ray_messaging.transports.cursors import AckRange, Cursor
@@ -55,17 +56,8 @@ def joined(parts):
 
 def batch_of(rows=3, from_id=7):
     lines = PayloadColumn.of([b'{"n":%d}' % row for row in range(rows)])
-    return Batch(
-        sender="",
-        epoch=0,
-        first=0,
-        from_ids=IdColumn.constant(from_id, rows),
-        rows=rows,
-        to_ids=IdColumn.of([*range(rows - 1), "nobody"]),
-        topics=("agent-chat",),
-        sent_at=100.0,
-        lines=lines,
-    )
+    to_ids = [*range(rows - 1), "nobody"]
+    return batch_to(to_ids, [from_id] * rows, sender="", epoch=0, sent_at=100.0, lines=lines)
 
 
 @given(calls, frames)

@@ -3,30 +3,20 @@
 import asyncio
 
 import numpy as np
+from support.batches import batch_to
 
 from ray_messaging.conversations.answers import Answers
 from ray_messaging.conversations.open_questions import OpenQuestions
 from ray_messaging.messages import Slice
-from ray_messaging.model.batch import Batch
-from ray_messaging.model.columns import IdColumn, PayloadColumn
+from ray_messaging.model.columns import PayloadColumn
 from ray_messaging.model.extension import Extension
 from ray_messaging.model.message_ids import MessageIdColumn
 
 
 def batch(first, from_ids, to_ids, **extension):
     lines = PayloadColumn.of([b"{}"] * len(from_ids))
-    made = Batch(
-        sender="me",
-        epoch=1,
-        first=first,
-        from_ids=IdColumn.of(from_ids),
-        to_ids=IdColumn.of(to_ids),
-        topics=("t",),
-        lines=lines,
-        rows=len(from_ids),
-    )
-    made.extension = Extension(**extension) if extension else None
-    return made
+    said = Extension(**extension) if extension else None
+    return batch_to(to_ids, from_ids, sender="me", first=first, lines=lines, extension=said)
 
 
 def answers_to(numbers, from_ids):
@@ -41,17 +31,6 @@ def asked(questions, first, agents):
     futures = [asyncio.get_running_loop().create_future() for _ in agents]
     questions.add_lone(batch(first, [1] * len(agents), agents), futures)
     return futures
-
-
-async def test_a_lone_question_takes_one_answer_of_the_agent_that_was_asked():
-    questions = OpenQuestions("town")
-    (future,) = asked(questions, 5, [7])
-    for number, agent in ((5, 8), (6, 7), (4, 7)):
-        assert questions.answer(answers_to([number], [agent])).tolist() == [0]
-    assert not future.done()
-    assert questions.answer(answers_to([5], [7])).tolist() == []
-    assert future.result().from_id == 7
-    assert questions.answer(answers_to([5], [7])).tolist() == [0]
 
 
 async def test_one_batch_answers_lone_questions_and_those_of_columns():

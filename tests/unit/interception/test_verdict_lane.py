@@ -93,21 +93,6 @@ async def test_each_connection_has_its_answers_in_order(lane):
         client.close()
 
 
-async def test_requests_in_one_write_and_in_many(lane):
-    reader, writer = await raw(lane)
-    stream = frame(lane.address.token.encode()) + b"".join(asked(7 * n, b"%d" % n) for n in range(5))
-    writer.write(stream[:50])
-    for at in range(50, len(stream)):
-        writer.write(stream[at : at + 1])
-        await writer.drain()
-    assert await reader.readexactly(4) == frame(b"")
-    for n in range(5):
-        answer = answered(7 * n, b"answer to %d" % n)
-        assert await reader.readexactly(len(answer)) == answer
-    writer.close()
-    await writer.wait_closed()
-
-
 @pytest.mark.parametrize("token", [b"", b"wrong", b"x" * 128, "é".encode()], ids=["empty", "wrong", "long", "odd"])
 async def test_a_wrong_token_is_refused(lane, token):
     reader, writer = await raw(lane)
@@ -162,20 +147,6 @@ async def test_a_caller_without_a_token_in_time_is_dropped(lane, monkeypatch):
     assert lane.server.refused == 1
     assert not lane.server.connections
     writer.transport.abort()
-
-
-async def test_too_many_connections(lane, monkeypatch):
-    monkeypatch.setattr(lane_module, "CONNECTIONS", 1)
-    small = LaneServer(lane.answer)
-    client = await LaneClient.open(await small.start("127.0.0.1"))
-    lane.address = lane.address._replace(port=client.transport.get_extra_info("peername")[1])
-    reader, writer = await raw(lane)
-    assert await ended(reader) == b""
-    assert small.refused == 1
-    assert await client.ask(b"1") == b"answer to 1"
-    writer.transport.abort()
-    client.close()
-    await small.close()
 
 
 async def test_a_cut_raises(lane):

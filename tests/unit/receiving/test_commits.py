@@ -3,10 +3,10 @@
 import random
 
 import pytest
+from support.batches import batch_to
 
 from ray_messaging.messages import Slice
-from ray_messaging.model.batch import Batch, Origin
-from ray_messaging.model.columns import IdColumn
+from ray_messaging.model.batch import Origin
 from ray_messaging.receiving.ack_ranges import range_of, spans_in
 from ray_messaging.receiving.commits import InFlight
 from ray_messaging.receiving.inbox import Inbox, Piece
@@ -14,17 +14,7 @@ from ray_messaging.transports.cursors import START, Cursor, begins, decode_range
 
 
 def batch_of(entry, rows):
-    ids = IdColumn.of([1] * rows)
-    return Batch(
-        sender="s",
-        epoch=1,
-        first=0,
-        from_ids=ids,
-        rows=len(ids),
-        to_ids=ids,
-        topics=("t",),
-        origin=Origin("box", entry),
-    )
+    return batch_to([1] * rows, origin=Origin("box", entry))
 
 
 class Model:

@@ -3,13 +3,12 @@
 import asyncio
 import tracemalloc
 
-import numpy as np
 import pytest
+from support.batches import batch_to
 
 from ray_messaging.audiences.book import AudienceBook
 from ray_messaging.errors import Closed
-from ray_messaging.model.batch import Batch
-from ray_messaging.model.columns import IdColumn, PayloadColumn
+from ray_messaging.model.columns import PayloadColumn
 from ray_messaging.receiving import reader as module
 from ray_messaging.receiving.inbox import Inbox
 from ray_messaging.receiving.reader import Reader
@@ -20,9 +19,7 @@ from ray_messaging.wire.frames import decode, encode
 
 def frame(nbytes, first=0):
     lines = PayloadColumn.of([b'"' + b"x" * nbytes + b'"'])
-    ids = IdColumn(np.array([1]))
-    batch = Batch(sender="s", epoch=1, first=first, from_ids=ids, rows=len(ids), to_ids=ids, topics=("t",), lines=lines)
-    return encode(batch)
+    return encode(batch_to([1], first=first, lines=lines))
 
 
 class Scripted:

@@ -1,33 +1,23 @@
 """The account of one step of a group."""
 
 import numpy as np
+from support.batches import batch_to
 
-from ray_messaging.model.batch import Batch
-from ray_messaging.model.columns import IdColumn, PayloadColumn
+from ray_messaging.model.columns import PayloadColumn
 from ray_messaging.model.extension import Extension
 from ray_messaging.receipt import DELIVERED, UNDELIVERABLE, Outcome
 from ray_messaging.steps.step_account import StepAccount, StepCounts
 
 
-def batch_to(to_ids, topic="agent-chat"):
+def sent_to(to_ids, topic="agent-chat"):
     rows = len(to_ids)
-    return Batch(
-        sender="east",
-        epoch=1,
-        first=0,
-        from_ids=IdColumn.of([1] * rows),
-        to_ids=IdColumn.of(to_ids),
-        topics=(topic,),
-        step=4,
-        sent_at=0.0,
-        lines=PayloadColumn.of([b"{}"] * rows),
-        rows=rows,
-        extension=Extension(deliver=5, ordinal=np.arange(rows, dtype=np.uint32)),
-    )
+    extension = Extension(deliver=5, ordinal=np.arange(rows, dtype=np.uint32))
+    lines = PayloadColumn.of([b"{}"] * rows)
+    return batch_to(to_ids, [1] * rows, topics=(topic,), step=4, sent_at=0.0, lines=lines, extension=extension)
 
 
 def test_a_batch_with_rows_that_failed_is_added_without_an_error():
-    batch = batch_to([2, 3])
+    batch = sent_to([2, 3])
     outcome = Outcome(batch)
     outcome.settle(np.array([0]), DELIVERED)  # the other row has an error, and its step is not committed
     account = StepAccount(digest=True)
@@ -38,7 +28,7 @@ def test_a_batch_with_rows_that_failed_is_added_without_an_error():
 def test_a_few_addresses_that_nobody_listens_to_are_named_over_all_steps():
     account = StepAccount(digest=False)
     for to_ids, topic in (([7, "ann", 7], "agent-chat"), ([None], ":town-square"), ([7, *range(20)], "agent-chat")):
-        outcome = Outcome(batch := batch_to(to_ids, topic))
+        outcome = Outcome(batch := sent_to(to_ids, topic))
         outcome.settle(None, UNDELIVERABLE)
         account.add(batch, outcome)
         before = account.copy()

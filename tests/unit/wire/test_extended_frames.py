@@ -2,19 +2,17 @@
 
 import numpy as np
 import pytest
+from support.batches import batch_to
 from support.forged_frames import rewritten, sealed
 
 from ray_messaging.errors import FrameError
-from ray_messaging.model.batch import Batch
-from ray_messaging.model.columns import IdColumn
 from ray_messaging.model.extension import Audience, Extension, InHand
 from ray_messaging.model.message_ids import MessageIdColumn
 from ray_messaging.wire.frames import decode, encode
 
 
 def of_three(**more):
-    ids = IdColumn.of([1, 2, 3])
-    return Batch(sender="s", epoch=1, first=0, from_ids=ids, rows=len(ids), to_ids=ids, topics=("t",), **more)
+    return batch_to([1, 2, 3], **more)
 
 
 def answers():

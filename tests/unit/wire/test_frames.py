@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.batches import batch_to
 from support.extensions import INT64, TEXT, extensions
 from support.forged_frames import sealed
 
@@ -254,9 +255,7 @@ def test_a_header_that_is_none(header):
 
 
 def test_other_versions_and_sizes():
-    frame = encode(
-        Batch(sender="s", epoch=1, first=0, from_ids=IdColumn.of([]), rows=0, to_ids=IdColumn.of([]), topics=("t",))
-    )
+    frame = encode(batch_to([]))
     for version in (VERSION - 1, VERSION + 1):
         with pytest.raises(FrameError, match=rf"frame version {version}, and this ray_messaging reads {VERSION} only"):
             decode(frame[:2] + bytes([version]) + frame[3:])
@@ -272,8 +271,7 @@ def test_other_versions_and_sizes():
 
 
 def of_three(**more):
-    ids = IdColumn.of([1, 2, 3])
-    return Batch(sender="s", epoch=1, first=0, from_ids=ids, rows=len(ids), to_ids=ids, topics=("t",), **more)
+    return batch_to([1, 2, 3], **more)
 
 
 @pytest.mark.parametrize("rows", [b"\x03\0\0\0", b"\xff" * 4, b"\0\0\0\0\x07\0\0\0", b"\0", b"\0" * 7], ids=repr)

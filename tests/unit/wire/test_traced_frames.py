@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from support.batches import batch_to
 from support.extensions import extensions
 from support.forged_frames import rewritten
 
 from ray_messaging.errors import FrameError
-from ray_messaging.model.batch import Batch, Origin
-from ray_messaging.model.columns import IdColumn, PayloadColumn
+from ray_messaging.model.batch import Origin
+from ray_messaging.model.columns import PayloadColumn
 from ray_messaging.model.extension import Extension
 from ray_messaging.model.trace_point import CONTEXT_BYTES, TracePoint
 from ray_messaging.wire.frames import decode, encode
@@ -20,9 +21,7 @@ SPAN = bytes(range(CONTEXT_BYTES))
 
 
 def of_two(**more):
-    ids = IdColumn.of([1, 2])
-    lines = PayloadColumn.of([b"{}", b"[]"])
-    return Batch(sender="s", epoch=1, first=0, from_ids=ids, rows=2, to_ids=ids, topics=("t",), lines=lines, **more)
+    return batch_to([1, 2], lines=PayloadColumn.of([b"{}", b"[]"]), **more)
 
 
 @given(span=st.binary(min_size=CONTEXT_BYTES, max_size=CONTEXT_BYTES), extension=st.none() | extensions(2))

@@ -7,38 +7,26 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.batches import batch_to
 from support.extensions import extensions
 from support.forged_frames import rewritten, sealed
 from support.typed_tables import tables, values_of
 
 from ray_messaging.errors import FrameError
-from ray_messaging.model.batch import Batch
-from ray_messaging.model.columns import IdColumn
 from ray_messaging.model.typed.input import columns
 from ray_messaging.wire.frames import VERSION, decode, encode
 
 
 def batch_of(lines, **more):
-    ids = IdColumn.of([*range(len(lines))])
-    return Batch(
-        sender="s", epoch=1, first=0, from_ids=ids, to_ids=ids, topics=("t",), rows=len(ids), lines=lines, **more
-    )
+    return batch_to(range(len(lines)), lines=lines, **more)
 
 
 @st.composite
 def batches(draw):
     rows = draw(st.integers(0, 8))
-    ids = IdColumn.of(
-        draw(st.lists(st.one_of(st.integers(0, 9), st.text("ab", max_size=3)), min_size=rows, max_size=rows))
-    )
-    return Batch(
-        sender="s",
-        epoch=1,
-        first=0,
-        from_ids=ids,
-        to_ids=ids,
-        topics=("t",),
-        rows=rows,
+    ids = draw(st.lists(st.one_of(st.integers(0, 9), st.text("ab", max_size=3)), min_size=rows, max_size=rows))
+    return batch_to(
+        ids,
         numbers=draw(st.sampled_from([None, np.arange(rows, dtype=np.uint32)])),
         lines=draw(tables(rows)),
         extension=draw(st.none() | extensions(rows)),
@@ -179,11 +167,8 @@ def test_impossible_values(old, new, says):
 @pytest.mark.parametrize(("agent", "small"), [(-(2**31), True), (-(2**31) - 1, False), (2**31, False)])
 def test_ids_take_four_bytes_where_all_fit(agent, small):
     table = columns(a=[1, 2])
-    found = [IdColumn.of([1, 2]), IdColumn.of([agent, 7])]
-    frames = [
-        encode(Batch(sender="s", epoch=1, first=0, from_ids=a, to_ids=b, topics=("t",), rows=2, lines=table))
-        for a, b in (found, found[::-1], found[:1] * 2)
-    ]
+    found = [[1, 2], [agent, 7]]
+    frames = [encode(batch_to(b, a, lines=table)) for a, b in (found, found[::-1], found[:1] * 2)]
     assert (len(frames[0]) == len(frames[1]) == len(frames[2])) is small
     assert decode(frames[0]).to_ids.tolist() == decode(frames[1]).from_ids.tolist() == [agent, 7]
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.batches import batch_to
 
 from ray_messaging.errors import RuleError
 from ray_messaging.interception.broadcasts.barred_pairs import Intersections
@@ -27,8 +28,7 @@ from ray_messaging.interception.rules import (
 from ray_messaging.interception.rules.rule import ALLOW
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.wire.verdicts import decode_verdicts
-from ray_messaging.model.batch import Batch
-from ray_messaging.model.columns import IdColumn, PayloadColumn
+from ray_messaging.model.columns import PayloadColumn
 from ray_messaging.model.extension import Audience, Extension
 
 FRIENDS = Audience("friends", 1)
@@ -38,16 +38,12 @@ def broadcasts(said, *, audience=FRIENDS, lines=None, first=0):
     """Build the batch of broadcasts (sender, hearers), a row for each hearer."""
     rows = np.repeat(np.arange(len(said)), [len(hearers) for _, hearers in said])
     lines = [b"{}"] * len(said) if lines is None else lines
-    return Batch(
-        sender="west",
-        epoch=1,
+    return batch_to(
+        [hearer for _, hearers in said for hearer in hearers],
+        [said[row][0] for row in rows.tolist()],
         first=first,
-        from_ids=IdColumn.of([said[row][0] for row in rows.tolist()]),
-        to_ids=IdColumn.of([hearer for _, hearers in said for hearer in hearers]),
-        topics=("agent-chat",),
         numbers=rows.astype(np.uint32),
         lines=PayloadColumn.of(lines, rows.astype(np.uint32)),
-        rows=len(rows),
         extension=Extension(audience=audience),
     )
 

@@ -2,11 +2,12 @@
 
 import asyncio
 import contextlib
-import inspect
 import logging
 
 import pytest
+from support.delegation import Method
 from support.interceptors import Held
+from support.interceptors import batch as batch_of
 from support.patience import WAIT_S
 
 from ray_messaging.errors import ConfigError, FrameError, InterceptorUnavailable
@@ -20,24 +21,8 @@ from ray_messaging.interception.client.verdict_client import (
 from ray_messaging.interception.rules import BlackList, MaxLength, block
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.server.lane_server import LaneServer
-from ray_messaging.interception.wire.lane import LaneAddress
 from ray_messaging.interception.wire.verdicts import NOBODY, VerdictReply, decode_verdicts, encode_verdicts
-from ray_messaging.model.batch import Batch
-from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.wire.log_notes import Why
-
-
-class Method:
-    """A `handle.method`: its `remote` returns an awaitable."""
-
-    def __init__(self, call):
-        self.call = call
-        self.calls = []
-
-    async def remote(self, *args):
-        self.calls.append(args)
-        found = self.call(*args)
-        return await found if inspect.isawaitable(found) else found
 
 
 class Actor:
@@ -73,17 +58,8 @@ async def remote(actor):
     await judge.close()
 
 
-def batch(pairs=((1, 2), (2, 1)), *, first=0, payload=b'{"n":1}'):
-    return Batch(
-        sender="s",
-        epoch=1,
-        first=first,
-        from_ids=IdColumn.of([pair[0] for pair in pairs]),
-        rows=len(pairs),
-        to_ids=IdColumn.of([pair[1] for pair in pairs]),
-        topics=("agent-chat",),
-        lines=PayloadColumn.of([payload] * len(pairs)),
-    )
+def batch(pairs=((1, 2), (2, 1)), *, first=0):
+    return batch_of([{"n": 1}] * len(pairs), pairs=pairs, first=first)
 
 
 async def blocked(judge, *args, **options):
@@ -247,45 +223,40 @@ async def test_an_actor_that_died_for_good_is_not_asked_again():
     assert len(actor.lane.calls) == 1
 
 
-async def test_a_lane_that_opens_for_nobody_is_not_tried_before_each_batch(actor, remote, monkeypatch):
-    monkeypatch.setattr("ray_messaging.interception.server.lane_server.OPENING_S", 0.02)
+@contextlib.asynccontextmanager
+async def mute_lane(actor, *, opens):
+    """Give an actor a lane that answers nothing; it takes the token or, unless it opens, does not even answer that."""
     gone = asyncio.Event()
 
-    async def silent(reader, writer):
+    async def serve(reader, writer):
+        if opens:
+            await reader.readexactly(int.from_bytes(await reader.readexactly(4), "little"))
+            writer.write(b"\0\0\0\0")
         with contextlib.suppress(OSError):
             await reader.read()
         writer.transport.abort()
         gone.set()
 
-    server = await asyncio.start_server(silent, "127.0.0.1", 0)
-    actor.lane.call = lambda: ("127.0.0.1", server.sockets[0].getsockname()[1], "token")
-    for first in range(0, 20, 2):
-        assert set(await blocked(remote, first=first)) == {0}
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        actor.lane.call = lambda: ("127.0.0.1", server.sockets[0].getsockname()[1], "token")
+        yield
+        await gone.wait()
+
+
+async def test_a_lane_that_opens_for_nobody_is_not_tried_before_each_batch(actor, remote, monkeypatch):
+    monkeypatch.setattr("ray_messaging.interception.server.lane_server.OPENING_S", 0.02)
+    async with mute_lane(actor, opens=False):
+        for first in range(0, 20, 2):
+            assert set(await blocked(remote, first=first)) == {0}
     assert (remote.route, len(actor.lane.calls), len(actor.forward_batch.calls)) == ("ray", 1, 10)
-    server.close()
-    await server.wait_closed()
 
 
 async def test_a_lane_that_never_answers(actor):
-    async def swallow(reader, writer):
-        token = await reader.readexactly(4)
-        await reader.readexactly(int.from_bytes(token, "little"))
-        writer.write(b"\0\0\0\0")
-        with contextlib.suppress(OSError):
-            await reader.read()
-        writer.transport.abort()
-        done.set()
-
-    done = asyncio.Event()
-    server = await asyncio.start_server(swallow, "127.0.0.1", 0)
-    actor.lane.call = lambda: ("127.0.0.1", server.sockets[0].getsockname()[1], "token")
     judge = RemoteVerdictClient(actor, 0.1)
-    with pytest.raises(InterceptorUnavailable):
-        await judge.judge(batch())
-    await judge.close()
-    await done.wait()
-    server.close()
-    await server.wait_closed()
+    async with mute_lane(actor, opens=True):
+        with pytest.raises(InterceptorUnavailable):
+            await judge.judge(batch())
+        await judge.close()
 
 
 @pytest.mark.parametrize("answer", [b"", b"garbage", b"\x91\xa1a"])
@@ -449,7 +420,3 @@ async def test_a_forward_that_cannot_be_reached_is_asked_again():
 async def test_a_forward_that_never_answers():
     with pytest.raises(InterceptorUnavailable):
         await blocked(ForeignVerdictClient(Foreign(lambda *_: hang()), 0.05))
-
-
-async def test_a_lane_address_pickles_as_a_tuple():
-    assert LaneAddress(*("host", 1, "token")) == ("host", 1, "token")

@@ -12,6 +12,7 @@ import pytest
 import ray.cloudpickle
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.rules import batch_of, message_of
 
 from ray_messaging.errors import RuleError
 from ray_messaging.interception.rules.agentsociety_block import BlackSet, Block, ViolationCounts
@@ -20,8 +21,6 @@ from ray_messaging.interception.rules.rule import ALLOW
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.server.watchdog import Watch
 from ray_messaging.message import Message
-from ray_messaging.model.batch import Batch
-from ray_messaging.model.columns import IdColumn, PayloadColumn
 
 # -- what AgentSociety gives its users: a base class with a lock, a decorator that takes it and writes its arguments ---
 
@@ -124,16 +123,8 @@ class Model:
         return "rude" not in json.loads(msg)["content"]
 
 
-def batch(*rows, first=0):
-    return Batch(
-        sender="s", epoch=0, first=first, topics=("chat",),
-        from_ids=IdColumn.of([row[0] for row in rows]), rows=len(rows), to_ids=IdColumn.of([row[1] for row in rows]),
-        lines=PayloadColumn.encode([{"content": row[2]} for row in rows], 10**6),
-    )  # fmt: skip
-
-
 def message(from_id=1, to_id=2, content="hello"):
-    return Message("e", batch((from_id, to_id, content)), 0)
+    return message_of(content, from_id, to_id)
 
 
 class Context:
@@ -175,28 +166,12 @@ async def test_an_edge_is_banned_after_so_many():
     assert len(model.asked) == 5
 
 
-async def test_a_sender_is_banned_after_so_many():
-    rule = block_in(Context(violations={1: 1}), RudePoints("points", 3), llm=Model())
-    said = await judged(rule, (1, 2, "rude"), (1, 2, "hello"), (1, 3, "rude"), (1, 4, "hello"), (2, 4, "hello"))
-    assert said == ["rude", True, "rude", "on the black set", True]
-    assert rule.context.black_list.pairs == {(1, None)}
-
-
 async def test_a_pardoned_sender_may_write_again():
     context = Context(pairs=[(1, None)])
     rule = block_in(context, RudePoints("points", 3), llm=Model())
     assert await judged(rule, (1, 2, "hello")) == ["on the black set"]
     context.black_list.remove([(1, None)])
     assert await judged(rule, (1, 2, "hello")) == [True]
-
-
-async def test_in_the_interceptor():
-    interceptor = Interceptor("e", [Block(RudeEdges("edges", 2), llm=Model())])
-    passed = [await interceptor.forward(1, 2, {"content": text}) for text in ("hello", "rude", "rude", "hello")]
-    assert passed == [True, False, False, False]
-    assert interceptor.black_list.pairs == {(1, 2)}
-    assert interceptor.violations[1] == 3
-    await interceptor.close()
 
 
 class Reference:
@@ -245,9 +220,7 @@ async def test_msg_is_what_agentsociety_gives():
     told = []
     rule = block_in(Context(), Once(lambda msg, counts, pairs: (told.append(msg) or True, "")))
     payload = {"type": "chat", "content": "grüße 你好", "n": [1, 2.5, None, True]}
-    one = batch((1, 2, ""))
-    one.lines = PayloadColumn.encode([payload], 10**6)
-    assert await rule.judge(Message("e", one, 0)) is ALLOW
+    assert await rule.judge(Message("e", batch_of([(1, 2)], payloads=[payload]), 0)) is ALLOW
     assert told == [json.dumps(payload, default=str)]
 
 

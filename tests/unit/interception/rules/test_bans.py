@@ -89,12 +89,6 @@ def test_a_ban_begins_within_a_batch():
     assert blocked(sender, batch) == [0, 1, 2, 3, 4, 5]
 
 
-def test_the_user_is_blocked_but_never_banned():
-    rule = SenderBan(NoBad(), after=1)
-    assert blocked(rule, batch_of([(None, 1)] * 3, ["bad", "fine", "bad"])) == [0, 2]
-    assert rule.banned == frozenset()
-
-
 def test_forgiving():
     edge, sender = EdgeBan(NoBad(), after=1), SenderBan(NoBad(), after=1)
     batch = batch_of([(1, 2), ("ann", 2), (3, None)], ["bad"] * 3)

@@ -8,30 +8,12 @@ from functools import partial
 import numpy as np
 import pytest
 import ray.cloudpickle
+from support.rules import message_of as message
 
 from ray_messaging.errors import RuleError
 from ray_messaging.interception.rules.moderator import Moderator
 from ray_messaging.interception.rules.rule import ALLOW, block, label, rewrite
 from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.message import Message
-from ray_messaging.model.batch import Batch
-from ray_messaging.model.columns import IdColumn, PayloadColumn
-
-
-def message(content="hello", from_id=1, to_id=2):
-    return Message(
-        "e",
-        Batch(
-            sender="s",
-            epoch=0,
-            first=0,
-            from_ids=IdColumn.of([from_id]), rows=1,
-            to_ids=IdColumn.of([to_id]),
-            topics=("chat",),
-            lines=PayloadColumn.encode([{"content": content}], 10**9),
-        ),
-        0,
-    )  # fmt: skip
 
 
 class Judge:

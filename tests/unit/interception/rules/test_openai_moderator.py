@@ -9,27 +9,13 @@ import sys
 import pytest
 import ray.cloudpickle
 from pydantic import SecretStr
+from support.rules import message_of as message
 
 from ray_messaging.errors import ConfigError, RuleError
 from ray_messaging.interception.rules.openai_moderator import OpenAIModerator, read_verdict
 from ray_messaging.interception.rules.rule import ALLOW, block
-from ray_messaging.message import Message
-from ray_messaging.model.batch import Batch
-from ray_messaging.model.columns import IdColumn, PayloadColumn
 
 KEY = "sk-a-secret-of-the-tests"
-
-
-def message(content="hello", from_id=1):
-    return Message(
-        "e",
-        Batch(
-            sender="s", epoch=0, first=0, from_ids=IdColumn.of([from_id]), rows=1, to_ids=IdColumn.of([2]),
-            topics=("chat",),
-            lines=PayloadColumn.encode([{"content": content}], 10**9),
-        ),
-        0,
-    )  # fmt: skip
 
 
 class Endpoint:

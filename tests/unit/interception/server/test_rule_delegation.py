@@ -1,6 +1,5 @@
 """Rules that an interceptor may delegate; the senders' copies decide alike."""
 
-import asyncio
 import logging
 import pickle
 
@@ -168,16 +167,6 @@ def offered(interceptor):
     return decode_verdicts(interceptor.answer(encode(of([(1, 2)])))).snapshot
 
 
-async def test_a_snapshot_holds_longer_where_there_are_many_messagers(monkeypatch):
-    monkeypatch.setattr(delegation, "CALM_S", 0.0)
-    interceptor = Interceptor("x", [BlackList()], epoch=3, publish_snapshot=write)
-    number = (await ask(interceptor)).number
-    for messagers, stretch in [(1, 1.0), (64, 2.0), (16, 1.0), (10_000, 20.0)]:
-        whole, news = await ask(interceptor, messagers=messagers), await ask(interceptor, number, messagers=messagers)
-        assert whole.rules is not None
-        assert (whole.stretch, news.stretch) == (stretch, stretch)
-
-
 @pytest.mark.parametrize("stretch", [0.5, 21.0, float("nan")])
 def test_a_snapshot_of_another_length_is_refused(stretch):
     with pytest.raises(FrameError):
@@ -220,25 +209,6 @@ async def test_an_interceptor_without_a_publisher_offers_nothing(monkeypatch, ep
     interceptor = Interceptor("x", epoch=epoch, publish_snapshot=publish)
     assert await ask(interceptor) == RuleSnapshot(0)
     assert offered(interceptor) == 0
-    await interceptor.close()
-
-
-async def test_rules_changed_while_their_number_is_stored_are_not_delegated(monkeypatch):
-    monkeypatch.setattr(delegation, "CALM_S", 0.0)
-    gate = asyncio.Event()
-
-    async def slow(_number):
-        await gate.wait()
-
-    interceptor = Interceptor("x", epoch=3, publish_snapshot=slow)
-    asked = asyncio.create_task(ask(interceptor))
-    await asyncio.sleep(0)
-    change = asyncio.create_task(interceptor.change(lambda: interceptor.black_list.add((1, 1))))
-    await asyncio.sleep(0)
-    assert not change.done()
-    gate.set()
-    assert await asked == RuleSnapshot(0)
-    await change
     await interceptor.close()
 
 

@@ -77,16 +77,6 @@ def test_the_end_of_a_step_settles_it():
     assert dict(world.table) == {"first": 1}
 
 
-def test_a_successor_takes_back_what_a_batch_without_an_answer_has_changed():
-    world = World({"n": 1, "text": "a"})
-    world.count("east", 3, 5, n=2)
-    world.count("east", 3, 5, n=5, text="b", done=False)
-    world = world.successor()
-    assert dict(world.table) == {"n": 2, "text": "a"}
-    world.count("east", 3, 6)
-    assert dict(world.table) == {"n": 1, "text": "a"}
-
-
 def test_a_table_that_was_replaced_keeps_its_entries():
     world = World()
     world.count("east", 3, 5, first=1)

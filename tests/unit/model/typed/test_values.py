@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
+from support.batches import batch_to
 
 from ray_messaging import columns
 from ray_messaging.errors import InvalidColumns
 from ray_messaging.messages import Messages, Slice
-from ray_messaging.model.batch import Batch
-from ray_messaging.model.columns import IdColumn, PayloadColumn
+from ray_messaging.model.columns import PayloadColumn
 
 BIG = [2**53 + 1, 2**62 + 1]
 
@@ -16,9 +16,7 @@ def messages_of(*parts):
     slices = []
     for lines in parts:
         rows = lines.count if isinstance(lines, PayloadColumn) else len(lines)
-        ids = IdColumn.of([1] * rows)
-        batch = Batch(sender="a", epoch=1, first=0, from_ids=ids, rows=rows, to_ids=ids, topics=("x",), lines=lines)
-        slices.append(Slice(batch, 0, rows))
+        slices.append(Slice(batch_to([1] * rows, lines=lines), 0, rows))
     return Messages("exp", slices)
 
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.batches import batch_to
 
 from ray_messaging.errors import FrameError
 from ray_messaging.model.agent_sets import AgentSet
-from ray_messaging.model.batch import Batch
-from ray_messaging.model.columns import IdColumn, PayloadColumn
+from ray_messaging.model.columns import PayloadColumn
 from ray_messaging.model.extension import Extension
 from ray_messaging.steps.agent_places import AgentPlaces
 from ray_messaging.steps.reading.inbox import _AHEAD, StepInbox
@@ -26,13 +26,9 @@ ROWS = st.lists(
 def frame_of(rows, first):
     """Return the frame of rows (to_id, step, from_id, topic); the n-th of all rows has the ordinal n."""
     topics = sorted({row[3] for row in rows})
-    batch = Batch(
-        sender="group",
-        epoch=1,
-        first=0,
-        from_ids=IdColumn.of([row[2] for row in rows]),
-        rows=len(rows),
-        to_ids=IdColumn.of([row[0] for row in rows]),
+    batch = batch_to(
+        [row[0] for row in rows],
+        [row[2] for row in rows],
         topics=tuple(topics),
         topic=np.array([topics.index(row[3]) for row in rows], np.uint16) if len(topics) > 1 else None,
         step=np.array([row[1] for row in rows], np.int64),

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.batches import batch_to
 
 from ray_messaging.audiences.records import Audiences
-from ray_messaging.errors import ConfigError, InvalidColumns, UnknownSender
+from ray_messaging.errors import InvalidColumns, UnknownSender
 from ray_messaging.messages import Slice
 from ray_messaging.model.agent_sets import AgentSet
-from ray_messaging.model.batch import Batch
-from ray_messaging.model.columns import IdColumn, PayloadColumn
+from ray_messaging.model.columns import PayloadColumn
 from ray_messaging.model.extension import Extension
 from ray_messaging.steps.agent_places import AgentPlaces
 from ray_messaging.steps.sending.step_sends import StepSends
@@ -71,16 +71,6 @@ def test_a_refused_send_leaves_the_subtopic_of_later_ones():
     assert sorted((str(row[0]), row[3]) for row in rows_of(sends)) == [("1", "a"), ("2", "a"), ("x", "b")]
 
 
-@pytest.mark.parametrize("deliver_at", [3, 12, -1, 4.5, "4"])
-def test_a_step_that_is_over_or_too_far_ahead_is_refused(deliver_at):
-    sends = sends_of()
-    with pytest.raises(ConfigError, match="from step 4 on, and at most 8 steps ahead, in step 11"):
-        sends.send(1, 2, {}, subtopic="a", deliver_at=deliver_at)
-    with pytest.raises(ConfigError, match="deliver_at"):
-        sends.add_columns([1], [2], {}, "a", deliver_at)
-    assert rows_of(sends) == []
-
-
 @pytest.mark.parametrize("stranger", [3, "y", 2**62])
 def test_a_sender_of_another_group_is_refused_and_nothing_is_added(stranger):
     sends = sends_of()
@@ -107,20 +97,10 @@ def test_many_single_messages_become_batches_of_a_limited_size():
 def questions(topics):
     """Return questions to agent 1 as a step reads them, each on a topic."""
     names, rows = (*dict.fromkeys(topics),), len(topics)
-    batch = Batch(
-        sender="",
-        epoch=0,
-        first=0,
-        from_ids=IdColumn.of([7] * rows),
-        to_ids=IdColumn.of([1] * rows),
-        topics=names,
-        topic=np.array([names.index(topic) for topic in topics], np.uint16),
-        step=2,
-        sent_at=0.0,
-        lines=PayloadColumn.of([b"{}"] * rows),
-        rows=rows,
-        extension=Extension(ordinal=np.arange(rows, dtype=np.uint32), expects_answer=np.ones(rows, np.bool_)),
-    )
+    topic = np.array([names.index(topic) for topic in topics], np.uint16)
+    extension = Extension(ordinal=np.arange(rows, dtype=np.uint32), expects_answer=np.ones(rows, np.bool_))
+    batch = batch_to([1] * rows, [7] * rows, topics=names, topic=topic, step=2, sent_at=0.0, extension=extension)
+    batch.lines = PayloadColumn.of([b"{}"] * rows)
     return Slice(batch, 0, rows)
 
 
