@@ -5,9 +5,7 @@ import pickle
 import sys
 from pathlib import Path
 
-import duckdb
 import networkx as nx
-import pandas as pd
 import pyarrow as pa
 import pyarrow.csv
 import pytest
@@ -30,20 +28,6 @@ def log(folder):
 
 
 # -- the folder --------------------------------------------------------------------------------------------------------
-
-
-def test_duckdb_reads_the_folder_as_it_is(folder):
-    with duckdb.connect() as connection:
-        found = connection.sql(
-            f"select fate, count(*) from '{folder.where}/*.parquet' where from_id = 2 group by fate order by fate"
-        ).fetchall()
-    assert found == [("blocked", 1), ("delivered", 1), ("undeliverable", 1)]
-
-
-def test_pandas_reads_the_folder_as_it_is(folder):
-    frame = pd.read_parquet(folder.where)
-    assert list(frame["message_id"]) == [found["message_id"] for found in ROWS]
-    assert frame["fate"].value_counts()["delivered"] == 5
 
 
 def test_a_folder_that_holds_no_log(tmp_path):

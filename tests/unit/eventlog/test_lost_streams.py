@@ -5,8 +5,7 @@ import asyncio
 import pytest
 import redis
 import redis.asyncio as aioredis
-from support.log_writing import Society, logged, seen
-from support.patience import WAIT_S
+from support.log_writing import Society, logged, seen, until
 from support.servers import RedisProcess
 
 from ray_messaging.addressing.channels import Keys
@@ -94,12 +93,6 @@ async def end(writer):
         await writer.close()
     except MessagingError as error:
         return error
-
-
-async def until(condition):
-    async with asyncio.timeout(WAIT_S):
-        while not condition():  # noqa: ASYNC110 - what is awaited has no event
-            await asyncio.sleep(0.001)
 
 
 async def begin(society, host, **columns):

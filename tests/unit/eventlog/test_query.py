@@ -167,15 +167,6 @@ def positions(table):
     return table["position"].to_pylist()
 
 
-def test_the_user_and_any_sender_are_distinguished(log):
-    assert positions(log.query()) == [0, 1, 2, 3, 4, 5, 6]
-    assert positions(log.query(from_id=None)) == [1]
-    assert positions(log.query(to_id=None)) == [2]
-    assert positions(log.query(agent=None)) == [1, 2]
-    assert positions(log.query(from_id=[None, "ann"])) == [1, 3]
-    assert positions(log.query(from_id=[])) == []
-
-
 def test_the_columns(log):
     table = log.query()
     assert table.column_names == [

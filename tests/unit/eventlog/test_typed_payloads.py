@@ -313,14 +313,6 @@ async def test_texts_are_searched_up_to_a_limit_and_behind_a_position(traffic, w
             assert positions == [place for place in found if place > after][:limit]
 
 
-async def test_numbers_of_several_types_are_numbers(traffic, writers, tmp_path):
-    writer = await writers()
-    await traffic.send("offers", columns(price=np.array([1, 2], np.int32)))
-    await traffic.send("offers", columns(price=[0.5]))
-    await writer.close()
-    assert read(tmp_path / "log").query()["payload.price"].to_pylist() == [1.0, 2.0, 0.5]
-
-
 async def test_very_many_sets_of_columns_make_several_segments(traffic, writers, tmp_path):
     writer = await writers()
     for n in range(70):

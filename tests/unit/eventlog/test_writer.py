@@ -9,7 +9,7 @@ import pyarrow.dataset as ds
 import pytest
 from support import contracts
 from support.embedded_server import client
-from support.log_writing import Society, logged, seen
+from support.log_writing import Society, logged, seen, until
 from support.patience import WAIT_S
 
 from ray_messaging.common.backoff import RetryPolicy
@@ -60,8 +60,10 @@ class Crash:
 
 @pytest.fixture
 async def society(local, transports):
+    """Write into the streams of an experiment; mailbox `a` is open."""
     found = Society(local)
     found.transport = await transports("exp")
+    found.epoch = await found.mailbox("a")
     return found
 
 
@@ -99,12 +101,6 @@ async def within(awaitable):
         return await awaitable
 
 
-async def until(condition):
-    async with asyncio.timeout(WAIT_S):
-        while not condition():  # noqa: ASYNC110 - what is awaited has no event
-            await asyncio.sleep(0.001)
-
-
 async def lacked(store):
     """Return the messages and bytes of mailbox a that the server counts as missing in the log."""
     return [int(part or 0) for part in await store.client.hmget(store.keys.state("a"), "unlogged", "unlogged_bytes")]
@@ -113,34 +109,7 @@ async def lacked(store):
 # -- what it writes ---------------------------------------------------------------------------------------------------
 
 
-async def test_everything_that_was_sent_is_in_the_log_once(society, writers, tmp_path):
-    await society.mailbox("a")
-    await society.mailbox("b")
-    writer = await writers()
-    await society.send("a", 3)
-    await society.block(2)
-    await society.send("b", 4)
-    await within(writer.close())
-    assert sorted(logged(tmp_path / "log")) == sorted(society.written)
-    fates = ds.dataset(tmp_path / "log").to_table(columns=["fate", "mailbox"]).to_pylist()
-    assert sorted((row["fate"], row["mailbox"] or "") for row in fates) == (
-        [("blocked", "")] * 2 + [("delivered", "a")] * 3 + [("delivered", "b")] * 4
-    )
-
-
-async def test_rows_of_one_stream_stay_in_its_order(society, writers, tmp_path):
-    await society.mailbox("a")
-    writer = await writers(segment_rows=7)
-    for rows in (3, 1, 6, 2, 9, 1):
-        await society.send("a", rows)
-        await within(writer.caught_up())
-    await within(writer.close())
-    assert logged(tmp_path / "log") == society.written
-    assert len(Folder(tmp_path / "log").segments()) > 1
-
-
 async def test_messages_from_before_the_log_are_logged(society, writers, tmp_path):
-    await society.mailbox("a")
     await society.send("a", 3)
     writer = await writers()
     await within(writer.close())
@@ -156,10 +125,9 @@ async def test_a_mailbox_that_comes_later_is_read(society, writers):
 
 
 async def test_a_mailbox_that_went_is_read_to_its_end_and_dropped(society, writers, tmp_path, store):
-    epoch = await society.mailbox("a")
     writer = await writers(segment_age_s=0.0)
     await society.send("a", 3)
-    await society.transport.remove("a", epoch)
+    await society.transport.remove("a", society.epoch)
     await until(lambda: writer.rows == 3)
 
     async def none_left():
@@ -173,7 +141,6 @@ async def test_a_mailbox_that_went_is_read_to_its_end_and_dropped(society, write
 
 
 async def test_a_frame_that_cannot_be_read_is_counted_and_said(society, writers, tmp_path, caplog):
-    await society.mailbox("a")
     writer = await writers()
     await society._ship("a", 1, b"no frame")
     await society.send("a", 2)
@@ -184,7 +151,6 @@ async def test_a_frame_that_cannot_be_read_is_counted_and_said(society, writers,
 
 
 async def test_lone_messages_by_the_thousand_take_little(society, writers):
-    await society.mailbox("a")
     writer = await writers()
     for _ in range(5_000):
         await society.send("a", 1)
@@ -198,7 +164,6 @@ async def test_lone_messages_by_the_thousand_take_little(society, writers):
 
 
 async def test_the_snapshot_has_the_rows_that_are_in_no_file(society, writers, tmp_path):
-    await society.mailbox("a")
     writer = await writers(segment_rows=4)
     for rows in (5, 2):
         await society.send("a", rows)
@@ -211,7 +176,6 @@ async def test_the_snapshot_has_the_rows_that_are_in_no_file(society, writers, t
 
 
 async def test_new_rows_wake_waiting_readers(society, writers):
-    await society.mailbox("a")
     writer = await writers()
     waiting = asyncio.create_task(writer.wait_beyond(1, WAIT_S))
     await society.send("a", 1)
@@ -224,7 +188,6 @@ async def test_new_rows_wake_waiting_readers(society, writers):
 
 async def test_a_query_does_not_wait_for_more_messages(society, writers, monkeypatch):
     monkeypatch.setattr("ray_messaging.eventlog.writing.writer._GATHER_S", 100 * WAIT_S)
-    await society.mailbox("a")
     writer = await writers()
     for _ in range(3):
         await society.send("a", 1)
@@ -234,7 +197,6 @@ async def test_a_query_does_not_wait_for_more_messages(society, writers, monkeyp
 
 async def test_lone_messages_gather(society, writers, monkeypatch):
     monkeypatch.setattr("ray_messaging.eventlog.writing.writer._GATHER_S", 100 * WAIT_S)
-    await society.mailbox("a")
     writer = await writers()
     for count in range(1, 4):
         await society.send("a", 1)
@@ -242,20 +204,10 @@ async def test_lone_messages_gather(society, writers, monkeypatch):
         assert (count, writer.rows) == (count, 1)
 
 
-async def test_caught_up_waits_for_what_was_there(society, writers):
-    await society.mailbox("a")
-    writer = await writers()
-    for _ in range(50):
-        await society.send("a", 10)
-        await within(writer.caught_up())
-        assert writer.rows == len(society.written)
-
-
 # -- segments ---------------------------------------------------------------------------------------------------------
 
 
 async def test_a_segment_is_closed_by_rows(society, writers, tmp_path):
-    await society.mailbox("a")
     writer = await writers(segment_rows=10)
     for _ in range(25):
         await society.send("a", 2)
@@ -265,7 +217,6 @@ async def test_a_segment_is_closed_by_rows(society, writers, tmp_path):
 
 
 async def test_a_segment_is_closed_by_bytes(society, writers, tmp_path):
-    await society.mailbox("a")
     writer = await writers(segment_bytes=99_000)
     for _ in range(4):
         await society.send("a", 1, payload={"text": "x" * 99_000})
@@ -275,7 +226,6 @@ async def test_a_segment_is_closed_by_bytes(society, writers, tmp_path):
 
 
 async def test_by_age_one_file_grows(society, writers, tmp_path):
-    await society.mailbox("a")
     writer = await writers(segment_age_s=0.0)
     for _ in range(3):
         await society.send("a", 2)
@@ -287,17 +237,16 @@ async def test_by_age_one_file_grows(society, writers, tmp_path):
 
 
 async def test_the_streams_are_trimmed_once_the_file_is_durable_and_not_before(society, writers, store):
-    epoch = await society.mailbox("a")
     await writers(segment_rows=4, crash=(crash := Crash("renamed")))
     await society.send("a", 4)
     end = (await society.transport.end_of("a")).entry
-    await society.transport.commit("a", epoch, Cursor(end, 0), messages=4, nbytes=0)
+    await society.transport.commit("a", society.epoch, Cursor(end, 0), messages=4, nbytes=0)
     await within(crash.died.wait())
     assert len(await store.entries("a")) == 1
     await writers(segment_rows=4)
     await society.send("a", 4)
     end = (await society.transport.end_of("a")).entry
-    await society.transport.commit("a", epoch, Cursor(end, 0), messages=8, nbytes=0)
+    await society.transport.commit("a", society.epoch, Cursor(end, 0), messages=8, nbytes=0)
 
     async def trimmed():
         return not await store.entries("a")
@@ -307,7 +256,6 @@ async def test_the_streams_are_trimmed_once_the_file_is_durable_and_not_before(s
 
 async def test_markers_and_noted_rows_alone_make_no_file(society, writers, tmp_path, store):
     writer = await writers(segment_age_s=0.0)
-    await society.mailbox("a")
     await society.mailbox("b")
     await society.send("a", 2, noted=np.array([0, 1], np.uint32))
 
@@ -321,7 +269,6 @@ async def test_markers_and_noted_rows_alone_make_no_file(society, writers, tmp_p
 
 async def test_a_payload_that_many_share_is_logged_in_pieces_and_never_twice(society, writers, tmp_path, monkeypatch):
     monkeypatch.setattr("ray_messaging.eventlog.writing.stream_reader.PIECE_BYTES", 1_000)
-    await society.mailbox("a")
     shared = PayloadColumn.of([b'"' + b"x" * 98 + b'"'], np.zeros(100, np.uint32))
     crash = Crash("written", after=2)
     await writers(segment_rows=20, crash=crash)
@@ -342,7 +289,6 @@ async def test_a_payload_that_many_share_is_logged_in_pieces_and_never_twice(soc
 @pytest.mark.parametrize("by_age", [False, True])
 @pytest.mark.parametrize("point", POINTS)
 async def test_a_crash_at_any_point_neither_doubles_nor_drops_a_row(society, writers, tmp_path, point, by_age, after):
-    await society.mailbox("a")
     epoch = await society.mailbox("b")
     crash = Crash(point, after)
     settings = {"segment_age_s": 0.0} if by_age else {"segment_rows": 5}
@@ -362,20 +308,7 @@ async def test_a_crash_at_any_point_neither_doubles_nor_drops_a_row(society, wri
     assert sorted(logged(tmp_path / "log")) == sorted(society.written)
 
 
-async def test_ten_crashes_in_a_row_lose_nothing(society, writers, tmp_path):
-    await society.mailbox("a")
-    for turn in range(10):
-        crash = Crash(POINTS[turn % len(POINTS)], turn // len(POINTS))
-        await writers(crash=crash, segment_rows=3)
-        while not crash.died.is_set():
-            await society.send("a", 2)
-            await crash.near()
-    await within((await writers()).close())
-    assert logged(tmp_path / "log") == society.written
-
-
 async def test_a_writer_continues_after_close_and_start(society, writers, tmp_path):
-    await society.mailbox("a")
     for _ in range(3):
         writer = await writers()
         await society.send("a", 2)
@@ -386,7 +319,6 @@ async def test_a_writer_continues_after_close_and_start(society, writers, tmp_pa
 
 
 async def test_a_segment_that_was_moved_away_leaves_the_others(society, writers, tmp_path):
-    await society.mailbox("a")
     for _ in range(2):
         writer = await writers()
         await society.send("a", 2)
@@ -402,7 +334,6 @@ async def test_a_segment_that_was_moved_away_leaves_the_others(society, writers,
 
 
 async def test_a_writer_with_a_successor_stops_and_writes_nothing_more(society, writers, tmp_path, caplog):
-    await society.mailbox("a")
     old = await writers(segment_rows=4)
     new = await writers(segment_rows=4)
     waiting = asyncio.create_task(old.wait_beyond(100, WAIT_S))
@@ -421,7 +352,6 @@ async def test_a_writer_with_a_successor_stops_and_writes_nothing_more(society, 
 
 @pytest.mark.parametrize("point", ["checked", "staged"])
 async def test_a_writer_that_gets_a_successor_while_it_writes_names_no_file(society, writers, tmp_path, local, point):
-    await society.mailbox("a")
 
     def overtaken(reached):  # in the thread that writes files
         with client(local) as server:
@@ -439,7 +369,6 @@ async def test_a_writer_that_gets_a_successor_while_it_writes_names_no_file(soci
 
 async def test_a_successor_waits_for_a_file_that_is_being_named(society, writers, tmp_path):
     """A writer stopped after its last check of the epoch must not name its file after its successor's."""
-    await society.mailbox("a")
     folder = Folder(tmp_path / "log")
     folder.prepare("exp")
     with folder.lock() as mine:
@@ -461,7 +390,6 @@ async def test_a_folder_that_stays_locked_raises(writers, tmp_path, monkeypatch)
 
 
 async def test_retiring_takes_the_log_out(society, writers, tmp_path):
-    await society.mailbox("a")
     writer = await writers()
     await society.send("a", 2)
     await within(writer.retire())
@@ -510,7 +438,6 @@ def disk(monkeypatch):
 
 
 async def test_a_full_disk_is_reported_once_and_loses_nothing(society, writers, tmp_path, disk, caplog):
-    await society.mailbox("a")
     writer = await writers(segment_rows=2)
     disk.full = True
     await society.send("a", 2)
@@ -527,7 +454,6 @@ async def test_a_full_disk_is_reported_once_and_loses_nothing(society, writers, 
 
 
 async def test_while_the_disk_is_full_at_most_two_segments_are_in_memory(society, writers, tmp_path, disk):
-    await society.mailbox("a")
     writer = await writers(segment_rows=10)
     disk.full = True
     for _ in range(2):
@@ -552,7 +478,6 @@ async def fail_in_time(writer):
 
 
 async def test_closing_does_not_wait_for_a_full_disk(society, writers, tmp_path, disk):
-    await society.mailbox("a")
     writer = await writers()
     await society.send("a", 2)
     await within(writer.caught_up())
@@ -566,7 +491,6 @@ async def test_closing_does_not_wait_for_a_full_disk(society, writers, tmp_path,
 
 async def test_a_folder_that_is_gone_is_said(society, writers, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(storing, "LOG_WRITE_RETRY", RetryPolicy(0.001, 5.0))
-    await society.mailbox("a")
     writer = await writers(segment_rows=2)
     (tmp_path / "log").rename(tmp_path / "elsewhere")
     await society.send("a", 2)
@@ -606,7 +530,6 @@ class Cut(RedisLog):
 async def test_a_server_that_is_away_is_waited_for(society, writers, transports, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("ray_messaging.eventlog.writing.stream_reader.LOG_READ_RETRY", RetryPolicy(0.001, 0.001))
     monkeypatch.setattr(storing, "LOG_WRITE_RETRY", RetryPolicy(0.001, 5.0))
-    await society.mailbox("a")
     transport = await transports("exp")
     transport.log = Cut(transport.link, transport.keys)
     writer = await writers(transport, segment_rows=2)
@@ -621,7 +544,6 @@ async def test_a_server_that_is_away_is_waited_for(society, writers, transports,
 
 
 async def test_an_unforeseen_error_stops_the_writer_and_is_reported(society, writers, caplog):
-    await society.mailbox("a")
     crash = Crash("staged")
     writer = await writers(crash=crash, segment_rows=1)
     await society.send("a", 1)
@@ -633,7 +555,6 @@ async def test_an_unforeseen_error_stops_the_writer_and_is_reported(society, wri
 
 
 async def test_rows_in_a_dead_writers_files_are_not_counted_as_missing(society, writers, tmp_path, store):
-    await society.mailbox("a")
     for _ in range(3):
         await writers(crash=(crash := Crash("renamed")), segment_rows=4)
         await society.send("a", 2)
@@ -649,7 +570,6 @@ async def test_rows_in_a_dead_writers_files_are_not_counted_as_missing(society, 
 
 
 async def test_only_the_newest_segment_keeps_its_cursors_in_memory(society, writers):
-    await society.mailbox("a")
     writer = await writers(segment_rows=2)
     for n in range(1, 4):
         await society.send("a", 2)
@@ -716,7 +636,6 @@ async def test_rows_read_ahead_are_logged_once_and_in_order(society, writers, tm
 
 @pytest.mark.usefixtures("eager")
 async def test_a_crash_while_reading_ahead_loses_nothing(society, writers, tmp_path):
-    await society.mailbox("a")
     for after in range(6):
         crash = Crash("staged", after)
         writer = await writers(segment_rows=10, crash=crash)
@@ -741,7 +660,6 @@ async def test_a_server_that_goes_while_it_is_read_ahead_is_waited_for(society, 
             return await super().read(cursors, count, block_s)
 
     monkeypatch.setattr("ray_messaging.eventlog.writing.stream_reader.LOG_READ_RETRY", RetryPolicy(0.001, 0.001))
-    await society.mailbox("a")
     transport = await transports("exp")
     transport.log = Flaky(transport.link, transport.keys)
     writer = await writers(transport)
