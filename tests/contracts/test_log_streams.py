@@ -4,7 +4,7 @@ import asyncio
 from itertools import pairwise
 
 import pytest
-from support.contracts import WAIT_S, client_of, until
+from support.contracts import WAIT_S, Post, client_of, until
 
 from ray_messaging.addressing.directory import Record
 from ray_messaging.errors import Fenced, MailboxFull
@@ -14,49 +14,13 @@ from ray_messaging.transports.transport import (
     LOG,
     LOG_STREAM,
     FrameFate,
-    FrameWrite,
     Limits,
-    LoggedFrame,
     Published,
-    SendRequest,
     SendStatus,
 )
 
 WRITTEN, DUPLICATE, FULL, LOG_FULL = FrameFate.WRITTEN, FrameFate.DUPLICATE, FrameFate.FULL, FrameFate.LOG_FULL
 WIDE = Limits(1_000, 2**20, 60.0, leased=False)
-
-
-class Post:
-    """A sender's bare transport calls, with numbers per mailbox."""
-
-    def __init__(self, transport, name="sender"):
-        self.transport = transport
-        self.name = name
-        self.seqs = {}
-
-    async def begin(self):
-        self.epoch = (await self.transport.take_sender_epoch(self.name, keep_s=60)).epoch
-        return self
-
-    async def request(self, *frame_writes):
-        version = (await self.transport.load_directory(-1)).version
-        return SendRequest(self.name, self.epoch, version, -1, frame_writes)
-
-    def part(self, mailbox, frame=b"", rows=1, note=None, publish=(), noted_rows=1):
-        self.seqs[mailbox] = self.seqs.get(mailbox, 0) + 1
-        noted = None if note is None else LoggedFrame(b"of " + note, note, noted_rows)
-        return FrameWrite(mailbox, self.seqs[mailbox], rows, frame, publish, noted)
-
-    async def ask(self, *frame_writes):
-        reply = await self.transport.send(await self.request(*frame_writes))
-        assert reply.status is SendStatus.OK
-        return reply.fates
-
-    async def send(self, mailbox, frame=b"", rows=1, **options):
-        [fate] = await self.ask(self.part(mailbox, frame, rows, **options))
-        if fate is not WRITTEN:
-            self.seqs[mailbox] -= 1
-        return fate
 
 
 async def settle(transport, name="box", limits=WIDE):

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from support.contracts import Post
 from support.patience import WAIT_S
 
 from ray_messaging.addressing.directory import Record
@@ -710,29 +711,15 @@ async def test_verdicts_that_do_not_count_write_nothing(steps, transport, store,
 # -- from outside ---------------------------------------------------------------------------------------------------
 
 
-class Outsider:
+class Outsider(Post):
     """A plain messager's transport: it hosts the groups' mailboxes, and sends to them by their plain names."""
-
-    def __init__(self, transport):
-        self.transport, self.numbers = transport, {}
 
     async def host(self, *names):
         for name in names:
             version = (await self.transport.load_directory(-1)).version
             limits = Limits(1000, 10_000, 60.0, leased=False)
             assert await self.transport.listen(Record(name, [], [], []), version, limits, owner="", epoch=None)
-        self.version = (await self.transport.load_directory(-1)).version
-        self.epoch = (await self.transport.take_sender_epoch("user", keep_s=60.0)).epoch
-
-    def request(self, mailbox, frame, rows=1):
-        self.numbers[mailbox] = self.numbers.get(mailbox, 0) + 1
-        write = FrameWrite(mailbox, self.numbers[mailbox], rows, frame)
-        return SendRequest("user", self.epoch, self.version, -1, [write])
-
-    async def send(self, mailbox, frame, rows=1):
-        reply = await self.transport.send(self.request(mailbox, frame, rows))
-        assert reply.status is SendStatus.OK
-        return reply.fates[0]
+        await self.begin()
 
 
 async def test_what_comes_from_outside_is_in_the_step_after_the_latest_open_one(steps, transport):
@@ -743,7 +730,7 @@ async def test_what_comes_from_outside_is_in_the_step_after_the_latest_open_one(
     assert await user.send("b", b"before", 2) is FrameFate.WRITTEN
     opened = await a.open(0)
     assert opened.covers == ()
-    request = user.request("b", b"in 0", 3)
+    request = await user.request(user.part("b", b"in 0", 3))
     assert (await transport.send(request)).fates == [FrameFate.WRITTEN]
     assert (await transport.send(request)).fates == [FrameFate.DUPLICATE]
     assert await user.send("a", b"to a") is FrameFate.WRITTEN
@@ -780,7 +767,7 @@ async def test_a_call_that_writes_to_stepped_and_plain_mailboxes(steps, transpor
     await user.host("a", "plain")
     a = await member(steps, "a")
     writes = [FrameWrite(name, seq, 2, b"x") for name, seq in (("a", 1), ("plain", 1), ("a", 2), ("a", 3))]
-    reply = await transport.send(SendRequest("user", user.epoch, user.version, -1, writes))
+    reply = await transport.send(await user.request(*writes))
     assert reply.fates == [FrameFate.WRITTEN] * 3 + [FrameFate.TOO_LARGE]
     assert (await steps.box_size("a@0"))[:2] == (4, 2)
     assert (await a.open(0)).covers == (Cover(OUTSIDE, -1, 0, 4),)

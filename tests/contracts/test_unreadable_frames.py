@@ -3,40 +3,20 @@
 import asyncio
 
 import pytest
-from support.contracts import WAIT_S, fetch_all, until
+from support.contracts import WAIT_S, Post, fetch_all, until
 
 from ray_messaging.receiving.delivery_leases import DeliveryLeases
 from ray_messaging.transports.cursors import Cursor
-from ray_messaging.transports.transport import FrameFate, FrameWrite, SendRequest
+from ray_messaging.transports.transport import FrameFate
 
-GARBAGE = b"of a version that is yet to come"
-
-
-class Newer:
-    """A sender with frames of a version that this one cannot read."""
-
-    def __init__(self, transport):
-        self.transport = transport
-        self.seq = 0
-
-    async def begin(self):
-        self.epoch = (await self.transport.take_sender_epoch("newer", keep_s=60)).epoch
-        return self
-
-    async def send(self, mailbox, rows=1, frame=GARBAGE):
-        """Return the frame's fate."""
-        version = (await self.transport.load_directory(-1)).version
-        frame_write = FrameWrite(mailbox, self.seq + 1, rows, frame)
-        reply = await self.transport.send(SendRequest("newer", self.epoch, version, -1, [frame_write]))
-        self.seq += reply.fates == [FrameFate.WRITTEN]
-        return reply.fates[0]
+GARBAGE = b"of a version that is yet to come"  # its rows count, and cannot be read here
 
 
 @pytest.fixture
 async def pair(messagers):
     """Open a receiver with room for 10 messages; return it, its channel, and a newer sender."""
     receiver = await messagers(name="box", mailbox_messages=10, host=[1])
-    return receiver, receiver.get_agent_chat_channel(1), await Newer(receiver.engine.transport).begin()
+    return receiver, receiver.get_agent_chat_channel(1), await Post(receiver.engine.transport, "newer").begin()
 
 
 async def buried(messager, count):
@@ -47,7 +27,7 @@ async def test_unreadable_frames_do_not_occupy_a_mailbox_for_ever(pair, messager
     receiver, channel, newer = pair
     sender = await messagers()
     for n in range(5):
-        assert await newer.send("box", rows=8) is FrameFate.WRITTEN
+        assert await newer.send("box", GARBAGE, 8) is FrameFate.WRITTEN
         await sender.send_message(channel, {"n": n})
         [message] = await fetch_all(receiver, 1)
         assert message.payload == {"n": n}
@@ -60,7 +40,7 @@ async def test_a_waiting_fetch_frees_unreadable_frames(pair, messagers):
     receiver, channel, newer = pair
     sender = await messagers(send_timeout_s=WAIT_S)
     waiting = asyncio.create_task(receiver.fetch_messages(timeout=None))
-    assert await newer.send("box", rows=10) is FrameFate.WRITTEN  # the mailbox is full now, with nothing to hand out
+    assert await newer.send("box", GARBAGE, 10) is FrameFate.WRITTEN  # it is full now, with nothing to hand out
     await sender.send_message(channel, {"n": 1})
     async with asyncio.timeout(WAIT_S):
         assert [message.payload for message in await waiting] == [{"n": 1}]
@@ -69,7 +49,7 @@ async def test_a_waiting_fetch_frees_unreadable_frames(pair, messagers):
 async def test_a_flood_of_unreadable_frames_does_not_fill_the_inbox(pair, messagers):
     receiver, _, newer = pair
     for _ in range(100):
-        assert await newer.send("box", rows=0) is FrameFate.WRITTEN
+        assert await newer.send("box", GARBAGE, 0) is FrameFate.WRITTEN
     await buried(receiver, 100)
     assert len(receiver.engine.subscription.inbox._pieces) == 1
     assert list(await receiver.fetch_messages()) == []
@@ -85,7 +65,7 @@ async def test_a_mailbox_that_is_not_at_its_end_keeps_its_counts(pair, messagers
     sender = await messagers()
     for n in range(3):
         await sender.send_message(channel, {"n": n})
-    assert await newer.send("box", rows=4) is FrameFate.WRITTEN
+    assert await newer.send("box", GARBAGE, 4) is FrameFate.WRITTEN
     await fetch_all(receiver, 2, limit=2)
     await receiver.ack()
     assert await store.waiting("box") == 5
@@ -104,7 +84,7 @@ async def test_unreadable_frames_behind_held_messages_form_one_lease(pair, messa
     token, [message] = await lending.fetch("kept", None, None, WAIT_S)
     assert message.payload == {"n": 1}
     for n in range(9):
-        assert await newer.send("box") is FrameFate.WRITTEN
+        assert await newer.send("box", GARBAGE) is FrameFate.WRITTEN
         await buried(receiver, n + 1)
         assert (await lending.fetch("asks", None, None, 0.0))[0] is None
     assert len(receiver.engine.fetcher.commits.in_flight._parts) == 2
@@ -121,6 +101,6 @@ async def test_unreadable_frames_behind_held_messages_form_one_lease(pair, messa
 async def test_an_unreadable_frame_does_not_block_a_complete_fetch(pair, messagers):
     receiver, channel, newer = pair
     await (await messagers()).send_message(channel, {"n": 1})
-    assert await newer.send("box") is FrameFate.WRITTEN
+    assert await newer.send("box", GARBAGE) is FrameFate.WRITTEN
     assert [message.payload["n"] for message in await receiver.fetch_messages(complete=True)] == [1]
     assert len(await receiver.fetch_messages(complete=True)) == 0

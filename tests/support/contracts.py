@@ -11,6 +11,7 @@ from ray_messaging import Outgoing
 from ray_messaging.addressing.channels import Keys
 from ray_messaging.config import ShardsConfig
 from ray_messaging.interception.rules import ALLOW, Rule
+from ray_messaging.transports.transport import FrameFate, FrameWrite, LoggedFrame, SendRequest, SendStatus
 from support.patience import WAIT_S
 from support.replicated import primary_of
 from support.slots import owner_of
@@ -135,6 +136,39 @@ class RedisStore:
         for listener in self.listeners:
             await listener.aclose()
         await self.client.aclose()
+
+
+class Post:
+    """A sender's bare transport calls, with numbers per mailbox."""
+
+    def __init__(self, transport, name="sender"):
+        self.transport = transport
+        self.name = name
+        self.seqs = {}
+
+    async def begin(self):
+        self.epoch = (await self.transport.take_sender_epoch(self.name, keep_s=60)).epoch
+        return self
+
+    async def request(self, *frame_writes):
+        version = (await self.transport.load_directory(-1)).version
+        return SendRequest(self.name, self.epoch, version, -1, frame_writes)
+
+    def part(self, mailbox, frame=b"", rows=1, note=None, publish=(), noted_rows=1):
+        self.seqs[mailbox] = self.seqs.get(mailbox, 0) + 1
+        noted = None if note is None else LoggedFrame(b"of " + note, note, noted_rows)
+        return FrameWrite(mailbox, self.seqs[mailbox], rows, frame, publish, noted)
+
+    async def ask(self, *frame_writes):
+        reply = await self.transport.send(await self.request(*frame_writes))
+        assert reply.status is SendStatus.OK
+        return reply.fates
+
+    async def send(self, mailbox, frame=b"", rows=1, **options):
+        [fate] = await self.ask(self.part(mailbox, frame, rows, **options))
+        if fate is not FrameFate.WRITTEN:
+            self.seqs[mailbox] -= 1
+        return fate
 
 
 def client_of(config, keys=None):
