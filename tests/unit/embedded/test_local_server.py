@@ -6,7 +6,6 @@ import importlib.metadata
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -31,15 +30,6 @@ if "fork" in sys.argv:
 print(server._server.pid, server._server.alive, flush=True)
 sys.stdin.read()
 """
-
-
-@pytest.fixture(autouse=True)
-def temporary_root(tmp_path, monkeypatch):
-    root = tmp_path / "tmp"
-    root.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(root))
-    monkeypatch.setenv("TMPDIR", str(root))
-    return root
 
 
 async def talks(server):

@@ -6,8 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,21 +31,6 @@ config = server.start()
 print(config.port, config.password, server.pid, server.data_dir, flush=True)
 sys.stdin.read()
 """
-
-
-@pytest.fixture(autouse=True)
-def temporary_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    root = tmp_path / "tmp"
-    root.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(root))
-    monkeypatch.setenv("TMPDIR", str(root))
-    return root
-
-
-@pytest.fixture
-def server() -> Iterator[EmbeddedServer]:
-    with EmbeddedServer(HOST) as server:
-        yield server
 
 
 @pytest.fixture
@@ -179,15 +162,6 @@ def test_the_supervisor_waits_for_its_port(supervisor, caplog, monkeypatch):
         wait_until(lambda: "cannot start again" in caplog.text)
     wait_back(supervisor)
     assert supervisor.config() == config
-
-
-def test_a_supervisor_that_stops_leaves_nothing(supervisor, temporary_root):
-    pid = supervisor.stats()["pid"]
-    kill(pid)  # a restart may be under way
-    supervisor.stop()
-    assert not supervisor.stats()["alive"]
-    assert list(temporary_root.iterdir()) == []
-    assert not any(thread.name == "ray_messaging server supervisor" for thread in threading.enumerate())
 
 
 # -- succession ---------------------------------------------------------------------------------------------------

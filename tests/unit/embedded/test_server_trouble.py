@@ -4,9 +4,7 @@ import os
 import signal
 import socket
 import socketserver
-import tempfile
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,20 +17,6 @@ from ray_messaging.embedded.supervisor import ServerSupervisor
 from ray_messaging.errors import ServerFailed
 
 THREAD = "ray_messaging server supervisor"
-
-
-@pytest.fixture(autouse=True)
-def temporary_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    root = tmp_path / "tmp"
-    root.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(root))
-    return root
-
-
-@pytest.fixture
-def server() -> Iterator[EmbeddedServer]:
-    with EmbeddedServer(HOST) as server:
-        yield server
 
 
 def kill(pid: int) -> None:
