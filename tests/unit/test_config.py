@@ -26,10 +26,21 @@ SECRET = "s3cret"
         ("redis://[::1]:7000", {"server": "::1", "port": 7000}),
         ("unix:///run/redis.sock", {"server": "/run/redis.sock", "port": 0}),
         ("unix://:s3cret@/run/redis.sock?db=2", {"server": "/run/redis.sock", "password": SECRET, "db": 2}),
+        ("mqtt://host", {"server": "host", "port": 1883, "username": None, "password": None, "ssl": False}),
+        ("mqtt://", {"server": "localhost"}),
+        ("mqtt://host:7000/", {"port": 7000}),
+        ("mqtts://host", {"ssl": True, "port": 8883}),
+        ("mqtts://host:1883", {"ssl": True, "port": 1883}),
+        ("mqtt://ann@host", {"username": "ann", "password": None}),
+        (
+            "mqtt://ann:a%2Fb%40c%3Ad%25@host:1",
+            {"username": "ann", "password": "a/b@c:d%", "server": "host", "port": 1},
+        ),
+        ("mqtt://[::1]:7000", {"server": "::1", "port": 7000}),
     ],
 )
 def test_urls(url, expected):
-    config = RedisConfig.from_url(url)
+    config = (MqttConfig if url.startswith("mqtt") else RedisConfig).from_url(url)
     assert {key: getattr(config, key) for key in expected} == expected
 
 
@@ -120,27 +131,6 @@ def test_settings_that_cannot_work(field):
 
 
 @pytest.mark.parametrize(
-    ("url", "expected"),
-    [
-        ("mqtt://host", {"server": "host", "port": 1883, "username": None, "password": None, "ssl": False}),
-        ("mqtt://", {"server": "localhost"}),
-        ("mqtt://host:7000/", {"port": 7000}),
-        ("mqtts://host", {"ssl": True, "port": 8883}),
-        ("mqtts://host:1883", {"ssl": True, "port": 1883}),
-        ("mqtt://ann@host", {"username": "ann", "password": None}),
-        (
-            "mqtt://ann:a%2Fb%40c%3Ad%25@host:1",
-            {"username": "ann", "password": "a/b@c:d%", "server": "host", "port": 1},
-        ),
-        ("mqtt://[::1]:7000", {"server": "::1", "port": 7000}),
-    ],
-)
-def test_urls_of_brokers(url, expected):
-    config = MqttConfig.from_url(url)
-    assert {key: getattr(config, key) for key in expected} == expected
-
-
-@pytest.mark.parametrize(
     "url",
     [
         f"mqtt://ann:pa/{SECRET}@host:1883",
@@ -208,29 +198,6 @@ def test_sentinels_by_url_and_by_field():
     assert RedisConfig.from_url("rediss+sentinel://a/town").ssl
 
 
-@pytest.mark.parametrize("rest", ["a:x/town", "a", "/town", "a,/town", "u:secret@a:70000/town", "a/town/x"])
-def test_a_url_of_sentinels_that_cannot_be_read_says_how_to_write_it(rest):
-    with pytest.raises(ConfigError, match="write redis") as caught:
-        RedisConfig.from_url(f"redis+sentinel://{rest}")
-    assert "secret" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({}, "give server=, or sentinels="),
-        ({"server": "x", "sentinels": ["a"], "service": "town"}, "and not two of them"),
-        ({"sentinels": ["a"]}, "go together"),
-        ({"server": "x", "service": "town"}, "go together"),
-        ({"sentinels": ["a/b"], "service": "town"}, "host:port, not 'a/b'"),
-        ({"sentinels": ["a"], "service": "town", "sentinel_username": "u"}, "needs sentinel_password"),
-    ],
-)
-def test_sentinels_that_cannot_work(fields, named):
-    with pytest.raises(ValidationError, match=named):
-        RedisConfig(**fields)
-
-
 @pytest.mark.parametrize("name", ["lease_s", "loan_s", "rule_timeout_s"])
 @pytest.mark.parametrize("seconds", [0, -1, float("inf"), float("nan"), 1e10])
 def test_times_that_a_server_keeps_are_finite(name, seconds):
@@ -248,18 +215,28 @@ def test_a_cluster_by_url_and_by_field():
     assert RedisConfig.model_validate_json(config.model_dump_json()) == config
 
 
-@pytest.mark.parametrize(
-    "rest", ["a:x", "", "a,", "u:secret@a:70000", "a:1/2", "a:1/town", "a?shards=0", "a?shards=x", "a?x=1", "a#1"]
-)
-def test_a_url_of_a_cluster_that_cannot_be_read_says_how_to_write_it(rest):
+BAD_ADDRESSES = {
+    "sentinel": ["a:x/town", "a", "/town", "a,/town", "u:secret@a:70000/town", "a/town/x"],
+    "cluster": ["a:x", "", "a,", "u:secret@a:70000", "a:1/2", "a:1/town", "a?shards=0", "a?shards=x", "a?x=1", "a#1"],
+}
+
+
+@pytest.mark.parametrize(("kind", "rest"), [(kind, rest) for kind, rests in BAD_ADDRESSES.items() for rest in rests])
+def test_a_url_of_several_servers_that_cannot_be_read_says_how_to_write_it(kind, rest):
     with pytest.raises(ConfigError, match="write redis") as caught:
-        RedisConfig.from_url(f"redis+cluster://{rest}")
+        RedisConfig.from_url(f"redis+{kind}://{rest}")
     assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
+        ({}, "give server=, or sentinels="),
+        ({"server": "x", "sentinels": ["a"], "service": "town"}, "and not two of them"),
+        ({"sentinels": ["a"]}, "go together"),
+        ({"server": "x", "service": "town"}, "go together"),
+        ({"sentinels": ["a/b"], "service": "town"}, "host:port, not 'a/b'"),
+        ({"sentinels": ["a"], "service": "town", "sentinel_username": "u"}, "needs sentinel_password"),
         ({"cluster": ["a"], "server": "x"}, "and not two of them"),
         ({"cluster": ["a"], "sentinels": ["b"], "service": "town"}, "and not two of them"),
         ({"cluster": ["a"], "db": 3}, "has one database: leave db at 0"),
@@ -269,6 +246,6 @@ def test_a_url_of_a_cluster_that_cannot_be_read_says_how_to_write_it(rest):
         ({"cluster": ["a"], "shards": 129}, "less than or equal to 128"),
     ],
 )
-def test_a_cluster_that_cannot_work(fields, named):
+def test_servers_that_cannot_work(fields, named):
     with pytest.raises(ValidationError, match=named):
         RedisConfig(**fields)

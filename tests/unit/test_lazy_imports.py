@@ -10,7 +10,7 @@ import pytest
 import ray_messaging
 from ray_messaging import errors
 
-HEAVY = {"numpy", "pyarrow", "pydantic", "ray", "redis"}
+HEAVY = {"numpy", "pyarrow", "pydantic", "ray", "redis", "aiomqtt", "paho", "openai", "pandas"}
 
 
 def all_loaded(code):

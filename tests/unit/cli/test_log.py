@@ -252,13 +252,6 @@ def test_an_unknown_name_gets_an_error(monkeypatch):
     assert "there is no folder 'some-experiment' here, and no Ray cluster" in found.stderr
 
 
-def test_help():
-    for command in ("stats", "query", "conversation", "tail", "export"):
-        found = CliRunner().invoke(app, ["log", command, "--help"])
-        assert found.exit_code == 0
-        assert "--contains" in found.stdout
-
-
 def test_sparklines():
     assert sparkline([0, 1, 50, 100], " 123456789") == " 159"
     assert sparkline([]) == ""

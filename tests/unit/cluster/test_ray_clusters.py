@@ -112,3 +112,36 @@ def test_a_cluster_that_says_nothing_is_left_out(monkeypatch, caplog):
         assert not clusters.join_ray("town")
         assert f"no answer from the Ray cluster at {address}" in caplog.text
     assert not clusters._lives(address)  # and one that has ended
+
+
+# -- starting Ray, or joining it, as the environment says --------------------------------------------------------------
+
+
+@pytest.fixture
+def inits(monkeypatch):
+    """Return how Ray was started."""
+    found = []
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda **options: found.append((options["address"], options["include_dashboard"])))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("address", "init"), [(None, (None, False)), ("", (None, False)), ("10.0.0.1:1", ("10.0.0.1:1", None))]
+)
+def test_which_cluster(inits, monkeypatch, address, init):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    if address is not None:
+        monkeypatch.setenv("RAY_ADDRESS", address)
+    assert clusters.ensure_ray()
+    assert inits == [init]
+
+
+def test_a_cluster_that_does_not_let_us_in(inits, monkeypatch):
+    def init(**options):
+        raise ConnectionError("Failed to connect")
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:1")
+    with pytest.raises(ConfigError, match="RAY_AUTH_MODE=token"):
+        clusters.ensure_ray()

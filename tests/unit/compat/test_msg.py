@@ -19,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 
 from ray_messaging import InvalidMsg, InvalidPayload, MessagingError, Msg, PayloadTooLarge
 from ray_messaging.compat.msg import msg_of
-from ray_messaging.model.columns import PayloadColumn, encode_payload
+from ray_messaging.model.columns import encode_payload
 
 # Written by AgentScope 0.1.0 itself: python -m benchmarks.compat.agentscope_msg --write
 GOLDEN = json.loads(Path(__file__).with_name("agentscope_msgs.json").read_text())
@@ -299,15 +299,6 @@ def test_a_msg_keeps_to_the_limit():
     assert len(encode_payload(msg, size)) == size
     with pytest.raises(PayloadTooLarge):
         encode_payload(msg, size - 1)
-
-
-def test_rows_of_msgs_and_dicts():
-    msg = Msg("A", "B\n\u2028", "user")
-    lines = PayloadColumn.encode([{"a": 1}, msg, {}], LIMIT)
-    assert lines.list == [b'{"a":1}', encode_payload(msg, LIMIT), b"{}"]
-    assert lines.whole(3)
-    with pytest.raises(InvalidPayload, match="row 1: the content of this Msg"):
-        PayloadColumn.encode([{}, Msg("A", b"", "user")], LIMIT)
 
 
 class Turn(BaseModel):

@@ -3,7 +3,7 @@
 import pytest
 from support.log_queries import ROWS, T0, log_of, row, write_folder
 
-from ray_messaging.errors import InvalidQuery, LogError
+from ray_messaging.errors import InvalidQuery
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.run_record import RunStart, note_start
 from ray_messaging.inspector.sources.folder import FolderSource
@@ -114,8 +114,3 @@ def test_long_texts_are_cut_and_control_characters_are_visible(tmp_path):
     assert (len(long.text), long.text[-1], long.size) == (TEXT_WIDTH, "\u2026", 2**20 + 14)
     assert long.from_id == "<b>\u27e8U+202E\u27e9"
     assert (odd.reason, odd.labels) == ("\u2407", "<b>\u2401")
-
-
-def test_a_folder_without_a_log_is_an_error(tmp_path):
-    with pytest.raises(LogError, match="holds no event log"):
-        FolderSource(tmp_path)

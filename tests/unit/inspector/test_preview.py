@@ -54,11 +54,5 @@ def test_a_page_reads_no_files(spec, tmp_path, monkeypatch):
             parse_rule(spec)
 
 
-@pytest.mark.parametrize("spec", ["", "max-length", "max-length:x", "import os", "__import__('os'):1", "pattern:"])
-def test_what_is_no_rule_is_refused(spec):
-    with pytest.raises(ConfigError):
-        parse_rule(spec)
-
-
 def test_every_rule_of_the_grammar_is_written_down():
     assert all(known.example.startswith(name) for name, known in KNOWN.items())

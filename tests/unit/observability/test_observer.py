@@ -86,10 +86,3 @@ async def test_a_connection_is_an_event(valkey_config, exp_id):
     async with Messager(valkey_config, exp_id, observer=seen):
         pass
     assert len(seen.of("connected")) == 1
-
-
-def test_an_observer_does_nothing_by_itself():
-    observer = Observer()
-    for method in ("batch_judged", "messages_blocked", "frame_written", "messages_fetched", "connected", "retried"):
-        assert callable(getattr(observer, method))
-    assert observer.frame_written("mailbox", 1, 1) is None

@@ -6,6 +6,7 @@ from collections import defaultdict
 
 import msgspec
 import pytest
+from support.contracts import fetch_all
 from support.frames import frames_of_columns, frames_of_entries
 from support.patience import WAIT_S
 
@@ -69,14 +70,6 @@ async def pair(opener, local):
     return open_two
 
 
-async def fetched(receiver, count):
-    found = []
-    async with asyncio.timeout(WAIT_S):
-        while len(found) < count:
-            found += await receiver.fetch_messages(timeout=WAIT_S)
-    return found
-
-
 async def settled(condition):
     async with asyncio.timeout(WAIT_S):
         while not condition():  # noqa: ASYNC110 - what is awaited has no event
@@ -92,21 +85,6 @@ def empty(sender):
 # -- turns ------------------------------------------------------------------------------------------------------------
 
 TINY = [{"outbox_messages": 1}, {"outbox_messages": 3}, {"outbox_bytes": 1}, {"outbox_bytes": 30}]
-
-
-@pytest.mark.parametrize("limits", TINY, ids=repr)
-async def test_sends_waiting_for_room_keep_their_order(pair, limits):
-    sender, receiver = await pair(is_open=True, **limits)
-    channel = sender.get_agent_chat_channel(1)
-    tasks = []
-    for n in range(400):
-        tasks.append(asyncio.create_task(sender.send_message(channel, {"n": n}, from_id=5)))
-        if n % 7 == 0:
-            await asyncio.sleep(0)
-    receipts = await asyncio.gather(*tasks)
-    assert [message.payload["n"] for message in await fetched(receiver, 400)] == list(range(400))
-    assert len({receipt.message_id for receipt in receipts}) == 400
-    assert empty(sender)
 
 
 @pytest.mark.parametrize("limits", TINY, ids=repr)
@@ -132,7 +110,7 @@ async def test_every_send_call_keeps_its_turn(pair, limits):
     expected, got = defaultdict(list), defaultdict(list)
     for agent, numbers, _ in tasks:
         expected[agent] += [payload["n"] for payload in numbers]
-    for message in await fetched(receiver, sum(map(len, expected.values()))):
+    for message in await fetch_all(receiver, sum(map(len, expected.values()))):
         got[message.to_id].append(message.payload["n"])
     assert got == expected
     assert empty(sender)
@@ -153,7 +131,7 @@ async def test_a_cancelled_send_passes_its_turn_on(pair, limits):
         await asyncio.gather(*tasks, return_exceptions=True)
     kept = [n for n in range(20) if n not in (1, 2, 7, 19)]
     assert [n for n, task in enumerate(tasks) if not task.cancelled()] == kept
-    assert [message.payload["n"] for message in await fetched(receiver, len(kept))] == kept
+    assert [message.payload["n"] for message in await fetch_all(receiver, len(kept))] == kept
     assert empty(sender)
 
 
@@ -195,7 +173,7 @@ async def test_a_cancelled_send_takes_no_other_receipt(pair):
     gate.opened.set()
     await asyncio.wait(tasks, timeout=WAIT_S)
     assert [n for n, task in enumerate(tasks) if task.cancelled()] == [0, 2, 3]
-    found = {message.payload["n"]: message.id for message in await fetched(receiver, 6)}
+    found = {message.payload["n"]: message.id for message in await fetch_all(receiver, 6)}
     assert {n: tasks[n].result().message_id for n in (1, 4, 5)} == {n: found[n] for n in (1, 4, 5)}
     assert empty(sender)
 
@@ -224,7 +202,7 @@ async def test_a_message_is_checked_behind_another_one_too(pair, wrong, error):
     first, caught, *rest = await asyncio.gather(*sends, return_exceptions=True)
     assert isinstance(caught, error)
     assert [receipt.fate for receipt in (first, *rest)] == ["delivered"] * 5
-    assert [message.from_id for message in await fetched(receiver, 5)] == [5, 5, 5, -(2**63), 2**63 - 1]
+    assert [message.from_id for message in await fetch_all(receiver, 5)] == [5, 5, 5, -(2**63), 2**63 - 1]
     assert empty(sender)
 
 
@@ -243,7 +221,7 @@ async def test_the_outbox_keeps_to_its_bytes(pair):
     gate.opened.set()
     await asyncio.gather(*sends)
     assert empty(sender)
-    assert len(await fetched(receiver, 100)) == 100
+    assert len(await fetch_all(receiver, 100)) == 100
 
 
 async def test_bulk_sends_wait_for_bytes_too(pair, monkeypatch):
@@ -263,7 +241,7 @@ async def test_bulk_sends_wait_for_bytes_too(pair, monkeypatch):
     for receipts in await asyncio.gather(*sends):
         assert receipts.counts()["delivered"] == 20
     assert empty(sender)
-    assert len(await fetched(receiver, 60)) == 60
+    assert len(await fetch_all(receiver, 60)) == 60
 
 
 async def test_a_fan_out_is_counted_once_on_the_way_in_and_out(pair):
@@ -271,7 +249,7 @@ async def test_a_fan_out_is_counted_once_on_the_way_in_and_out(pair):
     sends = [Outgoing.to_agents(range(10), {"t": "x" * 5000}), Outgoing.to_agent(1, {}), Outgoing.to_agents([1], {})]
     await sender.send_messages(sends)
     assert empty(sender)
-    assert len(await fetched(receiver, 12)) == 12
+    assert len(await fetch_all(receiver, 12)) == 12
 
 
 async def test_batches_of_large_payloads_are_cut_by_bytes(pair, monkeypatch):
@@ -289,7 +267,7 @@ async def test_batches_of_large_payloads_are_cut_by_bytes(pair, monkeypatch):
     await asyncio.gather(*sends)
     assert max(batch.lines.nbytes for batch in gate.batches) <= 50_000
     assert len(gate.batches) < 30  # they are cut, not sent one by one
-    assert len(await fetched(receiver, 90)) == 90
+    assert len(await fetch_all(receiver, 90)) == 90
 
 
 def test_entries_columns_and_relayed_frames_are_cut_by_bytes(monkeypatch):
@@ -388,7 +366,7 @@ async def test_close_waits_for_a_bulk_send_that_was_accepted(pair, way):
     await asyncio.wait_for(closing, WAIT_S)
     receipts = await asyncio.wait_for(sending, WAIT_S)
     assert receipts.counts()["delivered"] == 23
-    found = await fetched(receiver, 23)
+    found = await fetch_all(receiver, 23)
     assert [message.id for message in found] == receipts.message_ids
     assert [message.payload["n"] for message in found] == list(range(23))
 
@@ -406,7 +384,7 @@ async def test_a_full_mailbox_in_the_middle_of_a_bulk_send(pair, way):
     assert 5 <= len(known) <= 8
     assert len(known) + len(ids) == 20
     assert not set(known) & set(ids)
-    assert [message.id for message in await fetched(receiver, len(known))] == known
+    assert [message.id for message in await fetch_all(receiver, len(known))] == known
     await receiver.ack()
     assert len(await receiver.fetch_messages()) == 0
     assert empty(sender)
@@ -433,7 +411,7 @@ async def test_a_bulk_send_interrupted_half_way_reports_the_known_fate_of_each_r
     known = [receipt for receipt in receipts if receipt is not None]
     assert len(known) in {5, 10}
     assert receipts[: len(known)] == known
-    found = await fetched(receiver, len(known))
+    found = await fetch_all(receiver, len(known))
     assert [message.id for message in found] == [receipt.message_id for receipt in known]
     assert len(caught.value.message_ids) == 5  # what was accepted and is not there; the rest had no ids yet
 

@@ -4,6 +4,7 @@ import asyncio
 
 import numpy as np
 import pytest
+from support.contracts import fetch_all
 from support.patience import WAIT_S
 
 from ray_messaging.errors import Closed, InterceptorUnavailable
@@ -38,6 +39,13 @@ async def next_of(queue):
     return await asyncio.wait_for(queue.get(), WAIT_S)
 
 
+async def defer_the_first(judge):
+    """Answer that the first row has no verdict yet; return the answer that it then waits for."""
+    _, answer = await next_of(judge.questions)
+    answer.set_result(BatchVerdict(deferred={0}))
+    return (await next_of(judge.waits))[1]
+
+
 @pytest.fixture
 async def pair(opener, local):
     receiver = await opener(local, host=[1, 2])
@@ -51,20 +59,14 @@ def send(sender, n, agent=1):
 
 
 async def fetched(receiver, count):
-    found = []
-    async with asyncio.timeout(WAIT_S):
-        while len(found) < count:
-            found += [message.payload["n"] for message in await receiver.fetch_messages(timeout=WAIT_S)]
-    return found
+    return [message.payload["n"] for message in await fetch_all(receiver, count)]
 
 
 async def test_a_row_whose_verdict_comes_while_a_later_one_is_judged_goes_first(pair):
     sender, receiver = pair
     judge = sender.engine.accumulator.verdict_client
     first = send(sender, 0)
-    _, answer = await next_of(judge.questions)
-    answer.set_result(BatchVerdict(deferred={0}))
-    _, late = await next_of(judge.waits)
+    late = await defer_the_first(judge)
     second = send(sender, 1)
     _, answer = await next_of(judge.questions)
     late.set_result(BatchVerdict())  # now the first one may go, and the second one is still with the judge
@@ -94,9 +96,7 @@ async def test_rows_waiting_for_a_removed_interceptor_fail_and_later_ones_pass(p
     sender, receiver = pair
     judge = sender.engine.accumulator.verdict_client
     first, second = send(sender, 0), send(sender, 1)
-    _, answer = await next_of(judge.questions)
-    answer.set_result(BatchVerdict(deferred={0}))
-    _, late = await next_of(judge.waits)
+    late = await defer_the_first(judge)
     late.set_exception(InterceptorUnavailable("gone"))
     with pytest.raises(InterceptorUnavailable) as caught:
         await asyncio.wait_for(first, WAIT_S)
@@ -106,28 +106,11 @@ async def test_rows_waiting_for_a_removed_interceptor_fail_and_later_ones_pass(p
     assert sender.stats()["outbox"] == sender.stats()["deferred"] == 0
 
 
-async def test_rows_waiting_for_a_removed_interceptor_ask_its_successor(pair):
-    sender, receiver = pair
-    old = sender.engine.accumulator.verdict_client
-    first = send(sender, 0)
-    _, answer = await next_of(old.questions)
-    answer.set_result(BatchVerdict(deferred={0}))
-    _, late = await next_of(old.waits)
-    new = sender.engine.accumulator.verdict_client = Judge()
-    late.set_exception(InterceptorUnavailable("gone"))
-    _, answer = await next_of(new.waits)
-    answer.set_result(BatchVerdict())
-    assert (await asyncio.wait_for(first, WAIT_S)).fate == "delivered"
-    assert await fetched(receiver, 1) == [0]
-
-
 async def test_an_unexpected_error_of_the_verdict_client_ends_all_waits(pair, caplog):
     sender, _ = pair
     judge = sender.engine.accumulator.verdict_client
     first = send(sender, 0)
-    _, answer = await next_of(judge.questions)
-    answer.set_result(BatchVerdict(deferred={0}))
-    _, late = await next_of(judge.waits)
+    late = await defer_the_first(judge)
     late.set_exception(ZeroDivisionError())
     with pytest.raises(Exception, match="please report"):
         await asyncio.wait_for(first, WAIT_S)
@@ -138,9 +121,7 @@ async def test_a_failed_send_loop_fails_waiting_sends(pair):
     sender, _ = pair
     judge = sender.engine.accumulator.verdict_client
     first = send(sender, 0)
-    _, answer = await next_of(judge.questions)
-    answer.set_result(BatchVerdict(deferred={0}))
-    _, late = await next_of(judge.waits)
+    late = await defer_the_first(judge)
     second = send(sender, 1, agent=2)
     _, answer = await next_of(judge.questions)
     answer.set_exception(ZeroDivisionError())
@@ -155,9 +136,7 @@ async def test_a_stopped_send_loop_asks_no_more(pair):
     sender, _ = pair
     judge = sender.engine.accumulator.verdict_client
     first = send(sender, 0)
-    _, answer = await next_of(judge.questions)
-    answer.set_result(BatchVerdict(deferred={0}))
-    _, late = await next_of(judge.waits)
+    late = await defer_the_first(judge)
     await sender.engine.accumulator.stop(Closed("stopped"))
     with pytest.raises(Closed):
         await first

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_messaging.errors import Closed, MailboxFull
+from ray_messaging.errors import MailboxFull
 from ray_messaging.interception.wire.verdicts import BatchVerdict
-from ray_messaging.receipt import BLOCKED, DELIVERED, PUBLISHED, UNDELIVERABLE, UNKNOWN
+from ray_messaging.receipt import BLOCKED, DELIVERED, PUBLISHED, UNKNOWN
 from ray_messaging.sending.accumulation.bulk_input import Entry
 from ray_messaging.sending.accumulation.pending_batch import BulkWaiter, RowBatch
 from ray_messaging.sending.delivery.in_flight_batch import InFlightBatch
@@ -63,54 +63,6 @@ def full():
     return MailboxFull("full", mailbox="box")
 
 
-def test_a_row_that_failed_can_neither_be_blocked_nor_settled_and_hurts_no_neighbour():
-    made = Made(2)
-    made.in_flight.fail(rows(0), full())
-    made.block([0, 1])
-    assert [made.fate(row) for row in range(2)] == ["MailboxFull", "blocked"]
-    assert made.in_flight.outcome.fates.tolist() == [UNKNOWN, BLOCKED]
-    assert set(made.in_flight.outcome.blocks) == {1}
-    assert made.finished == [made.in_flight]
-
-
-def test_a_neighbour_stays_open_when_a_row_that_failed_is_blocked_by_the_next_interceptor():
-    made = Made(2)
-    made.in_flight.fail(rows(0), full())
-    made.block([0])
-    assert made.in_flight.open
-    assert made.in_flight.open_rows.tolist() == [1]
-    assert not made.finished
-    made.in_flight.settle(rows(1), DELIVERED)
-    assert [made.fate(row) for row in range(2)] == ["MailboxFull", "delivered"]
-    assert made.finished == [made.in_flight]
-
-
-def test_a_delivered_row_cannot_be_blocked():
-    made = Made(2)
-    in_flight = made.in_flight
-    in_flight.copies = np.array([2, 2])
-    in_flight.deliver(rows(0), "a", DELIVERED)
-    made.block([0, 1])
-    assert [made.fate(row) for row in range(2)] == [None, "blocked"]
-    in_flight.deliver(rows(0), "b", DELIVERED)
-    assert made.fate(0) == "delivered"
-    assert {name: found.tolist() for name, found in in_flight.placed.items()} == {key: [True, False] for key in "ab"}
-    assert made.finished == [in_flight]
-
-
-def test_the_first_result_of_a_row_counts():
-    made = Made(3)
-    in_flight = made.in_flight
-    in_flight.settle(rows(0), DELIVERED)
-    in_flight.fail(rows(0, 1), full())
-    in_flight.settle(rows(0, 1, 2), np.array([PUBLISHED, PUBLISHED, UNDELIVERABLE], np.uint8))
-    in_flight.fail(None, Closed("closed"))
-    in_flight.settle(None, PUBLISHED)
-    assert [made.fate(row) for row in range(3)] == ["delivered", "MailboxFull", "undeliverable"]
-    assert in_flight.outcome.fates.tolist() == [DELIVERED, UNKNOWN, UNDELIVERABLE]
-    assert made.finished == [in_flight]
-
-
 def test_a_bulk_send_is_answered_when_all_of_its_rows_are_known():
     made = Made(1, bulk=3)
     in_flight = made.in_flight
@@ -149,6 +101,7 @@ def test_cancelled_sends_are_skipped(way):
     assert len(made.finished) == 1
 
 
+FATES = {DELIVERED: "delivered", BLOCKED: "blocked", UNKNOWN: "MailboxFull"}
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(["settle", "settle all", "fail", "fail all", "block", "deliver"]),
@@ -184,7 +137,7 @@ def test_each_row_and_the_end_are_reported_once(steps, singles):  # noqa: C901 -
         assert in_flight.outcome.fates.tolist() == [expected.get(row, UNKNOWN) for row in range(ROWS)]
         assert in_flight.open_rows.tolist() == [row for row in range(ROWS) if row not in expected]
         assert in_flight.open == (len(expected) < ROWS)
-        assert [future.done() for future in made.singles] == [row in expected for row in range(singles)]
+        assert [made.fate(row) for row in range(singles)] == [FATES.get(expected.get(row)) for row in range(singles)]
         if singles < ROWS:
             assert made.many.done() == all(row in expected for row in range(singles, ROWS))
         assert len(made.finished) == (not in_flight.open)

@@ -303,13 +303,6 @@ async def test_a_state_comes_back_equal_in_a_society_of_another_process():
     )
 
 
-async def test_a_state_that_holds_itself():
-    def recursive(me, inbox):
-        me.state["me"] = me.state
-
-    assert (await failure(recursive)).agent == 0
-
-
 @pytest.mark.parametrize("function", ["start", "the model"])
 async def test_a_crowd_that_raises_stop_iteration(function):
     def empty(group, step=None):
