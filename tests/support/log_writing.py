@@ -1,6 +1,5 @@
 """Frames and notes as senders write them, straight into the streams, and the rows that the log must have of them."""
 
-import asyncio
 from datetime import UTC, datetime
 
 import numpy as np
@@ -20,7 +19,6 @@ from ray_messaging.transports.backend import open_transport
 from ray_messaging.transports.transport import LOG, FrameWrite, Limits, LoggedFrame, SendRequest
 from ray_messaging.wire.frames import encode
 from ray_messaging.wire.log_notes import Before, LogNote, Why, encode_log_note
-from support.patience import WAIT_S
 
 LIMITS = Limits(messages=10**9, nbytes=10**12, lease_s=60.0, leased=False)
 
@@ -155,13 +153,6 @@ class Society:
             SendRequest("s", self._epoch, version, -1, [FrameWrite(mailbox, seq, rows, frame, noted=noted)])
         )
         assert [*map(int, reply.fates)] == [0], reply
-
-
-async def until(condition):
-    """Wait until a condition holds."""
-    async with asyncio.timeout(WAIT_S):
-        while not condition():  # noqa: ASYNC110 - what is awaited has no event
-            await asyncio.sleep(0.001)
 
 
 def logged(where):

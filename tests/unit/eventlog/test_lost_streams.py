@@ -5,7 +5,8 @@ import asyncio
 import pytest
 import redis
 import redis.asyncio as aioredis
-from support.log_writing import Society, logged, seen, until
+from support.contracts import until
+from support.log_writing import Society, logged, seen
 from support.servers import RedisProcess
 
 from ray_messaging.addressing.channels import Keys

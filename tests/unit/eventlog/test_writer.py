@@ -7,9 +7,9 @@ from contextlib import suppress
 import numpy as np
 import pyarrow.dataset as ds
 import pytest
-from support import contracts
+from support.contracts import RedisStore, until
 from support.embedded_server import client
-from support.log_writing import Society, logged, seen, until
+from support.log_writing import Society, logged, seen
 from support.patience import WAIT_S
 
 from ray_messaging.common.backoff import RetryPolicy
@@ -70,7 +70,7 @@ async def society(local, transports):
 @pytest.fixture
 async def store(local):
     """Give direct access to the server."""
-    opened = contracts.RedisStore(local, "exp")
+    opened = RedisStore(local, "exp")
     yield opened
     await opened.close()
 
@@ -133,7 +133,7 @@ async def test_a_mailbox_that_went_is_read_to_its_end_and_dropped(society, write
     async def none_left():
         return not (await society.transport.log.streams()).ended
 
-    await contracts.until(none_left)
+    await until(none_left)
     await society.mailbox("a")  # one of the same name begins anew
     await society.send("a", 2)
     await within(writer.close())
@@ -251,7 +251,7 @@ async def test_the_streams_are_trimmed_once_the_file_is_durable_and_not_before(s
     async def trimmed():
         return not await store.entries("a")
 
-    await contracts.until(trimmed)
+    await until(trimmed)
 
 
 async def test_markers_and_noted_rows_alone_make_no_file(society, writers, tmp_path, store):
@@ -262,7 +262,7 @@ async def test_markers_and_noted_rows_alone_make_no_file(society, writers, tmp_p
     async def taken():
         return not await store.client.xlen(store.keys.stream(LOG_STREAM)) and not any(await lacked(store))
 
-    await contracts.until(taken)
+    await until(taken)
     await within(writer.close())
     assert Folder(tmp_path / "log").segments() == []
 
@@ -374,7 +374,7 @@ async def test_a_successor_waits_for_a_file_that_is_being_named(society, writers
     with folder.lock() as mine:
         assert mine
         starting = asyncio.create_task(writers())
-        await contracts.until(society.transport.log.writer_epoch)
+        await until(society.transport.log.writer_epoch)
         await asyncio.sleep(0)
         assert not starting.done()
     writer = await within(starting)
