@@ -2,8 +2,6 @@
 
 import os
 import signal
-import sys
-import uuid
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -17,11 +15,6 @@ from ray_messaging.embedded.machine import memory_bytes
 from ray_messaging.errors import AlreadyExists, ConfigError, ServerFailed, UnknownName
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
-
-
-@pytest.fixture
-def exp_id():
-    return f"shards-{uuid.uuid4().hex[:8]}"
 
 
 def limits_of(servers):
@@ -110,11 +103,8 @@ def narrator(me, inbox):
 
 
 @pytest.fixture
-def model():
-    """Give the model to workers: they cannot import this module."""
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    yield narrator
-    ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+def model(by_value):
+    return narrator
 
 
 def commands_on(messaging, name):

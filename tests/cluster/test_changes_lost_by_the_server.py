@@ -2,44 +2,21 @@
 
 import os
 import signal
-import uuid
+from functools import partial
 
 import pytest
 from faults import injector
 from support.cluster import Shouting, alive, control, drain, fates, kill, numbered, numbers, pid_of, wait_for
-from support.servers import RedisProcess
 
-from ray_messaging import Messaging, MessagingConfig, rules
+from ray_messaging import rules
 
 pytestmark = pytest.mark.long
 
 
-@pytest.fixture(params=["valkey", "redis"])
-def server(request, tmp_path):
-    if request.param == "redis":
-        yield request.getfixturevalue("redis_process")
-        return
-    process = RedisProcess(tmp_path, binary="valkey")
-    try:
-        yield process.start()
-    finally:
-        process.kill()
-
-
 @pytest.fixture
-def start(ray_cluster, server):
-    """Return a function that starts an experiment with groups west and east."""
-    started = []
-
-    def start(*listed):
-        exp_id = f"behind-{uuid.uuid4().hex[:8]}"
-        settings = MessagingConfig(interceptor_timeout_s=10)
-        started.append(Messaging.start(exp_id, rules=listed, settings=settings, redis=server.config))
-        return started[-1], started[-1].create_group("west", range(10)), started[-1].create_group("east", range(10, 20))
-
-    yield start
-    for messaging in started:
-        messaging.shutdown()
+def start(own_server, start):
+    """Start the experiment on the server that forgets."""
+    return partial(start, redis=own_server.config, interceptor_timeout_s=10)
 
 
 def forget(server, change):
@@ -61,10 +38,10 @@ def noticed(messaging):
     return wait_for(said, "a finding")
 
 
-def test_a_ban_lost_by_the_server_holds_after_the_interceptors_death(start, server):
+def test_a_ban_lost_by_the_server_holds_after_the_interceptors_death(start, own_server):
     messaging, west, east = start(rules.BlackList([(9, 19)]))
     assert fates(west.send_columns([1, 9], [11, 19], numbered(2))) == ["delivered", "blocked"]
-    forget(server, lambda: control(messaging, "add_to_black_set", (1, 11)))
+    forget(own_server, lambda: control(messaging, "add_to_black_set", (1, 11)))
     [finding] = noticed(messaging)
     assert finding.level == "warning"
     assert "written to it anew" in finding.value
@@ -75,7 +52,7 @@ def test_a_ban_lost_by_the_server_holds_after_the_interceptors_death(start, serv
     assert numbers(drain(east, 2)) == [0, 3]
 
 
-def test_a_rule_lost_by_the_server_holds_after_the_interceptors_death(start, server):
+def test_a_rule_lost_by_the_server_holds_after_the_interceptors_death(start, own_server):
     messaging, west, _ = start(rules.RateLimit(per_round=3))
     assert fates(west.send_columns([1] * 2, [11] * 2, {})) == ["delivered"] * 2
 
@@ -83,7 +60,7 @@ def test_a_rule_lost_by_the_server_holds_after_the_interceptors_death(start, ser
         control(messaging, "insert_rule", Shouting())
         assert west.send(1, 11, {"text": "HEY"}).rule == "shouting"
 
-    forget(server, change)
+    forget(own_server, change)
     noticed(messaging)
     kill(messaging.interceptor)
     assert [rule["name"] for rule in control(messaging, "rules")] == ["rate_limit", "shouting"]
@@ -92,7 +69,7 @@ def test_a_rule_lost_by_the_server_holds_after_the_interceptors_death(start, ser
     assert west.send(2, 11, {"text": "HEY"}).rule == "shouting"
 
 
-def test_an_epoch_lost_by_the_server_is_taken_again(start, server):
+def test_an_epoch_lost_by_the_server_is_taken_again(start, own_server):
     messaging, west, _ = start()
     assert west.send(1, 11, {"n": 0})
     control(messaging, "add_to_black_set", (2, 12))
@@ -102,14 +79,14 @@ def test_an_epoch_lost_by_the_server_is_taken_again(start, server):
         kill(messaging.interceptor)
         assert control(messaging, "black_set") == {(1, 11), (2, 12)}
 
-    forget(server, change)
+    forget(own_server, change)
     noticed(messaging)
     assert fates(west.send_columns([1, 3], [11, 11], {})) == ["blocked", "delivered"]
     kill(messaging.interceptor)
     assert control(messaging, "black_set") == {(1, 11), (2, 12)}
 
 
-def test_a_rule_survives_the_death_of_server_and_interceptor(start, server):
+def test_a_rule_survives_the_death_of_server_and_interceptor(start, own_server):
     messaging, west, _ = start()
     assert west.send(1, 11, {"n": 0})
     pid = pid_of(messaging.interceptor)
@@ -118,7 +95,7 @@ def test_a_rule_survives_the_death_of_server_and_interceptor(start, server):
         control(messaging, "insert_rule", Shouting())
         os.kill(pid, signal.SIGSTOP)  # it notices nothing
 
-    forget(server, change)
+    forget(own_server, change)
     os.kill(pid, signal.SIGKILL)
     wait_for(lambda: not alive(pid), "its end")
     assert west.send(1, 11, {"text": "HEY"}).rule == "shouting"

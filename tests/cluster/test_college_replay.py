@@ -1,12 +1,11 @@
 """A real trace with rules and log, while the interceptor is killed ten times: every message is accounted for."""
 
-import threading
 import uuid
 from collections import Counter
 
 import numpy as np
 import pytest
-from support.cluster import PATIENCE_S, control, kill, new_handle, wait_for
+from support.cluster import PATIENCE_S, Busy, control, kill, new_handle, wait_for
 
 from ray_messaging import Messaging, rules
 from ray_messaging.eventlog.event_log import EventLog
@@ -19,36 +18,33 @@ GROUPS, CHUNK, KILLS = 4, 500, 10
 BANNED, PER_ROUND = 20, 100
 
 
-class Share(threading.Thread):
+class Share(Busy):
     """Send a group's part of the trace in chunks; record each row's fate and message id."""
 
     def __init__(self, group, rows, senders, receivers, told):
         super().__init__()
         self.group, self.rows = new_handle(group), rows
         self.senders, self.receivers, self.told = senders, receivers, told
-        self.done, self.error = 0, None
+        self.done = 0
 
-    def run(self):
-        try:
-            for low in range(0, len(self.rows), CHUNK):
-                rows = self.rows[low : low + CHUNK]
-                payloads = [{"n": n} for n in rows.tolist()]
-                receipts = self.group.send_columns(self.senders[rows], self.receivers[rows], payloads)
-                for row, message_id, code in zip(rows.tolist(), receipts.message_ids, receipts.codes, strict=True):
-                    self.told[row] = message_id, FATES[code]
-                self.done += len(rows)
-        except Exception as error:  # noqa: BLE001 - the test tells
-            self.error = error
+    def work(self):
+        for low in range(0, len(self.rows), CHUNK):
+            rows = self.rows[low : low + CHUNK]
+            payloads = [{"n": n} for n in rows.tolist()]
+            receipts = self.group.send_columns(self.senders[rows], self.receivers[rows], payloads)
+            for row, message_id, code in zip(rows.tolist(), receipts.message_ids, receipts.codes, strict=True):
+                self.told[row] = message_id, FATES[code]
+            self.done += len(rows)
 
 
-class Receiver(threading.Thread):
+class Receiver(Busy):
     """Fetch arrivals until told that no more will come."""
 
     def __init__(self, group):
         super().__init__()
-        self.group, self.found, self.enough = new_handle(group), [], threading.Event()
+        self.group, self.found = new_handle(group), []
 
-    def run(self):
+    def work(self):
         while True:
             last = self.enough.is_set()
             messages = self.group.fetch(timeout=0.2)
@@ -73,7 +69,7 @@ def kill_while_they_send(messaging, shares, total):
     for number in range(1, KILLS + 1):
         wait_for(
             lambda number=number: (
-                any(s.error for s in shares) or sum(share.done for share in shares) >= number * total / (KILLS + 2)
+                any(s.errors for s in shares) or sum(share.done for share in shares) >= number * total / (KILLS + 2)
             ),
             "progress",
         )
@@ -123,8 +119,8 @@ def test_the_interceptor_dies_ten_times_during_a_replay(ray_cluster, data, tmp_p
                 share.join(PATIENCE_S)
             for ear in ears:
                 ear.enough.set()
-                ear.join(PATIENCE_S)
-        assert not [share.error for share in shares if share.error]
+        for thread in (*shares, *ears):
+            thread.stop()
         assert [told[row][1] for row in range(len(trace))] == expected
         arrived = [row for ear in ears for row in ear.found]
         assert Counter(arrived).most_common(1)[0][1] == 1

@@ -14,13 +14,11 @@ from support.frames import frames_of_entries
 
 from ray_messaging import Messaging, MessagingConfig, Outgoing
 from ray_messaging.addressing.channels import Keys
-from ray_messaging.replay.traces.trace import read_trace
 from ray_messaging.sending.accumulation import bulk_input as bulk
 
 pytestmark = pytest.mark.long
 
 GROUPS = 4
-CHUNK = 2_000
 
 
 @pytest.fixture(scope="module")
@@ -39,84 +37,6 @@ def society(experiment, make_group):
         return groups, {agent: place % GROUPS for place, agent in enumerate(agents)}
 
     return spread
-
-
-@ray.remote(num_cpus=0)
-def receive_rows(group, count):
-    """Fetch until all has arrived and one more fetch is empty; return senders, receivers and payloads."""
-    found = []
-    while sum(map(len, found)) < count:
-        found.append(group.fetch(timeout=PATIENCE_S))
-        assert len(found[-1]), f"{sum(map(len, found))} of {count} messages came"
-    found.append(group.fetch(timeout=0.2))
-    group.ack()
-    return [(m.from_id, m.to_id, m.payload) for messages in found for m in messages]
-
-
-@ray.remote(num_cpus=0)
-def send_rows(group, senders, receivers, payloads):
-    """Send the messages of a group's agents in chunks; return the number of delivered ones."""
-    delivered = 0
-    for low in range(0, len(senders), CHUNK):
-        part = slice(low, low + CHUNK)
-        delivered += group.send_columns(senders[part], receivers[part], payloads[part]).counts()["delivered"]
-    return delivered
-
-
-def exchange(groups, group_of, senders, receivers, payloads):
-    """Send and receive everything at the same time in Ray tasks; return each group's arrivals."""
-    shares, expected = defaultdict(list), Counter(group_of[receiver] for receiver in receivers)
-    for row, sender in enumerate(senders):
-        shares[group_of[sender]].append(row)
-    receiving = [receive_rows.remote(group, expected[place]) for place, group in enumerate(groups)]
-    sending = [
-        send_rows.remote(groups[place], *([column[row] for row in rows] for column in (senders, receivers, payloads)))
-        for place, rows in shares.items()
-    ]
-    assert sum(ray.get(sending)) == len(senders)
-    return ray.get(receiving)
-
-
-def by_pair(rows):
-    pairs = defaultdict(list)
-    for sender, receiver, payload in rows:
-        pairs[sender, receiver].append(payload)
-    return pairs
-
-
-def test_college_messages(data, society):
-    trace = read_trace(data("collegemsg/CollegeMsg.txt.gz"))
-    assert len(trace) == 59_835
-    groups, group_of = society(trace.agents)
-    rows = list(zip(trace.senders, trace.receivers, [{"n": n} for n in range(len(trace))], strict=True))
-    received = exchange(groups, group_of, *map(list, zip(*rows, strict=True)))
-    for place, found in enumerate(received):
-        assert {group_of[receiver] for _, receiver, _ in found} <= {place}
-    found = [row for part in received for row in part]
-    assert len(found) == len({payload["n"] for _, _, payload in found}) == 59_835
-    assert Counter(receiver for _, receiver, _ in found) == Counter(trace.receivers)
-    assert by_pair(found) == by_pair(rows)
-
-
-def test_diplomacy_games(data, society):
-    """Every ordered pair's messages arrive in the order of `seq`, with identical text."""
-    lines = gzip.decompress(data("diplomacy-deception/messages_flat.jsonl.gz").read_bytes()).splitlines()
-    messages = [json.loads(line) for line in lines]
-    assert len(messages) == 17_289
-    assert len({message["game"] for message in messages}) == 12
-    rows = [
-        (f"{m['game']}-{m['sender']}", f"{m['game']}-{m['receiver']}", {"seq": m["seq"], "text": m["text"]})
-        for m in messages
-    ]
-    agents = list(dict.fromkeys(agent for row in rows for agent in row[:2]))
-    assert len(agents) == 84
-    groups, group_of = society(agents)
-    received = exchange(groups, group_of, *map(list, zip(*rows, strict=True)))
-    found, expected = by_pair(row for part in received for row in part), by_pair(rows)
-    for payloads in found.values():
-        assert [payload["seq"] for payload in payloads] == sorted({payload["seq"] for payload in payloads})
-    same = found == expected  # outside the assert: pytest would print the texts
-    assert same
 
 
 @pytest.fixture

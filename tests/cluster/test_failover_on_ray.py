@@ -4,7 +4,6 @@ import os
 import signal
 import sys
 import time
-import uuid
 from functools import partial
 
 import pytest
@@ -40,11 +39,6 @@ def for_workers():
     yield
     for module in (ray_traffic, sys.modules[__name__]):
         ray.cloudpickle.unregister_pickle_by_value(module)
-
-
-@pytest.fixture
-def exp_id():
-    return f"failover-{uuid.uuid4().hex[:8]}"
 
 
 @pytest.fixture(params=[1, 2, "cluster"], ids=["one replica", "two replicas", "a cluster"])

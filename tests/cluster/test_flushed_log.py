@@ -4,9 +4,7 @@ import logging
 import uuid
 
 import pytest
-import redis
 from support.cluster import kill, numbered, wait_for
-from support.servers import RedisProcess
 
 from ray_messaging import Messaging
 from ray_messaging.errors import LogError, Unbalanced
@@ -18,23 +16,10 @@ ROWS = 5_000
 
 
 @pytest.fixture
-def valkey_process(tmp_path):
-    process = RedisProcess(tmp_path, binary="valkey")
-    yield process.start()
-    process.kill()
-
-
-@pytest.fixture(params=["valkey", "redis"])
-def config(request):
-    """Give a server for the test to flush."""
-    return request.getfixturevalue(f"{request.param}_process").config
-
-
-@pytest.fixture
-def messaging(config, tmp_path):
+def messaging(own_server, tmp_path):
     """Run an experiment with logged rows that a query has returned, and no file."""
     exp_id = f"flushed-{uuid.uuid4().hex[:8]}"
-    with Messaging.start(exp_id, redis=config, log_dir=tmp_path / "log") as messaging:
+    with Messaging.start(exp_id, redis=own_server.config, log_dir=tmp_path / "log") as messaging:
         group = messaging.create_group("all", range(10))
         group.send_columns([1] * ROWS, [2] * ROWS, numbered(ROWS))
         assert len(messaging.log.query()) == ROWS
@@ -42,8 +27,8 @@ def messaging(config, tmp_path):
         yield messaging
 
 
-def flush(config):
-    with redis.Redis(config.server, config.port, password=config.password) as client:
+def flush(server):
+    with server.client() as client:
         client.flushall()
 
 
@@ -51,8 +36,8 @@ def findings(messaging):
     return [finding for finding in messaging.health().of("log") if finding.level == "critical"]
 
 
-def test_queried_rows_are_in_a_file_and_missing_rows_are_reported(messaging, config, tmp_path, caplog):
-    flush(config)
+def test_queried_rows_are_in_a_file_and_missing_rows_are_reported(messaging, own_server, tmp_path, caplog):
+    flush(own_server)
     with pytest.raises(LogError, match="lost the data"):
         messaging.log.query()
     [finding] = wait_for(lambda: findings(messaging), "the finding")
@@ -69,16 +54,16 @@ def test_queried_rows_are_in_a_file_and_missing_rows_are_reported(messaging, con
         log.balance()
 
 
-def test_a_shutdown_after_a_flush_writes_the_read_rows_and_reports_the_loss(messaging, config, tmp_path, caplog):
-    flush(config)
+def test_a_shutdown_after_a_flush_writes_the_read_rows_and_reports_the_loss(messaging, own_server, tmp_path, caplog):
+    flush(own_server)
     with caplog.at_level(logging.ERROR):
         messaging.shutdown()
     assert "the event log is not complete" in caplog.text
     assert len(EventLog.open(tmp_path / "log").query()) == ROWS
 
 
-def test_a_log_killed_after_a_flush_reports_its_unwritten_rows_as_missing(messaging, config, tmp_path, caplog):
-    flush(config)
+def test_a_log_killed_after_a_flush_reports_its_unwritten_rows_as_missing(messaging, own_server, tmp_path, caplog):
+    flush(own_server)
     kill(messaging.log_actor)
     [finding] = wait_for(lambda: [each for each in findings(messaging) if "lost" in each.value], "the finding")
     assert "the log's process died" in finding.value

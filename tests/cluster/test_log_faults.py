@@ -193,15 +193,3 @@ def test_a_cleared_log_list_stays_empty_when_the_process_dies(start):
     kill(messaging.log_actor)
     assert listed() == []
     assert len(messaging.log.query()) == 14
-
-
-def test_a_new_follower_misses_nothing_when_the_logs_process_dies(start):
-    messaging, group = start()
-    for n in range(4):
-        group.send(n % 2, 2, {"n": n})  # half of it is blocked, and comes through another stream
-        assert messaging.log.end == n
-    follower = messaging.log.tail(timeout_s=PATIENCE_S)
-    kill(messaging.log_actor)
-    sent = {group.send(from_id, 2, {}).message_id for from_id in (0, 1)}
-    while sent:
-        sent.discard(next(follower).message_id)

@@ -29,12 +29,6 @@ def new_id():
     return f"log-{uuid.uuid4().hex[:8]}"
 
 
-@pytest.fixture
-def client(redis_config):
-    with redis.Redis(redis_config.server, redis_config.port, password=redis_config.password) as client:
-        yield client
-
-
 def rows(log, **fields):
     return log.query(**fields).to_pylist()
 

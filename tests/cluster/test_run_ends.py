@@ -44,12 +44,6 @@ with Messaging.start("ends", steps=Steps(digest=True)) as messaging:
     out(messaging.run(person, agents=10, groups=2, until=result.steps + 2, progress=False))
 """
 
-DEAF = """
-BARRIER = 3
-with Messaging.start("ends", steps=Steps(digest=True)) as messaging:
-    messaging.run(person, agents=10, groups=2, until=1000, progress=False)
-"""
-
 
 RESUMED = """
 from support.step_society import AGENTS, SEED, STEPS, listen, spread
@@ -120,18 +114,6 @@ def test_ctrl_c_ends_a_run_after_the_open_step(home):
     assert {state["steps"] for state in states} == {steps + 2}
     code, errors = driver.wait_end()
     assert code == 0, errors
-    driver.assert_nothing_left()
-
-
-def test_a_second_ctrl_c_ends_a_run_at_once(home):
-    driver = Driver(SCRIPT + DEAF, home)
-    reached(driver, home, 3)
-    os.killpg(driver.process.pid, signal.SIGINT)
-    says_that_it_ends(driver)
-    os.killpg(driver.process.pid, signal.SIGINT)
-    code, errors = driver.wait_end()  # its model never ends
-    assert code in {-signal.SIGINT, 128 + signal.SIGINT, 1}, errors
-    assert "KeyboardInterrupt" in errors
     driver.assert_nothing_left()
 
 

@@ -137,6 +137,7 @@ def killed_while_it_serves(folder):
 def account_of(lives, load, healed_at, sent):
     """Count. Of the messages that come again, those above the number that can have been in hand are too many."""
     listed = lives.read()
+    assert len(listed) == KILLS + 1
     begun = Counter(n for life in listed for n in life.begun)
     twice = sum(len(life.begun) - len({*life.begun}) for life in listed)
     again = []

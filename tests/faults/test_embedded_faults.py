@@ -1,4 +1,4 @@
-"""The embedded server dies, or its guard, its owner or its driver: nothing is lost, and nothing is left."""
+"""The embedded server's driver dies, or its experiment ends without it: nothing is left."""
 
 import os
 import signal
@@ -11,12 +11,10 @@ import pytest
 import ray
 from support.cluster import alive, wait_for
 
-from faults.embedded_cases import CASES, guard_of, stats_of
+from faults.embedded_cases import guard_of, stats_of
 from ray_messaging import Messaging
-from ray_messaging.embedded.server import EmbeddedServer
-from ray_messaging.errors import ConfigError
 
-pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("ray_cluster")]
+pytestmark = [pytest.mark.faults, pytest.mark.long, pytest.mark.usefixtures("ray_cluster")]
 
 DRIVER = """
 import sys, time
@@ -31,26 +29,6 @@ time.sleep(1000)
 """
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, id=case.name, marks=[pytest.mark.long] if case.long else []) for case in CASES]
-)
-def test_case(case, tmp_path):
-    account = case.run(tmp_path)
-    assert case.promise.broken(account) == {}, account
-    assert account.acknowledged
-
-
-@pytest.mark.long
-def test_a_second_server_on_the_data_of_an_experiment_is_refused():
-    with Messaging.start(f"one-{uuid.uuid4().hex[:8]}") as messaging:
-        data_dir = stats_of(messaging)["data_dir"]
-        with pytest.raises(ConfigError, match="another server runs on it") as caught:
-            EmbeddedServer("127.0.0.1", data_dir=data_dir).start()
-        assert caught.value.data_dir == data_dir
-        assert messaging.create_group("all", [1, 2]).send(1, 2, {})
-
-
-@pytest.mark.long
 def test_an_experiment_can_end_while_its_server_is_dead():
     with Messaging.start(f"ends-{uuid.uuid4().hex[:8]}") as messaging:
         messaging.create_group("all", [1, 2]).send(1, 2, {})
@@ -60,7 +38,6 @@ def test_an_experiment_can_end_while_its_server_is_dead():
     assert not Path(stats["data_dir"]).exists()
 
 
-@pytest.mark.long
 def test_a_driver_that_is_killed_leaves_nothing_in_a_cluster_that_lives_on():
     exp_id = f"killed-{uuid.uuid4().hex[:8]}"
     address = ray.get_runtime_context().gcs_address

@@ -2,16 +2,20 @@
 
 import pytest
 
-from faults import cluster_cases, interceptor_cases
-from faults.ray_promises import assert_held
+from faults import cluster_cases, embedded_cases, group_cases, interceptor_cases, serving_cases
 
 # In the default suite tests/cluster/test_faults.py asks as much, and quicker.
 pytestmark = [pytest.mark.faults, pytest.mark.long]
 
-
-LONG = [case for case in (*interceptor_cases.CASES, *cluster_cases.CASES) if case.long]
+MODULES = (embedded_cases, group_cases, interceptor_cases, cluster_cases, serving_cases)
+LONG = [case for module in MODULES for case in module.CASES if case.long]
 
 
 @pytest.mark.parametrize("case", LONG, ids=lambda case: case.name)
 def test_the_promise_holds(ray_cluster, tmp_path, case):
-    assert_held(case, tmp_path)
+    account = case.run(tmp_path)
+    assert account.acknowledged > 0, str(account)
+    assert case.promise.broken(account) == {}, str(account)
+    # Counted wrongly by a rule; handled by two callers; passed although another interceptor had forbidden it.
+    for wrong in ("miscounted", "committed_twice", "passed_although_banned"):
+        assert account.facts.get(wrong, 0) == 0, str(account)

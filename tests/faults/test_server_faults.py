@@ -2,14 +2,30 @@
 
 import pytest
 
-from faults import hostile_cases, link_cases, loss_cases, moving_cases, overload_cases, process_cases, server_cases
+from faults import (
+    failover_cases,
+    hostile_cases,
+    link_cases,
+    loss_cases,
+    moving_cases,
+    overload_cases,
+    process_cases,
+    server_cases,
+    slots_cases,
+)
 
 pytestmark = pytest.mark.faults
 
 MODULES = (server_cases, process_cases, moving_cases, link_cases, loss_cases, overload_cases, hostile_cases)
 CASES = [case for module in MODULES for case in module.CASES]
-# Of those on a cluster and Sentinels one: `python tests/faults --replicas` has all.
-ELSEWHERE = process_cases.CASES[0].on_services()
+# Of those on a cluster and Sentinels one, and short ones of a lost primary and a slot that moves: `python tests/faults`
+# has the long ones, and all with --replicas.
+ELSEWHERE = [
+    *process_cases.CASES[0].on_services(),
+    failover_cases.SHORT,
+    slots_cases.SHORT,
+    slots_cases.SHORT_RESHARDED,
+]
 
 
 @pytest.mark.parametrize(

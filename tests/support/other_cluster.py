@@ -51,7 +51,6 @@ class Told(Exception):
 
     def __init__(self, kind, text):
         super().__init__(f"{kind}: {text}")
-        self.kind = kind
 
 
 class Driver:
@@ -102,11 +101,6 @@ class Driver:
         while len(found) < count:
             found += self.groups[name].fetch(timeout=30)
         return [message.payload["text"] for message in (*found, *self.groups[name].fetch())]
-
-    def ban(self, from_id, to_id):
-        import ray
-
-        ray.get(self.messaging.interceptor.add_to_black_set.remote((from_id, to_id)))
 
     def kill_interceptor(self):
         """Kill its process; Ray starts it again."""
