@@ -174,8 +174,10 @@ class StepLoop:
         finally:
             if step is not None:
                 step.sends.end()
-            await end(renewing)
-            await sender.stop()
+            try:
+                await end(renewing)
+            finally:  # also where the driver is cancelled once more
+                await sender.stop()
             if not self._engine.closed:  # else a call would connect anew
                 with suppress(MessagingError):  # the lease ends by itself
                     await self._store.let_go(self._group, taken.attempt)

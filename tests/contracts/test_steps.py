@@ -250,6 +250,26 @@ async def test_of_two_loops_the_later_one_has_the_group(groups):
     await loops[1].aclose()
 
 
+async def test_a_driver_that_is_cancelled_again_and_again_leaves_no_task(groups):
+    (group,) = await groups(1)
+    before = sorted(task.get_name() for task in asyncio.all_tasks())
+    begun = asyncio.Event()
+
+    async def drive():
+        async with aclosing(group.steps(until=STEPS)) as steps:
+            async for step in steps:
+                run_step(step)
+                begun.set()
+                await asyncio.Event().wait()
+
+    driving = asyncio.create_task(drive())
+    await begun.wait()
+    while not driving.done():
+        driving.cancel()
+        await asyncio.sleep(0)
+    assert sorted(task.get_name() for task in asyncio.all_tasks()) == before
+
+
 async def test_a_messager_that_is_closed_in_a_step_commits_nothing(groups, messagers):
     (group,) = await groups(1)
     steps = group.steps(until=2)
