@@ -172,6 +172,22 @@ async def test_subscribing_needs_init(config, exp_id):
     await messager.close()
 
 
+async def test_a_missing_server_raises(exp_id):
+    messager = Messager(RedisConfig(server="127.0.0.1", port=1), exp_id)
+    with pytest.raises(ConnectionError, match=r"127\.0\.0\.1:1"):
+        await messager.init()
+    await messager.close()
+
+
+async def test_a_refused_password_raises(config, exp_id):
+    config.password = "wrong"
+    messager = Messager(config, exp_id)
+    with pytest.raises(ConfigError, match="password") as caught:
+        await messager.init()
+    assert isinstance(caught.value, ConnectionError)
+    await messager.close()
+
+
 # -- messages ---------------------------------------------------------------------------------------------------------
 
 
@@ -220,6 +236,14 @@ async def test_two_groups_talk_and_answer(opened):
         await east.send_message(east.get_agent_chat_channel(asker), {"from": to, "content": data}, to, asker)
     answers = [json.loads(data) for _, data in await poll(west, 3)]
     assert [(each["from"], json.loads(each["content"])["from"]) for each in answers] == [(3, 0), (4, 1), (5, 2)]
+
+
+async def test_paybacks_are_counted(opened):
+    user = await opened()
+    await user.subscribe_and_start_listening([user.get_user_payback_channel()])
+    agents = await opened()
+    await asyncio.gather(*[agents.send_message(agents.get_user_payback_channel(), {"count": 1}) for _ in range(5)])
+    assert await poll(user, 5) == [(user.get_user_payback_channel(), '{"count":1}')] * 5
 
 
 async def test_times_travel_as_text(opened):
