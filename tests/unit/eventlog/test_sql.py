@@ -2,8 +2,8 @@
 
 import gzip
 import sys
-from collections import defaultdict
-from datetime import timedelta
+from collections import Counter, defaultdict
+from datetime import UTC, datetime, timedelta
 from itertools import islice, pairwise
 from pathlib import Path
 
@@ -44,6 +44,26 @@ def college(traffic, tmp_path_factory):
     return EventLog.open(write_folder(tmp_path_factory.mktemp("college") / "log", parts, row_group_rows=500).where)
 
 
+def test_who_talks_to_whom_most_in_each_hour(traffic, college):
+    found = college.sql(
+        """
+        select date_trunc('hour', sent_at) as hour, from_id, to_id, count(*) as sent from messages
+        group by hour, from_id, to_id
+        qualify row_number() over (partition by hour order by sent desc, from_id, to_id) = 1 order by hour
+        """
+    )
+    pairs = defaultdict(Counter)
+    for one, other, at, _ in traffic:
+        pairs[at // 3600 * 3600][one, other] += 1
+    busiest = {hour: min(counts.items(), key=lambda each: (-each[1], each[0])) for hour, counts in pairs.items()}
+    expected = [
+        {"hour": datetime.fromtimestamp(hour, UTC), "from_id": one, "to_id": other, "sent": sent}
+        for hour, ((one, other), sent) in sorted(busiest.items())
+    ]
+    assert found.to_pylist() == expected
+    assert len(expected) > 100
+
+
 def test_the_longest_silence_of_each_agent(traffic, college):
     found = college.sql(
         """
@@ -62,6 +82,26 @@ def test_the_longest_silence_of_each_agent(traffic, college):
         expected[one] = timedelta(seconds=max(gaps)) if gaps else None
     assert dict(zip(*(found[name].to_pylist() for name in ("from_id", "longest")), strict=True)) == expected
     assert found["longest"].type == pa.duration("us")
+
+
+def test_the_share_of_blocked_messages_by_the_degree_of_their_sender(traffic, college):
+    found = college.sql(
+        """
+        with degrees as (select from_id, count(distinct to_id) as degree from messages group by from_id)
+        select degree, sum(case when fate = 'blocked' then 1 else 0 end) as blocked, count(*) as sent
+        from messages join degrees using (from_id) group by degree order by degree
+        """
+    )
+    friends = defaultdict(set)
+    for one, other, _, _ in traffic:
+        friends[one].add(other)
+    sent, blocked = Counter(), Counter()
+    for one, _, _, is_blocked in traffic:
+        sent[len(friends[one])] += 1
+        blocked[len(friends[one])] += is_blocked
+    expected = [{"degree": degree, "blocked": blocked[degree], "sent": sent[degree]} for degree in sorted(sent)]
+    assert found.to_pylist() == expected
+    assert found["blocked"].type == pa.int64()
 
 
 # -- the table --------------------------------------------------------------------------------------------------------
