@@ -293,6 +293,16 @@ async def opener(exp_id) -> AsyncIterator:
     assert not left
 
 
+@pytest.fixture(params=["valkey", "redis-server"])
+def own_server(request, tmp_path):
+    """Start each kind of server, for a test that kills it or deletes its data."""
+    process = RedisProcess(tmp_path, binary=request.param)
+    try:
+        yield process.start()
+    finally:
+        process.kill()
+
+
 @pytest.fixture
 def messagers(opener, server):
     """Open messagers on the server under test."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ray_messaging.addressing.directory import Directory, Record
 from ray_messaging.addressing.moved_records import MovedRecords, moved_records
 from ray_messaging.common.backoff import FULL_MAILBOX_RETRY, LEASE_RETRY, Backoff
-from ray_messaging.errors import ConnectionFailed, FrameError, MailboxFull, MoveFailed, ServerRefused, UnknownName
+from ray_messaging.errors import ConnectionFailed, FrameError, MoveFailed, ServerRefused, UnknownName
 from ray_messaging.messages import Slice
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.batch import Batch, Origin
@@ -21,6 +21,7 @@ from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.receiving.commits import InFlight
 from ray_messaging.receiving.fetcher import Fetcher
 from ray_messaging.receiving.inbox import Piece
+from ray_messaging.receiving.persist import persist
 from ray_messaging.receiving.unfolder import Unfolder
 from ray_messaging.transports.cursors import following, order
 from ray_messaging.transports.departures import ARRIVAL, Parcel, Release, Released
@@ -156,7 +157,9 @@ class Departure:
                 aside = self._inbox.set_aside()
                 try:
                     self._last = self._prepare(commits.in_flight.copy(), aside)
-                    outcome = await self._persist(partial(self._departures.release, self._last))
+                    release = partial(self._departures.release, self._last)
+                    # Until the server answers nobody knows where the agents are.
+                    outcome = await persist(release, FULL_MAILBOX_RETRY, f"agents are leaving {self._name}")
                     if outcome is Released.DONE:
                         pass_over(commits.in_flight, aside)
                         commits.note_stored(self._last.acks)
@@ -233,18 +236,6 @@ class Departure:
         return found & (claimed[0] if batch.topic is None else claimed[batch.topic])
 
     # -- calls ----------------------------------------------------------------------------------------------------
-
-    async def _persist(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Repeat a call until the server answers: until then nobody knows where the agents are."""
-        backoff = Backoff(FULL_MAILBOX_RETRY)
-        while True:
-            try:
-                return await call()
-            except ServerRefused:
-                raise
-            except (ConnectionFailed, MailboxFull) as error:
-                logger.warning("agents are leaving %s, trying on: %s", self._name, error)
-                await backoff.sleep()
 
     async def _give_up(self) -> None:
         """Have the server refuse the last attempt, should it still be on its way, and fill the mailbox again."""

@@ -8,18 +8,16 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from ray_messaging.addressing.channels import NAME_LENGTH
-from ray_messaging.common.backoff import LEASE_RETRY, Backoff
+from ray_messaging.common.backoff import LEASE_RETRY
 from ray_messaging.common.task_health import TaskHealth, end
 from ray_messaging.errors import (
-    ConnectionFailed,
     FrameError,
-    MailboxFull,
     MessagingError,
-    ServerRefused,
     UnknownName,
 )
 from ray_messaging.model.batch import Batch, Origin
 from ray_messaging.receiving.inbox import Inbox, Piece
+from ray_messaging.receiving.persist import persist
 from ray_messaging.receiving.unfolder import Unfolder
 from ray_messaging.transports.cursors import Cursor, before
 from ray_messaging.transports.departures import ARRIVAL
@@ -143,16 +141,7 @@ class Reader:
             await asyncio.sleep(0)
 
     async def _persist(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Repeat a call while the server is away, or out of memory: its messages wait, too."""
-        backoff = Backoff(LEASE_RETRY)
-        while True:
-            try:
-                return await call()
-            except ServerRefused:
-                raise
-            except (ConnectionFailed, MailboxFull) as error:
-                logger.warning("mailbox %s cannot be read, trying on: %s", self._mailbox, error)
-                await backoff.sleep()
+        return await persist(call, LEASE_RETRY, f"mailbox {self._mailbox} cannot be read")
 
     def _piece(self, entry: str, batch: Batch, nbytes: int) -> Piece:
         """Return a decoded frame as a piece of the inbox; raise FrameError."""

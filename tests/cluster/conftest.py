@@ -8,7 +8,6 @@ import pytest
 import ray
 from redis import Redis
 from support.cluster import EmptyGroups, control, emptied
-from support.servers import RedisProcess
 
 from ray_messaging import Messaging, MessagingConfig, rules
 from ray_messaging.errors import MessagingError
@@ -91,16 +90,6 @@ def start(ray_cluster):
     yield start
     for messaging in started:
         messaging.shutdown()
-
-
-@pytest.fixture(params=["valkey", "redis-server"])
-def own_server(request, tmp_path):
-    """Start each kind of server, for a test that kills it or deletes its data."""
-    process = RedisProcess(tmp_path, binary=request.param)
-    try:
-        yield process.start()
-    finally:
-        process.kill()
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import signal
 from itertools import accumulate
 
 import pytest
-from support.servers import RedisProcess
 
 from faults import bank
 from ray_messaging import Messager
@@ -98,28 +97,19 @@ class Town:
                 return tx.state
 
 
-@pytest.fixture(params=["valkey", "redis-server"])
-def store(request, tmp_path):
-    process = RedisProcess(tmp_path, binary=request.param)
-    try:
-        yield process.start()
-    finally:
-        process.kill()
-
-
-@pytest.mark.parametrize("store", ["valkey"], indirect=True)
-async def test_a_few_kills(store, exp_id):
-    async with Town(store, exp_id, 5) as town:
+@pytest.mark.parametrize("own_server", ["valkey"], indirect=True)
+async def test_a_few_kills(own_server, exp_id):
+    async with Town(own_server, exp_id, 5) as town:
         for at in (6, 7, 8, 9, 10, 11):
             await town.kill_one(at)
         await town.settle()
 
 
 @pytest.mark.long
-async def test_a_hundred_kills_at_random_points(store, exp_id):
+async def test_a_hundred_kills_at_random_points(own_server, exp_id):
     seed = random.randrange(2**32)
     print(f"seed {seed}")  # noqa: T201 - shown where it fails
-    async with Town(store, exp_id, seed) as town:
+    async with Town(own_server, exp_id, seed) as town:
         for at in range(100):
             await town.kill_one(at)
         await town.settle()
@@ -129,12 +119,12 @@ async def test_a_hundred_kills_at_random_points(store, exp_id):
         print(told)  # noqa: T201 - see above
 
 
-@pytest.mark.parametrize("store", ["valkey"], indirect=True)
+@pytest.mark.parametrize("own_server", ["valkey"], indirect=True)
 @pytest.mark.parametrize("phase", ["before", "after"])
-async def test_a_stopped_process_beside_its_successor_does_nothing_more(store, exp_id, phase):
-    async with Town(store, exp_id, 1) as town:
+async def test_a_stopped_process_beside_its_successor_does_nothing_more(own_server, exp_id, phase):
+    async with Town(own_server, exp_id, 1) as town:
         await town.feed()
-        old = bank.start(store.config, exp_id, 10**9, bank.Crash("send", phase, 7, signal.SIGSTOP))
+        old = bank.start(own_server.config, exp_id, 10**9, bank.Crash("send", phase, 7, signal.SIGSTOP))
         async with asyncio.timeout(bank.END_S):
             while bank.state_of(old) != "T":  # noqa: ASYNC110 - the kernel tells nobody but its parent
                 await asyncio.sleep(0.01)
