@@ -19,6 +19,7 @@ from ray_messaging.model.json_form import (
     are_plain,
     encode_dict,
     encode_lines,
+    encode_plain,
     encode_whole,
     is_plain,
     json_form,
@@ -165,6 +166,15 @@ _NEWLINE = "this payload holds a msgspec.Raw with a newline: encode it without l
 
 def encode_payload(payload: object, limit_bytes: int) -> bytes:
     """Encode one payload: a dict, a Msg, or an object; raise InvalidPayload or PayloadTooLarge."""
+    line = encode_plain(payload) if type(payload) is dict else None
+    if line is None:
+        line = _encode_any(payload)
+    if len(line) > limit_bytes:
+        raise too_large(len(line), limit_bytes)
+    return line
+
+
+def _encode_any(payload: Any) -> bytes:  # noqa: ANN401 - any payload
     encode = encode_dict
     if not isinstance(payload, dict):
         if is_object(payload):
@@ -188,8 +198,6 @@ def encode_payload(payload: object, limit_bytes: int) -> bytes:
             ) from error
     if LINE_END in line:  # an int: a search for bytes raises and drops an error internally
         raise InvalidPayload(_NEWLINE)
-    if len(line) > limit_bytes:
-        raise too_large(len(line), limit_bytes)
     return line
 
 

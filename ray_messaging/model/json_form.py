@@ -17,13 +17,17 @@ import orjson
 from ray_messaging.compat.msg import Msg
 from ray_messaging.compat.payload_objects import encode_object, is_object
 from ray_messaging.errors import InvalidPayload
-from ray_messaging.model.finite import parts_of
+from ray_messaging.model.finite import NULL, parts_of
 from ray_messaging.model.places import NOTHING, Place, checked_text, shown
 
 SCALARS = frozenset((NOTHING, bool, int, float, str))  # what JSON has; of floats all but NaN and the infinities
 _LISTS = frozenset((list, tuple))
 _EXACT_NUMBERS = frozenset((int, bool))
-_PLAIN = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS
+# A plain payload alone is checked and encoded in one go by `orjson.dumps(payload, None, PLAIN)`. Its bytes are those of
+# `encode_dict`, so that a payload has one form alone and among many, but for two: null, which may have been NaN, and
+# large numbers, 1e+16 instead of 1e16.
+PLAIN = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS
+LARGE, MAYBE_LARGE = b"e+", ord("+")
 _PREFIX = "this payload cannot become JSON: "
 
 
@@ -52,10 +56,19 @@ def are_plain(payloads: Any) -> bool:  # noqa: ANN401 - a list of dicts
     Here members of enums and UUIDs, which have one form, are plain, and whole numbers beyond 64 bits are not.
     """
     try:
-        orjson.dumps(payloads, None, _PLAIN)
+        orjson.dumps(payloads, None, PLAIN)
     except orjson.JSONEncodeError:
         return False
     return True
+
+
+def encode_plain(payload: dict[str, Any]) -> bytes | None:
+    """Encode a payload that is plain, as `are_plain`, to the bytes of `encode_dict`; None for all that takes more."""
+    try:
+        line = orjson.dumps(payload, None, PLAIN)
+    except orjson.JSONEncodeError:
+        return None
+    return None if line.find(NULL) >= 0 or line.find(LARGE) >= 0 else line
 
 
 def json_form(payload: Any) -> Any:  # noqa: ANN401 - any payload

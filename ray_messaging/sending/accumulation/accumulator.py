@@ -9,6 +9,7 @@ from time import monotonic, time
 from typing import TYPE_CHECKING
 
 import numpy as np
+from orjson import dumps
 
 from ray_messaging.addressing.channels import AgentId, SenderId
 from ray_messaging.common.limits import BATCH_ROWS
@@ -17,9 +18,8 @@ from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import Closed, ConfigError, MessagingError
 from ray_messaging.interception.client.verdict_client import VerdictClient
 from ray_messaging.model.batch import Batch
-from ray_messaging.model.columns import LINE_END
 from ray_messaging.model.finite import MAYBE_NULL, NULL
-from ray_messaging.model.json_form import SCALARS, encode_dict
+from ray_messaging.model.json_form import LARGE, MAYBE_LARGE, PLAIN
 from ray_messaging.receipt import Receipt, Receipts
 from ray_messaging.sending import send_errors
 from ray_messaging.sending.accumulation.conversation_rows import ConversationRows, Questions, Replies
@@ -206,18 +206,15 @@ class Accumulator:
         if type(payload) is dict and type(from_id) is int:
             try:
                 recipient, topic = self._addresses[channel]
-                line = encode_dict(payload)
-                for key, value in payload.items():
-                    if type(key) is not str or type(value) not in SCALARS:
-                        return self.append(*self._checks.checked(channel, payload, from_id, to_id))
+                line = dumps(payload, None, PLAIN)
             except Exception:  # noqa: BLE001 - a new channel or bad input: the full check finds out
                 return self.append(*self._checks.checked(channel, payload, from_id, to_id))
             if (
                 (to_id is None or (type(to_id) is int and to_id == recipient))
                 and (from_id.bit_length() < 64 if (known := self._checks.known) is None else from_id in known)
                 and len(line) < self._small
-                and LINE_END not in line
                 and (MAYBE_NULL not in line or line.find(NULL) < 0)
+                and (MAYBE_LARGE not in line or line.find(LARGE) < 0)
             ):
                 if get_ident() != self._thread:
                     self.check_loop()

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from orjson import dumps
 
 from ray_messaging.addressing.channels import (
     AGENT_CHAT,
@@ -25,10 +26,10 @@ from ray_messaging.conversations.replies import answer_topic, replies_to
 from ray_messaging.errors import Closed, ConfigError, InvalidParts, UnknownSender
 from ray_messaging.messages import Slice
 from ray_messaging.model.batch import Batch
-from ray_messaging.model.columns import LINE_END, IdColumn, PayloadColumn, encode_payload, nobody
+from ray_messaging.model.columns import IdColumn, PayloadColumn, encode_payload, nobody
 from ray_messaging.model.extension import Audience, Extension, OutsideQuestion
 from ray_messaging.model.finite import MAYBE_NULL, NULL
-from ray_messaging.model.json_form import SCALARS, encode_dict
+from ray_messaging.model.json_form import LARGE, MAYBE_LARGE, PLAIN
 from ray_messaging.sending.accumulation.bulk_input import ColumnChunk, columns_of
 from ray_messaging.sending.accumulation.pending_batch import ColumnBatch, EncodedBatch
 from ray_messaging.steps.agent_places import AgentPlaces
@@ -113,19 +114,15 @@ class StepSends:
         # The common case of `check_id` and `encode_payload`, inlined: a call costs a tenth of the whole send.
         if type(payload) is dict and type(to_id) is int and INT64_MIN <= to_id <= INT64_MAX:
             try:
-                line = encode_dict(payload)
-                for key, value in payload.items():
-                    if type(key) is not str or type(value) not in SCALARS:
-                        break
-                else:
-                    if (
-                        len(line) <= self._payload_bytes
-                        and LINE_END not in line
-                        and (MAYBE_NULL not in line or line.find(NULL) < 0)
-                    ):
-                        self._to_ids.append(to_id)
-                        self._lines.append(line)
-                        return
+                line = dumps(payload, None, PLAIN)
+                if (
+                    len(line) <= self._payload_bytes
+                    and (MAYBE_NULL not in line or line.find(NULL) < 0)
+                    and (MAYBE_LARGE not in line or line.find(LARGE) < 0)
+                ):
+                    self._to_ids.append(to_id)
+                    self._lines.append(line)
+                    return
             except Exception:  # noqa: BLE001, S110 - bad input: the full checks find out
                 pass
         recipient, line = check_id(to_id), encode_payload(payload, self._payload_bytes)
