@@ -53,10 +53,10 @@ from ray_messaging.sending.broadcaster import Broadcaster
 from ray_messaging.sending.delivery.frame_router import FrameRouter
 from ray_messaging.sending.delivery.frame_sender import FrameSender
 from ray_messaging.sending.local_log import LocalLog
-from ray_messaging.transports.steps.values import StepSettings
+from ray_messaging.transports.step_values import StepSettings
 
 if TYPE_CHECKING:
-    from ray_messaging.transports.redis.transport import RedisTransport
+    from ray_messaging.transports.transport import RedisTransport
 
 logger = logging.getLogger(__name__)
 

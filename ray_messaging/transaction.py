@@ -18,7 +18,7 @@ from ray_messaging.receipt import Receipts
 from ray_messaging.receiving.fetcher import FetchGate
 from ray_messaging.sending.accumulation.accumulator import Accumulator
 from ray_messaging.sending.accumulation.pending_batch import Entry, TransactionBatch
-from ray_messaging.transports.transport import Conclusion
+from ray_messaging.transports.values import Conclusion
 
 
 class Transaction:

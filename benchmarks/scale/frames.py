@@ -12,7 +12,7 @@ from benchmarks.reports.lines import Line
 from benchmarks.work import payload
 from ray_messaging import Messager, MessagingConfig, RedisConfig
 from ray_messaging.embedded.server import EmbeddedServer
-from ray_messaging.transports.redis.backend import RedisBackend
+from ray_messaging.transports.backend import RedisBackend
 
 HOST, EXPERIMENT = "127.0.0.1", "frames"
 MAILBOXES = (1, 16, 128, 512)

@@ -27,7 +27,7 @@ from ray_messaging.interception.wire.verdicts import INTERCEPTOR
 from ray_messaging.transports.experiment_store import Fields, RuleState, StateWrite
 
 if TYPE_CHECKING:
-    from ray_messaging.transports.redis.experiment_store import RedisExperimentStore
+    from ray_messaging.transports.experiment_store import RedisExperimentStore
 
 logger = logging.getLogger(__name__)
 

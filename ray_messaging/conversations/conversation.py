@@ -50,7 +50,7 @@ from ray_messaging.wire.frames import encode
 from ray_messaging.wire.service_notes import Ask
 
 if TYPE_CHECKING:
-    from ray_messaging.transports.redis.transport import RedisTransport
+    from ray_messaging.transports.transport import RedisTransport
 
 logger = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ from typing import Final, Self
 
 from ray_messaging.config import MessagingConfig, RedisConfig, Steps
 from ray_messaging.embedded.server import EmbeddedServer
-from ray_messaging.transports.redis.backend import RedisBackend
-from ray_messaging.transports.redis.transport import RedisTransport
-from ray_messaging.transports.steps.values import StepSettings
+from ray_messaging.transports.backend import RedisBackend
+from ray_messaging.transports.step_values import StepSettings
+from ray_messaging.transports.transport import RedisTransport
 
 _HOST: Final = "127.0.0.1"
 

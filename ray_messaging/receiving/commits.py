@@ -25,10 +25,10 @@ from ray_messaging.transports.cursors import (
     ends,
     place,
 )
-from ray_messaging.transports.transport import Conclusion
+from ray_messaging.transports.values import Conclusion
 
 if TYPE_CHECKING:
-    from ray_messaging.transports.redis.transport import RedisTransport
+    from ray_messaging.transports.transport import RedisTransport
 
 MOST_RANGES = 10_000  # behind the cursor: each commit holds all of them
 _TRIMMED = 64  # finished parts are dropped in groups of at least this many

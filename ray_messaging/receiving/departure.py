@@ -29,8 +29,8 @@ from ray_messaging.transports.requeueing import frames_of
 from ray_messaging.wire.frames import decode, encode
 
 if TYPE_CHECKING:
-    from ray_messaging.transports.redis.departures import RedisDepartures
-    from ray_messaging.transports.redis.transport import RedisTransport
+    from ray_messaging.transports.departures import RedisDepartures
+    from ray_messaging.transports.transport import RedisTransport
 
 logger = logging.getLogger(__name__)
 

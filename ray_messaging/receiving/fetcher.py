@@ -22,11 +22,11 @@ from ray_messaging.receiving.call_checks import CommitMode, check_commit, check_
 from ray_messaging.receiving.commits import Commits, InFlight
 from ray_messaging.receiving.inbox import Inbox
 from ray_messaging.receiving.mailbox_lease import MailboxLease
-from ray_messaging.transports.transport import Conclusion
+from ray_messaging.transports.values import Conclusion
 
 if TYPE_CHECKING:
     from ray_messaging.observability.tracing.tracer import Tracer
-    from ray_messaging.transports.redis.transport import RedisTransport
+    from ray_messaging.transports.transport import RedisTransport
 
 _UNLIMITED = nullcontext()
 _TRANSACTION_OPEN = (

@@ -10,7 +10,7 @@ from ray_messaging.model.agent_sets import NO_AGENTS
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.receiving.inbox import Inbox, Piece
-from ray_messaging.transports.transport import Ingress
+from ray_messaging.transports.values import Ingress
 from ray_messaging.wire.frames import FOREIGN_SENDER
 
 logger = logging.getLogger(__name__)

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from ray_messaging.common.backoff import LEASE_RETRY, Backoff
 from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.errors import AlreadyExists, Fenced, MessagingError, NotListening, ServerRefused
-from ray_messaging.transports.transport import Held
+from ray_messaging.transports.values import Held
 
 if TYPE_CHECKING:
-    from ray_messaging.transports.redis.transport import RedisTransport
+    from ray_messaging.transports.transport import RedisTransport
 
 logger = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from ray_messaging.transports.departures import ARRIVAL
 from ray_messaging.wire.frames import FOREIGN_SENDER, decode
 
 if TYPE_CHECKING:
-    from ray_messaging.transports.redis.transport import RedisTransport
+    from ray_messaging.transports.transport import RedisTransport
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.transports.departures import Rehosted, Rehosting, Released
 
 if TYPE_CHECKING:
-    from ray_messaging.transports.redis.transport import RedisTransport
+    from ray_messaging.transports.transport import RedisTransport
 
 _NEWS_S = 1.0  # the longest wait for news in one call
 

@@ -20,10 +20,10 @@ from ray_messaging.receiving.mailbox_lease import IsDead, MailboxLease, outlast
 from ray_messaging.receiving.reader import Reader
 from ray_messaging.receiving.subscription_spec import SubscriptionSpec, check_claims
 from ray_messaging.receiving.unfolder import Unfolder
-from ray_messaging.transports.transport import Held, Limits
+from ray_messaging.transports.values import Held, Limits
 
 if TYPE_CHECKING:
-    from ray_messaging.transports.redis.transport import RedisTransport
+    from ray_messaging.transports.transport import RedisTransport
 
 logger = logging.getLogger(__name__)
 

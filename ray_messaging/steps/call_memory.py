@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ray_messaging.errors import MessagingError, PayloadTooLarge, StepAborted
 
 if TYPE_CHECKING:
-    from ray_messaging.transports.redis.steps import RedisSteps
+    from ray_messaging.transports.steps import RedisSteps
 
 # One call of the server takes so many results, or the first ones that pass so many bytes.
 _BATCH, _BATCH_BYTES = 256, 2**20

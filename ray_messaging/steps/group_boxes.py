@@ -17,11 +17,11 @@ from ray_messaging.receiving.unfolder import Unfolder
 from ray_messaging.steps.moved_agents import MovedAgents
 from ray_messaging.steps.reading.box_frames import batch_of, batches_of, from_outside
 from ray_messaging.steps.reading.heard_broadcasts import FoldedBatch
-from ray_messaging.transports.steps.box_reader import BoxReader
-from ray_messaging.transports.steps.values import OUTSIDE, BoxFrame, Opened, box_name
+from ray_messaging.transports.box_reader import BoxReader
+from ray_messaging.transports.step_values import OUTSIDE, BoxFrame, Opened, box_name
 
 if TYPE_CHECKING:
-    from ray_messaging.transports.redis.steps import RedisSteps
+    from ray_messaging.transports.steps import RedisSteps
 
 Mask = NDArray[np.bool_]
 

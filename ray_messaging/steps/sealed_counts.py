@@ -8,7 +8,7 @@ from ray_messaging.steps.digests import history_digest, step_digest
 from ray_messaging.steps.step_account import StepCounts
 
 if TYPE_CHECKING:
-    from ray_messaging.transports.redis.steps import RedisSteps
+    from ray_messaging.transports.steps import RedisSteps
 
 
 async def sealed_counts(store: "RedisSteps", step: int) -> dict[str, StepCounts]:

@@ -34,9 +34,8 @@ from ray_messaging.steps.sending.attempt_sender import AttemptSender
 from ray_messaging.steps.sending.step_sends import StepSends
 from ray_messaging.steps.step import Step
 from ray_messaging.steps.step_account import StepAccount, StepCounts
-from ray_messaging.transports.steps.box_reader import BoxReader
-from ray_messaging.transports.steps.errors import without_steps
-from ray_messaging.transports.steps.values import (
+from ray_messaging.transports.box_reader import BoxReader
+from ray_messaging.transports.step_values import (
     Done,
     Driven,
     Driver,
@@ -46,10 +45,11 @@ from ray_messaging.transports.steps.values import (
     WaitFor,
     Waiting,
     box_name,
+    without_steps,
 )
 
 if TYPE_CHECKING:
-    from ray_messaging.transports.redis.steps import RedisSteps
+    from ray_messaging.transports.steps import RedisSteps
 
 logger = logging.getLogger(__name__)
 

@@ -14,12 +14,12 @@ from ray_messaging.audiences.positions import checked_points
 from ray_messaging.audiences.records import Kind
 from ray_messaging.errors import ConfigError, FrameError, InvalidColumns
 from ray_messaging.model.columns import IdColumn
-from ray_messaging.transports.steps.box_reader import BoxReader
-from ray_messaging.transports.steps.values import PLACES, box_name
-from ray_messaging.transports.transport import FrameWrite
+from ray_messaging.transports.box_reader import BoxReader
+from ray_messaging.transports.step_values import PLACES, box_name
+from ray_messaging.transports.values import FrameWrite
 
 if TYPE_CHECKING:
-    from ray_messaging.transports.redis.steps import RedisSteps
+    from ray_messaging.transports.steps import RedisSteps
 
 _ROWS = 30_000  # of a frame: about 1 MB
 

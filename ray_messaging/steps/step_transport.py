@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 from ray_messaging.addressing.directory import Record
 from ray_messaging.addressing.host_dates import NO_DATES, HostDates
 from ray_messaging.errors import StepAborted, StepTooLarge
-from ray_messaging.transports.steps.values import StepTag
-from ray_messaging.transports.transport import (
+from ray_messaging.transports.step_values import StepTag
+from ray_messaging.transports.values import (
     DirectoryDelta,
     FrameFate,
     SenderState,
@@ -17,8 +17,8 @@ from ray_messaging.transports.transport import (
 )
 
 if TYPE_CHECKING:
-    from ray_messaging.transports.redis.steps import RedisSteps
-    from ray_messaging.transports.redis.transport import RedisTransport
+    from ray_messaging.transports.steps import RedisSteps
+    from ray_messaging.transports.transport import RedisTransport
 
 
 class DatedRecords:

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from ray_messaging.transports.steps.values import Progress
+from ray_messaging.transports.step_values import Progress
 
 
 class Straggler(NamedTuple):

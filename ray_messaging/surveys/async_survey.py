@@ -21,11 +21,11 @@ from ray_messaging.surveys.answer_model import AnswerModel
 from ray_messaging.surveys.record import END, Asking, SurveyRecord, decode_asking, encode
 from ray_messaging.surveys.tally import Rows, Tally
 from ray_messaging.transports.cursors import START, order
-from ray_messaging.transports.transport import Limits, Listening
+from ray_messaging.transports.values import Limits, Listening
 from ray_messaging.wire.frames import decode
 
 if TYPE_CHECKING:
-    from ray_messaging.transports.redis.surveys import RedisSurveys
+    from ray_messaging.transports.surveys import RedisSurveys
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from ray_messaging.steps.call_memory import CallMemory
 from ray_messaging.steps.step import Step
 
 if TYPE_CHECKING:
-    from ray_messaging.transports.redis.steps import RedisSteps
+    from ray_messaging.transports.steps import RedisSteps
 
 
 class Sent(NamedTuple):

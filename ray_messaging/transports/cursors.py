@@ -80,6 +80,11 @@ def following(entry: str) -> str:
     return f"{milliseconds}-{int(number) + 1}"
 
 
+def keep_of(cursor: Cursor) -> str:
+    """Return the oldest entry that a reader at a cursor needs."""
+    return following(cursor.entry) if cursor.row == 0 else cursor.entry
+
+
 def begins(found: AckRange, entry: str) -> float:
     """Return the first row of an entry that a range could hold; inf: it begins behind it."""
     at, after = order(entry), order(found.after.entry)

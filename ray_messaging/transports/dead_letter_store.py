@@ -1,14 +1,18 @@
-"""Dead letters of an experiment: frames that will not be delivered as they are."""
+"""Dead letters of an experiment, frames that will not be delivered as they are: a stream, and a hash that counts."""
 
+import secrets
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.directory import Record
 from ray_messaging.transports.cursors import decode_rows
+
+if TYPE_CHECKING:
+    from ray_messaging.transports.transport import RedisTransport
 
 PAGE, PAGE_BYTES = 1000, 16 * 2**20  # of dead letters that are read at once
 # Twice a frame of ours: one that is sent back to the server holds its mailbox's reader up.
@@ -91,3 +95,118 @@ def kept_of(frame: bytes, reason: str) -> tuple[bytes, str]:
     if len(frame) <= WHOLE_BYTES:
         return frame, reason
     return frame[:HEAD_BYTES], f"{reason} (of its {len(frame)} bytes the first {HEAD_BYTES} are kept)"
+
+
+_DROPPED_AT_ONCE = 500
+_DIGITS = 20  # of 64 bits
+_STATE = ":dead"  # no mailbox can have this name
+
+
+class RedisDeadLetters:
+    """Dead letters of one experiment, over the connections of its RedisTransport.
+
+    Any call may be repeated, and has its effect once.
+    """
+
+    def __init__(self, transport: "RedisTransport") -> None:
+        self._transport = transport
+        self._link, self._keys = transport.link, transport.keys
+
+    async def known(self) -> bool:
+        """Return whether the server knows an experiment of this name."""
+        return bool(await self._link.command("EXISTS", self._keys.meta, self._keys.dead))
+
+    async def facts(self) -> DeadFacts:
+        """Count the letters, and those that were dropped."""
+        letters, (known, *counts) = await self._counts()
+        if known != letters:  # another client wrote here
+            await self.drop([])
+            letters, (_, *counts) = await self._counts()
+        return DeadFacts(letters, *counts)
+
+    async def _counts(self) -> tuple[int, list[int]]:
+        """Return the number of letters, and the server's own counts; an invalid count is 0."""
+        letters = await self._link.command("XLEN", self._keys.dead)
+        names = ("letters", "bytes", "dropped", "dropped_bytes")
+        counts = await self._link.command("HMGET", self._keys.state(_STATE), *names)
+        return int(letters), [_natural(count or b"") or 0 for count in counts]
+
+    async def page(self, after: str, count: int) -> list[DeadFrame]:
+        """Return up to `count` letters behind an id ("": from the first), fewer where they are large; [] at the end."""
+        reply = await self._link.script("read_letters", [self._keys.dead], [after or "0-0", count, PAGE_BYTES])
+        return [_dead_frame(letter.decode(), fields) for letter, fields in reply]
+
+    async def last(self) -> str:
+        """Return the id of the last letter; "": there is none."""
+        found = await self._link.command("XREVRANGE", self._keys.dead, "+", "-", "COUNT", 1)
+        return found[0][0].decode() if found else ""
+
+    async def get(self, letter: str) -> DeadFrame | None:
+        """Return one letter; None: there is none of this id."""
+        reply = await self._link.command("XRANGE", self._keys.dead, letter, letter)
+        return _dead_frame(letter, reply[0][1]) if reply else None
+
+    async def listeners(self) -> Listeners:
+        """Return the mailboxes that listen now."""
+        delta = await self._transport.load_directory(-1)
+        born = {}
+        for record in delta.changed:
+            counted, since = await self._link.command("HMGET", self._keys.state(record.mailbox), "born", "since")
+            born[record.mailbox] = int(counted or 0), int(since or 0)
+        return Listeners(delta.version, delta.changed, born)
+
+    async def requeue(self, letter: str, version: int, frames: Sequence[Returned], rest: bytes) -> tuple[Requeued, str]:
+        """Write frames into mailboxes and take the letter away, all of it or nothing; returns the mailbox at fault.
+
+        Args: rest is the frame of messages that stay dead, in a letter in this one's place; b"": there are none.
+        """
+        keys = [self._keys.meta, self._keys.dead, self._keys.state(_STATE)]
+        args: list[Any] = [letter, secrets.token_hex(8), version, self._keys.prefix, rest]
+        for mailbox, rows, frame in frames:
+            keys += [self._keys.state(mailbox), self._keys.lease(mailbox)]
+            args += [mailbox, rows, frame]
+        fate, mailbox = await self._link.script("requeue", keys, args)
+        return Requeued(fate), mailbox.decode()
+
+    async def drop(self, letters: Sequence[str]) -> int:
+        """Delete letters; return how many there were."""
+        keys = [self._keys.dead, self._keys.state(_STATE)]
+        dropped = 0
+        for low in range(0, max(1, len(letters)), _DROPPED_AT_ONCE):
+            ids = letters[low : low + _DROPPED_AT_ONCE]
+            dropped += int(await self._link.script("drop_letters", keys, [secrets.token_hex(8), *ids]))
+        return dropped
+
+    async def count_anew(self) -> None:
+        """Forget how many letters were lost to the limit so far."""
+        await self._link.command("HDEL", self._keys.state(_STATE), "dropped", "dropped_bytes")
+
+
+def _natural(text: bytes) -> int | None:
+    """Return a number; None if the text is none."""
+    return int(text) if text.isdigit() and len(text) <= _DIGITS else None
+
+
+def _dead_frame(letter: str, fields: list[bytes]) -> DeadFrame:
+    """Read an entry; other writers of the stream may leave out any field."""
+    found = dict(zip(fields[::2], fields[1::2], strict=False))
+
+    def text(name: bytes) -> str:
+        return found.get(name, b"").decode(errors="replace")
+
+    def number(name: bytes) -> int | None:
+        return _natural(found.get(name, b""))
+
+    at = number(b"at")
+    return DeadFrame(
+        id=letter,
+        mailbox=text(b"mailbox"),
+        entry=text(b"entry"),
+        row=number(b"row") or 0,
+        reason=text(b"reason") or "no reason is given",
+        frame=found.get(b"f", b""),
+        at=(int(letter.partition("-")[0]) if at is None else at) / 1000,
+        born=number(b"born"),
+        exclusive=found.get(b"exclusive") == b"1",
+        acked=text(b"acked"),
+    )

@@ -1,10 +1,15 @@
-"""Values of an experiment as a whole: its run, its interceptor's epoch, and the state of its rules."""
+"""An experiment as a whole: its run, its interceptor's epoch, and the state of its rules."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from ray_messaging.errors import Fenced
+from ray_messaging.common.backoff import RULE_STATE_RETRY, Backoff
+from ray_messaging.common.limits import SCAN_COUNT
+from ray_messaging.errors import ConfigError, Fenced
+
+if TYPE_CHECKING:
+    from ray_messaging.transports.transport import RedisTransport
 
 Fields = dict[bytes, bytes]
 
@@ -64,3 +69,224 @@ def other_run(exp_id: str, epoch: int) -> Fenced:
         name=exp_id,
         epoch=epoch,
     )
+
+
+FORMAT = 3
+
+
+def check_format(exp_id: str, found: int) -> None:
+    """Raise ConfigError if an experiment's data have another format; 0: there are none."""
+    if found not in {0, FORMAT}:
+        raise ConfigError(
+            f"experiment {exp_id!r} has data of format {found} on its server, and this ray_messaging reads format "
+            f"{FORMAT} only: use another exp_id, go on with the version of ray_messaging that wrote them, or delete "
+            "them by Messaging.start(..., on_existing='reset')"
+        )
+
+
+def check_shards(exp_id: str, found: int, told: int) -> None:
+    """Raise ConfigError if an experiment has another number of shards; 0: nothing of it is there."""
+    if found and found != told:
+        has = f"{found} shards" if found > 1 else "one shard"
+        raise ConfigError(
+            f"experiment {exp_id!r} has {has}, and shards={told} was given here: write shards={found}, or use another "
+            "exp_id. Of embedded servers pass messaging.redis, which names all of them. The number cannot change"
+        )
+
+
+_FIELDS_AT_ONCE = 10_000
+# No number is given out twice.
+_KEPT_FIELDS = {b"run", b"erasing", b"interceptor", b"directory", b"born", b"log_epoch", b"format", b"shards"}
+
+
+class RedisExperimentStore:
+    """Experiment-wide data on one server, for the transport's run of the experiment."""
+
+    def __init__(self, transport: "RedisTransport") -> None:
+        self._transport = transport
+        self._run = transport.run
+        self._link, self._keys = transport.link, transport.keys
+        self._meta = self._keys.meta
+        self._before: bytes | None = None  # the epoch before ours (b"": there was none), once we have one
+        # Writes of rule state are numbered under each epoch.
+        self._number = self._confirmed = 0
+
+    @property
+    def where(self) -> str:
+        """Address of the server, for messages."""
+        return self._link.where
+
+    # -- runs -----------------------------------------------------------------------------------------------------
+
+    async def holder(self) -> bytes | None:
+        """Return the run that has the experiment; None if no run has. Raises ConfigError for data of another format."""
+        run, found = await self._link.command("HMGET", self._meta, "run", "format")
+        if not self._transport.any_format:
+            check_format(self._keys.exp_id, int(found or 0))
+        holder: bytes | None = run
+        return holder
+
+    async def _field(self, name: str) -> bytes | None:
+        found: bytes | None = await self._link.command("HGET", self._meta, name)
+        return found
+
+    async def is_headless(self) -> bool:
+        """Return whether mailboxes exist although the server has lost the experiment's own data."""
+        versioned = await self._link.command("HEXISTS", self._meta, "directory")
+        return not versioned and bool(await self._link.command("EXISTS", self._keys.changes))
+
+    async def claim(self, holder: bytes | None, *, reset: bool) -> Claim:
+        """Claim the experiment for our run, if `holder` still has it. `reset`: the data of that run will be erased."""
+        args = [holder or b"", self._run, int(reset), FORMAT, self._transport.shards]
+        return Claim(await self._link.script("claim_experiment", [self._meta], args))
+
+    async def erase_earlier(self) -> None:
+        """Delete the data of earlier runs; may be repeated after an interruption."""
+        await self._erase(but=self._meta.encode())
+        if self._transport.bodies is not None:
+            await self._transport.bodies.erase()
+        fields = await self._link.command("HKEYS", self._meta)
+        if gone := [field for field in fields if field not in _KEPT_FIELDS]:
+            await self._link.command("HDEL", self._meta, *gone)
+        await self._link.command("HINCRBY", self._meta, "directory", 1)
+        await self._link.command("HDEL", self._meta, "erasing")
+
+    async def erase(self) -> None:
+        """Delete all data of the experiment, unless another run has it by now."""
+        if await self.holder() == self._run.encode():
+            if self._transport.bodies is not None:
+                await self._transport.bodies.erase()
+            await self._erase()
+
+    async def _erase(self, but: bytes = b"") -> None:
+        scanned, cursor = b"", b"0"
+        # The prefix holds no glob characters: an exp_id has none, and braces are none in Redis.
+        pattern = self._keys.prefix + "*"
+        while True:
+            server, following, keys = await self._link.script("scan_keys", [self._meta], [cursor, pattern, SCAN_COUNT])
+            if found := [key for key in keys if key != but]:
+                await self._link.command("UNLINK", *found)
+            if server != scanned and cursor != b"0":  # the cursor was another one's
+                following = b"0"
+            elif int(following) == 0:
+                return
+            scanned, cursor = server, following
+
+    # -- the interceptor ------------------------------------------------------------------------------------------
+
+    async def take_interceptor_epoch(self) -> int:
+        """Take a new epoch: an earlier interceptor passes and writes nothing any more. Raises Fenced."""
+        self._before, epoch = await self._transport.log.take_epoch(
+            "advance_interceptor_epoch", "interceptor", [self._meta], []
+        )
+        return epoch
+
+    async def _retake_epoch(self, epoch: int) -> bool:
+        """Take our epoch again if the server is as it was just before we took it; return whether it was."""
+        if self._before is None:
+            return False
+        for before in {self._before, b""}:
+            if await self._link.script("advance_interceptor_epoch", [self._meta], [self._run, before, epoch]) == 1:
+                self._number += 1
+                self._confirmed = self._number  # more than the server knows: all must be written again
+                return True
+        return False
+
+    async def heartbeat(self) -> bytes | None:
+        """Return the counter of the interceptor's heartbeats; None if it was closed."""
+        return await self._field("beat")
+
+    async def beat(self, epoch: int) -> StateWrite:
+        """Raise that counter, and check that the server has all confirmed writes. Raises Fenced for another run.
+
+        The bodies of steps that were dropped since are deleted.
+        """
+        confirmed = self._confirmed
+        run, holder, kept = await self._link.script("heartbeat", [self._meta], [self._run, epoch, 1])
+        if run != self._run.encode():
+            raise other_run(self._keys.exp_id, epoch)
+        if holder == b"%d" % epoch:
+            if self._transport.bodies is not None:
+                await self._transport.bodies.sweep()
+            return StateWrite.DONE if int(kept or 0) >= confirmed else StateWrite.BEHIND
+        return StateWrite.BEHIND if await self._retake_epoch(epoch) else StateWrite.FENCED
+
+    async def end_heartbeat(self, epoch: int) -> None:
+        """Mark the interceptor as closed."""
+        await self._link.script("heartbeat", [self._meta], [self._run, epoch, 0])
+
+    async def delegate(self, epoch: int, number: int) -> StateWrite:
+        """Make delegated verdicts count under a number, unless a higher one does."""
+        backoff = Backoff(RULE_STATE_RETRY)
+        while await self._link.script("advance_delegation", [self._meta], [epoch, number]) == 0:
+            if not await self._retake_epoch(epoch):
+                return StateWrite.FENCED
+            await backoff.sleep()
+        return StateWrite.DONE
+
+    async def read_tables(self, names: Iterable[str]) -> tuple[dict[str, Fields], dict[str, bytes]]:
+        """Return tables by name, and the answers that depend on them."""
+        tables = {name: await self._hash(self._keys.table(name)) for name in names}
+        return tables, {key.decode(): answer for key, answer in (await self._hash(self._keys.answers)).items()}
+
+    async def _hash(self, key: str) -> Fields:
+        found = await self._link.command("HGETALL", key)
+        return dict(zip(found[::2], found[1::2], strict=True))
+
+    async def write(self, epoch: int, state: RuleState, *, again: bool) -> StateWrite:
+        """Write changes in one step. `again`: the last write is repeated."""
+        keys = [self._meta, self._keys.answers, self._keys.rules]
+        if not again:
+            self._number += 1
+        args: list[Any] = [epoch, self._number, 0 if state.whole else self._confirmed, int(state.whole)]
+        args += [len(state.answers), *(part for pair in state.answers.items() for part in pair)]
+        args += [len(state.forget), *state.forget]
+        args += [-1] if state.names is None else [len(state.names), *state.names]
+        for name, changes in state.tables.items():
+            key = self._keys.table(name)
+            staged = self._keys.table(f":staged:{epoch}:{name}")  # no rule's name begins with a colon
+            keys += [key, staged]
+            put: Mapping[bytes, bytes] = changes.put
+            if changes.cleared:  # a table of any size replaces the old one in one step
+                await self._stage(staged, put)
+                put = {}
+            args += [int(changes.cleared), len(put), *(part for pair in put.items() for part in pair)]
+            args += [len(changes.gone), *changes.gone]
+        written = await self._link.script("write_rule_state", keys, args)
+        if written == 0 and not await self._retake_epoch(epoch):
+            return StateWrite.FENCED
+        if written != 1:
+            return StateWrite.BEHIND
+        self._confirmed = self._number
+        return StateWrite.DONE
+
+    async def _stage(self, key: str, fields: Mapping[bytes, bytes]) -> None:
+        await self._link.command("DEL", key)
+        pairs = list(fields.items())
+        for low in range(0, len(pairs), _FIELDS_AT_ONCE):
+            part = pairs[low : low + _FIELDS_AT_ONCE]
+            await self._link.command("HSET", key, *(text for pair in part for text in pair))
+
+    async def rules_name(self) -> bytes | None:
+        """Return the first of the rules' names: the key under which Ray keeps the rules in force."""
+        found: bytes | None = await self._link.command("LINDEX", self._keys.rules, 0)
+        return found
+
+    # -- the event log, and senders -------------------------------------------------------------------------------
+
+    async def log_mark(self, name: str) -> bytes | None:
+        """Return a value that the event log has left."""
+        return await self._field(f"log_{name}")
+
+    async def set_log_mark(self, name: str, value: str | int) -> None:
+        """Leave a value for the event log's next process."""
+        await self._link.command("HSET", self._meta, f"log_{name}", value)
+
+    async def time_ms(self) -> int:
+        """Return the server's time in ms."""
+        seconds, micros = await self._link.command("TIME")
+        return int(seconds) * 1000 + int(micros) // 1000
+
+    async def forget_sender(self, name: str) -> None:
+        """Delete the epoch and sequence numbers of a sender."""
+        await self._link.command("UNLINK", self._keys.sender(name))

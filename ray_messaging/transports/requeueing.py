@@ -15,7 +15,7 @@ from ray_messaging.transports.dead_letter_store import DeadFrame, Listeners, Req
 from ray_messaging.wire.frames import decode, encode
 
 if TYPE_CHECKING:
-    from ray_messaging.transports.redis.dead_letter_store import RedisDeadLetters
+    from ray_messaging.transports.dead_letter_store import RedisDeadLetters
 
 _DIGITS = 20  # of an entry's id, which is of 64 bits
 _ATTEMPTS = 8  # while the directory changes under our hands

@@ -1,261 +1,441 @@
-"""Values of a transport's calls: a directory, mailboxes of frames, and their durable cursors."""
+"""Mailboxes as Redis streams."""
 
-from collections.abc import Mapping, Sequence
-from enum import IntEnum
-from typing import NamedTuple, Protocol
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import msgspec
 
-from ray_messaging.addressing.directory import NO_SCHEMAS, Record
-from ray_messaging.addressing.host_dates import NO_DATES, HostDates
-from ray_messaging.audiences.records import NO_AUDIENCES, AudienceTexts
-from ray_messaging.errors import Fenced
-from ray_messaging.transports.cursors import Cursor, SelectiveAcks
+from ray_messaging.addressing.channels import Keys, all_agents
+from ray_messaging.addressing.directory import Record, decode_record, encode_record
+from ray_messaging.addressing.host_dates import HostDates
+from ray_messaging.addressing.key_tags import shard_keys
+from ray_messaging.audiences.records import decode_audiences
+from ray_messaging.common.limits import DEAD_BYTES
+from ray_messaging.common.task_health import TaskHealth
+from ray_messaging.config import RedisConfig, ShardsConfig
+from ray_messaging.errors import Closed, ConnectionFailed, ServerRefused
+from ray_messaging.observability.observer import Observer
+from ray_messaging.transports.connection.blocking_reads import BlockingReads
+from ray_messaging.transports.connection.link import RedisLink, link_of
+from ray_messaging.transports.connection.scripts import script_text
+from ray_messaging.transports.connection.server_runs import ServerRuns
+from ray_messaging.transports.cursors import START, Cursor, SelectiveAcks, keep_of
+from ray_messaging.transports.dead_letter_store import kept_of
+from ray_messaging.transports.departures import RedisDepartures
+from ray_messaging.transports.experiment_store import FORMAT
+from ray_messaging.transports.ingress import WIDE, RedisIngress
+from ray_messaging.transports.large_frames import LargeFrames, add_writes
+from ray_messaging.transports.log_store import RedisLog
+from ray_messaging.transports.step_bodies import StepBodies, at_all
+from ray_messaging.transports.step_values import StepSettings
+from ray_messaging.transports.steps import RedisSteps
+from ray_messaging.transports.surveys import RedisSurveys
+from ray_messaging.transports.values import (
+    LOG,
+    LOG_STREAM,
+    Conclusion,
+    DirectoryDelta,
+    FrameFate,
+    Held,
+    Ingress,
+    Limits,
+    Listening,
+    MailboxEnd,
+    SenderState,
+    SendReply,
+    SendRequest,
+    SendStatus,
+    fenced,
+    lost,
+)
+
+_OTHERS = 16  # leases that are looked at by chance
 
 
-class FrameFate(IntEnum):
-    """Outcome of one frame write in a call of `send`."""
+class RedisTransport:
+    """Mailboxes of one experiment on a Redis or Valkey server.
 
-    WRITTEN = 0
-    DUPLICATE = 1  # an earlier call had written it
-    FULL = 2  # the mailbox is full, or an earlier frame of this sender was refused
-    GONE = 3  # the mailbox's lease has expired
-    TOO_LARGE = 5  # the mailbox would not hold it if it were empty
-    GAP = 4  # the server does not have what this sender wrote before: it lost writes
-    LOG_FULL = 6  # the event log is behind: unwritten frames fill a mailbox, or its own stream
-    HELD_BACK = 7  # another frame of its transaction was refused
-
-
-class SendStatus(IntEnum):
-    """Outcome of a call of `send`; if it is not OK, only duplicates are written."""
-
-    OK = 0
-    STALE_DIRECTORY = 1
-    STALE_VERDICTS = 2
-    FENCED = 3
-    UNJUDGED = 4  # without verdicts, although the experiment has an interceptor
-    READER_FENCED = 5  # of a transaction: a newer reader has the mailbox, or it was removed
-    BEHIND = 6  # of a transaction: the server lost one that it had confirmed
-    LOST = 7  # the server has no data of the sender any more
-    RESTORED = 8  # the server is as it was before the sender took its epoch
-    STEP_OVER = 9  # of a step: it is closed, or another attempt has its group
-
-
-def fenced(name: str, epoch: int) -> Fenced:
-    """Build the error for a reader or sender that has a successor."""
-    return Fenced(
-        f"a newer messager has taken over {name!r} (our epoch is {epoch}): close this messager, its messages go to its "
-        "successor",
-        name=name,
-        epoch=epoch,
-    )
-
-
-def lost(name: str, epoch: int) -> Fenced:
-    """Build the error for a reader or sender of which the server knows nothing any more, or not its epoch."""
-    return Fenced(
-        f"the server knows nothing of {name!r} under our epoch {epoch} any more: it was flushed, restored from older "
-        f"data or replaced, or {name!r} was removed or stood still for too long. Close this messager and open a new "
-        "one; what waited is gone, or among the dead letters",
-        name=name,
-        epoch=epoch,
-    )
-
-
-class Published(NamedTuple):
-    """Data to publish on a channel."""
-
-    channel: str
-    data: bytes
-
-
-LOG = ":log"  # the log stream's name among the mailboxes; users' mailboxes have no colon
-LOG_STREAM = LOG + ":0"  # and as one of the streams that the event log reads
-
-
-class LoggedFrame(NamedTuple):
-    """Frame for the event log, and a note on it (see `wire.log_notes`), in the same call."""
-
-    frame: bytes
-    note: bytes
-    rows: int
-
-
-class FrameWrite(msgspec.Struct):
-    """One frame for one mailbox, or publications for channels without a mailbox (mailbox "").
-
-    `noted` goes to the log stream together with the rest; for the mailbox LOG it is the only content. It is dropped
-    while no log is registered. A call has at most one write for "", because one list of subscriber counts is kept.
+    Every call except `read` may be repeated with the same arguments and has its effect once. A call is repeated while
+    the connection is cut, for `patience_s`; then it raises ConnectionFailed.
     """
 
-    mailbox: str
-    seq: int
-    rows: int
-    frame: bytes = b""
-    publish: Sequence[Published] = ()
-    noted: LoggedFrame | None = None
+    forgets = True
 
+    def __init__(
+        self,
+        config: RedisConfig,
+        exp_id: str,
+        *,
+        patience_s: float,
+        dead_bytes: int = DEAD_BYTES,
+        run: str = "",
+        reset: bool = False,
+        wait_replicas: int = 0,
+        spread: ShardsConfig | None = None,
+    ) -> None:
+        self.exp_id = exp_id
+        self.run = run
+        self.any_format = reset
+        self.shards = 1 if spread is None else len(spread.servers)
+        self.keys = Keys(exp_id)
+        self.link = link_of(config, self.keys, patience_s, wait_replicas)
+        greeting = script_text("raise_entry_ids", cluster=bool(config.cluster))
+        self._server_runs = ServerRuns(self.keys, greeting, config.timeout, self.shards, any_format=reset)
+        self.link.greet = self._server_runs.greet
+        self.link.moved = self._follow
+        self._large_frames = LargeFrames(self.link, self.keys)
+        self.log = RedisLog(self.link, self.keys, run)
+        self.bodies: StepBodies | None = None
+        if spread is not None:
+            further = [shard_keys(exp_id, shard, config.shards) for shard in range(1, self.shards)]
+            links = [
+                link_of(server, keys, patience_s, wait_replicas)
+                for server, keys in zip(spread.servers[1:], further, strict=True)
+            ]
+            self.bodies = StepBodies([self.link, *links], [self.keys, *further], spread.home, spread.body_bytes)
+        self.steps = RedisSteps(self.link, self.keys, self.bodies)
+        self.surveys = RedisSurveys(self.link, self.keys)
+        self._caller = secrets.token_hex(8)
+        self.dead_bytes = dead_bytes
+        self._reading = BlockingReads(self.link)
+        self._born: dict[str, str] = {}  # of the mailboxes that are ours: which incarnation of its name we read
+        self.departures = RedisDepartures(self.link, self.keys, self._born, dead_bytes)
+        self._ingress: RedisIngress | None = None
+        self.first_steps: StepSettings | None = None  # of an experiment that begins with its first messager
 
-class Conclusion(msgspec.Struct):
-    """Changes of a transaction beside its messages: the cursor (None: it stays) and the state of its own mailbox.
+    def ask_when_cut(self, ended: Callable[[], Awaitable[Closed | None]]) -> None:
+        """Call `ended` while the server is out of reach: if the experiment has ended, calls raise its answer."""
+        for link in self._links:
+            link.ended = ended
 
-    `messages`, `nbytes` and `acks` are as in `commit`. With `state_changed` the state becomes `state` (None: there is
-    none). Transactions of one sender are numbered from 1: one that comes again has its effect once.
-    """
+    def observe(self, observer: Observer) -> None:
+        """Report connections and retries to an observer from now on."""
+        for link in self._links:
+            link.observer = observer
 
-    mailbox: str
-    epoch: int  # the reader's
-    cursor: Cursor | None
-    messages: int
-    nbytes: int
-    state: bytes | None = None
-    state_changed: bool = False
-    number: int = 0
-    acks: SelectiveAcks | None = None
+    async def connect(self) -> None:
+        """Reach all servers; raise ConnectionFailed after `connect_timeout`, ServerRefused at once."""
+        try:
+            await at_all(link.connect() for link in self._links)
+        except BaseException:
+            for link in self._links:
+                await link.close()
+            raise
+        if self.first_steps is not None:
+            await self.steps.begin(self.first_steps)
 
+    @property
+    def _links(self) -> Sequence[RedisLink]:
+        return [self.link] if self.bodies is None else self.bodies.links
 
-class SendRequest(msgspec.Struct):
-    """A call of `send`: everything under one sender's epoch, one directory version and one interceptor's epoch.
-
-    With a `conclusion` it is a transaction: all of it is written, or nothing.
-    """
-
-    sender: str
-    epoch: int
-    directory_version: int
-    interceptor_epoch: int  # or the number of standing verdicts; -1: of a user's own interceptor; -2: there are none
-    writes: Sequence[FrameWrite]
-    conclusion: Conclusion | None = None
-
-
-class SendReply(msgspec.Struct):
-    """Outcomes of a call of `send`, frame by frame; `takers`: subscribers that got each publication without a mailbox.
-
-    `repeated` says that an earlier attempt may still be on its way to the server: it can write refused frames until the
-    sender takes a higher epoch.
-    """
-
-    status: SendStatus
-    fates: list[FrameFate] = []
-    takers: list[int] = []
-    repeated: bool = False
-
-
-class Listening(NamedTuple):
-    """Mailbox that is ours now: the reader's epoch, the durable cursor, and the last transaction's state.
-
-    `state`, and the ranges acknowledged behind the cursor, are set only when the mailbox is taken over.
-    """
-
-    version: int
-    epoch: int
-    cursor: Cursor
-    state: bytes | None = None
-    acked: bytes = b""
-
-
-class MailboxEnd(NamedTuple):
-    """Last entry of a mailbox (START's if it never had one), and the size of the rest behind the cursor."""
-
-    entry: str
-    messages: int
-    nbytes: int
-
-
-class Held(NamedTuple):
-    """A mailbox of another owner, with its current lease; `overdue`: it may be over, by the server's clock."""
-
-    owner: str
-    lease: str
-    overdue: bool
-
-
-class SenderState(NamedTuple):
-    """A sender's new epoch, the last written seq per mailbox, the subscriber counts of its last publications.
-
-    `transactions` counts those that were committed.
-    """
-
-    epoch: int
-    last: dict[str, int]
-    takers: list[int]
-    transactions: int = 0
-
-
-class Limits(NamedTuple):
-    """A mailbox's limits, and its lease in seconds; `leased`: it goes when its lease ends."""
-
-    messages: int
-    nbytes: int
-    lease_s: float
-    leased: bool
-
-    def fate(self, size: int, messages: int, nbytes: int, unlogged: tuple[int, int] = (0, 0)) -> FrameFate:
-        """Return WRITTEN if a frame of `size` bytes fits, else why not; the other numbers include the frame.
-
-        `unlogged` are the messages and bytes that the event log does not have.
-        """
-        if size > self.nbytes:
-            return FrameFate.TOO_LARGE
-        if messages > self.messages or nbytes > self.nbytes:
-            return FrameFate.FULL
-        if unlogged[0] > self.messages or unlogged[1] > self.nbytes:
-            return FrameFate.LOG_FULL
-        return FrameFate.WRITTEN
-
-
-class Ingress(NamedTuple):
-    """A publication of a foreign client."""
-
-    channel: str
-    data: bytes
-    pattern: str | None
-
-
-class DirectoryDelta(NamedTuple):
-    """Changes of the directory since a version, all mailboxes, and whether an event log is registered.
-
-    `schemas` are the JSON Schemas of all subtopics that have one, `audiences` the versions of all audiences, `dates`
-    the steps from which changes of hosts count.
-    """
-
-    version: int
-    changed: list[Record]
-    mailboxes: list[str]
-    logged: bool = False
-    schemas: Mapping[str, bytes] = NO_SCHEMAS
-    audiences: AudienceTexts = NO_AUDIENCES
-    dates: HostDates = NO_DATES
-
-
-class FramePort(Protocol):
-    """The calls that write the frames of one sender; it `forgets` if it keeps what a sender wrote to each mailbox."""
-
-    forgets: bool
+    async def close(self) -> None:
+        """Close the connections; closing twice does no harm."""
+        await self.unsubscribe()
+        self._reading.close()
+        self.log.close()
+        self.steps.close_connections()
+        if self.bodies is not None:
+            await self.bodies.close()
+        await self.link.close()
 
     async def load_directory(self, since: int) -> DirectoryDelta:
-        """Return the changes since a version (-1: all), after removing mailboxes with an expired lease."""
+        """Return the changes since a version, after removing mailboxes with an expired lease."""
+        keys = [self.keys.meta, self.keys.records, self.keys.changes, self.keys.dead]
+        version, names, changed, logged, schemas, audiences, dates = await self.link.script(
+            "load_directory", keys, [since, self.keys.prefix, self.dead_bytes]
+        )
+        records = [decode_record(data) for data in changed if data is not None]
+        texts = {name: text.encode() for name, text in msgspec.json.decode(schemas, type=dict[str, str]).items()}
+        there = [name.decode() for name in names]
+        versions = decode_audiences(audiences)
+        return DirectoryDelta(version, records, there, bool(logged), texts, versions, HostDates(dates.decode()))
+
+    async def set_schema(self, subtopic: str, schema: bytes | None) -> None:
+        """Keep the JSON Schema of a subtopic's payloads in the directory (None: remove it); raise ConfigError."""
+        await self.link.script("set_schema", [self.keys.meta], [subtopic, schema or b""])
+
+    async def set_audience(self, name: str, version: int, facts: str, since: int | None = None) -> int | None:
+        """Keep a version of an audience in the directory ("": it is removed); return the step since which it counts.
+
+        No step has been opened that is `since` or later; without steps it is 0. None: the last version is not the one
+        before this one, and nothing has changed.
+
+        Args: since is given for what groups have done in the step before it: no group goes on before it is there.
+        Raises: ConfigError.
+        """
+        done, number = await self.link.script(
+            "set_audience", [self.keys.meta, self.keys.steps()], [name, version, facts, "" if since is None else since]
+        )
+        return int(number) if done else None
 
     async def take_sender_epoch(self, sender: str, *, keep_s: float, held: int | None = None) -> SenderState:
-        """Raise a sender's epoch, which fences earlier senders under this name.
+        """Raise a sender's epoch, which fences earlier senders under this name; raise Fenced if it is not `held`."""
+        args = [int(keep_s * 1000), "" if held is None else held, self._caller]
+        return self._sender_state(
+            await self.link.script("take_sender_epoch", [self.keys.sender(sender)], args), sender, held
+        )
 
-        Args: held is the caller's own; with it, raises Fenced where a successor has raised it since, or it is lost.
-        """
+    def _sender_state(self, reply: list[Any], sender: str, held: int | None) -> SenderState:
+        if not reply:
+            raise fenced(sender, held or 0)
+        if reply == [-1]:
+            raise lost(sender, held or 0)
+        fields = dict(zip(reply[::2], reply[1::2], strict=True))
+        last = {key[2:].decode(): int(value) for key, value in fields.items() if key.startswith(b"s:")}
+        takers = [int(taken) for taken in msgspec.json.decode(fields.get(b"p:replies", b"[]"))]  # cjson's [] is {}
+        return SenderState(int(fields[b"epoch"]), last, takers, int(fields.get(b"transactions", 0)))
 
     async def forget(self, sender: str, epoch: int, mailboxes: Sequence[str]) -> None:
         """Forget a sender's sequence numbers for removed mailboxes, unless a newer sender has its name."""
+        fields = [f"s:{mailbox}" for mailbox in mailboxes]
+        await self.link.script("forget_sender", [self.keys.sender(sender)], [epoch, -1, *fields])
 
     async def leave(self, sender: str, epoch: int, *, keep_s: float) -> None:
-        """Forget a closed sender `keep_s` seconds from now, unless a newer sender has its name.
+        """Forget a closed sender `keep_s` seconds from now, unless a newer sender has its name."""
+        await self.link.script("forget_sender", [self.keys.sender(sender)], [epoch, int(keep_s * 1000)])
 
-        Late writes of an earlier attempt are refused after that.
+    async def listen(
+        self,
+        record: Record,
+        version: int,
+        limits: Limits,
+        *,
+        owner: str,
+        epoch: int | None,
+        over: str = "",
+    ) -> Listening | Held | None:
+        """Enter a record in the directory if it is still at `version`, and take the mailbox; None: it is not.
+
+        Args: epoch is the reader's own when it only widens its record, None when it takes the mailbox over. over is
+        another owner's lease that is known to be over.
+        Raises: Fenced, AlreadyExists where another live owner holds the mailbox.
         """
+        name = record.mailbox
+        keys = [self.keys.meta, self.keys.records, self.keys.changes, self.keys.state(name), self.keys.lease(name)]
+        keys += [self.keys.stream(LOG_STREAM), self.keys.step(name), self.keys.steps()]
+        args = [
+            max(version, 0),
+            name,
+            encode_record(record),
+            -1 if epoch is None else epoch,
+            limits.messages,
+            limits.nbytes,
+            int(limits.lease_s * 1000),
+            int(limits.leased),
+            owner,
+        ]
+        rest = [int(record.exclusive), self._caller, int(record.agent_channels > WIDE), over, FORMAT, self.shards]
+        reply: Any = await self.link.script("take_over_mailbox", keys, [*args, 1, *rest]) if epoch is None else [4]
+        if reply[0] == 4:
+            reply = await self.link.script("take_mailbox", keys, [*args, 0, *rest])
+        if reply[0] == 1:
+            return None
+        if reply[0] == 2:
+            raise fenced(name, epoch or 0)
+        if reply[0] == 5:
+            raise lost(name, epoch or 0)
+        if reply[0] == 3:
+            return Held(reply[1].decode(), reply[2].decode(), bool(reply[3]))
+        self._born[name] = str(reply[5])
+        return Listening(reply[1], reply[2], Cursor(reply[3].decode(), int(reply[4])), reply[6], reply[7] or b"")
 
     async def send(self, request: SendRequest) -> SendReply:
-        """Write frames and publish, atomically; a frame with a seq that was written before is DUPLICATE.
+        """Write frames and publish, all in one call."""
+        keys, args, large = self._asked(request)
+        first = None
+        if large and self._large_frames.takes(request):
+            first = partial(self._large_frames.write, request.writes, keys, args)
+        cuts: list[None] = []
+        # What frees memory runs when it is full.
+        script = "send" if request.writes else "conclude_transaction"
+        try:
+            reply = await self.link.script(script, keys, args, lambda: cuts.append(None), large, first)
+        except ServerRefused:
+            raise
+        except ConnectionFailed as error:
+            if cuts:
+                raise
+            host, port = self.link.address
+            why = f"{error} (nothing of these messages was sent)"
+            raise ConnectionFailed(why, host=host, port=port, unsent=True) from error
+        status, repeated = SendStatus(reply[0]), bool(cuts)
+        if len(reply) == 1:
+            return SendReply(status, repeated=repeated)
+        end = len(request.writes) + 1
+        return SendReply(status, [FrameFate(fate) for fate in reply[1:end]], reply[end + 1 :], repeated)
 
-        With a conclusion everything is written or nothing; all are DUPLICATE if an earlier call has concluded it.
-        """
+    def _asked(self, request: SendRequest) -> tuple[list[str], list[Any], list[int]]:
+        """Return the script's keys and arguments, and the places of large frames among these."""
+        keys = [self.keys.meta, self.keys.sender(request.sender)]
+        args: list[Any] = [request.epoch, request.directory_version, request.interceptor_epoch, self.keys.own]
+        args.append(self.keys.prefix)
+        if request.conclusion is None:
+            args.append(0)
+        else:
+            keys.append(self.keys.state(request.conclusion.mailbox))
+            args += self._concluding(request.conclusion)
+        for write in request.writes:
+            name = write.mailbox
+            if name and name != LOG:
+                keys += [self.keys.state(name), self.keys.lease(name)]
+        return keys, args, add_writes(args, request.writes)
+
+    def _concluding(self, done: Conclusion) -> list[Any]:
+        """Return the arguments of the script that conclude a transaction."""
+        entry, row, keep = "", 0, ""
+        if done.cursor is not None:
+            entry, row, keep = *done.cursor, keep_of(done.cursor)
+        blob: tuple[str, bytes] = "=", b""
+        if done.state_changed:
+            blob = ("-", b"") if done.state is None else ("+", done.state)
+        head = [done.number, done.epoch, self.keys.stream(done.mailbox), entry, row, keep]
+        return [*head, done.messages, done.nbytes, *blob, *(done.acks or ("=", 0))]
 
     async def still_full(self, mailbox: str, rows: int, nbytes: int) -> FrameFate | None:
         """Return why a refused frame still does not fit, FULL or LOG_FULL, without sending it; None: send it."""
+        fields = ("max_messages", "max_bytes", "messages", "bytes", "unlogged", "unlogged_bytes", "leased", "logged")
+        *counts, leased, logged = await self.link.command("HMGET", self.keys.state(mailbox), *fields)
+        max_rows, max_bytes, messages, held, unlogged, unlogged_bytes = (int(count or 0) for count in counts)
+        behind = (unlogged + rows, unlogged_bytes + nbytes) if logged else (0, 0)
+        fate = Limits(max_rows, max_bytes, 0.0, leased == b"1").fate(nbytes, messages + rows, held + nbytes, behind)
+        if fate not in {FrameFate.FULL, FrameFate.LOG_FULL}:
+            return None  # `send` writes it, or returns why it never fits
+        gone = leased == b"1" and not await self.link.command("EXISTS", self.keys.lease(mailbox))
+        return None if gone else fate
+
+    async def read(self, mailbox: str, after: str, count: int, block_s: float) -> list[tuple[str, bytes]]:
+        """Return up to `count` frames after an entry; wait for the first up to `block_s`."""
+        born = self._born.get(mailbox)
+        if born is None:  # it is not ours
+            born = (await self.link.command("HGET", self.keys.state(mailbox), "born") or b"0").decode()
+        reply = await self._reading.read({self.keys.stream(f"{mailbox}:{born}"): after}, count, block_s)
+        return [
+            (entry.decode(), fields[1] if len(fields) > 1 else b"") for _, entries in reply for entry, fields in entries
+        ]
+
+    async def end_of(self, mailbox: str) -> MailboxEnd:
+        """Return up to where a mailbox goes now."""
+        last, messages, nbytes = await self.link.command("HMGET", self.keys.state(mailbox), "last", "messages", "bytes")
+        return MailboxEnd((last or START.entry.encode()).decode(), int(messages or 0), int(nbytes or 0))
+
+    async def commit(
+        self,
+        mailbox: str,
+        epoch: int,
+        cursor: Cursor,
+        *,
+        messages: int,
+        nbytes: int,
+        acks: SelectiveAcks | None = None,
+    ) -> None:
+        """Move the durable cursor and trim the entries before it.
+
+        Args: messages and nbytes are the totals before the cursor under this epoch, so that a call may be repeated.
+        acks is all that is acknowledged behind the cursor; None leaves it as it is.
+
+        Raises: Fenced.
+        """
+        args: list[Any] = [epoch, cursor.entry, cursor.row, keep_of(cursor), messages, nbytes]
+        args += [self.keys.stream(mailbox), *(acks or ())]
+        moved = await self.link.script("commit", [self.keys.state(mailbox)], args)
+        if moved != 1:
+            raise (fenced if moved == 0 else lost)(mailbox, epoch)
+
+    async def renew(self, sender: str, mailbox: str | None, epoch: int, *, lease_s: float, keep_s: float) -> bool:
+        """Renew a mailbox's lease, and keep the sender's state for `keep_s` (0: for ever); False: it was removed.
+
+        Raises: Fenced if a newer reader holds the mailbox.
+        """
+        keys, asked_at = [self.keys.sender(sender), self.keys.meta], asyncio.get_running_loop().time()
+        if mailbox is not None:
+            keys += [self.keys.state(mailbox), self.keys.lease(mailbox)]
+        reply = await self.link.script("renew_leases", keys, [int(keep_s * 1000), epoch, int(lease_s * 1000)])
+        if reply < 0:
+            raise (fenced if reply == -1 else lost)(mailbox or sender, epoch)
+        if reply > 0:
+            self._server_runs.heard(reply, asked_at)
+        return bool(reply)
+
+    async def leases(self, mailboxes: Collection[str]) -> dict[str, str]:
+        """Return leases as they stand, `beat:ms that it lasts:...`: of some mailboxes, and of others by chance.
+
+        Empty where the server itself knows which messagers live.
+        """
+        found = await self.link.script("read_leases", [self.keys.changes], [self.keys.prefix, _OTHERS, *mailboxes])
+        return {name.decode(): lease.decode() for name, lease in zip(found[::2], found[1::2], strict=True)}
+
+    async def end_leases(self, over: Mapping[str, str]) -> None:
+        """End leases that were seen unchanged for as long as they last, where they still are as they were seen."""
+        keys = [self.keys.meta, self.keys.records, self.keys.changes, self.keys.dead]
+        pairs = [part for pair in over.items() for part in pair]
+        await self.link.script("end_leases", keys, [self.keys.prefix, self.dead_bytes, *pairs])
+
+    async def remove(self, mailbox: str, epoch: int | None) -> int:
+        """Remove a mailbox; its unread frames become dead letters. Returns how many frames.
+
+        Args: epoch is the reader's; None removes the mailbox of any reader.
+        """
+        keys = [self.keys.meta, self.keys.records, self.keys.changes, self.keys.dead, self.keys.state(mailbox)]
+        args = [-1 if epoch is None else epoch, self.keys.prefix, mailbox, "the mailbox was removed", self.dead_bytes]
+        buried = int(await self.link.script("remove_mailbox", keys, args))
+        if buried < 0:
+            raise fenced(mailbox, epoch or 0)
+        return buried
+
+    async def bury(self, mailbox: str, entry: str, frame: bytes, reason: str, *, row: int | None = None) -> None:
+        """Keep a frame that cannot be read among the dead letters.
+
+        Args: with `row` it is one message that was read, this row of the entry, and its handler has failed.
+        """
+        frame, reason = kept_of(frame, reason)
+        keys = [self.keys.dead, self.keys.state(mailbox)]
+        args: list[Any] = [self.keys.prefix, mailbox, entry, reason, frame, self.dead_bytes]
+        if row is None:
+            await self.link.script("reject_frame", keys, args)
+        else:
+            await self.link.script("keep_failed", [*keys, self.keys.meta], [*args, row])
+
+    async def set_service(self, mailbox: str, epoch: int, note: bytes) -> None:
+        """Keep a note on the service of a mailbox (b"": none), unless a newer reader than that epoch's has it."""
+        await self.link.script("set_service", [self.keys.state(mailbox)], [epoch, note])
+
+    async def services(self, mailboxes: Collection[str]) -> dict[str, bytes]:
+        """Return the notes on the services of mailboxes, of those that have one by their present reader."""
+        found = await self.link.script("read_services", [self.keys.meta], [self.keys.prefix, *mailboxes])
+        return {name.decode(): note for name, note in zip(found[::2], found[1::2], strict=True)}
+
+    async def subscribe(self, channels: Collection[str], globs: Sequence[str], sink: Callable[[Ingress], None]) -> None:
+        """Pass publications of foreign clients to `sink`, at most once; never those of our own senders."""
+        if self._ingress is None:
+            ears = [self.keys.ears + name for name in self._born]
+            self._ingress = RedisIngress(self.link, self.keys, all_agents(self.exp_id), sink, ears)
+        await self._ingress.subscribe(channels, globs)
+
+    async def unsubscribe(self, channels: Collection[str] | None = None) -> None:
+        """Stop listening to foreign clients, on some channels or (None) on all."""
+        if channels is not None:
+            if self._ingress is not None:
+                await self._ingress.unsubscribe(channels)
+            return
+        ingress, self._ingress = self._ingress, None
+        if ingress is not None:
+            await ingress.close()
+
+    def _follow(self, address: tuple[str, int]) -> None:
+        """Listen to foreign clients at the server that has become the primary."""
+        if self._ingress is not None:
+            self._ingress.follow(address)
+
+    def loops(self) -> list[TaskHealth]:
+        """Return the health of listening to foreign clients."""
+        return [] if self._ingress is None else [self._ingress.loop()]
+
+    async def waiting(self) -> dict[str, int]:
+        """Return the number of unacknowledged messages in each mailbox."""
+        names = [name.decode() for name in await self.link.command("HKEYS", self.keys.changes)]
+        fields = ("messages", "acked_messages")
+        counts = [await self.link.command("HMGET", self.keys.state(name), *fields) for name in names]
+        return {name: int(held or 0) - int(acked or 0) for name, (held, acked) in zip(names, counts, strict=True)}

@@ -8,7 +8,7 @@ from support.cluster import wait_for
 
 from ray_messaging import Messaging, RedisConfig, rules
 from ray_messaging.config import ServerConfig
-from ray_messaging.transports.redis.backend import RedisBackend
+from ray_messaging.transports.backend import RedisBackend
 
 
 class Counted:

@@ -14,7 +14,7 @@ from ray_messaging import ConfigError, Messaging, UnknownName
 from ray_messaging.addressing.channels import Keys
 from ray_messaging.cli import app
 from ray_messaging.cluster.handles.dead_letters import DeadLetters
-from ray_messaging.transports.redis.dead_letter_store import RedisDeadLetters
+from ray_messaging.transports.dead_letter_store import RedisDeadLetters
 
 GARBAGE = b"\x1b[31mno frame"
 

@@ -6,8 +6,8 @@ from ray_messaging import rules
 from ray_messaging.cluster.rule_store import RuleStore
 from ray_messaging.interception.server.state.state_writer import StateChanges
 from ray_messaging.interception.server.state.table import Changes
-from ray_messaging.transports.redis import RedisTransport
-from ray_messaging.transports.redis.experiment_store import RedisExperimentStore
+from ray_messaging.transports.experiment_store import RedisExperimentStore
+from ray_messaging.transports.transport import RedisTransport
 
 
 async def test_rules_with_confusable_names_keep_separate_tables(valkey_config, exp_id):

@@ -8,7 +8,7 @@ from support.cluster import PATIENCE_S, drain, kill, numbered, numbers
 
 from ray_messaging import Messaging, RedisConfig, rules
 from ray_messaging.errors import AlreadyExists, ConfigError, ConnectionFailed, ServerRefused, UnknownName
-from ray_messaging.transports.experiment_format import FORMAT
+from ray_messaging.transports.experiment_store import FORMAT
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 

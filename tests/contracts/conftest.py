@@ -6,7 +6,7 @@ from support.servers import RedisProcess
 
 from ray_messaging.config import MessagingConfig, ShardsConfig
 from ray_messaging.transports.backend import open_transport
-from ray_messaging.transports.steps.values import StepSettings
+from ray_messaging.transports.step_values import StepSettings
 
 
 def pytest_configure(config):

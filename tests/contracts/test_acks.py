@@ -9,10 +9,10 @@ from ray_messaging import CommitFailed, ConfigError, Fenced
 from ray_messaging.observability.health.mailbox_checks import check_kept
 from ray_messaging.receiving import commits as module
 from ray_messaging.transports.cursors import AckRange, Cursor, SelectiveAcks, encode_ranges
-from ray_messaging.transports.redis.dead_letter_store import RedisDeadLetters
-from ray_messaging.transports.redis.server_probe import ask_server
+from ray_messaging.transports.dead_letter_store import RedisDeadLetters
 from ray_messaging.transports.requeueing import Requeueing
-from ray_messaging.transports.transport import Limits
+from ray_messaging.transports.server_probe import ask_server
+from ray_messaging.transports.values import Limits
 
 
 async def hold(messager, count):

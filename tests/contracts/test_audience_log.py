@@ -30,7 +30,7 @@ from ray_messaging.receipt import BLOCKED
 from ray_messaging.steps.digests import step_digest
 from ray_messaging.steps.step_account import StepCounts
 from ray_messaging.transports.backend import open_transport
-from ray_messaging.transports.steps.values import StepSettings
+from ray_messaging.transports.step_values import StepSettings
 
 AGENTS = 60
 LOST = 3  # the last agents, which nobody hosts

@@ -5,7 +5,7 @@ import pytest
 from ray_messaging.addressing.directory import Directory
 from ray_messaging.audiences.records import AudienceFacts, Kind, encode_facts
 from ray_messaging.errors import ConfigError, UnknownName
-from ray_messaging.transports.steps.values import Closing, Driver, Opened, StepSettings
+from ray_messaging.transports.step_values import Closing, Driver, Opened, StepSettings
 
 FACTS = encode_facts(AudienceFacts(Kind.GRAPH, 3, "aa"))
 OTHER = encode_facts(AudienceFacts(Kind.GRAPH, 4, "bb"))

@@ -21,7 +21,7 @@ from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.steps.digests import step_digest
 from ray_messaging.steps.step_account import StepCounts
-from ray_messaging.transports.steps.values import SUPERVISOR, StepSettings
+from ray_messaging.transports.step_values import SUPERVISOR, StepSettings
 
 FRIENDS, PLAZA = "friends", "plaza"
 WEST, EAST = range(10), range(10, 20)

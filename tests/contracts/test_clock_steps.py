@@ -13,7 +13,7 @@ from ray_messaging import AlreadyExists
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.writing.writer import LogWriter
-from ray_messaging.transports.redis import RedisTransport
+from ray_messaging.transports.transport import RedisTransport
 
 sys.path.append(str(Path(__file__).parents[1]))
 from faults.injector import aof_files, tear

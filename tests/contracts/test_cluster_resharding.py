@@ -17,11 +17,11 @@ from support.slots import ClusterService, KeyByKey, Resharding, raw
 import ray_messaging
 from ray_messaging import ConnectionFailed
 from ray_messaging.addressing.channels import Keys
-from ray_messaging.transports.redis.connection.scripts import lua_files, script_text
-from ray_messaging.transports.redis.log import Limits
+from ray_messaging.transports.connection.scripts import lua_files, script_text
+from ray_messaging.transports.log_store import Limits
 
 BARELY_S = 0.5  # of patience: a few attempts
-LUA = Path(ray_messaging.__file__).parent / "transports" / "redis" / "lua"
+LUA = Path(ray_messaging.__file__).parent / "transports" / "lua"
 SNIPPETS = {path.stem for path in (LUA / "shared").iterdir()} | {"send_one_frame"}
 
 

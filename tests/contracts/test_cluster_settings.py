@@ -14,7 +14,7 @@ from ray_messaging.cli.doctor.server import examine_server
 from ray_messaging.errors import ServerRefused
 from ray_messaging.observability.health.server_checks import check_server
 from ray_messaging.transports.backend import backend_of
-from ray_messaging.transports.redis.server_probe import ask_server, closed_names
+from ray_messaging.transports.server_probe import ask_server, closed_names
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,9 @@ from faults.proxy import Proxy
 from support.contracts import client_of, fetch_all, until
 
 from ray_messaging.errors import MailboxFull
-from ray_messaging.transports.redis import RedisTransport
-from ray_messaging.transports.redis.dead_letter_store import RedisDeadLetters
+from ray_messaging.transports.dead_letter_store import RedisDeadLetters
 from ray_messaging.transports.requeueing import Requeueing
+from ray_messaging.transports.transport import RedisTransport
 
 LETTERS = 12
 

@@ -14,13 +14,13 @@ from ray_messaging.model.typed.table import TypedColumns
 from ray_messaging.transports.dead_letter_store import (
     HEAD_BYTES,
     WHOLE_BYTES,
+    RedisDeadLetters,
     Requeued,
     Returned,
     kept_of,
 )
-from ray_messaging.transports.redis.dead_letter_store import RedisDeadLetters
 from ray_messaging.transports.requeueing import Requeueing
-from ray_messaging.transports.transport import LOG, FrameWrite, LoggedFrame, SendRequest
+from ray_messaging.transports.values import LOG, FrameWrite, LoggedFrame, SendRequest
 from ray_messaging.wire.frames import decode
 
 GARBAGE = b"no frame at all"

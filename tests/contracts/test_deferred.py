@@ -17,7 +17,7 @@ from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.receipt import BLOCKED, DELIVERED, PUBLISHED
 from ray_messaging.sending.accumulation.bulk_input import columns_of
 from ray_messaging.sending.delivery import deferred_rows as deferred
-from ray_messaging.transports.transport import LOG_STREAM, Limits
+from ray_messaging.transports.values import LOG_STREAM, Limits
 from ray_messaging.wire.frames import decode, encode
 from ray_messaging.wire.log_notes import decode_log_note
 

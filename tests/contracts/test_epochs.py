@@ -13,8 +13,8 @@ from ray_messaging.interception.rules import BlackList, MaxLength
 from ray_messaging.interception.server import rule_delegation
 from ray_messaging.transports.epochs import new_epoch, successor_of
 from ray_messaging.transports.log_store import LogMark
-from ray_messaging.transports.redis import RedisTransport
-from ray_messaging.transports.transport import Limits
+from ray_messaging.transports.transport import RedisTransport
+from ray_messaging.transports.values import Limits
 
 LIMITS = Limits(1000, 2**20, 60.0, leased=False)
 

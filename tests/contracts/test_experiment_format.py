@@ -4,10 +4,8 @@ import pytest
 from support.contracts import fetch_all
 
 from ray_messaging.errors import ConfigError
-from ray_messaging.transports.experiment_format import FORMAT
-from ray_messaging.transports.experiment_store import Claim
-from ray_messaging.transports.redis import RedisTransport
-from ray_messaging.transports.redis.experiment_store import RedisExperimentStore
+from ray_messaging.transports.experiment_store import FORMAT, Claim, RedisExperimentStore
+from ray_messaging.transports.transport import RedisTransport
 
 pytestmark = pytest.mark.parametrize("server", ["valkey"], indirect=True)
 OTHERS = pytest.mark.parametrize("other", [FORMAT - 1, FORMAT + 1])

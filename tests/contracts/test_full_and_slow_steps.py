@@ -9,7 +9,7 @@ import pytest
 from support.patience import AT_ONCE_S, WAIT_S
 
 from ray_messaging import StepTooLarge
-from ray_messaging.transports.steps.values import StepSettings, WaitFor
+from ray_messaging.transports.step_values import StepSettings, WaitFor
 
 
 @pytest.fixture

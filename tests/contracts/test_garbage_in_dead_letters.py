@@ -8,7 +8,7 @@ from ray_messaging.addressing.channels import Keys
 from ray_messaging.cli import app
 from ray_messaging.cluster.handles.dead_letters import DeadLetters
 from ray_messaging.observability.health.mailbox_checks import check_kept
-from ray_messaging.transports.redis.server_probe import ask_server
+from ray_messaging.transports.server_probe import ask_server
 
 pytestmark = pytest.mark.one_server("it writes by hand what each server keeps")
 

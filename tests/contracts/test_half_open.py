@@ -11,10 +11,10 @@ from support.contracts import fetch_all, until
 
 from ray_messaging import Closed, Fenced
 from ray_messaging.addressing.directory import Record
+from ray_messaging.transports.connection.link import RedisLink
+from ray_messaging.transports.connection.protocol import Wire
 from ray_messaging.transports.cursors import Cursor
-from ray_messaging.transports.redis.connection.link import RedisLink
-from ray_messaging.transports.redis.connection.protocol import Wire
-from ray_messaging.transports.transport import Limits
+from ray_messaging.transports.values import Limits
 
 
 @pytest.fixture
@@ -41,8 +41,8 @@ async def test_a_send_on_a_silent_link_is_repeated_on_another(valkey_config, pro
 
 @pytest.mark.long
 async def test_a_subscription_on_a_silent_link_is_restored(proxy, opener, store, monkeypatch, caplog):
-    monkeypatch.setattr("ray_messaging.transports.redis.ingress._SILENCE_S", 0.1)
-    monkeypatch.setattr("ray_messaging.transports.redis.ingress._PONG_S", 0.3)
+    monkeypatch.setattr("ray_messaging.transports.ingress._SILENCE_S", 0.1)
+    monkeypatch.setattr("ray_messaging.transports.ingress._PONG_S", 0.3)
     receiver = await opener(proxy.config, listen=["news", "n*"])
     proxy.swallow()
     with caplog.at_level(logging.ERROR):
@@ -57,7 +57,7 @@ async def test_a_subscription_on_a_silent_link_is_restored(proxy, opener, store,
 
 @pytest.mark.long
 async def test_a_subscription_without_messages_stays_open(valkey_config, opener, store, monkeypatch):
-    monkeypatch.setattr("ray_messaging.transports.redis.ingress._SILENCE_S", 0.02)
+    monkeypatch.setattr("ray_messaging.transports.ingress._SILENCE_S", 0.02)
     receiver = await opener(valkey_config, listen=["news"])
     ingress = receiver.engine.transport._ingress
     sent, send = 0, ingress._connection.send_command

@@ -10,7 +10,7 @@ from ray_messaging import ConfigError, InterceptorUnavailable, MailboxFull, Outg
 from ray_messaging.interception.rules import ALLOW, BlackList, MaxLength, Rule, Verdict, block, rewrite
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.sending.delivery import frame_router
-from ray_messaging.transports.transport import LOG_STREAM, Limits
+from ray_messaging.transports.values import LOG_STREAM, Limits
 from ray_messaging.wire.frames import decode
 from ray_messaging.wire.log_notes import decode_log_note
 

@@ -10,7 +10,7 @@ from support.servers import RedisProcess
 
 from ray_messaging import Closed, Fenced, MailboxFull, OutcomeUnknown
 from ray_messaging.addressing.channels import Keys
-from ray_messaging.transports.redis.sending.large_frames import LEAST_BYTES
+from ray_messaging.transports.large_frames import LEAST_BYTES
 
 pytestmark = pytest.mark.one_server("it looks into one server; the other suites send large frames over all layouts")
 

@@ -10,7 +10,7 @@ from ray_messaging.addressing.directory import Record
 from ray_messaging.errors import Fenced, MailboxFull
 from ray_messaging.transports.cursors import Cursor
 from ray_messaging.transports.log_store import LogMark, mailbox_of
-from ray_messaging.transports.transport import (
+from ray_messaging.transports.values import (
     LOG,
     LOG_STREAM,
     FrameFate,
@@ -534,7 +534,7 @@ async def test_the_log_reader_wakes_for_every_kind_of_entry(transport, transport
 
 
 async def test_many_streams_are_read_in_turn(transport, post, monkeypatch):
-    monkeypatch.setattr("ray_messaging.transports.redis.log._ENTRIES", 3)
+    monkeypatch.setattr("ray_messaging.transports.log_store._ENTRIES", 3)
     await transport.log.register(WIDE)
     streams = [(await settle(transport, f"box-{n}"))[1] for n in range(10)]
     assert (await transport.log.streams()).live == [LOG_STREAM, *streams]
@@ -550,7 +550,7 @@ async def test_many_streams_are_read_in_turn(transport, post, monkeypatch):
 
 
 async def test_busy_streams_among_many_are_read_in_large_parts(transport, post, monkeypatch):
-    monkeypatch.setattr("ray_messaging.transports.redis.log._ENTRIES", 8)
+    monkeypatch.setattr("ray_messaging.transports.log_store._ENTRIES", 8)
     await transport.log.register(WIDE)
     streams = [(await settle(transport, f"box-{n}"))[1] for n in range(40)]
     sent = {streams[place]: [b"%d of %d" % (n, place) for n in range(24)] for place in (3, 37)}
@@ -570,7 +570,7 @@ async def test_busy_streams_among_many_are_read_in_large_parts(transport, post, 
 
 
 async def test_a_reply_with_large_frames_is_bounded_in_bytes(transport, post, monkeypatch):
-    monkeypatch.setattr("ray_messaging.transports.redis.log._BYTES", 100)
+    monkeypatch.setattr("ray_messaging.transports.log_store._BYTES", 100)
     streams = [(await settle(transport, name))[1] for name in ("a", "b", "c")]
     for frame in (b"x" * 50, b"y" * 10, b"z" * 200):
         for _ in range(12):

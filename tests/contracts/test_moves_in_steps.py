@@ -14,7 +14,7 @@ from ray_messaging.audiences.building import build_edges
 from ray_messaging.audiences.records import AudienceFacts, Kind, encode_facts
 from ray_messaging.interception.rules import BlackList
 from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.transports.steps.values import StepSettings, WaitFor
+from ray_messaging.transports.step_values import StepSettings, WaitFor
 
 GROUPS = 3
 

@@ -25,10 +25,10 @@ from ray_messaging.common.backoff import RetryPolicy
 from ray_messaging.common.limits import CONNECT_TIMEOUT_S
 from ray_messaging.errors import Closed, ServerRefused, TransitError
 from ray_messaging.messager import Messager
-from ray_messaging.transports.redis.connection.link import RedisLink
-from ray_messaging.transports.redis.connection.protocol import reply_error
-from ray_messaging.transports.redis.transport import RedisTransport
-from ray_messaging.transports.transport import FrameFate
+from ray_messaging.transports.connection.link import RedisLink
+from ray_messaging.transports.connection.protocol import reply_error
+from ray_messaging.transports.transport import RedisTransport
+from ray_messaging.transports.values import FrameFate
 
 pytestmark = pytest.mark.one_server(
     "it cuts the link to one server; test_step_bodies.py and test_failover.py cut others"
@@ -347,7 +347,7 @@ async def test_messagers_continue_after_a_server_was_busy(server, opener, store,
             told["wire"].set()
         return reply_error(text)
 
-    monkeypatch.setattr("ray_messaging.transports.redis.connection.protocol.reply_error", seen)
+    monkeypatch.setattr("ray_messaging.transports.connection.protocol.reply_error", seen)
     sender, receiver = await opener(server), await opener(server, host=[1])
     channel, link = sender.get_agent_chat_channel(1), receiver.engine.transport.link
     translated = link.translated
@@ -476,13 +476,13 @@ async def impostor():
 
 
 async def test_a_server_that_never_answers_raises(impostor, exp_id, monkeypatch):
-    monkeypatch.setattr("ray_messaging.transports.redis.connection.link.CONNECT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("ray_messaging.transports.connection.link.CONNECT_TIMEOUT_S", 0.2)
     error = await refused(await impostor(lambda _: None), exp_id, ConnectionFailed)
     assert "time" in str(error)
 
 
 async def test_a_server_that_is_slow_to_answer_is_asked_again(proxy, exp_id, monkeypatch):
-    monkeypatch.setattr("ray_messaging.transports.redis.connection.link.CONNECT_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("ray_messaging.transports.connection.link.CONNECT_TIMEOUT_S", 0.5)
     proxy.hold = b"INFO"
     await refused(proxy.config.model_copy(update={"connect_timeout": 0.1}), exp_id, ConnectionFailed)
     proxy.hold = b"INFO"
@@ -492,7 +492,7 @@ async def test_a_server_that_is_slow_to_answer_is_asked_again(proxy, exp_id, mon
 
 
 async def test_a_link_that_is_closed_while_it_asks_again_stays_closed(proxy, monkeypatch):
-    monkeypatch.setattr("ray_messaging.transports.redis.connection.link.CONNECT_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("ray_messaging.transports.connection.link.CONNECT_TIMEOUT_S", 0.5)
     proxy.hold = b"*"  # the first request of all
     link = RedisLink(proxy.config.model_copy(update={"connect_timeout": 60.0}), 30.0)
     connecting = asyncio.create_task(link.connect())

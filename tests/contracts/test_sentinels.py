@@ -7,7 +7,7 @@ from support.replicated import SERVICE, ReplicatedService
 from support.servers import HOST, free_port
 
 from ray_messaging import ConfigError, ConnectionFailed, Messager, RedisConfig
-from ray_messaging.transports.redis.server_probe import ask_server
+from ray_messaging.transports.server_probe import ask_server
 
 
 @pytest.fixture(scope="module")

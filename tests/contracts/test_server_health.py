@@ -17,8 +17,8 @@ from ray_messaging.errors import ConfigError, ServerRefused
 from ray_messaging.messager import Messager
 from ray_messaging.observability.health.mailbox_checks import check_kept
 from ray_messaging.observability.health.server_checks import check_server
-from ray_messaging.transports.redis import server_probe as probe
-from ray_messaging.transports.redis.server_probe import ask_server, client_of
+from ray_messaging.transports import server_probe as probe
+from ray_messaging.transports.server_probe import ask_server, client_of
 
 
 @pytest.fixture

@@ -32,8 +32,8 @@ from ray_messaging.eventlog.writing.step_rows import HOLD
 from ray_messaging.eventlog.writing.writer import LogWriter
 from ray_messaging.transports.backend import backend_of, open_transport
 from ray_messaging.transports.experiment_store import Claim, StateWrite
-from ray_messaging.transports.steps.values import Closing, Driver, Opened, StepSettings, StepTag
-from ray_messaging.transports.transport import FrameFate, FrameWrite, SendRequest
+from ray_messaging.transports.step_values import Closing, Driver, Opened, StepSettings, StepTag
+from ray_messaging.transports.values import FrameFate, FrameWrite, SendRequest
 
 SMALL = Rumour(small_world(24), steps=4, chance=110)
 LONGER = Rumour(small_world(24), steps=16, chance=110)
@@ -299,7 +299,7 @@ async def test_bodies_go_with_their_steps(shards_config, exp_id):
 
 
 async def test_a_sender_of_much_deletes_what_is_over(transport, shards_config, exp_id, monkeypatch):
-    monkeypatch.setattr("ray_messaging.transports.redis.step_bodies.BODY_ARREARS", 0)
+    monkeypatch.setattr("ray_messaging.transports.step_bodies.BODY_ARREARS", 0)
     steps = transport.steps
     await steps.begin(StepSettings())
     await proves(RumourGroups(shards_config, f"{exp_id}-rumour", RING, 2))

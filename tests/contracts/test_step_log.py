@@ -19,7 +19,7 @@ from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.steps.digests import history_digest
 from ray_messaging.steps.sealed_counts import digest_of, messages_of, sealed_counts
 from ray_messaging.transports.backend import open_transport
-from ray_messaging.transports.steps.values import StepSettings
+from ray_messaging.transports.step_values import StepSettings
 
 POINTS = ["checked", "staged", "locked", "renamed", "written"]
 

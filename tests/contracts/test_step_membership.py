@@ -10,7 +10,7 @@ from support.step_faults import Chaos, FailAt, FaultyStore, Killed, Process, Rep
 
 from ray_messaging import AlreadyExists, Messager, StepAborted
 from ray_messaging.steps.step_account import StepCounts
-from ray_messaging.transports.steps.values import Driver, StepSettings
+from ray_messaging.transports.step_values import Driver, StepSettings
 
 AGENTS, ENDS = {"stays": 0, "goes": 1, "comes": 2}, {"stays": 7, "goes": 3, "comes": 7}
 # "goes" ends after step 2. "comes" joins in step 1, so it counts from step 3, and step 2 is the first that sends to it.

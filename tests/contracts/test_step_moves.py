@@ -10,7 +10,7 @@ from ray_messaging import AudienceTooLarge, ConfigError, InvalidColumns, Message
 from ray_messaging.audiences.positions import Positions
 from ray_messaging.audiences.records import AudienceFacts, Kind, encode_facts
 from ray_messaging.model.columns import IdColumn
-from ray_messaging.transports.steps.values import StepSettings, WaitFor
+from ray_messaging.transports.step_values import StepSettings, WaitFor
 
 pytest.importorskip("scipy")
 AGENTS, RADIUS, STEPS = 40, 1.5, 5

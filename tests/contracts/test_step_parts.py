@@ -11,7 +11,7 @@ from support.patience import WAIT_S
 from support.step_society import AGENTS, SEED, STEPS, digests_of, listen, sequential, spread
 
 from ray_messaging import Closed, Fenced, InvalidParts, Messager, UnknownName, UnknownSender
-from ray_messaging.transports.steps.values import StepSettings
+from ray_messaging.transports.step_values import StepSettings
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from ray_messaging.steps.digests import DigestRow, step_digest, sum_of
 from ray_messaging.steps.step_account import StepCounts
 from ray_messaging.surveys.surveys import Surveys
 from ray_messaging.transports.backend import open_transport
-from ray_messaging.transports.steps.values import StepSettings
+from ray_messaging.transports.step_values import StepSettings
 
 AGENTS, STEPS = 24, 7
 

@@ -30,7 +30,7 @@ from ray_messaging.cluster.actors.interceptor_host import begin_steps
 from ray_messaging.cluster.run.agent import Society
 from ray_messaging.cluster.spec import InterceptorSpec
 from ray_messaging.steps.step_loop import driven_loop
-from ray_messaging.transports.steps.values import StepSettings
+from ray_messaging.transports.step_values import StepSettings
 
 AGENTS = [1, 2, "ann"]
 

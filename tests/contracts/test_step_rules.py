@@ -39,7 +39,7 @@ from ray_messaging.steps.digests import step_digest
 from ray_messaging.steps.step_account import StepCounts
 from ray_messaging.steps.supervision import supervisor as supervision
 from ray_messaging.transports.backend import open_transport
-from ray_messaging.transports.steps.values import SUPERVISOR, StepSettings
+from ray_messaging.transports.step_values import SUPERVISOR, StepSettings
 
 STEPS = 4
 

@@ -8,8 +8,8 @@ from support.patience import WAIT_S
 
 from ray_messaging.addressing.directory import Record
 from ray_messaging.errors import Closed, ConfigError, Fenced, FrameError, UnknownName
-from ray_messaging.transports.steps.box_reader import BoxReader
-from ray_messaging.transports.steps.values import (
+from ray_messaging.transports.box_reader import BoxReader
+from ray_messaging.transports.step_values import (
     NOTES,
     OUTSIDE,
     PUBLICATIONS,
@@ -32,7 +32,7 @@ from ray_messaging.transports.steps.values import (
     box_name,
     counted,
 )
-from ray_messaging.transports.transport import (
+from ray_messaging.transports.values import (
     LOG,
     FrameFate,
     FrameWrite,

@@ -20,7 +20,7 @@ from ray_messaging import (
     UndeclaredSend,
 )
 from ray_messaging.steps.step_account import StepCounts
-from ray_messaging.transports.steps.values import WaitFor
+from ray_messaging.transports.step_values import WaitFor
 
 
 async def live(messager, *, until=STEPS):

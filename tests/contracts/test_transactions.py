@@ -27,7 +27,7 @@ from ray_messaging.interception.rules import BlackList, rewrite
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.receipt import BLOCKED, DELIVERED, PUBLISHED
 from ray_messaging.sending.delivery import transaction_sender
-from ray_messaging.transports.transport import LOG_STREAM, Limits
+from ray_messaging.transports.values import LOG_STREAM, Limits
 from ray_messaging.wire.frames import decode
 from ray_messaging.wire.log_notes import decode_log_note
 

@@ -15,8 +15,8 @@ from ray_messaging import Messager, Messaging, MessagingConfig, rules
 from ray_messaging.addressing.channels import Keys
 from ray_messaging.errors import MessagingError
 from ray_messaging.observability.health.server_checks import check_server
-from ray_messaging.transports.redis.connection.rights import SAMPLES, right_of
-from ray_messaging.transports.redis.server_probe import ask_server, client_of
+from ray_messaging.transports.connection.rights import SAMPLES, right_of
+from ray_messaging.transports.server_probe import ask_server, client_of
 
 DOC = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
 DOCUMENTED = re.search(r"<!-- acl.*?```\nuser society on >PASSWORD (.*?)\n```", DOC, re.DOTALL)[1].split()
@@ -80,7 +80,7 @@ def test_an_experiment_needs_only_the_documented_rights(ray_cluster, server, use
 
 
 def test_all_commands_that_we_run_are_documented():
-    package = Path(ray_messaging.__file__).parent / "transports" / "redis" / "lua"
+    package = Path(ray_messaging.__file__).parent / "transports" / "lua"
     lua = "".join(path.read_text() for path in package.rglob("*.lua"))
     # Not those by which we administer embedded servers, which are our own.
     files = [path for path in package.parents[2].rglob("*.py") if "embedded" not in path.parts]

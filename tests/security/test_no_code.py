@@ -83,6 +83,6 @@ def test_scripts_get_user_texts_only_as_arguments():
         text = path.read_text()
         assert not {"loadstring", "load(", "dofile", "cmsgpack.unpack", "struct.unpack"} & set(text.split()), path
         assert "loadstring" not in text
-    texts = [(PACKAGE / f"transports/redis/connection/{name}.py").read_text() for name in ("link", "scripts")]
+    texts = [(PACKAGE / f"transports/connection/{name}.py").read_text() for name in ("link", "scripts")]
     assert "script_text(name" in texts[0]
     assert not any(".format(" in text for text in texts)

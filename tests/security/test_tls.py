@@ -14,7 +14,7 @@ from ray_messaging import ConfigError, ConnectionFailed, Messager, RedisConfig
 from ray_messaging.errors import MessagingError
 from ray_messaging.interception.rules import BlackList
 from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.transports.redis.connection.link import RedisLink
+from ray_messaging.transports.connection.link import RedisLink
 
 CONNECT_S = 10  # twice the promised 5 s: other processes may use the machine
 

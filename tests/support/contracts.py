@@ -11,7 +11,7 @@ from ray_messaging import Outgoing
 from ray_messaging.addressing.channels import Keys
 from ray_messaging.config import ShardsConfig
 from ray_messaging.interception.rules import ALLOW, Rule
-from ray_messaging.transports.transport import FrameFate, FrameWrite, LoggedFrame, SendRequest, SendStatus
+from ray_messaging.transports.values import FrameFate, FrameWrite, LoggedFrame, SendRequest, SendStatus
 from support.patience import WAIT_S
 from support.replicated import primary_of
 from support.slots import owner_of

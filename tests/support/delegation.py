@@ -7,8 +7,8 @@ from ray_messaging.addressing.channels import Keys
 from ray_messaging.config import ShardsConfig
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.server.lane_server import LaneServer
-from ray_messaging.transports.redis.connection.link import RedisLink
-from ray_messaging.transports.redis.log import RedisLog
+from ray_messaging.transports.connection.link import RedisLink
+from ray_messaging.transports.log_store import RedisLog
 
 
 class Method:

@@ -16,7 +16,7 @@ from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.model.extension import Extension
 from ray_messaging.receipt import FATES
 from ray_messaging.transports.backend import open_transport
-from ray_messaging.transports.transport import LOG, FrameWrite, Limits, LoggedFrame, SendRequest
+from ray_messaging.transports.values import LOG, FrameWrite, Limits, LoggedFrame, SendRequest
 from ray_messaging.wire.frames import encode
 from ray_messaging.wire.log_notes import Before, LogNote, Why, encode_log_note
 

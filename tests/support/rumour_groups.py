@@ -11,7 +11,7 @@ from ray_messaging.errors import TransitError
 from ray_messaging.steps.digests import step_digest
 from ray_messaging.steps.step_account import StepCounts
 from ray_messaging.steps.step_loop import step_loop
-from ray_messaging.transports.steps.values import StepSettings, WaitFor
+from ray_messaging.transports.step_values import StepSettings, WaitFor
 from support.rumour import live_step, sequential
 from support.step_faults import FaultyStore, Process
 

@@ -19,8 +19,8 @@ from benchmarks.work import payload
 from ray_messaging import RedisConfig
 from ray_messaging.addressing.directory import Record
 from ray_messaging.embedded.server import EmbeddedServer
-from ray_messaging.transports.redis import RedisTransport
-from ray_messaging.transports.transport import FrameWrite, Limits, SendRequest, SendStatus
+from ray_messaging.transports.transport import RedisTransport
+from ray_messaging.transports.values import FrameWrite, Limits, SendRequest, SendStatus
 from ray_messaging.wire.frames import decode, encode
 
 FRAMES = 64  # a burst: the server is emptied after each

@@ -21,7 +21,7 @@ from ray_messaging.observability.health.findings import Finding, Health, critica
 from ray_messaging.observability.health.reports import Disk
 from ray_messaging.observability.health.server_checks import check_server
 from ray_messaging.observability.health.usage import in_bytes
-from ray_messaging.transports.redis.server_probe import ask_server
+from ray_messaging.transports.server_probe import ask_server
 
 MEMINFO = Path("/proc/meminfo")
 LITTLE_MEMORY = 2**30  # bytes: Ray takes 0.5 GiB, each of our actors 80 MB

@@ -16,9 +16,9 @@ from ray_messaging.messager import Messager
 from ray_messaging.observability.health.findings import Finding, Health, critical, ok, warning
 from ray_messaging.observability.health.server_checks import check_server
 from ray_messaging.observability.health.usage import in_bytes
-from ray_messaging.transports.redis.connection.link import RedisLink
-from ray_messaging.transports.redis.server_probe import COPY_FROM, ask_server, client_of
+from ray_messaging.transports.connection.link import RedisLink
 from ray_messaging.transports.server_facts import ServerFacts
+from ray_messaging.transports.server_probe import COPY_FROM, ask_server, client_of
 
 TRY_S = 10.0
 FEW_CLIENTS = 1_000  # a group takes up to 4 connections

@@ -41,10 +41,10 @@ from ray_messaging.receipt import Receipts
 from ray_messaging.receiving.ack_ranges import Span
 from ray_messaging.receiving.delivery_leases import NEXT, DeliveryLeases, FetchOptions, Token
 from ray_messaging.steps.sealed_counts import sealed_counts
-from ray_messaging.transports.steps.errors import without_steps
+from ray_messaging.transports.step_values import without_steps
 
 if TYPE_CHECKING:
-    from ray_messaging.transports.redis.steps import RedisSteps
+    from ray_messaging.transports.steps import RedisSteps
 
 logger = logging.getLogger(__name__)
 

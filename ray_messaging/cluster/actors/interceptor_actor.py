@@ -33,7 +33,7 @@ from ray_messaging.observability.metrics.families import Family
 from ray_messaging.steps.sealed_counts import sealed_counts, sealed_history
 from ray_messaging.steps.step_account import StepCounts
 from ray_messaging.steps.stragglers import Straggler
-from ray_messaging.transports.steps.values import CTRL_C, Progress
+from ray_messaging.transports.step_values import CTRL_C, Progress
 
 if TYPE_CHECKING:
     from ray_messaging.cluster.actors.interceptor_host import InterceptorHost

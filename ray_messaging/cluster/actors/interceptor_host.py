@@ -39,12 +39,11 @@ from ray_messaging.receiving.rehosting import Rehoster
 from ray_messaging.steps.agent_places import AgentPlaces
 from ray_messaging.steps.stragglers import Straggler
 from ray_messaging.transports.backend import backend_of
-from ray_messaging.transports.steps.errors import without_steps
-from ray_messaging.transports.steps.values import CTRL_C, STANDSTILL, Progress, StepSettings
-from ray_messaging.transports.transport import Limits
+from ray_messaging.transports.step_values import CTRL_C, STANDSTILL, Progress, StepSettings, without_steps
+from ray_messaging.transports.values import Limits
 
 if TYPE_CHECKING:
-    from ray_messaging.transports.redis.steps import RedisSteps
+    from ray_messaging.transports.steps import RedisSteps
 
 logger = logging.getLogger(__name__)
 

@@ -36,9 +36,9 @@ from ray_messaging.eventlog.writing.segment_size import SEGMENT_BYTES, SEGMENT_R
 from ray_messaging.eventlog.writing.segment_store import with_folder_lock
 from ray_messaging.eventlog.writing.writer import LogWriter
 from ray_messaging.transports.backend import backend_of
+from ray_messaging.transports.connection.facts import kind_and_version
 from ray_messaging.transports.experiment_store import other_run
-from ray_messaging.transports.redis.connection.facts import kind_and_version
-from ray_messaging.transports.transport import Limits
+from ray_messaging.transports.values import Limits
 
 PAGE = 4096  # rows in one answer
 _CLEARED = "cleared"  # mark of the log: the server's time, in ms, when the list of `rows` was cleared

@@ -12,10 +12,10 @@ from ray_messaging.cluster.rule_store import RuleStore
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.errors import ConfigError
 from ray_messaging.eventlog.rule_changes import RuleChange
-from ray_messaging.transports.steps.errors import without_steps
+from ray_messaging.transports.step_values import without_steps
 
 if TYPE_CHECKING:
-    from ray_messaging.transports.redis.steps import RedisSteps
+    from ray_messaging.transports.steps import RedisSteps
 
 T = TypeVar("T")
 

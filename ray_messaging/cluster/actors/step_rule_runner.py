@@ -16,11 +16,11 @@ from ray_messaging.interception.rules.step_rule import StepRule, forces_all
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.server.steps.reviewer import RuleReviewer
 from ray_messaging.steps.supervision.supervisor import Supervisor
-from ray_messaging.transports.steps.values import RULE_CHANGE, STANDSTILL, SUPERVISOR, Progress, StepSettings, WaitFor
+from ray_messaging.transports.step_values import RULE_CHANGE, STANDSTILL, SUPERVISOR, Progress, StepSettings, WaitFor
 
 if TYPE_CHECKING:
-    from ray_messaging.transports.redis.steps import RedisSteps
-    from ray_messaging.transports.redis.transport import RedisTransport
+    from ray_messaging.transports.steps import RedisSteps
+    from ray_messaging.transports.transport import RedisTransport
 
 logger = logging.getLogger(__name__)
 

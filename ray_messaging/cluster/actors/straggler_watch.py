@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from ray_messaging.errors import MessagingError
 from ray_messaging.steps.stragglers import Straggler, stragglers
-from ray_messaging.transports.steps.values import Progress
+from ray_messaging.transports.step_values import Progress
 
 if TYPE_CHECKING:
-    from ray_messaging.transports.redis.steps import RedisSteps
+    from ray_messaging.transports.steps import RedisSteps
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from ray_messaging.transports.dead_letter_store import PAGE, DeadFrame, order_of
 from ray_messaging.transports.requeueing import Requeueing, readable
 
 if TYPE_CHECKING:
-    from ray_messaging.transports.redis.dead_letter_store import RedisDeadLetters
+    from ray_messaging.transports.dead_letter_store import RedisDeadLetters
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from ray_messaging.receiving.call_checks import check_timeout
 from ray_messaging.steps.sealed_counts import digest_of
 from ray_messaging.steps.step_account import StepCounts
 from ray_messaging.steps.stragglers import Straggler
-from ray_messaging.transports.steps.values import SUPERVISOR, Progress
+from ray_messaging.transports.step_values import SUPERVISOR, Progress
 
 _NEWS_S = 5.0  # the longest wait in one call
 

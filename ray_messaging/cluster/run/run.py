@@ -30,7 +30,7 @@ from ray_messaging.errors import ConfigError, UnknownName
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.receiving.call_checks import check_timeout
 from ray_messaging.steps.step_loop import check_until
-from ray_messaging.transports.steps.values import StepSettings, WaitFor
+from ray_messaging.transports.step_values import StepSettings, WaitFor
 
 if TYPE_CHECKING:
     from ray_messaging.cluster.messaging import Messaging

@@ -9,7 +9,7 @@ from ray_messaging.errors import AlreadyExists
 from ray_messaging.transports.experiment_store import Claim, other_run
 
 if TYPE_CHECKING:
-    from ray_messaging.transports.redis.experiment_store import RedisExperimentStore
+    from ray_messaging.transports.experiment_store import RedisExperimentStore
 
 BEAT_S = 0.5
 # An interceptor without a heartbeat for this long is dead or hangs; a new epoch fences it.

@@ -19,11 +19,11 @@ from ray_messaging.eventlog.writing.rows.hearers import Hearers, hearers_of
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.extension import Audience
-from ray_messaging.transports.transport import DirectoryDelta
+from ray_messaging.transports.values import DirectoryDelta
 from ray_messaging.wire.frames import decode, is_folded
 
 if TYPE_CHECKING:
-    from ray_messaging.transports.redis.transport import RedisTransport
+    from ray_messaging.transports.transport import RedisTransport
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from ray_messaging.eventlog.writing.open_segment import Sealed
 from ray_messaging.transports.log_store import LogMark
 
 if TYPE_CHECKING:
-    from ray_messaging.transports.redis.log import RedisLog
+    from ray_messaging.transports.log_store import RedisLog
 
 logger = logging.getLogger(__name__)
 

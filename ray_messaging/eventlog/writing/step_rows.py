@@ -26,7 +26,7 @@ from ray_messaging.steps.reading.box_frames import FIRST_OUTSIDE, amends, batch_
 from ray_messaging.steps.reading.canonical_order import canonical_order, id_ranks
 from ray_messaging.steps.step_account import StepCounts
 from ray_messaging.steps.supervision.amendments import message_keys
-from ray_messaging.transports.steps.values import (
+from ray_messaging.transports.step_values import (
     ASKER,
     NOTES,
     OUTSIDE,
@@ -41,7 +41,7 @@ from ray_messaging.transports.steps.values import (
 )
 
 if TYPE_CHECKING:
-    from ray_messaging.transports.redis.steps import RedisSteps
+    from ray_messaging.transports.steps import RedisSteps
 
 logger = logging.getLogger(__name__)
 

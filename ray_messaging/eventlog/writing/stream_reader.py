@@ -18,10 +18,10 @@ from ray_messaging.eventlog.writing.rows.entries import NOTHING, decode_entry, p
 from ray_messaging.eventlog.writing.rows.placed_rows import PlacedRows, placed_rows
 from ray_messaging.eventlog.writing.stream_cursors import READ_BYTES, Read, StreamCursors, key, size
 from ray_messaging.transports.log_store import LogItem, LogStreams, mailbox_of
-from ray_messaging.transports.transport import LOG
+from ray_messaging.transports.values import LOG
 
 if TYPE_CHECKING:
-    from ray_messaging.transports.redis.transport import RedisTransport
+    from ray_messaging.transports.transport import RedisTransport
 
 logger = logging.getLogger(__name__)
 

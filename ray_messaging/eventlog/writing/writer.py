@@ -22,10 +22,10 @@ from ray_messaging.eventlog.writing.stream_cursors import StreamCursors
 from ray_messaging.eventlog.writing.stream_reader import Chunk, ReadAhead, StreamReader
 from ray_messaging.eventlog.writing.waiters import Waiters
 from ray_messaging.transports.log_store import LogItem
-from ray_messaging.transports.transport import Limits
+from ray_messaging.transports.values import Limits
 
 if TYPE_CHECKING:
-    from ray_messaging.transports.redis.transport import RedisTransport
+    from ray_messaging.transports.transport import RedisTransport
 
 logger = logging.getLogger(__name__)
 

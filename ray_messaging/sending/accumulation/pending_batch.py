@@ -19,7 +19,7 @@ from ray_messaging.model.payloads import Payloads
 from ray_messaging.receipt import Receipt, Receipts
 from ray_messaging.sending.accumulation.conversation_rows import ConversationRows, Questions, Replies
 from ray_messaging.sending.reaches import Reaches
-from ray_messaging.transports.transport import Conclusion
+from ray_messaging.transports.values import Conclusion
 
 if TYPE_CHECKING:
     from ray_messaging.observability.tracing.sent_batch import SentBatch

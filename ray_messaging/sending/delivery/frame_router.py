@@ -15,8 +15,8 @@ from ray_messaging.sending.delivery import logged_frames
 from ray_messaging.sending.delivery.folded_frames import FoldedFrames
 from ray_messaging.sending.delivery.in_flight_batch import InFlightBatch, Rows
 from ray_messaging.sending.reaches import Reaches
-from ray_messaging.transports.steps.values import ASKER, box_name
-from ray_messaging.transports.transport import LOG, LoggedFrame, Published
+from ray_messaging.transports.step_values import ASKER, box_name
+from ray_messaging.transports.values import LOG, LoggedFrame, Published
 from ray_messaging.wire.frames import encode
 
 _UNOWNED_BYTES = CALL_BYTES  # of a frame for unowned channels

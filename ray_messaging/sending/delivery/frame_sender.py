@@ -28,7 +28,7 @@ from ray_messaging.sending.delivery.frame_router import UNOWNED, FrameRouter, Ou
 from ray_messaging.sending.delivery.in_flight_batch import InFlightBatch, Rows
 from ray_messaging.sending.delivery.mailbox_queues import MailboxQueue, MailboxQueues
 from ray_messaging.sending.schema_checks import check_batches, fitting
-from ray_messaging.transports.transport import (
+from ray_messaging.transports.values import (
     LOG,
     Conclusion,
     FrameFate,

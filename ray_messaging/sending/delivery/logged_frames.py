@@ -7,7 +7,7 @@ import numpy as np
 from ray_messaging.model.batch import Batch
 from ray_messaging.receipt import BLOCKED, DELIVERED, PUBLISHED
 from ray_messaging.sending.delivery.in_flight_batch import InFlightBatch, Rows
-from ray_messaging.transports.transport import LoggedFrame
+from ray_messaging.transports.values import LoggedFrame
 from ray_messaging.wire.frames import encode
 from ray_messaging.wire.log_notes import Before, LogNote, Why, encode_log_note
 

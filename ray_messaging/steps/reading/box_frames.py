@@ -7,7 +7,7 @@ import numpy as np
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.extension import AskedOutside, Extension, OutsideQuestion
 from ray_messaging.steps.supervision.amendments import amended, is_amendment
-from ray_messaging.transports.steps.values import OUTSIDE, SUPERVISOR, BoxFrame
+from ray_messaging.transports.step_values import OUTSIDE, SUPERVISOR, BoxFrame
 from ray_messaging.wire.frames import decode
 
 FIRST_ADDED = 2**30  # ordinals from here on are of messages that a rule added

@@ -33,11 +33,11 @@ from ray_messaging.steps.step_account import StepAccount, StepCounts
 from ray_messaging.steps.step_moves import MovedAudiences
 from ray_messaging.steps.step_transport import StepTransport
 from ray_messaging.steps.supervision.sent_messages import no_messages
-from ray_messaging.transports.steps.values import Closing, Committed, Done, Opened, Refused, StepTag, WaitFor, Waiting
-from ray_messaging.transports.transport import FrameFate, SendRequest
+from ray_messaging.transports.step_values import Closing, Committed, Done, Opened, Refused, StepTag, WaitFor, Waiting
+from ray_messaging.transports.values import FrameFate, SendRequest
 
 if TYPE_CHECKING:
-    from ray_messaging.transports.redis.steps import RedisSteps
+    from ray_messaging.transports.steps import RedisSteps
 
 Batches = Sequence[ColumnBatch | EncodedBatch]
 

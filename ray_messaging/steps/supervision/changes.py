@@ -21,8 +21,8 @@ from ray_messaging.steps.reading.box_frames import FIRST_ADDED
 from ray_messaging.steps.step_account import digest_rows
 from ray_messaging.steps.supervision import amendments
 from ray_messaging.steps.supervision.sent_messages import Copies, SentMessages
-from ray_messaging.transports.steps.values import SUPERVISOR, box_name
-from ray_messaging.transports.transport import LOG, LoggedFrame, Published
+from ray_messaging.transports.step_values import SUPERVISOR, box_name
+from ray_messaging.transports.values import LOG, LoggedFrame, Published
 from ray_messaging.wire.frames import encode
 from ray_messaging.wire.log_notes import Before, LogNote, Why, encode_log_note
 

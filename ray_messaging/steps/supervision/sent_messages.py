@@ -14,11 +14,11 @@ from ray_messaging.model.extension import Extension
 from ray_messaging.steps.reading.box_frames import batch_of
 from ray_messaging.steps.reading.ordered_batches import joined_in_order
 from ray_messaging.steps.supervision.amendments import message_keys
-from ray_messaging.transports.steps.box_reader import BoxReader
-from ray_messaging.transports.steps.values import ASKER, OUTSIDE, Cover, box_name
+from ray_messaging.transports.box_reader import BoxReader
+from ray_messaging.transports.step_values import ASKER, OUTSIDE, Cover, box_name
 
 if TYPE_CHECKING:
-    from ray_messaging.transports.redis.steps import RedisSteps
+    from ray_messaging.transports.steps import RedisSteps
 
 Rows = NDArray[np.intp]
 

@@ -19,7 +19,7 @@ from ray_messaging.steps.step_account import StepCounts
 from ray_messaging.steps.step_transport import StepTransport
 from ray_messaging.steps.supervision.changes import StepChanges, Write
 from ray_messaging.steps.supervision.sent_messages import no_messages, sent_messages
-from ray_messaging.transports.steps.values import (
+from ray_messaging.transports.step_values import (
     SUPERVISOR,
     Closing,
     Committed,
@@ -30,11 +30,11 @@ from ray_messaging.transports.steps.values import (
     Taken,
     Waiting,
 )
-from ray_messaging.transports.transport import FrameFate, FrameWrite, SendRequest, SendStatus
+from ray_messaging.transports.values import FrameFate, FrameWrite, SendRequest, SendStatus
 
 if TYPE_CHECKING:
-    from ray_messaging.transports.redis.steps import RedisSteps
-    from ray_messaging.transports.redis.transport import RedisTransport
+    from ray_messaging.transports.steps import RedisSteps
+    from ray_messaging.transports.transport import RedisTransport
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from ray_messaging.cli.doctor import server as doctor_server
 from ray_messaging.cli.doctor.command import show_health
 from ray_messaging.errors import ConfigError, ServerFailed
 from ray_messaging.observability.health.findings import Finding, Health
-from ray_messaging.transports.redis.server_probe import COPY_FROM, client_of
+from ray_messaging.transports.server_probe import COPY_FROM, client_of
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import logging
 from support.patience import WAIT_S
 
 from ray_messaging.cluster.actors.straggler_watch import StragglerWatch
-from ray_messaging.transports.steps.values import Closing, Driver, GroupProgress, Progress, StepSettings
+from ray_messaging.transports.step_values import Closing, Driver, GroupProgress, Progress, StepSettings
 
 
 class Clocked:

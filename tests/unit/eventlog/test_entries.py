@@ -17,7 +17,7 @@ from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.model.extension import Extension
 from ray_messaging.receipt import NO_LISTENER
 from ray_messaging.transports.log_store import LogItem
-from ray_messaging.transports.transport import LOG_STREAM
+from ray_messaging.transports.values import LOG_STREAM
 from ray_messaging.wire.frames import encode
 
 ENTRY = "1790000000123-4"

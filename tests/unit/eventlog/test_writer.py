@@ -21,8 +21,8 @@ from ray_messaging.eventlog.writing.writer import LogWriter
 from ray_messaging.model.columns import PayloadColumn
 from ray_messaging.transports.backend import open_transport
 from ray_messaging.transports.cursors import Cursor
-from ray_messaging.transports.redis.log import RedisLog
-from ray_messaging.transports.transport import LOG, LOG_STREAM
+from ray_messaging.transports.log_store import RedisLog
+from ray_messaging.transports.values import LOG, LOG_STREAM
 
 POINTS = ["checked", "staged", "locked", "renamed", "written"]
 

@@ -5,7 +5,7 @@ import pytest
 from ray_messaging.errors import AlreadyExists
 from ray_messaging.receiving import mailbox_lease as leases
 from ray_messaging.receiving.mailbox_lease import LeaseWatch, outlast
-from ray_messaging.transports.transport import Held
+from ray_messaging.transports.values import Held
 
 
 class Server:

@@ -3,7 +3,7 @@
 import pytest
 from support.contracts import fetch_all
 
-from ray_messaging.transports.transport import FrameFate
+from ray_messaging.transports.values import FrameFate
 
 
 async def fetched(receiver, count):

@@ -8,7 +8,7 @@ from ray_messaging import Messager
 from ray_messaging.errors import ConfigError
 from ray_messaging.steps import step_loop
 from ray_messaging.steps.step_loop import driven_loop
-from ray_messaging.transports.steps.values import StepSettings
+from ray_messaging.transports.step_values import StepSettings
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import pytest
 
 from ray_messaging.steps.stragglers import stragglers
-from ray_messaging.transports.steps.values import Driver, GroupProgress, Progress
+from ray_messaging.transports.step_values import Driver, GroupProgress, Progress
 
 
 def group(closed, *, opened=None, driver="", idle_s=0.0):

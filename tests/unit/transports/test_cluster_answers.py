@@ -7,8 +7,8 @@ import pytest
 from redis.crc import key_slot
 
 from ray_messaging.config import RedisConfig
-from ray_messaging.transports.redis.connection.opening.cluster import ClusterNodes
-from ray_messaging.transports.redis.connection.opening.discovery import NoPrimaryError, WrongSettingsError
+from ray_messaging.transports.connection.cluster import ClusterNodes
+from ray_messaging.transports.connection.discovery import NoPrimaryError, WrongSettingsError
 
 HOST, HOME = "127.0.0.1", "rm:{town}:"
 SLOT = key_slot(HOME.encode())

@@ -13,7 +13,7 @@ from ray_messaging.config import RedisConfig
 from ray_messaging.embedded.machine import may_hold_sockets
 from ray_messaging.embedded.server import EmbeddedServer
 from ray_messaging.errors import ConnectionFailed
-from ray_messaging.transports.redis.connection.link import RedisLink
+from ray_messaging.transports.connection.link import RedisLink
 
 
 async def way(config: RedisConfig) -> str:

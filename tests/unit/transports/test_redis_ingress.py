@@ -7,8 +7,8 @@ import pytest
 from ray_messaging import RedisConfig
 from ray_messaging.addressing.channels import Keys, all_agents
 from ray_messaging.errors import Closed
-from ray_messaging.transports.redis.connection.link import RedisLink
-from ray_messaging.transports.redis.ingress import RedisIngress
+from ray_messaging.transports.connection.link import RedisLink
+from ray_messaging.transports.ingress import RedisIngress
 
 
 async def test_a_waiting_subscription_raises_closed():

@@ -11,9 +11,9 @@ from support.patience import WAIT_S
 
 from ray_messaging import ConfigError, ConnectionFailed, MailboxFull, RedisConfig
 from ray_messaging.errors import ServerRefused
-from ray_messaging.transports.redis.connection.link import RedisLink
-from ray_messaging.transports.redis.connection.protocol import reply_error
-from ray_messaging.transports.redis.connection.replica_guard import (
+from ray_messaging.transports.connection.link import RedisLink
+from ray_messaging.transports.connection.protocol import reply_error
+from ray_messaging.transports.connection.replica_guard import (
     ReplicaGuard,
     TooFewReplicasError,
     UnconfirmedError,

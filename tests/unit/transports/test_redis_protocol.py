@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_messaging.messager import Messager
-from ray_messaging.transports.redis.connection import protocol as wire
-from ray_messaging.transports.redis.connection.protocol import LargeCommand, pieces_of
+from ray_messaging.transports.connection import protocol as wire
+from ray_messaging.transports.connection.protocol import LargeCommand, pieces_of
 
 LARGE = b"\r\n$" * 10_000
 ARGUMENTS = st.one_of(st.binary(max_size=20), st.text(max_size=20), st.integers(), st.just(LARGE))

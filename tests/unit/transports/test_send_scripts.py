@@ -6,7 +6,7 @@ import pytest
 import redis
 
 from ray_messaging.addressing.channels import Keys
-from ray_messaging.transports.redis.connection.scripts import script_text
+from ray_messaging.transports.connection.scripts import script_text
 
 STATE = {"max_messages": 20, "max_bytes": 300, "messages": 0, "bytes": 0, "born": 5}
 

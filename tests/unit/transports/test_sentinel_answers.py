@@ -6,8 +6,8 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 import pytest
 
 from ray_messaging.config import RedisConfig
-from ray_messaging.transports.redis.connection.opening.discovery import NoPrimaryError
-from ray_messaging.transports.redis.connection.opening.sentinels import Sentinels
+from ray_messaging.transports.connection.discovery import NoPrimaryError
+from ray_messaging.transports.connection.sentinels import Sentinels
 
 HOST = "127.0.0.1"
 

@@ -20,7 +20,7 @@ from ray_messaging.addressing.directory import Record
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import AlreadyExists, Closed, ConfigError, Fenced
 from ray_messaging.transports.backend import open_transport
-from ray_messaging.transports.steps.values import (
+from ray_messaging.transports.step_values import (
     OUTSIDE,
     Closing,
     Committed,
@@ -36,7 +36,7 @@ from ray_messaging.transports.steps.values import (
     box_name,
     counted,
 )
-from ray_messaging.transports.transport import FrameFate, FrameWrite, Limits, SendRequest, SendStatus
+from ray_messaging.transports.values import FrameFate, FrameWrite, Limits, SendRequest, SendStatus
 
 GROUPS = ("a", "b", "c")
 HORIZON = 3

@@ -9,7 +9,7 @@ import uvloop
 from redis.asyncio.connection import Connection
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from ray_messaging.transports.redis.connection.opening.takeover import connect
+from ray_messaging.transports.connection.protocol import connect
 
 
 class Forgetful:

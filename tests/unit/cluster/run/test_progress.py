@@ -5,7 +5,7 @@ import pytest
 from ray_messaging.cluster.run.progress import RunProgress
 from ray_messaging.common import progress_line as module
 from ray_messaging.steps.stragglers import Straggler
-from ray_messaging.transports.steps.values import GroupProgress, Progress
+from ray_messaging.transports.step_values import GroupProgress, Progress
 
 
 class Steps:

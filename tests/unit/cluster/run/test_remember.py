@@ -13,7 +13,7 @@ from ray_messaging.cluster.run import step_calls
 from ray_messaging.cluster.run.agent import Society
 from ray_messaging.cluster.run.turns import BLOCKING_S
 from ray_messaging.steps.call_memory import CallMemory
-from ray_messaging.transports.steps.values import Driver, StepSettings
+from ray_messaging.transports.step_values import Driver, StepSettings
 
 
 @pytest.fixture

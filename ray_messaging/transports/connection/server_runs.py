@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 
 from ray_messaging.addressing.channels import Keys
-from ray_messaging.transports.experiment_format import check_format, check_shards
-from ray_messaging.transports.redis.connection.protocol import Wire
+from ray_messaging.transports.connection.protocol import Wire
+from ray_messaging.transports.experiment_store import check_format, check_shards
 
 logger = logging.getLogger(__name__)
 

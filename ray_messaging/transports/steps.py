@@ -30,22 +30,12 @@ from typing import Any
 import msgspec
 
 from ray_messaging.addressing.channels import Keys
-from ray_messaging.transports.redis.connection.link import RedisLink
-from ray_messaging.transports.redis.connection.protocol import LARGE
-from ray_messaging.transports.redis.sending.write_arguments import add_writes
-from ray_messaging.transports.redis.step_bodies import StepBodies
-from ray_messaging.transports.redis.step_news import StepNewsReader
-from ray_messaging.transports.steps.errors import (
-    leaving,
-    no_steps,
-    not_closable,
-    overtaken,
-    too_far,
-    too_late,
-    unknown_group,
-    without_steps,
-)
-from ray_messaging.transports.steps.values import (
+from ray_messaging.transports.connection.link import RedisLink
+from ray_messaging.transports.connection.protocol import LARGE
+from ray_messaging.transports.large_frames import add_writes
+from ray_messaging.transports.step_bodies import StepBodies
+from ray_messaging.transports.step_news import StepNewsReader
+from ray_messaging.transports.step_values import (
     SUPERVISOR,
     BoxFrame,
     BoxSize,
@@ -68,8 +58,16 @@ from ray_messaging.transports.steps.values import (
     Taken,
     WaitFor,
     Waiting,
+    leaving,
+    no_steps,
+    not_closable,
+    overtaken,
+    too_far,
+    too_late,
+    unknown_group,
+    without_steps,
 )
-from ray_messaging.transports.transport import FrameFate, FrameWrite, SendReply, SendRequest, SendStatus
+from ray_messaging.transports.values import FrameFate, FrameWrite, SendReply, SendRequest, SendStatus
 
 _RESULTS = 256  # of calls, in one reply
 _UNWRITTEN = 4  # reply of commit_step.lua

@@ -17,10 +17,10 @@ from ray_messaging.addressing.channels import Keys
 from ray_messaging.common.limits import BODY_ARREARS
 from ray_messaging.common.task_health import end
 from ray_messaging.errors import BodyLost, MessagingError
-from ray_messaging.transports.redis.connection.link import RedisLink
-from ray_messaging.transports.redis.connection.protocol import LARGE, LargeCommand
-from ray_messaging.transports.steps.values import ASKER, OUTSIDE, PLACES, BoxFrame, StepTag
-from ray_messaging.transports.transport import FrameWrite, SendRequest
+from ray_messaging.transports.connection.link import RedisLink
+from ray_messaging.transports.connection.protocol import LARGE, LargeCommand
+from ray_messaging.transports.step_values import ASKER, OUTSIDE, PLACES, BoxFrame, StepTag
+from ray_messaging.transports.values import FrameWrite, SendRequest
 from ray_messaging.wire.frames import checksum_of
 
 logger = logging.getLogger(__name__)

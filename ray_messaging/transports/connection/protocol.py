@@ -7,6 +7,7 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import hiredis
@@ -21,14 +22,53 @@ from redis.exceptions import (
     ReadOnlyError,
     ResponseError,
 )
-from redis.exceptions import (
-    ConnectionError as RedisConnectionError,
-)
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import (
     TimeoutError as RedisTimeoutError,
 )
 
-from ray_messaging.transports.redis.connection.opening.takeover import connect, take_over
+from ray_messaging.common.limits import CONNECT_TIMEOUT_S
+
+
+async def _introduce(connection: AbstractConnection) -> None:
+    """Authenticate; on failure drop the socket at once, because TLS would wait up to 30 s for its shutdown."""
+    # redis-py lets go of it, and has no public name for it.
+    writer: Any = connection._writer
+    try:
+        await connection.on_connect()
+    except BaseException as error:
+        ended = isinstance(error, RuntimeError) and writer.transport.is_closing()
+        with suppress(AttributeError):  # early releases of Python 3.11, for one that the server has ended
+            writer.transport.abort()
+        if ended:  # uvloop says so by a RuntimeError; redis-py expects what asyncio raises
+            raise RedisConnectionError("the server ended the connection while it was opened") from error
+        raise
+
+
+async def connect(connection: AbstractConnection) -> None:
+    """Connect within 5 s; raises redis-py's errors."""
+    connection.redis_connect_func = _introduce
+    task = asyncio.current_task()
+    assert task is not None
+    before = task.cancelling()
+    try:
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            await connection.connect()
+            if task.cancelling() > before:  # redis-py's wait_for drops some, up to Python 3.11
+                raise asyncio.CancelledError  # noqa: TRY301 - the connection is to be closed below
+    except BaseException:
+        await connection.disconnect(nowait=True)
+        raise
+
+
+def take_over(connection: AbstractConnection, protocol: asyncio.Protocol) -> asyncio.Transport:
+    """Hand a connection's socket to a protocol, which must keep the connection: without a reference it is closed."""
+    # redis-py has no public way to hand its socket over.
+    writer: Any = connection._writer
+    transport: asyncio.Transport = writer.transport
+    transport.set_protocol(protocol)
+    return transport
+
 
 LARGE = 64 * 2**10  # bytes of an argument that is worth a piece of its own: hiredis copies each three times
 _KEPT_BYTES = 4 * 2**20  # of the buffer for replies, between two of them: it grows by copies of itself

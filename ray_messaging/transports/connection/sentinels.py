@@ -6,14 +6,14 @@ from typing import Any, NamedTuple
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
 
 from ray_messaging.config import RedisConfig
-from ray_messaging.transports.redis.connection.opening.discovery import (
+from ray_messaging.transports.connection.discovery import (
     ANSWER_S,
     NoPrimaryError,
     WrongSettingsError,
     answers_of,
     replies_of,
 )
-from ray_messaging.transports.redis.connection.opening.tls import tls_options
+from ray_messaging.transports.connection.options import tls_options
 
 _REFUSED = (AuthenticationError, NoPermissionError)
 _DOWN = frozenset({"s_down", "o_down", "disconnected"})  # flags

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from ray_messaging.addressing.channels import Keys
-from ray_messaging.transports.redis.connection.link import RedisLink
+from ray_messaging.transports.connection.link import RedisLink
 
 
 class RedisSurveys:

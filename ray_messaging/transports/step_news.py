@@ -4,9 +4,9 @@ import asyncio
 from typing import Any
 from weakref import WeakValueDictionary
 
-from ray_messaging.transports.redis.connection.blocking_reads import BlockingReads, Commands
-from ray_messaging.transports.redis.connection.link import RedisLink
-from ray_messaging.transports.steps.values import News
+from ray_messaging.transports.connection.blocking_reads import BlockingReads, Commands
+from ray_messaging.transports.connection.link import RedisLink
+from ray_messaging.transports.step_values import News
 
 
 class _Round:

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ray_messaging.errors import FrameError
-from ray_messaging.transports.steps.values import BoxFrame, BoxStart, Cover, News, counted
+from ray_messaging.transports.step_values import BoxFrame, BoxStart, Cover, News, counted
 
 if TYPE_CHECKING:
-    from ray_messaging.transports.redis.steps import RedisSteps
+    from ray_messaging.transports.steps import RedisSteps
 
 # One reply holds at most this many frames, and fewer where frames as large as the largest so far pass so many bytes.
 _FRAMES, _BYTES = 64, 16 * 2**20

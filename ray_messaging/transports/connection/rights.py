@@ -8,7 +8,7 @@ import redis
 from redis.exceptions import NoPermissionError, ResponseError
 
 from ray_messaging.addressing.channels import Keys
-from ray_messaging.transports.redis.connection.scripts import script_at
+from ray_messaging.transports.connection.scripts import script_at
 
 # Each command that we cannot do without, so that a server takes it into a transaction: K is a key, C a channel.
 SAMPLES = tuple(

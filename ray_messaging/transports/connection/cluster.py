@@ -7,13 +7,13 @@ from redis.crc import key_slot
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
 
 from ray_messaging.config import RedisConfig
-from ray_messaging.transports.redis.connection.opening.discovery import (
+from ray_messaging.transports.connection.discovery import (
     NoPrimaryError,
     WrongSettingsError,
     answers_of,
     replies_of,
 )
-from ray_messaging.transports.redis.connection.opening.options import connection_options
+from ray_messaging.transports.connection.options import connection_options
 
 _QUESTIONS = (("CLUSTER", "NODES"), ("CLUSTER", "SLOTS"))
 _REMEMBERED = 6  # nodes that are asked beside those of the config

@@ -9,7 +9,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from ray_messaging.transports.redis.connection.protocol import Wire
+from ray_messaging.transports.connection.protocol import Wire
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""Large frames, which do not go through a script: see large_frames.lua."""
+"""Frames as arguments of the scripts that write them; large frames go around these: see large_frames.lua."""
 
 import logging
 from collections.abc import Sequence
@@ -7,9 +7,26 @@ from typing import Any
 from redis.exceptions import NoScriptError
 
 from ray_messaging.addressing.channels import Keys
-from ray_messaging.transports.redis.connection.link import RedisLink
-from ray_messaging.transports.redis.connection.protocol import LargeCommand
-from ray_messaging.transports.transport import LOG, FrameWrite, SendRequest
+from ray_messaging.transports.connection.link import RedisLink
+from ray_messaging.transports.connection.protocol import LARGE, LargeCommand
+from ray_messaging.transports.values import LOG, FrameWrite, SendRequest
+
+
+def add_writes(args: list[Any], writes: Sequence[FrameWrite]) -> list[int]:
+    """Add writes to a script's arguments, as send.lua describes them; return the places of large frames."""
+    large: list[int] = []
+    for write in writes:
+        noted = write.noted
+        if len(write.frame) >= LARGE:
+            large.append(len(args) + 3)
+        args += [write.mailbox, write.seq, write.rows, write.frame, -1 if noted is None else noted.rows]
+        args.append(len(write.publish))
+        for channel, data in write.publish:
+            args += [channel, data]
+        if noted is not None:
+            args += [noted.frame, noted.note]
+    return large
+
 
 logger = logging.getLogger(__name__)
 

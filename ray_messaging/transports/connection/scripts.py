@@ -38,7 +38,7 @@ _SHARED: dict[str, tuple[str, ...]] = {
 @cache
 def lua_files() -> dict[str, str]:
     """Return the text of each Lua file by its name, which is unique across the folders."""
-    folders = (files("ray_messaging.transports.redis") / "lua").iterdir()
+    folders = (files("ray_messaging.transports") / "lua").iterdir()
     return {file.name.removesuffix(".lua"): file.read_text() for folder in folders for file in folder.iterdir()}
 
 

@@ -5,10 +5,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ray_messaging.transports.cursors import Cursor, following
-from ray_messaging.transports.redis.connection.link import RedisLink
-from ray_messaging.transports.redis.connection.protocol import Wire
-from ray_messaging.transports.redis.connection.replica_guard import TooFewReplicasError
+from ray_messaging.transports.connection.link import RedisLink
+from ray_messaging.transports.connection.protocol import Wire
+from ray_messaging.transports.connection.replica_guard import TooFewReplicasError
 
 # A blocking read answers by itself before the socket's timeout can.
 _MARGIN_S = 5.0
@@ -79,8 +78,3 @@ class BlockingReads:
         wire, self._wire = self._wire, None
         if wire is not None:
             wire.close()
-
-
-def keep_of(cursor: Cursor) -> str:
-    """Return the oldest entry that a reader at a cursor needs."""
-    return following(cursor.entry) if cursor.row == 0 else cursor.entry

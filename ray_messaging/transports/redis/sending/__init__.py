@@ -1,1 +1,0 @@
-"""Calls that send: their arguments, and large frames."""

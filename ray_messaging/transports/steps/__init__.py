@@ -1,1 +1,0 @@
-"""Steps of an experiment, as every server keeps them."""
