@@ -8,6 +8,7 @@ import subprocess
 import sys
 import uuid
 from abc import ABC, abstractmethod
+from contextlib import suppress
 
 import aiomqtt
 import pytest
@@ -17,6 +18,7 @@ from ray_messaging import (
     Closed,
     ConfigError,
     ConnectionFailed,
+    Fenced,
     InvalidAddress,
     InvalidPayload,
     Messager,
@@ -568,6 +570,63 @@ async def test_messages_wait_at_the_broker_for_a_name(open_one, exp, foreign):
         await foreign.publish(topic, b'{"n":%d}' % n, qos=1)
     second = await open_one(topic, name=name)
     assert numbers(await fetch_all(second, 3)) == [1, 2, 3]
+
+
+class EndingBroker(asyncio.Protocol):
+    """A broker that accepts all, until it tells all clients that their sessions were taken over."""
+
+    def __init__(self, clients):
+        self.clients = clients
+
+    def connection_made(self, transport):
+        self.transport = transport
+        self.clients.append(self)
+
+    def data_received(self, data):
+        if data[0] >> 4 == 1:  # CONNECT
+            self.transport.write(b"\x20\x03\x00\x00\x00")
+
+    def end(self):
+        self.transport.write(b"\xe0\x02\x8e\x00")
+        self.transport.close()
+
+
+async def test_a_name_that_another_client_takes_over_is_lost_for_good():
+    clients = []
+    broker = await asyncio.get_running_loop().create_server(lambda: EndingBroker(clients), "127.0.0.1", 0)
+    port = broker.sockets[0].getsockname()[1]
+    async with broker, MqttMessager("127.0.0.1", port, name="ann") as messager, asyncio.timeout(WAIT_S):
+        await messager.start_listening()
+        waiting = asyncio.create_task(messager.fetch_messages(timeout=None))
+        await asyncio.sleep(0)
+        for client in clients:
+            client.end()
+        with pytest.raises(Fenced, match=r"'mqtt-ann-in'.*its own name"):
+            await waiting
+        with pytest.raises(Fenced, match="'mqtt-ann-out'"):
+            await messager.send_message("a/b", {})
+        with pytest.raises(Fenced):
+            await messager.fetch_messages()
+        assert len(clients) == 2  # it has not come back
+
+
+async def test_two_clients_of_one_name_are_told_of_each_other(mosquitto, caplog):
+    first, second = MqttMessager(mosquitto.config, name="ann"), MqttMessager(mosquitto.config, name="ann")
+    async with first, second, asyncio.timeout(WAIT_S):
+        while "is there another client 'mqtt-ann-out'?" not in caplog.text:
+            with suppress(ConnectionFailed, OutcomeUnknown):
+                await first.ping()
+
+
+async def test_a_session_that_the_broker_has_lost_is_told(mosquittos, open_one, exp, caplog):
+    broker = mosquittos(durable=False)
+    messager = await open_one(f"a/{exp}", config=broker.config)
+    broker.stop()
+    broker.start()
+    async with asyncio.timeout(WAIT_S):
+        while not await messager.fetch_messages(timeout=0.1):  # until it has subscribed again
+            await messager.send_message(f"a/{exp}", {})
+    assert f"has lost the session of '{messager._sender}-in'" in caplog.text
 
 
 async def test_plain_clients_reach_us_and_hear_us(open_one, exp, foreign):

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import aiomqtt
-from paho.mqtt.client import MQTT_ERR_NO_CONN, MQTT_ERR_SUCCESS, Client, MQTTMessage, MQTTv5
+from paho.mqtt.client import MQTT_ERR_NO_CONN, MQTT_ERR_SUCCESS, Client, ConnectFlags, MQTTMessage, MQTTv5
 from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
@@ -23,7 +23,14 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 from ray_messaging.common.backoff import MQTT_RECONNECT, Backoff
 from ray_messaging.common.task_health import end
 from ray_messaging.compat.mqtt.config import MqttConfig
-from ray_messaging.errors import ConnectionFailed, MessagingError, OutcomeUnknown, PayloadTooLarge, ServerRefused
+from ray_messaging.errors import (
+    ConnectionFailed,
+    Fenced,
+    MessagingError,
+    OutcomeUnknown,
+    PayloadTooLarge,
+    ServerRefused,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +41,8 @@ FOR_EVER_S: Final = 0xFFFFFFFF  # MQTT's number for a session without an end
 WHILE_AWAY_S: Final = 86_400  # a session without a name has no successor: it outlasts cuts of a day
 # As many as a broker has under way to one client by default (Mosquitto: 20, EMQX: 32).
 AT_ONCE: Final = 20
+STEADY_S: Final = 5.0  # a connection that ends sooner may be one of two clients that take a name from each other
+_SESSION_TAKEN_OVER: Final = 142
 _REFUSED: Final = {134, 135, 138, 140}  # bad user or password, not authorized, banned, bad authentication method
 
 
@@ -49,6 +58,7 @@ class Connection:
         on_open: Is awaited after each connecting, before anything is published.
         on_message: Takes each message that comes; it must not block. It returns whether the inbox has room: where it
             has none, the connection ends, and comes back once `room` is set.
+        on_end: Is called where another client has taken over the session: `ended` has the error then, for good.
     """
 
     def __init__(
@@ -59,16 +69,18 @@ class Connection:
         lasting: bool,
         on_open: "Callable[[Connection], Awaitable[None]] | None" = None,
         on_message: Callable[[aiomqtt.Message], bool] | None = None,
+        on_end: Callable[[], None] = lambda: None,
     ) -> None:
         self.room, self._up = asyncio.Event(), asyncio.Event()
         self.room.set()
-        self._config, self._lasting = config, lasting
-        self._on_open, self._on_message = on_open, on_message
+        self.ended: MessagingError | None = None
+        self._config, self._lasting, self._identifier = config, lasting, identifier
+        self._on_open, self._on_message, self._on_end = on_open, on_message, on_end
         self._loop = asyncio.get_running_loop()
         self._acks: dict[int, asyncio.Future[Any]] = {}  # of what was published or subscribed, by paho's number
         self._latest: deque[int] = deque(maxlen=5 * AT_ONCE)  # paho's numbers of what came; far from their end, 65,535
         self._accepted: asyncio.Future[ReasonCode] = self._loop.create_future()
-        self._cut: asyncio.Future[str] = self._loop.create_future()
+        self._cut: asyncio.Future[ReasonCode] = self._loop.create_future()
         self._opened: asyncio.Future[None] = self._loop.create_future()
         self._lasted = self._closing = False  # the last connection was good; this is the end
         self._task: asyncio.Task[None] | None = None
@@ -86,8 +98,8 @@ class Connection:
     def _listen_to(self, client: Client) -> None:
         """Take what paho tells; it opens sockets in another thread, and tells all else in this one."""
         loop = self._loop
-        client.on_connect = lambda _c, _u, _flags, code, _p: _settle(self._accepted, code)
-        client.on_disconnect = lambda _c, _u, _flags, code, _p: _settle(self._cut, str(code))
+        client.on_connect = self._answered
+        client.on_disconnect = lambda _c, _u, _flags, code, _p: _settle(self._cut, code)
         client.on_publish = lambda _c, _u, number, code, _p: self._acknowledged(number, code)
         client.on_subscribe = lambda _c, _u, number, codes, _p: self._acknowledged(number, codes)
         client.on_message = self._come
@@ -129,12 +141,14 @@ class Connection:
         await end(self._task)
 
     async def wait_up(self, timeout_s: float) -> None:
-        """Wait until it is connected; raise ConnectionFailed."""
+        """Wait until it is connected; raise ConnectionFailed, or Fenced where another client has the session."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._up.wait()
         except TimeoutError:
             raise self._away(f"there is no connection to the broker at {self._where} for {timeout_s:g} s") from None
+        if self.ended is not None:
+            raise self.ended.with_traceback(None)
 
     async def publish(self, topic: str, payload: bytes, timeout_s: float) -> None:
         """Publish by QoS 2, also over cuts; return once the broker has it.
@@ -204,6 +218,11 @@ class Connection:
         while True:
             try:
                 why = await self._once(backoff)
+            except Fenced as error:
+                self.ended = error
+                self._up.set()  # for those who wait: they get the error
+                self._on_end()
+                return
             except (OSError, MessagingError) as error:
                 if not self._opened.done():
                     self._opened.set_exception(error if isinstance(error, MessagingError) else self._unreachable(error))
@@ -245,16 +264,44 @@ class Connection:
                 await self._on_open(self)
             self._up.set()
             self._lasted = True
-            backoff.reset()
             _settle(self._opened, None)
-            while not self._cut.done():
-                await asyncio.wait([self._cut], timeout=MISC_S)
-                self._client.loop_misc()
-            return self._cut.result()
+            return await self._stay(backoff)
         finally:
             self._up.clear()
             if not self._cut.done():
                 self._client.disconnect()
+
+    async def _stay(self, backoff: Backoff) -> str:
+        """Stay connected until the connection is cut, and return why; raise Fenced."""
+        began = self._loop.time()
+        while not self._cut.done():
+            await asyncio.wait([self._cut], timeout=MISC_S)
+            self._client.loop_misc()
+        code = self._cut.result()
+        if code.value == _SESSION_TAKEN_OVER:
+            raise Fenced(
+                f"another client has connected to the broker at {self._where} as {self._identifier!r}: messages of "
+                "this name go to it now. Close this messager, or give each its own name",
+                name=self._identifier,
+                epoch=0,
+            )
+        if self._loop.time() - began >= STEADY_S:
+            backoff.reset()
+            return str(code)
+        # Not all brokers say that a session was taken over (Mosquitto 2.0.11 does not).
+        return f"{code}, after less than {STEADY_S:g} s; is there another client {self._identifier!r}?"
+
+    def _answered(
+        self, _client: Client, _userdata: object, flags: ConnectFlags, code: ReasonCode, _properties: object
+    ) -> None:
+        hears = self._on_message is not None
+        if hears and self._opened.done() and not code.is_failure and not flags.session_present:
+            logger.warning(
+                "the broker at %s has lost the session of %r: messages that came for it meanwhile are lost",
+                self._where,
+                self._identifier,
+            )
+        _settle(self._accepted, code)
 
     def _watch(self, sock: socket.socket) -> None:
         """Have this event loop read from a new socket."""

@@ -103,6 +103,7 @@ class Messager(metaclass=ActorClass):
         async with self._changing:
             if self._out is not None:
                 return
+            self._came, self._closed = asyncio.Event(), asyncio.Event()
             # Two connections, so that a full inbox, which waits at the broker, never holds up what is sent.
             out = Connection(self._config, f"{self._sender}-out", lasting=False)
             heard = Connection(
@@ -111,8 +112,8 @@ class Messager(metaclass=ActorClass):
                 lasting=self.name is not None,
                 on_open=self._subscribe,
                 on_message=self._take,
+                on_end=self._came.set,
             )
-            self._came, self._closed = asyncio.Event(), asyncio.Event()
             await out.open()
             try:
                 await heard.open()
@@ -212,7 +213,8 @@ class Messager(metaclass=ActorClass):
 
         Its fate is `published`, once the broker has it, or `blocked`.
         Raises: Closed, InvalidAddress, InvalidPayload, PayloadTooLarge at once; ConnectionFailed and
-        InterceptorUnavailable if it was not sent, OutcomeUnknown if it may still arrive.
+        InterceptorUnavailable if it was not sent, Fenced if another messager has the name now, OutcomeUnknown if it
+        may still arrive.
         """
         self._connected(Closed)
         checked = check_topic(topic)
@@ -365,6 +367,7 @@ class Messager(metaclass=ActorClass):
 
         After a disconnect the messages received before it are returned, and nothing more. Before `start_listening`
         there are none: a fetch with a timeout raises NotListening then.
+        Raises: NotListening, Fenced once all is fetched, where another messager has the name now.
         """
         check_timeout(timeout)
         ended = self._was_connected and self._out is None
@@ -379,7 +382,7 @@ class Messager(metaclass=ActorClass):
                 self._warned = True
                 logger.warning(remedy)
             return []
-        if not self._inbox and self._out is not None and timeout != 0:
+        if not self._inbox and self._in is not None and self._in.ended is None and timeout != 0:
             self._came.clear()
             try:
                 async with asyncio.timeout(timeout):
@@ -388,6 +391,8 @@ class Messager(metaclass=ActorClass):
                 pass
         found = [*self._inbox]
         self._inbox.clear()
+        if not found and self._in is not None and self._in.ended is not None:
+            raise self._in.ended.with_traceback(None)
         if self._in is not None:
             self._in.room.set()
         return found
