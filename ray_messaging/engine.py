@@ -30,7 +30,7 @@ from ray_messaging.errors import (
     TransitError,
     UnknownName,
 )
-from ray_messaging.interception.client.verdict_client import (
+from ray_messaging.interception.verdict_client import (
     PassAll,
     RemoteVerdictClient,
     VerdictClient,

@@ -25,7 +25,7 @@ from benchmarks.figures import percentiles
 from benchmarks.peers.ours import Ours
 from benchmarks.runs.driver import lone, rate
 from ray_messaging import Messaging
-from ray_messaging.interception.client.verdict_client import verdict_client_for
+from ray_messaging.interception.verdict_client import verdict_client_for
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn
 

@@ -20,7 +20,7 @@ from ray_messaging.interception.rules import (
     Sample,
     SenderBan,
 )
-from ray_messaging.interception.rules.support.pairs import Pair
+from ray_messaging.interception.rules.pairs import Pair
 
 ANY = "*"
 ARROW = "->"

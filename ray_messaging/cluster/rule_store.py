@@ -22,8 +22,8 @@ from ray_messaging.errors import Fenced, RuleError
 from ray_messaging.eventlog.rule_changes import RuleChange
 from ray_messaging.interception.rules import Rule
 from ray_messaging.interception.server.interceptor import ATTEMPTS, ROUNDS, VIOLATIONS
-from ray_messaging.interception.server.state.state_writer import ServerBehindError, StateChanges
-from ray_messaging.interception.wire.verdicts import INTERCEPTOR
+from ray_messaging.interception.server.state_writer import ServerBehindError, StateChanges
+from ray_messaging.interception.verdicts import INTERCEPTOR
 from ray_messaging.transports.experiment_store import Fields, RuleState, StateWrite
 
 if TYPE_CHECKING:

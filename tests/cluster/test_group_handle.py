@@ -16,7 +16,7 @@ from ray_messaging.cluster.handles.group import group_lane
 from ray_messaging.cluster.handles.group.group_lane import LaneReply
 from ray_messaging.common.blocking import finish
 from ray_messaging.errors import ConfigError, OutcomeUnknown, UnknownSender
-from ray_messaging.interception.wire.lane import LaneAddress
+from ray_messaging.interception.lane import LaneAddress
 from ray_messaging.sending.accumulation.bulk_input import columns_of
 
 LIMIT = 2**20

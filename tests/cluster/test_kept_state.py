@@ -4,8 +4,8 @@ from support.cluster import fates, kill
 
 from ray_messaging import rules
 from ray_messaging.cluster.rule_store import RuleStore
-from ray_messaging.interception.server.state.state_writer import StateChanges
-from ray_messaging.interception.server.state.table import Changes
+from ray_messaging.interception.server.state_writer import StateChanges
+from ray_messaging.interception.server.table import Changes
 from ray_messaging.transports.experiment_store import RedisExperimentStore
 from ray_messaging.transports.transport import RedisTransport
 

@@ -16,7 +16,7 @@ from ray_messaging.audiences.building import build_edges
 from ray_messaging.audiences.member_edges import MemberEdges
 from ray_messaging.audiences.records import AudienceFacts, Kind, encode_facts
 from ray_messaging.interception.rules import BlackList, MaxLength, RateLimit
-from ray_messaging.interception.rules.step_rule import StepRule
+from ray_messaging.interception.rules.rule import StepRule
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.steps.digests import step_digest

@@ -9,12 +9,12 @@ from support.interceptors import batch
 
 from ray_messaging import ConnectionFailed, InterceptorUnavailable, MailboxFull, Outgoing
 from ray_messaging.common.backoff import RetryPolicy
-from ray_messaging.interception.client import delegated_rules
-from ray_messaging.interception.client.verdict_client import RemoteVerdictClient
+from ray_messaging.interception import delegated_rules
+from ray_messaging.interception.rule_snapshot import SnapshotRequest, decode_snapshot, encode_snapshot_request
 from ray_messaging.interception.rules import AllowGraph, BlackList, MaxLength
 from ray_messaging.interception.server import rule_delegation
 from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.interception.wire.rule_snapshot import SnapshotRequest, decode_snapshot, encode_snapshot_request
+from ray_messaging.interception.verdict_client import RemoteVerdictClient
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from support.servers import RedisProcess
 from ray_messaging import InterceptorUnavailable
 from ray_messaging.addressing.channels import Keys
 from ray_messaging.errors import Fenced
-from ray_messaging.interception.client import delegated_rules
+from ray_messaging.interception import delegated_rules
 from ray_messaging.interception.rules import BlackList, MaxLength
 from ray_messaging.interception.server import rule_delegation
 from ray_messaging.transports.epochs import new_epoch, successor_of

@@ -34,7 +34,7 @@ from ray_messaging.interception.rules import (
     rewrite,
 )
 from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.interception.server.steps.reviewer import RuleReviewer
+from ray_messaging.interception.server.step_judge import RuleReviewer
 from ray_messaging.steps.digests import step_digest
 from ray_messaging.steps.step_account import StepCounts
 from ray_messaging.steps.supervision import supervisor as supervision

@@ -23,7 +23,7 @@ from faults import ray_support
 from faults.proxy import Proxy
 from ray_messaging import Group, Messaging, StepAborted, Steps, rules
 from ray_messaging.cluster.handles.actor_calls import NAMESPACE
-from ray_messaging.interception.client.verdict_client import RemoteVerdictClient
+from ray_messaging.interception.verdict_client import RemoteVerdictClient
 from ray_messaging.transports.steps import RedisSteps
 
 POINTS = ("open", "read_box", "judge", "send", "close")  # calls of the protocol, each from the task

@@ -8,7 +8,7 @@ import sys
 import pytest
 from support.patience import WAIT_S
 
-from ray_messaging.interception.client.lane_client import LaneClient
+from ray_messaging.interception.lane import LaneClient
 from ray_messaging.interception.server import lane_server as lane_module
 from ray_messaging.interception.server.lane_server import LaneServer
 
@@ -156,7 +156,7 @@ FLOODED = """
 import asyncio, resource, socket, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
 from ray_messaging.interception.server.lane_server import LaneServer
-from ray_messaging.interception.client.lane_client import LaneClient
+from ray_messaging.interception.lane import LaneClient
 
 async def main():
     lane = LaneServer(lambda request, *, patient: b"answer")
@@ -203,7 +203,7 @@ async def test_the_lane_survives_more_connections_than_file_descriptors(loop):
 SLOW_READER = """
 import asyncio, uvloop
 from ray_messaging.interception.server.lane_server import LaneServer
-from ray_messaging.interception.client.lane_client import LaneClient
+from ray_messaging.interception.lane import LaneClient
 
 async def main():
     lane = LaneServer(lambda request, *, patient: bytes(2**16))

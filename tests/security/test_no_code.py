@@ -28,7 +28,7 @@ ALLOWED = {
     ("cluster/rule_store.py", "cloudpickle"),
     ("cluster/rule_store.py", "loads"),
     # The name of the optional package is written there.
-    ("interception/rules/support/openai_endpoint.py", "importlib.import_module"),
+    ("interception/rules/openai_moderator.py", "importlib.import_module"),
     # Only its length is looked at.
     ("cluster/starting/lifecycle.py", "cloudpickle"),
     ("cluster/unpicklable.py", "cloudpickle"),  # a user's own object, to say why it cannot be sent

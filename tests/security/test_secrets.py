@@ -12,7 +12,7 @@ import ray
 from ray_messaging import ConnectionFailed, Messager, Messaging, RedisConfig
 from ray_messaging.compat.mqtt import MqttConfig
 from ray_messaging.embedded.server import EmbeddedServer
-from ray_messaging.interception.wire.lane import LaneAddress
+from ray_messaging.interception.lane import LaneAddress
 
 HOST = "127.0.0.1"
 

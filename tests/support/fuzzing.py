@@ -17,10 +17,8 @@ from ray_messaging.addressing.directory import Claim, Directory, Record, decode_
 from ray_messaging.addressing.patterns import compile_glob
 from ray_messaging.errors import FrameError, InvalidAddress
 from ray_messaging.eventlog.writing.rows.columns import Part, record_batch
-from ray_messaging.interception.client.lane_client import LaneClient
-from ray_messaging.interception.server.lane_server import LaneServer, _Caller
-from ray_messaging.interception.wire.lane import JUDGE, SNAPSHOT, WAIT
-from ray_messaging.interception.wire.rule_snapshot import (
+from ray_messaging.interception.lane import JUDGE, SNAPSHOT, WAIT, LaneClient
+from ray_messaging.interception.rule_snapshot import (
     AllowGraphSnapshot,
     BlackListSnapshot,
     RuleSnapshot,
@@ -29,7 +27,8 @@ from ray_messaging.interception.wire.rule_snapshot import (
     decode_snapshot_request,
     encode_snapshot,
 )
-from ray_messaging.interception.wire.verdicts import BatchVerdict, decode_verdicts
+from ray_messaging.interception.server.lane_server import LaneServer, _Caller
+from ray_messaging.interception.verdicts import BatchVerdict, decode_verdicts
 from ray_messaging.message import Message
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn

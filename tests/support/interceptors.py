@@ -7,7 +7,7 @@ import numpy as np
 from ray_messaging.errors import Fenced
 from ray_messaging.interception.rules import ALLOW, Rule, SlowRule, rewrite
 from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.interception.wire.verdicts import BatchVerdict, decode_verdicts
+from ray_messaging.interception.verdicts import BatchVerdict, decode_verdicts
 from ray_messaging.wire.frames import encode
 from support.patience import WAIT_S
 from support.rules import batch_of

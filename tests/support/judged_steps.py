@@ -15,10 +15,10 @@ from ray_messaging.common.task_health import end
 from ray_messaging.config import MessagingConfig, Steps
 from ray_messaging.errors import ConnectionFailed, TransitError
 from ray_messaging.interception.rules import ALLOW, Rule, SlowRule, StepRule, StepVerdicts, Table, block, label, rewrite
-from ray_messaging.interception.rules.step_rule import forces_all
+from ray_messaging.interception.rules.rule import forces_all
+from ray_messaging.interception.server import state_writer
 from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.interception.server.state import state_writer
-from ray_messaging.interception.server.steps.reviewer import RuleReviewer
+from ray_messaging.interception.server.step_judge import RuleReviewer
 from ray_messaging.steps.digests import step_digest
 from ray_messaging.steps.step_account import StepCounts
 from ray_messaging.steps.supervision.supervisor import Supervisor

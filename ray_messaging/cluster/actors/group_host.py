@@ -27,8 +27,8 @@ from ray_messaging.cluster.owner_liveness import gone_for
 from ray_messaging.cluster.servers.shards import config_here
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.errors import CommitFailed, MessagingError, NotListening, OutcomeUnknown
+from ray_messaging.interception.lane import LaneAddress
 from ray_messaging.interception.server.lane_server import LaneServer
-from ray_messaging.interception.wire.lane import LaneAddress
 from ray_messaging.messager import Messager
 from ray_messaging.messages import Messages
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet

@@ -25,7 +25,7 @@ from ray_messaging.common.process_tuning import tune_process
 from ray_messaging.config import ServerConfig
 from ray_messaging.errors import ConfigError
 from ray_messaging.interception.rules import BlackList, Rule
-from ray_messaging.interception.rules.support.pairs import Pair, check_pairs
+from ray_messaging.interception.rules.pairs import Pair, check_pairs
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import IdColumn
 from ray_messaging.observability.health.reports import Report

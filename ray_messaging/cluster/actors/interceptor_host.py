@@ -25,11 +25,11 @@ from ray_messaging.cluster.starting.ownership import Ownership
 from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.config import ServerConfig
 from ray_messaging.errors import ConfigError, Fenced, InterceptorUnavailable, RuleError, UnknownName
+from ray_messaging.interception.lane import LaneAddress
 from ray_messaging.interception.rules import BlackList, Rule, StepRule
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.server.lane_server import LaneServer
 from ray_messaging.interception.server.watchdog import Watchdog
-from ray_messaging.interception.wire.lane import LaneAddress
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import IdColumn
 from ray_messaging.observability.metrics.experiment_metrics import of_interceptor, of_mailboxes

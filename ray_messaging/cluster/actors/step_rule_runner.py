@@ -11,10 +11,9 @@ from ray_messaging.cluster.actors.rule_schedule import RuleSchedule
 from ray_messaging.common.backoff import STEP_SUPERVISOR_RETRY, Backoff
 from ray_messaging.common.task_health import TaskHealth, end
 from ray_messaging.errors import ConnectionFailed, RuleError, UnknownName
-from ray_messaging.interception.rules.rule import Rule
-from ray_messaging.interception.rules.step_rule import StepRule, forces_all
+from ray_messaging.interception.rules.rule import Rule, StepRule, forces_all
 from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.interception.server.steps.reviewer import RuleReviewer
+from ray_messaging.interception.server.step_judge import RuleReviewer
 from ray_messaging.steps.supervision.supervisor import Supervisor
 from ray_messaging.transports.step_values import RULE_CHANGE, STANDSTILL, SUPERVISOR, Progress, StepSettings, WaitFor
 

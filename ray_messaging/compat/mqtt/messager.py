@@ -23,8 +23,8 @@ from ray_messaging.compat.mqtt.topics import Wanted, check_topic, recipient_of, 
 from ray_messaging.compat.msg import Payload
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import Closed, MessagingError, NotListening
-from ray_messaging.interception.client.verdict_client import ForeignVerdictClient, PassAll, verdict_client_for
-from ray_messaging.interception.wire.verdicts import BatchVerdict
+from ray_messaging.interception.verdict_client import ForeignVerdictClient, PassAll, verdict_client_for
+from ray_messaging.interception.verdicts import BatchVerdict
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn, encode_payload
 from ray_messaging.receipt import BLOCKED, PUBLISHED, UNKNOWN, Outcome, Receipt

@@ -1,6 +1,6 @@
-"""Rules for messages, one per file. To write your own, derive from `Rule`.
+"""Rules for messages. To write your own, derive from `Rule`.
 
-`support/` holds helpers that are no rules. A rule is imported when its name is first used: senders know few of them.
+A rule is imported when its name is first used: senders know few of them.
 """
 
 from typing import TYPE_CHECKING
@@ -8,46 +8,53 @@ from typing import TYPE_CHECKING
 from ray_messaging.common.lazy_names import resolve
 
 if TYPE_CHECKING:
-    from ray_messaging.interception.rules.agentsociety_block import Block
-    from ray_messaging.interception.rules.agentsociety_supervisor import Supervisor
+    from ray_messaging.interception.rules.agentsociety import Block, Supervisor
     from ray_messaging.interception.rules.allow_graph import AllowGraph
+    from ray_messaging.interception.rules.bans import EdgeBan, SenderBan
     from ray_messaging.interception.rules.black_list import BlackList
-    from ray_messaging.interception.rules.edge_ban import EdgeBan
-    from ray_messaging.interception.rules.max_length import MaxLength
+    from ray_messaging.interception.rules.limits import MaxLength, RateLimit, RoundQuota
     from ray_messaging.interception.rules.moderator import Moderator
     from ray_messaging.interception.rules.openai_moderator import OpenAIModerator
     from ray_messaging.interception.rules.pattern import Pattern
-    from ray_messaging.interception.rules.rate_limit import RateLimit
-    from ray_messaging.interception.rules.round_quota import RoundQuota
-    from ray_messaging.interception.rules.rule import ALLOW, PairCheck, Rule, SlowRule, Verdict, block, label, rewrite
+    from ray_messaging.interception.rules.rule import (
+        ALLOW,
+        Added,
+        PairCheck,
+        Rule,
+        SlowRule,
+        StepRule,
+        StepVerdicts,
+        Verdict,
+        block,
+        label,
+        rewrite,
+    )
     from ray_messaging.interception.rules.sample import Sample
-    from ray_messaging.interception.rules.sender_ban import SenderBan
-    from ray_messaging.interception.rules.step_rule import Added, StepRule, StepVerdicts
-    from ray_messaging.interception.server.state.table import Table
+    from ray_messaging.interception.server.table import Table
 
 _RULES = "ray_messaging.interception.rules"
 _HOMES = {
     "ALLOW": f"{_RULES}.rule",
-    "Added": f"{_RULES}.step_rule",
+    "Added": f"{_RULES}.rule",
     "AllowGraph": f"{_RULES}.allow_graph",
     "BlackList": f"{_RULES}.black_list",
-    "Block": f"{_RULES}.agentsociety_block",
-    "EdgeBan": f"{_RULES}.edge_ban",
-    "MaxLength": f"{_RULES}.max_length",
+    "Block": f"{_RULES}.agentsociety",
+    "EdgeBan": f"{_RULES}.bans",
+    "MaxLength": f"{_RULES}.limits",
     "Moderator": f"{_RULES}.moderator",
     "OpenAIModerator": f"{_RULES}.openai_moderator",
     "PairCheck": f"{_RULES}.rule",
     "Pattern": f"{_RULES}.pattern",
-    "RateLimit": f"{_RULES}.rate_limit",
-    "RoundQuota": f"{_RULES}.round_quota",
+    "RateLimit": f"{_RULES}.limits",
+    "RoundQuota": f"{_RULES}.limits",
     "Rule": f"{_RULES}.rule",
     "Sample": f"{_RULES}.sample",
-    "SenderBan": f"{_RULES}.sender_ban",
+    "SenderBan": f"{_RULES}.bans",
     "SlowRule": f"{_RULES}.rule",
-    "StepRule": f"{_RULES}.step_rule",
-    "StepVerdicts": f"{_RULES}.step_rule",
-    "Supervisor": f"{_RULES}.agentsociety_supervisor",
-    "Table": "ray_messaging.interception.server.state.table",
+    "StepRule": f"{_RULES}.rule",
+    "StepVerdicts": f"{_RULES}.rule",
+    "Supervisor": f"{_RULES}.agentsociety",
+    "Table": "ray_messaging.interception.server.table",
     "Verdict": f"{_RULES}.rule",
     "block": f"{_RULES}.rule",
     "label": f"{_RULES}.rule",

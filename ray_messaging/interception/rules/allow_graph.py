@@ -8,9 +8,8 @@ from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.errors import RuleError
+from ray_messaging.interception.rules.pairs import Edge, Edges, Network, among, blocks, name_of, read_network
 from ray_messaging.interception.rules.rule import PairCheck, Rule, Verdict
-from ray_messaging.interception.rules.support.graphs import Edge, Edges, Network, among, read_network
-from ray_messaging.interception.rules.support.pairs import blocks, name_of
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import INT, IdColumn
 

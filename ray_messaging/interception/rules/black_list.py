@@ -4,10 +4,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ray_messaging.addressing.channels import AgentId
+from ray_messaging.interception.rules.pairs import FEW_ROWS, Pair, PairIndex, PairTable, blocks, check_pairs, name_of
 from ray_messaging.interception.rules.rule import PairCheck, Rule, Verdict
-from ray_messaging.interception.rules.support.pair_table import PairTable
-from ray_messaging.interception.rules.support.pairs import FEW_ROWS, Pair, PairIndex, blocks, check_pairs, name_of
-from ray_messaging.interception.server.state.table import Table
+from ray_messaging.interception.server.table import Table
 from ray_messaging.model.batch import Batch
 
 __all__ = ["BlackList", "Pair"]

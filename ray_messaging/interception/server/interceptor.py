@@ -13,26 +13,23 @@ import numpy as np
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.common.limits import FRAME_LIMIT
 from ray_messaging.errors import Fenced, RuleError
-from ray_messaging.interception.broadcasts.barred_pairs import Intersections
+from ray_messaging.interception.broadcasts import Intersections
+from ray_messaging.interception.rule_snapshot import decode_snapshot_request
 from ray_messaging.interception.rules.black_list import BlackList
 from ray_messaging.interception.rules.rule import Rule, failure
+from ray_messaging.interception.server.answers import StateSaver, key_of, record
+from ray_messaging.interception.server.attempts import Attempt, StepAttempts, attempt_at
 from ray_messaging.interception.server.forward_call import forwarded
-from ray_messaging.interception.server.rule_calls import RuleCalls
-from ray_messaging.interception.server.rule_closer import RuleCloser
+from ray_messaging.interception.server.rule_calls import RuleCalls, RuleCloser
 from ray_messaging.interception.server.rule_delegation import PublishSnapshot, RuleDelegation
-from ray_messaging.interception.server.rule_failures import RuleFailures
 from ray_messaging.interception.server.rule_pipeline import FAILURES, Asked, RulePipeline
-from ray_messaging.interception.server.rule_set import RuleSet
+from ray_messaging.interception.server.rule_set import RuleFailures, RuleSet
 from ray_messaging.interception.server.slow_rule_runner import SlowRuleRunner
-from ray_messaging.interception.server.state.answers import key_of, record
-from ray_messaging.interception.server.state.state_saver import StateSaver
-from ray_messaging.interception.server.state.state_writer import StateStore, StateWriter
-from ray_messaging.interception.server.state.table import Table
-from ray_messaging.interception.server.steps.attempts import Attempt, StepAttempts, attempt_at
-from ray_messaging.interception.server.steps.batches import Judging, StepBatches
+from ray_messaging.interception.server.state_writer import StateStore, StateWriter
+from ray_messaging.interception.server.step_batches import Judging, StepBatches
+from ray_messaging.interception.server.table import Table
 from ray_messaging.interception.server.watchdog import Watch
-from ray_messaging.interception.wire.rule_snapshot import decode_snapshot_request
-from ray_messaging.interception.wire.verdicts import (
+from ray_messaging.interception.verdicts import (
     FOREIGN,
     PATIENCE_S,
     BatchVerdict,

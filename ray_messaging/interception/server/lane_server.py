@@ -10,7 +10,7 @@ from typing import Protocol, cast
 
 from ray_messaging.common.limits import FRAME_LIMIT
 from ray_messaging.errors import Fenced, FrameError
-from ray_messaging.interception.wire.lane import (
+from ray_messaging.interception.lane import (
     JUDGE,
     NUMBER,
     OPENING_S,
@@ -21,7 +21,7 @@ from ray_messaging.interception.wire.lane import (
     FrameProtocol,
     LaneAddress,
 )
-from ray_messaging.interception.wire.verdicts import FOREIGN, BatchVerdict
+from ray_messaging.interception.verdicts import FOREIGN, BatchVerdict
 from ray_messaging.wire.frames import decode
 
 logger = logging.getLogger(__name__)

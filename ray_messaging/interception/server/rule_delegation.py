@@ -8,10 +8,7 @@ from typing import Any
 
 from ray_messaging.common.backoff import RULE_STATE_RETRY
 from ray_messaging.errors import Closed, MessagingError, TransitError
-from ray_messaging.interception.rules.rule import Rule
-from ray_messaging.interception.server.rule_set import RuleSet
-from ray_messaging.interception.server.state.table import Table
-from ray_messaging.interception.wire.rule_snapshot import (
+from ray_messaging.interception.rule_snapshot import (
     MAX_ENTRIES,
     MOST_STRETCH,
     RuleSnapshot,
@@ -20,6 +17,9 @@ from ray_messaging.interception.wire.rule_snapshot import (
     entry_count,
     snapshot_of,
 )
+from ray_messaging.interception.rules.rule import Rule
+from ray_messaging.interception.server.rule_set import RuleSet
+from ray_messaging.interception.server.table import Table
 from ray_messaging.transports.epochs import new_epoch
 
 logger = logging.getLogger(__name__)

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ray_messaging.interception.broadcasts.pair_rows import once_each, pair_rows
+from ray_messaging.interception.broadcasts import once_each, pair_rows
 from ray_messaging.interception.rules.rule import Rule, SlowRule, Verdict, checked
+from ray_messaging.interception.server.answers import StateSaver, record
 from ray_messaging.interception.server.rule_calls import RuleCalls
 from ray_messaging.interception.server.rule_pipeline import FAILURES, Deferred, RulePipeline, failed, joined, of_row
 from ray_messaging.interception.server.rule_set import RuleSet
-from ray_messaging.interception.server.state.answers import record
-from ray_messaging.interception.server.state.state_saver import StateSaver
 from ray_messaging.interception.server.watchdog import Watch
-from ray_messaging.interception.wire.verdicts import PATIENCE_S, BatchVerdict, decode_verdicts
+from ray_messaging.interception.verdicts import PATIENCE_S, BatchVerdict, decode_verdicts
 from ray_messaging.message import Message
 from ray_messaging.model.batch import Batch
 

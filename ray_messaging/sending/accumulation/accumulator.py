@@ -16,7 +16,7 @@ from ray_messaging.common.limits import BATCH_ROWS
 from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import Closed, ConfigError, MessagingError
-from ray_messaging.interception.client.verdict_client import VerdictClient
+from ray_messaging.interception.verdict_client import VerdictClient
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.finite import MAYBE_NULL, NULL
 from ray_messaging.model.json_form import LARGE, MAYBE_LARGE, PLAIN

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.errors import Closed, InterceptorUnavailable, MessagingError, OutcomeUnknown
-from ray_messaging.interception.wire.verdicts import BatchVerdict
+from ray_messaging.interception.verdicts import BatchVerdict
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import INT, IdColumn
 from ray_messaging.model.extension import Extension

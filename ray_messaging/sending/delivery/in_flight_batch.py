@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.errors import MessagingError, OutcomeUnknown
-from ray_messaging.interception.wire.verdicts import BatchVerdict
+from ray_messaging.interception.verdicts import BatchVerdict
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.payloads import Payloads
 from ray_messaging.receipt import BLOCKED, UNKNOWN, Outcome, Receipts, set_receipts

@@ -10,9 +10,9 @@ from ray_messaging.common.backoff import STALE_VERDICT_RETRY, Backoff
 from ray_messaging.common.task_health import end
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import InterceptorUnavailable, MessagingError, OutcomeUnknown
-from ray_messaging.interception.client.verdict_client import VerdictClient
-from ray_messaging.interception.server.steps.attempts import attempt_at
-from ray_messaging.interception.wire.verdicts import MIXED, BatchVerdict
+from ray_messaging.interception.server.attempts import attempt_at
+from ray_messaging.interception.verdict_client import VerdictClient
+from ray_messaging.interception.verdicts import MIXED, BatchVerdict
 from ray_messaging.sending import send_errors
 from ray_messaging.sending.accumulation.pending_batch import PendingBatch, TransactionBatch
 from ray_messaging.sending.delivery.deferred_rows import DeferredRows

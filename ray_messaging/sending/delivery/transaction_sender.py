@@ -19,7 +19,7 @@ from ray_messaging.errors import (
     PayloadTooLarge,
     TransitError,
 )
-from ray_messaging.interception.wire.verdicts import FOREIGN
+from ray_messaging.interception.verdicts import FOREIGN
 from ray_messaging.receipt import Receipts
 from ray_messaging.sending import send_errors
 from ray_messaging.sending.accumulation.pending_batch import TransactionBatch

@@ -10,8 +10,8 @@ import numpy as np
 
 from ray_messaging.addressing.channels import AgentId, build_channel
 from ray_messaging.addressing.directory import Directory
-from ray_messaging.interception.server.steps.judge import AddedMessage
-from ray_messaging.interception.wire.verdicts import BatchVerdict
+from ray_messaging.interception.server.step_judge import AddedMessage
+from ray_messaging.interception.verdicts import BatchVerdict
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.model.extension import Extension

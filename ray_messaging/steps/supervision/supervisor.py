@@ -13,7 +13,7 @@ from ray_messaging.addressing.directory import Directory
 from ray_messaging.common.backoff import STEP_SUPERVISOR_RETRY, Backoff
 from ray_messaging.common.limits import CALL_BYTES
 from ray_messaging.errors import Fenced, MessagingError, StepAborted
-from ray_messaging.interception.server.steps.reviewer import RuleReviewer
+from ray_messaging.interception.server.step_judge import RuleReviewer
 from ray_messaging.steps.digests import SIZE
 from ray_messaging.steps.step_account import StepCounts
 from ray_messaging.steps.step_transport import StepTransport

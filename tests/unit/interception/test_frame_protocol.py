@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.frame_peers import receive
 
-from ray_messaging.interception.wire.lane import FrameProtocol
+from ray_messaging.interception.lane import FrameProtocol
 
 
 class Peer(FrameProtocol):

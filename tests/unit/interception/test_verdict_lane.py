@@ -9,11 +9,10 @@ from support.interceptors import batch
 from support.patience import WAIT_S
 
 from ray_messaging.errors import Fenced, FrameError
-from ray_messaging.interception.client.lane_client import LaneClient
+from ray_messaging.interception.lane import JUDGE, WAIT, LaneAddress, LaneClient
 from ray_messaging.interception.server import lane_server as lane_module
 from ray_messaging.interception.server.lane_server import LaneServer
-from ray_messaging.interception.wire.lane import JUDGE, WAIT, LaneAddress
-from ray_messaging.interception.wire.verdicts import decode_verdicts
+from ray_messaging.interception.verdicts import decode_verdicts
 from ray_messaging.wire.frames import encode
 
 

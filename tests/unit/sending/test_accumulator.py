@@ -21,7 +21,7 @@ from ray_messaging.errors import (
 )
 from ray_messaging.interception.rules import MaxLength
 from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.interception.wire.verdicts import FOREIGN, BatchVerdict
+from ray_messaging.interception.verdicts import FOREIGN, BatchVerdict
 from ray_messaging.outgoing import Outgoing
 from ray_messaging.sending.accumulation import accumulator, pending_batch
 from ray_messaging.sending.accumulation import bulk_input as bulk

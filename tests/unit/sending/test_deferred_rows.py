@@ -8,7 +8,7 @@ from support.contracts import fetch_all
 from support.patience import WAIT_S
 
 from ray_messaging.errors import Closed, InterceptorUnavailable
-from ray_messaging.interception.wire.verdicts import BatchVerdict
+from ray_messaging.interception.verdicts import BatchVerdict
 
 
 class Judge:

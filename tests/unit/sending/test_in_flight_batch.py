@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_messaging.errors import MailboxFull
-from ray_messaging.interception.wire.verdicts import BatchVerdict
+from ray_messaging.interception.verdicts import BatchVerdict
 from ray_messaging.receipt import BLOCKED, DELIVERED, PUBLISHED, UNKNOWN
 from ray_messaging.sending.accumulation.bulk_input import Entry
 from ray_messaging.sending.accumulation.pending_batch import BulkWaiter, RowBatch

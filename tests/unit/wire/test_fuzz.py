@@ -7,7 +7,7 @@ import pytest
 from support.fuzzing import TARGETS, inputs, joined, some_batches, split
 
 from ray_messaging.errors import FrameError
-from ray_messaging.interception.server.state import answers
+from ray_messaging.interception.server import answers
 from ray_messaging.wire.frames import decode, encode
 
 SEED = 20

@@ -28,7 +28,7 @@ from ray_messaging.common.backoff import LANE_RETRY
 from ray_messaging.common.limits import FRAME_LIMIT
 from ray_messaging.common.process_tuning import keep_memory
 from ray_messaging.errors import FrameError, MessagingError
-from ray_messaging.interception.wire.lane import JUDGE, NUMBER, REQUEST, LaneAddress
+from ray_messaging.interception.lane import JUDGE, NUMBER, REQUEST, LaneAddress
 
 logger = logging.getLogger(__name__)
 

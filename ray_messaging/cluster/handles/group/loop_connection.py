@@ -10,8 +10,7 @@ from ray_messaging.cluster.lane_calls import AliveCall, Call, body_of, parts_of
 from ray_messaging.common.limits import FRAME_LIMIT
 from ray_messaging.common.loop_end import Life, at_loop_end
 from ray_messaging.errors import FrameError
-from ray_messaging.interception.client.lane_client import LaneClient
-from ray_messaging.interception.wire.lane import REQUEST, WAITING, LaneAddress
+from ray_messaging.interception.lane import REQUEST, WAITING, LaneAddress, LaneClient
 
 logger = logging.getLogger(__name__)
 

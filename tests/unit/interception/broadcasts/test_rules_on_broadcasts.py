@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from support.batches import batch_to
 
 from ray_messaging.errors import RuleError
-from ray_messaging.interception.broadcasts.barred_pairs import Intersections
-from ray_messaging.interception.broadcasts.pair_rows import pair_rows
+from ray_messaging.interception.broadcasts import Intersections, pair_rows
 from ray_messaging.interception.rules import (
     AllowGraph,
     BlackList,
@@ -27,7 +26,7 @@ from ray_messaging.interception.rules import (
 )
 from ray_messaging.interception.rules.rule import ALLOW
 from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.interception.wire.verdicts import decode_verdicts
+from ray_messaging.interception.verdicts import decode_verdicts
 from ray_messaging.model.columns import PayloadColumn
 from ray_messaging.model.extension import Audience, Extension
 

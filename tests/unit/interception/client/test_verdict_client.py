@@ -11,17 +11,17 @@ from support.interceptors import batch as batch_of
 from support.patience import WAIT_S
 
 from ray_messaging.errors import ConfigError, FrameError, InterceptorUnavailable
-from ray_messaging.interception.client.verdict_client import (
+from ray_messaging.interception.rules import BlackList, MaxLength, block
+from ray_messaging.interception.server.interceptor import Interceptor
+from ray_messaging.interception.server.lane_server import LaneServer
+from ray_messaging.interception.verdict_client import (
     ForeignVerdictClient,
     LocalVerdictClient,
     PassAll,
     RemoteVerdictClient,
     verdict_client_for,
 )
-from ray_messaging.interception.rules import BlackList, MaxLength, block
-from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.interception.server.lane_server import LaneServer
-from ray_messaging.interception.wire.verdicts import NOBODY, VerdictReply, decode_verdicts, encode_verdicts
+from ray_messaging.interception.verdicts import NOBODY, VerdictReply, decode_verdicts, encode_verdicts
 from ray_messaging.wire.log_notes import Why
 
 

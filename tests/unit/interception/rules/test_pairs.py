@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ray_messaging.interception.rules.support.pairs import PairIndex
+from ray_messaging.interception.rules.pairs import PairIndex
 from ray_messaging.model.columns import IdColumn
 
 STRANGERS = IdColumn(np.arange(10**6, 10**6 + 1000)), IdColumn(np.arange(2 * 10**6, 2 * 10**6 + 1000))

@@ -10,7 +10,7 @@ from support.rules import PAIRS, batch_of, blocked, follow, judged, one_by_one, 
 from ray_messaging.errors import RuleError
 from ray_messaging.interception.rules import RoundQuota
 from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.interception.server.state.table import Table
+from ray_messaging.interception.server.table import Table
 
 
 class Context:

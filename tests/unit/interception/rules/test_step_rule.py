@@ -3,7 +3,7 @@
 import pytest
 
 from ray_messaging.interception.rules import ALLOW, BlackList, RateLimit, RoundQuota, Rule
-from ray_messaging.interception.rules.step_rule import StepRule, forces_all
+from ray_messaging.interception.rules.rule import StepRule, forces_all
 
 
 class Rounds(Rule):

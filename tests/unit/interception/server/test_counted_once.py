@@ -8,9 +8,9 @@ from support.interceptors import Held, Store, answered, batch, waited
 from ray_messaging.common.backoff import RetryPolicy
 from ray_messaging.errors import ConnectionFailed, Fenced
 from ray_messaging.interception.rules import ALLOW, BlackList, MaxLength, Rule, block
+from ray_messaging.interception.server import state_writer as store
 from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.interception.server.state import state_writer as store
-from ray_messaging.interception.server.state.table import Table
+from ray_messaging.interception.server.table import Table
 from ray_messaging.wire.frames import encode
 
 

@@ -7,9 +7,9 @@ import pytest
 from support.interceptors import Held, Rewriting, Store, answered, batch, waited, whole
 
 from ray_messaging.interception.rules import ALLOW, BlackList, RateLimit, Rule, block, label
+from ray_messaging.interception.server import answers
 from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.interception.server.state import answers
-from ray_messaging.interception.wire.verdicts import decode_verdicts
+from ray_messaging.interception.verdicts import decode_verdicts
 from ray_messaging.wire.frames import encode
 
 

@@ -10,6 +10,18 @@ from hypothesis import strategies as st
 from support.interceptors import batch
 
 from ray_messaging.errors import Fenced, FrameError
+from ray_messaging.interception import rule_snapshot
+from ray_messaging.interception.rule_snapshot import (
+    RuleSnapshot,
+    SnapshotRequest,
+    can_delegate,
+    decode_snapshot,
+    decode_snapshot_request,
+    encode_snapshot,
+    encode_snapshot_request,
+    entry_count,
+    snapshot_of,
+)
 from ray_messaging.interception.rules import (
     AllowGraph,
     BlackList,
@@ -22,19 +34,7 @@ from ray_messaging.interception.rules import (
 )
 from ray_messaging.interception.server import rule_delegation as delegation
 from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.interception.wire import rule_snapshot
-from ray_messaging.interception.wire.rule_snapshot import (
-    RuleSnapshot,
-    SnapshotRequest,
-    can_delegate,
-    decode_snapshot,
-    decode_snapshot_request,
-    encode_snapshot,
-    encode_snapshot_request,
-    entry_count,
-    snapshot_of,
-)
-from ray_messaging.interception.wire.verdicts import decode_verdicts
+from ray_messaging.interception.verdicts import decode_verdicts
 from ray_messaging.wire.frames import encode
 
 NUMBER = 2**32

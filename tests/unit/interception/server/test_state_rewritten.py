@@ -8,9 +8,9 @@ from support.interceptors import Store, answered, batch
 from ray_messaging.common.backoff import RetryPolicy
 from ray_messaging.errors import ConnectionFailed, RuleError
 from ray_messaging.interception.rules import BlackList, RateLimit
+from ray_messaging.interception.server import state_writer as store
 from ray_messaging.interception.server.interceptor import VIOLATIONS, Interceptor
-from ray_messaging.interception.server.state import state_writer as store
-from ray_messaging.interception.server.state.state_writer import ServerBehindError
+from ray_messaging.interception.server.state_writer import ServerBehindError
 
 
 class Restored(Store):

@@ -9,7 +9,7 @@ from support.interceptors import Store, answered, batch
 from ray_messaging.errors import RuleError
 from ray_messaging.interception.rules import ALLOW, BlackList, Rule
 from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.interception.server.state.table import Table
+from ray_messaging.interception.server.table import Table
 
 
 class Colour(enum.StrEnum):

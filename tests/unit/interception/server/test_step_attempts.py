@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_messaging.interception.server.state.table import Table
-from ray_messaging.interception.server.steps.attempts import Attempt, StepAttempts
+from ray_messaging.interception.server.attempts import Attempt, StepAttempts
+from ray_messaging.interception.server.table import Table
 
 
 class World:

@@ -6,17 +6,16 @@ from contextlib import suppress
 
 from ray_messaging.common.backoff import SNAPSHOT_RETRY
 from ray_messaging.errors import FrameError
-from ray_messaging.interception.broadcasts.barred_pairs import Intersections
-from ray_messaging.interception.broadcasts.pair_rows import PairRows, pair_rows
-from ray_messaging.interception.client.lane_client import LaneClient
-from ray_messaging.interception.rules.rule import Rule
-from ray_messaging.interception.wire.rule_snapshot import (
+from ray_messaging.interception.broadcasts import Intersections, PairRows, pair_rows
+from ray_messaging.interception.lane import LaneClient
+from ray_messaging.interception.rule_snapshot import (
     RuleSnapshot,
     SnapshotRequest,
     decode_snapshot,
     encode_snapshot_request,
 )
-from ray_messaging.interception.wire.verdicts import BatchVerdict
+from ray_messaging.interception.rules.rule import Rule
+from ray_messaging.interception.verdicts import BatchVerdict
 from ray_messaging.model.batch import Batch
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from ray_messaging.errors import FrameError, InvalidAddress, RuleError
 from ray_messaging.interception.rules.allow_graph import AllowGraph, Joined
 from ray_messaging.interception.rules.black_list import BlackList
 from ray_messaging.interception.rules.rule import Rule
-from ray_messaging.interception.server.state.table import Table
+from ray_messaging.interception.server.table import Table
 
 MIN_SNAPSHOT_NUMBER = 2**32  # so that neither an epoch nor one of the codes in its place is taken for a snapshot
 MAX_ENTRIES = 20_000  # pairs, edges and members of all rules together: every messager holds a copy

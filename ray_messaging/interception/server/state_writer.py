@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ray_messaging.common.backoff import RULE_STATE_RETRY
 from ray_messaging.errors import Closed, Fenced, TransitError
-from ray_messaging.interception.server.state.table import Changes, Table
+from ray_messaging.interception.server.table import Changes, Table
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,7 @@
-"""Pairs of agents: given by users, named in reasons, found among a batch's rows."""
+"""Pairs of agents: given by users, as a list or as a graph, named in reasons, and looked up by columns."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Set
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,9 +9,11 @@ from numpy.typing import NDArray
 from ray_messaging.addressing.channels import AgentId, check_id
 from ray_messaging.errors import RuleError
 from ray_messaging.interception.rules.rule import Verdict, block
-from ray_messaging.model.columns import STR, IdColumn
+from ray_messaging.model.columns import INT, NONE, STR, IdColumn
+from ray_messaging.model.edge_pairs import edge_pairs
 
 Pair = tuple[AgentId | None, AgentId | None]
+Edge = tuple[AgentId, AgentId]
 
 # Odd 64-bit constants that spread ids over the table: the golden ratio's, and a prime.
 _SPREAD_FROM, _SPREAD_TO = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
@@ -137,3 +140,115 @@ class _Bitmap:
         if self._empty:
             return np.zeros(len(hashes), np.bool_)
         return self._places.take(self._slots(hashes).view(np.int64))
+
+
+class Network(NamedTuple):
+    """A graph: its edges and members. In a `complete` one, all members are joined, and the edges are left out."""
+
+    edges: set[Edge]
+    members: set[AgentId]
+    complete: bool = False
+
+
+def read_network(graph: Any, rule: str, name: str, *, ids: bool) -> Network:  # noqa: ANN401 - anything networkx-like
+    """Read a graph given by a user; with `ids`, a list of members is one, too."""
+    pairs = edge_pairs(graph)
+    if pairs is not graph and hasattr(graph, "nodes"):
+        return Network({_edge(edge, rule, name) for edge in pairs}, {check_id(node) for node in graph.nodes()})
+    if isinstance(graph, str | bytes | Mapping) or not isinstance(graph, Iterable):
+        raise RuleError(f"{name}: {graph!r} is no graph: pass pairs of ids, or a networkx graph", rule=rule)
+    items = list(pairs)
+    if ids and items and not any(isinstance(item, tuple | list | np.ndarray) for item in items):
+        return Network(set(), {check_id(item) for item in items}, complete=True)
+    edges = {_edge(item, rule, name) for item in items}
+    return Network(edges, {end for edge in edges for end in edge})
+
+
+def _edge(edge: object, rule: str, name: str) -> Edge:
+    if isinstance(edge, np.ndarray):
+        edge = tuple(edge)
+    if not isinstance(edge, tuple | list) or len(edge) != 2:
+        raise RuleError(f"{name}: {edge!r} is no edge: write (from_id, to_id)", rule=rule)
+    return check_id(edge[0]), check_id(edge[1])
+
+
+def among(ordered: NDArray[Any], values: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return for each value whether it is in a sorted array, which must not be empty."""
+    found: NDArray[np.bool_] = ordered[np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)] == values
+    return found
+
+
+class Edges:
+    """A set of edges. Those between ints are looked up by columns, in a sorted array of hashes."""
+
+    def __init__(self, edges: Set[Edge]) -> None:
+        self._edges = edges
+        ints = [edge for edge in edges if isinstance(edge[0], int) and isinstance(edge[1], int)]
+        columns = np.array(ints, np.int64).reshape(-1, 2)
+        sources, targets = columns[:, 0].copy(), columns[:, 1].copy()
+        hashes = hash_pairs(sources, targets)
+        order = np.argsort(hashes)
+        self._hashes, self._sources, self._targets = hashes[order], sources[order], targets[order]
+
+    def __len__(self) -> int:
+        return len(self._edges)
+
+    def __iter__(self) -> Iterator[Edge]:
+        return iter(self._edges)
+
+    def has(self, from_id: AgentId, to_id: AgentId) -> bool:
+        """Return whether there is an edge; for any ids."""
+        return (from_id, to_id) in self._edges
+
+    def holds(self, sources: NDArray[np.int64], targets: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return for each pair of ints whether it is an edge."""
+        if not len(self._hashes):
+            return np.zeros(len(sources), np.bool_)
+        hashes = hash_pairs(sources, targets)
+        places = np.minimum(np.searchsorted(self._hashes, hashes), len(self._hashes) - 1)
+        found: NDArray[np.bool_] = (self._sources[places] == sources) & (self._targets[places] == targets)
+        # Where only the hashes match, the edge may come after another one with the same hash.
+        for row in np.flatnonzero(~found & (self._hashes[places] == hashes)).tolist():
+            found[row] = (int(sources[row]), int(targets[row])) in self._edges
+        return found
+
+
+class PairTable:
+    """Pairs as they were listed when it was built; None on either side is any agent, and the user is not one."""
+
+    def __init__(self, pairs: Iterable[Pair]) -> None:
+        listed = set(pairs)
+        self._listed = listed
+        self._all = (None, None) in listed
+        self._pairs = Edges({(a, b) for a, b in listed if a is not None and b is not None})
+        self._senders = _ints(a for a, b in listed if b is None)
+        self._hearers = _ints(b for a, b in listed if a is None)
+        self._names = any(isinstance(end, str) for pair in listed for end in pair)
+
+    def has(self, from_ids: IdColumn, to_ids: IdColumn) -> NDArray[np.bool_]:
+        """Return for each of n pairs whether it is listed."""
+        if self._all:
+            found = np.ones(len(from_ids), np.bool_)
+        else:
+            found = self._pairs.holds(from_ids.values, to_ids.values)
+            found &= _of_kind(from_ids, INT) & _of_kind(to_ids, INT)
+            if len(self._senders):
+                found |= among(self._senders, from_ids.values) & _of_kind(from_ids, INT)
+            if len(self._hearers):
+                found |= among(self._hearers, to_ids.values) & _of_kind(to_ids, INT)
+            if self._names:
+                for row in np.flatnonzero(_of_kind(from_ids, STR) | _of_kind(to_ids, STR)).tolist():
+                    a, b = from_ids[row], to_ids[row]
+                    found[row] = not self._listed.isdisjoint({(a, b), (a, None), (None, b)})
+        return found & ~_of_kind(from_ids, NONE)
+
+
+def _ints(ids: Iterable[object]) -> NDArray[np.int64]:
+    return np.array(sorted(each for each in ids if isinstance(each, int)), np.int64)
+
+
+def _of_kind(ids: IdColumn, kind: int) -> NDArray[np.bool_]:
+    if ids.kinds is None:
+        return np.full(len(ids), kind == INT)
+    found: NDArray[np.bool_] = ids.kinds == kind
+    return found

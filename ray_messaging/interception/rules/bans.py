@@ -1,16 +1,16 @@
-"""Bans after repeated violations: the base of EdgeBan and SenderBan."""
+"""Rules that ban senders, or pairs of agents, after repeated violations."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
 import numpy as np
 
-from ray_messaging.addressing.channels import AgentId
+from ray_messaging.addressing.channels import AgentId, check_id
 from ray_messaging.errors import RuleError
-from ray_messaging.interception.rules.rule import ALLOW, RAISED, Rule, SlowRule, Verdict, checked
-from ray_messaging.interception.rules.support.pairs import Pair, PairIndex, blocks
-from ray_messaging.interception.server.state.table import Table
+from ray_messaging.interception.rules.pairs import Pair, PairIndex, PairTable, blocks, check_pairs, name_of
+from ray_messaging.interception.rules.rule import ALLOW, RAISED, PairCheck, Rule, SlowRule, Verdict, checked
+from ray_messaging.interception.server.table import Table
 from ray_messaging.message import Message
 from ray_messaging.model.batch import Batch
 
@@ -210,3 +210,90 @@ def _is_violation(verdict: Verdict) -> bool:
 
 def _of_check(key: object) -> bool:
     return isinstance(key, tuple) and len(cast("tuple[object, ...]", key)) == 3
+
+
+class EdgeBan(Ban):
+    """Block all messages between a sender and a receiver after repeated violations.
+
+    A message that the rule `check` blocks is a violation by its pair. After the first `after` violations, all further
+    messages from that sender to that receiver are blocked. All plain channels count as one receiver. The user is never
+    banned. See `Ban` for the details of counting. Banned pairs do not hear broadcasts. A broadcast that the check
+    blocks as one message is a violation like one to a plain channel.
+
+    Args:
+        check: the rule that finds violations; any but a slow one.
+        after: violations before the ban.
+        name: the rule's name.
+
+    Raises: RuleError.
+    """
+
+    def __init__(self, check: Rule, after: int = 3, *, name: str = "edge_ban") -> None:
+        super().__init__(check, after, name)
+
+    @property
+    def banned(self) -> frozenset[Pair]:
+        """Return the banned (from_id, to_id) pairs; None stands for plain channels."""
+        return frozenset(self._banned())
+
+    def forgive(self, pairs: Iterable[Pair] | Pair | None = None) -> None:
+        """Forget the violations of pairs, or of a single pair; by default of all."""
+        self._forgive(None if pairs is None else check_pairs(pairs, self.name))
+
+    def pair_check(self) -> PairCheck | None:
+        """Return the check of banned pairs, where the rule's own check judges a broadcast as one message."""
+        if self.judges_broadcasts == "pair":
+            return None
+        heard = (pair for pair in self._banned() if pair[1] is not None)
+        return PairCheck(PairTable(heard).has, f"this pair is banned after {self.after} violation(s)")
+
+    def _key(self, from_id: AgentId, to_id: AgentId | None) -> Pair:
+        return from_id, to_id
+
+    def _pair(self, key: Any) -> Pair:  # noqa: ANN401 - as Ban's
+        return key[0], key[1]
+
+    def _reason(self, key: Any) -> str:  # noqa: ANN401 - as Ban's
+        receiver = "plain channels" if key[1] is None else name_of(key[1])
+        return f"{name_of(key[0])} may no longer write to {receiver}: it is banned after {self.after} violation(s)"
+
+
+class SenderBan(Ban):
+    """Block all messages of a sender after repeated violations.
+
+    A message that the rule `check` blocks is a violation by its sender. After the first `after` violations, all further
+    messages of that sender are blocked. The user is never banned. See `Ban` for the details of counting.
+
+    Args:
+        check: the rule that finds violations; any but a slow one.
+        after: violations before the ban.
+        name: the rule's name.
+
+    Raises: RuleError.
+    """
+
+    def __init__(self, check: Rule, after: int = 3, *, name: str = "sender_ban") -> None:
+        super().__init__(check, after, name)
+
+    @property
+    def banned(self) -> frozenset[AgentId]:
+        """Return the banned agents."""
+        return frozenset(self._banned())
+
+    def forgive(self, agents: Iterable[AgentId] | AgentId | None = None) -> None:
+        """Forget the violations of agents, or of a single agent; by default of all."""
+        if agents is None:
+            self._forgive(None)
+        elif isinstance(agents, Iterable) and not isinstance(agents, str):
+            self._forgive({check_id(agent) for agent in agents})
+        else:
+            self._forgive({check_id(agents)})
+
+    def _key(self, from_id: AgentId, to_id: AgentId | None) -> AgentId:  # noqa: ARG002 - as Ban's
+        return from_id
+
+    def _pair(self, key: Any) -> Pair:  # noqa: ANN401 - as Ban's
+        return key, None
+
+    def _reason(self, key: Any) -> str:  # noqa: ANN401 - as Ban's
+        return f"{name_of(key)} may no longer write to anybody: it is banned after {self.after} violation(s)"

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from typing import NamedTuple
 
 from ray_messaging.interception.rules.rule import Rule, SlowRule, Verdict
+from ray_messaging.interception.server.attempts import Attempt, StepAttempts
 from ray_messaging.interception.server.rule_pipeline import Asked, RulePipeline
-from ray_messaging.interception.server.steps.attempts import Attempt, StepAttempts
 from ray_messaging.model.batch import Batch
 
 logger = logging.getLogger(__name__)

@@ -15,10 +15,9 @@ import numpy as np
 
 from ray_messaging.common.backoff import INTERCEPTOR_RETRY, LANE_RETRY, Backoff
 from ray_messaging.errors import Closed, ConfigError, Fenced, InterceptorUnavailable, TransitError, ended
-from ray_messaging.interception.client.delegated_rules import DelegatedRules
-from ray_messaging.interception.client.lane_client import LaneClient
-from ray_messaging.interception.wire.lane import LaneAddress
-from ray_messaging.interception.wire.verdicts import (
+from ray_messaging.interception.delegated_rules import DelegatedRules
+from ray_messaging.interception.lane import LaneAddress, LaneClient
+from ray_messaging.interception.verdicts import (
     FOREIGN,
     INTERCEPTOR,
     NOBODY,

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ray_messaging.interception.server.state.table import Journal, Table
+from ray_messaging.interception.server.table import Journal, Table
 from ray_messaging.model.batch import Batch
 
 _OPEN = "open"

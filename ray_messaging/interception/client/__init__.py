@@ -1,1 +1,0 @@
-"""A messager's access to the interceptor."""

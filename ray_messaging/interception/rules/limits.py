@@ -1,0 +1,319 @@
+"""Rules with limits: on messages per second and round, on contacts and blocked messages, on the length of payloads."""
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from itertools import repeat
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_messaging.addressing.channels import AgentId
+from ray_messaging.errors import RuleError
+from ray_messaging.interception.rules.pairs import blocks, name_of
+from ray_messaging.interception.rules.rule import Rule, Verdict
+from ray_messaging.interception.server.table import Table
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.columns import IdColumn
+
+_ROUNDING = 1e-6  # of a token: rounding in sums of seconds must not cost a message
+_LEAST_SWEEP = 1024
+_BEGUN = None  # the key in `state` that marks a begun round
+
+
+class Groups(NamedTuple):
+    """The k distinct ids of a column (`keys`), each row's index among them (n,), and the rows of each (k,)."""
+
+    keys: list[AgentId | None]
+    codes: NDArray[np.intp]
+    counts: NDArray[np.intp]
+
+    def beyond(self, allowed: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Return the rows, ascending, that come after the first `allowed` (k,) of their id."""
+        over = allowed < self.counts
+        if not over.any():
+            return np.zeros(0, np.intp)
+        rows = np.flatnonzero(over[self.codes])
+        codes = self.codes[rows]
+        order = np.argsort(codes, kind="stable")
+        ordered = codes[order]
+        ranks = np.empty(len(rows), np.intp)
+        ranks[order] = np.arange(len(rows)) - np.searchsorted(ordered, ordered)
+        return rows[ranks >= allowed[codes]]
+
+
+def group(ids: IdColumn) -> Groups:
+    """Group rows by id."""
+    if ids.kinds is None:
+        values, codes, counts = np.unique(ids.values, return_inverse=True, return_counts=True)
+        return Groups(values.tolist(), codes, counts)
+    places: dict[AgentId | None, int] = {}
+    listed = ids.tolist()
+    codes = np.fromiter((places.setdefault(key, len(places)) for key in listed), np.intp, len(listed))
+    return Groups(list(places), codes, np.bincount(codes, minlength=len(places)))
+
+
+class RateLimit(Rule):
+    """Limit the messages of each agent per second, and per round.
+
+    Per second, each agent has a token bucket. It fills with `per_second` tokens a second and holds one second's tokens,
+    at least one; a message takes one. So an agent may send `per_second` messages at once after a pause. Time is the
+    interceptor's. Buckets are not kept in `state`: they mean nothing on another process's clock, and fill in a second.
+
+    Per round, each agent's count is kept in `state` until `new_round`.
+
+    A message that this rule blocks takes no token. One that a later rule blocks does: to count only messages that pass,
+    put this rule last. The user is not limited. A broadcast is one message.
+
+    Args:
+        per_second: messages per second.
+        per_round: messages per round.
+        name: the rule's name.
+        clock: returns the time in seconds, for tests.
+
+    Raises: RuleError.
+    """
+
+    judges_broadcasts = "message"
+
+    def __init__(
+        self,
+        per_second: float | None = None,
+        per_round: int | None = None,
+        *,
+        name: str = "rate_limit",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        _check_limits(per_second, per_round, name)
+        self.name = name
+        self.per_second = per_second
+        self.per_round = per_round
+        self.state: Table[int] | None = None if per_round is None else Table()
+        self._clock = clock
+        self._reset()
+
+    def _reset(self) -> None:
+        self._empty_at: dict[AgentId | None, float] = {}  # when the bucket was empty, or would have been
+        self._sweep_at = _LEAST_SWEEP
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key not in ("_empty_at", "_sweep_at")}
+
+    def __setstate__(self, kept: dict[str, Any]) -> None:
+        self.__dict__.update(kept)
+        self._reset()
+
+    @property
+    def has_rounds(self) -> bool:
+        """Tell whether it counts by rounds."""
+        return self.per_round is not None
+
+    def new_round(self) -> None:
+        """Reset the counts of the round."""
+        if self.state:
+            self.state.clear()
+
+    def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - a Rule's
+        """Return blocks for the rows above a limit."""
+        senders = group(batch.from_ids)
+        left = self._left_of_round(senders)
+        empty_at, tokens = self._tokens(senders)
+        passed = np.minimum(senders.counts, np.minimum(left, tokens))
+        if None in senders.keys:
+            user = senders.keys.index(None)
+            passed[user] = senders.counts[user]
+        self._take(senders, passed, empty_at)
+        rows = senders.beyond(passed)
+        if not len(rows):
+            return {}
+        codes = senders.codes[rows].tolist()
+        by_round = (left <= tokens).tolist()
+        return blocks(rows.tolist(), (self._reason(senders.keys[code], by_round=by_round[code]) for code in codes))
+
+    def _left_of_round(self, senders: Groups) -> NDArray[np.intp]:
+        if self.per_round is None or self.state is None:
+            return np.full(len(senders.keys), np.iinfo(np.intp).max)
+        sent = np.fromiter((self.state.get(key, 0) for key in senders.keys), np.intp, len(senders.keys))
+        return np.maximum(self.per_round - sent, 0)
+
+    def _tokens(self, senders: Groups) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
+        """Return for each sender the time at which its bucket was empty, and its whole tokens now."""
+        if self.per_second is None:
+            return np.zeros(0), np.full(len(senders.keys), np.iinfo(np.intp).max - 1)
+        now, fills_in = self._clock(), max(1.0, self.per_second) / self.per_second
+        known = map(self._empty_at.get, senders.keys, repeat(-math.inf))
+        empty_at = np.maximum(np.fromiter(known, np.float64, len(senders.keys)), now - fills_in)
+        if len(self._empty_at) > self._sweep_at:
+            # A full bucket needs no entry.
+            self._empty_at = {key: at for key, at in self._empty_at.items() if at > now - fills_in}
+            self._sweep_at = max(_LEAST_SWEEP, 2 * len(self._empty_at))
+        return empty_at, np.clip((now - empty_at) * self.per_second + _ROUNDING, 0, 2**62).astype(np.intp)
+
+    def _take(self, senders: Groups, passed: NDArray[np.intp], empty_at: NDArray[np.float64]) -> None:
+        if self.per_second is not None:
+            self._empty_at.update(zip(senders.keys, (empty_at + passed / self.per_second).tolist(), strict=True))
+            self._empty_at.pop(None, None)
+        if self.state is not None:
+            for key, count in zip(senders.keys, passed.tolist(), strict=True):
+                if key is not None and count:
+                    self.state[key] = self.state.get(key, 0) + count
+
+    def _reason(self, sender: AgentId | None, *, by_round: bool) -> str:
+        limit = f"{self.per_round} a round" if by_round else f"{self.per_second:g} a second"
+        return f"{name_of(sender)} writes more messages than it may: the limit is {limit}"
+
+    def describe(self) -> dict[str, Any]:
+        """Return name, kind and the limits."""
+        return {**super().describe(), "per_second": self.per_second, "per_round": self.per_round}
+
+
+def _check_limits(per_second: object, per_round: object, name: str) -> None:
+    if per_second is None and per_round is None:
+        raise RuleError("a rate limit needs per_second, per_round, or both: give a number", rule=name)
+    if per_second is not None and not (
+        isinstance(per_second, int | float) and not isinstance(per_second, bool) and 0 < per_second < math.inf
+    ):
+        raise RuleError(f"per_second={per_second!r} is no rate: give a number above 0, such as 0.5", rule=name)
+    if per_round is not None and not (
+        isinstance(per_round, int) and not isinstance(per_round, bool) and 0 < per_round < 2**62
+    ):
+        raise RuleError(f"per_round={per_round!r} is no number of messages: give an int of at least 1", rule=name)
+
+
+class RoundQuota(Rule):
+    """Limit, for each agent and round, the agents that it writes to, and its blocked messages.
+
+    The user has no quota. `state` holds the round's contacts under (from_id, to_id), and under from_id the number of an
+    agent's blocked messages when the round began.
+
+    Args:
+        contacts: most agents that one agent may write to in a round; to these it may write again. Plain channels are
+            no contacts. Each hearer of a broadcast is one.
+        blocked: once this many messages of an agent were blocked in a round, by any rule, all its messages are blocked
+            until `new_round`, also to plain channels. Messages blocked in the current batch count from the next one on.
+        name: the rule's name.
+
+    Raises: RuleError.
+    """
+
+    state: Table[int]
+
+    def __init__(self, contacts: int | None = None, blocked: int | None = None, *, name: str = "round_quota") -> None:
+        if contacts is None and blocked is None:
+            raise RuleError("a quota needs contacts, blocked, or both: give a number", rule=name)
+        for what, value, least in (("contacts", contacts, 0), ("blocked", blocked, 1)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+                raise RuleError(f"{what}={value!r} cannot be a quota: give an int of at least {least}", rule=name)
+        self.name = name
+        self.contacts = contacts
+        self.blocked = blocked
+        self.judges_broadcasts = "message" if contacts is None else "pair"
+        self.state = Table()
+        self.restored()
+
+    def restored(self) -> None:
+        """Count the contacts of each agent."""
+        self._met = Counter(key[0] for key in self.state if isinstance(key, tuple))
+
+    def new_round(self) -> None:
+        """Reset contacts and blocked messages."""
+        self.state.clear()
+        self.restored()
+        self._begin()
+
+    def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - a Rule's
+        """Return blocks for the rows above a quota."""
+        found = {} if self.blocked is None else self._silenced(batch, self.blocked)
+        if self.contacts is not None:
+            found |= self._strangers(batch, self.contacts, found)
+        return blocks(found, found.values())
+
+    def _begin(self) -> None:
+        """Record each agent's number of blocked messages at the beginning of a round."""
+        if self.blocked is None or self.context is None:
+            return
+        self.state[_BEGUN] = 1
+        for agent, count in self.context.violations.items():
+            if agent is not None:
+                self.state[agent] = count
+
+    def _silenced(self, batch: Batch, quota: int) -> dict[int, str]:
+        """Return the rows of agents with too many blocked messages."""
+        if _BEGUN not in self.state:
+            self._begin()
+        if self.context is None or not self.context.violations:
+            return {}
+        senders = group(batch.from_ids)
+        over = {code for code, sender in enumerate(senders.keys) if sender is not None and self._since(sender) >= quota}
+        if not over:
+            return {}
+        return {
+            row: f"{quota} messages of {name_of(senders.keys[code])} were blocked in this round: wait for the next"
+            for row, code in enumerate(senders.codes.tolist())
+            if code in over
+        }
+
+    def _since(self, sender: AgentId) -> int:
+        assert self.context is not None
+        count, before = self.context.violations.get(sender, 0), self.state.get(sender, 0)
+        if count < before:  # the counts were reset
+            before = self.state[sender] = 0
+        return count - before
+
+    def _strangers(self, batch: Batch, quota: int, silenced: Mapping[int, str]) -> dict[int, str]:
+        """Record new contacts; return the rows with one too many."""
+        found: dict[int, str] = {}
+        known, met = self.state.keys(), self._met
+        pairs = zip(batch.from_ids.tolist(), batch.to_ids.tolist(), strict=True)
+        for row, pair in [(row, pair) for row, pair in enumerate(pairs) if pair not in known]:
+            sender, receiver = pair
+            if sender is None or receiver is None or row in silenced or pair in known:
+                continue
+            if met[sender] >= quota:
+                found[row] = f"{name_of(sender)} has written to {quota} agents in this round: wait for the next"
+                continue
+            met[sender] += 1
+            self.state[pair] = 1
+        return found
+
+    def describe(self) -> dict[str, Any]:
+        """Return name, kind and the quotas."""
+        return {**super().describe(), "contacts": self.contacts, "blocked": self.blocked}
+
+
+class MaxLength(Rule):
+    """Block payloads whose JSON text is longer than `limit_bytes`, the user's too.
+
+    Args:
+        limit_bytes: the longest payload that passes, in bytes of JSON.
+        name: the rule's name.
+
+    Raises: RuleError.
+    """
+
+    needs_payload = True
+    judges_broadcasts = "message"
+
+    def __init__(self, limit_bytes: int, *, name: str = "max_length") -> None:
+        if isinstance(limit_bytes, bool) or not isinstance(limit_bytes, int):
+            raise RuleError(f"a limit of {limit_bytes!r} is no number of bytes: give an int", rule=name)
+        if limit_bytes < 2:
+            raise RuleError(f"a limit of {limit_bytes} bytes blocks every payload: even {{}} takes 2", rule=name)
+        self.limit_bytes = limit_bytes
+        self.name = name
+
+    def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - a Rule's
+        """Return blocks for rows with long payloads."""
+        assert batch.lines is not None
+        sizes = [len(line) for line in batch.lines.list]
+        if max(sizes, default=0) <= self.limit_bytes:
+            return {}
+        index = range(len(sizes)) if batch.lines.index is None else batch.lines.index.tolist()
+        over = {row: sizes[line] for row, line in enumerate(index) if sizes[line] > self.limit_bytes}
+        return blocks(over, (f"payload of {size} bytes, the limit is {self.limit_bytes}" for size in over.values()))
+
+    def describe(self) -> dict[str, Any]:
+        """Return name, kind and the limit."""
+        return {**super().describe(), "limit_bytes": self.limit_bytes}

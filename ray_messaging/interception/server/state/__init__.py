@@ -1,1 +1,0 @@
-"""State of rules, saved on the server."""

@@ -1,1 +1,0 @@
-"""Rules in an experiment with steps."""

@@ -1,1 +1,0 @@
-"""Requests and answers between messagers and the interceptor."""
