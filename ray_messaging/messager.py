@@ -9,6 +9,7 @@ from ray_messaging.addressing import channels as names
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.addressing.directory import Directory
 from ray_messaging.audiences.source import AudienceSource
+from ray_messaging.common.limits import ANSWER_TIMEOUT_S, MOVE_TIMEOUT_S
 from ray_messaging.compat.msg import Payload
 from ray_messaging.config import MessagingConfig
 from ray_messaging.conversations.answers import Answers
@@ -216,7 +217,7 @@ class Messager(names.ChannelNames):
         payload: Payload,
         *,
         subtopic: str = names.AGENT_CHAT,
-        timeout: float | None = 60.0,
+        timeout: float | None = ANSWER_TIMEOUT_S,
     ) -> Message:
         """Ask an agent; return its answer, the message with which it replies. Wait up to `timeout` seconds for it.
 
@@ -232,7 +233,7 @@ class Messager(names.ChannelNames):
         payloads: object,
         *,
         subtopic: str = names.AGENT_CHAT,
-        timeout: float | None = 60.0,
+        timeout: float | None = ANSWER_TIMEOUT_S,
     ) -> Answers:
         """Ask many agents, with columns as of `send_columns`; return their answers, which fill up as they come.
 
@@ -311,7 +312,7 @@ class Messager(names.ChannelNames):
         await self.engine.add(agents)
         self._agents_changed()
 
-    async def remove_agents(self, agents: Iterable[AgentId], *, timeout: float = 30.0) -> None:
+    async def remove_agents(self, agents: Iterable[AgentId], *, timeout: float = MOVE_TIMEOUT_S) -> None:
         """Host agents no longer; what waits for them becomes dead letters. All of them, or none.
 
         It waits up to `timeout` seconds until what was fetched for them is committed.
@@ -322,7 +323,7 @@ class Messager(names.ChannelNames):
         """
         await self.engine.release(agents, None, timeout)
 
-    async def move_agents(self, agents: Iterable[AgentId], *, to: str, timeout: float = 30.0) -> None:
+    async def move_agents(self, agents: Iterable[AgentId], *, to: str, timeout: float = MOVE_TIMEOUT_S) -> None:
         """Move agents to another group, with all that waits for them, in order. All of them, or none.
 
         It waits up to `timeout` seconds until what was fetched for them is committed. Meanwhile this messager hands out

@@ -13,6 +13,7 @@ from ray_messaging.addressing.channels import AGENT_CHAT, USER_CHAT, USER_SURVEY
 from ray_messaging.cluster.handles.connection import ExperimentConnection, connect
 from ray_messaging.cluster.spec import SUBTOPICS, Experiment
 from ray_messaging.cluster.starting.ray_clusters import join_ray
+from ray_messaging.common.limits import ANSWER_TIMEOUT_S, MOVE_TIMEOUT_S
 from ray_messaging.errors import ConfigError, UnknownName
 
 if TYPE_CHECKING:
@@ -307,7 +308,7 @@ class Messaging:
 
         return HostedAgents(self._connection.ask(self.interceptor.agents.remote()))
 
-    def move_agents(self, agents: Iterable[AgentId], *, to: "str | Group", timeout: float = 30.0) -> None:
+    def move_agents(self, agents: Iterable[AgentId], *, to: "str | Group", timeout: float = MOVE_TIMEOUT_S) -> None:
         """Move agents to another group, with all that waits for them: in order, and each message once.
 
         Those of one group move at once, or none of them. It waits up to `timeout` seconds until the messages that were
@@ -320,7 +321,7 @@ class Messaging:
 
         AgentMoves(self._connection, self._groups).move(agents, to, timeout)
 
-    def rebalance(self, *, dry_run: bool = False, timeout: float = 30.0) -> "list[AgentMove]":
+    def rebalance(self, *, dry_run: bool = False, timeout: float = MOVE_TIMEOUT_S) -> "list[AgentMove]":
         """Move agents from groups with much load to groups with little, and return the moves; raises as `move_agents`.
 
         The load of a group is the number of messages that it fetched since it was started; if no group did, the number
@@ -514,13 +515,13 @@ class Messaging:
         return UserQuestions(self._user)
 
     def ask(
-        self, to_id: AgentId, payload: "Payload", *, subtopic: str = USER_CHAT, timeout: float | None = 60.0
+        self, to_id: AgentId, payload: "Payload", *, subtopic: str = USER_CHAT, timeout: float | None = ANSWER_TIMEOUT_S
     ) -> "Message":
         """Ask an agent as the user; return its answer. Raises as `Messager.ask`."""
         return self._questions.ask(to_id, payload, subtopic, timeout)
 
     def ask_columns(
-        self, to_ids: object, payloads: object, *, subtopic: str = USER_CHAT, timeout: float | None = 60.0
+        self, to_ids: object, payloads: object, *, subtopic: str = USER_CHAT, timeout: float | None = ANSWER_TIMEOUT_S
     ) -> "GroupAnswers":
         """Ask many agents as the user; return their answers, which fill up as they come. See `Group.ask_columns`."""
         return self._questions.ask_columns(to_ids, payloads, subtopic, timeout)

@@ -62,3 +62,15 @@ EMBEDDED_CONNECT_S = 30.0
 CONNECT_TIMEOUT_S = 5.0
 RULE_TIMEOUT_S = 10.0
 LOG_NEWS_TIMEOUT_S = 10.0
+
+# Seconds, the defaults of calls: for the answer to a question; for agents to leave their group; for a slow rule, or a
+# StepRule, to judge one message or step; for a model to moderate one message.
+ANSWER_TIMEOUT_S = 60.0
+MOVE_TIMEOUT_S = 30.0
+SLOW_RULE_TIMEOUT_S = 120.0
+MODERATOR_TIMEOUT_S = 30.0
+
+# Seconds: the longest wait for news of steps in one call, so that a server that went away is noticed; without a sign of
+# life after which a step's driver, or its supervisor, counts as gone.
+STEP_NEWS_TIMEOUT_S = 5.0
+STEP_LEASE_S = 10.0

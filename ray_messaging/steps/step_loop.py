@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ray_messaging.addressing.directory import Directory, Record
 from ray_messaging.common.backoff import STEP_DRIVER_RETRY, Backoff
+from ray_messaging.common.limits import STEP_LEASE_S, STEP_NEWS_TIMEOUT_S
 from ray_messaging.common.task_health import end
 from ray_messaging.engine import Engine
 from ray_messaging.errors import (
@@ -53,8 +54,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_NEWS_S = 5.0  # the longest wait for news in one call
-LEASE_S = 10.0
 _LOOP_BITS = 12  # epochs are times in ms: with so many more bits, Lua's numbers still hold them exactly
 
 
@@ -200,12 +199,12 @@ class StepLoop:
     async def _wait_to_take(self, ends: int | None) -> Taken:
         """Take the group; wait until the lease of a driver that is gone has ended. Raises AlreadyExists, Fenced."""
         backoff, clock = Backoff(STEP_DRIVER_RETRY), asyncio.get_running_loop().time
-        found = await self._store.take(self._group, self._driver, LEASE_S, until=ends)
+        found = await self._store.take(self._group, self._driver, STEP_LEASE_S, until=ends)
         seen_at = clock()
         while isinstance(found, Driven):
             await backoff.sleep()
             over = found.lease if clock() - seen_at > found.lease_s else ""
-            again = await self._store.take(self._group, self._driver, LEASE_S, over, ends)
+            again = await self._store.take(self._group, self._driver, STEP_LEASE_S, over, ends)
             if isinstance(again, Driven) and again.lease != found.lease:
                 raise AlreadyExists(
                     f"group {self._group!r} has a driver, {again.driver.task!r}: a group is driven by one task at a "
@@ -225,7 +224,7 @@ class StepLoop:
 
     async def _renew(self, attempt: int) -> None:
         while True:
-            await asyncio.sleep(LEASE_S / 3)
+            await asyncio.sleep(STEP_LEASE_S / 3)
             with suppress(MessagingError):  # the next call of the loop raises it
                 await self._store.renew(self._group, attempt)
 
@@ -242,7 +241,7 @@ class StepLoop:
             if isinstance(found, Done) or number >= self.until:
                 return None
             if found is not None:
-                news = await box.wait(found.news, _NEWS_S)
+                news = await box.wait(found.news, STEP_NEWS_TIMEOUT_S)
                 if news.opened >= number:
                     self._check_open()
                     return Opened(number, tuple(await box.covers()) if news.boxes else (), news.directory)

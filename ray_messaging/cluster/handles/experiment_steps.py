@@ -9,6 +9,7 @@ import numpy as np
 
 from ray_messaging.addressing.channels import check_name
 from ray_messaging.cluster.handles.connection import ExperimentConnection
+from ray_messaging.common.limits import STEP_NEWS_TIMEOUT_S
 from ray_messaging.common.notebook import html_table
 from ray_messaging.errors import ConfigError, RuleError
 from ray_messaging.interception.rules.pairs import read_network
@@ -19,8 +20,6 @@ from ray_messaging.steps.sealed_counts import digest_of
 from ray_messaging.steps.step_account import StepCounts
 from ray_messaging.steps.stragglers import Straggler
 from ray_messaging.transports.step_values import SUPERVISOR, Progress
-
-_NEWS_S = 5.0  # the longest wait in one call
 
 
 class ExperimentSteps:
@@ -132,7 +131,7 @@ class ExperimentSteps:
     def _wait(self, until: int, timeout: float | None, show: Callable[[], None]) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout
         while (progress := self.progress()).sealed + 1 < until:
-            left = _NEWS_S if deadline is None else min(_NEWS_S, deadline - time.monotonic())
+            left = STEP_NEWS_TIMEOUT_S if deadline is None else min(STEP_NEWS_TIMEOUT_S, deadline - time.monotonic())
             if left <= 0:
                 groups = ", ".join(f"{name} ({step})" for name, step in sorted(progress.waiting_for().items()))
                 raise TimeoutError(f"step {progress.sealed + 1} is not committed after {timeout:g} s by: {groups}")

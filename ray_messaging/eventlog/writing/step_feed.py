@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from ray_messaging.common import task_health
+from ray_messaging.common.limits import STEP_NEWS_TIMEOUT_S
 from ray_messaging.eventlog.folder import StepPosition
 from ray_messaging.eventlog.writing.step_rows import StepBoxes, StepRows
 
 STEPS = ":steps"  # the feed's name among the streams that a task waits for
-_NEWS_S = 5.0  # the longest wait for news in one call
 
 
 class StepFeed:
@@ -69,7 +69,9 @@ class StepFeed:
     async def _wait(self, news: str) -> None:
         """Wait for news, or for a question. A wait that a question cuts short goes on for the next time."""
         if self._news is None:
-            self._news = asyncio.create_task(self.boxes.wait(news, _NEWS_S), name="ray_messaging log news of steps")
+            self._news = asyncio.create_task(
+                self.boxes.wait(news, STEP_NEWS_TIMEOUT_S), name="ray_messaging log news of steps"
+            )
         question = asyncio.create_task(self._question.wait(), name="ray_messaging log question")
         try:
             await asyncio.wait([self._news, question], return_when=asyncio.FIRST_COMPLETED)

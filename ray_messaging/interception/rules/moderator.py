@@ -11,6 +11,7 @@ import numpy as np
 
 from ray_messaging.common.awaitables import is_async
 from ray_messaging.common.backoff import MODERATOR_RETRY, Backoff
+from ray_messaging.common.limits import MODERATOR_TIMEOUT_S
 from ray_messaging.errors import Closed, RuleError
 from ray_messaging.interception.rules.rule import ALLOW, Rule, SlowRule, Verdict, block, checked
 from ray_messaging.interception.server.watchdog import Steps, Stuck
@@ -130,7 +131,7 @@ class Moderator(SlowRule):
         self,
         judge: Callable[[Message], Awaitable[Answer]],
         *,
-        timeout_s: float = 30.0,
+        timeout_s: float = MODERATOR_TIMEOUT_S,
         concurrency: int = 16,
         cache: int = 10_000,
         key: Callable[[Message], Hashable] | None = None,

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
+from ray_messaging.common.limits import MODERATOR_TIMEOUT_S
 from ray_messaging.errors import ConfigError, ConnectionFailed, RuleError
 from ray_messaging.interception.rules.moderator import Moderator, OnError
 from ray_messaging.interception.rules.rule import ALLOW, Verdict, block
@@ -267,7 +268,7 @@ class OpenAIModerator(Moderator):
         api_key: str | SecretStr | None = None,
         show: Callable[[Message], Any] | None = None,
         options: Mapping[str, Any] | None = None,
-        timeout_s: float = 30.0,
+        timeout_s: float = MODERATOR_TIMEOUT_S,
         concurrency: int = 16,
         cache: int = 10_000,
         on_error: OnError = "block",

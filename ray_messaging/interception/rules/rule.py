@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AGENT_CHAT, AgentId
+from ray_messaging.common.limits import SLOW_RULE_TIMEOUT_S
 from ray_messaging.compat.msg import Msg, Payload
 from ray_messaging.interception.server.table import Table
 from ray_messaging.interception.server.watchdog import Watch
@@ -169,7 +170,7 @@ class SlowRule(Rule):
 
     needs_payload = True
     judges_broadcasts = "message"
-    time_limit_s: float = 120.0
+    time_limit_s: float = SLOW_RULE_TIMEOUT_S
 
     async def judge(self, message: Message) -> Verdict:
         """Return the verdict on one message. Called once per message, for many messages at a time."""
@@ -245,7 +246,7 @@ class StepRule(Rule):
                 return StepVerdicts({row: block("too many") for row in range(1_000, len(batch))})
     """
 
-    time_limit_s: float = 120.0
+    time_limit_s: float = SLOW_RULE_TIMEOUT_S
     admission: str = ""  # given by the interceptor: another rule of this name has another one, and other state
 
     async def check_step(self, number: int, batch: Batch, exp_id: str) -> StepVerdicts:

@@ -11,7 +11,7 @@ import numpy as np
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.addressing.directory import Directory
 from ray_messaging.common.backoff import STEP_SUPERVISOR_RETRY, Backoff
-from ray_messaging.common.limits import CALL_BYTES
+from ray_messaging.common.limits import CALL_BYTES, STEP_LEASE_S, STEP_NEWS_TIMEOUT_S
 from ray_messaging.errors import Fenced, MessagingError, StepAborted
 from ray_messaging.interception.server.step_judge import RuleReviewer
 from ray_messaging.steps.digests import SIZE
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_NEWS_S = 5.0  # the longest wait for news in one call
-_LEASE_S = 10.0
 _ATTEMPT_BITS = 12  # of one interceptor; a later interceptor has a higher epoch
 
 
@@ -93,7 +91,7 @@ class Supervisor:
 
     async def _drive(self) -> None:
         """Close one step after the other, under one attempt."""
-        taken = await self._store.take(SUPERVISOR, Driver("interceptor", self._start), _LEASE_S)
+        taken = await self._store.take(SUPERVISOR, Driver("interceptor", self._start), STEP_LEASE_S)
         assert isinstance(taken, Taken)  # all interceptors are one driver
         mine = (await self._store.closed_step(taken.closed)).get(SUPERVISOR)
         self._state, self._total = taken.state, Counter()
@@ -126,7 +124,7 @@ class Supervisor:
             if isinstance(found, Done):
                 return False
             if found is not None:
-                await self._store.wait(found.news, _NEWS_S)
+                await self._store.wait(found.news, STEP_NEWS_TIMEOUT_S)
             found = await self._store.open(SUPERVISOR, attempt, number)
         return True
 

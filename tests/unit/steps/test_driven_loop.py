@@ -51,7 +51,7 @@ async def test_a_second_driver_gets_the_group_of_one_that_died(drive, monkeypatc
     async def dead(_loop, _attempt):
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(step_loop, "LEASE_S", 0.05)
+    monkeypatch.setattr(step_loop, "STEP_LEASE_S", 0.05)
     monkeypatch.setattr(step_loop.StepLoop, "_renew", dead)
     first, second = await drive("first"), await drive("second")
     await anext(first)
