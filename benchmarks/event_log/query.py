@@ -21,7 +21,7 @@ from rich.table import Table
 from ray_messaging import EventLog
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.schema import SCHEMA
-from ray_messaging.eventlog.writing.segment_size import SEGMENT_ROWS
+from ray_messaging.eventlog.writing.open_segment import SEGMENT_ROWS
 
 BUSIEST = """
     select date_trunc('hour', sent_at) as hour, from_id, to_id, count(*) as sent from messages

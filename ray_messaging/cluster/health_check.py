@@ -16,9 +16,8 @@ from ray_messaging.cluster.owner_liveness import known_dead
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.config import MessagingConfig, ServerConfig, ShardsConfig
 from ray_messaging.observability.health.actor_checks import check_actors
-from ray_messaging.observability.health.findings import Finding, Health, critical
+from ray_messaging.observability.health.findings import SERVER_ACTOR, ActorFacts, Finding, Health, critical
 from ray_messaging.observability.health.mailbox_checks import check_kept
-from ray_messaging.observability.health.reports import SERVER_ACTOR, ActorFacts
 from ray_messaging.observability.health.server_checks import check_server
 from ray_messaging.observability.metrics.experiment_metrics import ExperimentFacts
 from ray_messaging.transports.backend import backend_of

@@ -19,7 +19,7 @@ from ray_messaging.cluster.handles.actor_calls import NAMESPACE
 from ray_messaging.cluster.spec import PickledRule, ScheduledChange
 from ray_messaging.cluster.unpicklable import unpicklable
 from ray_messaging.errors import Fenced, RuleError
-from ray_messaging.eventlog.rule_changes import RuleChange
+from ray_messaging.eventlog.records import RuleChange
 from ray_messaging.interception.rules import Rule
 from ray_messaging.interception.server.interceptor import ATTEMPTS, ROUNDS, VIOLATIONS
 from ray_messaging.interception.server.state_writer import ServerBehindError, StateChanges

@@ -12,17 +12,15 @@ from ray_messaging.common.notebook import SHOWN, html_table
 from ray_messaging.common.tables import with_exact_integers
 from ray_messaging.errors import ConfigError, LogError, Unbalanced
 from ray_messaging.eventlog.folder import Folder
-from ray_messaging.eventlog.missing_rows import read_account
 from ray_messaging.eventlog.reading.balance import Balance
 from ray_messaging.eventlog.reading.counting import Sample
-from ray_messaging.eventlog.reading.difference import Difference, first_difference
-from ray_messaging.eventlog.reading.export import PAGE, OnProgress, export, pages
-from ray_messaging.eventlog.reading.fields import Fields
+from ray_messaging.eventlog.reading.filters import Fields
+from ray_messaging.eventlog.reading.paging import PAGE, OnProgress, Source, Tail, export, pages
 from ray_messaging.eventlog.reading.query import answer
 from ray_messaging.eventlog.reading.results import as_id
 from ray_messaging.eventlog.reading.scan import View
-from ray_messaging.eventlog.reading.tail import Source, Tail
-from ray_messaging.eventlog.run_record import has_ended, unended
+from ray_messaging.eventlog.reading.step_digests import Difference, first_difference
+from ray_messaging.eventlog.records import has_ended, read_account, unended
 from ray_messaging.eventlog.schema import NUMBERS
 
 logger = logging.getLogger(__name__)

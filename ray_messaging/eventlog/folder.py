@@ -24,8 +24,16 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from ray_messaging.errors import ConfigError, LogError
-from ray_messaging.eventlog.encoding import ROW_GROUP_ROWS, as_stored, parquet_options, type_record
-from ray_messaging.eventlog.schema import VERSION, channel_head, placed, without_empty
+from ray_messaging.eventlog.schema import (
+    ROW_GROUP_ROWS,
+    VERSION,
+    as_stored,
+    channel_head,
+    parquet_options,
+    placed,
+    type_record,
+    without_empty,
+)
 
 KEY = b"ray_messaging"  # in the footer's metadata
 

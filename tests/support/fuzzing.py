@@ -16,7 +16,7 @@ from ray_messaging.addressing.channels import build_channel, check_id, check_nam
 from ray_messaging.addressing.directory import Claim, Directory, Record, decode_record, encode_record
 from ray_messaging.addressing.patterns import compile_glob
 from ray_messaging.errors import FrameError, InvalidAddress
-from ray_messaging.eventlog.writing.rows.columns import Part, record_batch
+from ray_messaging.eventlog.writing.columns import Part, record_batch
 from ray_messaging.interception.lane import JUDGE, SNAPSHOT, WAIT, LaneClient
 from ray_messaging.interception.rule_snapshot import (
     AllowGraphSnapshot,

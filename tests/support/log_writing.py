@@ -8,8 +8,8 @@ from ray_messaging.addressing.directory import Record
 from ray_messaging.config import MessagingConfig
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.schema import OF_BROADCASTS
-from ray_messaging.eventlog.writing.rows.columns import record_batch
-from ray_messaging.eventlog.writing.rows.entries import decode_entry, pieces
+from ray_messaging.eventlog.writing.columns import record_batch
+from ray_messaging.eventlog.writing.entries import decode_entry, pieces
 from ray_messaging.message import Message
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn

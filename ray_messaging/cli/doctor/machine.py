@@ -17,10 +17,8 @@ from ray_messaging.cluster.starting.ray_clusters import join_ray
 from ray_messaging.embedded.server import EmbeddedServer
 from ray_messaging.errors import ConfigError, MessagingError
 from ray_messaging.observability.health.actor_checks import check_disk
-from ray_messaging.observability.health.findings import Finding, Health, critical, ok, warning
-from ray_messaging.observability.health.reports import Disk
+from ray_messaging.observability.health.findings import Disk, Finding, Health, critical, in_bytes, ok, warning
 from ray_messaging.observability.health.server_checks import check_server
-from ray_messaging.observability.health.usage import in_bytes
 from ray_messaging.transports.server_probe import ask_server
 
 MEMINFO = Path("/proc/meminfo")

@@ -13,9 +13,8 @@ from ray_messaging.common.limits import SCAN_COUNT
 from ray_messaging.config import MessagingConfig, RedisConfig
 from ray_messaging.errors import MessagingError
 from ray_messaging.messager import Messager
-from ray_messaging.observability.health.findings import Finding, Health, critical, ok, warning
+from ray_messaging.observability.health.findings import Finding, Health, critical, in_bytes, ok, warning
 from ray_messaging.observability.health.server_checks import check_server
-from ray_messaging.observability.health.usage import in_bytes
 from ray_messaging.transports.connection.link import RedisLink
 from ray_messaging.transports.server_facts import ServerFacts
 from ray_messaging.transports.server_probe import COPY_FROM, ask_server, client_of

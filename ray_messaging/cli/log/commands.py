@@ -26,7 +26,7 @@ from ray_messaging.errors import Closed, ConfigError
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.plot import check_picture, plot
 from ray_messaging.eventlog.reading.event_rows import rows_of
-from ray_messaging.eventlog.reading.export import json_line, json_lines
+from ray_messaging.eventlog.reading.paging import json_line, json_lines
 
 SHOWN = 50  # rows of a table without --limit
 

@@ -12,9 +12,9 @@ from rich.text import Text
 from ray_messaging.cli.show import MEANINGS, counted, heat_map, plain_table, print_table
 from ray_messaging.common.texts import printable, shortened, utc_time
 from ray_messaging.eventlog.plot import span_in_words
-from ray_messaging.eventlog.reading.difference import Difference
 from ray_messaging.eventlog.reading.event_rows import LogRow
-from ray_messaging.eventlog.reading.export import json_line
+from ray_messaging.eventlog.reading.paging import json_line
+from ray_messaging.eventlog.reading.step_digests import Difference
 
 BAR = 24  # columns
 _LINE = 60  # most columns of traffic

@@ -10,7 +10,7 @@ from ray_messaging.cli.options import Json
 from ray_messaging.cli.report.page import page_of
 from ray_messaging.cli.session import check_file, clean_errors, output, print_json
 from ray_messaging.errors import ConfigError
-from ray_messaging.eventlog.reading.export import json_line
+from ray_messaging.eventlog.reading.paging import json_line
 
 
 def report(

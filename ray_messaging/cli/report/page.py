@@ -9,7 +9,7 @@ from ray_messaging.common.notebook import SHOWN, html_table
 from ray_messaging.common.texts import printable, utc_time
 from ray_messaging.errors import ConfigError
 from ray_messaging.eventlog.event_log import EventLog
-from ray_messaging.eventlog.reading.difference import Difference
+from ray_messaging.eventlog.reading.step_digests import Difference
 
 # No script, nothing from a network: a text of an agent could use neither.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"

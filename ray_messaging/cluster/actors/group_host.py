@@ -33,7 +33,7 @@ from ray_messaging.messager import Messager
 from ray_messaging.messages import Messages
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.model.columns import IdColumn
-from ray_messaging.observability.health.reports import Report
+from ray_messaging.observability.health.findings import Report
 from ray_messaging.observability.metrics.families import Family
 from ray_messaging.observability.metrics.messager_metrics import MessagerMetrics
 from ray_messaging.observability.tracing.settings import flush_spans

@@ -28,7 +28,7 @@ from ray_messaging.interception.rules import BlackList, Rule
 from ray_messaging.interception.rules.pairs import Pair, check_pairs
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import IdColumn
-from ray_messaging.observability.health.reports import Report
+from ray_messaging.observability.health.findings import Report
 from ray_messaging.observability.metrics.families import Family
 from ray_messaging.steps.sealed_counts import sealed_counts, sealed_history
 from ray_messaging.steps.step_account import StepCounts
@@ -37,7 +37,7 @@ from ray_messaging.transports.step_values import CTRL_C, Progress
 
 if TYPE_CHECKING:
     from ray_messaging.cluster.actors.interceptor_host import InterceptorHost
-    from ray_messaging.eventlog.rule_changes import RuleChange
+    from ray_messaging.eventlog.records import RuleChange
 
 # The one of the cluster: a driver on Ray Client has another `ray.method`, which refuses options of the actor's side.
 _method = unwrap(ray.method)

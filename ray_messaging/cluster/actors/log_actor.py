@@ -14,8 +14,8 @@ from ray_messaging.cluster.spec import Experiment, StartFacts
 from ray_messaging.common.process_tuning import tune_process
 from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.errors import MessagingError
-from ray_messaging.eventlog.rule_changes import RuleChange
-from ray_messaging.observability.health.reports import Disk, Report
+from ray_messaging.eventlog.records import RuleChange
+from ray_messaging.observability.health.findings import Disk, Report
 from ray_messaging.observability.metrics.experiment_metrics import of_log
 from ray_messaging.observability.metrics.families import Family
 

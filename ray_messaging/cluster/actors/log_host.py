@@ -14,26 +14,29 @@ from ray_messaging.cluster.handles.remote_log import Seen
 from ray_messaging.cluster.spec import Experiment, StartFacts
 from ray_messaging.errors import AlreadyExists, LogError
 from ray_messaging.eventlog.folder import Folder
-from ray_messaging.eventlog.missing_rows import claim, forget_missing, note_missing, read_account
 from ray_messaging.eventlog.reading.event_rows import rows_as_seed
 from ray_messaging.eventlog.reading.filters import Filters
 from ray_messaging.eventlog.reading.query import REACHED, answer
 from ray_messaging.eventlog.reading.results import INTERNAL
 from ray_messaging.eventlog.reading.scan import View, scan
-from ray_messaging.eventlog.rule_changes import RuleChange, write_rule_changes
-from ray_messaging.eventlog.run_record import (
+from ray_messaging.eventlog.records import (
+    RuleChange,
     RunStart,
+    claim,
+    forget_missing,
     note_end,
+    note_missing,
     note_model,
     note_start,
+    read_account,
     read_run,
     unended,
     utc_now,
     versions,
+    write_rule_changes,
 )
-from ray_messaging.eventlog.writing.log_errors import died_before_loss
-from ray_messaging.eventlog.writing.segment_size import SEGMENT_BYTES, SEGMENT_ROWS
-from ray_messaging.eventlog.writing.segment_store import with_folder_lock
+from ray_messaging.eventlog.writing.open_segment import SEGMENT_BYTES, SEGMENT_ROWS
+from ray_messaging.eventlog.writing.segment_store import died_before_loss, with_folder_lock
 from ray_messaging.eventlog.writing.writer import LogWriter
 from ray_messaging.transports.backend import backend_of
 from ray_messaging.transports.connection.facts import kind_and_version

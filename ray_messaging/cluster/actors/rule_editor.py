@@ -11,7 +11,7 @@ from ray_messaging.cluster.handles.actor_calls import NAMESPACE
 from ray_messaging.cluster.rule_store import RuleStore
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.errors import ConfigError
-from ray_messaging.eventlog.rule_changes import RuleChange
+from ray_messaging.eventlog.records import RuleChange
 from ray_messaging.transports.step_values import without_steps
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from ray_messaging.cluster.rule_store import RuleStore, description
 from ray_messaging.cluster.spec import ScheduledChange
 from ray_messaging.errors import RuleError
-from ray_messaging.eventlog.rule_changes import RuleChange
+from ray_messaging.eventlog.records import RuleChange
 from ray_messaging.interception.rules import Rule
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.server.rule_set import RuleSet

@@ -14,7 +14,7 @@ class Seen(NamedTuple):
 
 
 class RemoteSource:
-    """Source of log rows that asks the log's actor; see `eventlog.reading.tail.Source`."""
+    """Source of log rows that asks the log's actor; see `eventlog.reading.paging.Source`."""
 
     live = True
 

@@ -13,7 +13,7 @@ from ray_messaging.config import RedisConfig
 from ray_messaging.embedded.machine import memory_bytes
 from ray_messaging.embedded.server import Durability, EmbeddedServer, Succession
 from ray_messaging.embedded.supervisor import ServerSupervisor
-from ray_messaging.observability.health.reports import Disk, Report
+from ray_messaging.observability.health.findings import Disk, Report
 
 # Ray starts a new process within seconds, even on a busy machine. After a driver's end the data are kept for as long.
 GRACE_S: Final = 20.0

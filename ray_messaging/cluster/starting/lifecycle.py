@@ -102,7 +102,7 @@ class StartedExperiment:
             # Nothing is sent before the log has started, and "reset" has deleted older data.
             self._untouched = spec.on_existing != "resume"
             from ray_messaging.cluster.actors.log_actor import LogActor  # noqa: PLC0415 - brings pyarrow, 80 MB
-            from ray_messaging.eventlog.run_record import command_line  # noqa: PLC0415 - as above
+            from ray_messaging.eventlog.records import command_line  # noqa: PLC0415 - as above
 
             self.log = remote(LogActor, options).remote(experiment, spec.on_existing)
             result(self.log.ready.remote(), actor_name=f"the event log of experiment {spec.exp_id!r}")

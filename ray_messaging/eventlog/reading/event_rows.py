@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.errors import FrameError
-from ray_messaging.eventlog.reading.fields import MICROSECONDS
+from ray_messaging.eventlog.reading.filters import MICROSECONDS
 from ray_messaging.eventlog.reading.results import as_id
 from ray_messaging.receipt import Fate
 

@@ -15,9 +15,9 @@ from ray_messaging.audiences.files import read_edges, version_folder
 from ray_messaging.audiences.kept_pairs import kept_places
 from ray_messaging.audiences.member_edges import MemberEdges
 from ray_messaging.errors import FrameError, LogError, UnknownName
-from ray_messaging.eventlog.agent_sets import all_agents, read_agents
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.reading.filters import Filters
+from ray_messaging.eventlog.records import all_agents, read_agents
 from ray_messaging.model.columns import INT, NONE, STR, IdColumn
 from ray_messaging.model.extension import Audience
 

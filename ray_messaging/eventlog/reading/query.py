@@ -4,6 +4,7 @@ The way of a query: `Filters` checks its fields, `scan` yields the matching rows
 where that is asked for, and the parts are joined to one table, with one column for each end's ids.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -12,26 +13,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ray_messaging.addressing.channels import AgentId
-from ray_messaging.eventlog.agent_sets import all_agents
 from ray_messaging.eventlog.reading.balance import balance
-from ray_messaging.eventlog.reading.counting import count, sample
+from ray_messaging.eventlog.reading.counting import count, sample, stats
 from ray_messaging.eventlog.reading.expansion import NEEDED, Expansion
-from ray_messaging.eventlog.reading.fields import check_agent, invalid, refuse_name
-from ray_messaging.eventlog.reading.filters import Filters
-from ray_messaging.eventlog.reading.recent import recent
+from ray_messaging.eventlog.reading.filters import Filters, check_agent, check_count, check_text, invalid, refuse_name
 from ray_messaging.eventlog.reading.results import COLUMNS, joined, stored, typed_schema, with_ids
 from ray_messaging.eventlog.reading.scan import View, in_threads, scan, schemas
 from ray_messaging.eventlog.reading.scan import has_names as names_are_in
 from ray_messaging.eventlog.reading.sql import sql
-from ray_messaging.eventlog.reading.statistics import stats
 from ray_messaging.eventlog.reading.step_digests import digest, history
-from ray_messaging.eventlog.reading.thread import thread
-from ray_messaging.eventlog.run_record import run_facts
-from ray_messaging.eventlog.schema import SCHEMA
+from ray_messaging.eventlog.records import all_agents, run_facts
+from ray_messaging.eventlog.schema import SCHEMA, TEXT
 
 REACHED = b"reached"  # in a page's metadata: the last position examined
 EDGE = ("from_id", "to_id", "sent_at", "step", "subtopic", "message_id")
 _IN_TIME = [("sent_at", "ascending"), ("position", "ascending")]
+SIZE = "payload_bytes"
+_TEXTS = (TEXT, "payload_before")
+_MOST_DIGITS = 18  # all numbers of so many digits fit int64
 
 
 def answer(view: View, question: str, arguments: dict[str, Any]) -> Any:  # noqa: ANN401 - each query has its own
@@ -193,6 +192,99 @@ def has_names(view: View, *, expand: bool = False, **fields: Any) -> bool:  # no
 def run(view: View) -> dict[str, Any] | None:
     """Return the record of the run; None: there is none."""
     return run_facts(view.folder)
+
+
+def recent(view: View, *, limit: int, width: int, **fields: Any) -> pa.Table:  # noqa: ANN401 - see Fields
+    """Return the last `limit` matching rows in log order, with payloads as JSON text of at most `width` characters.
+
+    `payload_bytes` is the size of the whole text. Only as many segments are read as are needed. Memory holds the
+    payloads of some row groups, and no more than `limit` rows of each after that.
+    """
+    asked = check_count("limit", limit, at_least=0)
+    left = sys.maxsize if asked is None else asked
+    shown = check_count("width", width, at_least=0) or 0
+    names = stored(COLUMNS)
+    found: list[pa.Table] = []
+    for part, after in _backwards(view, fields.pop("after", None)) if left else ():
+        filters = Filters(**fields, after=after)
+        if not filters.select:
+            filters.after = max(part.end - 1 - left, -1 if after is None else after)
+        rows = scan(part, filters, names, text=True)
+        table = joined((_cut(some.slice(max(0, len(some) - left)), shown) for some in rows), names)
+        if not len(table):
+            continue
+        table = table.slice(max(0, len(table) - left))
+        found.insert(0, table)
+        left -= len(table)
+        if left <= 0:
+            break
+    return with_ids(joined(found, names) if found else _cut(joined([], names), shown))
+
+
+def _backwards(view: View, after: int | None) -> Iterator[tuple[View, int | None]]:
+    """Yield the live rows, then each segment from the last to the first: a view, and the position before its rows."""
+    closed = view.closed - 1
+    if view.live:
+        yield View(view.folder, view.segments[-1:], view.live), max(closed, -1 if after is None else after)
+    for segment in reversed(view.segments):
+        if after is not None and segment.first_row + segment.rows <= after + 1:
+            return
+        yield View(view.folder, [segment]), after
+
+
+def _cut(part: pa.Table, width: int) -> pa.Table:
+    """Cut the payloads of a part, and add the size of each."""
+    sizes = pc.binary_length(part[TEXT]).cast(pa.int64())
+    for name in _TEXTS:
+        place = part.column_names.index(name)
+        part = part.set_column(place, name, pc.utf8_slice_codeunits(part[name], 0, width))
+    return part.append_column(SIZE, sizes)
+
+
+def thread(view: View, *, message_id: str, text: bool = False) -> pa.Table:
+    """Return all rows of the thread that a message is in: its first question, the answers, the answers to those.
+
+    Each generation is in order of time. Args: text is that of `query`. Raises InvalidQuery.
+    """
+    wanted = check_text("message_id", message_id)
+    if wanted is None:
+        raise invalid("message_id", message_id, "must be the id of a message")
+    generations, seen = [_first(view, wanted, text=text)], set[str]()
+    while questions := _questions(generations[-1]) - seen:
+        seen |= questions
+        generations.append(_found(view, Filters(in_reply_to=questions), text=text).sort_by(_IN_TIME))
+    return with_ids(joined(generations, COLUMNS))
+
+
+def _first(view: View, message_id: str, *, text: bool) -> pa.Table:
+    """Return the rows of the question that began a message's thread."""
+    found, seen = _message(view, message_id, text=text), {message_id}
+    while len(found) and (question := found["in_reply_to"][0].as_py()) not in {None, *seen}:
+        before = _message(view, question, text=text)
+        if not len(before):  # the log has lost it
+            break
+        seen.add(question)
+        found = before
+    return found
+
+
+def _message(view: View, message_id: str, *, text: bool) -> pa.Table:
+    """Return the rows of a message; most often an id that begins with a number is one of a step."""
+    step = message_id.partition("-")[0]
+    found = None
+    if step.isdecimal() and len(step) <= _MOST_DIGITS:
+        found = _found(view, Filters(message_id=message_id, step=int(step)), text=text)
+    return found if found is not None and len(found) else _found(view, Filters(message_id=message_id), text=text)
+
+
+def _questions(generation: pa.Table) -> set[str]:
+    """Return the ids of the messages that may have answers."""
+    return set(generation.filter(generation["expects_answer"])["message_id"].to_pylist())  # null is no
+
+
+def _found(view: View, filters: Filters, *, text: bool) -> pa.Table:
+    names = stored(COLUMNS)
+    return joined(scan(view, filters, names, text=text), names)
 
 
 QUESTIONS: dict[str, Callable[..., Any]] = {

@@ -15,13 +15,10 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from ray_messaging.errors import LogError
-from ray_messaging.eventlog.encoding import ROW_GROUP_ROWS
 from ray_messaging.eventlog.folder import Folder, Segment
-from ray_messaging.eventlog.reading.fields import MICROSECONDS
-from ray_messaging.eventlog.reading.filters import Filters
-from ray_messaging.eventlog.reading.results import unified
-from ray_messaging.eventlog.reading.stored_columns import field_of, is_there, stored_column, texts_of
-from ray_messaging.eventlog.schema import POSITION, TEXT, channel_head, placed, typed_names
+from ray_messaging.eventlog.reading.filters import MICROSECONDS, Filters
+from ray_messaging.eventlog.reading.results import field_of, is_there, stored_column, texts_of, unified
+from ray_messaging.eventlog.schema import POSITION, ROW_GROUP_ROWS, TEXT, channel_head, placed, typed_names
 
 T = TypeVar("T")
 _THREADS = min(8, os.cpu_count() or 1)

@@ -13,8 +13,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from ray_messaging.errors import InvalidQuery
-from ray_messaging.eventlog.reading.fields import MICROSECONDS, check_text, invalid
-from ray_messaging.eventlog.reading.filters import Filters
+from ray_messaging.eventlog.reading.filters import MICROSECONDS, Filters, check_text, invalid
 from ray_messaging.eventlog.reading.results import COLUMNS, typed_schema
 from ray_messaging.eventlog.reading.scan import View, damaged_file, datasets, has_names
 from ray_messaging.eventlog.schema import POSITION, SCHEMA, channel_head

@@ -1,4 +1,4 @@
-"""The open segment: rows in memory until the segment is full."""
+"""The open segment: rows in memory until the segment is full, or old enough."""
 
 import time
 from collections.abc import Sequence
@@ -9,10 +9,20 @@ import pyarrow as pa
 
 from ray_messaging.eventlog.folder import Segment, StepPosition
 from ray_messaging.eventlog.schema import POSITION
-from ray_messaging.eventlog.writing.rows.payloads import Kind
-from ray_messaging.eventlog.writing.rows.placed_rows import PlacedRows, Places
+from ray_messaging.eventlog.writing.payloads import Kind
+from ray_messaging.eventlog.writing.placed_rows import PlacedRows, Places
 from ray_messaging.eventlog.writing.stream_cursors import StreamCursors
 from ray_messaging.transports.log_store import LogMark
+
+# At most two segments are in memory: the open one, and the one that is written to a file. So these bound the log's
+# memory: about 200 MB with reading, row building and Parquet. A busy writer keeps the memory for the next segment, an
+# idle one returns it to the system.
+SEGMENT_ROWS = 262_144
+SEGMENT_BYTES = 40 * 2**20
+
+# After this time rows are written to a file that is not full yet.
+SEGMENT_AGE_S = 30.0
+
 
 # A batch costs about 10 KB plus its rows. So this many small batches are merged, at two levels, up to the rows of a
 # frame of the bulk path.

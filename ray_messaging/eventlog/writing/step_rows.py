@@ -1,29 +1,26 @@
-"""Rows of an experiment's sealed steps, from the boxes of its server."""
+"""Rows of an experiment's sealed steps, from the boxes of its server, and their feed into the event log."""
 
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
+from ray_messaging.common import task_health
 from ray_messaging.errors import BodyLost, FrameError
-from ray_messaging.eventlog.encoding import stored_column
 from ray_messaging.eventlog.folder import Folder, StepPosition
-from ray_messaging.eventlog.writing.broadcast_hearers import BroadcastHearers
-from ray_messaging.eventlog.writing.log_errors import box_lost
-from ray_messaging.eventlog.writing.rows.columns import Part, record_batch
-from ray_messaging.eventlog.writing.rows.entries import delivered, noted, payload_bytes, pieces, without
-from ray_messaging.eventlog.writing.rows.placed_rows import PlacedRows, by_kind
-from ray_messaging.eventlog.writing.rows.repeated_columns import each_its_own
-from ray_messaging.eventlog.writing.stream_reader import CHUNK_ROWS, PIECE_BYTES
+from ray_messaging.eventlog.writing.columns import Part
+from ray_messaging.eventlog.writing.entries import delivered, noted, without
+from ray_messaging.eventlog.writing.hearers import BroadcastHearers
+from ray_messaging.eventlog.writing.placed_rows import PlacedRows, in_order, ordinals_of
+from ray_messaging.eventlog.writing.segment_store import box_lost
 from ray_messaging.model.joining import joined_arrays
 from ray_messaging.receipt import FATES
 from ray_messaging.steps.reading.box_frames import FIRST_OUTSIDE, amends, batch_of
-from ray_messaging.steps.reading.canonical_order import canonical_order, id_ranks
+from ray_messaging.steps.reading.canonical_order import id_ranks
 from ray_messaging.steps.step_account import StepCounts
 from ray_messaging.steps.supervision.amendments import message_keys
 from ray_messaging.transports.step_values import (
@@ -46,10 +43,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 HOLD = "event log"
+STEPS = ":steps"  # the feed's name among the streams that a task waits for
+_NEWS_S = 5.0  # the longest wait for news in one call
 _START = "0-0"
 _FRAMES = 16  # in one read of a box
 _STEPS = 8  # that are asked for at once
-_TEXT_BYTES = 2**30
 _AHEAD = 3  # a group that joins may take messages from outside for the step after the next
 
 
@@ -269,74 +267,6 @@ def _rows_and_fates(
     return in_order(exp_id, left), _sent(left)
 
 
-def in_order(exp_id: str, parts: Sequence[Part]) -> list[PlacedRows]:
-    """Return the rows of some parts in canonical order."""
-    cut = [piece for part in parts for piece, _ in pieces(part, 0, PIECE_BYTES)]
-    kinds = {kind: [cut[number] for number in numbers] for kind, numbers in by_kind(cut).items()}
-    if not cut:
-        return []
-    order = _order([piece for same in kinds.values() for piece in same])
-    made, low = [], 0
-    for kind, same in kinds.items():
-        high = low + sum(len(piece.batch) for piece in same)
-        places = np.arange(high) if len(kinds) == 1 else np.flatnonzero((order >= low) & (order < high))
-        made.append(PlacedRows(kind, _reordered(exp_id, same, pa.array(order[places] - low)), places))
-        low = high
-    return made
-
-
-def _reordered(exp_id: str, cut: Sequence[Part], order: pa.Array) -> pa.RecordBatch:
-    """Return the rows of some parts, whose payloads are of one kind, in another order."""
-    table = pa.Table.from_batches([record_batch(exp_id, chunk) for chunk in _chunks(cut)])
-    columns, schema = table.columns, table.schema
-    del table
-    for at in range(len(columns)):  # so that the memory of each is free before the next one is sorted
-        columns[at] = _sorted(columns[at], order)
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _sorted(column: pa.ChunkedArray, order: pa.Array) -> pa.Array:
-    # `take` wants one dictionary for all rows, and Arrow joins at most 2 GiB of texts.
-    whole = (stored_column(column) if column.nbytes < _TEXT_BYTES else column.unify_dictionaries()).combine_chunks()
-    if whole.null_count == len(whole) or (not whole.null_count and _is_constant(whole)):
-        return whole
-    found = whole.take(order)
-    return each_its_own(found) if whole.type != column.type else found
-
-
-def _is_constant(column: pa.Array) -> bool:
-    return bool(pa.types.is_dictionary(column.type)) and len(column.dictionary) == 1
-
-
-def _order(parts: Sequence[Part]) -> Any:  # noqa: ANN401 - row numbers (n,)
-    batches = [part.batch for part in parts]
-    to_ids, from_ids = [batch.to_ids for batch in batches], [batch.from_ids for batch in batches]
-    return canonical_order(to_ids, _steps(parts), from_ids, _ordinals(parts))
-
-
-def _steps(parts: Sequence[Part]) -> Any:  # noqa: ANN401 - int64 (n,)
-    return joined_arrays([np.broadcast_to(np.asarray(part.batch.step, np.int64), len(part.batch)) for part in parts])
-
-
-def _ordinals(parts: Sequence[Part]) -> Any:  # noqa: ANN401 - int64 (n,)
-    return joined_arrays([part.batch.ordinal for part in parts if part.batch.ordinal is not None]).astype(np.int64)
-
-
-def _chunks(parts: Sequence[Part]) -> Iterator[list[Part]]:
-    """Yield parts in groups whose rows fit the processor's cache."""
-    chunk: list[Part] = []
-    rows = nbytes = 0
-    for part in parts:
-        if chunk and (rows >= CHUNK_ROWS or nbytes + payload_bytes(part) > PIECE_BYTES):
-            yield chunk
-            chunk, rows, nbytes = [], 0, 0
-        chunk.append(part)
-        rows += len(part.batch)
-        nbytes += payload_bytes(part)
-    if chunk:
-        yield chunk
-
-
 def _sent(parts: Sequence[Part]) -> Counter[str]:
     """Count the messages of groups by fate; one that several mailboxes have counts once, a broadcast by its pairs."""
     counts = sum((_pairs_sent(part) for part in parts if _is_said(part)), Counter[str]())
@@ -358,7 +288,7 @@ def _pairs_sent(part: Part) -> Counter[str]:
 def _messages_sent(parts: Sequence[Part]) -> Counter[str]:
     if not parts:
         return Counter()
-    ordinals, ranks = _ordinals(parts), id_ranks([part.batch.from_ids for part in parts])
+    ordinals, ranks = ordinals_of(parts), id_ranks([part.batch.from_ids for part in parts])
     fates = joined_arrays([np.broadcast_to(np.asarray(part.fates, np.int64), len(part.batch)) for part in parts])
     ours = ordinals < FIRST_OUTSIDE
     order = np.lexsort((ordinals[ours], ranks[ours]))
@@ -392,3 +322,72 @@ def _by_step(boxes: Mapping[str, Sequence[Cover]]) -> dict[int, dict[str, list[C
 
 def _step_of(box: str) -> int:
     return int(box.rpartition("@")[2])
+
+
+class StepFeed:
+    """Feed of one log: it passes on the rows of each step once that is sealed, and waits for the next.
+
+    Args: `take` adds rows to the log, with the position after them. `passed` is called after each round.
+    """
+
+    def __init__(
+        self,
+        boxes: StepBoxes,
+        position: StepPosition,
+        take: Callable[[StepRows], Awaitable[None]],
+        passed: Callable[[], None],
+    ) -> None:
+        self.boxes = boxes
+        self.position = position
+        self._take = take
+        self._passed = passed
+        self._asked = self._answered = 0
+        self._question = asyncio.Event()
+        self._news: asyncio.Task[None] | None = None
+
+    def ask(self) -> str:
+        """Ask for all that is sealed or came from outside by now; return the round for `reached`."""
+        self._asked += 1
+        self._question.set()
+        return f"{self._asked}-0"
+
+    def reached(self, entry: str) -> bool:
+        """Tell whether the log has what was asked for."""
+        return self._answered >= int(entry.partition("-")[0])
+
+    async def run(self) -> None:
+        """Pass steps on until cancelled. Raises LogError where the server has lost some of them."""
+        try:
+            while True:
+                asked = self._asked
+                self._question.clear()
+                progress = await self.boxes.progress()
+                async for rows in self.boxes.sealed(self.position, progress):
+                    await self._pass_on(rows)
+                if asked > self._answered:
+                    outside = await self.boxes.from_outside(self.position, progress)
+                    if outside is not None:
+                        await self._pass_on(outside)
+                    self._answered = asked
+                    self._passed()
+                await self._wait(progress.news)
+        finally:
+            if self._news is not None:
+                await task_health.end(self._news)
+
+    async def _pass_on(self, rows: StepRows) -> None:
+        self.position = rows.position
+        await self._take(rows)
+
+    async def _wait(self, news: str) -> None:
+        """Wait for news, or for a question. A wait that a question cuts short goes on for the next time."""
+        if self._news is None:
+            self._news = asyncio.create_task(self.boxes.wait(news, _NEWS_S), name="ray_messaging log news of steps")
+        question = asyncio.create_task(self._question.wait(), name="ray_messaging log question")
+        try:
+            await asyncio.wait([self._news, question], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await task_health.end(question)
+        if self._news.done():
+            done, self._news = self._news, None
+            done.result()

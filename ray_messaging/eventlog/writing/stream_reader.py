@@ -12,10 +12,10 @@ from ray_messaging.common import task_health
 from ray_messaging.common.backoff import LOG_READ_RETRY
 from ray_messaging.errors import ConnectionFailed, FrameError, MailboxFull, ServerRefused
 from ray_messaging.eventlog.folder import Folder
-from ray_messaging.eventlog.writing.broadcast_hearers import BroadcastHearers
-from ray_messaging.eventlog.writing.rows.columns import Part
-from ray_messaging.eventlog.writing.rows.entries import NOTHING, decode_entry, payload_bytes, pieces
-from ray_messaging.eventlog.writing.rows.placed_rows import PlacedRows, placed_rows
+from ray_messaging.eventlog.writing.columns import Part
+from ray_messaging.eventlog.writing.entries import NOTHING, decode_entry, payload_bytes, pieces
+from ray_messaging.eventlog.writing.hearers import BroadcastHearers
+from ray_messaging.eventlog.writing.placed_rows import CHUNK_ROWS, PIECE_BYTES, PlacedRows, placed_rows
 from ray_messaging.eventlog.writing.stream_cursors import READ_BYTES, Read, StreamCursors, key, size
 from ray_messaging.transports.log_store import LogItem, LogStreams, mailbox_of
 from ray_messaging.transports.values import LOG
@@ -27,10 +27,6 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# A batch of rows costs 0.4 ms plus its rows: with 8,192 rows a fifth of their time. Larger columns would not fit the
-# processor's cache.
-CHUNK_ROWS = 32_768
-PIECE_BYTES = 16 * 2**20  # payload of a batch: a segment cannot be closed within one
 _SMALL_BYTES = 2**16  # below this a thread would cost more than it saves
 # After a read of this size there are more entries. After a little one, messages are batched for a moment: a batch of
 # rows costs 0.4 ms. Not after sizes in between: a log that is behind may get little of each stream.

@@ -12,15 +12,11 @@ import pyarrow as pa
 from ray_messaging.common.limits import MAILBOX_BYTES, MAILBOX_MESSAGES
 from ray_messaging.errors import Fenced, LogError, MessagingError
 from ray_messaging.eventlog.folder import Folder, Segment
-from ray_messaging.eventlog.writing.log_errors import gone, lost, stuck
-from ray_messaging.eventlog.writing.open_segment import OpenSegment, Sealed
-from ray_messaging.eventlog.writing.segment_size import SEGMENT_AGE_S, SEGMENT_BYTES, SEGMENT_ROWS
-from ray_messaging.eventlog.writing.segment_store import SegmentStore
-from ray_messaging.eventlog.writing.step_feed import STEPS, StepFeed
-from ray_messaging.eventlog.writing.step_rows import StepBoxes, StepRows
-from ray_messaging.eventlog.writing.stream_cursors import StreamCursors
+from ray_messaging.eventlog.writing.open_segment import SEGMENT_AGE_S, SEGMENT_BYTES, SEGMENT_ROWS, OpenSegment, Sealed
+from ray_messaging.eventlog.writing.segment_store import SegmentStore, gone, lost, stuck
+from ray_messaging.eventlog.writing.step_rows import STEPS, StepBoxes, StepFeed, StepRows
+from ray_messaging.eventlog.writing.stream_cursors import StreamCursors, Waiters
 from ray_messaging.eventlog.writing.stream_reader import Chunk, ReadAhead, StreamReader
-from ray_messaging.eventlog.writing.waiters import Waiters
 from ray_messaging.transports.log_store import LogItem
 from ray_messaging.transports.values import Limits
 

@@ -6,11 +6,21 @@ from typing import Any
 from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.interception.server.interceptor import ANSWERS, VIOLATIONS
 from ray_messaging.interception.server.lane_server import CONNECTIONS
-from ray_messaging.observability.health.findings import Finding, critical, ok, warning, worst_first
+from ray_messaging.observability.health.findings import (
+    SERVER_ACTOR,
+    ActorFacts,
+    Disk,
+    Finding,
+    Report,
+    critical,
+    in_bytes,
+    ok,
+    usage_of_limit,
+    warning,
+    worst_first,
+)
 from ray_messaging.observability.health.mailbox_checks import SHOWN
-from ray_messaging.observability.health.reports import SERVER_ACTOR, ActorFacts, Disk, Report
 from ray_messaging.observability.health.server_checks import check_clock
-from ray_messaging.observability.health.usage import in_bytes, usage_of_limit
 
 MANY_RESTARTS = 5
 LOG_BEHIND_S = 60.0  # the log writes a file every half minute

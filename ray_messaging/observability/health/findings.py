@@ -1,10 +1,14 @@
-"""Findings of a health check: each with a level, and a remedy where one is needed."""
+"""Findings of a health check, each with a level and a remedy where one is needed, and the reports behind them."""
 
-from collections.abc import Iterable
+import shutil
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from ray_messaging.common.notebook import html_table
+from ray_messaging.common.task_health import TaskHealth
+from ray_messaging.observability.metrics.families import Family
 
 Level = Literal["ok", "warning", "critical"]
 LEVELS: tuple[Level, ...] = ("ok", "warning", "critical")
@@ -90,3 +94,84 @@ class Health:
 def worst_first(findings: Iterable[Finding]) -> list[Finding]:
     """Sort findings by level, stably."""
     return sorted(findings, key=lambda finding: -LEVELS.index(finding.level))
+
+
+WARNING_SHARE, CRITICAL_SHARE = 0.80, 0.95
+
+
+def usage_of_limit(what: str, used: int, limit: int, shown: Callable[[int], str], remedy: str) -> Finding:
+    """Build a finding about the used share of a limit: a warning from 80% on, critical from 95% on."""
+    share = used / max(1, limit)
+    text = f"{shown(used)} of {shown(limit)} ({share:.0%})"
+    if share >= CRITICAL_SHARE:
+        return critical(what, text, remedy)
+    return warning(what, text, remedy) if share >= WARNING_SHARE else ok(what, text)
+
+
+def in_bytes(count: int) -> str:
+    """Format a number of bytes with a suitable unit."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"
+
+
+SERVER_ACTOR = "server's actor"  # its name in findings
+
+
+@dataclass(slots=True)
+class Disk:
+    """Disk space of a folder, in bytes."""
+
+    path: str
+    free: int
+    total: int
+
+    @classmethod
+    def of(cls, path: str) -> "Disk | None":
+        """Return the disk space of a folder, which need not exist yet; None for a URI."""
+        if "://" in path:
+            return None
+        folder = Path(path)
+        while not folder.exists() and folder != folder.parent:
+            folder = folder.parent
+        usage = shutil.disk_usage(folder)
+        return cls(path, usage.free, usage.total)
+
+
+@dataclass(slots=True)
+class Report:
+    """An actor's report of its clock (unix s), loops and counters.
+
+    `error` is the reason why it does not work. `remedy` is the action to take; without one the actor retries itself.
+    `late` are groups that hold up a step, each with a remedy. `metrics` are counts since the actor's process began.
+    """
+
+    now: float
+    error: str = ""
+    remedy: str = ""
+    loops: list[TaskHealth] = field(default_factory=list)
+    stats: dict[str, Any] = field(default_factory=dict)
+    disk: Disk | None = None
+    late: list[tuple[str, str]] = field(default_factory=list)
+    metrics: list[Family] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class ActorFacts:
+    """Facts about one actor.
+
+    `name` is interceptor, log, group 'x', or SERVER_ACTOR. `state` is Ray's (ALIVE, RESTARTING, DEAD ...). `why` is the
+    reason of a missing report. `skew_s` is its clock minus ours, plus or minus `margin_s`.
+    """
+
+    name: str
+    report: Report | None = None
+    why: str = ""
+    state: str = ""
+    node: str = ""
+    restarts: int = 0
+    skew_s: float = 0.0
+    margin_s: float = 0.0

@@ -2,8 +2,15 @@
 
 from collections.abc import Callable, Collection, Iterator
 
-from ray_messaging.observability.health.findings import Finding, critical, ok, warning, worst_first
-from ray_messaging.observability.health.usage import in_bytes, usage_of_limit
+from ray_messaging.observability.health.findings import (
+    Finding,
+    critical,
+    in_bytes,
+    ok,
+    usage_of_limit,
+    warning,
+    worst_first,
+)
 from ray_messaging.transports.server_facts import Kept, Mailbox
 
 OLD_S = 300.0  # steps of a simulation are shorter

@@ -2,8 +2,16 @@
 
 from collections.abc import Iterator
 
-from ray_messaging.observability.health.findings import Finding, critical, ok, warning
-from ray_messaging.observability.health.usage import CRITICAL_SHARE, WARNING_SHARE, in_bytes, usage_of_limit
+from ray_messaging.observability.health.findings import (
+    CRITICAL_SHARE,
+    WARNING_SHARE,
+    Finding,
+    critical,
+    in_bytes,
+    ok,
+    usage_of_limit,
+    warning,
+)
 from ray_messaging.transports.connection.facts import (
     Info,
     evicts,

@@ -4,8 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from ray_messaging.observability.health.findings import LEVELS, Finding
-from ray_messaging.observability.health.reports import ActorFacts
+from ray_messaging.observability.health.findings import LEVELS, ActorFacts, Finding
 from ray_messaging.observability.metrics.families import Family, Kind, counter, gauge, labelled, single
 from ray_messaging.transports.server_facts import Kept, ServerFacts
 

@@ -22,7 +22,7 @@ from ray_messaging.sending.reaches import Reaches
 from ray_messaging.transports.values import Conclusion
 
 if TYPE_CHECKING:
-    from ray_messaging.observability.tracing.sent_batch import SentBatch
+    from ray_messaging.observability.tracing.tracer import SentBatch
 
 LARGE_LINE = BATCH_BYTES // BATCH_ROWS
 

@@ -16,7 +16,7 @@ from ray_messaging.sending.accumulation.pending_batch import PendingBatch
 from ray_messaging.sending.reaches import Reaches
 
 if TYPE_CHECKING:
-    from ray_messaging.observability.tracing.sent_batch import SentBatch
+    from ray_messaging.observability.tracing.tracer import SentBatch
 
 Rows = NDArray[np.intp]
 

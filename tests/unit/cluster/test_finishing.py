@@ -16,7 +16,7 @@ from ray_messaging.config import MessagingConfig
 from ray_messaging.embedded.server import EmbeddedServer
 from ray_messaging.errors import AlreadyExists, ConfigError, LogError, Unbalanced
 from ray_messaging.eventlog.event_log import EventLog
-from ray_messaging.eventlog.missing_rows import read_account
+from ray_messaging.eventlog.records import read_account
 from ray_messaging.eventlog.writing import writer as writing
 
 ROWS = 7

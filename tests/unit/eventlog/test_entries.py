@@ -10,8 +10,8 @@ from support.log_writing import batch_of, expected, note_of, rows_of
 
 from ray_messaging.errors import FrameError
 from ray_messaging.eventlog.schema import SCHEMA
-from ray_messaging.eventlog.writing.rows.columns import record_batch
-from ray_messaging.eventlog.writing.rows.entries import Taken, decode_entry, payload_bytes, pieces
+from ray_messaging.eventlog.writing.columns import record_batch
+from ray_messaging.eventlog.writing.entries import Taken, decode_entry, payload_bytes, pieces
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.model.extension import Extension

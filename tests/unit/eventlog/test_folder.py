@@ -20,9 +20,9 @@ from support.log_writing import batch_of
 from ray_messaging.errors import LogError
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.folder import KEY, Folder
-from ray_messaging.eventlog.missing_rows import claim, read_account
+from ray_messaging.eventlog.records import claim, read_account
 from ray_messaging.eventlog.schema import OPTIONAL, POSITION, SCHEMA, VERSION
-from ray_messaging.eventlog.writing.rows.columns import Part, record_batch
+from ray_messaging.eventlog.writing.columns import Part, record_batch
 from ray_messaging.model.extension import Extension
 from ray_messaging.receipt import DELIVERED
 

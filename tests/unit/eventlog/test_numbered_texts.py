@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_messaging.eventlog.writing.rows.numbered_texts import numbered_texts
+from ray_messaging.eventlog.writing.addresses import numbered_texts
 
 
 @given(

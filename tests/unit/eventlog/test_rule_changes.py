@@ -4,7 +4,7 @@ import pytest
 
 from ray_messaging.errors import LogError
 from ray_messaging.eventlog.folder import Folder
-from ray_messaging.eventlog.rule_changes import RuleChange, read_rule_changes, write_rule_changes
+from ray_messaging.eventlog.records import RuleChange, read_rule_changes, write_rule_changes
 
 
 def test_rule_changes_come_back_as_written(tmp_path):

@@ -8,16 +8,18 @@ import pytest
 from ray_messaging.errors import ConfigError, LogError
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.folder import Folder
-from ray_messaging.eventlog.missing_rows import claim, note_missing
-from ray_messaging.eventlog.rule_changes import RuleChange, write_rule_changes
-from ray_messaging.eventlog.run_record import (
+from ray_messaging.eventlog.records import (
+    RuleChange,
     RunStart,
+    claim,
     command_line,
     note_end,
+    note_missing,
     note_model,
     note_start,
     run_facts,
     versions,
+    write_rule_changes,
 )
 
 

@@ -15,9 +15,9 @@ from support.log_writing import batch_of
 from ray_messaging import EventLog, LogError
 from ray_messaging.errors import InvalidQuery
 from ray_messaging.eventlog.folder import Folder
+from ray_messaging.eventlog.writing.columns import Part
 from ray_messaging.eventlog.writing.open_segment import OpenSegment
-from ray_messaging.eventlog.writing.rows.columns import Part
-from ray_messaging.eventlog.writing.rows.placed_rows import placed_rows
+from ray_messaging.eventlog.writing.placed_rows import placed_rows
 from ray_messaging.eventlog.writing.stream_cursors import StreamCursors
 from ray_messaging.model.typed.input import columns
 from ray_messaging.receipt import DELIVERED

@@ -23,9 +23,9 @@ from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.reading.query import answer
 from ray_messaging.eventlog.reading.scan import View
+from ray_messaging.eventlog.writing.columns import Part
 from ray_messaging.eventlog.writing.open_segment import OpenSegment
-from ray_messaging.eventlog.writing.rows.columns import Part
-from ray_messaging.eventlog.writing.rows.placed_rows import placed_rows
+from ray_messaging.eventlog.writing.placed_rows import placed_rows
 from ray_messaging.eventlog.writing.stream_cursors import StreamCursors
 from ray_messaging.eventlog.writing.writer import LogWriter
 from ray_messaging.model.columns import IdColumn
@@ -414,7 +414,7 @@ async def log(traffic, writers, tmp_path):
 
 
 async def test_exports_have_all_columns_on_every_page(traffic, log, tmp_path, monkeypatch):
-    monkeypatch.setattr("ray_messaging.eventlog.reading.export.pages.__defaults__", (3,))
+    monkeypatch.setattr("ray_messaging.eventlog.reading.paging.pages.__defaults__", (3,))
     rows = len(traffic.sent)
     assert log.export(tmp_path / "all.parquet") == rows
     table = pq.read_table(tmp_path / "all.parquet")

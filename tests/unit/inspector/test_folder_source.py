@@ -5,7 +5,7 @@ from support.log_queries import ROWS, T0, log_of, row, write_folder
 
 from ray_messaging.errors import InvalidQuery
 from ray_messaging.eventlog.folder import Folder
-from ray_messaging.eventlog.run_record import RunStart, note_start
+from ray_messaging.eventlog.records import RunStart, note_start
 from ray_messaging.inspector.sources.folder import FolderSource
 from ray_messaging.inspector.sources.traffic import OTHERS
 from ray_messaging.inspector.texts import TEXT_WIDTH

@@ -8,9 +8,18 @@ import pytest
 from ray_messaging.cluster.actors.log_actor import log_report
 from ray_messaging.common.task_health import STUCK_S, TaskHealth
 from ray_messaging.observability.health.actor_checks import MANY_ENTRIES, check_actor, check_actors, check_disk
-from ray_messaging.observability.health.findings import Finding, Health, critical, ok, warning
+from ray_messaging.observability.health.findings import (
+    SERVER_ACTOR,
+    ActorFacts,
+    Disk,
+    Finding,
+    Health,
+    Report,
+    critical,
+    ok,
+    warning,
+)
 from ray_messaging.observability.health.mailbox_checks import MANY_NAMES, SHOWN, check_kept
-from ray_messaging.observability.health.reports import SERVER_ACTOR, ActorFacts, Disk, Report
 from ray_messaging.observability.health.server_checks import check_clock, check_server
 from ray_messaging.transports.server_facts import Kept, Mailbox, ServerFacts
 

@@ -12,11 +12,18 @@ from numpy.typing import NDArray
 
 from ray_messaging.audiences.book import audience_of
 from ray_messaging.eventlog.schema import OF_EXTENSIONS, SCHEMA, schema_with, typed_names
-from ray_messaging.eventlog.writing.rows.addresses import are_of_agents, as_texts, channels, distinct, ends, subtopics
-from ray_messaging.eventlog.writing.rows.hearers import Hearers, hearer_columns
-from ray_messaging.eventlog.writing.rows.numbered_texts import numbered_texts
-from ray_messaging.eventlog.writing.rows.payloads import payload_columns, sparse_column
-from ray_messaging.eventlog.writing.rows.repeated_columns import NAME, Codes, coded, nulls, places, repeated, truth
+from ray_messaging.eventlog.writing.addresses import (
+    are_of_agents,
+    as_texts,
+    channels,
+    distinct,
+    ends,
+    numbered_texts,
+    subtopics,
+)
+from ray_messaging.eventlog.writing.hearers import Hearers, hearer_columns
+from ray_messaging.eventlog.writing.payloads import payload_columns, sparse_column
+from ray_messaging.eventlog.writing.repeated_columns import NAME, Codes, coded, nulls, places, repeated, truth
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.extension import Extension
 from ray_messaging.model.message_ids import NO_NUMBER, MessageIdColumn

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.errors import FrameError
-from ray_messaging.eventlog.writing.rows.columns import Part
-from ray_messaging.eventlog.writing.rows.hearers import Hearers
+from ray_messaging.eventlog.writing.columns import Part
+from ray_messaging.eventlog.writing.hearers import Hearers
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.extension import Extension
 from ray_messaging.receipt import DELIVERED, PUBLISHED, UNDELIVERABLE

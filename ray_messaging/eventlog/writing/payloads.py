@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from ray_messaging.eventlog.schema import TEXT, TYPED
-from ray_messaging.eventlog.writing.rows.repeated_columns import nulls, places
+from ray_messaging.eventlog.writing.repeated_columns import nulls, places
 from ray_messaging.model.columns import PayloadColumn
 from ray_messaging.model.payloads import Payloads
 from ray_messaging.model.typed.column import ColumnType

@@ -1,0 +1,318 @@
+"""Small files of records in the log's folder, beside the segments.
+
+- The record of the run: what ran, with which settings, started by which command.
+- The rule changes of the run.
+- The account: the writer that owns the folder, and the rows known to be missing. The server's epochs decide which
+  writer may trim the streams. The account decides which may publish files: a server that was flushed has lost its
+  epochs, and a new run may repeat them.
+- The sets of agents of mailboxes, whose pairs the row of a broadcast stands for.
+"""
+
+import platform
+import re
+import sys
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from ray_messaging.errors import ConfigError, LogError
+from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
+
+if TYPE_CHECKING:  # it brings pyarrow, which an interceptor does not need
+    from ray_messaging.eventlog.folder import Folder
+
+FORMAT = 1
+_RUN = "_run.json"  # programs that read folders of Parquet files skip names with an underscore
+_LONGEST = 200  # characters of an argument
+_SECRET = re.compile(r"(?i)(pass|secret|token|key|credential)")
+_IN_URL = re.compile(r"://[^/@\s]*@")
+
+
+class RunStart(msgspec.Struct, frozen=True):
+    """One start of an experiment that logs into the folder.
+
+    `ended` is None while it runs, and where it was `killed` and its log is not finished yet. `data` is the folder that
+    its embedded server keeps its data in; None: it has none, or several.
+    """
+
+    run: str
+    began: str
+    on_existing: str
+    command: Sequence[str]
+    versions: dict[str, str]
+    server: str
+    rules: Sequence[dict[str, Any]]  # in force at the start, each with its settings
+    ended: str | None = None
+    killed: bool = False
+    data: str | None = None
+
+
+class RunRecord(msgspec.Struct, frozen=True):
+    """All that is known of a run beside its messages.
+
+    `groups` maps each group to its number of agents, `model` holds the arguments of `messaging.run`.
+    """
+
+    format: int
+    experiment: str
+    steps: dict[str, Any] | None = None
+    groups: dict[str, int] = {}
+    model: dict[str, Any] | None = None
+    starts: Sequence[RunStart] = ()
+
+
+def read_run(folder: "Folder") -> RunRecord | None:
+    """Return the record of the folder's run; None: it has none. Raises LogError, ConfigError for another format."""
+    data = folder.read_small(_RUN)
+    if not data:
+        return None
+    path = f"{folder.where}/{_RUN}"
+    try:
+        known = int(msgspec.json.decode(data)["format"])
+        record = None if known != FORMAT else msgspec.json.decode(data, type=RunRecord)
+    except (msgspec.MsgspecError, ValueError, RecursionError, TypeError, KeyError) as error:
+        raise LogError(f"the record of the run in {path} is damaged ({error}): remove the file", path=path) from error
+    if record is None:
+        raise ConfigError(
+            f"{path} has format {known}, and this ray_messaging reads format {FORMAT} only: read the folder with the "
+            "version of ray_messaging that wrote it, and log into a folder of its own here"
+        )
+    return record
+
+
+def write_run(folder: "Folder", record: RunRecord) -> None:
+    """Write the record of the folder's run, atomically. Raises OSError."""
+    folder.write_small(_RUN, msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
+
+
+def note_start(folder: "Folder", experiment: str, steps: dict[str, Any] | None, start: RunStart) -> None:
+    """Add a start to the record, once; a reset begins a new record. Raises OSError, LogError."""
+    before = None if start.on_existing == "reset" else read_run(folder)
+    before = before or RunRecord(FORMAT, experiment)
+    if all(each.run != start.run for each in before.starts):
+        write_run(folder, msgspec.structs.replace(before, steps=steps, starts=[*before.starts, start]))
+
+
+def note_model(folder: "Folder", model: dict[str, Any], groups: dict[str, int]) -> None:
+    """Note a call of `messaging.run`. Raises OSError, LogError."""
+    if (before := read_run(folder)) is not None:
+        write_run(folder, msgspec.structs.replace(before, model=model, groups=before.groups | groups))
+
+
+def note_end(folder: "Folder", run: str, groups: dict[str, int], *, killed: bool = False) -> None:
+    """Note the end of a start, and the groups that there were. Raises OSError, LogError."""
+    if (before := read_run(folder)) is not None:
+        ended = [
+            msgspec.structs.replace(start, ended=utc_now(), killed=killed) if start.run == run else start
+            for start in before.starts
+        ]
+        write_run(folder, msgspec.structs.replace(before, starts=ended, groups=before.groups | groups))
+
+
+def has_ended(folder: "Folder") -> bool:
+    """Return whether the last run in a folder came to its end, perhaps without a message; raises as `read_run`."""
+    record = read_run(folder)
+    return record is not None and bool(record.starts) and record.starts[-1].ended is not None
+
+
+def unended(folder: "Folder") -> str | None:
+    """Return what to do about a run that has no end; None: it has one, or there is no record. Raises as `read_run`."""
+    record = read_run(folder)
+    if record is None or not record.starts or record.starts[-1].ended is not None:
+        return None
+    start = record.starts[-1]
+    where = f"{start.data} has them, and `ray-messaging log finish {folder.where}` writes them"
+    if start.data is None:
+        where = (
+            f"if its server ({start.server}) has them still, Messaging.start({record.experiment!r}, ..., "
+            "on_existing='resume') writes them"
+        )
+    elif not Path(start.data).exists():
+        where = f"{start.data}, the folder of its server, had them, and is gone"
+    return (
+        f"the run in {folder.where} that began at {start.began} has no end: it runs still, or was killed, and then "
+        f"rows of what was sent last are missing here; {where}"
+    )
+
+
+def run_facts(folder: "Folder") -> dict[str, Any] | None:
+    """Return the record and the rule changes of a run as plain data; None: there is no record. Raises LogError."""
+    record = read_run(folder)
+    if record is None:
+        return None
+    facts: dict[str, Any] = msgspec.to_builtins(record)
+    return facts | {"rule_changes": msgspec.to_builtins(read_rule_changes(folder))}
+
+
+def utc_now() -> str:
+    """Return the time as text."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that a result may depend on."""
+    names = ("ray-messaging", "ray", "numpy", "pyarrow")
+    return {"python": platform.python_version()} | {name: version(name) for name in names}
+
+
+def command_line() -> list[str]:
+    """Return the command that started this process, without secrets: passwords in URLs, and values of such options."""
+    found: list[str] = []
+    hidden = False
+    for argument in sys.orig_argv:
+        name, equals, _ = argument.partition("=")
+        secret = argument.startswith("-") and _SECRET.search(name) is not None
+        if hidden:
+            found.append("***")
+        elif secret and equals:
+            found.append(f"{name}=***")
+        else:
+            found.append(_IN_URL.sub("://***@", argument)[:_LONGEST])
+        hidden = secret and not equals
+    return found
+
+
+_RULE_CHANGES = "_rule_changes.json"
+
+
+class RuleChange(msgspec.Struct, frozen=True):
+    """One change of an experiment's rules while it ran.
+
+    `change` is insert, replace, remove or the call that changed a list of pairs; `rule` is the rule's description.
+    `step` is the first step that it applies to (None: there are no steps). It is `exact` if it applies to the whole
+    step; other changes take effect in the middle of a step, and two such runs need not be equal.
+    """
+
+    at: float  # unix s
+    change: str
+    rule: dict[str, Any]
+    step: int | None = None
+    exact: bool = False
+
+
+def read_rule_changes(folder: "Folder") -> list[RuleChange]:
+    """Return the rule changes of the folder's run, in order; raise LogError."""
+    data = folder.read_small(_RULE_CHANGES)
+    try:
+        return msgspec.json.decode(data, type=list[RuleChange]) if data else []
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        path = f"{folder.where}/{_RULE_CHANGES}"
+        raise LogError(f"the rule changes in {path} are damaged ({error}): remove the file", path=path) from error
+
+
+def write_rule_changes(folder: "Folder", changes: Sequence[RuleChange]) -> None:
+    """Write the rule changes of the folder's run, in place of those that it has. Raises OSError."""
+    folder.write_small(_RULE_CHANGES, msgspec.json.encode(list(changes)))
+
+
+ACCOUNT = "_account.json"
+
+
+class Account(msgspec.Struct, frozen=True):
+    """Owner of a folder (`run/writer`; only the run during a takeover), and descriptions of missing rows.
+
+    `experiment` is the owner's.
+    """
+
+    writer: str = ""
+    missing: tuple[str, ...] = ()
+    experiment: str = ""
+
+    def belongs_to(self, writer: str) -> bool:
+        """Return whether a writer may publish files. A folder without an account has no owner."""
+        return self.writer in {"", writer}
+
+
+def read_account(folder: "Folder") -> Account:
+    """Return a folder's account; raise LogError if it cannot be read."""
+    data = folder.read_small(ACCOUNT)
+    try:
+        return msgspec.json.decode(data, type=Account) if data else Account()
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        path = f"{folder.where}/{ACCOUNT}"
+        raise LogError(
+            f"the account of the event log's folder {folder.where} is damaged ({error}): remove {path}, and "
+            "with it the notes on missing rows",
+            path=path,
+        ) from error
+
+
+def claim(folder: "Folder", writer: str, experiment: str) -> None:
+    """Take a folder over, under its lock: earlier writers publish no more files. Raises OSError, LogError.
+
+    Another experiment's folder is refused: its run may have written no file yet.
+    """
+
+    def claimed(account: Account) -> Account:
+        if account.experiment not in {"", experiment}:
+            raise LogError(
+                f"the event log's folder {folder.where} is that of experiment {account.experiment!r}, and this is "
+                f"{experiment!r}: pass a log_dir of its own, or remove that folder",
+                path=folder.where,
+            )
+        return msgspec.structs.replace(account, writer=writer, experiment=experiment)
+
+    _change(folder, claimed)
+
+
+def note_missing(folder: "Folder", writer: str, text: str) -> None:
+    """Note missing rows, once, under the lock, unless another writer owns the folder. Raises OSError."""
+
+    def noted(account: Account) -> Account:
+        known = text in account.missing or not account.belongs_to(writer)
+        return account if known else msgspec.structs.replace(account, missing=(*account.missing, text))
+
+    _change(folder, noted)
+
+
+def forget_missing(folder: "Folder") -> None:
+    """Remove the notes on missing rows, under the lock, when the segments are removed. Raises OSError."""
+    _change(folder, lambda account: msgspec.structs.replace(account, missing=()))
+
+
+def _change(folder: "Folder", change: Callable[[Account], Account]) -> None:
+    before = read_account(folder)
+    after = change(before)
+    if after != before:
+        folder.write_small(ACCOUNT, msgspec.json.encode(after))
+
+
+class _Stored(msgspec.Struct, array_like=True, frozen=True):
+    ints: bytes  # int64, ascending
+    strings: tuple[str, ...]
+
+
+def write_agents(folder: "Folder", digest: str, agents: AgentSet) -> None:
+    """Write a set of agents under the digest by which rows name it. Raises OSError."""
+    stored = _Stored(agents.ints.astype("<i8", copy=False).tobytes(), tuple(sorted(agents.strings)))
+    folder.write_small(_file(digest), msgspec.msgpack.encode(stored))
+
+
+def read_agents(folder: "Folder", digest: str) -> AgentSet | None:
+    """Return a set of agents; None: the folder does not have it. Raises LogError."""
+    data = folder.read_small(_file(digest))
+    if not data:
+        return None
+    try:
+        stored = msgspec.msgpack.decode(data, type=_Stored)
+        return AgentSet(np.frombuffer(stored.ints, "<i8"), stored.strings)
+    except (msgspec.MsgspecError, ValueError) as error:
+        path = f"{folder.where}/{_file(digest)}"
+        raise LogError(f"the agents of a mailbox in {path} are damaged: {error}", path=path) from error
+
+
+def all_agents(folder: "Folder") -> AgentSet:
+    """Return the agents of all sets in a folder. Raises LogError."""
+    found = NO_AGENTS
+    for digest in folder.agent_sets():
+        found |= read_agents(folder, digest) or NO_AGENTS
+    return found
+
+
+def _file(digest: str) -> str:
+    return f"_agents-{digest}.bin"

@@ -1,1 +1,0 @@
-"""Rows of the event log, built from frames column by column."""
