@@ -11,15 +11,28 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
-# Pages of the site that lie elsewhere in the repository, and docs/README.md, which would be an index beside index.md.
+# Pages that lie elsewhere in the repository, and docs/README.md, which would be an index beside index.md.
 PAGES = {
     "README.md": "index.md",
     "docs/README.md": "pages.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
-    "tests/faults/README.md": "faults-figures.md",
+    "tests/faults/README.md": "faults.md",
     "benchmarks/README.md": "measuring.md",
+    "benchmarks/results/benchmarks.md": "benchmarks.md",
+    "benchmarks/scale/README.md": "scale.md",
 }
+# Classes that users meet as results, with no name in the package: the reference has their calls, too.
+RESULTS = (
+    "steps.step.Step",
+    "cluster.handles.experiment_steps.ExperimentSteps",
+    "cluster.run.agent.Agent",
+    "cluster.run.crowd.Crowd",
+    "cluster.run.result.Result",
+    "audiences.heard.Heard",
+    "cluster.handles.dead_letters.DeadLetters",
+    "transaction.Transaction",
+)
 LINK = re.compile(r"(\]\()([^)#\s:]+)((?:#[^)\s]*)?\))")
 
 
@@ -29,6 +42,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for source, page in PAGES.items():
         files.append(File.generated(config, page, content=_with_links(source, (ROOT / source).read_text())))
     files.append(File.generated(config, "reference.md", content=_reference()))
+    for plot in sorted((ROOT / "benchmarks/results").glob("*.png")):
+        files.append(File.generated(config, plot.name, abs_src_path=str(plot)))
     for example in sorted((ROOT / "examples").glob("*.py")):
         text = f"# {example.name}\n\n```python\n{example.read_text()}```\n"
         files.append(File.generated(config, f"examples/{example.stem}.md", content=text))
@@ -61,13 +76,14 @@ def _with_links(source: str, text: str) -> str:
 
 
 def _reference() -> str:
-    """Return the page of all public names, from their docstrings."""
+    """Return the page of all public names, and of the classes of results, from their docstrings."""
     values = _constants("ray_messaging/__init__.py")
     homes = values["_HOMES"]
     names = [name for name in values["__all__"] if name not in values["_MODULES"]]
     rules = sorted(set(_constants("ray_messaging/interception/rules/__init__.py")["__all__"]) - set(names))
     head = "# Reference\n\nThe public names, from their docstrings. [The overview](api.md) groups them.\n"
     places = [f"{homes.get(name, 'ray_messaging.errors')}.{name}" for name in names]
+    places += [f"ray_messaging.{name}" for name in RESULTS]
     places += [f"ray_messaging.interception.rules.{name}" for name in rules]
     return "\n".join([head, *(f"::: {place}\n" for place in places)])
 

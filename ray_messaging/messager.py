@@ -45,7 +45,7 @@ class Messager(names.ChannelNames):
     `messaging.interceptor`, or any Ray actor that answers `forward(from_id, to_id, msg) -> bool`. With a `name` the
     mailbox outlives this process, and the next messager of that name goes on where this one stopped; without one it
     goes when this messager closes. An `observer` is called for each batch, frame, fetch, retry and new connection.
-    With `tracing`, sampled batches have spans (see docs/tracing.md). `audiences` is where the pairs of audiences are
+    With `tracing`, sampled batches have spans (see docs/operations.md). `audiences` is where the pairs of audiences are
     read.
     Use it as an async context manager, or call `init` and `close`.
     """
@@ -418,7 +418,7 @@ class Messager(names.ChannelNames):
         return step_loop(self.engine).steps(until, leave=leave)
 
     def transaction(self) -> Transaction:
-        """Begin a step that happens once: `async with messager.transaction() as tx:` (see docs/transactions.md).
+        """Begin a step that happens once: `async with messager.transaction() as tx:` (see docs/receiving.md).
 
         The messages that `tx` fetches and sends, and its state, are committed together at the end of the block, or not
         at all. There is one transaction at a time; meanwhile other sends go on, and other fetches raise

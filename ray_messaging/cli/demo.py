@@ -15,7 +15,7 @@ Try next:
   ray-messaging demo --log-dir seen-log --ui (the same in the browser)
   ray-messaging replay TRACE --groups 4      (your own file: edge list, CSV or JSONL)
   ray-messaging replay TRACE --rules 'black-list:1-2,3-*' --rules max-length:500
-In Python: from ray_messaging import Messaging (docs/tutorial, in four pages)"""
+In Python: from ray_messaging import Messaging (docs/tutorial.md)"""
 
 
 def demo(

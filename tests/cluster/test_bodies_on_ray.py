@@ -26,7 +26,7 @@ def limits_of(servers):
     return found
 
 
-# The figure is that of docs/benchmarks/scale.md.
+# The figure is that of docs/operations.md.
 NO_STEPS = ["this experiment has none", "3 to 5 million messages a second", "steps=Steps()"]
 CLUSTER = RedisConfig(cluster=["127.0.0.1:1"])
 

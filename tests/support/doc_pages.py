@@ -6,24 +6,33 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_PARTS = re.compile(
+    r"^```(?P<language>\w*)\n(?P<text>.*?)^```$|^## (?P<section>[^\n]+)$", re.DOTALL | re.MULTILINE
+)
 _CHECK = doctest.OutputChecker()
 _LOOSE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE  # `...` stands for parts that differ by run
 
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block of a page: its language, its text, and the line where the text begins."""
+    """A fenced block of a page: its language, its text, the line where the text begins, and the section it is in."""
 
     language: str
     text: str
     line: int
+    section: str
 
 
 def blocks(page):
     """Return the fenced blocks of a page, by its path in the repository."""
     text = (ROOT / page).read_text()
-    return [Block(found[1], found[2], text.count("\n", 0, found.start()) + 2) for found in _FENCE.finditer(text)]
+    found, section = [], ""
+    for match in _PARTS.finditer(text):
+        if match["section"]:
+            section = match["section"]
+        else:
+            found.append(Block(match["language"], match["text"], text.count("\n", 0, match.start()) + 2, section))
+    return found
 
 
 def run_block(page, block, namespace):
@@ -31,7 +40,7 @@ def run_block(page, block, namespace):
     exec(compile("\n" * (block.line - 1) + block.text, page, "exec"), namespace)
 
 
-def run_page(page, namespace, *, printed, command):
+def run_page(page, namespace, *, printed, command, without=()):
     """Run a page as a reader would, and compare its output.
 
     Blocks marked `python` run one after the other. The block `text` behind one has its output. In a block `console`
@@ -42,8 +51,11 @@ def run_page(page, namespace, *, printed, command):
         namespace: The globals of its Python, which the next page may go on with.
         printed: A function without arguments that returns what Python has printed since its last call.
         command: A function that runs a command's words and returns its output.
+        without: Sections whose blocks do not run.
     """
     for block in blocks(page):
+        if block.section in without:
+            continue
         if block.language == "python":
             printed()
             run_block(page, block, namespace)

@@ -7,7 +7,7 @@ import pytest
 
 # By file: tests, or single cases of a test.
 SOAK = {
-    "browser/test_first_ten_minutes.py": ["test_the_inspector_is_open_beside_the_demo"],
+    "browser/test_tutorial_in_browser.py": ["test_the_inspector_is_open_beside_the_demo"],
     "browser/test_running_experiment.py": ["test_the_overview_follows_the_run"],
     "cluster/test_changes_lost_by_the_server.py": [
         "test_a_ban_lost_by_the_server_holds_after_the_interceptors_death[redis-server]",

@@ -31,7 +31,7 @@ def check_shards(shards: object, *, server: ServerConfig | None, steps: Steps | 
     if steps is None:
         raise ConfigError(
             f"shards={shards!r} spreads the bodies of steps, and this experiment has none. Without steps= one primary "
-            "does all: it carries 3 to 5 million messages a second (docs/benchmarks/scale.md). Leave out shards=, or "
+            "does all: it carries 3 to 5 million messages a second (docs/operations.md). Leave out shards=, or "
             "add steps=Steps()"
         )
     if shards == PER_NODE and data_dir is not None:

@@ -1,4 +1,4 @@
-"""docs/architecture.md, docs/README.md and CONTRIBUTING.md: every path and link that they name exists."""
+"""All pages: every link leads somewhere. docs/architecture.md and CONTRIBUTING.md: every path that they name exists."""
 
 import re
 from pathlib import Path
@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-DOCS = sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
-PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *DOCS]
+FOUND = [page for folder in ("docs", "benchmarks", "tests/faults") for page in (ROOT / folder).rglob("*.md")]
+PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *sorted(str(page.relative_to(ROOT)) for page in FOUND)]
 FOLDERS = ("tests/", "docs/", "benchmarks/", "ray_messaging/", ".ci/")
 PATH = re.compile(r"`([\w./]+(?:/|\.(?:py|lua|md)))`")
 

@@ -1,4 +1,4 @@
-"""The first ten minutes as a newcomer has them: the page's programs and commands, and the inspector in a real browser.
+"""The tutorial's programs and commands as a newcomer has them, and the inspector in a real browser.
 
 Each program has a Ray cluster of its own, as on a newcomer's machine, and ends by Ctrl-C.
 """
@@ -19,8 +19,11 @@ from support.patience import WAIT_S
 
 pytestmark = pytest.mark.long
 
-PAGE = "docs/first-ten-minutes.md"
-_, DEMO, PROGRAM, UI, PRINTED, METRICS, READER, TRACE, LOG, REPORT = blocks(PAGE)
+PAGE = "docs/tutorial.md"
+(DEMO,) = (block for block in blocks(PAGE) if block.section == "The demo")
+PROGRAM, UI, PRINTED, METRICS, READER, TRACE, LOG = (
+    block for block in blocks(PAGE) if block.section == "Watch a run, and change it"
+)
 START_S = 150.0  # of Ray, a server and groups
 
 
@@ -130,7 +133,6 @@ def test_a_rule_of_the_page_is_seen_everywhere(home):
         compare(PAGE, PRINTED.line, PRINTED.text, first.screen)
         compare(PAGE, TRACE.line, TRACE.text, run(home, "python spans.py"))
         check_console(home, LOG)
-        check_console(home, REPORT)
         look_at_the_report(home)
 
 
@@ -152,7 +154,6 @@ def look_at_the_blocked_messages(seen):
     seen.sees("health", "checks")
     wait_for(lambda: "%" in seen.text("figure-blocked") and seen.number("figure-rows") > 0)
     wait_for(lambda: float(seen.text("figure-blocked").rstrip("%")) >= 20)  # as long with the rule as without
-    picture(seen, "first-inspector")
     seen.go("/search?rule=pattern&contains=casino")
     seen.sees("rows", "the payload holds the word 'casino'")
 
@@ -163,5 +164,3 @@ def look_at_the_report(home):
         text = seen.page.inner_text("body")
         for words in ("pattern", "the payload holds the word 'casino'"):
             assert words in text
-        seen.page.get_by_role("heading", name="What became of the messages").evaluate("found => found.scrollIntoView()")
-        picture(seen, "first-report")
