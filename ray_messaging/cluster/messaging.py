@@ -110,7 +110,7 @@ class Messaging:
             data_dir: A folder on this machine where the embedded servers keep their data, for a later start with
                 on_existing="resume". None: with a log_dir that is `<log_dir>-server`, without steps until the log has
                 all rows; else nothing is kept, nor with shards="per-node".
-            metrics: Groups count and time what they do, for `metrics_text()` and Ray's metrics (see docs/operations.md).
+            metrics: Groups count and time what they do, for `metrics_text()` and Ray's metrics (docs/operations.md).
             tracing: Sampled batches have spans from sender to handler (see docs/operations.md). None: none.
             shards: With steps: so many embedded servers on this node, or "per-node", one on each node that is there
                 now, or so many parts of a cluster. The first is the primary, all carry the bodies of large frames (see

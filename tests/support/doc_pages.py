@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-_PARTS = re.compile(
-    r"^```(?P<language>\w*)\n(?P<text>.*?)^```$|^## (?P<section>[^\n]+)$", re.DOTALL | re.MULTILINE
-)
+_PARTS = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```$|^## (?P<section>[^\n]+)$", re.DOTALL | re.MULTILINE)
 _CHECK = doctest.OutputChecker()
 _LOOSE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE  # `...` stands for parts that differ by run
 

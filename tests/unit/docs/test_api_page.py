@@ -1,4 +1,4 @@
-"""docs/api.md names what is public, and its example runs; each public call has a docstring, which the reference shows."""
+"""docs/api.md names what is public, and its example runs; each public call has a docstring, which is its reference."""
 
 import functools
 import inspect
