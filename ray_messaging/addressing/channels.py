@@ -308,7 +308,7 @@ class Keys:
         return f"{self.prefix}mailbox:{stream}"
 
     def open_stream(self, mailbox: str) -> str:
-        """Build the key that a mailbox's stream has within a transaction: see large_frames.lua."""
+        """Build the key that a mailbox's stream has within a transaction: see large_frames."""
         return f"{self.prefix}open:{mailbox}"
 
     def ended_stream(self, stream: str) -> str:

@@ -1,4 +1,4 @@
-"""Frames as arguments of the scripts that write them; large frames go around these: see large_frames.lua."""
+"""Frames as arguments of the scripts that write them; large frames go around these: see large_frames."""
 
 import logging
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from ray_messaging.transports.values import LOG, FrameWrite, SendRequest
 
 
 def add_writes(args: list[Any], writes: Sequence[FrameWrite]) -> list[int]:
-    """Add writes to a script's arguments, as send.lua describes them; return the places of large frames."""
+    """Add writes to a script's arguments, as send describes them; return the places of large frames."""
     large: list[int] = []
     for write in writes:
         noted = write.noted
@@ -31,7 +31,7 @@ def add_writes(args: list[Any], writes: Sequence[FrameWrite]) -> list[int]:
 logger = logging.getLogger(__name__)
 
 LEAST_BYTES = 128 * 2**10  # of a frame; for smaller ones the script alone takes less time
-_HOW = "open", "close"  # of large_frames.lua, and two of its replies
+_HOW = "open", "close"  # of large_frames, and two of its replies
 _DONE, _NO_RIGHT = 0, 2
 
 
@@ -52,9 +52,9 @@ class LargeFrames:
         return all(map(_is_large, writes)) and len({write.mailbox for write in writes}) == len(writes)
 
     async def write(self, writes: Sequence[FrameWrite], keys: Sequence[str], head: Sequence[Any]) -> list[int] | None:
-        """Write frames, all or none; return what send.lua would reply, or None where it must be asked.
+        """Write frames, all or none; return what send would reply, or None where it must be asked.
 
-        Args: keys and head are those of send.lua, up to the first write. Raises: as `RedisLink.transaction`.
+        Args: keys and head are those of send, up to the first write. Raises: as `RedisLink.transaction`.
         """
         asked = [field for write in writes for field in (write.mailbox, write.seq, write.rows, len(write.frame), -1, 0)]
         open_, close = (self._link.script_command("large_frames", keys, [*head[:5], how, *asked]) for how in _HOW)

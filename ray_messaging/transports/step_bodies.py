@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 _ALL = 2**53  # a step after all others
 _SWEEP_S = 1.0  # for which a sweep is awaited
-_MARK = b"\x01body:"  # no frame begins so; write_to_boxes.lua reads the size behind it
+_MARK = b"\x01body:"  # no frame begins so; write_to_boxes reads the size behind it
 
 
 async def at_all(calls: Iterable[Awaitable[T]]) -> list[T]:

@@ -70,7 +70,7 @@ from ray_messaging.transports.step_values import (
 from ray_messaging.transports.values import FrameFate, FrameWrite, SendReply, SendRequest, SendStatus
 
 _RESULTS = 256  # of calls, in one reply
-_UNWRITTEN = 4  # reply of commit_step.lua
+_UNWRITTEN = 4  # reply of commit_step
 
 
 class RedisSteps:

@@ -3,7 +3,6 @@
 import asyncio
 import json
 from functools import partial
-from pathlib import Path
 
 import pytest
 from redis.exceptions import ResponseError
@@ -14,15 +13,12 @@ from support.rumour_groups import RumourGroups
 from support.servers import find_binary
 from support.slots import ClusterService, KeyByKey, Resharding, raw
 
-import ray_messaging
 from ray_messaging import ConnectionFailed
 from ray_messaging.addressing.channels import Keys
-from ray_messaging.transports.connection.scripts import lua_files, script_text
+from ray_messaging.transports.connection.scripts import script_names, script_text
 from ray_messaging.transports.log_store import Limits
 
 BARELY_S = 0.5  # of patience: a few attempts
-LUA = Path(ray_messaging.__file__).parent / "transports" / "lua"
-SNIPPETS = {path.stem for path in (LUA / "shared").iterdir()} | {"send_one_frame"}
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +63,7 @@ def test_every_script_refuses_to_begin(binary, tmp_path, pair, exp_id):
     service = pair if binary == "valkey" else ClusterService(tmp_path, binary=binary, primaries=2, replicas=0).start()
     try:
         service.serve(exp_id)
-        move, names = KeyByKey(service, service.others()[0]), lua_files().keys() - SNIPPETS
+        move, names = KeyByKey(service, service.others()[0]), script_names()
         assert len(names) > 50
         with move.source.client() as client:
             client.hset(Keys(exp_id).meta, "directory", 1)

@@ -306,7 +306,7 @@ async def test_a_script_that_valkey_forgets_alone_is_loaded_again(start, opener)
     for number in range(2, 5):
         await send(sender, number)
     added = (await client.info("commandstats"))["cmdstat_xadd"]["calls"] - before
-    assert added == 4  # the first one added nothing, and send.lua wrote its frame
+    assert added == 4  # the first one added nothing, and send wrote its frame
     assert (await client.info("stats"))["evicted_scripts"] > 0
     large = [message for message in await fetch_all(receiver, 5 * ROWS + 6) if "text" in message.payload]
     assert [message.payload["call"] for message in large[::ROWS]] == [*range(5)]

@@ -1,10 +1,13 @@
 """Scripts of ours: their texts, with the snippets that they share."""
 
 import hashlib
+import re
 from functools import cache
 from importlib.resources import files
 
-# Snippets that come before a script, by its name; both lie in the folders of `lua`.
+_SECTION = re.compile(r"^-- (script|shared) (\w+) -+\n", re.MULTILINE)  # of a Lua file
+
+# Shared sections that come before a script, by its name.
 _MOVE = ("entry_order", "move_cursor")
 _LEASE = ("id_ceiling", "renew_lease")
 _STEPS = ("id_ceiling", "step_is_open", "step_barrier")
@@ -21,10 +24,10 @@ _SHARED: dict[str, tuple[str, ...]] = {
     "raise_entry_ids": ("entry_order", "id_ceiling"),
     "note_written": ("entry_order",),
     **dict.fromkeys(_DEAD_LETTERS, ("entry_order", "dead_letter_retention")),
-    "release_agents": ("mailbox_limit", *_MOVE, "dead_letter_retention", "departure"),
-    "give_up_release": ("mailbox_limit", "departure"),
+    "release_agents": ("mailbox_limit", "mailbox_counts", *_MOVE, "dead_letter_retention", "departure"),
+    "give_up_release": ("departure",),
     "rehost_agents": (*_STEPS, "date_change"),
-    "requeue": ("mailbox_limit", "step_box", "returned_frames", "entry_order", "dead_letter_retention"),
+    "requeue": ("mailbox_limit", "mailbox_counts", "step_box", "entry_order", "dead_letter_retention"),
     **dict.fromkeys(("join_steps", "leave_steps", "open_step"), _STEPS),
     "close_step": (*_STEPS, "cover_step"),
     "commit_step": ("step_box", *_STEPS, "write_to_boxes", "cover_step"),
@@ -36,10 +39,19 @@ _SHARED: dict[str, tuple[str, ...]] = {
 
 
 @cache
-def lua_files() -> dict[str, str]:
-    """Return the text of each Lua file by its name, which is unique across the folders."""
-    folders = (files("ray_messaging.transports") / "lua").iterdir()
-    return {file.name.removesuffix(".lua"): file.read_text() for folder in folders for file in folder.iterdir()}
+def lua_sections() -> dict[str, tuple[str, str]]:
+    """Return the kind (script or shared) and the text of each section of the Lua files, by its name."""
+    found: dict[str, tuple[str, str]] = {}
+    for file in (files("ray_messaging.transports") / "lua").iterdir():
+        _, *parts = _SECTION.split(file.read_text())
+        for kind, name, text in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
+            found[name] = kind, text
+    return found
+
+
+def script_names() -> list[str]:
+    """Return the names of all scripts."""
+    return [name for name, (kind, _) in lua_sections().items() if kind == "script"]
 
 
 @cache
@@ -49,14 +61,14 @@ def script_text(name: str, *, cluster: bool) -> str:
     On a cluster each begins with a check that its keys are not being moved.
     """
     guard = ("refuse_while_moving",) if cluster else ()
-    parts = [lua_files()[part] for part in (*guard, *_SHARED.get(name, ()), name)]
+    parts = [lua_sections()[part][1].strip() for part in (*guard, *_SHARED.get(name, ()), name)]
     flags = [line for part in parts for line in part.splitlines() if line.startswith("#!")]
     return "\n".join([*flags, *("\n".join(part.splitlines()[part.startswith("#!") :]) for part in parts)])
 
 
 def script_at(sha: str, line: int) -> str | None:
     """Return one line (from 1) of the script that the server knows by a hash; None where it is none of ours."""
-    for name in lua_files():
+    for name in script_names():
         for cluster in (False, True):
             if script_hash(name, cluster=cluster) == sha:
                 lines = script_text(name, cluster=cluster).splitlines()

@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 class ServerRuns:
-    """Latest known run of a server, and an upper bound of its clock, for `raise_entry_ids.lua`."""
+    """Latest known run of a server, and an upper bound of its clock, for `raise_entry_ids`."""
 
     def __init__(self, keys: Keys, script: str, timeout_s: float, shards: int, *, any_format: bool) -> None:
         self._keys = keys

@@ -1,4 +1,4 @@
-"""The short paths: send_one_frame.lua and large_frames.lua write the same as send.lua."""
+"""The short paths: send_one_frame and large_frames write the same as send."""
 
 import random
 
@@ -34,7 +34,7 @@ class World:
         return self.client.evalsha(self.sha, len(keys), *keys, *head, "box", seq, rows, frame, -1, 0)
 
     def send_large(self, epoch, version, interceptor, seq, rows, frame):
-        """Send by large_frames.lua, and by the whole script where that writes nothing: it has the same reasons."""
+        """Send by large_frames, and by the whole script where that writes nothing: it has the same reasons."""
         keys = [self.keys.meta, self.keys.sender("me"), self.state, self.lease]
         calls = [
             [epoch, version, interceptor, self.keys.own, self.keys.prefix, how, "box", seq, rows, len(frame), -1, 0]

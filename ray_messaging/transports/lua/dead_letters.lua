@@ -1,5 +1,7 @@
--- Shared by load_directory.lua, end_leases.lua, remove_mailbox.lua, reject_frame.lua, keep_failed.lua, requeue.lua and
--- drop_letters.lua: dead letters, and their limit.
+-- Dead letters.
+
+-- shared dead_letter_retention ----------------------------------------------------------------------------------------
+-- Dead letters, and their limit.
 --
 -- dead         stream: frames nobody will read: mailbox, entry, row (rows before it were handled), reason, f = frame;
 --              born = incarnations of mailboxes given out when its mailbox went, exclusive = 1 where that one alone
@@ -90,7 +92,7 @@ local function lay(dead, prefix, limit, fields)
   bound(dead, prefix, limit, 1, add(dead, prefix, limit, fields))
 end
 
--- What is acknowledged behind the cursor (see move_cursor.lua), as a list.
+-- What is acknowledged behind the cursor (see move_cursor), as a list.
 local function ranges_of(acked)
   local ranges = {first = 1}
   for after, after_row, last, last_row in (acked or ''):gmatch('(%d+%-%d+) (%d+) (%d+%-%d+) (%d+) %d+') do
@@ -169,3 +171,149 @@ local function bury(keys, prefix, name, reason, limit)
   end
   return buried
 end
+
+-- script read_letters -------------------------------------------------------------------------------------------------
+#!lua flags=no-writes
+-- Return dead letters in their order: so many, and fewer where they are large.
+--
+-- KEYS[1] dead  stream: see dead_letter_retention
+-- ARGV[1] id before the first one, or 0-0  [2] how many  [3] bytes of frames, past which no further one is added
+-- Returns {{id, {field, value...}}...}
+local found, nbytes, after = {}, 0, ARGV[1]
+while #found < tonumber(ARGV[2]) and nbytes < tonumber(ARGV[3]) do
+  local letter = redis.call('XRANGE', KEYS[1], '(' .. after, '+', 'COUNT', 1)[1]
+  if not letter then break end
+  found[#found + 1], after = letter, letter[1]
+  for i = 2, #letter[2], 2 do nbytes = nbytes + #letter[2][i] end
+end
+return found
+
+-- script reject_frame -------------------------------------------------------------------------------------------------
+#!lua flags=allow-oom
+-- Add an undecodable frame to the dead letters, once: a restarted reader meets it again. Allowed when memory is full,
+-- because commits that free some may wait behind that frame.
+--
+-- KEYS[1] dead      stream: see dead_letter_retention
+-- KEYS[2] state     hash of the mailbox: born, entry = its cursor (of the log stream: logged); none: the mailbox is gone,
+--                   and what was unread is dead
+-- ARGV[1] prefix of this experiment's keys: rejected:<mailbox>:<born> is a stream with the ids of the entries that were
+--         rejected and are not handled yet  [2] mailbox  [3] entry  [4] reason  [5] frame  [6] bytes of dead letters that
+--         are kept
+-- Returns 1, or 0 where it is there already
+local state = redis.call('HMGET', KEYS[2], 'born', 'entry', 'logged')
+if not state[1] then return 0 end
+local rejected = ARGV[1] .. 'rejected:' .. ARGV[2] .. ':' .. state[1]
+-- A reader takes its entries in their order, so that one below the last id is known.
+local added = redis.pcall('XADD', rejected, ARGV[3], 'r', '')
+if type(added) == 'table' and added.err then
+  if added.err:find('equal or smaller', 1, true) then return 0 end
+  return added
+end
+redis.call('XTRIM', rejected, 'MINID', state[2] or state[3] or '0-0')
+lay(KEYS[1], ARGV[1], ARGV[6], {'mailbox', ARGV[2], 'entry', ARGV[3], 'row', '0', 'reason', ARGV[4], 'f', ARGV[5]})
+return 1
+
+-- script keep_failed --------------------------------------------------------------------------------------------------
+#!lua flags=allow-oom
+-- Add a message whose handler has failed to the dead letters. Allowed when memory is full, because its commit frees some.
+--
+-- KEYS[1] dead   stream: see dead_letter_retention
+-- KEYS[2] state  hash of the mailbox: born, exclusive, failures = how many such messages there were, failed = the last of
+--                them, <entry>.<row> each, as this call may be repeated; none: the mailbox is gone, and what was
+--                uncommitted is dead
+-- KEYS[3] meta   hash: born
+-- ARGV[1] prefix of this experiment's keys  [2] mailbox  [3] entry  [4] reason  [5] frame of the message  [6] bytes of
+--         dead letters that are kept  [7] row of the entry
+-- Returns 1, or 0 where it is there already
+local state = redis.call('HMGET', KEYS[2], 'born', 'exclusive', 'failed')
+if not state[1] then return 0 end
+local this, failed = ARGV[3] .. '.' .. ARGV[7], {}
+for each in (state[3] or ''):gmatch('%S+') do
+  if each == this then return 0 end
+  failed[#failed + 1] = each
+end
+failed[#failed + 1] = this
+redis.call('HSET', KEYS[2], 'failed', table.concat(failed, ' ', math.max(1, #failed - 255)))
+redis.call('HINCRBY', KEYS[2], 'failures', 1)
+lay(KEYS[1], ARGV[1], ARGV[6], {'mailbox', ARGV[2], 'entry', ARGV[3], 'row', '0', 'reason', ARGV[4],
+    'born', redis.call('HGET', KEYS[3], 'born') or state[1], 'exclusive', state[2] or '0', 'acked', '', 'f', ARGV[5]})
+return 1
+
+-- script requeue ------------------------------------------------------------------------------------------------------
+#!lua
+-- Write the messages of a dead letter into mailboxes again, all or none; messages without a listener stay dead.
+--
+-- KEYS[1] meta  hash: directory = version   KEYS[2] dead, KEYS[3] state::dead: see dead_letter_retention
+-- KEYS[4...]    per frame: mailbox state, lease (see send)
+-- ARGV[1] id of the letter  [2] name of this call: a repeated one finds its answer  [3] directory version
+-- ARGV[4] prefix of this experiment's keys: mailbox:<name>:<born> is a mailbox's stream  [5] frame of what stays dead,
+--         or ""  [6...] per frame: mailbox, rows, frame
+-- Returns {fate, mailbox that is the reason}; 0 it is not there (any more), 1 done, 2 the directory has changed, 3 a mailbox
+-- is full, 4 a mailbox would not hold a frame if it were empty, 5 the event log is behind
+if redis.call('HGET', KEYS[3], 'call') == ARGV[2] then return {1, ''} end
+local letter = redis.call('XRANGE', KEYS[2], ARGV[1], ARGV[1])[1]
+if not letter then return {0, ''} end
+if (redis.call('HGET', KEYS[1], 'directory') or '0') ~= ARGV[3] then return {2, ''} end
+
+local boxes = {}
+for arg = 6, #ARGV, 3 do
+  local name, at = ARGV[arg], 4 + 2 * (arg - 6) / 3
+  local box = boxes[name] or counts_of(KEYS[at], KEYS[at + 1], ARGV[4], name)
+  if box and box.stepped then box = next_box(ARGV[4], name) end
+  if not box then return {2, name} end
+  boxes[name] = box
+  local rows, size, refused = tonumber(ARGV[arg + 1]), #ARGV[arg + 2], nil
+  if box.limits then refused = not box_takes(box, box.limits, rows, size) and 4 or nil
+  else refused = refusal(box, rows, size) end
+  if refused then return {refused, name} end
+end
+
+for arg = 6, #ARGV, 3 do
+  local box = boxes[ARGV[arg]]
+  if box.limits then put_from_outside(ARGV[4], box, tonumber(ARGV[arg + 1]), ARGV[arg + 2])
+  else box.last = redis.call('XADD', box.stream, '*', 'f', ARGV[arg + 2]) end
+end
+for _, box in pairs(boxes) do
+  if not box.limits then store(box) end
+end
+local held = held_bytes(KEYS[2], KEYS[3], 0, 0) - weight(letter[2])
+redis.call('XDEL', KEYS[2], letter[1])
+settle(KEYS[2], KEYS[3], held)
+if ARGV[5] ~= '' then
+  -- A letter in the place of the older one, with its fields but for the rows: no limit, as that one was larger.
+  local fields, at = {'f', ARGV[5], 'row', '0', 'acked', ''}, letter[1]:match('^%d+')
+  for i = 1, #letter[2], 2 do
+    local name, value = letter[2][i], letter[2][i + 1]
+    if name == 'at' then at = value
+    elseif name ~= 'f' and name ~= 'row' and name ~= 'acked' then
+      fields[#fields + 1], fields[#fields + 2] = name, value
+    end
+  end
+  fields[#fields + 1], fields[#fields + 2] = 'at', at
+  redis.call('XADD', KEYS[2], '*', unpack(fields))
+  bound(KEYS[2], ARGV[4], math.huge, 1, weight(fields))
+end
+redis.call('HSET', KEYS[3], 'call', ARGV[2])
+return {1, ''}
+
+-- script drop_letters -------------------------------------------------------------------------------------------------
+#!lua flags=allow-oom
+-- Delete dead letters, and count the others again if another client has written there. Allowed when memory is full,
+-- because it frees some.
+--
+-- KEYS[1] dead, KEYS[2] state::dead: see dead_letter_retention
+-- ARGV[1] name of this call: a repeated one finds its answer  [2...] ids
+-- Returns how many were there
+local now = redis.call('HMGET', KEYS[2], 'call', 'answer')
+if now[1] == ARGV[1] then return tonumber(now[2]) end
+local dropped, held = 0, held_bytes(KEYS[1], KEYS[2], 0, 0)
+for i = 2, #ARGV do
+  local letter = redis.call('XRANGE', KEYS[1], ARGV[i], ARGV[i])[1]
+  if letter then
+    redis.call('XDEL', KEYS[1], letter[1])
+    dropped, held = dropped + 1, held - weight(letter[2])
+  end
+end
+settle(KEYS[1], KEYS[2], held)
+redis.call('HSET', KEYS[2], 'call', ARGV[1], 'answer', dropped)
+return dropped

@@ -1,14 +1,62 @@
+-- Frames into mailboxes: batches, transactions, and the short paths.
+
+-- shared plain_frame --------------------------------------------------------------------------------------------------
+-- A frame for one mailbox, with nothing published or noted, outside of
+-- transactions. Keys and arguments are those of send.
+
+-- Return what the mailbox holds with the frame in it; nothing where anything speaks against it, which send decides.
+local function room_for(state, lease, mailbox, seq, rows, size)
+  local sender = redis.call('HMGET', KEYS[2], 'epoch', 's:' .. mailbox)
+  local meta = redis.call('HMGET', KEYS[1], 'directory', 'interceptor', 'standing')
+  local box = redis.call('HMGET', state, 'max_messages', 'max_bytes', 'messages', 'bytes', 'leased', 'born', 'logged',
+                         'unlogged', 'unlogged_bytes', 'stepped')
+  if sender[1] ~= ARGV[1] or tonumber(seq) ~= tonumber(sender[2] or 0) + 1 or (meta[1] or '0') ~= ARGV[2]
+      or not (meta[2] == ARGV[3] or meta[3] == ARGV[3] or ARGV[3] == '-1' or (ARGV[3] == '-2' and not meta[2]))
+      or not box[1] or box[10] or (box[5] == '1' and redis.call('EXISTS', lease) == 0) then return end
+  local messages, bytes, unlogged, unlogged_bytes = box[3] + rows, box[4] + size, 0, 0
+  if box[7] then unlogged, unlogged_bytes = (box[8] or 0) + rows, (box[9] or 0) + size end
+  if limit_fate(size, tonumber(box[1]), tonumber(box[2]), messages, bytes, unlogged, unlogged_bytes) ~= 0 then return end
+  return {stream = ARGV[5] .. 'mailbox:' .. mailbox .. ':' .. box[6], messages = messages, bytes = bytes,
+          logged = box[7], unlogged = unlogged, unlogged_bytes = unlogged_bytes}
+end
+
+-- Count a frame; `last` is the id of the mailbox's last entry. Without a table of fields, as lone messages come by here.
+local function count_frame(state, mailbox, seq, box, last)
+  if box.logged then
+    redis.call('HSET', state, 'messages', box.messages, 'bytes', box.bytes, 'last', last, 'unlogged', box.unlogged,
+               'unlogged_bytes', box.unlogged_bytes)
+  else
+    redis.call('HSET', state, 'messages', box.messages, 'bytes', box.bytes, 'last', last)
+  end
+  redis.call('HSET', KEYS[2], 's:' .. mailbox, seq)
+end
+
+-- shared send_one_frame -----------------------------------------------------------------------------------------------
+-- The beginning of send: one frame for one mailbox, see plain_frame. So are most calls, and those of lone messages,
+-- for whom the rest of the script is half of the server's time. What nothing speaks against is written here; all else
+-- send decides, from the beginning.
+if #ARGV == 12 and KEYS[4] and ARGV[6] == '0' and ARGV[11] == '-1' and ARGV[12] == '0' then
+  local box = room_for(KEYS[3], KEYS[4], ARGV[7], ARGV[8], tonumber(ARGV[9]), #ARGV[10])
+  if box then
+    -- Refused while memory is full, as the first write, and before anything has happened.
+    local last = redis.call('XADD', box.stream, '*', 'f', ARGV[10])
+    count_frame(KEYS[3], ARGV[7], ARGV[8], box, last)
+    return {0, 0, -1}
+  end
+end
+
+-- script send ---------------------------------------------------------------------------------------------------------
 -- Write a batch: frames into mailboxes, publications to bare channels, notes for the event log; and conclude a
--- transaction, which is written whole or not at all. Atomic: one experiment, one primary. send_one_frame.lua comes before it.
+-- transaction, which is written whole or not at all. Atomic: one experiment, one primary. send_one_frame comes before it.
 --
 -- KEYS[1] meta     hash: directory = version, interceptor = epoch of the one whose verdicts count, standing = number
---                  under which its standing verdicts do, log = 1 while an event log is registered, wide: see take_mailbox.lua
+--                  under which its standing verdicts do, log = 1 while an event log is registered, wide: see take_mailbox
 -- KEYS[2] sender   hash: epoch, s:<mailbox> = last seq written, p:replies = takers of the last publications,
 --                  transactions = how many were committed
 -- KEYS[3...]       in a transaction first: state of the reader's mailbox (hash: epoch, blob = what the last transaction
---                  left, and what commit.lua names). Then per frame: mailbox state (hash: messages, bytes, max_messages,
+--                  left, and what commit names). Then per frame: mailbox state (hash: messages, bytes, max_messages,
 --                  max_bytes, leased, born, last = id of the last entry, stepped = 1 where frames go to boxes: see
---                  step_box.lua; while a log is registered: logged, unlogged, unlogged_bytes), lease
+--                  step_box; while a log is registered: logged, unlogged, unlogged_bytes), lease
 -- ARGV[1] epoch  [2] directory version  [3] interceptor epoch, or number of standing verdicts, or -1 of a user's own, or
 --         -2: nobody was asked, which counts only where there is no interceptor  [4] channel of the brackets round what
 --         we publish
@@ -249,3 +297,104 @@ end
 reply[#reply + 1] = -1
 for _, taken in ipairs(takers) do reply[#reply + 1] = taken end
 return reply
+
+-- script conclude_transaction -----------------------------------------------------------------------------------------
+#!lua flags=allow-oom
+-- Conclude a transaction that sends nothing: send comes before this. Allowed when memory is full, as commits are,
+-- because it frees some.
+
+-- script large_frames -------------------------------------------------------------------------------------------------
+-- Write large frames, each for another mailbox (see plain_frame): all of them or none. Lua copies and hashes all that
+-- comes into a script, and copies it once more for XADD, which takes as long as everything else that is done for a large
+-- frame. So this script comes twice in a transaction, with an XADD for each frame between:
+--
+-- MULTI, large_frames 'open', XADD <prefix>open:<mailbox> NOMKSTREAM * f <frame> ..., large_frames 'close', EXEC
+--
+-- Where all mailboxes take their frames, 'open' gives their streams the names open:<mailbox>, and 'close' takes these
+-- back. To a stream that was not opened, XADD adds nothing. No client sees the names, as nothing comes between the
+-- commands of a transaction. It must be one script: the server may forget scripts, one by one.
+--
+-- KEYS, ARGV[1...5]  as of send
+-- ARGV[6] 'open' or 'close'   ARGV[...] per frame: mailbox, seq, rows, size of the frame, -1, 0
+-- Returns 0: done  1: nothing was done, send tells why  2: nothing was done, as the user lacks a right
+local GROUP = 'ray_messaging:last'
+local frames = {}
+for at = 7, #ARGV, 6 do
+  local key = 3 + 2 * #frames
+  frames[#frames + 1] = {state = KEYS[key], lease = KEYS[key + 1], mailbox = ARGV[at], seq = ARGV[at + 1],
+                         rows = tonumber(ARGV[at + 2]), size = tonumber(ARGV[at + 3]), open = ARGV[5] .. 'open:' .. ARGV[at]}
+end
+
+-- Without MULTI each command would come by itself, and the connection may be lost between two of them.
+local function may_write(stream, open)
+  for _, command in ipairs({{'MULTI'}, {'EXEC'}, {'RENAME', stream, open}, {'RENAME', open, stream},
+                            {'XADD', open, '*', 'f', ''}, {'XGROUP', 'CREATE', stream, GROUP, '$'},
+                            {'XINFO', 'GROUPS', stream}, {'XGROUP', 'DESTROY', stream, GROUP}}) do
+    if not redis.acl_check_cmd(unpack(command)) then return false end
+  end
+  return true
+end
+
+-- The id of a stream's last entry. Commands that tell it bring the entry along, but for those of consumer groups.
+local function last_id(stream)
+  redis.call('XGROUP', 'CREATE', stream, GROUP, '$')
+  local groups, last = redis.call('XINFO', 'GROUPS', stream), nil
+  redis.call('XGROUP', 'DESTROY', stream, GROUP)
+  for _, group in ipairs(groups) do
+    local fields = {}
+    for at = 1, #group, 2 do fields[group[at]] = group[at + 1] end
+    if fields['name'] == GROUP then last = fields['last-delivered-id'] end
+  end
+  return last
+end
+
+if ARGV[6] == 'open' then
+  for _, frame in ipairs(frames) do
+    frame.box = room_for(frame.state, frame.lease, frame.mailbox, frame.seq, frame.rows, frame.size)
+    if not frame.box or redis.call('EXISTS', frame.box.stream) == 0 then return 1 end  -- a new mailbox has no stream yet
+    if not may_write(frame.box.stream, frame.open) then return 2 end
+  end
+  for _, frame in ipairs(frames) do
+    redis.call('RENAME', frame.box.stream, frame.open)
+    count_frame(frame.state, frame.mailbox, frame.seq, frame.box, redis.call('HGET', frame.state, 'last') or '0-0')
+  end
+else
+  local closed = {}
+  for _, frame in ipairs(frames) do
+    if redis.call('EXISTS', frame.open) == 1 then
+      frame.stream = ARGV[5] .. 'mailbox:' .. frame.mailbox .. ':' .. redis.call('HGET', frame.state, 'born')
+      redis.call('RENAME', frame.open, frame.stream)
+      closed[#closed + 1] = frame
+    end
+  end
+  for _, frame in ipairs(closed) do redis.call('HSET', frame.state, 'last', last_id(frame.stream)) end
+end
+return 0
+
+-- script take_sender_epoch --------------------------------------------------------------------------------------------
+#!lua flags=allow-oom
+-- Raise a sender's epoch and return its state; earlier senders under this name are fenced.
+--
+-- KEYS[1] sender  hash: epoch, s:<mailbox> = last seq, taker = who raised it last
+-- ARGV[1] keep in ms, or 0 for ever  [2] the epoch that the caller holds ("": none, as it begins)  [3] the caller: an
+--         answer may have been lost, so that it holds a lower epoch than it took
+-- Returns the hash, field by field; nothing where a successor has raised it since; {-1} where there is none any more
+local now, held = redis.call('HMGET', KEYS[1], 'epoch', 'taker'), tonumber(ARGV[2])
+if held and not now[1] then return {-1} end
+if held and tonumber(now[1]) > held and now[2] ~= ARGV[3] then return {} end
+raise_number(KEYS[1], 'epoch', held)
+redis.call('HSET', KEYS[1], 'taker', ARGV[3])
+if ARGV[1] ~= '0' then redis.call('PEXPIRE', KEYS[1], ARGV[1]) else redis.call('PERSIST', KEYS[1]) end
+return redis.call('HGETALL', KEYS[1])
+
+-- script forget_sender ------------------------------------------------------------------------------------------------
+#!lua flags=allow-oom
+-- Delete a sender's state, or its sequence numbers for removed mailboxes. Allowed when memory is full: it frees some.
+--
+-- KEYS[1] sender  hash: epoch, s:<mailbox> = last seq (see send)
+-- ARGV[1] the caller's epoch  [2] ms after which the sender itself goes, as it sends no more; -1: only fields go
+-- ARGV[3...] these fields, up to 1,000
+-- Returns 1, or 0 where somebody newer sends under this name, or it is gone
+if redis.call('HGET', KEYS[1], 'epoch') ~= ARGV[1] then return 0 end
+if ARGV[2] == '-1' then redis.call('HDEL', KEYS[1], unpack(ARGV, 3)) else redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
+return 1

@@ -1,0 +1,264 @@
+-- Boxes: what one mailbox reads in one step.
+
+-- shared step_box -----------------------------------------------------------------------------------------------------
+-- Boxes, each of which holds what one mailbox reads in one step.
+--
+-- box:<mailbox>@<step>    stream: f = frame, t = <step sent>:<attempt>:<rows>:<rows from outside before it>:<group>, n = note;
+--                         c and d, by turns: channels and data to publish
+-- cover:<mailbox>@<step>  hash: rows and bytes = of all frames but those of dead attempts, c:<step sent>:<group> =
+--                         <attempt>:<rows> that count; the group is "" for what comes from outside, its attempt 0
+-- steps:<step>:boxes      set: names of the boxes for a step
+local function box_at(prefix, mailbox, step)
+  local name = string.format('%s@%.0f', mailbox, step)
+  local held = redis.call('HMGET', prefix .. 'cover:' .. name, 'rows', 'bytes')
+  return {name = name, step = step, new = not held[1], rows = tonumber(held[1] or 0), bytes = tonumber(held[2] or 0),
+          cover = prefix .. 'cover:' .. name, stream = prefix .. 'box:' .. name}
+end
+
+-- Whether a frame fits; if so it is counted. Nothing empties a box before the end of its step: a full one takes no frame.
+local function box_takes(box, limits, rows, size)
+  if box.rows + rows > tonumber(limits[1]) or box.bytes + size > tonumber(limits[2]) then return false end
+  box.rows, box.bytes = box.rows + rows, box.bytes + size
+  return true
+end
+
+local function keep_box(prefix, box, ...)
+  redis.call('HSET', box.cover, 'rows', box.rows, 'bytes', box.bytes, ...)
+  if box.new then redis.call('SADD', string.format('%ssteps:%.0f:boxes', prefix, box.step), box.name) end
+  box.new = false
+end
+
+-- The box of a stepped mailbox for what comes from outside: nobody has opened its step yet. Nil: its group has left.
+local function next_box(prefix, mailbox)
+  local now = redis.call('HMGET', prefix .. 'steps', 'latest', 'box_rows', 'box_bytes')
+  local group = redis.call('HMGET', prefix .. 'step:' .. mailbox, 'since', 'until')
+  if not now[1] or not group[1] then return nil end
+  local step = math.max(tonumber(now[1]) + 1, tonumber(group[1]))
+  if group[2] and step >= tonumber(group[2]) then return nil end
+  local box = box_at(prefix, mailbox, step)
+  box.limits = {now[2], now[3]}
+  return box
+end
+
+-- Write a frame from outside: it counts at once.
+local function put_from_outside(prefix, box, rows, frame)
+  local sent = string.format('%.0f', box.step - 1)
+  local first = redis.call('HINCRBY', prefix .. 'steps:' .. sent, 'outside', rows) - rows
+  redis.call('XADD', box.stream, '*', 'f', frame, 't', string.format('%s:0:%d:%.0f:', sent, rows, first))
+  local field = 'c:' .. sent .. ':'
+  local before = tonumber((redis.call('HGET', box.cover, field) or '0:0'):match(':(%d+)'))
+  keep_box(prefix, box, field, string.format('0:%.0f', before + rows))
+end
+
+-- shared write_to_boxes -----------------------------------------------------------------------------------------------
+-- Write frames of an open step into boxes, which step_box describes.
+-- Keys and ARGV[1] to [6] are those of send_to_boxes; the writes begin at an argument. With `whole` all of it is written,
+-- or nothing. A frame may be a stand-in for one that is on another shard: \1body:<shard>:<bytes of the frame>:<its name>.
+-- Returns what send_to_boxes does.
+local function write_to_boxes(keys, first, whole)
+  local prefix, step = ARGV[1], tonumber(ARGV[4])
+  local group = redis.call('HMGET', keys[3], 'attempt', 'open', 'ahead')
+  local limits = redis.call('HMGET', keys[2], 'box_rows', 'box_bytes', 'horizon', 'opened', 'answering')
+  if group[1] ~= ARGV[3] or not is_open(step, group[2], group[3], limits[4]) then return {9} end
+
+  local writes, names, last = {}, {}, {}
+  local arg = first
+  while arg <= #ARGV do
+    local s = {name = ARGV[arg], seq = tonumber(ARGV[arg + 1]), rows = tonumber(ARGV[arg + 2]), at = arg,
+               noted = tonumber(ARGV[arg + 4]), published = tonumber(ARGV[arg + 5])}
+    arg = arg + 6 + 2 * s.published
+    if s.noted >= 0 then
+      s.note = arg
+      arg = arg + 2
+    end
+    writes[#writes + 1], names[#names + 1] = s, 's:' .. ARGV[5] .. '@' .. s.name
+  end
+  for low = 1, #names, 1000 do
+    local found = redis.call('HMGET', keys[4], unpack(names, low, math.min(low + 999, #names)))
+    for i, number in ipairs(found) do last[low + i - 1] = tonumber(number or 0) end
+  end
+
+  local reply = {0}
+  local meta = redis.call('HMGET', keys[1], 'interceptor', 'standing')
+  if ARGV[6] == '-2' then
+    if meta[1] then reply[1] = 4 end
+  elseif ARGV[6] ~= '-1' and meta[1] ~= ARGV[6] and meta[2] ~= ARGV[6] then
+    reply[1] = 2
+  end
+
+  -- First it is decided what may be written, with all that earlier writes of this call will have taken.
+
+  local boxes, order = {}, {}
+  local function box_of(mailbox, at)
+    local name = mailbox .. '@' .. at
+    local box = boxes[name]
+    if not box then
+      box = box_at(prefix, mailbox, tonumber(at))
+      box.had_rows, box.had_bytes = box.rows, box.bytes
+      boxes[name], order[#order + 1] = box, box
+    end
+    return box
+  end
+
+  -- Whether a group reads a step that is sent to in this one. Senders of steps before it joined need not know it.
+  local function counts(mailbox, at)
+    local reader = redis.call('HMGET', prefix .. 'step:' .. mailbox, 'since', 'until')
+    return reader[1] and step + 1 >= tonumber(reader[1]) and (not reader[2] or at < tonumber(reader[2]))
+  end
+
+  local function fits(s)
+    local size = #ARGV[s.at + 3]
+    if ARGV[s.at + 3]:byte() == 1 then size = tonumber(ARGV[s.at + 3]:match('^\1body:%d+:(%d+):') or size) end
+    s.parts = {}
+    if s.name ~= '' and s.name ~= ':log' then
+      local mailbox, at = s.name:match('^([^:@]+)@(%d+)$')
+      if not at then mailbox, at = s.name:match('^(:places)@(%d+)$') end
+      if not at or tonumber(at) <= step or tonumber(at) > step + tonumber(limits[3]) then return 3 end
+      if not mailbox:find('^[+:]') and not counts(mailbox, tonumber(at)) then return 3 end
+      local box = box_of(mailbox, at)
+      if not box_takes(box, limits, s.rows, size) then return 5 end
+      s.parts[1] = {box, s.rows, size, 'f', ARGV[s.at + 3]}
+    end
+    -- Pieces of a thousand: Lua gives a call no more arguments than 8,000.
+    for low = 0, s.published - 1, 1000 do
+      local count, pairs, nbytes = math.min(1000, s.published - low), {'f', ''}, 0
+      for at = s.at + 6 + 2 * low, s.at + 5 + 2 * (low + count), 2 do
+        nbytes = nbytes + #ARGV[at] + #ARGV[at + 1]
+        for _, value in ipairs({'c', ARGV[at], 'd', ARGV[at + 1]}) do pairs[#pairs + 1] = value end
+      end
+      local box = box_of(':out', string.format('%.0f', step + 1))
+      if not box_takes(box, limits, count, nbytes) then return 5 end
+      s.parts[#s.parts + 1] = {box, count, nbytes, unpack(pairs)}
+    end
+    if s.note then
+      local box, nbytes = box_of(':log', string.format('%.0f', step + 1)), #ARGV[s.note] + #ARGV[s.note + 1]
+      if not box_takes(box, limits, s.noted, nbytes) then return 5 end
+      s.parts[#s.parts + 1] = {box, s.noted, nbytes, 'f', ARGV[s.note], 'n', ARGV[s.note + 1]}
+    end
+    return 0
+  end
+
+  local planned, refused = {}, {}
+  for i, s in ipairs(writes) do
+    local fate = refused[s.name]
+    if s.seq <= last[i] then fate = 1
+    elseif reply[1] ~= 0 then fate = 2
+    elseif not fate and s.seq ~= (planned[s.name] or last[i]) + 1 then fate = 4 end
+    if not fate then
+      fate = fits(s)
+      if fate == 0 then
+        planned[s.name] = s.seq
+      else
+        for _, part in ipairs(s.parts) do
+          part[1].rows, part[1].bytes = part[1].rows - part[2], part[1].bytes - part[3]
+        end
+      end
+    end
+    if fate > 1 then refused[s.name] = fate end
+    reply[i + 1] = fate
+  end
+
+  if whole then
+    for i = 1, #reply do
+      if reply[i] ~= 0 and (i == 1 or reply[i] ~= 1) then return reply end
+    end
+  end
+
+  -- Then it is written.
+
+  for i, s in ipairs(writes) do
+    if reply[i + 1] == 0 then
+      for _, part in ipairs(s.parts) do
+        part[1].written = true
+        redis.call('XADD', part[1].stream, '*', 't',
+                   string.format('%s:%s:%d:0:%s', ARGV[4], ARGV[3], part[2], ARGV[2]), unpack(part, 4))
+      end
+    end
+  end
+  local fields = {}
+  for name, seq in pairs(planned) do
+    fields[#fields + 1], fields[#fields + 2] = 's:' .. ARGV[5] .. '@' .. name, seq
+  end
+  for _, box in ipairs(order) do
+    if box.written then
+      keep_box(prefix, box)
+      if box.name:sub(1, 1) == '+' and box.step > tonumber(limits[5] or -1) then
+        limits[5] = box.step
+        redis.call('HSET', keys[2], 'answering', box.step)
+      end
+      local rows, bytes = (redis.call('HGET', keys[4], 'r:' .. box.name) or '0:0'):match('^(%d+):(%d+)$')
+      fields[#fields + 1] = 'r:' .. box.name
+      fields[#fields + 1] = string.format('%.0f:%.0f', rows + box.rows - box.had_rows, bytes + box.bytes - box.had_bytes)
+    end
+  end
+  for low = 1, #fields, 1000 do redis.call('HSET', keys[4], unpack(fields, low, math.min(low + 999, #fields))) end
+  return reply
+end
+
+-- script send_to_boxes ------------------------------------------------------------------------------------------------
+-- Write frames of an open step into boxes, which step_box describes.
+--
+-- KEYS[1] meta   hash: interceptor, standing: see send
+-- KEYS[2] steps  hash, KEYS[3] step:<group>, KEYS[4] step:<group>:sent: see step_barrier
+-- ARGV[1] prefix of this experiment's keys  [2] group  [3] the driver's attempt  [4] step  [5] sender
+-- ARGV[6] interceptor epoch, or as in send
+-- ARGV[...] per write as in send: a box in place of a mailbox, with a + before it where the mailbox is outside of the
+--         steps: see deliver_answers in step_barrier; what is to be published goes to :out@<the next step>, a note to
+--         :log@<the next step>
+-- Returns {status, fates of the writes...}: see SendStatus and FrameFate
+return write_to_boxes(KEYS, 7, false)
+
+-- script list_boxes ---------------------------------------------------------------------------------------------------
+#!lua flags=no-writes
+-- List boxes with what counts of each.
+--
+-- KEYS[1] steps: see step_barrier
+-- ARGV[1] prefix of this experiment's keys  [2] [3] the first and the last step of the boxes
+-- Returns for each box {its name, field, value of its covers...}: see step_box
+local reply = {}
+for step = tonumber(ARGV[2]), tonumber(ARGV[3]) do
+  for _, name in ipairs(redis.call('SMEMBERS', string.format('%ssteps:%.0f:boxes', ARGV[1], step))) do
+    local found, box = redis.call('HGETALL', ARGV[1] .. 'cover:' .. name), {name}
+    for i = 1, #found, 2 do
+      if found[i]:sub(1, 2) == 'c:' then box[#box + 1], box[#box + 2] = found[i], found[i + 1] end
+    end
+    reply[#reply + 1] = box
+  end
+end
+return reply
+
+-- script hold_boxes ---------------------------------------------------------------------------------------------------
+#!lua flags=allow-oom
+-- Keep sealed boxes until a hold has handled them. Allowed when memory is full, because it frees some.
+--
+-- KEYS[1] steps, KEYS[2] steps:holds: see step_barrier
+-- ARGV[1] prefix of this experiment's keys  [2] name of the hold  [3] last step that it has handled; "": it ends
+-- Returns 1; 0: the experiment has no steps
+if redis.call('HEXISTS', KEYS[1], 'settings') == 0 then return 0 end
+if ARGV[3] == '' then
+  redis.call('HDEL', KEYS[2], ARGV[2])
+else
+  local before = redis.call('HGET', KEYS[2], ARGV[2])
+  if not before or tonumber(before) < tonumber(ARGV[3]) then redis.call('HSET', KEYS[2], ARGV[2], ARGV[3]) end
+end
+drop_boxes(ARGV[1])
+release(ARGV[1])
+tell(ARGV[1], 'hold')
+return 1
+
+-- script drop_bodies --------------------------------------------------------------------------------------------------
+#!lua flags=allow-oom
+-- Delete the bodies of large frames in boxes that are dropped. Allowed when memory is full, because it frees some.
+--
+-- KEYS[1] bodies  set: the steps of the boxes; bodies:<step> is a hash: name of a frame -> its bytes
+-- ARGV[1] last step that is dropped
+-- Returns how many steps had some
+local gone = 0
+for _, step in ipairs(redis.call('SMEMBERS', KEYS[1])) do
+  if tonumber(step) <= tonumber(ARGV[1]) then
+    redis.call('UNLINK', KEYS[1] .. ':' .. step)
+    redis.call('SREM', KEYS[1], step)
+    gone = gone + 1
+  end
+end
+return gone

@@ -1,0 +1,249 @@
+-- An experiment as a whole.
+
+-- script claim_experiment ---------------------------------------------------------------------------------------------
+-- Claim an experiment for a start (run) of it. A late attempt, after another start has it, changes nothing.
+--
+-- KEYS[1] meta  hash: run = the start that has it, erasing = the run that has to erase what was there before it, beat: see
+--               heartbeat; format = the number of what lies on the server, shards = how many there are: with others a
+--               process is refused, see raise_entry_ids
+-- ARGV[1] the run that the caller found ("": none)  [2] its own  [3] 1: it erases what is there  [4] its format
+-- ARGV[5] number of shards
+-- Returns 1; 2: it is to erase what is there; 0: another start has it
+local now = redis.call('HMGET', KEYS[1], 'run', 'erasing')
+if now[1] ~= ARGV[2] then
+  if (now[1] or '') ~= ARGV[1] then return 0 end
+  redis.call('HSET', KEYS[1], 'run', ARGV[2], 'format', ARGV[4], 'shards', ARGV[5])
+  redis.call('HDEL', KEYS[1], 'beat')
+  -- An erasure that its run did not end is ours to end.
+  if ARGV[3] == '1' or now[2] then
+    redis.call('HSET', KEYS[1], 'erasing', ARGV[2])
+    return 2
+  end
+end
+return now[2] and 2 or 1
+
+-- script raise_entry_ids ----------------------------------------------------------------------------------------------
+#!lua flags=allow-oom
+-- Once per connection, before any write: the first caller after a restart of the server raises the entry ids of all
+-- streams above those that the former run gave out. Allowed when memory is full.
+--
+-- KEYS[1] meta     hash: see id_ceiling; log = 1 while an event log is registered; format and
+--                  shards: see claim_experiment
+-- KEYS[2] changes  hash: its fields are the mailboxes
+-- ARGV[1] prefix of this experiment's keys: mailbox:<mailbox>:<born> is a stream, state:<mailbox> a hash (born)
+-- ARGV[2] the life that the caller knew ("": none)  [3] ms that its clock shows by now at most, as far as the caller knows
+-- ARGV[4...] of streams that are read over this connection: key, last entry that was read
+-- Returns {life, ms, format (0: none), shards (0: none), keys of streams the end of which lay before what was
+-- read...}
+local now, life = milliseconds(), life_of_server()
+local meta = redis.call('HMGET', KEYS[1], 'life', 'ceiling', 'log', 'format', 'shards')
+local reply = {life, now, tonumber(meta[4] or 0), tonumber(meta[5] or 0)}
+if not meta[2] then return reply end  -- nobody has listened yet
+
+-- An entry that comes and goes leaves its id behind, also where there was no stream.
+local function raise(stream, ms)
+  local id = string.format('%.0f-0', ms)
+  local raised = redis.pcall('XADD', stream, id, 'f', '')
+  if type(raised) == 'string' then
+    redis.call('XDEL', stream, id)
+  elseif not raised.err:find('equal or smaller', 1, true) then
+    error(raised.err)
+  end
+end
+
+if meta[1] ~= life then
+  -- Who knew the last life knows what its clock would show; else what was written ahead must do.
+  local above = math.max(now, tonumber(meta[1] == ARGV[2] and ARGV[3] or meta[2]))
+  for _, name in ipairs(redis.call('HKEYS', KEYS[2])) do
+    local born = redis.call('HGET', ARGV[1] .. 'state:' .. name, 'born')
+    if born then raise(ARGV[1] .. 'mailbox:' .. name .. ':' .. born, above) end
+  end
+  if meta[3] then raise(ARGV[1] .. 'mailbox::log:0', above) end
+  redis.call('HSET', KEYS[1], 'life', life, 'ceiling', string.format('%.0f', math.max(above + 1, tonumber(meta[2]))))
+end
+
+-- It lost more than the ceiling was ahead of: what comes from now on is handed out at least.
+for arg = 4, #ARGV, 2 do
+  local facts = redis.pcall('XINFO', 'STREAM', ARGV[arg])
+  for at = 1, facts.err and 0 or #facts, 2 do
+    local read = ARGV[arg + 1]
+    if facts[at] == 'last-generated-id' and facts[at + 1] ~= read and lower(facts[at + 1], read) ~= read then
+      raise(ARGV[arg], tonumber(read:match('^%d+')) + 1)
+      reply[#reply + 1] = ARGV[arg]
+    end
+  end
+end
+return reply
+
+-- script advance_interceptor_epoch ------------------------------------------------------------------------------------
+-- Set a new interceptor epoch: verdicts and delegations of others do not count any more. A late attempt, after another
+-- interceptor has the epoch, changes nothing.
+--
+-- KEYS[1] meta  hash: run = the start of the experiment that has it, interceptor = the epoch, standing = the number under
+--               which standing verdicts count, kept = number of the last write of write_rule_state under this epoch
+-- ARGV[1] the caller's run ("": any)  [2] the epoch that the caller found ("": none)  [3] the epoch that it takes
+-- Returns 1; 0: there is another epoch than it found; -1: another run has the experiment
+local now = redis.call('HMGET', KEYS[1], 'run', 'interceptor')
+if ARGV[1] ~= '' and now[1] ~= ARGV[1] then return -1 end
+if now[2] == ARGV[3] then return 1 end
+if (now[2] or '') ~= ARGV[2] then return 0 end
+redis.call('HSET', KEYS[1], 'interceptor', ARGV[3])
+redis.call('HDEL', KEYS[1], 'standing', 'kept')
+return 1
+
+-- script advance_delegation -------------------------------------------------------------------------------------------
+#!lua flags=allow-oom
+-- Set the number under which delegated rules count, unless a higher one is set: a late attempt must not bring back a
+-- revoked delegation. Allowed when memory is full, because delegations must end in time.
+--
+-- KEYS[1] meta  hash: interceptor = epoch of the one that may write, standing = the number
+-- ARGV[1] its epoch  [2] the number; each change of the rules takes a higher one
+-- Returns 1, or 0 where another interceptor has taken over
+local now = redis.call('HMGET', KEYS[1], 'interceptor', 'standing')
+if (now[1] or '0') ~= ARGV[1] then return 0 end
+-- As texts: doubles do not hold such numbers.
+local before = now[2] or ''
+if #before < #ARGV[2] or (#before == #ARGV[2] and before < ARGV[2]) then
+  redis.call('HSET', KEYS[1], 'standing', ARGV[2])
+end
+return 1
+
+-- script heartbeat ----------------------------------------------------------------------------------------------------
+#!lua flags=allow-oom
+-- Raise the heartbeat of an interceptor, and return the server's data about it.
+--
+-- KEYS[1] meta  hash: run = the start of the experiment that has it, interceptor = epoch of the one that may write, kept =
+--               number of its last write, beat = counts while it lives (none: it was closed)
+-- ARGV[1] the caller's run  [2] its epoch  [3] 1: it lives, 0: it ends
+-- Returns {run, interceptor, kept}
+local now = redis.call('HMGET', KEYS[1], 'run', 'interceptor', 'kept')
+if now[1] == ARGV[1] and now[2] == ARGV[2] then
+  if ARGV[3] == '1' then redis.call('HINCRBY', KEYS[1], 'beat', 1) else redis.call('HDEL', KEYS[1], 'beat') end
+end
+return now
+
+-- script write_rule_state ---------------------------------------------------------------------------------------------
+-- Write the tables of rules, and the answers that depend on them. Writes are numbered: a repeated or late one changes
+-- nothing, and a server that has lost a write reports it.
+--
+-- KEYS[1] meta     hash: interceptor = epoch of the one that may write, kept = number of its last write
+-- KEYS[2] answers  hash: name of a batch or message -> its verdicts
+-- KEYS[3] rules    list: the name under which Ray keeps the rules in force, then their own names, in order
+-- KEYS[4...]       per table: the hash (JSON key -> JSON value), and the hash that takes its place
+-- ARGV[1] epoch  [2] number of this write  [3] number of the last one that the caller knows to be here  [4] 1: this is
+--         all that there is: other answers go
+-- ARGV[5] number of answers, then name and verdicts of each; number of answers to forget, then their names;
+--         number of names for the list (-1: as it was), then these;
+--         per table: 1 if it is replaced; number of fields, then field and value of each; number of fields to delete,
+--         then the fields
+-- Returns 1; 0 where another interceptor has taken over; -1 where the last write that the caller knows of is not here
+local now = redis.call('HMGET', KEYS[1], 'interceptor', 'kept')
+local kept = tonumber(now[2] or 0)
+if (now[1] or '0') ~= ARGV[1] then return 0 end
+if kept < tonumber(ARGV[3]) then return -1 end
+if kept >= tonumber(ARGV[2]) then
+  for key = 5, #KEYS, 2 do redis.call('DEL', KEYS[key]) end
+  return 1
+end
+if ARGV[4] == '1' then redis.call('DEL', KEYS[2]) end
+
+local at = 5
+local function chunk(count, width, command, key)
+  local last = at + count * width
+  at = at + 1
+  while at <= last do
+    local to = math.min(last, at + 999)
+    redis.call(command, key, unpack(ARGV, at, to))
+    at = to + 1
+  end
+end
+
+chunk(tonumber(ARGV[at]), 2, 'HSET', KEYS[2])
+chunk(tonumber(ARGV[at]), 1, 'HDEL', KEYS[2])
+local names = tonumber(ARGV[at])
+if names >= 0 then
+  redis.call('DEL', KEYS[3])
+  chunk(names, 1, 'RPUSH', KEYS[3])
+else
+  at = at + 1
+end
+for key = 4, #KEYS, 2 do
+  at = at + 1
+  if ARGV[at - 1] == '1' then
+    redis.call('DEL', KEYS[key])
+    if redis.call('EXISTS', KEYS[key + 1]) == 1 then redis.call('RENAME', KEYS[key + 1], KEYS[key]) end
+  end
+  chunk(tonumber(ARGV[at]), 2, 'HSET', KEYS[key])
+  chunk(tonumber(ARGV[at]), 1, 'HDEL', KEYS[key])
+end
+redis.call('HSET', KEYS[1], 'kept', ARGV[2])
+return 1
+
+-- script read_health --------------------------------------------------------------------------------------------------
+#!lua flags=no-writes,allow-stale
+-- Return the state of an experiment and its mailboxes. Writes nothing.
+--
+-- KEYS[1] meta     hash: interceptor = epoch, log = 1 while an event log is registered
+-- KEYS[2] changes  hash: its fields are the mailboxes
+-- KEYS[3] dead     stream of dead letters
+-- ARGV[1] prefix of this experiment's keys: state:<mailbox> is a hash (see take_mailbox), lease:<mailbox> a string (see
+--         renew_lease), step:<mailbox> a hash (see step_barrier), mailbox:<mailbox>:<born> a stream, state::log the log stream's state, state::dead the dead letters'
+-- ARGV[2] mailboxes at most  [3] bytes of frames that may be looked at: an entry's age cannot be had without its frame
+-- Returns {interceptor's epoch, log, dead letters, those lost to their limit, unlogged, unlogged_bytes, max_messages, max_bytes of the log stream,
+-- mailboxes in all, then for each: name, messages, bytes, max_messages, max_bytes, entry of the oldest unread message or
+-- "", ms of its lease that are left by the server's clock, below 0 where none are, leased, unlogged, unlogged_bytes, 1
+-- where it alone listens for agents, owner, messages that are acknowledged behind something that is not, the step in
+-- which its group has joined the steps or "", the note on its service or "" (see set_service),
+-- messages whose handlers failed}
+local meta = redis.call('HMGET', KEYS[1], 'interceptor', 'log')
+local log = redis.call('HMGET', ARGV[1] .. 'state::log', 'unlogged', 'unlogged_bytes', 'max_messages', 'max_bytes')
+-- Whoever else writes there may write anything.
+local dropped = redis.call('HGET', ARGV[1] .. 'state::dead', 'dropped') or ''
+local names = redis.call('HKEYS', KEYS[2])
+local reply = {meta[1] or 0, meta[2] or 0, redis.call('XLEN', KEYS[3]),
+               #dropped < 20 and dropped:find('^%d+$') and dropped or 0, log[1] or 0,
+               log[2] or 0, log[3] or 0, log[4] or 0, #names}
+local looked, clock = 0, redis.call('TIME')
+for i = 1, math.min(#names, tonumber(ARGV[2])) do
+  local name = names[i]
+  local now = redis.call('HMGET', ARGV[1] .. 'state:' .. name, 'messages', 'bytes', 'max_messages', 'max_bytes', 'born',
+                         'entry', 'row', 'leased', 'unlogged', 'unlogged_bytes', 'exclusive', 'owner', 'acked_messages',
+                         'service', 'failures', 'epoch', 'served')
+  local oldest = ''
+  -- Whatever was counted: what others wrote there was not, and waits all the same.
+  if now[5] and looked < tonumber(ARGV[3]) then
+    local from = now[6] or '0-0'
+    if (now[7] or '0') == '0' then from = '(' .. from end
+    local entry = redis.call('XRANGE', ARGV[1] .. 'mailbox:' .. name .. ':' .. now[5], from, '+', 'COUNT', 1)[1]
+    if entry then
+      oldest = entry[1]
+      for _, part in ipairs(entry[2]) do looked = looked + #part end
+    end
+  end
+  local left = -2
+  for lasts, renewed in (redis.call('GET', ARGV[1] .. 'lease:' .. name) or ''):gmatch(':(%d+):(%d+)$') do
+    left = renewed + lasts - clock[1] * 1000 - math.floor(clock[2] / 1000)
+  end
+  for _, value in ipairs({name, now[1] or 0, now[2] or 0, now[3] or 0, now[4] or 0, oldest, left, now[8] or 0,
+                          now[9] or 0, now[10] or 0, now[11] or 0, now[12] or '', now[13] or 0,
+                          redis.call('HGET', ARGV[1] .. 'step:' .. name, 'since') or '',
+                          now[16] == now[17] and now[14] or '', now[15] or 0}) do
+    reply[#reply + 1] = value
+  end
+end
+return reply
+
+-- script scan_keys ----------------------------------------------------------------------------------------------------
+#!lua flags=no-writes
+-- Return a page of an experiment's keys. A plain SCAN would also answer where a cluster has moved them away.
+--
+-- KEYS[1] meta  any key of the experiment
+-- ARGV[1] cursor of this server, 0 at first  [2] pattern  [3] about how many keys are looked at
+-- Returns {run id of the server, next cursor, 0 at the end, keys}
+local page = redis.call('SCAN', ARGV[1], 'MATCH', ARGV[2], 'COUNT', ARGV[3])
+return {redis.call('INFO', 'server'):match('run_id:(%w+)') or '', page[1], page[2]}
+
+-- script write_mark ---------------------------------------------------------------------------------------------------
+#!lua flags=allow-oom
+-- Write something, so that WAIT covers all before it. Allowed when memory is full: what frees memory is waited for, too.
+redis.call('SET', KEYS[1], 1, 'PX', 60000)

@@ -1,0 +1,176 @@
+-- The event log's side.
+
+-- script open_log -----------------------------------------------------------------------------------------------------
+#!lua flags=allow-oom
+-- Register the event log; earlier writers are fenced. A late attempt, after another writer has the epoch, changes
+-- nothing. Allowed when memory is full: a writer that comes back frees some.
+--
+-- KEYS[1] meta       hash: run = the start of the experiment that has it, log = 1 while a log is registered,
+--                    directory = version, log_epoch = the last writer's
+-- KEYS[2] changes    hash: its fields are the mailboxes
+-- KEYS[3] log state  hash: epoch, born = 0, limits of the log stream (max_messages, max_bytes), and as a mailbox's:
+--                    unlogged, unlogged_bytes, taken, taken_bytes, base, base_bytes (see note_resumed), logged, last
+-- ARGV[1] max messages  [2] max bytes of the log stream  [3] prefix of this experiment's keys: state:<mailbox> is a hash
+-- ARGV[4] the caller's run ("": any)  [5] the epoch that the caller found ("": none)  [6] the epoch that it takes
+-- Returns 1; 0: there is another epoch than it found; -1: another run has the experiment
+local now, epoch = redis.call('HMGET', KEYS[1], 'run', 'log_epoch'), ARGV[6]
+if ARGV[4] ~= '' and now[1] ~= ARGV[4] then return -1 end
+if now[2] == epoch then return 1 end
+if (now[2] or '') ~= ARGV[5] then return 0 end
+redis.call('HSET', KEYS[1], 'log_epoch', epoch)
+local first = redis.call('HSETNX', KEYS[1], 'log', 1) == 1
+-- What the last writer told goes to what all earlier ones told: totals begin anew with each.
+local function begin(state)
+  local now = redis.call('HMGET', state, 'base', 'taken', 'base_bytes', 'taken_bytes')
+  local base, base_bytes = '', ''
+  if not first and now[1] ~= '' then
+    base, base_bytes = (now[1] or 0) + (now[2] or 0), (now[3] or 0) + (now[4] or 0)
+  end
+  redis.call('HSET', state, 'base', base, 'base_bytes', base_bytes, 'taken', 0, 'taken_bytes', 0)
+end
+redis.call('HSET', KEYS[3], 'epoch', epoch, 'born', 0, 'max_messages', ARGV[1], 'max_bytes', ARGV[2])
+begin(KEYS[3])
+if first then
+  redis.call('HINCRBY', KEYS[1], 'directory', 1)  -- senders reload, and note from then on
+  redis.call('HSET', KEYS[3], 'logged', '0-0', 'unlogged', 0, 'unlogged_bytes', 0)
+end
+for _, name in ipairs(redis.call('HKEYS', KEYS[2])) do
+  local state = ARGV[3] .. 'state:' .. name
+  local there = redis.call('HMGET', state, 'messages', 'bytes')
+  if there[1] then
+    begin(state)
+    if first then
+      redis.call('HSET', state, 'logged', '0-0', 'unlogged', there[1], 'unlogged_bytes', there[2])
+    end
+  end
+end
+return 1
+
+-- script close_log ----------------------------------------------------------------------------------------------------
+#!lua flags=allow-oom
+-- Remove the event log: from then on only readers hold entries back.
+--
+-- KEYS[1] meta       hash: log, directory = version
+-- KEYS[2] changes    hash: its fields are the mailboxes
+-- KEYS[3] log state  hash: epoch of the log's writer; it stays, so that the call can be repeated
+-- KEYS[4] ended      set: <name>:<born> of streams whose mailbox is gone: ended:<name>:<born> is such a stream
+-- KEYS[5] log        stream: emptied rather than deleted, so that no entry id comes again
+-- ARGV[1] the writer's epoch  [2] prefix of this experiment's keys: mailbox:<name>:<born> is a stream, state:<mailbox> a
+--         hash (born, keep = oldest entry that the reader needs, and what the log counted)
+-- Returns 1, or 0 where a newer writer has the log
+if redis.call('HGET', KEYS[3], 'epoch') ~= ARGV[1] then return 0 end
+if redis.call('HDEL', KEYS[1], 'log') == 0 then return 1 end
+redis.call('HINCRBY', KEYS[1], 'directory', 1)  -- senders reload, and note nothing from then on
+for _, name in ipairs(redis.call('HKEYS', KEYS[2])) do
+  local state = ARGV[2] .. 'state:' .. name
+  local now = redis.call('HMGET', state, 'born', 'keep')
+  if now[1] then
+    redis.call('HDEL', state, 'logged', 'unlogged', 'unlogged_bytes', 'taken', 'taken_bytes', 'base', 'base_bytes')
+    redis.call('XTRIM', ARGV[2] .. 'mailbox:' .. name .. ':' .. now[1], 'MINID', now[2])
+  end
+end
+for _, stream in ipairs(redis.call('SMEMBERS', KEYS[4])) do redis.call('DEL', ARGV[2] .. 'ended:' .. stream) end
+redis.call('DEL', KEYS[4])
+redis.call('XTRIM', KEYS[5], 'MAXLEN', 0)
+redis.call('HDEL', KEYS[3], 'logged', 'unlogged', 'unlogged_bytes', 'taken', 'taken_bytes', 'base', 'base_bytes', 'last')
+return 1
+
+-- script list_streams -------------------------------------------------------------------------------------------------
+#!lua flags=no-writes
+-- Return the streams that the event log must read, without the log stream.
+--
+-- KEYS[1] changes  hash: its fields are the mailboxes
+-- KEYS[2] ended    set: <name>:<born> of streams whose mailbox is gone
+-- ARGV[1] prefix of this experiment's keys: state:<mailbox> is a hash with born
+-- Returns {{<name>:<born> of mailboxes...}, {those that ended...}}
+local live = {}
+for _, name in ipairs(redis.call('HKEYS', KEYS[1])) do
+  local born = redis.call('HGET', ARGV[1] .. 'state:' .. name, 'born')
+  if born then live[#live + 1] = name .. ':' .. born end
+end
+return {live, redis.call('SMEMBERS', KEYS[2])}
+
+-- script read_stream_ends ---------------------------------------------------------------------------------------------
+#!lua flags=no-writes
+-- Return the id of the last entry that each stream has; 0-0 where it has none. What was trimmed the log had.
+--
+-- KEYS two for each stream: while its mailbox is there, and once it ended
+local ends = {}
+for i, key in ipairs(KEYS) do
+  local place = math.ceil(i / 2)
+  local last = redis.pcall('XREVRANGE', key, '+', '-', 'COUNT', 1)[1]
+  ends[place] = last and last[1] or ends[place] or '0-0'
+end
+return ends
+
+-- script note_written -------------------------------------------------------------------------------------------------
+#!lua flags=allow-oom
+-- Record the event log's position in streams, and trim entries that neither the log nor the reader needs. Allowed when
+-- memory is full, because it frees some.
+--
+-- KEYS[1] meta       hash: log = 1 while a log is registered
+-- KEYS[2] log state  hash: epoch of the log's writer, and what any state has
+-- KEYS[3] ended      set: <name>:<born> of streams whose mailbox is gone, and that the log has not read to their end:
+--                    ended:<name>:<born> is such a stream
+-- ARGV[1] the writer's epoch  [2] prefix of this experiment's keys: mailbox:<name>:<born> is a stream, state:<name> a
+--         hash (born, keep = oldest entry that the reader needs, logged = oldest entry that the log needs, last = id of
+--         the last entry, unlogged and unlogged_bytes = what the log does not have, taken and taken_bytes = what it took
+--         under its epoch)
+-- ARGV[3] number of streams, then for each: <name>:<born>, oldest entry that the log needs, messages and bytes taken
+--         under this epoch so far: totals, so that a repeated call counts nothing twice
+-- ARGV[...] streams that ended and were read to their end: they go
+-- Returns 1, or 0 where a newer writer has the log, or none is registered
+if redis.call('HGET', KEYS[2], 'epoch') ~= ARGV[1] or redis.call('HEXISTS', KEYS[1], 'log') == 0 then return 0 end
+local arg = 4
+for _ = 1, tonumber(ARGV[3]) do
+  local stream, keep, taken, taken_bytes = ARGV[arg], ARGV[arg + 1], tonumber(ARGV[arg + 2]), tonumber(ARGV[arg + 3])
+  local name, born = stream:match('^(.*):(%d+)$')
+  local state = ARGV[2] .. 'state:' .. name
+  local now = redis.call('HMGET', state, 'born', 'keep', 'last', 'unlogged', 'unlogged_bytes', 'taken', 'taken_bytes')
+  local oldest, kind = keep, 'ended:'
+  if now[1] == born then
+    local unlogged = tonumber(now[4] or 0) + tonumber(now[6] or 0) - taken
+    local unlogged_bytes = tonumber(now[5] or 0) + tonumber(now[7] or 0) - taken_bytes
+    -- A log that has all lacks nothing, whatever was counted: a writer that died after its file and before its call
+    -- here took what nobody counted.
+    if not now[3] or (now[3] ~= keep and lower(now[3], keep) == now[3]) then unlogged, unlogged_bytes = 0, 0 end
+    redis.call('HSET', state, 'logged', keep, 'unlogged', math.max(unlogged, 0),
+               'unlogged_bytes', math.max(unlogged_bytes, 0), 'taken', taken, 'taken_bytes', taken_bytes)
+    kind = 'mailbox:'
+    if now[2] then oldest = lower(keep, now[2]) end
+  end
+  redis.call('XTRIM', ARGV[2] .. kind .. stream, 'MINID', oldest)
+  arg = arg + 4
+end
+for i = arg, #ARGV do
+  if redis.call('SREM', KEYS[3], ARGV[i]) == 1 then redis.call('DEL', ARGV[2] .. 'ended:' .. ARGV[i]) end
+end
+return 1
+
+-- script note_resumed -------------------------------------------------------------------------------------------------
+#!lua flags=allow-oom
+-- Record the totals of earlier writers of the event log: one that died may have kept more than it reported.
+--
+-- KEYS[1] meta       hash: log = 1 while a log is registered
+-- KEYS[2] log state  hash: epoch of the log's writer, and what any state has
+-- ARGV[1] the writer's epoch  [2] prefix of this experiment's keys: state:<name> is a hash (born, unlogged and
+--         unlogged_bytes = what the log does not have, base and base_bytes = what earlier writers told that they took;
+--         none: nothing, empty: not known)
+-- ARGV[3...] for each stream: <name>:<born>, messages and bytes that the log has of it
+-- Returns 1, or 0 where a newer writer has the log, or none is registered
+if redis.call('HGET', KEYS[2], 'epoch') ~= ARGV[1] or redis.call('HEXISTS', KEYS[1], 'log') == 0 then return 0 end
+local function left(unlogged, base, taken)
+  unlogged = tonumber(unlogged or 0)
+  if base == '' then return unlogged end
+  return math.max(0, unlogged - math.max(0, taken - tonumber(base or 0)))
+end
+for i = 3, #ARGV, 3 do
+  local name, born = ARGV[i]:match('^(.*):(%d+)$')
+  local state, taken, taken_bytes = ARGV[2] .. 'state:' .. name, tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2])
+  local now = redis.call('HMGET', state, 'born', 'unlogged', 'base', 'unlogged_bytes', 'base_bytes')
+  if now[1] == born then
+    redis.call('HSET', state, 'unlogged', left(now[2], now[3], taken), 'base', taken,
+               'unlogged_bytes', left(now[4], now[5], taken_bytes), 'base_bytes', taken_bytes)
+  end
+end
+return 1

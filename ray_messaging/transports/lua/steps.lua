@@ -1,0 +1,264 @@
+-- Steps of groups.
+
+-- script begin_steps --------------------------------------------------------------------------------------------------
+-- Set the steps of an experiment up, unless they are.
+--
+-- KEYS[1] steps  hash: see step_barrier
+-- ARGV[1] the settings (JSON)  [2...] field, value of each setting that the scripts use
+-- Returns the settings that hold
+if redis.call('HSETNX', KEYS[1], 'settings', ARGV[1]) == 1 then
+  redis.call('HSET', KEYS[1], 'sealed', -1, 'latest', -1, 'dropped', -1, 'asked', -1, 'opened', -1, unpack(ARGV, 2))
+end
+return redis.call('HGET', KEYS[1], 'settings')
+
+-- script join_steps ---------------------------------------------------------------------------------------------------
+-- Make a group a member: it counts from a step the senders of which nobody has opened yet. The supervisor, which comes after
+-- all senders, counts from the open step, or from the next one where none is open.
+--
+-- KEYS[1] steps  [2] step:<group>: see step_barrier  [3] state of its mailbox: stepped = 1 from now on
+-- ARGV[1] prefix of this experiment's keys  [2] group  [3] 1: also where it has left with its driver
+-- Returns the first step in which it counts; -1: it is still leaving; -2: the experiment has no steps
+local now = redis.call('HMGET', KEYS[1], 'latest', 'settings', 'sealed')
+local group = redis.call('HMGET', KEYS[2], 'since', 'until', 'closed', 'ending')
+if not now[2] then return -2 end
+if ARGV[2] ~= SUPERVISOR then redis.call('HSET', KEYS[3], 'stepped', 1) end
+if group[1] and not group[2] then return tonumber(group[1]) end
+if group[4] and ARGV[3] ~= '1' then return tonumber(group[1]) end
+if group[1] and tonumber(group[3]) + 1 < tonumber(group[2]) then return -1 end
+local latest = tonumber(now[1])
+local since = ARGV[2] == SUPERVISOR and latest or latest < 0 and 0 or latest + 2
+since = math.max(since, tonumber(now[3]) + 1)
+redis.call('HSET', KEYS[2], 'since', since, 'closed', since - 1, 'changed', milliseconds())
+redis.call('HDEL', KEYS[2], 'until', 'ending')
+redis.call('ZADD', ARGV[1] .. 'steps:closed', since - 1, ARGV[2])
+if ARGV[2] ~= SUPERVISOR then redis.call('HINCRBY', KEYS[1], 'joined', 1) end
+seal(ARGV[1])  -- where all others count from a later step, too
+release(ARGV[1])  -- where it was the last one that step 0 waited for
+tell(ARGV[1], 'joined')
+return since
+
+-- script leave_steps --------------------------------------------------------------------------------------------------
+#!lua flags=allow-oom
+-- End the membership of a group. Allowed when memory is full: others wait for it.
+--
+-- KEYS[1] steps  [2] step:<group>: see step_barrier
+-- ARGV[1] prefix of this experiment's keys  [2] group  [3] 1: at once, and its open step is given up
+-- Returns the first step in which it does not count; -1: no such group has joined
+local now = redis.call('HGET', KEYS[1], 'latest')
+local group = redis.call('HMGET', KEYS[2], 'since', 'until', 'closed')
+if not group[1] then return -1 end
+local closed = tonumber(group[3])
+local ends = tonumber(group[2] or math.max(tonumber(now) + 2, tonumber(group[1])))
+if ARGV[3] == '1' and closed + 1 < ends then
+  ends = closed + 1
+  abandon(ARGV[1], ARGV[2])
+  redis.call('UNLINK', KEYS[2] .. ':results')
+end
+redis.call('HSET', KEYS[2], 'until', ends, 'changed', milliseconds())
+redis.call('HDEL', KEYS[2], 'ending')
+if closed + 1 >= ends then redis.call('ZREM', ARGV[1] .. 'steps:closed', ARGV[2]) end
+seal(ARGV[1])
+tell(ARGV[1], 'left')
+return ends
+
+-- script declare_senders ----------------------------------------------------------------------------------------------
+-- Declare which groups a group hears from a step on. A declaration that holds already changes nothing, also late.
+--
+-- KEYS[1] steps  [2] steps:hears: see step_barrier
+-- ARGV[1] prefix of this experiment's keys  [2] the first step that is read so; "": from the start  [3...] group, groups that
+--         it hears (with commas, ascending; * for all), and so on
+-- Returns -1; the latest open step, if that is too late; -2: the experiment has no steps
+local now = redis.call('HMGET', KEYS[1], 'latest', 'sealed')
+local latest, sealed = tonumber(now[1] or -2), tonumber(now[2])
+if latest == -2 then return -2 end
+local at, changed = math.max(tonumber(ARGV[2]) or 0, 0), {}
+for i = 3, #ARGV, 2 do
+  local group, names = ARGV[i], ARGV[i + 1]
+  if (heard(ARGV[1], group, math.max(at, latest + 1)) or '*') ~= names then changed[group] = names end
+end
+if next(changed) == nil then return -1 end
+if latest >= 0 and at < latest + 2 then return latest end
+for group, names in pairs(changed) do
+  local kept = {}
+  for from, old in (redis.call('HGET', KEYS[2], group) or ''):gmatch('(%d+):([^;]*)') do
+    if tonumber(from) < at then
+      if tonumber(from) <= sealed + 1 then kept = {} end  -- no step before will be opened
+      kept[#kept + 1] = from .. ':' .. old
+    end
+  end
+  kept[#kept + 1] = string.format('%.0f:%s', at, names)
+  redis.call('HSET', KEYS[2], group, table.concat(kept, ';'))
+end
+tell(ARGV[1], 'senders')
+return -1
+
+-- script set_wait_for -------------------------------------------------------------------------------------------------
+-- Set which groups a group waits for, whatever the settings say, and wake those that wait.
+--
+-- KEYS[1] steps: see step_barrier
+-- ARGV[1] prefix of this experiment's keys  [2] all or senders
+-- Returns 1; -2: the experiment has no steps
+local now = redis.call('HMGET', KEYS[1], 'settings', 'wait_for')
+if not now[1] then return -2 end
+if now[2] ~= ARGV[2] then
+  redis.call('HSET', KEYS[1], 'wait_for', ARGV[2])
+  tell(ARGV[1], 'wait_for')
+end
+return 1
+
+-- script take_group ---------------------------------------------------------------------------------------------------
+#!lua flags=allow-oom
+-- Take a group to drive it. Allowed when memory is full: its steps free some.
+--
+-- KEYS[1] steps  [2] step:<group>: see step_barrier
+-- ARGV[1] prefix of this experiment's keys  [2] group  [3] the driver's task  [4] how often it was started  [5] lease in ms
+-- ARGV[6] the lease of another driver, as the caller has seen it for as long as it lasts, or ""  [7] the first step in
+--         which the group does not count any more, or "": it stays
+-- Returns {1, attempt, closed, state or false, until or false}; {2, task, start, lease, ms that it lasts} of another driver
+-- that has it; {0, attempt} a later start of this driver has it; {-1} no such group has joined
+local now = redis.call('HMGET', KEYS[2], 'since', 'attempt', 'task', 'start', 'beat', 'lease_ms')
+if not now[1] then return {-1} end
+local task, start, again = now[3] or '', tonumber(now[4] or 0), false
+if task == ARGV[3] then
+  if tonumber(ARGV[4]) < start then return {0, tonumber(now[2])} end
+  again = tonumber(ARGV[4]) == start
+elseif task ~= '' then
+  local lease = now[2] .. ':' .. (now[5] or 0)
+  if lease ~= ARGV[6] then return {2, task, start, lease, tonumber(now[6])} end
+end
+local attempt = now[2]
+if not again then
+  attempt = raise_number(KEYS[2], 'attempt')
+  abandon(ARGV[1], ARGV[2])
+  redis.call('HSET', KEYS[2], 'task', ARGV[3], 'start', ARGV[4], 'lease_ms', ARGV[5], 'changed', milliseconds())
+end
+redis.call('HINCRBY', KEYS[2], 'beat', 1)
+local was = redis.call('HMGET', KEYS[2], 'closed', 'until', 'ending')
+if redis.call('ZSCORE', ARGV[1] .. 'steps:closed', ARGV[2]) and (not was[2] or was[3]) then
+  if ARGV[7] == '' then
+    redis.call('HDEL', KEYS[2], 'until', 'ending')
+  elseif tonumber(ARGV[7]) > tonumber(was[1]) + 1 then
+    redis.call('HSET', KEYS[2], 'until', ARGV[7], 'ending', 1)
+  end
+end
+local left = redis.call('HMGET', KEYS[2], 'closed', 'state', 'until')
+return {1, tonumber(attempt), tonumber(left[1]), left[2], left[3] and tonumber(left[3])}
+
+-- script renew_driver -------------------------------------------------------------------------------------------------
+#!lua flags=allow-oom
+-- Change the lease of a group's driver, or give the group up. Allowed when memory is full.
+--
+-- KEYS[1] steps  [2] step:<group>: see step_barrier
+-- ARGV[1] prefix of this experiment's keys  [2] group  [3] the driver's attempt  [4] 1: it goes on, 0: it gives the group up
+-- Returns 1; 0: a later driver has the group; -1: the server knows neither
+local has = has_group(redis.call('HGET', KEYS[2], 'attempt'), ARGV[3])
+if has ~= 1 then return has end
+if ARGV[4] == '1' then
+  redis.call('HINCRBY', KEYS[2], 'beat', 1)
+else
+  abandon(ARGV[1], ARGV[2])
+  raise_number(KEYS[2], 'attempt')  -- nobody's
+  redis.call('HSET', KEYS[2], 'task', '', 'start', 0, 'changed', milliseconds())
+end
+return 1
+
+-- script open_step ----------------------------------------------------------------------------------------------------
+#!lua flags=allow-oom
+-- Open a step. Allowed when memory is full: its close frees some.
+--
+-- KEYS[1] steps: see step_barrier
+-- ARGV[1] prefix of this experiment's keys  [2] group  [3] the driver's attempt  [4] step
+-- Returns what open_step in step_barrier does
+return open_step(ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]))
+
+-- script remember_calls -----------------------------------------------------------------------------------------------
+-- Keep results of calls that a group has made in its open step, until that is closed.
+--
+-- KEYS[1] step:<group>  [2] step:<group>:results  [3] steps: see step_barrier
+-- ARGV[1] the driver's attempt  [2] step  [3] how many results there are, then for each its name and its bytes
+-- Returns 1; 0: the attempt does not have the step open
+local now, opened = redis.call('HMGET', KEYS[1], 'attempt', 'open', 'ahead'), redis.call('HGET', KEYS[3], 'opened')
+if now[1] ~= ARGV[1] or not is_open(tonumber(ARGV[2]), now[2], now[3], opened) then return 0 end
+for i = 4, 3 + 2 * tonumber(ARGV[3]), 2 do redis.call('HSET', KEYS[2], ARGV[2] .. ':' .. ARGV[i], ARGV[i + 1]) end
+return 1
+
+-- script close_step ---------------------------------------------------------------------------------------------------
+#!lua flags=allow-oom
+-- Close a step: all that its attempt has sent counts from now on. The last group to close it seals it. Allowed when memory
+-- is full, because a seal frees some.
+--
+-- KEYS[1] steps  [2] step:<group>: see step_barrier
+-- ARGV[1] prefix of this experiment's keys  [2] group  [3] the driver's attempt  [4] step
+-- ARGV[5] rows that it wrote to mailboxes' boxes, as acknowledged  [6] its counts  [7] what becomes of the state: = it stays,
+--         + it is [8], - it goes  [9] 1: the next step is to be opened
+-- Returns {1, sealed, what open_step in step_barrier does}; {0} a later driver has the group; {-1} the server knows
+-- neither; {2, rows, mailboxes...}: so many rows are here, and these mailboxes do not hear the group; {3, closed, until or false}: not open
+local closing = {rows = ARGV[5], counts = ARGV[6], how = ARGV[7], state = ARGV[8], go_on = ARGV[9]}
+return cover_step(ARGV[1], ARGV[2], ARGV[3], ARGV[4], closing)
+
+-- script commit_step --------------------------------------------------------------------------------------------------
+-- Write all frames of an open step into boxes, and close it: one call for a small step.
+--
+-- KEYS and ARGV[1] to [6] as in send_to_boxes
+-- ARGV[7] to [11] as ARGV[5] to [9] of close_step
+-- ARGV[...] per write as in send_to_boxes
+-- Returns what close_step does; {4}: nothing was written, send_to_boxes tells why
+local closing = {rows = ARGV[7], counts = ARGV[8], how = ARGV[9], state = ARGV[10], go_on = ARGV[11]}
+local now = redis.call('HMGET', KEYS[3], 'attempt', 'closed')
+if now[1] == ARGV[3] and tonumber(now[2]) < tonumber(ARGV[4]) then
+  local fates = write_to_boxes(KEYS, 12, true)
+  for i = 1, #fates do
+    if fates[i] ~= 0 and (i == 1 or fates[i] ~= 1) then return {4} end
+  end
+elseif now[1] ~= ARGV[3] and redis.call('HGET', ARGV[1] .. 'steps:' .. ARGV[4], 'k:' .. ARGV[2]) ~= ARGV[3] then
+  return {4}
+else
+  -- An earlier call has closed it, and its answer was lost. To open the next step is a write, which this script, unlike
+  -- open_step, may not make while memory is full.
+  closing.go_on = '0'
+end
+return cover_step(ARGV[1], ARGV[2], ARGV[3], ARGV[4], closing)
+
+-- script target_steps -------------------------------------------------------------------------------------------------
+#!lua flags=allow-oom
+-- Set the last step that may be opened.
+--
+-- KEYS[1] steps: see step_barrier
+-- ARGV[1] prefix of this experiment's keys  [2] the step; "": no end; "now": the latest that some group has opened
+-- Returns it (-1 for no end, too); -2: the experiment has no steps
+local now = redis.call('HMGET', KEYS[1], 'latest', 'target')
+if not now[1] then return -2 end
+local target = ARGV[2]
+if target == 'now' then
+  target = tonumber(now[1])
+  if now[2] then target = math.min(target, tonumber(now[2])) end
+end
+if target == '' then redis.call('HDEL', KEYS[1], 'target') else redis.call('HSET', KEYS[1], 'target', target) end
+release(ARGV[1])
+tell(ARGV[1], 'target')
+return target == '' and -1 or tonumber(target)
+
+-- script read_progress ------------------------------------------------------------------------------------------------
+#!lua flags=no-writes
+-- Return the progress of all groups.
+--
+-- KEYS[1] steps, KEYS[2] steps:closed, KEYS[3] steps:holds: see step_barrier
+-- ARGV[1] prefix of this experiment's keys
+-- Returns {{sealed, latest, target or false, news, mode}, {hold, last step...}, then for each group {its name, closed, open or
+-- false, task, start, ms since its last change, since, until or false}}; nothing: the experiment has no steps
+local now = redis.call('HMGET', KEYS[1], 'sealed', 'latest', 'target', 'news', 'wait_for')
+local all = redis.call('HMGET', KEYS[1], 'opened', 'opened_ms')
+if not now[1] then return {} end
+local reply, clock = {now, redis.call('HGETALL', KEYS[3])}, milliseconds()
+for _, name in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
+  local group = redis.call('HMGET', ARGV[1] .. 'step:' .. name, 'closed', 'open', 'task', 'start', 'changed', 'since', 'until',
+                           'ahead')
+  if not is_open(tonumber(group[1]) + 1, group[2], group[8], all[1]) then
+    group[2] = false
+  elseif group[2] == all[1] then
+    group[5] = math.max(tonumber(group[5]), tonumber(all[2]))  -- it has waited until then
+  end
+  group[5] = string.format('%.0f', math.max(0, clock - tonumber(group[5])))
+  reply[#reply + 1] = {name, unpack(group, 1, 7)}
+end
+return reply
