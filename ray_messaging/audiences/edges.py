@@ -1,4 +1,4 @@
-"""The port of the pairs of an audience's version."""
+"""The port of the pairs of an audience's version, and places of ids in the order of a set of agents."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.model.agent_sets import AgentSet
-from ray_messaging.model.columns import IdColumn
+from ray_messaging.model.columns import INT, STR, IdColumn
 
 
 class Pairs(NamedTuple):
@@ -79,3 +79,20 @@ class Edges(Protocol):
 
     def hearing(self, hearers: AgentSet, from_ids: IdColumn) -> Hearing:
         """Return the broadcasts of `from_ids`, in any order and any number a sender, as some agents hear them."""
+
+
+def places_in(agents: AgentSet, ids: IdColumn) -> NDArray[np.intp]:
+    """Return the place of each id in the order of a set, -1 where it is none of it."""
+    found = np.full(len(ids), -1, np.intp)
+    if len(agents.ints):
+        places = np.minimum(np.searchsorted(agents.ints, ids.values), len(agents.ints) - 1)
+        there = agents.ints[places] == ids.values
+        if ids.kinds is not None:
+            there &= ids.kinds == INT
+        found[there] = places[there]
+    if ids.kinds is not None and agents.strings:
+        order = {name: len(agents.ints) + place for place, name in enumerate(sorted(agents.strings))}
+        table = np.array([order.get(name, -1) for name in ids.strings] or [-1], np.intp)
+        named = ids.kinds == STR
+        found[named] = table[ids.values[named]]
+    return found

@@ -10,11 +10,10 @@ from uuid import uuid4
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_messaging.audiences.adjacency import Adjacency, offsets_of
+from ray_messaging.audiences.building import Positions
 from ray_messaging.audiences.edges import Edges
-from ray_messaging.audiences.graph_edges import GraphEdges
+from ray_messaging.audiences.graph_edges import Adjacency, GraphEdges, offsets_of
 from ray_messaging.audiences.member_edges import MemberEdges
-from ray_messaging.audiences.positions import Positions
 from ray_messaging.errors import FrameError, UnknownName
 from ray_messaging.model.agent_sets import AgentSet
 

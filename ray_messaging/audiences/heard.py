@@ -7,9 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId
-from ray_messaging.audiences.adjacency import offsets_of
-from ray_messaging.audiences.edges import Edges, HeardRows, Pairs
-from ray_messaging.audiences.places import places_in
+from ray_messaging.audiences.edges import Edges, HeardRows, Pairs, places_in
+from ray_messaging.audiences.graph_edges import offsets_of
 from ray_messaging.errors import InvalidColumns
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import IdColumn

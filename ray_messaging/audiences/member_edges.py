@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_messaging.audiences.adjacency import CHUNK, offsets_of
-from ray_messaging.audiences.edges import HeardRows, Hearing, Pairs
-from ray_messaging.audiences.places import places_in
+from ray_messaging.audiences.edges import HeardRows, Hearing, Pairs, places_in
+from ray_messaging.audiences.graph_edges import CHUNK, offsets_of
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import NONE, IdColumn
 

@@ -18,8 +18,7 @@ from ray_messaging.addressing.channels import (
 from ray_messaging.compat.msg import Payload
 from ray_messaging.conversations.answer_mailbox import AnswerMailbox
 from ray_messaging.conversations.answers import Answers
-from ray_messaging.conversations.handler_failures import HandlerFailure
-from ray_messaging.conversations.handling import Asker, circle_of, handling_here
+from ray_messaging.conversations.handling import Asker, HandlerFailure, Waits, circle_of, handling_here
 from ray_messaging.conversations.open_questions import OpenQuestions, no_answer
 from ray_messaging.conversations.question_watch import QuestionWatch, in_circle
 from ray_messaging.conversations.replies import (
@@ -33,7 +32,6 @@ from ray_messaging.conversations.replies import (
     replies_to,
     waits_for_failure,
 )
-from ray_messaging.conversations.waits import Waits
 from ray_messaging.engine import Engine
 from ray_messaging.errors import Closed, MessagingError, NoAnswer, QuestionBlocked
 from ray_messaging.message import Message

@@ -65,7 +65,7 @@ SCHEMA = pa.schema(
         pa.field("audience_version", pa.int64()),
         pa.field("pairs", pa.int64()),  # of a broadcast: the hearers in the mailbox
         pa.field("hearing_agents", _NAME),  # digest of the mailbox's agents
-        pa.field("kept_pairs", pa.binary()),  # see `audiences.kept_pairs`; null: all hearers among the agents
+        pa.field("kept_pairs", pa.binary()),  # see `audiences.folding`; null: all hearers among the agents
         pa.field("in_reply_to", pa.string()),  # message_id of the question
         pa.field("expects_answer", pa.bool_()),
         pa.field("payload", pa.large_string(), nullable=False),  # JSON text

@@ -25,7 +25,7 @@ class Fold(NamedTuple):
     """How the rows of a batch stand for pairs: each row, a broadcast, for its sender and each of some hearers.
 
     These hearers are the agents of one mailbox, which `agents` names by their digest. The batch stands for so many
-    `pairs`: those that `kept` names of the pairs of all rows (see `audiences.kept_pairs`).
+    `pairs`: those that `kept` names of the pairs of all rows (see `audiences.folding`).
     """
 
     agents: bytes

@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.directory import Record
-from ray_messaging.audiences.folding import agents_digest
-from ray_messaging.audiences.kept_pairs import encode_kept, kept_places
+from ray_messaging.audiences.folding import agents_digest, encode_kept, kept_places
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.extension import Fold

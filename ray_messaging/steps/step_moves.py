@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from ray_messaging.addressing.directory import Directory
 from ray_messaging.audiences.book import AudienceBook, current_audience
+from ray_messaging.audiences.building import checked_points
 from ray_messaging.audiences.graph_edges import GraphEdges
-from ray_messaging.audiences.positions import checked_points
 from ray_messaging.audiences.records import Kind
 from ray_messaging.errors import ConfigError, FrameError, InvalidColumns
 from ray_messaging.model.columns import IdColumn

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ray_messaging import AudienceTooLarge, ConfigError, InvalidColumns, Messager, UnknownName, UnknownSender
-from ray_messaging.audiences.positions import Positions
+from ray_messaging.audiences.building import Positions
 from ray_messaging.audiences.records import AudienceFacts, Kind, encode_facts
 from ray_messaging.model.columns import IdColumn
 from ray_messaging.transports.step_values import StepSettings, WaitFor

@@ -8,10 +8,9 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from ray_messaging.addressing.channels import check_name
-from ray_messaging.audiences.building import build_edges
+from ray_messaging.audiences.building import Positions, build_edges
 from ray_messaging.audiences.edges import Edges
 from ray_messaging.audiences.member_edges import MemberEdges
-from ray_messaging.audiences.positions import Positions
 from ray_messaging.audiences.records import Kind
 from ray_messaging.cluster.audiences.audience import Audience, check_hosted
 from ray_messaging.cluster.audiences.changes import Ending

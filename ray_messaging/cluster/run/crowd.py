@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_messaging.audiences.places import places_in
+from ray_messaging.audiences.edges import places_in
 from ray_messaging.cluster.run.agent import kept_parts, step_failed
 from ray_messaging.cluster.run.model_thread import ModelThread
 from ray_messaging.cluster.run.step_calls import unfit_answer

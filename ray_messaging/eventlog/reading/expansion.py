@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ray_messaging.audiences.book import EVERYBODY
 from ray_messaging.audiences.edges import Edges
 from ray_messaging.audiences.files import read_edges, version_folder
-from ray_messaging.audiences.kept_pairs import kept_places
+from ray_messaging.audiences.folding import kept_places
 from ray_messaging.audiences.member_edges import MemberEdges
 from ray_messaging.errors import FrameError, LogError, UnknownName
 from ray_messaging.eventlog.folder import Folder

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from ray_messaging.audiences.book import AudienceBook, audience_of
 from ray_messaging.audiences.edges import Edges
-from ray_messaging.audiences.folding import agents_digest
-from ray_messaging.audiences.kept_pairs import encode_kept, kept_places
+from ray_messaging.audiences.folding import agents_digest, encode_kept, kept_places
 from ray_messaging.audiences.source import LocalFolder
 from ray_messaging.errors import FrameError, MessagingError
 from ray_messaging.eventlog.folder import Folder

@@ -8,9 +8,8 @@ from numpy.typing import NDArray
 
 from ray_messaging.audiences.book import audience_of
 from ray_messaging.audiences.edges import Edges, Pairs
-from ray_messaging.audiences.folding import unfold
+from ray_messaging.audiences.folding import kept_places, unfold
 from ray_messaging.audiences.heard import Heard
-from ray_messaging.audiences.kept_pairs import kept_places
 from ray_messaging.audiences.member_edges import MemberEdges
 from ray_messaging.errors import ConfigError
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from support.batches import batch_to
 
 from ray_messaging.audiences.building import build_edges
-from ray_messaging.audiences.folding import agents_digest, fold, spread, unfold
-from ray_messaging.audiences.kept_pairs import encode_kept, kept_places
+from ray_messaging.audiences.folding import agents_digest, encode_kept, fold, kept_places, spread, unfold
 from ray_messaging.audiences.member_edges import MemberEdges
 from ray_messaging.errors import FrameError
 from ray_messaging.model.agent_sets import AgentSet

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ray_messaging.audiences.building import Positions
 from ray_messaging.audiences.files import read_edges, write_edges
-from ray_messaging.audiences.positions import Positions
 from ray_messaging.errors import AudienceTooLarge, ConfigError, InvalidColumns, UnknownName
 from ray_messaging.model.columns import IdColumn
 

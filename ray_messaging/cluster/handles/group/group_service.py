@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import ray
 
-from ray_messaging.conversations.handler_failures import HandlerFailure
+from ray_messaging.conversations.handling import HandlerFailure
 from ray_messaging.conversations.replies import waits_for_failure
 from ray_messaging.message import Message
 from ray_messaging.messages import slice_of
