@@ -99,7 +99,7 @@ def pieces(part: Part, begin: int, limit: int) -> Iterator[tuple[Part, int]]:
     while begin < rows:
         room = limit + (int(ends[begin - 1]) if begin else 0)
         end = max(begin + 1, int(np.searchsorted(ends, room, "right")))
-        yield _cut(part, begin, end), end
+        yield _of_rows(part, np.arange(begin, end)), end
         begin = end
 
 
@@ -108,58 +108,36 @@ def without(part: Part, gone: NDArray[np.bool_]) -> Part | None:
     stay = np.flatnonzero(~gone)
     if len(stay) == len(gone):
         return part
-    if not len(stay):
-        return None
-    places = np.full(len(gone), -1)
-    places[stay] = np.arange(len(stay))
+    return _of_rows(part, stay) if len(stay) else None
+
+
+def _of_rows(part: Part, rows: NDArray[np.intp]) -> Part:
+    """Return some rows of a part, in their order."""
     return Part(
-        batch=part.batch.take(stay),
-        rows=stay.astype(np.int32) if part.rows is None else part.rows[stay],
+        batch=part.batch.take(rows),
+        rows=rows.astype(np.int32) if part.rows is None else part.rows[rows],
         entry=part.entry,
         mailbox=part.mailbox,
-        fates=part.fates[stay] if isinstance(part.fates, np.ndarray) else part.fates,
-        note=None if part.note is None else _moved_note(part.note, places),
-        hearers=None if part.hearers is None else part.hearers.take(stay),
+        fates=part.fates[rows] if isinstance(part.fates, np.ndarray) else part.fates,
+        note=None if part.note is None else _note_of_rows(part.note, rows, len(part.batch)),
+        hearers=None if part.hearers is None else part.hearers.take(rows),
     )
 
 
-def _moved_note(note: LogNote, places: NDArray[np.intp]) -> LogNote:
-    """Return a note on other rows: those at -1 are gone."""
+def _note_of_rows(note: LogNote, rows: NDArray[np.intp], count: int) -> LogNote:
+    """Return what a note on so many rows says of some of them, by their new places."""
+    places = np.full(count, -1)
+    places[rows] = np.arange(len(rows))
 
-    def moved(rows: bytes) -> bytes:
-        found = places[np.frombuffer(rows, "<u4")]
+    def moved(noted: bytes) -> bytes:
+        found = places[np.frombuffer(noted, "<u4")]
         kept: bytes = found[found >= 0].astype("<u4").tobytes()
         return kept
 
-    why = tuple(Why(why.rule, why.reason, moved(why.rows)) for why in note.why)
-    before = tuple(Before(rows, each.line) for each in note.before if (rows := moved(each.rows)))
+    why = tuple(Why(each.rule, each.reason, moved(each.rows)) for each in note.why)
+    before = tuple(Before(noted, each.line) for each in note.before if (noted := moved(each.rows)))
     return LogNote(note.fate, note.mailbox, why, before)
 
 
 def _before(part: Part) -> tuple[Before, ...]:
     return () if part.note is None else part.note.before
-
-
-def _cut(part: Part, begin: int, end: int) -> Part:
-    rows = np.arange(begin, end)
-    return Part(
-        batch=part.batch.take(rows),
-        rows=rows.astype(np.int32) if part.rows is None else part.rows[begin:end],
-        entry=part.entry,
-        mailbox=part.mailbox,
-        fates=part.fates[begin:end] if isinstance(part.fates, np.ndarray) else part.fates,
-        note=None if part.note is None else _cut_note(part.note, begin, end),
-        hearers=None if part.hearers is None else part.hearers.take(rows),
-    )
-
-
-def _cut_note(note: LogNote, begin: int, end: int) -> LogNote:
-    why = tuple(Why(why.rule, why.reason, _within(why.rows, begin, end).tobytes()) for why in note.why)
-    said = [(_within(each.rows, begin, end), each.line) for each in note.before]
-    before = tuple(Before(rows.tobytes(), line) for rows, line in said if len(rows))
-    return LogNote(note.fate, note.mailbox, why, before)
-
-
-def _within(rows: bytes, begin: int, end: int) -> NDArray[np.uint32]:
-    found = np.frombuffer(rows, "<u4")
-    return (found[(found >= begin) & (found < end)] - begin).astype("<u4")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ray_messaging.common import task_health
+from ray_messaging.common.limits import STEP_NEWS_TIMEOUT_S
 from ray_messaging.errors import BodyLost, FrameError
 from ray_messaging.eventlog.folder import Folder, StepPosition
 from ray_messaging.eventlog.writing.columns import Part
@@ -44,7 +45,6 @@ logger = logging.getLogger(__name__)
 
 HOLD = "event log"
 STEPS = ":steps"  # the feed's name among the streams that a task waits for
-_NEWS_S = 5.0  # the longest wait for news in one call
 _START = "0-0"
 _FRAMES = 16  # in one read of a box
 _STEPS = 8  # that are asked for at once
@@ -382,7 +382,9 @@ class StepFeed:
     async def _wait(self, news: str) -> None:
         """Wait for news, or for a question. A wait that a question cuts short goes on for the next time."""
         if self._news is None:
-            self._news = asyncio.create_task(self.boxes.wait(news, _NEWS_S), name="ray_messaging log news of steps")
+            self._news = asyncio.create_task(
+                self.boxes.wait(news, STEP_NEWS_TIMEOUT_S), name="ray_messaging log news of steps"
+            )
         question = asyncio.create_task(self._question.wait(), name="ray_messaging log question")
         try:
             await asyncio.wait([self._news, question], return_when=asyncio.FIRST_COMPLETED)
