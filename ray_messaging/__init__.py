@@ -51,10 +51,10 @@ from ray_messaging.errors import (
 )
 
 if TYPE_CHECKING:
-    from ray_messaging.cluster.audiences.audience import Audience
-    from ray_messaging.cluster.handles.blocked_messages import BlockedListener, BlockedMessage
+    from ray_messaging.cluster.handles.audience import Audience
     from ray_messaging.cluster.handles.group.async_group import AsyncGroup
     from ray_messaging.cluster.handles.group.group import Group
+    from ray_messaging.cluster.handles.remote_log import BlockedListener, BlockedMessage
     from ray_messaging.cluster.handles.survey import Survey
     from ray_messaging.cluster.inspector_process import Inspector
     from ray_messaging.cluster.messaging import Messaging
@@ -81,9 +81,9 @@ _MODULES = {"rules": "ray_messaging.interception.rules"}
 _HOMES = {
     "Answers": "ray_messaging.conversations.answers",
     "AsyncGroup": "ray_messaging.cluster.handles.group.async_group",
-    "Audience": "ray_messaging.cluster.audiences.audience",
-    "BlockedListener": "ray_messaging.cluster.handles.blocked_messages",
-    "BlockedMessage": "ray_messaging.cluster.handles.blocked_messages",
+    "Audience": "ray_messaging.cluster.handles.audience",
+    "BlockedListener": "ray_messaging.cluster.handles.remote_log",
+    "BlockedMessage": "ray_messaging.cluster.handles.remote_log",
     "EventLog": "ray_messaging.eventlog.event_log",
     "Finding": "ray_messaging.observability.health.findings",
     "Group": "ray_messaging.cluster.handles.group.group",

@@ -1,7 +1,7 @@
 """The list of commands, the only place that registers one.
 
 To add a command, write its function in a file of this folder, and register it here; its docstring is its help. For a
-family of commands, as `log stats`, add an `app` here, and register its commands in the family's `commands.py`.
+family of commands, as `log stats`, add an `app` here, and register its commands in the family's file.
 """
 
 from importlib.metadata import version
@@ -11,8 +11,8 @@ import typer
 
 from ray_messaging.cli.dead_letters import app as dead_letters_app
 from ray_messaging.cli.demo import demo
-from ray_messaging.cli.doctor.command import doctor
-from ray_messaging.cli.log.commands import app as log_app
+from ray_messaging.cli.doctor import doctor
+from ray_messaging.cli.log import app as log_app
 from ray_messaging.cli.metrics import app as metrics_app
 from ray_messaging.cli.replay import replay
 from ray_messaging.cli.report import report

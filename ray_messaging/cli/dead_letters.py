@@ -13,9 +13,8 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.text import Text
 
-from ray_messaging.cli.joining import join_experiment
 from ray_messaging.cli.options import Json
-from ray_messaging.cli.session import check_file, clean_errors, output, print_json
+from ray_messaging.cli.session import check_file, clean_errors, join_experiment, output, print_json
 from ray_messaging.cli.show import counted, plain_table, print_table
 from ray_messaging.cluster.handles.dead_letters import DeadLetter, DeadLetters
 from ray_messaging.common.texts import TEXT_WIDTH, printable, shortened, utc_time

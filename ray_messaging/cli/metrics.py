@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ray_messaging.cli.joining import join_experiment
-from ray_messaging.cli.session import clean_errors, output
+from ray_messaging.cli.session import clean_errors, join_experiment, output
 from ray_messaging.errors import ConfigError
 
 app = typer.Typer(help="Show metrics, or write a dashboard for Grafana.", no_args_is_help=True)

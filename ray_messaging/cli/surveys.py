@@ -5,9 +5,8 @@ from typing import Annotated
 import typer
 from msgspec.json import encode
 
-from ray_messaging.cli.joining import join_experiment
 from ray_messaging.cli.options import Json
-from ray_messaging.cli.session import clean_errors, output, print_json
+from ray_messaging.cli.session import clean_errors, join_experiment, output, print_json
 from ray_messaging.cli.show import plain_table, print_table
 from ray_messaging.common.texts import utc_time
 

@@ -9,16 +9,15 @@ from typing import Annotated
 import typer
 from msgspec.json import encode
 
-from ray_messaging.cli.joining import join_experiment
 from ray_messaging.cli.rule_specs import KNOWN, parse_rule
-from ray_messaging.cli.session import clean_errors, output, print_json
+from ray_messaging.cli.session import clean_errors, join_experiment, output, print_json
 from ray_messaging.cluster.messaging import Messaging
 from ray_messaging.errors import ConfigError
 from ray_messaging.inspector.server.serve import Bound, Place, bind, serve
 from ray_messaging.inspector.sources.folder import FolderSource
 from ray_messaging.inspector.sources.live import LiveSource
 from ray_messaging.inspector.sources.live_control import LiveControl
-from ray_messaging.inspector.sources.source import Source
+from ray_messaging.inspector.values import Source
 
 Target = Annotated[
     str, typer.Argument(metavar="EXP_ID|LOG_DIR", help="A running experiment, or the log_dir of a run that has ended.")

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ray_messaging.cluster.actors.log_host import LogHost
-from ray_messaging.cluster.servers.kept_data import beside
+from ray_messaging.cluster.embedded_servers import beside
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.config import MessagingConfig, RedisConfig
 from ray_messaging.embedded.data_directory import APPEND_ONLY_NAME

@@ -11,30 +11,27 @@ import ray
 
 from ray_messaging.addressing.channels import AGENT_CHAT, USER_CHAT, USER_SURVEY, AgentId, check_name
 from ray_messaging.cluster.handles.connection import ExperimentConnection, connect
+from ray_messaging.cluster.ray_clusters import join_ray
 from ray_messaging.cluster.spec import SUBTOPICS, Experiment
-from ray_messaging.cluster.starting.ray_clusters import join_ray
 from ray_messaging.common.limits import ANSWER_TIMEOUT_S, MOVE_TIMEOUT_S
 from ray_messaging.errors import ConfigError, UnknownName
 
 if TYPE_CHECKING:
-    from ray_messaging.cluster.audiences.audience import Audience
-    from ray_messaging.cluster.audiences.audience_calls import AudienceCalls
-    from ray_messaging.cluster.handles.blocked_messages import BlockedListener, BlockedMessage, BlockedMessages
+    from ray_messaging.cluster.embedded_servers import Shards
+    from ray_messaging.cluster.handles.audience import Audience, AudienceCalls
     from ray_messaging.cluster.handles.dead_letters import DeadLetters
     from ray_messaging.cluster.handles.experiment_steps import ExperimentSteps
     from ray_messaging.cluster.handles.group.group import Group
     from ray_messaging.cluster.handles.groups import Groups
     from ray_messaging.cluster.handles.hosted_agents import HostedAgents
-    from ray_messaging.cluster.handles.survey import Survey
-    from ray_messaging.cluster.handles.survey_calls import SurveyCalls
-    from ray_messaging.cluster.handles.user_messager import UserMessager
-    from ray_messaging.cluster.handles.user_questions import UserQuestions
+    from ray_messaging.cluster.handles.remote_log import BlockedListener, BlockedMessage, BlockedMessages
+    from ray_messaging.cluster.handles.survey import Survey, SurveyCalls
+    from ray_messaging.cluster.handles.user_messager import UserMessager, UserQuestions
     from ray_messaging.cluster.inspector_process import Inspector
+    from ray_messaging.cluster.lifecycle import StartedExperiment
     from ray_messaging.cluster.moves import AgentMove
     from ray_messaging.cluster.run.result import Result
-    from ray_messaging.cluster.run.run_actors import RunActors
-    from ray_messaging.cluster.servers.shards import Shards
-    from ray_messaging.cluster.starting.lifecycle import StartedExperiment
+    from ray_messaging.cluster.run.run import RunActors
     from ray_messaging.compat.msg import Payload
     from ray_messaging.config import MessagingConfig, OnExisting, ServerConfig, Steps
     from ray_messaging.conversations.answers import GroupAnswers
@@ -118,7 +115,7 @@ class Messaging:
 
         Raises: AlreadyExists, ConfigError, ConnectionFailed within 5 s, ServerRefused, RuleError.
         """
-        from ray_messaging.cluster.starting.lifecycle import start_experiment
+        from ray_messaging.cluster.lifecycle import start_experiment
         from ray_messaging.config import MessagingConfig
 
         settings = MessagingConfig() if settings is None else settings
@@ -355,7 +352,7 @@ class Messaging:
 
     @cached_property
     def _audiences(self) -> "AudienceCalls":
-        from ray_messaging.cluster.audiences.audience_calls import AudienceCalls
+        from ray_messaging.cluster.handles.audience import AudienceCalls
 
         return AudienceCalls(self._connection)
 
@@ -383,7 +380,7 @@ class Messaging:
         Raises: AlreadyExists, UnknownName for an agent that no group hosts, InvalidColumns, InvalidAddress,
         AudienceTooLarge, ConfigError for positions without scipy.
         """
-        from ray_messaging.cluster.audiences.audience_calls import Layout
+        from ray_messaging.cluster.handles.audience import Layout
 
         layout = None if positions is None else Layout(ids, positions, radius, most_pairs)
         return self._audiences.create(name, graph=graph, members=members, positions=layout)
@@ -453,7 +450,7 @@ class Messaging:
 
     @cached_property
     def _run_actors(self) -> "RunActors":
-        from ray_messaging.cluster.run.run_actors import RunActors
+        from ray_messaging.cluster.run.run import RunActors
 
         return RunActors()
 
@@ -510,7 +507,7 @@ class Messaging:
 
     @cached_property
     def _questions(self) -> "UserQuestions":
-        from ray_messaging.cluster.handles.user_questions import UserQuestions
+        from ray_messaging.cluster.handles.user_messager import UserQuestions
 
         return UserQuestions(self._user)
 
@@ -530,7 +527,7 @@ class Messaging:
 
     @cached_property
     def _surveys(self) -> "SurveyCalls":
-        from ray_messaging.cluster.handles.survey_calls import SurveyCalls
+        from ray_messaging.cluster.handles.survey import SurveyCalls
 
         return SurveyCalls(self._user)
 
@@ -604,7 +601,7 @@ class Messaging:
 
     def blocked(self, *, after: int | None = None) -> "BlockedMessages":
         """Iterate (`async for`) over blocked messages, from now on or after a `cursor`; needs the event log."""
-        from ray_messaging.cluster.handles.blocked_messages import BlockedMessages
+        from ray_messaging.cluster.handles.remote_log import BlockedMessages
 
         return BlockedMessages(self.log_actor, after)
 
@@ -612,7 +609,7 @@ class Messaging:
         self, callback: "Callable[[BlockedMessage], object]", *, after: int | None = None
     ) -> "BlockedListener":
         """Call a function with each blocked message, in a thread, until the listener is closed; needs the event log."""
-        from ray_messaging.cluster.handles.blocked_messages import BlockedListener
+        from ray_messaging.cluster.handles.remote_log import BlockedListener
 
         return BlockedListener(self.log_actor, callback, after)
 

@@ -1,22 +1,202 @@
-"""The surveys of an experiment, for async code: create one, find one, remove one."""
+"""The surveys of an experiment, for async code: create, find, remove one; ask, read the answers, remind, end."""
 
 import asyncio
+import logging
 import secrets
 import time
 from collections.abc import Collection
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ray_messaging.addressing.channels import check_name, check_subtopic, survey_mailbox
+from ray_messaging.common.limits import BATCH_ROWS
 from ray_messaging.engine import Engine
-from ray_messaging.errors import AlreadyExists, ConfigError, UnknownName
+from ray_messaging.errors import AlreadyExists, Closed, ConfigError, FrameError, UnknownName
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
-from ray_messaging.model.columns import encode_payload
+from ray_messaging.model.columns import IdColumn, PayloadColumn, encode_payload
 from ray_messaging.receiving.call_checks import check_timeout
+from ray_messaging.receiving.subscription_spec import SubscriptionSpec
+from ray_messaging.sending.accumulation.bulk_input import ColumnChunk, batches_of_columns
+from ray_messaging.sending.accumulation.conversation_rows import ConversationRows, Questions
+from ray_messaging.sending.accumulation.pending_batch import EncodedBatch
 from ray_messaging.surveys.answer_model import AnswerModel
-from ray_messaging.surveys.async_survey import AsyncSurvey, open_mailbox, unknown
-from ray_messaging.surveys.record import SurveyRecord, decode_record, encode
-from ray_messaging.transports.cursors import START, Cursor
+from ray_messaging.surveys.record import END, Asking, SurveyRecord, decode_asking, decode_record, encode
+from ray_messaging.surveys.tally import Rows, Tally
+from ray_messaging.transports.cursors import START, Cursor, order
+from ray_messaging.transports.values import Limits, Listening
+from ray_messaging.wire.frames import decode
+
+if TYPE_CHECKING:
+    from ray_messaging.transports.surveys import RedisSurveys
+
+logger = logging.getLogger(__name__)
+
+# The server does nothing else while it copies a read.
+_READ_BYTES = 2 * 2**20
+_FRAMES = 32
+
+
+class AsyncSurvey:
+    """A survey of an experiment. Its mailbox is only read, never committed: it is the record of the answers.
+
+    Several processes may hold a survey at the same time, and each reads its mailbox from the beginning.
+
+    Args: `reading` is held by the one survey of `engine` that reads, because its transport reads one mailbox at a time.
+    """
+
+    def __init__(
+        self, engine: Engine, reading: asyncio.Lock, survey_id: str, record: SurveyRecord, model: AnswerModel
+    ) -> None:
+        self.id = survey_id
+        self.record = record
+        self.model = model
+        self._engine = engine
+        self._reading = reading
+        self._begin()
+
+    def _begin(self) -> None:
+        self.tally = Tally(self.record.agents, self.model)
+        self._last: str | None = None  # the last entry that counts, once the survey has ended
+        self._known: set[str] = set()  # parts of the record
+        self._dues: list[float | None] = []
+        self._read_to = START.entry
+        self._frame_bytes = 1
+
+    @property
+    def _store(self) -> "RedisSurveys":
+        return self._engine.transport.surveys
+
+    # -- reading --------------------------------------------------------------------------------------------------
+
+    async def update(self, block_s: float = 0.0) -> None:
+        """Count the answers that have come since; wait up to `block_s` for the first."""
+        async with self._reading:
+            await self._update(block_s)
+
+    async def _update(self, block_s: float) -> None:
+        parts = await self._store.parts(self.id, self._known)
+        if END in parts and order(parts[END].decode()) < order(self._read_to):
+            self._begin()  # answers were counted here that came after the end
+            parts = await self._store.parts(self.id, self._known)
+        self._known.update(parts)
+        if END in parts:
+            self._last = parts.pop(END).decode()
+        for asking in map(decode_asking, parts.values()):
+            self._dues.append(asking.due)
+            self.tally.add_asking(asking)
+        while await self._read(block_s):
+            block_s = 0.0
+
+    async def _read(self, block_s: float) -> bool:
+        """Count some more answers; return whether there may be others."""
+        count = max(1, min(_FRAMES, _READ_BYTES // self._frame_bytes))
+        frames = await self._engine.transport.read(self.record.mailbox, self._read_to, count, block_s)
+        for entry, frame in frames:
+            self._count(entry, frame)
+            self._read_to = entry
+            self._frame_bytes = max(self._frame_bytes, len(frame))
+        return len(frames) == count
+
+    def _count(self, entry: str, frame: bytes) -> None:
+        try:
+            batch = decode(frame)
+        except FrameError as error:
+            logger.warning("entry %s of survey %s holds no answers: %s", entry, self.id, error)
+            return
+        if self._last is not None and order(entry) > order(self._last):
+            self.tally.late += batch.rows
+        elif batch.lines is not None:
+            self.tally.add(batch)
+
+    async def more(self, block_s: float) -> bool:
+        """Wait up to `block_s` for the next answers; return whether some are outstanding and not overdue."""
+        before = self._read_to
+        await self.update()
+        async with self._reading:
+            if self._read_to == before and self.waits:  # else another call has counted the last ones meanwhile
+                left = self.seconds_left
+                await self._update(block_s if left is None else min(block_s, left))
+        return self.waits
+
+    @property
+    def ended(self) -> bool:
+        """Tell whether nothing that comes now counts."""
+        return self._last is not None
+
+    @property
+    def waits(self) -> bool:
+        """Tell whether answers are outstanding and not overdue."""
+        return not self.ended and self.seconds_left != 0 and not self.tally.done
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Return for how long to wait for answers; None: no limit."""
+        record = self.record
+        dues = self._dues or [None if record.timeout is None else record.created_at + record.timeout]
+        limits = [due for due in dues if due is not None]
+        return max(0.0, max(limits) - time.time()) if len(limits) == len(dues) else None
+
+    # -- asking ---------------------------------------------------------------------------------------------------
+
+    async def ask(self, places: Rows, timeout: float | None) -> None:
+        """Ask the agents at some places, in parts; what each part came to is noted at once."""
+        await open_mailbox(self._engine, self.record.mailbox, 2 * (self.tally.questions + len(places)))
+        due = None if timeout is None else time.time() + timeout
+        for low in range(0, len(places), BATCH_ROWS):
+            part = places[low : low + BATCH_ROWS]
+            batch = self._questions(part)
+            receipts = await self._engine.bulk_sender.send_batches([batch])
+            await self._store.add(self.id, secrets.token_hex(8), encode(Asking.of(part, receipts, due)))
+
+    def _questions(self, places: Rows) -> EncodedBatch:
+        lines = PayloadColumn.of([self.record.question], np.zeros(len(places), np.uint32))
+        agents = self.tally.agents.column.take(places)
+        chunk = ColumnChunk(IdColumn.constant(None, len(places)), agents, lines)
+        [batch] = batches_of_columns([chunk], self.record.subtopic, self._engine.step)
+        kind = Questions(self.record.mailbox, lambda *_: None)
+        return EncodedBatch(step=None, batch=batch, conversation=ConversationRows(kind))
+
+    async def remind(self, timeout: float | None) -> int:
+        """Ask again all agents without an answer that fits; return how many. Raises Closed after the end."""
+        check_timeout(timeout, positive=True)
+        if await self._store.read(self.id) is None:
+            raise unknown(self._engine, self.id)
+        await self.update()
+        if self.ended:
+            raise Closed(f"survey {self.id!r} has ended: it asks no more; messaging.create_survey(...) makes another")
+        places = self.tally.open_places
+        if len(places):
+            await self.ask(places, self.record.timeout if timeout is None else timeout)
+        return len(places)
+
+    async def end(self) -> None:
+        """Count what has come up to now, and nothing that comes later."""
+        await self.update()
+        if not self.ended:
+            await self._store.add(self.id, END, self._read_to.encode())
+            await self.update()
+
+
+def unknown(engine: Engine, survey_id: str) -> UnknownName:
+    """Build the error for a survey that does not exist."""
+    return UnknownName(
+        f"experiment {engine.exp_id!r} has no survey {survey_id!r}: messaging.surveys() lists them",
+        kind="survey",
+        value=survey_id,
+    )
+
+
+async def open_mailbox(engine: Engine, mailbox: str, messages: int) -> Listening:
+    """Make a mailbox that nobody holds, with room for so many answers at least, unless it is there; take its epoch."""
+    settings, transport = engine.settings, engine.transport
+    record = SubscriptionSpec(engine.exp_id).record(mailbox, settings)
+    limits = Limits(max(settings.mailbox_messages, messages), settings.mailbox_bytes, settings.lease_s, leased=False)
+    while True:
+        delta = await transport.load_directory(engine.directory.version)
+        listening = await transport.listen(record, delta.version, limits, owner="", epoch=None)
+        if isinstance(listening, Listening):
+            return listening
 
 
 class Surveys:

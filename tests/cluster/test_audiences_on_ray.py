@@ -107,7 +107,7 @@ def test_changes_of_many_tasks_at_once_all_count(logged, name):
 @pytest.mark.long
 def test_another_node_reads_and_changes_through_an_actor(logged, name, monkeypatch):
     messaging, _, _ = logged
-    monkeypatch.setattr("ray_messaging.cluster.audiences.home.AudienceFiles._here", lambda self: False)
+    monkeypatch.setattr("ray_messaging.cluster.audience_files.AudienceFiles._here", lambda self: False)
     plaza = messaging.create_audience(name, members=[1, 2])
     plaza.add([3])
     assert plaza.members().tolist() == [1, 2, 3]
@@ -120,7 +120,7 @@ def test_another_node_reads_and_changes_through_an_actor(logged, name, monkeypat
 @pytest.mark.long
 def test_calls_from_another_node_outlive_their_actor(logged, name, monkeypatch):
     messaging, _, _ = logged
-    monkeypatch.setattr("ray_messaging.cluster.audiences.home.AudienceFiles._here", lambda self: False)
+    monkeypatch.setattr("ray_messaging.cluster.audience_files.AudienceFiles._here", lambda self: False)
     plaza = messaging.create_audience(name, members=[1])
     for member in (2, 3):
         # As where it ends with the last handle of another process.
@@ -131,7 +131,7 @@ def test_calls_from_another_node_outlive_their_actor(logged, name, monkeypatch):
 
 @pytest.mark.long
 def test_the_actor_for_other_nodes_ends_with_the_experiment(ray_cluster, monkeypatch):
-    monkeypatch.setattr("ray_messaging.cluster.audiences.home.AudienceFiles._here", lambda self: False)
+    monkeypatch.setattr("ray_messaging.cluster.audience_files.AudienceFiles._here", lambda self: False)
     with Messaging.start(f"ended-{uuid.uuid4().hex[:8]}") as messaging:
         plaza = messaging.create_audience("plaza", members=[])
         actor = f"{messaging.exp_id}/audiences"

@@ -70,7 +70,7 @@ def test_one_shard_is_an_experiment_with_one_server(exp_id):
 
 @pytest.mark.long
 def test_a_shard_that_does_not_start_ends_the_start(exp_id, monkeypatch):
-    from ray_messaging.cluster.starting import lifecycle
+    from ray_messaging.cluster import lifecycle
 
     class Broken(lifecycle.ServerActor):
         def config(self):

@@ -12,7 +12,7 @@ from support.patience import AT_ONCE_S
 
 from ray_messaging import Messager, Messaging
 from ray_messaging.cluster.handles.actor_calls import known_dead
-from ray_messaging.cluster.starting.lifecycle import leave
+from ray_messaging.cluster.lifecycle import leave
 from ray_messaging.errors import AlreadyExists, Closed, TransitError, UnknownName
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")

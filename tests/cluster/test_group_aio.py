@@ -12,7 +12,6 @@ from support.cluster import drain, kill_and_wait, new_handle, numbered, numbers
 from support.patience import WAIT_S
 
 from ray_messaging import AsyncGroup, ConfigError, Group, NoQuestion, UnknownSender
-from ray_messaging.cluster.handles.group import loop_connection
 from ray_messaging.cluster.handles.group.waiting import InLoop
 
 
@@ -40,7 +39,7 @@ class CountedCalls:
 
 
 async def test_thousands_of_sends_at_once_go_over_the_lane(pair, monkeypatch):
-    monkeypatch.setattr(loop_connection, "_SENDS", 100)  # the others wait for their turn
+    monkeypatch.setattr("ray_messaging.cluster.handles.group.group_lane._SENDS", 100)  # the others wait for their turn
     west, east = pair
     aio = new_handle(west).aio
     aio.actor = CountedCalls(aio.actor)

@@ -10,7 +10,7 @@ from support.slots import ClusterService, owner_of, raw, slot_of
 from ray_messaging import ConfigError, ConnectionFailed, Messager, RedisConfig
 from ray_messaging.addressing.channels import Keys
 from ray_messaging.addressing.key_tags import shard_keys
-from ray_messaging.cli.doctor.server import examine_server
+from ray_messaging.cli.doctor_server import examine_server
 from ray_messaging.errors import ServerRefused
 from ray_messaging.observability.health.server_checks import check_server
 from ray_messaging.transports.backend import backend_of

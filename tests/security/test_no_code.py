@@ -30,7 +30,7 @@ ALLOWED = {
     # The name of the optional package is written there.
     ("interception/rules/openai_moderator.py", "importlib.import_module"),
     # Only its length is looked at.
-    ("cluster/starting/lifecycle.py", "cloudpickle"),
+    ("cluster/lifecycle.py", "cloudpickle"),
     ("cluster/unpicklable.py", "cloudpickle"),  # a user's own object, to say why it cannot be sent
     # Arrays of numbers from the log's folder; numpy refuses pickles unless it is told otherwise.
     ("audiences/files.py", "np.load"),

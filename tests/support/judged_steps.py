@@ -8,7 +8,7 @@ from contextlib import aclosing, suppress
 from ray_messaging import AlreadyExists, Messager, StepAborted
 from ray_messaging.cluster import rule_store
 from ray_messaging.cluster.actors.interceptor_host import InterceptorHost
-from ray_messaging.cluster.actors.rule_schedule import RuleRequest
+from ray_messaging.cluster.actors.rule_editor import RuleRequest
 from ray_messaging.cluster.rule_store import pickled
 from ray_messaging.cluster.spec import InterceptorSpec
 from ray_messaging.common.task_health import end

@@ -65,8 +65,8 @@ STARTED = {"redis", "pyarrow", "rich", "duckdb", "pandas", "regex"}
             ["actors.group_actor", "run.run_actor", "handles.messagers", "actors.interceptor_actor"],
             STARTED | GROUP,
         ),
-        (["actors.interceptor_host", "starting.lifecycle", "run.run"], STARTED),
-        (["servers.server_actor"], STARTED | {"numpy"}),
+        (["actors.interceptor_host", "lifecycle", "run.run"], STARTED),
+        (["actors.server_actor"], STARTED | {"numpy"}),
     ],
     ids=["a group", "the interceptor and the driver", "the embedded server"],
 )

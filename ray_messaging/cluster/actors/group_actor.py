@@ -9,8 +9,7 @@ from typing import Any
 import ray
 from ray.util import get_node_ip_address
 
-from ray_messaging.cluster.actors.group_host import GroupHost
-from ray_messaging.cluster.actors.group_questions import MoreAnswers
+from ray_messaging.cluster.actors.group_host import GroupHost, MoreAnswers
 from ray_messaging.cluster.actors.restarts import restarted, worth_a_retry
 from ray_messaging.cluster.handles.actor_calls import NAMESPACE
 from ray_messaging.cluster.ray_metrics import RayMetrics

@@ -17,9 +17,9 @@ from ray.util import get_node_ip_address
 from ray_messaging.addressing.channels import AgentId, check_id
 from ray_messaging.audiences.records import Audiences
 from ray_messaging.cluster.actors.restarts import ActorStart, unreachable
+from ray_messaging.cluster.embedded_servers import embedded_config, lost_server
 from ray_messaging.cluster.handles.actor_calls import NAMESPACE
 from ray_messaging.cluster.ray_metrics import SERVER_S, RayMetrics
-from ray_messaging.cluster.servers.shards import embedded_config, lost_server
 from ray_messaging.cluster.spec import Experiment, InterceptorSpec, no_log
 from ray_messaging.common.process_tuning import tune_process
 from ray_messaging.config import ServerConfig
@@ -140,7 +140,7 @@ class InterceptorActor:
     async def _edit(
         self, change: str, which: int | str | None, at_step: int | None, rule: Rule | None = None
     ) -> dict[str, Any]:
-        from ray_messaging.cluster.actors.rule_schedule import RuleRequest  # noqa: PLC0415 - see above
+        from ray_messaging.cluster.actors.rule_editor import RuleRequest  # noqa: PLC0415 - see above
 
         return await self._host.editor.edit(RuleRequest(_call(), change, which, rule), at_step)
 

@@ -13,15 +13,11 @@ import numpy as np
 from ray_messaging.addressing.channels import AgentId, check_id
 from ray_messaging.addressing.directory import Directory
 from ray_messaging.audiences.records import Audiences
-from ray_messaging.cluster.actors.heartbeat import Heartbeat
-from ray_messaging.cluster.actors.pending_changes import PendingChanges
-from ray_messaging.cluster.actors.rule_editor import RuleEditor
-from ray_messaging.cluster.actors.rule_schedule import RuleSchedule
-from ray_messaging.cluster.actors.step_rule_runner import StepRuleRunner, check_step_rules
-from ray_messaging.cluster.actors.straggler_watch import StragglerWatch
+from ray_messaging.cluster.actors.ownership import Heartbeat, Ownership
+from ray_messaging.cluster.actors.rule_editor import PendingChanges, RuleEditor, RuleSchedule
+from ray_messaging.cluster.actors.step_rule_runner import StepRuleRunner, StragglerWatch, check_step_rules
 from ray_messaging.cluster.rule_store import RuleStore, description, pickled
 from ray_messaging.cluster.spec import Experiment, InterceptorSpec
-from ray_messaging.cluster.starting.ownership import Ownership
 from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.config import ServerConfig
 from ray_messaging.errors import ConfigError, Fenced, InterceptorUnavailable, RuleError, UnknownName

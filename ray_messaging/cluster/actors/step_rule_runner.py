@@ -1,4 +1,4 @@
-"""Runner of the rules that act at the end of each step."""
+"""What an interceptor does for steps: it runs the rules that act at the end of each, and watches who holds one up."""
 
 import asyncio
 import logging
@@ -7,23 +7,25 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
-from ray_messaging.cluster.actors.rule_schedule import RuleSchedule
 from ray_messaging.common.backoff import STEP_SUPERVISOR_RETRY, Backoff
 from ray_messaging.common.task_health import TaskHealth, end
-from ray_messaging.errors import ConnectionFailed, RuleError, UnknownName
+from ray_messaging.errors import ConnectionFailed, MessagingError, RuleError, UnknownName
 from ray_messaging.interception.rules.rule import Rule, StepRule, forces_all
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.server.step_judge import RuleReviewer
+from ray_messaging.steps.stragglers import Straggler, stragglers
 from ray_messaging.steps.supervision.supervisor import Supervisor
 from ray_messaging.transports.step_values import RULE_CHANGE, STANDSTILL, SUPERVISOR, Progress, StepSettings, WaitFor
 
 if TYPE_CHECKING:
+    from ray_messaging.cluster.actors.rule_editor import RuleSchedule
     from ray_messaging.transports.steps import RedisSteps
     from ray_messaging.transports.transport import RedisTransport
 
 logger = logging.getLogger(__name__)
 
 _FAILING_S = 1.0  # a supervisor that fails for so long is reported
+_SOONEST = 0.1  # of `stall_s`, between two looks
 
 
 class StepRuleRunner:
@@ -38,7 +40,7 @@ class StepRuleRunner:
         store: "RedisSteps",
         settings: StepSettings,
         interceptor: Interceptor,
-        schedule: RuleSchedule,
+        schedule: "RuleSchedule",
     ) -> None:
         self._closing = -1  # the last step that was about to be closed
         self._wait_for = settings.wait_for
@@ -152,3 +154,52 @@ def check_step_rules(rules: Iterable[Rule], *, steps: bool, mirror: bool) -> Non
                 "the experiment without mirror",
                 rule=rule.name,
             )
+
+
+class StragglerWatch:
+    """Task that names in the log the groups that hold up a step for `stall_s`, and again each time after twice as long.
+
+    `late` are those of the last look. It looks when the first group may have become late, so a run without stragglers
+    costs a call in `stall_s`.
+    """
+
+    def __init__(self, store: "RedisSteps", exp_id: str, stall_s: float) -> None:
+        self.late: list[Straggler] = []
+        self._store = store
+        self._exp_id = exp_id
+        self._stall_s = stall_s
+        self._said: dict[tuple[str, int], float] = {}  # group and step -> idle time at which it was named last
+        self._task = asyncio.create_task(self._run(), name="ray_messaging stragglers")
+
+    async def _run(self) -> None:
+        wait_s = self._stall_s
+        while True:
+            await asyncio.sleep(wait_s)
+            try:
+                progress = await self._store.progress()
+            except MessagingError as error:
+                logger.info("the progress of the steps is unknown: %s", error)
+            else:
+                self.look(progress)
+                wait_s = self._until_next(progress)
+
+    def look(self, progress: Progress) -> None:
+        """Find the stragglers of now, and name those that it is time to name."""
+        self.late = stragglers(progress, self._stall_s)
+        said, self._said = self._said, {}
+        for straggler in self.late:
+            key = (straggler.group, straggler.step)
+            self._said[key] = said.get(key, 0.0)
+            if straggler.idle_s >= 2 * self._said[key]:
+                self._said[key] = straggler.idle_s
+                logger.warning("the steps of %s are held up: %s; %s", self._exp_id, straggler, straggler.remedy)
+
+    def _until_next(self, progress: Progress) -> float:
+        idle = [progress.groups[name].idle_ms / 1000 for name in progress.waiting_for() if name in progress.groups]
+        left = min((self._stall_s - each for each in idle if each < self._stall_s), default=self._stall_s)
+        return max(left, _SOONEST * self._stall_s)
+
+    async def close(self) -> None:
+        """Stop."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import ray
@@ -17,6 +17,7 @@ NAMESPACE = "ray_messaging"
 
 # For Ray to report a killed actor as dead, and between two checks, in seconds.
 _DEATH_S, _GLANCE_S = 2.0, 0.01
+_LEAST, _PER_PROCESSOR = 8, 2
 
 
 def find_actor(name: str) -> Any:  # noqa: ANN401 - a Ray actor handle
@@ -130,3 +131,26 @@ def translated(error: RayTaskError | RayActorError, *, actor_name: str, sends: b
         why = (str(error).strip().splitlines() or ["no reason given"])[-1]
         return Closed(f"{actor_name} is gone: it was shut down, or it died and cannot come back ({why})")
     return error
+
+
+def start_in_turn(starts: Iterable[Callable[[], Any]], check: Callable[[Any], object]) -> None:
+    """Start processes, twice as many at a time as the cluster has processors; `check` raises a start's error.
+
+    More would starve each other of the processor, until the first ones take the server for dead. The first error ends
+    it. Args: each start returns an ObjectRef, which is ready when the process is.
+    """
+    at_once = max(_LEAST, _PER_PROCESSOR * int(ray.cluster_resources().get("CPU", 0)))
+    under_way: list[Any] = []
+    for start in starts:
+        if len(under_way) >= at_once:
+            under_way = _one_less(under_way, check)
+        under_way.append(start())
+    while under_way:
+        under_way = _one_less(under_way, check)
+
+
+def _one_less(under_way: list[Any], check: Callable[[Any], object]) -> list[Any]:
+    """Wait for one start, and return the others."""
+    [done], left = ray.wait(under_way, num_returns=1)
+    check(done)
+    return left

@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from ray_messaging.addressing.channels import check_name
 from ray_messaging.cluster.handles.connection import ExperimentConnection
 from ray_messaging.common.limits import STEP_NEWS_TIMEOUT_S
 from ray_messaging.common.notebook import html_table
+from ray_messaging.common.progress_line import ProgressLine
 from ray_messaging.errors import ConfigError, RuleError
 from ray_messaging.interception.rules.pairs import read_network
 from ray_messaging.model.agent_sets import AgentSet
@@ -20,6 +21,46 @@ from ray_messaging.steps.sealed_counts import digest_of
 from ray_messaging.steps.step_account import StepCounts
 from ray_messaging.steps.stragglers import Straggler
 from ray_messaging.transports.step_values import SUPERVISOR, Progress
+
+_NAMED = 3  # groups that hold up a step
+
+
+class RunProgress:
+    """The step, the rate and the slowest group of a run: a bar on a terminal, else a line on stderr now and then."""
+
+    def __init__(self, steps: "ExperimentSteps", until: int, *, shown: bool) -> None:
+        self._steps = steps
+        self._until = until
+        self._line = ProgressLine(until, shown=shown)
+        self._first: int | None = None  # the step that ran at the first look
+
+    def __enter__(self) -> Self:
+        self._line.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._line.__exit__(*error)
+
+    def show(self) -> None:
+        """Show how far the run is, where it is time to."""
+        if not self._line.is_due():
+            return
+        progress = self._steps.progress()
+        step, waiting = progress.sealed + 1, progress.waiting_for()
+        self._first = step if self._first is None else self._first
+        rate = (step - self._first) / max(time.monotonic() - self._line.began, 1e-9)
+        paused = progress.target is not None and step > progress.target
+        text = "; ".join([self.text(step, rate, waiting, paused=paused), *map(str, self._steps.stragglers()[:_NAMED])])
+        self._line.show(step, text)
+
+    def text(self, step: int, rate: float, waiting: dict[str, int], *, paused: bool = False) -> str:
+        """Return the progress as text; `waiting` are the groups that hold up the others."""
+        if paused:
+            return f"step {step} of {self._until}, paused until messaging.steps.resume()"
+        slowest = min(waiting, key=lambda name: (waiting[name], name), default=None)
+        late = "" if slowest is None else f", waiting for {slowest}"
+        more = "" if len(waiting) < 2 else f" and {len(waiting) - 1} more"
+        return f"step {step} of {self._until}, {rate:.3g} steps/s{late}{more}"
 
 
 class ExperimentSteps:
@@ -123,7 +164,6 @@ class ExperimentSteps:
         """
         check_timeout(timeout)
         until = _number("wait", until, 0)
-        from ray_messaging.cluster.run.progress import RunProgress  # noqa: PLC0415 - it is for this class
 
         with RunProgress(self, until, shown=progress) as bar:
             self._wait(until, timeout, bar.show)

@@ -5,12 +5,12 @@ from collections.abc import Iterable, Sequence
 import ray
 
 from ray_messaging.addressing.channels import AgentId, check_name
-from ray_messaging.cluster.audiences.home import AudienceFiles
+from ray_messaging.cluster.audience_files import AudienceFiles
+from ray_messaging.cluster.embedded_servers import config_here
 from ray_messaging.cluster.handles.actor_calls import find_actor
 from ray_messaging.cluster.handles.connection import ExperimentConnection
 from ray_messaging.cluster.owner_liveness import gone_for
 from ray_messaging.cluster.ray_metrics import RayMetrics
-from ray_messaging.cluster.servers.shards import config_here
 from ray_messaging.common.process_tuning import relax_collector
 from ray_messaging.errors import ConfigError
 from ray_messaging.messager import GroupMessager

@@ -1,9 +1,26 @@
-"""Event log of a running experiment, read through its actor."""
+"""Event log of a running experiment, read through its actor; blocked messages as they come."""
 
+import logging
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
 from copy import copy
-from typing import Any, NamedTuple
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple, Self
 
-from ray_messaging.cluster.handles.actor_calls import result
+import pyarrow as pa
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+
+from ray_messaging.cluster.handles.actor_calls import result, translated
+from ray_messaging.common.backoff import BLOCKED_LISTENER_RETRY
+from ray_messaging.common.limits import LOG_NEWS_TIMEOUT_S
+from ray_messaging.errors import Closed, MessagingError
+from ray_messaging.eventlog.reading.event_rows import LogRow, rows_of
+
+logger = logging.getLogger(__name__)
+
+_ACTOR_NAME = "the event log"
+_GLANCE_S = 0.5  # between a listener's checks whether it was closed
 
 
 class Seen(NamedTuple):
@@ -44,3 +61,108 @@ class RemoteSource:
 
     def _result(self, ref: Any) -> Any:  # noqa: ANN401 - an ObjectRef and its value
         return result(ref, actor_name=self._actor_name)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockedMessage(LogRow):
+    """A message that a rule blocked; `cursor`, given as `after`, continues behind it, also in another process."""
+
+    cursor: int
+
+
+class BlockedMessages(AsyncIterator[BlockedMessage]):
+    """Async iterator over blocked messages after a cursor (None: from now on), each as soon as the log has it."""
+
+    def __init__(self, log: Any, after: int | None) -> None:  # noqa: ANN401 - a Ray actor handle
+        self._log = log
+        self._cursor: int = result(log.count_blocked.remote(), actor_name=_ACTOR_NAME) if after is None else after
+        self._seen: Seen | None = None
+        self._found: Iterator[BlockedMessage] = iter(())
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> BlockedMessage:
+        try:
+            while (event := next(self._found, None)) is None:
+                page, self._seen = _taken(await self._log.blocked.remote(self._cursor, self._seen, LOG_NEWS_TIMEOUT_S))
+                self._found = _events(page, self._cursor)
+        except (RayTaskError, RayActorError) as error:
+            raise translated(error, actor_name=_ACTOR_NAME) from error
+        self._cursor = event.cursor
+        return event
+
+
+class BlockedListener:
+    """Thread that calls a function with each blocked message; `cursor` is that of the last one.
+
+    Errors of the function and of the log are logged, and the listener continues.
+    """
+
+    def __init__(self, log: Any, callback: Callable[[BlockedMessage], object], after: int | None) -> None:  # noqa: ANN401 - a Ray actor handle
+        self._log = log
+        self._callback = callback
+        self._closing = threading.Event()
+        self.cursor: int = self._ask(log.count_blocked.remote()) if after is None else after
+        self._thread = threading.Thread(target=self._run, name="ray_messaging blocked listener", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening; a second call does nothing."""
+        self._closing.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _ask(self, ref: Any) -> Any:  # noqa: ANN401 - an ObjectRef and its value
+        return result(ref, actor_name=_ACTOR_NAME)
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            try:
+                self._listen()
+            except Closed:
+                logger.info("the experiment has ended, and with it the listener for blocked messages")
+                return
+            except MessagingError as error:
+                logger.warning("the listener for blocked messages waits: %s", error)
+                self._closing.wait(BLOCKED_LISTENER_RETRY.first_s)
+            except Exception:
+                if not self._closing.is_set():
+                    logger.exception("the listener for blocked messages stopped at cursor %d", self.cursor)
+                return
+
+    def _listen(self) -> None:
+        seen: Seen | None = None
+        while not self._closing.is_set():
+            ref = self._log.blocked.remote(self.cursor, seen, LOG_NEWS_TIMEOUT_S)
+            while not ray.wait([ref], timeout=_GLANCE_S)[0]:
+                if self._closing.is_set():
+                    return
+            page, seen = _taken(self._ask(ref))
+            for event in _events(page, self.cursor):
+                if self._closing.is_set():
+                    return
+                try:
+                    self._callback(event)
+                except Exception:
+                    logger.exception("the callback failed on blocked message %s", event.message_id)
+                self.cursor = event.cursor
+
+
+def _taken(answer: tuple[pa.Table, Seen] | MessagingError) -> tuple[pa.Table, Seen]:
+    """Return an answer of the log, or raise it if it is an error."""
+    if isinstance(answer, MessagingError):
+        raise answer
+    return answer
+
+
+def _events(page: pa.Table, cursor: int) -> Iterator[BlockedMessage]:
+    names = [field.name for field in fields(LogRow)]
+    for number, row in enumerate(rows_of(page), cursor + 1):
+        yield BlockedMessage(**{name: getattr(row, name) for name in names}, cursor=number)

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ray_messaging.addressing.channels import AgentId
-from ray_messaging.cluster.run.turns import Holder, turns
+from ray_messaging.cluster.run.model_thread import Holder, turns
 from ray_messaging.common.awaitables import is_async, raising
 from ray_messaging.errors import ConfigError
 from ray_messaging.model.exact import decode_exactly, encode_exactly

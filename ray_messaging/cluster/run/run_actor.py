@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.cluster.run.agent import Society, step_failed
 from ray_messaging.cluster.run.crowd import CrowdSociety
-from ray_messaging.cluster.run.homes import Homes
 from ray_messaging.cluster.run.model_thread import ModelThread
-from ray_messaging.cluster.run.plan import GroupPlan
+from ray_messaging.cluster.run.plan import GroupPlan, Homes
 from ray_messaging.common.process_tuning import tune_process
 from ray_messaging.errors import AlreadyExists, MoveFailed, StepAborted, UnknownName
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet

@@ -8,9 +8,8 @@ from itertools import chain
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
-from ray_messaging.cluster.run.model_thread import ModelThread
+from ray_messaging.cluster.run.model_thread import Holder, ModelThread, turns
 from ray_messaging.cluster.run.remembered_calls import RememberedCalls
-from ray_messaging.cluster.run.turns import Holder, turns
 from ray_messaging.common.awaitables import is_async
 from ray_messaging.errors import MessagingError
 

@@ -6,8 +6,7 @@ from urllib.parse import urlencode
 
 from nicegui import ui
 
-from ray_messaging.inspector.pages.frame import Changes, Problem, card, frame
-from ray_messaging.inspector.pages.row_table import row_table, shown
+from ray_messaging.inspector.pages.frame import Changes, Problem, card, frame, row_table, shown
 from ray_messaging.inspector.server.desk import Desk
 from ray_messaging.inspector.sources.live_control import LiveControl
 from ray_messaging.inspector.texts import number

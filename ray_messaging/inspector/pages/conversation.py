@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from nicegui import ui
 
-from ray_messaging.inspector.pages.frame import Problem, card, frame
-from ray_messaging.inspector.pages.row_table import clock
+from ray_messaging.inspector.pages.frame import Problem, card, clock, frame
 from ray_messaging.inspector.server.desk import Desk
 from ray_messaging.inspector.texts import size
 from ray_messaging.inspector.values import Row, RowQuery

@@ -5,8 +5,7 @@ from functools import partial
 
 from nicegui import ui
 
-from ray_messaging.inspector.pages.frame import Changes, Problem, card, frame
-from ray_messaging.inspector.pages.row_table import clock
+from ray_messaging.inspector.pages.frame import Changes, Problem, card, clock, frame
 from ray_messaging.inspector.server.desk import Desk
 from ray_messaging.inspector.sources.live_control import LiveControl
 from ray_messaging.inspector.texts import number, size

@@ -5,8 +5,7 @@ from typing import Any
 
 from nicegui import ui
 
-from ray_messaging.inspector.pages.frame import Problem, card, frame
-from ray_messaging.inspector.pages.row_table import row_table, shown
+from ray_messaging.inspector.pages.frame import Problem, card, frame, row_table, shown
 from ray_messaging.inspector.server.desk import Desk
 from ray_messaging.inspector.values import RowQuery
 from ray_messaging.receipt import FATES

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ray_messaging.errors import ConfigError
-from ray_messaging.inspector.server.access import Access, is_loopback, names_of, new_token
+from ray_messaging.inspector.server.gate import Access, is_loopback, names_of, new_token
 
 _GRACE_S = 2  # open pages are not waited for any longer
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 
-from ray_messaging.replay.traces.fields import RowError
 from ray_messaging.replay.traces.rows import (
     FROM_FIELDS,
     TEXT_FIELDS,
     TO_FIELDS,
     Columns,
     RequestedFields,
+    RowError,
     is_exact,
 )
 from ray_messaging.replay.traces.source import Source

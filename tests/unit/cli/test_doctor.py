@@ -11,11 +11,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from ray_messaging.addressing.channels import Keys
-from ray_messaging.cli import app
-from ray_messaging.cli.doctor import experiment as doctor_experiment
-from ray_messaging.cli.doctor import machine as doctor_machine
-from ray_messaging.cli.doctor import server as doctor_server
-from ray_messaging.cli.doctor.command import show_health
+from ray_messaging.cli import app, doctor_machine, doctor_server
+from ray_messaging.cli.doctor import show_health
 from ray_messaging.errors import ConfigError, ServerFailed
 from ray_messaging.observability.health.findings import Finding, Health
 from ray_messaging.transports.server_probe import COPY_FROM, client_of
@@ -120,7 +117,7 @@ def test_the_rights_of_a_user(run, redis_process, client):
 
 
 def test_the_rights_for_one_experiment(run, redis_process, client, monkeypatch):
-    monkeypatch.setattr(doctor_experiment, "join_ray", lambda *_: False)
+    monkeypatch.setattr("ray_messaging.cli.doctor.join_ray", lambda *_: False)
     own = ["~rm:{town}:*", "&exps:town:*", "&rm:{town}:own", *RIGHTS[2:]]
     client.execute_command("ACL", "SETUSER", "town", "on", ">pw", *own)
     address = url(redis_process.config, "town", "pw")

@@ -8,8 +8,8 @@ from support.log_queries import ViewSource, row, write_folder
 from typer.testing import CliRunner
 
 from ray_messaging.cli import app
-from ray_messaging.cli.log.options import read_fields
-from ray_messaging.cli.log.show import sparkline
+from ray_messaging.cli.log_options import read_fields
+from ray_messaging.cli.log_show import sparkline
 from ray_messaging.eventlog.event_log import EventLog
 
 ROWS = [
@@ -183,7 +183,7 @@ def test_tail_of_a_finished_run(run):
 def test_tail_of_a_run_that_goes_on(folder, monkeypatch):
     source = ViewSource(folder)
     source.coming = [[row(6, 1, 2)], [row(7, 1, 2)]]
-    monkeypatch.setattr("ray_messaging.cli.log.commands.open_log", lambda target: EventLog(source))
+    monkeypatch.setattr("ray_messaging.cli.log.open_log", lambda target: EventLog(source))
     found = CliRunner().invoke(app, ["log", "tail", "some-experiment", "-n", "1", "--json", "--limit", "3"])
     assert [one["message_id"] for one in objects(found.stdout)] == ["s-1-5", "s-1-6", "s-1-7"]
 
@@ -205,7 +205,7 @@ def test_a_tail_with_a_limit_shows_the_last_rows_that_match(run, options, number
 def test_a_limited_tail_of_a_run_that_goes_on_ends_with_its_last_rows(folder, monkeypatch):
     source = ViewSource(folder)
     source.coming = [[row(6, 1, 2)]]
-    monkeypatch.setattr("ray_messaging.cli.log.commands.open_log", lambda target: EventLog(source))
+    monkeypatch.setattr("ray_messaging.cli.log.open_log", lambda target: EventLog(source))
     found = CliRunner().invoke(app, ["log", "tail", "some-experiment", "--json", "--limit", "2"])
     assert [one["message_id"] for one in objects(found.stdout)] == ["s-1-4", "s-1-5"]
 
@@ -244,9 +244,9 @@ def test_an_unknown_name_gets_an_error(monkeypatch):
     def no_cluster(**_):
         raise ConnectionError("no Ray here")
 
-    monkeypatch.setattr("ray_messaging.cluster.starting.ray_clusters.ray.is_initialized", lambda: False)
-    monkeypatch.setattr("ray_messaging.cluster.starting.ray_clusters.ray.init", no_cluster)
-    monkeypatch.setattr("ray_messaging.cluster.starting.ray_clusters.local_clusters", list)  # that of the tests is none
+    monkeypatch.setattr("ray_messaging.cluster.ray_clusters.ray.is_initialized", lambda: False)
+    monkeypatch.setattr("ray_messaging.cluster.ray_clusters.ray.init", no_cluster)
+    monkeypatch.setattr("ray_messaging.cluster.ray_clusters.local_clusters", list)  # that of the tests is none
     found = CliRunner().invoke(app, ["log", "stats", "some-experiment"])
     assert found.exit_code == 2
     assert "there is no folder 'some-experiment' here, and no Ray cluster" in found.stderr

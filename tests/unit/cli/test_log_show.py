@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from ray_messaging.cli.log.show import line_of, show_rows
+from ray_messaging.cli.log_show import line_of, show_rows
 from ray_messaging.eventlog.reading.event_rows import LogRow
 
 EVIL = "a\x1b[2Jb\x07\x9b"

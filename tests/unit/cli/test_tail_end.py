@@ -28,6 +28,6 @@ class EndingLog:
     ],
 )
 def test_the_end_of_the_experiment_is_no_error(monkeypatch, error, code, words):
-    monkeypatch.setattr("ray_messaging.cli.log.commands.open_log", lambda target: EndingLog(error))
+    monkeypatch.setattr("ray_messaging.cli.log.open_log", lambda target: EndingLog(error))
     found = CliRunner().invoke(app, ["log", "tail", "some-experiment"])
     assert (found.exit_code, found.stdout, found.stderr) == (code, "", words)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ray_messaging.cluster.servers.kept_data import KeptData
+from ray_messaging.cluster.embedded_servers import KeptData
 from ray_messaging.errors import ConfigError
 
 

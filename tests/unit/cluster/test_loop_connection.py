@@ -6,8 +6,7 @@ import pytest
 from support.patience import WAIT_S
 
 from ray_messaging.cluster.actors.group_host import GroupLaneServer
-from ray_messaging.cluster.handles.group import loop_connection
-from ray_messaging.cluster.handles.group.loop_connection import LoopConnection
+from ray_messaging.cluster.handles.group.group_lane import LoopConnection
 from ray_messaging.cluster.lane_calls import AliveCall, RelayCall, parse_sent
 from ray_messaging.receipt import Receipts
 
@@ -43,7 +42,7 @@ class CountingServer(GroupLaneServer):
 
 @pytest.fixture(autouse=True)
 def _quick_looks(monkeypatch):
-    monkeypatch.setattr(loop_connection, "patience_s", lambda _size: 0.01)
+    monkeypatch.setattr("ray_messaging.cluster.handles.group.group_lane.patience_s", lambda _size: 0.01)
 
 
 async def test_calls_of_a_slow_actor_stay_on_the_lane():

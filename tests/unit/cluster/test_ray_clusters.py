@@ -7,7 +7,7 @@ import pytest
 import ray
 
 from ray_messaging import Messaging
-from ray_messaging.cluster.starting import ray_clusters as clusters
+from ray_messaging.cluster import ray_clusters as clusters
 from ray_messaging.errors import ConfigError, InvalidAddress
 
 HERE = ["10.0.0.1:1", "10.0.0.1:2", "10.0.0.1:3"]

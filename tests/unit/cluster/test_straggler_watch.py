@@ -5,7 +5,7 @@ import logging
 
 from support.patience import WAIT_S
 
-from ray_messaging.cluster.actors.straggler_watch import StragglerWatch
+from ray_messaging.cluster.actors.step_rule_runner import StragglerWatch
 from ray_messaging.transports.step_values import Closing, Driver, GroupProgress, Progress, StepSettings
 
 
@@ -49,7 +49,7 @@ async def test_it_looks_by_itself(caplog, transports):
     named = asyncio.Event()
     handler = logging.Handler()
     handler.emit = lambda _record: named.set()
-    logger = logging.getLogger("ray_messaging.cluster.actors.straggler_watch")
+    logger = logging.getLogger("ray_messaging.cluster.actors.step_rule_runner")
     logger.addHandler(handler)
     watch = StragglerWatch(steps, "town", 0.01)
     try:

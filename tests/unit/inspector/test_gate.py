@@ -2,8 +2,7 @@
 
 import pytest
 
-from ray_messaging.inspector.server.access import Access, names_of
-from ray_messaging.inspector.server.gate import Gate
+from ray_messaging.inspector.server.gate import Access, Gate, names_of
 
 LOCAL = names_of("127.0.0.1")
 HOST = ("host", "127.0.0.1:8266")

@@ -20,9 +20,8 @@ from ray_messaging.addressing.channels import AGENT_CHAT, AgentId, check_subtopi
 from ray_messaging.audiences.book import UNRESOLVED, name_of
 from ray_messaging.cluster.handles.actor_calls import gone, insist, known_dead, value_of, wait_restart
 from ray_messaging.cluster.handles.group.fetched import Fetched
-from ray_messaging.cluster.handles.group.group_lane import WAIT_S, GroupLane, LaneConnection, LaneRoute
+from ray_messaging.cluster.handles.group.group_lane import WAIT_S, GroupLane, LaneConnection, LaneRoute, LoopConnection
 from ray_messaging.cluster.handles.group.group_service import GroupService
-from ray_messaging.cluster.handles.group.loop_connection import LoopConnection
 from ray_messaging.cluster.handles.group.waiting import InLoop, Waiting
 from ray_messaging.cluster.lane_calls import (
     AckCall,

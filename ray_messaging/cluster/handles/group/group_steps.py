@@ -7,12 +7,12 @@ from functools import partial
 
 import ray
 
-from ray_messaging.cluster.audiences.home import AudienceFiles
+from ray_messaging.cluster.audience_files import AudienceFiles
+from ray_messaging.cluster.embedded_servers import config_here
 from ray_messaging.cluster.handles.actor_calls import find_actor, gone
 from ray_messaging.cluster.handles.connection import ExperimentConnection
 from ray_messaging.cluster.handles.own_loop import SharedLoop
 from ray_messaging.cluster.ray_metrics import RayMetrics
-from ray_messaging.cluster.servers.shards import config_here
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.common.backoff import REDIS_RETRY, Backoff
 from ray_messaging.common.process_tuning import relax_collector

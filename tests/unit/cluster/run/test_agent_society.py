@@ -17,8 +17,8 @@ from ray_messaging import ConfigError, StepFailed
 from ray_messaging.cluster.run import step_calls
 from ray_messaging.cluster.run.agent import Society
 from ray_messaging.cluster.run.crowd import CrowdSociety, _gathered
+from ray_messaging.cluster.run.model_thread import BLOCKING_S
 from ray_messaging.cluster.run.step_calls import StepCalls
-from ray_messaging.cluster.run.turns import BLOCKING_S
 from ray_messaging.model.agent_sets import AgentSet
 
 AGENTS = 5

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ray_messaging.cluster.run.progress import RunProgress
+from ray_messaging.cluster.handles.experiment_steps import RunProgress
 from ray_messaging.common import progress_line as module
 from ray_messaging.steps.stragglers import Straggler
 from ray_messaging.transports.step_values import GroupProgress, Progress

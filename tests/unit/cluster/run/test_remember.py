@@ -11,7 +11,7 @@ from support.step_society import open_step
 from ray_messaging import Closed, InvalidPayload, PayloadTooLarge, StepAborted, StepFailed
 from ray_messaging.cluster.run import step_calls
 from ray_messaging.cluster.run.agent import Society
-from ray_messaging.cluster.run.turns import BLOCKING_S
+from ray_messaging.cluster.run.model_thread import BLOCKING_S
 from ray_messaging.steps.call_memory import CallMemory
 from ray_messaging.transports.step_values import Driver, StepSettings
 

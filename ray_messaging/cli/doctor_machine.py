@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from ray_messaging.cli.doctor.experiment import running_experiments
-from ray_messaging.cluster.starting.ray_clusters import join_ray
+from ray_messaging.cluster.ray_clusters import join_ray, running_experiments
 from ray_messaging.embedded.server import EmbeddedServer
 from ray_messaging.errors import ConfigError, MessagingError
 from ray_messaging.observability.health.actor_checks import check_disk

@@ -1,11 +1,11 @@
-"""The files of an experiment's audiences, from any node of the cluster."""
+"""The files of an experiment's audiences, and their changes, from any node of the cluster."""
 
 import asyncio
 import fcntl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import ray
@@ -15,16 +15,70 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ray_messaging.audiences.edges import Edges
 from ray_messaging.audiences.files import read_edges, version_folder, write_edges
+from ray_messaging.audiences.graph_edges import GraphEdges
+from ray_messaging.audiences.member_edges import MemberEdges
 from ray_messaging.audiences.records import AudienceFacts, Audiences, Kind, encode_facts
 from ray_messaging.audiences.source import LocalFolder
-from ray_messaging.cluster.audiences.changes import Moving
 from ray_messaging.cluster.handles.actor_calls import NAMESPACE, translated
 from ray_messaging.cluster.handles.own_loop import run_in_own_loop
 from ray_messaging.cluster.spec import AudienceHome, Experiment
 from ray_messaging.errors import AlreadyExists, ConfigError
+from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import IdColumn
 
 _ATTEMPTS: Final = 5  # each makes the actor anew, where it is gone
+
+
+class Joining(NamedTuple):
+    """Agents become members."""
+
+    name: str
+    agents: AgentSet
+
+    def applied(self, edges: Edges) -> Edges:
+        """Return the pairs with more members; raise ConfigError where there are none."""
+        return MemberEdges.among(_members(self.name, edges) | self.agents)
+
+
+class Leaving(NamedTuple):
+    """Agents are members no more."""
+
+    name: str
+    agents: AgentSet
+
+    def applied(self, edges: Edges) -> Edges:
+        """Return the pairs with fewer members; raise ConfigError where there are none."""
+        return MemberEdges.among(_members(self.name, edges) - self.agents)
+
+
+class Moving(NamedTuple):
+    """Agents have other positions."""
+
+    name: str
+    ids: IdColumn
+    points: object
+
+    def applied(self, edges: Edges) -> Edges:
+        """Return the pairs of the new positions; raise ConfigError where the audience has none, AudienceTooLarge."""
+        if not isinstance(edges, GraphEdges) or edges.positions is None:
+            raise ConfigError(f"audience {self.name!r} has no positions: create_audience(..., positions=, radius=)")
+        return edges.positions.moved(self.ids, self.points).edges()
+
+
+class Ending(NamedTuple):
+    """The audience goes."""
+
+    def applied(self, edges: Edges) -> None:
+        """Return None."""
+
+
+def _members(name: str, edges: Edges) -> AgentSet:
+    if not isinstance(edges, MemberEdges):
+        raise ConfigError(
+            f"audience {name!r} has no members that come and go: create_audience({name!r}, members=ids) makes one; "
+            "a graph is replaced by remove_audience and create_audience"
+        )
+    return edges.members
 
 
 class Change(Protocol):

@@ -122,6 +122,11 @@ def searched_clusters() -> str:
     return f"at {asked}" + (f", nor in those at {', '.join(others)}" if others else "")
 
 
+def running_experiments() -> list[str]:
+    """Return the experiments that run in this Ray cluster."""
+    return sorted({name.partition("/")[0] for name in named_actors("")})
+
+
 def local_clusters() -> list[str]:
     """Return the addresses of this user's Ray clusters on this machine; [] without /proc."""
     found = set()

@@ -20,15 +20,21 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ray_messaging.addressing.channels import check_name
 from ray_messaging.cluster.actors.interceptor_actor import InterceptorActor
+from ray_messaging.cluster.actors.server_actor import ServerActor
+from ray_messaging.cluster.embedded_servers import (
+    PER_NODE,
+    KeptData,
+    Shards,
+    check_shards,
+    named_in_errors,
+    nodes_of,
+    server_names,
+)
 from ray_messaging.cluster.handles.actor_calls import NAMESPACE, find_actor, named_actors, result, wait_dead
 from ray_messaging.cluster.handles.connection import connect
+from ray_messaging.cluster.ray_clusters import ensure_ray
 from ray_messaging.cluster.rule_store import pickled
-from ray_messaging.cluster.servers.kept_data import KeptData
-from ray_messaging.cluster.servers.server_actor import ServerActor
-from ray_messaging.cluster.servers.server_names import named_in_errors, server_names
-from ray_messaging.cluster.servers.shards import PER_NODE, Shards, check_shards, nodes_of
 from ray_messaging.cluster.spec import AudienceHome, Experiment, InterceptorSpec, PickledRule, StartFacts, absolute
-from ray_messaging.cluster.starting.ray_clusters import ensure_ray
 from ray_messaging.config import MessagingConfig, RedisConfig, ServerConfig, Steps
 from ray_messaging.errors import AlreadyExists, Closed, ConfigError, Fenced, MessagingError, RuleError, UnknownName
 from ray_messaging.interception.rules import Rule

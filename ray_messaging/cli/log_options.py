@@ -9,8 +9,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from ray_messaging.cli.joining import join_experiment
-from ray_messaging.cli.session import clean_errors
+from ray_messaging.cli.session import clean_errors, join_experiment
 from ray_messaging.errors import ConfigError, InvalidQuery
 from ray_messaging.eventlog.event_log import EventLog
 

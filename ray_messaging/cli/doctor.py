@@ -8,13 +8,16 @@ from rich.console import Console
 from rich.text import Text
 
 from ray_messaging.addressing.channels import check_name
-from ray_messaging.cli.doctor.experiment import examine_experiment
-from ray_messaging.cli.doctor.machine import examine_machine
-from ray_messaging.cli.doctor.server import examine_server
+from ray_messaging.cli.doctor_machine import examine_machine
+from ray_messaging.cli.doctor_server import examine_server
 from ray_messaging.cli.options import Json
 from ray_messaging.cli.session import clean_errors, output
 from ray_messaging.cli.show import plain_table, print_table
-from ray_messaging.config import RedisConfig
+from ray_messaging.cluster.handles.actor_calls import named_actors
+from ray_messaging.cluster.health_check import check_health
+from ray_messaging.cluster.ray_clusters import join_ray, running_experiments, searched_clusters
+from ray_messaging.cluster.spec import Experiment
+from ray_messaging.config import MessagingConfig, RedisConfig
 from ray_messaging.errors import ConfigError, UnknownName
 from ray_messaging.observability.health.findings import Finding, Health
 
@@ -27,6 +30,27 @@ Redis = Annotated[
     str | None,
     typer.Option("--redis", metavar="URL", help="Check this server, redis://host:port/db, before its first use."),
 ]
+
+
+def examine_experiment(exp_id: str, config: RedisConfig | None) -> Health:
+    """Return the health of an experiment; `config` is its server, for when its interceptor does not answer.
+
+    Raises: ConfigError without a Ray cluster, UnknownName if the experiment does not run.
+    """
+    if not join_ray(exp_id):
+        raise ConfigError(
+            f"no Ray cluster was found that experiment {exp_id!r} could run in: set RAY_ADDRESS to its host:port"
+        )
+    actors = named_actors(f"{exp_id}/")
+    if not actors:
+        raise UnknownName(
+            f"no experiment {exp_id!r} runs in the Ray cluster {searched_clusters()}; there are: "
+            f"{', '.join(running_experiments()) or 'none'}. set RAY_ADDRESS for another cluster",
+            kind="experiment",
+            value=exp_id,
+        )
+    experiment = None if config is None else Experiment(exp_id, "", config, MessagingConfig())
+    return check_health(exp_id, experiment, {})
 
 
 def _experiment(exp_id: str, config: RedisConfig | None) -> Health:

@@ -1,20 +1,28 @@
-"""Claim of one start of an experiment on the server's data; it ends with the start's end, or by a reset."""
+"""Claim of one start of an experiment on the server's data, and its heartbeat; a reset ends it, or the start's end."""
 
 import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ray_messaging.cluster.rule_store import RuleStore
 from ray_messaging.cluster.spec import InterceptorSpec
-from ray_messaging.errors import AlreadyExists
+from ray_messaging.errors import AlreadyExists, Fenced, MessagingError
+from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.transports.experiment_store import Claim, other_run
 
 if TYPE_CHECKING:
     from ray_messaging.transports.experiment_store import RedisExperimentStore
 
+logger = logging.getLogger(__name__)
+
 BEAT_S = 0.5
 # An interceptor without a heartbeat for this long is dead or hangs; a new epoch fences it.
 _SILENT_S = 6 * BEAT_S
 _ENDING_S = 20.0  # Ray's processes may outlive a killed driver by this
+
+_END_TIMEOUT_S = 1.0
 
 
 class Ownership:
@@ -78,3 +86,40 @@ class Ownership:
             await asyncio.sleep(BEAT_S / 4)
             beat = await self._server.heartbeat()
         return beat is not None and beat != first
+
+
+class Heartbeat:
+    """Task that beats for an interceptor; rewrites its state where the server lost it, and stops where it is fenced."""
+
+    def __init__(self, store: RuleStore, interceptor: Interceptor) -> None:
+        self._store = store
+        self._interceptor = interceptor
+        self._task = asyncio.create_task(self._run(), name="ray_messaging heartbeat")
+
+    async def _run(self) -> None:
+        while self._interceptor.fenced is None:
+            await self._guarded(self._beat)
+            await asyncio.sleep(BEAT_S)
+
+    async def _beat(self) -> None:
+        if not await self._store.look(self._interceptor.epoch):
+            await self._interceptor.renew()
+
+    async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await work()
+        except Fenced as error:
+            logger.error("the interceptor of %s gives no more verdicts: %s", self._interceptor.exp_id, error)  # noqa: TRY400
+            self._interceptor.fence(error)
+        except MessagingError as error:
+            logger.info("the interceptor's heartbeat did not reach the server: %s", error)
+        except Exception:  # the heartbeat must go on
+            logger.exception("the interceptor's heartbeat failed")
+
+    async def close(self) -> None:
+        """Stop, and note the end on the server if it answers at once."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        with suppress(MessagingError, TimeoutError):
+            async with asyncio.timeout(_END_TIMEOUT_S):
+                await self._store.leave(self._interceptor.epoch)

@@ -1,14 +1,21 @@
-"""The page about runs: one HTML document with all that it shows."""
+"""The command `ray-messaging report`: a page about one run, or about two, as one HTML document."""
 
 import html
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
-from ray_messaging.cli.report.charts import network_chart, step_chart, traffic_chart
+import typer
+
+from ray_messaging.cli.log_options import open_log
+from ray_messaging.cli.options import Json
+from ray_messaging.cli.report_charts import network_chart, step_chart, traffic_chart
+from ray_messaging.cli.session import check_file, clean_errors, output, print_json
 from ray_messaging.common.notebook import SHOWN, html_table
 from ray_messaging.common.texts import printable, utc_time
 from ray_messaging.errors import ConfigError
 from ray_messaging.eventlog.event_log import EventLog
+from ray_messaging.eventlog.reading.paging import json_line
 from ray_messaging.eventlog.reading.step_digests import Difference
 
 # No script, nothing from a network: a text of an agent could use neither.
@@ -177,3 +184,29 @@ def _told(value: object) -> str:
 
 def _escaped(text: str) -> str:
     return html.escape(printable(text))
+
+
+def report(
+    log_dir: Annotated[str, typer.Argument(metavar="LOG_DIR", help="A log_dir, or an exp_id that runs.")],
+    other: Annotated[str | None, typer.Argument(metavar="[OTHER]", help="Another one, to compare with.")] = None,
+    file: Annotated[Path, typer.Option("--file", metavar="FILE", help="The new file.")] = Path("report.html"),
+    as_json: Json = False,
+) -> None:
+    """Write a page about a run: settings, traffic, fates, rules, interventions, network; or about two, side by side.
+
+    The page is one HTML file, which opens without a network.
+    """
+    with clean_errors():
+        check_file(file, "choose another file with --file")
+        logs = {name: open_log(name) for name in (log_dir, other) if name is not None}
+        try:
+            text = page_of(logs)
+        except ImportError as error:
+            raise ConfigError(
+                "a report needs matplotlib and networkx: pip install 'ray-messaging[plot,networkx]'"
+            ) from error
+        file.write_text(text, encoding="utf-8")
+        if as_json:
+            print_json(json_line({"file": str(file), "bytes": len(text.encode())}))
+        else:
+            output().print(f"The report is in {file}: open it in a browser.")

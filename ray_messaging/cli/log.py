@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-from ray_messaging.cli.log.options import Target, open_log, read_id, with_fields
-from ray_messaging.cli.log.show import (
+from ray_messaging.cli.log_options import Target, open_log, read_id, with_fields
+from ray_messaging.cli.log_show import (
     difference_line,
     line_of,
     show_difference,

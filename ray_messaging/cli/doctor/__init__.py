@@ -1,1 +1,0 @@
-"""The `doctor` command: checks of an experiment, a server, or this machine."""

@@ -1,1 +1,0 @@
-"""Start and end of an experiment, and the Ray cluster that it runs in."""
