@@ -109,7 +109,7 @@ async def test_a_broker_that_is_ended_and_comes_back_keeps_everything(mosquittos
 
 
 async def test_a_broker_that_is_killed_breaks_no_more_than_what_was_under_way(mosquittos, rows):
-    """A kill may lose or repeat what the broker had not on disk; docs/mqtt.md has the figures of a run."""
+    """A kill may lose or repeat what the broker had not on disk; docs/mqtt.md says so."""
     broker = mosquittos(durable=True)
     counted = await play(broker, rows, broker.kill)
     assert sum(counted.values()) <= ENDS * 2 * HALVES * AT_ONCE, counted
