@@ -7,7 +7,8 @@ from itertools import pairwise
 import numpy as np
 
 from ray_messaging.common.task_health import end
-from ray_messaging.conversations.open_questions import OpenQuestions, Rows
+from ray_messaging.conversations.answers import Rows
+from ray_messaging.conversations.open_questions import OpenQuestions
 from ray_messaging.engine import Engine
 from ray_messaging.messages import Slice
 from ray_messaging.model.batch import Batch

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from ray_messaging.common.blocking import finish
 from ray_messaging.common.notebook import SHOWN, html_table
 from ray_messaging.common.tables import data_frame
-from ray_messaging.conversations.open_questions import Rows
 from ray_messaging.errors import NoAnswer
 from ray_messaging.message import Message
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.typed.values import PayloadPart, column_of
 from ray_messaging.receipt import BLOCKED, PUBLISHED, Receipts
 
+Rows = NDArray[np.intp]
 _NONE = -1
 
 
@@ -86,20 +86,20 @@ class AnswerTable:
         return np.zeros(len(self), np.bool_) if self._fates is None else self._fates > PUBLISHED
 
     def waits(self, places: Rows) -> NDArray[np.bool_]:
-        """Tell which questions wait for an answer (see `Asker`)."""
+        """Return which of the questions at some places wait for an answer, bool (n,)."""
         waiting = (self._part == _NONE) & ~self._unsent()
         waiting[[*self.errors]] = False
         found: NDArray[np.bool_] = waiting[places]
         return found
 
     def fail(self, place: int, error: NoAnswer) -> None:
-        """Take the reason why a question will have no answer (see `Asker`)."""
+        """Take the reason why a question will have no answer."""
         if not self.done and place not in self.errors and self._part[place] == _NONE:
             self.errors[place] = error
             self._left -= 1
 
     def take(self, places: Rows, batch: Batch, rows: Rows) -> NDArray[np.bool_]:
-        """Take answers (see `Asker`)."""
+        """Take answers to the questions at some places; return which are the first and in time, bool (n,)."""
         first = np.zeros(len(places), np.bool_)
         if not self.done:
             _, once = np.unique(places, return_index=True)
@@ -112,10 +112,6 @@ class AnswerTable:
             whole = len(rows) == batch.rows and first.all()
             self.add(AnswerPart(places[first], batch if whole else batch.take(rows[first])))
         return first
-
-    def take_one(self, place: int, batch: Batch, row: int) -> bool:
-        """Take one answer (see `Asker`)."""
-        return bool(self.take(np.array([place]), batch, np.array([row]))[0])
 
     def add(self, part: AnswerPart) -> None:
         """Add first answers."""
@@ -223,7 +219,7 @@ class Answers(AnswerTable):
         self._news.set()
 
     def fail(self, place: int, error: NoAnswer) -> None:
-        """Take the reason why a question will have no answer (see `Asker`)."""
+        """Take the reason why a question will have no answer."""
         super().fail(place, error)
         self._news.set()
 

@@ -4,7 +4,7 @@ from asyncio import Future
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.addressing.directory import Directory
+from ray_messaging.conversations.answers import AnswerTable, Rows
 from ray_messaging.errors import AnswerFailed, Closed, NoAnswer
 from ray_messaging.message import Message
 from ray_messaging.messages import Slice
@@ -19,7 +20,6 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn
 from ray_messaging.model.message_ids import MessageIdColumn
 
-Rows = NDArray[np.intp]
 _NO_ROWS: Rows = np.empty(0, np.intp)
 _LONE = 64  # lone questions among which none is looked for that waits no more
 
@@ -44,29 +44,6 @@ class OpenQuestion(NamedTuple):
     fail: Callable[[str], None]
 
 
-class Asker(Protocol):
-    """The object that waits for the answers to questions that were asked together."""
-
-    def take(self, places: Rows, batch: Batch, rows: Rows) -> NDArray[np.bool_]:
-        """Take answers to the questions at some places; return which of them are the first and in time, bool (n,)."""
-
-    def take_one(self, place: int, batch: Batch, row: int) -> bool:
-        """Take one answer; return whether it is the first and in time."""
-
-    def fail(self, place: int, error: NoAnswer) -> None:
-        """Take the reason why a question will have no answer."""
-
-    def waits(self, places: Rows) -> NDArray[np.bool_]:
-        """Return which questions wait for an answer, bool (n,)."""
-
-    @property
-    def done(self) -> bool:
-        """Tell whether it waits for no more answers."""
-
-    def end(self) -> None:
-        """Wait for no more answers."""
-
-
 class Asked(msgspec.Struct, eq=False):
     """The questions of one batch: their numbers begin with `first`; the first one is at `place` of its asker."""
 
@@ -75,7 +52,7 @@ class Asked(msgspec.Struct, eq=False):
     to_ids: IdColumn
     topics: tuple[str, ...]
     topic: NDArray[np.uint16] | None
-    asker: Asker
+    asker: AnswerTable
     place: int
 
     def batch_of(self, rows: Rows) -> Batch:
@@ -114,7 +91,7 @@ class OpenQuestions:
             row = number - batch.first
             self._lone[number] = LoneQuestion(text, batch.to_ids[row], only or batch.topic_of(row), answer)
 
-    def add(self, batch: Batch, asker: Asker, place: int = 0) -> None:
+    def add(self, batch: Batch, asker: AnswerTable, place: int = 0) -> None:
         """Wait for the answers to a batch, which was just numbered; its first question has a place at its asker."""
         self._drop_done()
         self._texts.add(_text(batch))
@@ -205,7 +182,7 @@ class OpenQuestions:
         if batch.extension is not None and batch.extension.failed:
             asked.asker.fail(asked.place + place, answer_failed(Message(self._exp_id, batch, row)))
             return True
-        return asked.asker.take_one(asked.place + place, batch, row)
+        return bool(asked.asker.take(np.array([asked.place + place]), batch, np.array([row]))[0])
 
     def _answer_lone(self, number: int, batch: Batch, row: int) -> bool:
         """Give the asker of one question its answer; return whether it counts: the first, and in time."""

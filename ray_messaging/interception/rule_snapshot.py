@@ -5,9 +5,8 @@ from typing import Annotated
 
 import msgspec
 
-from ray_messaging.addressing.channels import INT64_MAX, INT64_MIN, AgentId
 from ray_messaging.errors import FrameError, InvalidAddress, RuleError
-from ray_messaging.interception.rules.allow_graph import AllowGraph, Joined
+from ray_messaging.interception.rules.allow_graph import AllowGraph, AllowGraphSnapshot, Int64
 from ray_messaging.interception.rules.black_list import BlackList
 from ray_messaging.interception.rules.rule import Rule
 from ray_messaging.interception.server.table import Table
@@ -24,26 +23,12 @@ _ATTRIBUTES = {
     },
 }  # fmt: skip
 
-_Int = Annotated[int, msgspec.Meta(ge=INT64_MIN, le=INT64_MAX)]
-_Id = _Int | str
-
 
 class BlackListSnapshot(msgspec.Struct, array_like=True, frozen=True, tag="black_list"):
     """A `BlackList` as data."""
 
     name: str
-    pairs: Sequence[tuple[_Id | None, _Id | None]]
-
-
-class AllowGraphSnapshot(msgspec.Struct, array_like=True, frozen=True, tag="allow_graph"):
-    """An `AllowGraph` as data (see `Joined`)."""
-
-    name: str
-    edges: Sequence[tuple[_Id, _Id]]
-    memberships: Sequence[tuple[_Id, _Int]]
-    open: Sequence[_Id]
-    user: bool
-    channels: bool
+    pairs: Sequence[tuple[Int64 | str | None, Int64 | str | None]]
 
 
 class SnapshotRequest(msgspec.Struct, array_like=True, frozen=True):
@@ -93,7 +78,7 @@ def _entries(rule: BlackListSnapshot | AllowGraphSnapshot) -> int:
 def _build(rule: BlackListSnapshot | AllowGraphSnapshot) -> Rule:
     if isinstance(rule, BlackListSnapshot):
         return BlackList(list(rule.pairs), name=rule.name)
-    return AllowGraph.of(rule.name, Joined(rule.edges, rule.memberships, rule.open, rule.user, rule.channels))
+    return AllowGraph.of(rule)
 
 
 def can_delegate(rules: Sequence[Rule]) -> bool:
@@ -126,11 +111,7 @@ def _data(rule: Rule) -> BlackListSnapshot | AllowGraphSnapshot:
     if isinstance(rule, BlackList):
         return BlackListSnapshot(rule.name, list(rule.state))
     assert isinstance(rule, AllowGraph)
-    joined = rule.joined
-    edges: list[tuple[AgentId, AgentId]] = list(joined.edges)
-    return AllowGraphSnapshot(
-        rule.name, edges, list(joined.memberships), list(joined.open), joined.user, joined.channels
-    )
+    return rule.snapshot
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -121,7 +121,7 @@ class StepRuleRunner:
 
     def named(self, progress: Progress) -> Progress:
         """Return the progress of the steps with the rule that they wait for."""
-        asking = self._reviewer.judge.asking
+        asking = self._reviewer.asking
         return progress if asking is None else progress._replace(supervised_by=f"rule {asking.name!r}")
 
     def health(self) -> list[TaskHealth]:

@@ -32,34 +32,26 @@ if TYPE_CHECKING:
     from ray_messaging.interception.rules.sample import Sample
     from ray_messaging.interception.server.table import Table
 
-_RULES = "ray_messaging.interception.rules"
 _HOMES = {
-    "ALLOW": f"{_RULES}.rule",
-    "Added": f"{_RULES}.rule",
-    "AllowGraph": f"{_RULES}.allow_graph",
-    "BlackList": f"{_RULES}.black_list",
-    "Block": f"{_RULES}.agentsociety",
-    "EdgeBan": f"{_RULES}.bans",
-    "MaxLength": f"{_RULES}.limits",
-    "Moderator": f"{_RULES}.moderator",
-    "OpenAIModerator": f"{_RULES}.openai_moderator",
-    "PairCheck": f"{_RULES}.rule",
-    "Pattern": f"{_RULES}.pattern",
-    "RateLimit": f"{_RULES}.limits",
-    "RoundQuota": f"{_RULES}.limits",
-    "Rule": f"{_RULES}.rule",
-    "Sample": f"{_RULES}.sample",
-    "SenderBan": f"{_RULES}.bans",
-    "SlowRule": f"{_RULES}.rule",
-    "StepRule": f"{_RULES}.rule",
-    "StepVerdicts": f"{_RULES}.rule",
-    "Supervisor": f"{_RULES}.agentsociety",
-    "Table": "ray_messaging.interception.server.table",
-    "Verdict": f"{_RULES}.rule",
-    "block": f"{_RULES}.rule",
-    "label": f"{_RULES}.rule",
-    "rewrite": f"{_RULES}.rule",
-}
+    name: f"ray_messaging.interception.{home}"
+    for home, names in {
+        "rules.agentsociety": ("Block", "Supervisor"),
+        "rules.allow_graph": ("AllowGraph",),
+        "rules.bans": ("EdgeBan", "SenderBan"),
+        "rules.black_list": ("BlackList",),
+        "rules.limits": ("MaxLength", "RateLimit", "RoundQuota"),
+        "rules.moderator": ("Moderator",),
+        "rules.openai_moderator": ("OpenAIModerator",),
+        "rules.pattern": ("Pattern",),
+        "rules.rule": (
+            "ALLOW", "Added", "PairCheck", "Rule", "SlowRule", "StepRule", "StepVerdicts", "Verdict", "block", "label",
+            "rewrite",
+        ),
+        "rules.sample": ("Sample",),
+        "server.table": ("Table",),
+    }.items()
+    for name in names
+}  # fmt: skip
 
 __all__ = [
     "ALLOW",

@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, MutableSet
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.compat.supervisor import Message as RoundMessage
@@ -23,7 +23,6 @@ from ray_messaging.interception.rules.pairs import Pair
 from ray_messaging.interception.rules.rule import (
     ALLOW,
     Added,
-    Context,
     SlowRule,
     StepRule,
     StepVerdicts,
@@ -32,6 +31,9 @@ from ray_messaging.interception.rules.rule import (
 )
 from ray_messaging.message import Message
 from ray_messaging.model.batch import Batch
+
+if TYPE_CHECKING:
+    from ray_messaging.interception.server.interceptor import Interceptor
 
 _TIMEOUT_S = 300.0  # the limit of AgentSociety's own blocks for one request to a model
 _FAILED = {"content": "Message sent failed"}  # AgentSociety's words
@@ -158,7 +160,7 @@ class ViolationCounts(MutableMapping[AgentId, int]):
 
     __slots__ = ("_context",)
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: "Interceptor") -> None:
         self._context = context
 
     def __getitem__(self, from_id: AgentId) -> int:
@@ -191,7 +193,7 @@ class BlackSet(MutableSet[Pair]):
 
     __slots__ = ("_context",)
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: "Interceptor") -> None:
         self._context = context
 
     @classmethod

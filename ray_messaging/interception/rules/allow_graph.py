@@ -1,25 +1,29 @@
 """A rule that passes messages along the edges of a graph."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterable, Mapping
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_messaging.addressing.channels import AgentId
+from ray_messaging.addressing.channels import INT64_MAX, INT64_MIN, AgentId
 from ray_messaging.errors import RuleError
-from ray_messaging.interception.rules.pairs import Edge, Edges, Network, among, blocks, name_of, read_network
+from ray_messaging.interception.rules.pairs import Edges, among, blocks, name_of, read_network
 from ray_messaging.interception.rules.rule import PairCheck, Rule, Verdict
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import INT, IdColumn
 
+Int64 = Annotated[int, msgspec.Meta(ge=INT64_MIN, le=INT64_MAX)]
 
-class Joined(NamedTuple):
+
+class AllowGraphSnapshot(msgspec.Struct, array_like=True, frozen=True, tag="allow_graph"):
     """The data of an AllowGraph: edges, (member, network number) pairs, and receivers open to all senders."""
 
-    edges: Iterable[Edge]
-    memberships: Iterable[tuple[AgentId, int]]
-    open: Iterable[AgentId]
+    name: str
+    edges: Collection[tuple[Int64 | str, Int64 | str]]
+    memberships: Collection[tuple[Int64 | str, Int64]]
+    open: Collection[Int64 | str]
     user: bool
     channels: bool
 
@@ -53,38 +57,42 @@ class AllowGraph(Rule):
         channels: bool = True,
         name: str = "allow_graph",
     ) -> None:
-        self.name = name
         self._public = _check_public(networks, public, name)
         if graph is None and networks is None:
             raise RuleError("there is no graph: pass pairs, a networkx graph, or networks={name: graph}", rule=name)
         read = [] if graph is None else [read_network(graph, name, "graph", ids=False)]
         named = {key: read_network(value, name, key, ids=True) for key, value in (networks or {}).items()}
         self._names = tuple(named)
-        self._join(
-            _joined([*read, *named.values()], [named[key] for key in self._public], user=user, channels=channels)
-        )
+        networks_read = [*read, *named.values()]
+        open_ = {member for key in self._public for member in named[key].members}
+        # A complete network is kept as its n memberships, in place of n * n edges.
+        memberships = {
+            (member, number) for number, each in enumerate(networks_read) if each.complete for member in each.members
+        }
+        edges = {edge for each in networks_read for edge in each.edges}
+        self._join(AllowGraphSnapshot(name, edges, memberships, open_, user, channels))
 
     @classmethod
-    def of(cls, name: str, joined: Joined) -> "AllowGraph":
+    def of(cls, snapshot: AllowGraphSnapshot) -> "AllowGraph":
         """Build a rule from another one's data: it decides alike."""
         made = cls.__new__(cls)
-        made.name, made._names, made._public = name, (), ()
-        made._join(joined)
+        made._names, made._public = (), ()
+        made._join(snapshot)
         return made
 
     @property
-    def joined(self) -> Joined:
+    def snapshot(self) -> AllowGraphSnapshot:
         """Return the data on which the rule decides."""
-        memberships = ((member, number) for member, found in self._networks_of.items() for number in found)
-        return Joined(self._edges, memberships, self._open, self.user, self.channels)
+        memberships = [(member, number) for member, found in self._networks_of.items() for number in found]
+        return AllowGraphSnapshot(self.name, [*self._edges], memberships, self._open, self.user, self.channels)
 
     @property
     def size(self) -> int:
         """Return how many edges and members that is."""
         return len(self._edges) + len(self._memberships) + len(self._open)
 
-    def _join(self, joined: Joined) -> None:
-        self.user, self.channels = joined.user, joined.channels
+    def _join(self, joined: AllowGraphSnapshot) -> None:
+        self.name, self.user, self.channels = joined.name, joined.user, joined.channels
         self._edges = Edges(set(joined.edges))
         memberships = set(joined.memberships)
         self._memberships = Edges(memberships)
@@ -144,15 +152,6 @@ class AllowGraph(Rule):
             "user": self.user,
             "channels": self.channels,
         }
-
-
-def _joined(networks: list[Network], public: list[Network], *, user: bool, channels: bool) -> Joined:
-    # A complete network is kept as its n memberships, in place of n * n edges.
-    memberships = (
-        (member, number) for number, network in enumerate(networks) if network.complete for member in network.members
-    )
-    members = (member for network in public for member in network.members)
-    return Joined((edge for network in networks for edge in network.edges), memberships, members, user, channels)
 
 
 def _check_public(networks: Mapping[str, object] | None, public: Iterable[str], name: str) -> tuple[str, ...]:

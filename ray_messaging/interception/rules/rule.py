@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,13 +12,12 @@ from ray_messaging.addressing.channels import AGENT_CHAT, AgentId
 from ray_messaging.common.limits import SLOW_RULE_TIMEOUT_S
 from ray_messaging.compat.msg import Msg, Payload
 from ray_messaging.interception.server.table import Table
-from ray_messaging.interception.server.watchdog import Watch
 from ray_messaging.message import Message
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn
 
 if TYPE_CHECKING:
-    from ray_messaging.interception.rules.black_list import BlackList
+    from ray_messaging.interception.server.interceptor import Interceptor
 
 # Exceptions of rules that are failures of the rule: they must end neither the loop nor the task that calls the rule.
 RAISED = (Exception, SystemExit, asyncio.CancelledError)
@@ -61,20 +60,6 @@ class PairCheck(NamedTuple):
     reason: str
 
 
-class Context(Protocol):
-    """The interceptor, as its rules see it."""
-
-    violations: Table[int]  # from_id -> number of its messages that were blocked
-    watch: Watch
-
-    @property
-    def black_list(self) -> "BlackList":
-        """Return the first black list; without one, an empty one is inserted before all other rules."""
-
-    def rule_failed(self, rule: "Rule", error: BaseException, messages: int) -> None:
-        """Count messages at which a rule failed."""
-
-
 class Rule:
     """A rule that judges messages, one by one or a whole batch at once.
 
@@ -102,7 +87,7 @@ class Rule:
     on_error: Literal["block", "allow"] = "block"
     judges_broadcasts: Literal["pair", "message"] = "pair"
     state: Table[Any] | None = None
-    context: Context | None = None
+    context: "Interceptor | None" = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:  # noqa: ANN401 - as type's
         super().__init_subclass__(**kwargs)

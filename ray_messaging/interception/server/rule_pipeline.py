@@ -31,7 +31,7 @@ class Deferred(NamedTuple):
     message: Batch
     so_far: BatchVerdict
     rule: SlowRule
-    then: tuple[Rule, ...]
+    then: Sequence[Rule]
     passed: tuple[str, ...]
 
     def needs(self, rule: Rule) -> bool:
@@ -54,10 +54,20 @@ class RulePipeline:
 
     Of broadcasts each row is a hearer, and rules that judge messages are asked once about each broadcast. With
     `intersections` a rule's check of pairs takes the place of its `check_batch`.
+
+    Args: `so_far` is the verdict of the rules that the batch has passed before; the pipeline adds to it.
     """
 
-    def __init__(self, batch: Batch, exp_id: str, watch: Watch, intersections: Intersections | None = None) -> None:
-        self.verdict = BatchVerdict()
+    def __init__(
+        self,
+        batch: Batch,
+        exp_id: str,
+        watch: Watch,
+        intersections: Intersections | None = None,
+        *,
+        so_far: BatchVerdict | None = None,
+    ) -> None:
+        self.verdict = so_far or BatchVerdict()
         self.deferred: dict[int, Deferred] = {}
         self._exp_id = exp_id
         self._watch = watch
@@ -79,7 +89,7 @@ class RulePipeline:
                 return
             if isinstance(rule, SlowRule):
                 before = (*passed, *(other.name for other in rules[:place]))
-                found = self._defer(rule, before, tuple(rules[place + 1 :]))
+                found = self._defer(rule, before, rules[place + 1 :])
             else:
                 found = self._apply(rule)
             if found:
@@ -180,7 +190,7 @@ class RulePipeline:
                 found |= dict.fromkeys(rows, verdict)
         return found, slow
 
-    def _defer(self, rule: SlowRule, passed: tuple[str, ...], then: tuple[Rule, ...]) -> Mapping[int, Verdict]:
+    def _defer(self, rule: SlowRule, passed: tuple[str, ...], then: Sequence[Rule]) -> Mapping[int, Verdict]:
         """Return the verdicts that a slow rule knows already; defer the other rows."""
         found, slow = self._ask_at_once(rule)
         for rows, message in slow:
@@ -251,17 +261,6 @@ def of_row(verdict: BatchVerdict, row: int) -> BatchVerdict:
         if row in rows:
             single.labels[name] = {0}
     return single
-
-
-def joined(before: BatchVerdict, after: BatchVerdict) -> BatchVerdict:
-    """Return the verdict on one message after more rules."""
-    both = BatchVerdict()
-    both.add(before)
-    both.add(after)
-    both.deferred.clear()
-    if both.blocked:
-        both.rewritten.clear()
-    return both
 
 
 def failed(rule: Rule, error: BaseException, messages: int = 1) -> Verdict:

@@ -5,12 +5,15 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ray_messaging.addressing.channels import NAME_LENGTH
 from ray_messaging.errors import RuleError
 from ray_messaging.interception.rules.black_list import BlackList
-from ray_messaging.interception.rules.rule import Context, Rule, SlowRule, StepRule, text_of
+from ray_messaging.interception.rules.rule import Rule, SlowRule, StepRule, text_of
+
+if TYPE_CHECKING:
+    from ray_messaging.interception.server.interceptor import Interceptor
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +30,7 @@ class RuleSet:
     `for_broadcasts` the same, those on pairs before the others; `whole` are those that judge a whole step.
     """
 
-    def __init__(self, rules: Iterable[Rule] = (), context: Context | None = None) -> None:
+    def __init__(self, rules: Iterable[Rule] = (), context: "Interceptor | None" = None) -> None:
         self.now: tuple[Rule, ...] = ()
         self.each: tuple[Rule, ...] = ()
         self.for_broadcasts: tuple[Rule, ...] = ()

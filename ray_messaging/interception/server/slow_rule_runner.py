@@ -13,7 +13,7 @@ from ray_messaging.interception.broadcasts import once_each, pair_rows
 from ray_messaging.interception.rules.rule import Rule, SlowRule, Verdict, checked
 from ray_messaging.interception.server.answers import StateSaver, record
 from ray_messaging.interception.server.rule_calls import RuleCalls
-from ray_messaging.interception.server.rule_pipeline import FAILURES, Deferred, RulePipeline, failed, joined, of_row
+from ray_messaging.interception.server.rule_pipeline import FAILURES, Deferred, RulePipeline, failed, of_row
 from ray_messaging.interception.server.rule_set import RuleSet
 from ray_messaging.interception.server.watchdog import Watch
 from ray_messaging.interception.verdicts import PATIENCE_S, BatchVerdict, decode_verdicts
@@ -128,12 +128,12 @@ class SlowRuleRunner:
     async def _judge(self, deferred: Deferred) -> BatchVerdict:
         while True:
             verdict = await self.ask(deferred.rule, deferred.message)
-            pipeline = RulePipeline(deferred.message, self._exp_id, self._watch)
-            pipeline.run([_KnownVerdict(deferred.rule, verdict), *deferred.then], deferred.passed)
+            pipeline = RulePipeline(deferred.message, self._exp_id, self._watch, so_far=deferred.so_far)
+            pipeline.take(deferred.rule, {0: verdict})
+            pipeline.run(deferred.then, (*deferred.passed, deferred.rule.name))
             if not pipeline.deferred:
-                return joined(deferred.so_far, pipeline.verdict)
-            following = pipeline.deferred[0]  # the message has reached the next slow rule
-            deferred = following._replace(so_far=joined(deferred.so_far, following.so_far))
+                return pipeline.verdict
+            deferred = pipeline.deferred[0]  # the message has reached the next slow rule
             self._deferred[deferred.message.message_id(0)] = deferred
             if self._state.changed:  # rules between the two slow ones have counted the message
                 self._save_progress(deferred)
@@ -218,13 +218,12 @@ class SlowRuleRunner:
         """Apply the rules that a batch has not passed yet."""
         version = self._interceptor.state_version
         lines = {row: line for row, (_, line) in so_far.rewritten.items()}
-        pipeline = RulePipeline(batch.with_payloads(lines) if lines else batch, self._exp_id, self._watch)
+        batch = batch.with_payloads(lines) if lines else batch
+        pipeline = RulePipeline(batch, self._exp_id, self._watch, so_far=so_far)
         pipeline.run([rule for rule in self._rules.each if rule.name not in passed], passed)
-        deferred = [
-            each._replace(so_far=joined(of_row(so_far, row), each.so_far)) for row, each in pipeline.deferred.items()
-        ]
+        deferred = [*pipeline.deferred.values()]
         settled = [
-            (_one(batch, row), joined(of_row(so_far, row), of_row(pipeline.verdict, row)))
+            (_one(batch, row), of_row(pipeline.verdict, row))
             for row in range(len(batch))
             if row not in pipeline.deferred
         ]
@@ -324,19 +323,6 @@ class SlowRuleRunner:
             free.set()
         self._removals.clear()
         await self._calls.close(_GRACE_S)
-
-
-class _KnownVerdict(Rule):
-    """A slow rule's verdict in the rule's place."""
-
-    def __init__(self, rule: SlowRule, verdict: Verdict) -> None:
-        self.name = rule.name
-        self.context = rule.context
-        self.count_failure = rule.count_failure  # type: ignore[method-assign]  # a verdict that cannot be sent is its failure
-        self._verdict = verdict
-
-    def check(self, message: Message) -> Verdict:  # noqa: ARG002 - a Rule's
-        return self._verdict
 
 
 def _one(batch: Batch, row: int) -> Batch:

@@ -1,7 +1,7 @@
 """The rules that judge whole steps: asked once all groups have closed one, as the supervisor of the steps wants it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Mapping
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -10,10 +10,8 @@ from ray_messaging.addressing.channels import AgentId, check_id, check_subtopic
 from ray_messaging.common.limits import PAYLOAD_LIMIT
 from ray_messaging.interception.rules.rule import ALLOW, Added, StepRule, StepVerdicts, Verdict
 from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.interception.server.rule_calls import RuleCalls
 from ray_messaging.interception.server.rule_pipeline import FAILURES, RulePipeline, checked_rows, failed
 from ray_messaging.interception.server.table import Fields
-from ray_messaging.interception.server.watchdog import Watch
 from ray_messaging.interception.verdicts import BatchVerdict
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import encode_payload
@@ -40,42 +38,118 @@ class StepReview(NamedTuple):
     added: list[AddedMessage]
 
 
-class StepJudge:
-    """The judge of whole steps of one experiment.
+class StepListener(Protocol):
+    """The object that acts between two steps. After a fault a step may be closed, and begin, again."""
 
-    The state of its rules is kept with the steps: where a step is judged again, they begin with the state before it.
+    async def step_closing(self, number: int) -> None:
+        """Act before a step is closed, after which the next one may begin."""
 
-    Args: `rules` returns the rules of now, in order; `horizon` is how many steps ahead a message may be sent.
+    async def step_begins(self, number: int) -> None:
+        """Act before anything of a step is judged; all groups have closed the step before."""
+
+
+class _Kept(msgspec.Struct, array_like=True):
+    """What the rules keep of a step: their tables, and the messages that they have blocked, by sender."""
+
+    tables: Tables
+    violations: list[tuple[AgentId | None, int]]
+
+
+_decode = msgspec.msgpack.Decoder(_Kept).decode
+
+
+class RuleReviewer:
+    """The rules of an interceptor that act at the end of each step.
+
+    What they say of a step, and remember of it, is kept with the step's close: nothing stays of an attempt that was not
+    closed. What acts between two steps does so after the close, and before anything of the next step is judged: until
+    then its batches wait.
+
+    The state of rules that judge whole steps is kept with the steps, too: where a step is judged again, they begin with
+    the state before it.
+
+    Args: `horizon` is how many steps ahead a message may be sent.
     """
 
-    def __init__(
-        self, exp_id: str, rules: Callable[[], tuple[StepRule, ...]], calls: RuleCalls, watch: Watch, horizon: int
-    ) -> None:
+    def __init__(self, interceptor: Interceptor, horizon: int, listener: StepListener | None = None) -> None:
+        interceptor.supervised = True
+        interceptor.before_step = self._before
+        self._listener = listener
+        self._interceptor = interceptor
+        self._begun: int | None = None  # the latest step that may be judged; None: any
+        self._news = asyncio.Event()
+        self._violations: Mapping[AgentId | None, int] = {}  # in the step that was closed last
         self.asking: StepRule | None = None  # the rule that is at work
-        self._exp_id = exp_id
-        self._rules = rules
-        self._calls = calls
-        self._watch = watch
         self._horizon = horizon
         self._first: dict[int, tuple[StepRule, Fields]] = {}  # rules by id, with the state with which they came
 
+    def _rules(self) -> tuple[StepRule, ...]:
+        return self._interceptor.rules.whole
+
+    # -- the order of steps ---------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Let batches wait until their step has begun."""
+        self._begun = -1
+
+    def stop(self) -> None:
+        """Let batches of any step be judged from now on."""
+        self._begun = None
+        self._news.set()
+
+    def _before(self, step: int) -> Awaitable[None] | None:
+        return None if self._begun is None or step <= self._begun else self._until(step)
+
+    async def _until(self, step: int) -> None:
+        while self._begun is not None and step > self._begun:
+            self._news.clear()
+            await self._news.wait()
+
+    async def resume(self, number: int, state: bytes | None, *, ended: bool) -> None:
+        """Begin a step with what the rules have kept of the step before (see `dump`); None: nothing."""
+        kept = _Kept({}, []) if state is None else _decode(state)
+        self._violations = dict(kept.violations)
+        await self.begin(number, ended=ended)
+        self._load(kept.tables)
+
+    async def begin(self, number: int, *, ended: bool = True) -> None:
+        """End the round of the step before, once, where the supervisor has closed it; then let the step be judged."""
+        if ended:
+            await self._interceptor.end_step(number - 1, self._violations)
+        if self._listener is not None:
+            await self._listener.step_begins(number)
+        self._begun = number
+        self._news.set()
+
+    async def closing(self, number: int) -> None:
+        """Act before a step is closed, after which the next one may begin."""
+        if self._listener is not None:
+            await self._listener.step_closing(number)
+
+    # -- one step -------------------------------------------------------------------------------------------------
+
+    def reads(self) -> bool:
+        """Tell whether a rule sees whole steps."""
+        return bool(self._rules())
+
     async def review(self, number: int, batch: Batch) -> StepReview:
-        """Return what the rules say about a step; a rule that fails blocks all of it."""
-        pipeline = RulePipeline(batch, self._exp_id, self._watch)
+        """Return what the rules say about a step; a rule that fails blocks all of it. Their round ends with it."""
+        pipeline = RulePipeline(batch, self._interceptor.exp_id, self._interceptor.watch)
         added: list[AddedMessage] = []
         for rule in self._rules():
             self._note_first(rule)
             rows, more = await self._ask(rule, number, pipeline.rest)
             added += more
             pipeline.take(rule, rows)
+        self._interceptor.new_round(self._rules())
         return StepReview(pipeline.verdict, added)
 
     async def _ask(self, rule: StepRule, number: int, batch: Batch) -> tuple[Mapping[int, Verdict], list[AddedMessage]]:
         """Return a rule's verdicts by row, and the messages that it adds; a failure is a verdict on all rows."""
         self.asking = rule
         try:
-            found = await self._calls.run(
-                rule, lambda: rule.check_step(number, batch, self._exp_id), rule.time_limit_s, "verdict"
+            found = await self._interceptor.calls.run(
+                rule, lambda: rule.check_step(number, batch, self._interceptor.exp_id), rule.time_limit_s, "verdict"
             )
         finally:
             self.asking = None
@@ -110,11 +184,13 @@ class StepJudge:
 
     # -- state ----------------------------------------------------------------------------------------------------
 
-    def dump(self) -> Tables:
-        """Return the tables of the rules."""
-        return {rule.name: (rule.admission, rule.state.dump()) for rule in self._rules() if rule.state is not None}
+    def dump(self, violations: Mapping[AgentId | None, int]) -> bytes | None:
+        """Return what the rules keep of a step that they have judged; None: nothing."""
+        self._violations = violations
+        tables = {rule.name: (rule.admission, rule.state.dump()) for rule in self._rules() if rule.state is not None}
+        return _encode(_Kept(tables, list(violations.items()))) if tables or violations else None
 
-    def load(self, tables: Tables) -> None:
+    def _load(self, tables: Tables) -> None:
         """Give the rules the tables of a `dump`; a rule that was not there then begins anew."""
         self._first = {id(rule): self._first[id(rule)] for rule in self._rules() if id(rule) in self._first}
         for rule in self._rules():
@@ -127,104 +203,3 @@ class StepJudge:
     def _note_first(self, rule: StepRule) -> Fields:
         """Return the state with which a rule has come."""
         return self._first.setdefault(id(rule), (rule, {} if rule.state is None else rule.state.dump()))[1]
-
-
-class StepListener(Protocol):
-    """The object that acts between two steps. After a fault a step may be closed, and begin, again."""
-
-    async def step_closing(self, number: int) -> None:
-        """Act before a step is closed, after which the next one may begin."""
-
-    async def step_begins(self, number: int) -> None:
-        """Act before anything of a step is judged; all groups have closed the step before."""
-
-
-class _Kept(msgspec.Struct, array_like=True):
-    """What the rules keep of a step: their tables, and the messages that they have blocked, by sender."""
-
-    tables: Tables
-    violations: list[tuple[AgentId | None, int]]
-
-
-_decode = msgspec.msgpack.Decoder(_Kept).decode
-
-
-class RuleReviewer:
-    """The rules of an interceptor that act at the end of each step.
-
-    What they say of a step, and remember of it, is kept with the step's close: nothing stays of an attempt that was not
-    closed. What acts between two steps does so after the close, and before anything of the next step is judged: until
-    then its batches wait.
-
-    Args: `horizon` is how many steps ahead a message may be sent.
-    """
-
-    def __init__(self, interceptor: Interceptor, horizon: int, listener: StepListener | None = None) -> None:
-        interceptor.supervised = True
-        interceptor.before_step = self._before
-        self._listener = listener
-        self._interceptor = interceptor
-        self._begun: int | None = None  # the latest step that may be judged; None: any
-        self._news = asyncio.Event()
-        self._violations: Mapping[AgentId | None, int] = {}  # in the step that was closed last
-        self.judge = StepJudge(interceptor.exp_id, self._rules, interceptor.calls, interceptor.watch, horizon)
-
-    def _rules(self) -> tuple[StepRule, ...]:
-        return self._interceptor.rules.whole
-
-    # -- the order of steps ---------------------------------------------------------------------------------------
-
-    def start(self) -> None:
-        """Let batches wait until their step has begun."""
-        self._begun = -1
-
-    def stop(self) -> None:
-        """Let batches of any step be judged from now on."""
-        self._begun = None
-        self._news.set()
-
-    def _before(self, step: int) -> Awaitable[None] | None:
-        return None if self._begun is None or step <= self._begun else self._until(step)
-
-    async def _until(self, step: int) -> None:
-        while self._begun is not None and step > self._begun:
-            self._news.clear()
-            await self._news.wait()
-
-    async def resume(self, number: int, state: bytes | None, *, ended: bool) -> None:
-        """Begin a step with what the rules have kept of the step before (see `dump`); None: nothing."""
-        kept = _Kept({}, []) if state is None else _decode(state)
-        self._violations = dict(kept.violations)
-        await self.begin(number, ended=ended)
-        self.judge.load(kept.tables)
-
-    async def begin(self, number: int, *, ended: bool = True) -> None:
-        """End the round of the step before, once, where the supervisor has closed it; then let the step be judged."""
-        if ended:
-            await self._interceptor.end_step(number - 1, self._violations)
-        if self._listener is not None:
-            await self._listener.step_begins(number)
-        self._begun = number
-        self._news.set()
-
-    async def closing(self, number: int) -> None:
-        """Act before a step is closed, after which the next one may begin."""
-        if self._listener is not None:
-            await self._listener.step_closing(number)
-
-    # -- one step -------------------------------------------------------------------------------------------------
-
-    def reads(self) -> bool:
-        """Tell whether a rule sees whole steps."""
-        return bool(self._rules())
-
-    async def review(self, number: int, batch: Batch) -> StepReview:
-        """Return the verdicts on the step's messages, and the messages to add; the rules' round ends with it."""
-        review = await self.judge.review(number, batch)
-        self._interceptor.new_round(self._rules())
-        return review
-
-    def dump(self, violations: Mapping[AgentId | None, int]) -> bytes | None:
-        """Return what the rules keep of a step that they have judged; None: nothing."""
-        self._violations, tables = violations, self.judge.dump()
-        return _encode(_Kept(tables, list(violations.items()))) if tables or violations else None
