@@ -178,7 +178,7 @@ class _Twin(GroupActor):
     async def __init__(self, experiment, name, owner):
         interceptor = ray.get_actor(experiment.interceptor_name, namespace=NAMESPACE)
         self._failure = None
-        self._host = GroupHost(experiment, interceptor, name, owner)
+        self._newest = GroupHost(experiment, interceptor, name, owner)
 
     async def connect(self):
         """Open the connections only, so that the later steps can be armed."""

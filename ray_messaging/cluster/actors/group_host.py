@@ -27,7 +27,7 @@ from ray_messaging.cluster.owner_liveness import gone_for
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.conversations.answers import Answers
 from ray_messaging.conversations.handling import Asker
-from ray_messaging.errors import CommitFailed, MessagingError, NoAnswer, NotListening, OutcomeUnknown, UnknownName
+from ray_messaging.errors import MessagingError, NoAnswer, NotListening, OutcomeUnknown, UnknownName
 from ray_messaging.interception.lane import LaneAddress
 from ray_messaging.interception.server.lane_server import LaneServer
 from ray_messaging.message import Message
@@ -40,7 +40,6 @@ from ray_messaging.observability.metrics.families import Family
 from ray_messaging.observability.metrics.messager_metrics import MessagerMetrics
 from ray_messaging.observability.tracing.settings import flush_spans
 from ray_messaging.receipt import Receipts
-from ray_messaging.receiving.ack_ranges import Span
 from ray_messaging.receiving.delivery_leases import NEXT, DeliveryLeases, FetchOptions, Token
 from ray_messaging.steps.sealed_counts import sealed_counts
 from ray_messaging.transports.step_values import without_steps
@@ -178,7 +177,7 @@ class GroupLaneServer:
             return lent_of(token, messages)
         if isinstance(call, AliveCall):
             return ALIVE
-        over, late = await self._group.ack_some([(token, None) for token in call.tokens])
+        over, late = await self._group.leases.give_back_some([(token, None) for token in call.tokens])
         if late is not None:
             raise late
         return body_of(Committed(tuple(over)))
@@ -286,6 +285,12 @@ class GroupHost:
         self.messager.conversation.keeps_late = False  # handles commit by leases, which are of the group's mailbox
 
     @property
+    def leases(self) -> DeliveryLeases:
+        """Return the leases of the group's messages, which are there once it listens."""
+        assert self._leases is not None
+        return self._leases
+
+    @property
     def agents(self) -> IdColumn:
         """Return the agents that are hosted now, in the order in which they were given unless some came or went."""
         subscription = self.messager.engine.subscription
@@ -310,9 +315,14 @@ class GroupHost:
         subtopics = [subtopic for claim in record.claims for subtopic in claim.subtopics]
         await self.start(record.agents().column, subtopics)
 
-    async def let_go(self, agents: AgentSet, target: str | None, timeout: float, *, again: bool) -> None:
-        """Move agents to another group, or (None) remove them; `again`: those that are not here have left before."""
-        if again:
+    async def add_agents(self, agents: IdColumn) -> None:
+        """Host more agents."""
+        await self.messager.add_agents(AgentSet.of(agents))
+
+    async def let_go(self, leaving: IdColumn, target: str | None, timeout: float, *, again: bool) -> None:
+        """Move agents to another group, or (None) remove them; `again`: an earlier process may have done it."""
+        agents = AgentSet.of(leaving)
+        if again:  # those that are not here have left before
             await self.messager.subscription.adopt()
             agents &= self.messager.subscription.hosted
         if target is None:
@@ -343,30 +353,20 @@ class GroupHost:
         """Commit the lease of a token, and lease the next messages."""
         if self.messager.conversation.waits.ended:
             await self.messager.conversation.serve_by_hand()
-        assert self._leases is not None
-        return await self._leases.fetch(caller, token, limit, timeout, asking)
+        return await self.leases.fetch(caller, token, limit, timeout, asking)
 
-    async def ack_some(
-        self, loans: Sequence[tuple[Token, Sequence[Span] | None]]
-    ) -> tuple[list[Token], CommitFailed | None]:
-        """Commit some rows of leases; return the finished leases and the error of those that failed."""
-        assert self._leases is not None
-        return await self._leases.give_back_some(loans)
-
-    async def give_up(self, caller: str, token: Token | None) -> None:
-        """Return the messages of a lease to the mailbox, for the next fetch."""
-        assert self._leases is not None
-        await self._leases.give_up(caller, token)
-
-    async def abandon(self, caller: str, received: int) -> None:
-        """End a handle's fetch, as nobody waits for its answer."""
-        assert self._leases is not None
-        await self._leases.abandon(caller, received)
+    async def begin_service(self) -> None:
+        """Note that a handle serves from now on."""
+        await self.messager.conversation.begin()
 
     async def end_service(self, caller: str, ended: str) -> None:
         """Note why a handle serves no more, unless others hold messages or fetch."""
         if not self._others_handle({caller}):
             await self.messager.conversation.end((), ended)
+
+    async def keep_failed(self, mailbox: str, entry: str, row: int, frame: bytes, reason: str) -> None:
+        """Make a message on which a handle's handler has failed a dead letter."""
+        await self.messager.engine.transport.bury(mailbox, entry, frame, reason, row=row)
 
     def _others_handle(self, callers: Collection[str]) -> bool:
         return self._leases is not None and bool(self._leases.holders.difference(callers))

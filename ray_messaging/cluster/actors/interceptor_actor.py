@@ -6,7 +6,7 @@ handle of the actor is, so in each group's process: what only the actor needs, i
 
 import asyncio
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable
 from functools import partial
 from inspect import unwrap
 from typing import TYPE_CHECKING, Any
@@ -15,8 +15,7 @@ import ray
 from ray.util import get_node_ip_address
 
 from ray_messaging.addressing.channels import AgentId, check_id
-from ray_messaging.audiences.records import Audiences
-from ray_messaging.cluster.actors.restarts import ActorStart, unreachable
+from ray_messaging.cluster.actors.restarts import ActorStart, OfHost, unreachable
 from ray_messaging.cluster.embedded_servers import embedded_config, lost_server
 from ray_messaging.cluster.handles.actor_calls import NAMESPACE
 from ray_messaging.cluster.ray_metrics import SERVER_S, RayMetrics
@@ -26,14 +25,10 @@ from ray_messaging.config import ServerConfig
 from ray_messaging.errors import ConfigError
 from ray_messaging.interception.rules import BlackList, Rule
 from ray_messaging.interception.rules.pairs import Pair, check_pairs
-from ray_messaging.model.agent_sets import AgentSet
-from ray_messaging.model.columns import IdColumn
 from ray_messaging.observability.health.findings import Report
 from ray_messaging.observability.metrics.families import Family
 from ray_messaging.steps.sealed_counts import sealed_counts, sealed_history
-from ray_messaging.steps.step_account import StepCounts
-from ray_messaging.steps.stragglers import Straggler
-from ray_messaging.transports.step_values import CTRL_C, Progress
+from ray_messaging.transports.step_values import CTRL_C
 
 if TYPE_CHECKING:
     from ray_messaging.cluster.actors.interceptor_host import InterceptorHost
@@ -41,6 +36,9 @@ if TYPE_CHECKING:
 
 # The one of the cluster: a driver on Ray Client has another `ray.method`, which refuses options of the actor's side.
 _method = unwrap(ray.method)
+
+
+of_host = OfHost["InterceptorHost"]()
 
 
 class InterceptorActor:
@@ -212,93 +210,33 @@ class InterceptorActor:
             raise ConfigError(no_log(experiment.exp_id))
         return ray.get_actor(experiment.log_name, namespace=NAMESPACE)
 
-    async def groups(self) -> list[str]:
-        """Return the names of the groups."""
-        return await self._host.groups()
+    groups = of_host(lambda host: host.groups)
+    agents = of_host(lambda host: host.agents)
+    hosted = of_host(lambda host: host.hosted)
+    moved = of_host(lambda host: host.moved)
+    owner_of = of_host(lambda host: host.owner_of)
+    rehost = of_host(lambda host: host.rehost)
+    remove = of_host(lambda host: host.remove)
+    audiences = of_host(lambda host: host.audiences)
+    set_audience = of_host(lambda host: host.transport.set_audience)
+    set_schema = of_host(lambda host: host.transport.set_schema)
+    stats = of_host(lambda host: host.stats)
 
-    async def agents(self) -> dict[str, AgentSet]:
-        """Return all agents, by group."""
-        return await self._host.agents()
+    # -- steps: their errors are those of the store of steps -------------------------------------------------------
 
-    async def rehost(self, agents: AgentSet, source: str, target: str, timeout: float) -> None:
-        """Move agents to another group, in an experiment with steps."""
-        await self._host.rehost(agents, source, target, timeout)
+    step_progress = of_host(lambda host: host.step_progress)
+    step_stragglers = of_host(lambda host: host.step_stragglers)
+    wait_steps = of_host(lambda host: host.steps.wait)
+    declare_senders = of_host(lambda host: host.steps.declare)
+    declare_edges = of_host(lambda host: host.declare_edges)
+    pause_steps = of_host(lambda host: host.steps.pause)
+    resume_steps = of_host(lambda host: host.steps.resume)
+    hold_steps = of_host(lambda host: host.hold_steps)
+    release_steps = of_host(lambda host: partial(host.steps.drop_hold, CTRL_C))
+    sealed_step = of_host(lambda host: partial(sealed_counts, host.steps))
+    history_digest = of_host(lambda host: partial(sealed_history, host.steps))
 
-    async def owner_of(self, agent_id: AgentId) -> str | None:
-        """Return the group that hosts an agent."""
-        return await self._host.owner_of(agent_id)
-
-    async def hosted(self, groups: Collection[str]) -> dict[str, AgentSet]:
-        """Return the agents of some groups, as far as these have a mailbox."""
-        return await self._host.hosted(groups)
-
-    async def moved(self) -> dict[str, AgentSet]:
-        """Return the agents of the groups from which some have left, or to which some have come."""
-        return await self._host.moved()
-
-    async def step_progress(self) -> Progress:
-        """Return the progress of the steps of all groups."""
-        return await self._host.step_progress()
-
-    async def step_stragglers(self) -> list[Straggler]:
-        """Return the groups that held up a step at the last look."""
-        return self._host.stragglers
-
-    async def wait_steps(self, news: str, block_s: float) -> None:
-        """Wait for news of the steps after a place in them."""
-        await self._host.steps.wait(news, block_s)
-
-    async def declare_senders(self, hears: Mapping[str, Collection[str]], at_step: int | None) -> None:
-        """Declare which groups may send to a group."""
-        await self._host.steps.declare(hears, at_step)
-
-    async def declare_edges(self, senders: IdColumn, hearers: IdColumn, at_step: int | None) -> None:
-        """Declare which groups may send to a group: those with an agent that has an edge to one of its agents."""
-        await self._host.steps.declare(await self._host.groups_joined_by(senders, hearers), at_step)
-
-    async def pause_steps(self) -> int:
-        """Open no step that nobody has opened yet; return the last one that may be."""
-        return await self._host.steps.pause()
-
-    async def resume_steps(self, target: int | None) -> None:
-        """Open steps up to a target from now on (None: all)."""
-        await self._host.steps.resume(target)
-
-    async def hold_steps(self) -> int:
-        """Begin no further step until `release_steps`; return the last one that may have begun. It wakes all groups."""
-        return await self._host.hold_steps()
-
-    async def release_steps(self) -> None:
-        """Let the steps go on, unless they are paused."""
-        await self._host.steps.drop_hold(CTRL_C)
-
-    async def sealed_step(self, step: int) -> dict[str, StepCounts]:
-        """Return the counts that each group has left about a step that all have committed."""
-        return await sealed_counts(self._host.steps, step)
-
-    async def history_digest(self, step: int) -> bytes:
-        """Return the digest of all steps up to one."""
-        return await sealed_history(self._host.steps, step)
-
-    async def set_schema(self, subtopic: str, schema: bytes | None) -> None:
-        """Keep the JSON Schema of a subtopic's payloads (None: remove it)."""
-        await self._host.transport.set_schema(subtopic, schema)
-
-    async def audiences(self) -> Audiences:
-        """Return the audiences, as of now."""
-        return await self._host.audiences()
-
-    async def set_audience(self, name: str, version: int, facts: str, since: int | None = None) -> int | None:
-        """Keep a version of an audience ("": it is removed); return as `RedisTransport.set_audience`."""
-        return await self._host.transport.set_audience(name, version, facts, since)
-
-    async def remove(self, group: str) -> int:
-        """Remove a group's mailbox; its unread frames become dead letters. Return their number."""
-        return await self._host.remove(group)
-
-    async def stats(self) -> dict[str, Any]:
-        """Return counters, and the number of waiting messages in each mailbox."""
-        return await self._host.stats()
+    # -- the actor ------------------------------------------------------------------------------------------------
 
     async def health(self) -> Report:
         """Return a health report, at once and without a call to the server."""

@@ -281,7 +281,11 @@ class InterceptorHost:
         found = self._directory.owner_of({check_id(agent_id)}, besides="")
         return None if found is None else found[1]
 
-    async def groups_joined_by(self, senders: IdColumn, hearers: IdColumn) -> dict[str, set[str]]:
+    async def declare_edges(self, senders: IdColumn, hearers: IdColumn, at_step: int | None) -> None:
+        """Declare which groups may send to a group: those with an agent that has an edge to one of its agents."""
+        await self.steps.declare(await self._groups_joined_by(senders, hearers), at_step)
+
+    async def _groups_joined_by(self, senders: IdColumn, hearers: IdColumn) -> dict[str, set[str]]:
         """Return for each group the groups with an agent that has an edge, by row, to one of its agents."""
         await self._reload()
         records = [record for record in self._directory.records.values() if record.exclusive]
@@ -304,6 +308,10 @@ class InterceptorHost:
 
     async def _reload(self) -> None:
         self._directory.update(*await self.transport.load_directory(self._directory.version))
+
+    async def step_stragglers(self) -> list[Straggler]:
+        """Return the groups that held up a step at the last look."""
+        return self.stragglers
 
     @property
     def stragglers(self) -> list[Straggler]:

@@ -7,19 +7,21 @@ from typing import Any
 import pyarrow as pa
 
 from ray_messaging.cluster.actors.log_host import LogHost
-from ray_messaging.cluster.actors.restarts import ActorStart, worth_a_retry
+from ray_messaging.cluster.actors.restarts import ActorStart, OfHost, worth_a_retry
 from ray_messaging.cluster.handles.remote_log import Seen
 from ray_messaging.cluster.ray_metrics import RayMetrics
-from ray_messaging.cluster.spec import Experiment, StartFacts
+from ray_messaging.cluster.spec import Experiment
 from ray_messaging.common.process_tuning import tune_process
 from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.errors import MessagingError
-from ray_messaging.eventlog.records import RuleChange
 from ray_messaging.observability.health.findings import Disk, Report
 from ray_messaging.observability.metrics.experiment_metrics import of_log
 from ray_messaging.observability.metrics.families import Family
 
 _LOST_REMEDY = "shut the experiment down, see why the server lost its data, and start again by on_existing='resume'"
+
+
+of_host = OfHost[LogHost]()
 
 
 class LogActor:
@@ -56,25 +58,15 @@ class LogActor:
         """Return once the log is being written; raise the error that prevents it."""
         self._start.check()
 
-    async def note_start(self, facts: StartFacts) -> None:
-        """Record this start of the experiment in the folder; raise LogError."""
-        await self._host.note_start(facts)
-
-    async def note_model(self, model: dict[str, Any], groups: dict[str, int]) -> None:
-        """Record a call of `messaging.run` in the folder; raise LogError."""
-        await self._host.note_model(model, groups)
-
-    async def ask(self, what: str, arguments: dict[str, Any]) -> Any:  # noqa: ANN401 - each question has its own
-        """Answer one of `eventlog.reading.query.QUESTIONS`."""
-        return await self._host.ask(what, arguments)
-
-    async def since(self, seen: Seen, arguments: dict[str, Any]) -> tuple[pa.Table, Seen]:
-        """Return the next matching rows after a position, and the position after them."""
-        return await self._host.since(seen, arguments)
-
-    async def wait(self, position: int, timeout_s: float) -> bool:
-        """Wait until there are rows after a position."""
-        return await self._host.wait(position, timeout_s)
+    note_start = of_host(lambda host: host.note_start)
+    note_model = of_host(lambda host: host.note_model)
+    ask = of_host(lambda host: host.ask)
+    since = of_host(lambda host: host.since)
+    wait = of_host(lambda host: host.wait)
+    count_blocked = of_host(lambda host: host.count_blocked)
+    rows = of_host(lambda host: host.rows)
+    clear = of_host(lambda host: host.clear)
+    write_rule_changes = of_host(lambda host: host.write_rule_changes)
 
     async def blocked(self, cursor: int, seen: Seen | None, timeout_s: float) -> tuple[pa.Table, Seen] | MessagingError:
         """Return the blocked messages after the first `cursor` ones; wait for one.
@@ -85,22 +77,6 @@ class LogActor:
             return await self._host.blocked(cursor, seen, timeout_s)
         except MessagingError as error:
             return error
-
-    async def count_blocked(self) -> int:
-        """Return the number of blocked messages so far."""
-        return await self._host.count_blocked()
-
-    async def rows(self) -> list[dict[str, Any]]:
-        """Return the latest sends in the form of AgentSociety's log list."""
-        return await self._host.rows()
-
-    async def clear(self) -> None:
-        """Empty the list of `rows`."""
-        await self._host.clear()
-
-    async def write_rule_changes(self, changes: list[RuleChange]) -> None:
-        """Keep the changes of the run's rules beside its rows."""
-        await self._host.write_rule_changes(changes)
 
     async def stats(self) -> dict[str, Any]:
         """Return rows, segments, lag and error."""

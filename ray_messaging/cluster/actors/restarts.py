@@ -1,9 +1,10 @@
-"""Starts of Ray actors: repeated after a restart, until the cause of a failure is gone."""
+"""What our Ray actors share: starts, repeated until the cause of a failure is gone, and calls of their hosts."""
 
 import asyncio
 import logging
 import warnings
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 import ray
 
@@ -11,6 +12,28 @@ from ray_messaging.common.backoff import ACTOR_RECONNECT, ACTOR_START_RETRY
 from ray_messaging.errors import ConnectionFailed, MailboxFull, MessagingError, ServerRefused
 
 logger = logging.getLogger(__name__)
+
+Host = TypeVar("Host")
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class OfHost(Generic[Host]):
+    """Maker of an actor's methods out of its host's: `fetch = of_host(lambda host: host.fetch)`.
+
+    The actor's `_host` is the host, or raises the error that prevents its start. Ray wraps every method of an actor's
+    class, so all that is hot is in the host.
+    """
+
+    def __call__(
+        self, call: Callable[[Host], Callable[P, Awaitable[T]]]
+    ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+        """Return a method that makes a call of the host, with the same arguments."""
+
+        async def method(actor: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:  # noqa: ANN401 - an actor
+            return await call(actor._host)(*args, **kwargs)
+
+        return method
 
 
 def restarted() -> bool:
