@@ -17,7 +17,7 @@ from ray_messaging.addressing.channels import (
 from ray_messaging.addressing.directory import Directory, Record
 from ray_messaging.audiences.book import AudienceBook
 from ray_messaging.audiences.source import AudienceSource
-from ray_messaging.common.loop_end import Life, at_loop_end
+from ray_messaging.common.awaitables import Life, at_loop_end
 from ray_messaging.common.process_tuning import keep_memory
 from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.config import MessagingConfig
@@ -45,14 +45,14 @@ from ray_messaging.receiving.mailbox_lease import KEEP_S, IsDead
 from ray_messaging.receiving.rehosting import Rehoster
 from ray_messaging.receiving.subscription import Subscription
 from ray_messaging.receiving.unfolder import Unfolder
-from ray_messaging.sending.accumulation.accumulator import Accumulator
-from ray_messaging.sending.accumulation.bulk_sender import BulkSender
-from ray_messaging.sending.accumulation.message_checks import MessageChecks
-from ray_messaging.sending.accumulation.pending_batch import TransactionBatch
+from ray_messaging.sending.accumulator import Accumulator
 from ray_messaging.sending.broadcaster import Broadcaster
-from ray_messaging.sending.delivery.frame_router import FrameRouter
-from ray_messaging.sending.delivery.frame_sender import FrameSender
+from ray_messaging.sending.bulk_sender import BulkSender
+from ray_messaging.sending.frame_router import FrameRouter
+from ray_messaging.sending.frame_sender import FrameSender
 from ray_messaging.sending.local_log import LocalLog
+from ray_messaging.sending.message_checks import MessageChecks
+from ray_messaging.sending.pending_batch import TransactionBatch
 from ray_messaging.transports.step_values import StepSettings
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from ray_messaging.receiving.ack_ranges import slices_of
 from ray_messaging.receiving.call_checks import CommitMode
 from ray_messaging.receiving.mailbox_lease import IsDead
 from ray_messaging.receiving.subscription import Subscription
-from ray_messaging.sending.accumulation.broadcast_input import is_unspread
+from ray_messaging.sending.bulk_input import is_unspread
 from ray_messaging.transaction import Transaction
 from ray_messaging.transports.backend import open_transport
 from ray_messaging.wire.frames import decode

@@ -16,8 +16,8 @@ from ray_messaging.messages import Messages
 from ray_messaging.outgoing import Outgoing
 from ray_messaging.receipt import Receipts
 from ray_messaging.receiving.fetcher import FetchGate
-from ray_messaging.sending.accumulation.accumulator import Accumulator
-from ray_messaging.sending.accumulation.pending_batch import Entry, TransactionBatch
+from ray_messaging.sending.accumulator import Accumulator
+from ray_messaging.sending.pending_batch import Entry, TransactionBatch
 from ray_messaging.transports.values import Conclusion
 
 

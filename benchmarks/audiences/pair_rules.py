@@ -12,7 +12,7 @@ from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, nobody
 from ray_messaging.model.extension import Audience, Extension
-from ray_messaging.sending.accumulation.broadcast_input import within_pairs
+from ray_messaging.sending.bulk_input import within_pairs
 
 _SENDERS, _HEARERS, _LISTED = 10_000, 100, 100_000
 

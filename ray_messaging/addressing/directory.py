@@ -1,5 +1,6 @@
 """Directory: the records of all mailboxes, and each message's route to them."""
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
@@ -7,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId, build_channel, check_name
-from ray_messaging.addressing.host_dates import ALWAYS, NO_DATES, HostDates
 from ray_messaging.addressing.patterns import compile_glob, literal_prefix
 from ray_messaging.audiences.records import NO_AUDIENCES, Audiences, AudienceTexts
 from ray_messaging.common.limits import FRAME_BYTES, FRAME_ROWS
@@ -16,6 +16,31 @@ from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet, ascending
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import INT, STR, IdColumn
 from ray_messaging.model.schema import Schemas
+
+ALWAYS = -1  # a change that counts in all steps from now on, as all do without steps
+
+
+class HostDates:
+    """The first step of each change of hosts, by the version of the directory that the change made.
+
+    Args: `text` is as the server keeps it: `step:version` by commas, ascending. Changes from that version up to the
+    next one count from that step on.
+    """
+
+    def __init__(self, text: str = "") -> None:
+        self.text = text
+        pairs = [pair.split(":") for pair in text.split(",") if pair]
+        self._steps = [int(step) for step, _ in pairs]
+        self._versions = [int(version) for _, version in pairs]
+
+    def since(self, version: int) -> int:
+        """Return the step from which the changes of a version count; ALWAYS: that was long ago."""
+        place = bisect_right(self._versions, version)
+        return self._steps[place - 1] if place else ALWAYS
+
+
+NO_DATES = HostDates()
+
 
 NO_SCHEMAS: Mapping[str, bytes] = {}
 _CACHED_ROUTES = 100_000  # of messages that are sent one by one

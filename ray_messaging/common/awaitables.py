@@ -1,7 +1,7 @@
-"""Functions of users': plain or async, and how they are called."""
+"""Functions and coroutines of others, and how they are called: plain or async, without an event loop, or at its end."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any, TypeVar
 
@@ -35,3 +35,35 @@ def call_problem(function: Callable[..., object], arguments: int) -> str | None:
     except TypeError as error:
         return f"{error} (its parameters are {signature})"
     return None
+
+
+def finish(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine whose waits all block, so that it never needs an event loop; return its result."""
+    try:
+        work.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    work.close()
+    raise RuntimeError(f"{work!r} waits for an event loop: please report this")
+
+
+Life = AsyncGenerator[None, None]
+
+
+async def at_loop_end(end: Callable[[], Awaitable[object] | None]) -> Life:
+    """Have a function called when the running event loop ends, or when the returned object is closed or collected.
+
+    Asyncio closes the generators that are open when a loop ends, as the last thing in it: all tasks are cancelled.
+    """
+    life = _life(end)
+    await anext(life)
+    return life
+
+
+async def _life(end: Callable[[], Awaitable[object] | None]) -> Life:
+    try:
+        yield
+    finally:
+        if (ending := end()) is not None:
+            await ending

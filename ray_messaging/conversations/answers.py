@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_messaging.common.blocking import finish
+from ray_messaging.common.awaitables import finish
 from ray_messaging.common.notebook import SHOWN, html_table
 from ray_messaging.common.tables import data_frame
 from ray_messaging.errors import NoAnswer

@@ -40,12 +40,11 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.receipt import Receipt, Receipts
 from ray_messaging.receiving.ack_ranges import Acked, slices_of
 from ray_messaging.receiving.call_checks import check_timeout
-from ray_messaging.sending.accumulation.bulk_input import batches_of_columns
-from ray_messaging.sending.accumulation.conversation_rows import ConversationRows, Questions, Replies
-from ray_messaging.sending.accumulation.message_checks import CheckedMessage
-from ray_messaging.sending.accumulation.pending_batch import EncodedBatch
+from ray_messaging.sending.bulk_input import batches_of_columns
+from ray_messaging.sending.message_checks import CheckedMessage
+from ray_messaging.sending.pending_batch import ConversationRows, EncodedBatch, Questions, Replies
 from ray_messaging.wire.frames import encode
-from ray_messaging.wire.service_notes import Ask
+from ray_messaging.wire.notes import Ask
 
 if TYPE_CHECKING:
     from ray_messaging.transports.transport import RedisTransport

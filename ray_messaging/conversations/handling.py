@@ -14,8 +14,8 @@ from ray_messaging.errors import MessagingError
 from ray_messaging.message import Message
 from ray_messaging.messages import slice_of
 from ray_messaging.model.extension import InHand
-from ray_messaging.sending.accumulation.message_checks import CheckedMessage
-from ray_messaging.wire.service_notes import Ask, ServiceNote, Slot, encode_note
+from ray_messaging.sending.message_checks import CheckedMessage
+from ray_messaging.wire.notes import Ask, ServiceNote, Slot, encode_service_note
 
 logger = logging.getLogger(__name__)
 
@@ -190,7 +190,7 @@ class Waits:
     async def write(self, *, anew: bool = False) -> None:
         """Write the note as it is now, where the server may have another one; `anew`: it surely may."""
         async with self._writing:
-            note, subscription = encode_note(self._note()), self._engine.subscription
+            note, subscription = encode_service_note(self._note()), self._engine.subscription
             if (note != self._written or anew) and subscription is not None and subscription.epoch is not None:
                 await self._engine.transport.set_service(self._engine.name, subscription.epoch, note)
                 self._written = note

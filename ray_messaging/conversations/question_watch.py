@@ -11,7 +11,7 @@ from ray_messaging.common.task_health import end
 from ray_messaging.conversations.open_questions import OpenQuestion, OpenQuestions
 from ray_messaging.engine import Engine
 from ray_messaging.errors import MessagingError
-from ray_messaging.wire.service_notes import Ask, ServiceNote, decode_note
+from ray_messaging.wire.notes import Ask, ServiceNote, decode_service_note
 
 logger = logging.getLogger(__name__)
 
@@ -143,7 +143,7 @@ class QuestionWatch:
         while left and len(asked) < _MOST_NOTES:
             read = await self._engine.transport.services(left)
             asked |= left
-            new = {name: decode_note(data) for name, data in read.items()}
+            new = {name: decode_service_note(data) for name, data in read.items()}
             found |= new
             asks = (ask for note in new.values() for slot in note.slots for ask in slot.asks)
             left = {name for ask in asks for name in ask.mailboxes} - asked

@@ -14,7 +14,7 @@ from ray_messaging.model.columns import NONE
 from ray_messaging.model.extension import Extension
 from ray_messaging.model.payloads import Payloads
 from ray_messaging.receipt import BLOCKED, Receipts
-from ray_messaging.sending.accumulation.bulk_input import payload_column
+from ray_messaging.sending.bulk_input import payload_column
 
 
 def replies_to(

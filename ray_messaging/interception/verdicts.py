@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from ray_messaging.errors import FrameError
-from ray_messaging.wire.log_notes import Why
+from ray_messaging.wire.notes import Why
 
 T = TypeVar("T")
 

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.directory import Directory, Record
-from ray_messaging.addressing.moved_records import MovedRecords, moved_records
 from ray_messaging.common.backoff import FULL_MAILBOX_RETRY, LEASE_RETRY, Backoff
 from ray_messaging.errors import ConnectionFailed, FrameError, MoveFailed, ServerRefused, UnknownName
 from ray_messaging.messages import Slice
@@ -22,6 +21,7 @@ from ray_messaging.receiving.commits import InFlight
 from ray_messaging.receiving.fetcher import Fetcher
 from ray_messaging.receiving.inbox import Piece
 from ray_messaging.receiving.persist import persist
+from ray_messaging.receiving.rehosting import MovedRecords, moved_records
 from ray_messaging.receiving.unfolder import Unfolder
 from ray_messaging.transports.cursors import following, order
 from ray_messaging.transports.departures import ARRIVAL, Parcel, Release, Released

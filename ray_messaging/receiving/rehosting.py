@@ -1,10 +1,11 @@
 """Moves of agents between the groups of an experiment with steps."""
 
 import asyncio
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-from ray_messaging.addressing.directory import Directory
-from ray_messaging.addressing.moved_records import moved_records
+import msgspec
+
+from ray_messaging.addressing.directory import NO_DATES, Directory, HostDates, Record, claims_of
 from ray_messaging.common.backoff import STALE_DIRECTORY_RETRY, Backoff
 from ray_messaging.errors import AlreadyExists, ConfigError, MoveFailed, UnknownName
 from ray_messaging.model.agent_sets import AgentSet
@@ -12,6 +13,33 @@ from ray_messaging.transports.departures import Rehosted, Rehosting, Released
 
 if TYPE_CHECKING:
     from ray_messaging.transports.transport import RedisTransport
+
+
+class MovedRecords(NamedTuple):
+    """The records of the mailbox that agents leave, and of the one to which they go (None: there is none)."""
+
+    source: Record
+    target: Record | None
+
+
+def moved_records(
+    source: Record, target: Record | None, agents: AgentSet, version: int = 0, dates: HostDates = NO_DATES
+) -> MovedRecords:
+    """Return records after a move of agents; in steps `version` is that of the directory with the move."""
+    claimed = source.by_subtopic()
+    left = {subtopic: hosted - agents for subtopic, hosted in claimed.items()}
+    here = msgspec.structs.replace(source, claims=claims_of(left), moved=True).succeeds(source, version, dates)
+    if target is None:
+        return MovedRecords(here, None)
+    joined = target.by_subtopic()
+    for subtopic, hosted in claimed.items():
+        came = hosted & agents
+        if came:
+            joined[subtopic] = joined[subtopic] | came if subtopic in joined else came
+    there = msgspec.structs.replace(target, claims=claims_of(joined), moved=True)
+    came_from = source if version else None
+    return MovedRecords(here, there.succeeds(target, version, dates, came_from))
+
 
 _NEWS_S = 1.0  # the longest wait for news in one call
 

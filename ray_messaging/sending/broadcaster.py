@@ -17,10 +17,9 @@ from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.extension import Audience
 from ray_messaging.receipt import Receipts
-from ray_messaging.sending.accumulation.broadcast_input import unspread_batches, within_pairs
-from ray_messaging.sending.accumulation.bulk_input import ColumnChunk
-from ray_messaging.sending.accumulation.bulk_sender import BulkSender
-from ray_messaging.sending.delivery.frame_sender import FrameSender
+from ray_messaging.sending.bulk_input import ColumnChunk, unspread_batches, within_pairs
+from ray_messaging.sending.bulk_sender import BulkSender
+from ray_messaging.sending.frame_sender import FrameSender
 
 
 class Broadcaster:

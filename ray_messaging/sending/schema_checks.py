@@ -10,9 +10,9 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.model.payloads import Payloads
 from ray_messaging.model.schema import Misfitting, Schemas
-from ray_messaging.sending.accumulation.bulk_input import ColumnChunk
-from ray_messaging.sending.accumulation.pending_batch import ColumnBatch, EncodedBatch, Entry
-from ray_messaging.sending.delivery.in_flight_batch import InFlightBatch, Rows
+from ray_messaging.sending.bulk_input import ColumnChunk
+from ray_messaging.sending.in_flight_batch import InFlightBatch, Rows
+from ray_messaging.sending.pending_batch import ColumnBatch, EncodedBatch, Entry
 
 
 def check_chunks(schemas: Schemas, subtopic: str, chunks: Sequence[ColumnChunk]) -> None:

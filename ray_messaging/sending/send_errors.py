@@ -11,7 +11,7 @@ from ray_messaging.errors import (
     TransactionError,
     TransitError,
 )
-from ray_messaging.sending.delivery.frame_router import OutboundFrame
+from ray_messaging.sending.frame_router import OutboundFrame
 from ray_messaging.transports.values import Conclusion, FrameFate, SendStatus
 
 STALE = (

@@ -15,7 +15,7 @@ from struct import Struct as Packer
 from typing import NamedTuple
 
 from ray_messaging.addressing.channels import AgentId
-from ray_messaging.steps.reading.box_frames import FIRST_OUTSIDE
+from ray_messaging.steps.box_frames import FIRST_OUTSIDE
 
 SIZE = 32  # bytes of a digest
 _MODULUS: int = 1 << 8 * SIZE

@@ -13,9 +13,9 @@ from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.extension import Fold
 from ray_messaging.receiving.unfolder import Unfolder
+from ray_messaging.steps.box_frames import batch_of, batches_of, from_outside
+from ray_messaging.steps.inbox import FoldedBatch
 from ray_messaging.steps.moved_agents import MovedAgents
-from ray_messaging.steps.reading.box_frames import batch_of, batches_of, from_outside
-from ray_messaging.steps.reading.heard_broadcasts import FoldedBatch
 from ray_messaging.transports.box_reader import BoxReader
 from ray_messaging.transports.step_values import OUTSIDE, BoxFrame, Opened, box_name
 

@@ -18,12 +18,12 @@ from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import IdColumn
 from ray_messaging.model.joining import joined_arrays, joined_ids
 from ray_messaging.steps.agent_places import AgentPlaces
-from ray_messaging.steps.arrivals import Arrival
+from ray_messaging.steps.inbox import StepInbox
+from ray_messaging.steps.moved_agents import Arrival
 from ray_messaging.steps.random_numbers import StepGenerators, agent_generator, uniform_rows
-from ray_messaging.steps.reading.inbox import StepInbox
-from ray_messaging.steps.sending.step_questions import StepQuestionIds
-from ray_messaging.steps.sending.step_sends import StepSends
 from ray_messaging.steps.step_moves import StepMoves
+from ray_messaging.steps.step_routes import StepQuestionIds
+from ray_messaging.steps.step_sends import StepSends
 from ray_messaging.transaction import check_state
 
 

@@ -25,16 +25,14 @@ from ray_messaging.errors import (
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.receiving.unfolder import Unfolder
 from ray_messaging.steps.agent_places import NO_PLACES, AgentPlaces
-from ray_messaging.steps.arrivals import Arrival, arrivals_at
+from ray_messaging.steps.attempt_sender import AttemptSender
 from ray_messaging.steps.call_memory import CallMemory
 from ray_messaging.steps.group_boxes import GroupBoxes
-from ray_messaging.steps.moved_agents import NOBODY_MOVED, moved_agents
-from ray_messaging.steps.reading.heard_broadcasts import HeardBroadcasts
-from ray_messaging.steps.reading.inbox import StepInbox
-from ray_messaging.steps.sending.attempt_sender import AttemptSender
-from ray_messaging.steps.sending.step_sends import StepSends
+from ray_messaging.steps.inbox import HeardBroadcasts, StepInbox
+from ray_messaging.steps.moved_agents import NOBODY_MOVED, Arrival, arrivals_at, moved_agents
 from ray_messaging.steps.step import Step
 from ray_messaging.steps.step_account import StepAccount, StepCounts
+from ray_messaging.steps.step_sends import StepSends
 from ray_messaging.transports.box_reader import BoxReader
 from ray_messaging.transports.step_values import (
     Done,

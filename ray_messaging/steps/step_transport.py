@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from ray_messaging.addressing.directory import Record
-from ray_messaging.addressing.host_dates import NO_DATES, HostDates
+from ray_messaging.addressing.directory import NO_DATES, HostDates, Record
 from ray_messaging.errors import StepAborted, StepTooLarge
 from ray_messaging.transports.step_values import StepTag
 from ray_messaging.transports.values import (

@@ -17,9 +17,8 @@ from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.model.columns import IdColumn, PayloadColumn, encode_payload
 from ray_messaging.receiving.call_checks import check_timeout
 from ray_messaging.receiving.subscription_spec import SubscriptionSpec
-from ray_messaging.sending.accumulation.bulk_input import ColumnChunk, batches_of_columns
-from ray_messaging.sending.accumulation.conversation_rows import ConversationRows, Questions
-from ray_messaging.sending.accumulation.pending_batch import EncodedBatch
+from ray_messaging.sending.bulk_input import ColumnChunk, batches_of_columns
+from ray_messaging.sending.pending_batch import ConversationRows, EncodedBatch, Questions
 from ray_messaging.surveys.answer_model import AnswerModel
 from ray_messaging.surveys.record import END, Asking, SurveyRecord, decode_asking, decode_record, encode
 from ray_messaging.surveys.tally import Rows, Tally
@@ -28,7 +27,7 @@ from ray_messaging.transports.values import Limits, Listening
 from ray_messaging.wire.frames import decode
 
 if TYPE_CHECKING:
-    from ray_messaging.transports.surveys import RedisSurveys
+    from ray_messaging.transports.experiment_store import RedisSurveys
 
 logger = logging.getLogger(__name__)
 

@@ -1,15 +1,18 @@
 """An experiment as a whole: its run, its interceptor's epoch, and the state of its rules."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from ray_messaging.addressing.channels import Keys
 from ray_messaging.common.backoff import RULE_STATE_RETRY, Backoff
 from ray_messaging.common.limits import SCAN_COUNT
 from ray_messaging.errors import ConfigError, Fenced
 
 if TYPE_CHECKING:
+    from ray_messaging.transports.connection.link import RedisLink
     from ray_messaging.transports.transport import RedisTransport
+
 
 Fields = dict[bytes, bytes]
 
@@ -290,3 +293,42 @@ class RedisExperimentStore:
     async def forget_sender(self, name: str) -> None:
         """Delete the epoch and sequence numbers of a sender."""
         await self._link.command("UNLINK", self._keys.sender(name))
+
+
+class RedisSurveys:
+    """Records of surveys, by id: each a text that never changes, and parts that are added to it, by name."""
+
+    def __init__(self, link: "RedisLink", keys: Keys) -> None:
+        self._link = link
+        self._keys = keys
+
+    async def create(self, survey_id: str, record: bytes) -> bool:
+        """Keep a new survey's record; return whether there was none of this id, or this very one."""
+        if await self._link.command("HSETNX", self._keys.surveys, survey_id, record):
+            return True
+        return await self.read(survey_id) == record  # the call was repeated while the connection was cut
+
+    async def read(self, survey_id: str) -> bytes | None:
+        """Return a survey's record; None: there is none of this id."""
+        found: bytes | None = await self._link.command("HGET", self._keys.surveys, survey_id)
+        return found
+
+    async def add(self, survey_id: str, name: str, part: bytes) -> None:
+        """Add a part to a survey."""
+        await self._link.command("HSET", self._keys.survey(survey_id), name, part)
+
+    async def parts(self, survey_id: str, known: Collection[str]) -> dict[str, bytes]:
+        """Return the parts of a survey that are not known, by name."""
+        names = await self._link.command("HKEYS", self._keys.survey(survey_id))
+        new = [name for name in names if name.decode() not in known]
+        found = await self._link.command("HMGET", self._keys.survey(survey_id), *new) if new else []
+        return {name.decode(): part for name, part in zip(new, found, strict=True) if part is not None}
+
+    async def ids(self) -> list[str]:
+        """Return the ids of all surveys."""
+        return sorted(name.decode() for name in await self._link.command("HKEYS", self._keys.surveys))
+
+    async def remove(self, survey_id: str) -> None:
+        """Delete a survey's record and its parts."""
+        await self._link.command("UNLINK", self._keys.survey(survey_id))
+        await self._link.command("HDEL", self._keys.surveys, survey_id)

@@ -10,9 +10,8 @@ from ray_messaging.errors import Fenced
 from ray_messaging.transports.connection.blocking_reads import BlockingReads
 from ray_messaging.transports.connection.link import RedisLink
 from ray_messaging.transports.cursors import following
-from ray_messaging.transports.epochs import successor_of
 from ray_messaging.transports.experiment_store import other_run
-from ray_messaging.transports.values import LOG, LOG_STREAM, Limits
+from ray_messaging.transports.values import LOG, LOG_STREAM, Limits, successor_of
 
 
 class LogStreams(NamedTuple):

@@ -16,13 +16,12 @@ from ray_messaging.addressing.key_tags import shard_keys
 from ray_messaging.config import RedisConfig
 from ray_messaging.errors import ServerRefused
 from ray_messaging.transports.connection.connector import discovery_of
-from ray_messaging.transports.connection.facts import read_info
 from ray_messaging.transports.connection.link import RedisLink
 from ray_messaging.transports.connection.options import connection_options
 from ray_messaging.transports.connection.rights import lacking_rights
 from ray_messaging.transports.connection.scripts import script_text
-from ray_messaging.transports.server_facts import Kept, Mailbox, ServerFacts
-from ray_messaging.wire.service_notes import ended_of
+from ray_messaging.transports.server_facts import Kept, Mailbox, ServerFacts, read_info
+from ray_messaging.wire.notes import ended_of
 
 ANSWER_S = 2.0  # of one command
 _PINGS = 3

@@ -9,8 +9,7 @@ from typing import Any
 import msgspec
 
 from ray_messaging.addressing.channels import Keys, all_agents
-from ray_messaging.addressing.directory import Record, decode_record, encode_record
-from ray_messaging.addressing.host_dates import HostDates
+from ray_messaging.addressing.directory import HostDates, Record, decode_record, encode_record
 from ray_messaging.addressing.key_tags import shard_keys
 from ray_messaging.audiences.records import decode_audiences
 from ray_messaging.common.limits import DEAD_BYTES
@@ -25,14 +24,13 @@ from ray_messaging.transports.connection.server_runs import ServerRuns
 from ray_messaging.transports.cursors import START, Cursor, SelectiveAcks, keep_of
 from ray_messaging.transports.dead_letter_store import kept_of
 from ray_messaging.transports.departures import RedisDepartures
-from ray_messaging.transports.experiment_store import FORMAT
+from ray_messaging.transports.experiment_store import FORMAT, RedisSurveys
 from ray_messaging.transports.ingress import WIDE, RedisIngress
 from ray_messaging.transports.large_frames import LargeFrames, add_writes
 from ray_messaging.transports.log_store import RedisLog
 from ray_messaging.transports.step_bodies import StepBodies, at_all
 from ray_messaging.transports.step_values import StepSettings
 from ray_messaging.transports.steps import RedisSteps
-from ray_messaging.transports.surveys import RedisSurveys
 from ray_messaging.transports.values import (
     LOG,
     LOG_STREAM,

@@ -1,13 +1,14 @@
 """Values of a transport's calls: a directory, mailboxes of frames, and their durable cursors."""
 
+import secrets
+import time
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
 import msgspec
 
-from ray_messaging.addressing.directory import NO_SCHEMAS, Record
-from ray_messaging.addressing.host_dates import NO_DATES, HostDates
+from ray_messaging.addressing.directory import NO_DATES, NO_SCHEMAS, HostDates, Record
 from ray_messaging.audiences.records import NO_AUDIENCES, AudienceTexts
 from ray_messaging.errors import Fenced
 from ray_messaging.transports.cursors import Cursor, SelectiveAcks
@@ -259,3 +260,19 @@ class FramePort(Protocol):
 
     async def still_full(self, mailbox: str, rows: int, nbytes: int) -> FrameFate | None:
         """Return why a refused frame still does not fit, FULL or LOG_FULL, without sending it; None: send it."""
+
+
+_CHANCE = 10**6  # the last six digits are drawn
+_END = 2**62  # what is higher is none of ours, and would not fit where numbers travel
+
+
+def new_epoch(above: int = 0) -> int:
+    """Return a number that was never used: the time in ms and six random digits; it is above another one."""
+    ms = time.time_ns() // 10**6
+    return max(ms, above // _CHANCE + 1) * _CHANCE + secrets.randbelow(_CHANCE)
+
+
+def successor_of(kept: bytes | None) -> int:
+    """Return a new epoch above the one on the server; a value that cannot be an epoch is ignored."""
+    above = int(kept) if kept is not None and kept.isdigit() and len(kept) < 20 else 0
+    return new_epoch(above if above < _END // 2 else 0)

@@ -14,7 +14,7 @@ from support.frames import frames_of_entries
 
 from ray_messaging import Messaging, MessagingConfig, Outgoing
 from ray_messaging.addressing.channels import Keys
-from ray_messaging.sending.accumulation import bulk_input as bulk
+from ray_messaging.sending import bulk_input as bulk
 
 pytestmark = pytest.mark.long
 

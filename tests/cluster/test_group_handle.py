@@ -14,10 +14,10 @@ from support.frames import frames_of_columns
 from ray_messaging import Outgoing
 from ray_messaging.cluster.handles.group import group_lane
 from ray_messaging.cluster.handles.group.group_lane import LaneReply
-from ray_messaging.common.blocking import finish
+from ray_messaging.common.awaitables import finish
 from ray_messaging.errors import ConfigError, OutcomeUnknown, UnknownSender
 from ray_messaging.interception.lane import LaneAddress
-from ray_messaging.sending.accumulation.bulk_input import columns_of
+from ray_messaging.sending.bulk_input import columns_of
 
 LIMIT = 2**20
 

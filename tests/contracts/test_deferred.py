@@ -15,11 +15,11 @@ from ray_messaging.interception.rules import ALLOW, Rule, block, label, rewrite
 from ray_messaging.interception.server import slow_rule_runner as deferral
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.receipt import BLOCKED, DELIVERED, PUBLISHED
-from ray_messaging.sending.accumulation.bulk_input import columns_of
-from ray_messaging.sending.delivery import deferred_rows as deferred
+from ray_messaging.sending import deferred_rows as deferred
+from ray_messaging.sending.bulk_input import columns_of
 from ray_messaging.transports.values import LOG_STREAM, Limits
 from ray_messaging.wire.frames import decode, encode
-from ray_messaging.wire.log_notes import decode_log_note
+from ray_messaging.wire.notes import decode_log_note
 
 
 def fast_check(message):

@@ -7,7 +7,7 @@ from support.contracts import client_of, fetch_all, until
 
 from ray_messaging import ConnectionFailed, MailboxFull, OutcomeUnknown, Outgoing, PayloadTooLarge
 from ray_messaging.errors import TransitError
-from ray_messaging.sending.accumulation.bulk_sender import join_receipts as _joined
+from ray_messaging.sending.bulk_sender import join_receipts as _joined
 
 
 @pytest.fixture

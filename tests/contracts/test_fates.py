@@ -16,7 +16,7 @@ from ray_messaging import Outgoing
 from ray_messaging.addressing.channels import parse_channel
 from ray_messaging.interception.rules import BlackList
 from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.sending.accumulation.bulk_input import entries_of
+from ray_messaging.sending.bulk_input import entries_of
 
 
 class Gated:

@@ -9,10 +9,10 @@ from support.patience import AT_ONCE_S, WAIT_S
 from ray_messaging import ConfigError, InterceptorUnavailable, MailboxFull, Outgoing, RuleError
 from ray_messaging.interception.rules import ALLOW, BlackList, MaxLength, Rule, Verdict, block, rewrite
 from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.sending.delivery import frame_router
+from ray_messaging.sending import frame_router
 from ray_messaging.transports.values import LOG_STREAM, Limits
 from ray_messaging.wire.frames import decode
-from ray_messaging.wire.log_notes import decode_log_note
+from ray_messaging.wire.notes import decode_log_note
 
 
 async def send(sender, pairs, **payload):

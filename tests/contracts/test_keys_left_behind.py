@@ -7,7 +7,7 @@ from support.contracts import fetch_all
 
 from ray_messaging import engine
 from ray_messaging.receiving.mailbox_lease import KEEP_S
-from ray_messaging.sending.delivery import frame_sender
+from ray_messaging.sending import frame_sender
 
 
 async def test_a_nameless_messager_leaves_nothing(messagers, store):

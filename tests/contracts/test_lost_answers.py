@@ -15,7 +15,7 @@ from ray_messaging import MessagingConfig, MessagingError, OutcomeUnknown, StepA
 from ray_messaging.addressing.channels import Keys
 from ray_messaging.errors import TransitError
 from ray_messaging.messager import Messager
-from ray_messaging.steps.sending import attempt_sender
+from ray_messaging.steps import attempt_sender
 from ray_messaging.transports.step_values import StepSettings
 from ray_messaging.wire.frames import decode
 

@@ -237,7 +237,7 @@ async def test_sends_fail_while_the_server_is_away_and_work_after_its_restart(re
 
 
 async def test_a_call_that_arrives_after_its_unknown_outcome_is_fenced(server, proxy, opener, store, monkeypatch):
-    monkeypatch.setattr("ray_messaging.sending.delivery.frame_sender.FENCE_RETRY", RetryPolicy(0.02, 0.02))
+    monkeypatch.setattr("ray_messaging.sending.frame_sender.FENCE_RETRY", RetryPolicy(0.02, 0.02))
     receiver = await opener(server, name="group", host=[1])
     sender = await opener(proxy.config, send_timeout_s=0.5)
     channel = sender.get_agent_chat_channel(1)
@@ -259,7 +259,7 @@ async def test_a_call_that_arrives_after_its_unknown_outcome_is_fenced(server, p
 
 
 async def test_a_stopped_server_that_continues_writes_nothing_twice(redis_process, opener, exp_id, monkeypatch):
-    monkeypatch.setattr("ray_messaging.sending.delivery.frame_sender.FENCE_RETRY", RetryPolicy(0.02, 0.02))
+    monkeypatch.setattr("ray_messaging.sending.frame_sender.FENCE_RETRY", RetryPolicy(0.02, 0.02))
     receiver = await opener(redis_process.config, name="group", host=[1])
     sender = await opener(redis_process.config.model_copy(update={"timeout": 0.3}), send_timeout_s=0.3)
     store = RedisStore(redis_process.config, exp_id)

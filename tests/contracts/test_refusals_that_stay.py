@@ -9,7 +9,7 @@ from ray_messaging import ConnectionFailed, OutcomeUnknown, Outgoing
 from ray_messaging.errors import MoveFailed, TransitError
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.receiving.rehosting import Rehoster
-from ray_messaging.sending.delivery import frame_sender
+from ray_messaging.sending import frame_sender
 from ray_messaging.transports.departures import Rehosted, Released
 from ray_messaging.transports.values import FrameFate, SendReply, SendStatus
 

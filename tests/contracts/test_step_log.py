@@ -17,7 +17,7 @@ from ray_messaging.eventlog.writing.writer import LogWriter
 from ray_messaging.interception.rules import ALLOW, BlackList, Rule, block, rewrite
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.steps.digests import history_digest
-from ray_messaging.steps.sealed_counts import digest_of, messages_of, sealed_counts
+from ray_messaging.steps.step_account import digest_of, messages_of, sealed_counts
 from ray_messaging.transports.backend import open_transport
 from ray_messaging.transports.step_values import StepSettings
 

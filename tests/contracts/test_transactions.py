@@ -26,10 +26,10 @@ from ray_messaging import (
 from ray_messaging.interception.rules import BlackList, rewrite
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.receipt import BLOCKED, DELIVERED, PUBLISHED
-from ray_messaging.sending.delivery import transaction_sender
+from ray_messaging.sending import transaction_sender
 from ray_messaging.transports.values import LOG_STREAM, Limits
 from ray_messaging.wire.frames import decode
-from ray_messaging.wire.log_notes import decode_log_note
+from ray_messaging.wire.notes import decode_log_note
 
 WIDE = Limits(1_000, 2**20, 60.0, leased=False)
 

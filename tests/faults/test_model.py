@@ -6,7 +6,7 @@ import pytest
 
 from faults.model import Model, compare
 from ray_messaging.common.backoff import RetryPolicy
-from ray_messaging.sending.delivery import frame_sender
+from ray_messaging.sending import frame_sender
 
 pytestmark = pytest.mark.faults
 

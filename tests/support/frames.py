@@ -1,6 +1,6 @@
 """Frames as a group's handle encodes them."""
 
-from ray_messaging.sending.accumulation.bulk_input import batches_of_columns, batches_of_entries
+from ray_messaging.sending.bulk_input import batches_of_columns, batches_of_entries
 from ray_messaging.wire.frames import encode
 
 

@@ -35,7 +35,7 @@ from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.model.extension import Audience, Extension
 from ray_messaging.model.message_ids import MessageIdColumn
 from ray_messaging.wire.frames import VERSION, decode, encode
-from ray_messaging.wire.log_notes import Before, LogNote, Why, decode_log_note, encode_log_note
+from ray_messaging.wire.notes import Before, LogNote, Why, decode_log_note, encode_log_note
 from support.frame_peers import receive
 
 PREFIX = 12

@@ -21,7 +21,7 @@ from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.server.step_judge import RuleReviewer
 from ray_messaging.steps.digests import step_digest
 from ray_messaging.steps.step_account import StepCounts
-from ray_messaging.steps.supervision.supervisor import Supervisor
+from ray_messaging.steps.supervisor import Supervisor
 from ray_messaging.transports.backend import open_transport
 from ray_messaging.transports.step_values import SUPERVISOR, StepSettings
 from support.delegation import Method

@@ -18,7 +18,7 @@ from ray_messaging.receipt import FATES
 from ray_messaging.transports.backend import open_transport
 from ray_messaging.transports.values import LOG, FrameWrite, Limits, LoggedFrame, SendRequest
 from ray_messaging.wire.frames import encode
-from ray_messaging.wire.log_notes import Before, LogNote, Why, encode_log_note
+from ray_messaging.wire.notes import Before, LogNote, Why, encode_log_note
 
 LIMITS = Limits(messages=10**9, nbytes=10**12, lease_s=60.0, leased=False)
 

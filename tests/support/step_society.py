@@ -9,11 +9,11 @@ from ray_messaging.audiences.records import Audiences
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.steps.agent_places import AgentPlaces
 from ray_messaging.steps.digests import DigestRow, step_digest, sum_of
+from ray_messaging.steps.inbox import StepInbox
 from ray_messaging.steps.random_numbers import agent_generator
-from ray_messaging.steps.reading.inbox import StepInbox
-from ray_messaging.steps.sending.step_sends import StepSends
 from ray_messaging.steps.step import Step
 from ray_messaging.steps.step_account import StepCounts
+from ray_messaging.steps.step_sends import StepSends
 
 AGENTS, STEPS, SEED = 60, 8, 7
 FRIENDS = {agent: [int(x) for x in np.random.default_rng(agent).permutation(AGENTS)[:4]] for agent in range(AGENTS)}

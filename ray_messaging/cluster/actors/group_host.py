@@ -41,7 +41,7 @@ from ray_messaging.observability.metrics.messager_metrics import MessagerMetrics
 from ray_messaging.observability.tracing.settings import flush_spans
 from ray_messaging.receipt import Receipts
 from ray_messaging.receiving.delivery_leases import NEXT, DeliveryLeases, FetchOptions, Token
-from ray_messaging.steps.sealed_counts import sealed_counts
+from ray_messaging.steps.step_account import sealed_counts
 from ray_messaging.transports.step_values import without_steps
 from ray_messaging.wire.frames import decode, encode
 

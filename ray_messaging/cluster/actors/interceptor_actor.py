@@ -27,7 +27,7 @@ from ray_messaging.interception.rules import BlackList, Rule
 from ray_messaging.interception.rules.pairs import Pair, check_pairs
 from ray_messaging.observability.health.findings import Report
 from ray_messaging.observability.metrics.families import Family
-from ray_messaging.steps.sealed_counts import sealed_counts, sealed_history
+from ray_messaging.steps.step_account import sealed_counts, sealed_history
 from ray_messaging.transports.step_values import CTRL_C
 
 if TYPE_CHECKING:

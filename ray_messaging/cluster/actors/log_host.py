@@ -39,8 +39,8 @@ from ray_messaging.eventlog.writing.open_segment import SEGMENT_BYTES, SEGMENT_R
 from ray_messaging.eventlog.writing.segment_store import died_before_loss, with_folder_lock
 from ray_messaging.eventlog.writing.writer import LogWriter
 from ray_messaging.transports.backend import backend_of
-from ray_messaging.transports.connection.facts import kind_and_version
 from ray_messaging.transports.experiment_store import other_run
+from ray_messaging.transports.server_facts import kind_and_version
 from ray_messaging.transports.values import Limits
 
 PAGE = 4096  # rows in one answer

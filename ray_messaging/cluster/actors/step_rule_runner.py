@@ -14,7 +14,7 @@ from ray_messaging.interception.rules.rule import Rule, StepRule, forces_all
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.server.step_judge import RuleReviewer
 from ray_messaging.steps.stragglers import Straggler, stragglers
-from ray_messaging.steps.supervision.supervisor import Supervisor
+from ray_messaging.steps.supervisor import Supervisor
 from ray_messaging.transports.step_values import RULE_CHANGE, STANDSTILL, SUPERVISOR, Progress, StepSettings, WaitFor
 
 if TYPE_CHECKING:

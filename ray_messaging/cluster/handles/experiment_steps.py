@@ -17,8 +17,7 @@ from ray_messaging.interception.rules.pairs import read_network
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import IdColumn
 from ray_messaging.receiving.call_checks import check_timeout
-from ray_messaging.steps.sealed_counts import digest_of
-from ray_messaging.steps.step_account import StepCounts
+from ray_messaging.steps.step_account import StepCounts, digest_of
 from ray_messaging.steps.stragglers import Straggler
 from ray_messaging.transports.step_values import SUPERVISOR, Progress
 

@@ -20,9 +20,9 @@ from ray_messaging.messages import Messages
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.model.exact import decode_exactly, encode_exactly, kept_exactly
 from ray_messaging.steps.agent_places import NO_PLACES
-from ray_messaging.steps.arrivals import Arrival
 from ray_messaging.steps.call_memory import CallMemory
 from ray_messaging.steps.digests import id_bytes
+from ray_messaging.steps.moved_agents import Arrival
 from ray_messaging.steps.random_numbers import StepGenerators
 from ray_messaging.steps.step import Step
 

@@ -16,9 +16,9 @@ from ray_messaging.errors import ConfigError
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.model.places import checked_text
 from ray_messaging.model.typed.input import holds_all, is_rounded
-from ray_messaging.steps.arrivals import Arrival
 from ray_messaging.steps.call_memory import CallMemory
 from ray_messaging.steps.digests import id_bytes
+from ray_messaging.steps.moved_agents import Arrival
 from ray_messaging.steps.step import Step
 
 _encode = msgspec.msgpack.encode

@@ -15,8 +15,8 @@ from ray_messaging.eventlog.reading.expansion import Expansion
 from ray_messaging.eventlog.reading.filters import Filters
 from ray_messaging.eventlog.reading.results import stored, with_ids
 from ray_messaging.eventlog.reading.scan import View, scan
+from ray_messaging.steps.box_frames import FIRST_OUTSIDE
 from ray_messaging.steps.digests import DigestRow, HeardBy, history_digest, step_digest, sum_of
-from ray_messaging.steps.reading.box_frames import FIRST_OUTSIDE
 from ray_messaging.steps.step_account import Pair, outside_ordinal
 
 _OF_MESSAGES = ["message_id", "step", "step_read", "ordinal", "from_id", "to_id", "subtopic", "payload"]

@@ -28,7 +28,7 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.model.extension import Extension
 from ray_messaging.model.message_ids import NO_NUMBER, MessageIdColumn
 from ray_messaging.receipt import FATES, NO_LISTENER, PUBLISHED, UNDELIVERABLE
-from ray_messaging.wire.log_notes import LogNote
+from ray_messaging.wire.notes import LogNote
 
 # Range of Python's datetime in microseconds: a sender's clock, or a foreign frame, may be outside.
 _FIRST_US, _LAST_US = -62_135_596_800_000_000, 253_402_300_799_999_999

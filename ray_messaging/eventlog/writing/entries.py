@@ -17,7 +17,7 @@ from ray_messaging.model.extension import Extension
 from ray_messaging.receipt import DELIVERED, PUBLISHED, UNDELIVERABLE
 from ray_messaging.transports.log_store import LogItem, mailbox_of
 from ray_messaging.wire.frames import decode
-from ray_messaging.wire.log_notes import Before, LogNote, Why, decode_log_note
+from ray_messaging.wire.notes import Before, LogNote, Why, decode_log_note
 
 
 class Taken(NamedTuple):

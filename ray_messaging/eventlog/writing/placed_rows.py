@@ -14,7 +14,7 @@ from ray_messaging.eventlog.writing.entries import payload_bytes, pieces
 from ray_messaging.eventlog.writing.payloads import Kind, kind_of
 from ray_messaging.eventlog.writing.repeated_columns import each_its_own
 from ray_messaging.model.joining import joined_arrays
-from ray_messaging.steps.reading.canonical_order import canonical_order
+from ray_messaging.steps.canonical_order import canonical_order
 
 # A batch of rows costs 0.4 ms plus its rows: with 8,192 rows a fifth of their time. Larger columns would not fit the
 # processor's cache.

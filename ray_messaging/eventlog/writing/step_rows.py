@@ -20,10 +20,9 @@ from ray_messaging.eventlog.writing.placed_rows import PlacedRows, in_order, ord
 from ray_messaging.eventlog.writing.segment_store import box_lost
 from ray_messaging.model.joining import joined_arrays
 from ray_messaging.receipt import FATES
-from ray_messaging.steps.reading.box_frames import FIRST_OUTSIDE, amends, batch_of
-from ray_messaging.steps.reading.canonical_order import id_ranks
+from ray_messaging.steps.box_frames import FIRST_OUTSIDE, amends, batch_of, message_keys
+from ray_messaging.steps.canonical_order import id_ranks
 from ray_messaging.steps.step_account import StepCounts
-from ray_messaging.steps.supervision.amendments import message_keys
 from ray_messaging.transports.step_values import (
     ASKER,
     NOTES,

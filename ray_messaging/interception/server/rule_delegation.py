@@ -20,7 +20,7 @@ from ray_messaging.interception.rule_snapshot import (
 from ray_messaging.interception.rules.rule import Rule
 from ray_messaging.interception.server.rule_set import RuleSet
 from ray_messaging.interception.server.table import Table
-from ray_messaging.transports.epochs import new_epoch
+from ray_messaging.transports.values import new_epoch
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,9 @@ from ray_messaging.observability.health.findings import (
     usage_of_limit,
     warning,
 )
-from ray_messaging.transports.connection.facts import (
+from ray_messaging.transports.server_facts import (
     Info,
+    ServerFacts,
     evicts,
     is_old,
     is_replica,
@@ -23,7 +24,6 @@ from ray_messaging.transports.connection.facts import (
     replicas_in_step,
     replicas_of,
 )
-from ray_messaging.transports.server_facts import ServerFacts
 
 SLOW_MS = 20.0
 SKEW_S = 1.0

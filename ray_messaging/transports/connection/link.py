@@ -47,7 +47,6 @@ from ray_messaging.errors import (
 from ray_messaging.observability.observer import Observer
 from ray_messaging.transports.connection.connector import Connector
 from ray_messaging.transports.connection.discovery import NoPrimaryError, WrongSettingsError
-from ray_messaging.transports.connection.facts import Info, is_replica, number, read_info, refusal
 from ray_messaging.transports.connection.options import tls_trouble
 from ray_messaging.transports.connection.protocol import (
     ClusterLostError,
@@ -60,6 +59,7 @@ from ray_messaging.transports.connection.protocol import (
 from ray_messaging.transports.connection.replica_guard import ReplicaGuard, TooFewReplicasError
 from ray_messaging.transports.connection.rights import right_of
 from ray_messaging.transports.connection.scripts import script_hash, script_text
+from ray_messaging.transports.server_facts import Info, is_replica, number, read_info, refusal
 
 T = TypeVar("T")
 # Called with a connection, and the streams (their keys) that are read over it, each with the last entry that was read.

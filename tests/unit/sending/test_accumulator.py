@@ -23,10 +23,10 @@ from ray_messaging.interception.rules import MaxLength
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.verdicts import FOREIGN, BatchVerdict
 from ray_messaging.outgoing import Outgoing
-from ray_messaging.sending.accumulation import accumulator, pending_batch
-from ray_messaging.sending.accumulation import bulk_input as bulk
-from ray_messaging.sending.accumulation.accumulator import CapacityLimiter
-from ray_messaging.sending.accumulation.bulk_input import (
+from ray_messaging.sending import accumulator, pending_batch
+from ray_messaging.sending import bulk_input as bulk
+from ray_messaging.sending.accumulator import CapacityLimiter
+from ray_messaging.sending.bulk_input import (
     columns_of,
     entries_of,
     entry_chunks,

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from ray_messaging.errors import MailboxFull
 from ray_messaging.interception.verdicts import BatchVerdict
 from ray_messaging.receipt import BLOCKED, DELIVERED, PUBLISHED, UNKNOWN
-from ray_messaging.sending.accumulation.bulk_input import Entry
-from ray_messaging.sending.accumulation.pending_batch import BulkWaiter, RowBatch
-from ray_messaging.sending.delivery.in_flight_batch import InFlightBatch
+from ray_messaging.sending.bulk_input import Entry
+from ray_messaging.sending.in_flight_batch import InFlightBatch
+from ray_messaging.sending.pending_batch import BulkWaiter, RowBatch
 
 ROWS = 6
 

@@ -13,7 +13,7 @@ from ray_messaging.interception.rules import BlackList
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.model.json_types import described
 from ray_messaging.outgoing import Outgoing
-from ray_messaging.sending.accumulation.bulk_input import entries_of
+from ray_messaging.sending.bulk_input import entries_of
 from ray_messaging.wire.frames import decode
 
 

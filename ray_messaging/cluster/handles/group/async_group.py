@@ -53,9 +53,14 @@ from ray_messaging.receipt import Receipt, Receipts
 from ray_messaging.receiving.ack_ranges import Acked, by_loan, slices_of, spans_of
 from ray_messaging.receiving.call_checks import CommitMode, check_commit, check_limit, check_timeout
 from ray_messaging.receiving.delivery_leases import FetchOptions, Token
-from ray_messaging.sending.accumulation.broadcast_input import unspread_batches
-from ray_messaging.sending.accumulation.bulk_input import batches_of_columns, batches_of_entries, columns_of, entries_of
-from ray_messaging.sending.accumulation.pending_batch import Entry
+from ray_messaging.sending.bulk_input import (
+    batches_of_columns,
+    batches_of_entries,
+    columns_of,
+    entries_of,
+    unspread_batches,
+)
+from ray_messaging.sending.pending_batch import Entry
 from ray_messaging.wire.frames import decode, encode
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Self
 
 from ray.exceptions import RayError
 
-from ray_messaging.common.blocking import finish
+from ray_messaging.common.awaitables import finish
 from ray_messaging.errors import ConfigError, MessagingError
 from ray_messaging.messages import Messages
 from ray_messaging.receiving.delivery_leases import Token

@@ -8,7 +8,7 @@ from ray_messaging.addressing.channels import AGENT_CHAT, AgentId
 from ray_messaging.cluster.handles.group.async_group import AsyncGroup, StepStamp
 from ray_messaging.cluster.handles.group.waiting import Blocking
 from ray_messaging.cluster.spec import Experiment
-from ray_messaging.common.blocking import finish
+from ray_messaging.common.awaitables import finish
 from ray_messaging.common.notebook import html_table
 from ray_messaging.conversations.answers import GroupAnswers
 

@@ -22,7 +22,7 @@ from ray_messaging.interception.verdict_client import (
     verdict_client_for,
 )
 from ray_messaging.interception.verdicts import NOBODY, VerdictReply, decode_verdicts, encode_verdicts
-from ray_messaging.wire.log_notes import Why
+from ray_messaging.wire.notes import Why
 
 
 class Actor:

@@ -1,1 +1,0 @@
-"""Messages on their way in: checked, encoded, and collected into pending batches."""

@@ -1,0 +1,478 @@
+"""The accumulator, which collects messages into batches, and its limits."""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from itertools import repeat, starmap
+from threading import get_ident
+from time import monotonic, time
+from typing import TYPE_CHECKING
+
+import numpy as np
+from orjson import dumps
+
+from ray_messaging.addressing.channels import AgentId, SenderId
+from ray_messaging.common.limits import BATCH_ROWS
+from ray_messaging.common.task_health import TaskHealth
+from ray_messaging.config import MessagingConfig
+from ray_messaging.errors import Closed, ConfigError, MessagingError
+from ray_messaging.interception.verdict_client import VerdictClient
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.finite import MAYBE_NULL, NULL
+from ray_messaging.model.json_form import LARGE, MAYBE_LARGE, PLAIN
+from ray_messaging.receipt import Receipt, Receipts
+from ray_messaging.sending import send_errors
+from ray_messaging.sending.frame_sender import FrameSender
+from ray_messaging.sending.in_flight_batch import InFlightBatch, tell_fates
+from ray_messaging.sending.local_log import SendLog
+from ray_messaging.sending.message_checks import CheckedMessage, MessageChecks
+from ray_messaging.sending.pending_batch import (
+    LARGE_LINE,
+    ROW_CELLS,
+    BulkWaiter,
+    ConversationRows,
+    Entry,
+    PendingBatch,
+    Questions,
+    Replies,
+    RowBatch,
+    TransactionBatch,
+)
+from ray_messaging.sending.send_loop import SendLoop
+
+if TYPE_CHECKING:
+    from ray_messaging.observability.tracing.tracer import Tracer
+
+_NONE_OPEN = RowBatch(None)  # no message is appended to it
+
+
+class CapacityLimiter:
+    """The messages and bytes of payload that were accepted and have no receipt yet, and their limits."""
+
+    __slots__ = ("_admitted", "_turns", "max_bytes", "max_rows", "nbytes", "rows", "waited_for")
+
+    def __init__(self, max_rows: int, max_bytes: int) -> None:
+        self.rows = 0
+        self.nbytes = 0
+        self.max_rows = max_rows
+        self.max_bytes = max_bytes
+        self.waited_for = False  # a waiting caller comes before a new one
+        self._turns: deque[asyncio.Future[None]] = deque()
+        self._admitted: asyncio.Future[None] | None = None
+
+    @property
+    def full(self) -> bool:
+        """Tell whether a limit is reached."""
+        return self.rows >= self.max_rows or self.nbytes >= self.max_bytes
+
+    @property
+    def crowded(self) -> bool:
+        """Tell whether a new caller must wait: a limit is reached, or others wait already."""
+        return self.waited_for or self.rows >= self.max_rows or self.nbytes >= self.max_bytes
+
+    async def wait(self) -> None:
+        """Wait for a turn; the caller must accept something before it awaits anything else."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._turns.append(turn)
+        self._admit()
+        try:
+            await turn
+        finally:
+            if self._admitted is turn:
+                self._admitted = None
+                self.waited_for = bool(self._turns)
+                asyncio.get_running_loop().call_soon(self._admit)
+
+    def give_back(self, rows: int, nbytes: int) -> None:
+        """Free the capacity of messages that have their receipts."""
+        self.rows -= rows
+        self.nbytes -= nbytes
+        if self.waited_for:
+            self._admit()
+
+    def fail(self, error: MessagingError) -> None:
+        """Give all waiting callers the error."""
+        while self._turns:
+            turn = self._turns.popleft()
+            if not turn.done():
+                turn.set_exception(error.with_traceback(None))
+        self.waited_for = self._admitted is not None
+
+    def _admit(self) -> None:
+        while self._turns and self._admitted is None and not self.full:
+            turn = self._turns.popleft()
+            if not turn.done():  # else its caller was cancelled
+                self._admitted = turn
+                turn.set_result(None)
+        self.waited_for = self._admitted is not None or bool(self._turns)
+
+
+class Accumulator:
+    """The batches that wait for the send loop; the open one collects messages until the send loop takes it."""
+
+    def __init__(
+        self,
+        frames: FrameSender,
+        verdict_client: VerdictClient,
+        settings: MessagingConfig,
+        checks: MessageChecks,
+        log: SendLog,
+        tracer: "Tracer | None" = None,
+    ) -> None:
+        self.tracer = tracer
+        self.capacity = CapacityLimiter(settings.outbox_messages, settings.outbox_bytes)
+        self.rows_done = self.capacity.give_back  # by row: other rows of the batch may still wait
+        self.broken: MessagingError | None = None  # why nothing is accepted any more
+        self._checks = checks
+        self._addresses = checks.addresses
+        self._log = log
+        self._observer = frames.observer
+        self._small = min(LARGE_LINE, settings.payload_bytes)  # a shorter payload needs no further check
+        self._close_within_s = settings.send_timeout_s + settings.interceptor_timeout_s
+        self._step: int | None = None
+        self._pending: deque[PendingBatch] = deque()
+        self._open = _NONE_OPEN
+        self._cells = _NONE_OPEN.cells
+        # A future for each message that the open batch accepts without a look at the capacity.
+        self._futures: Iterator[asyncio.Future[Receipt]] = iter(())
+        self._loop = asyncio.get_running_loop()
+        self._thread = get_ident()  # of the loop: to ask for the running loop takes a tenth of a whole send
+        self._new_future: Callable[[], asyncio.Future[Receipt]] = self._loop.create_future
+        self._bulks = 0  # bulk sends and transactions that are not finished
+        self._flushes: list[asyncio.Future[None]] = []
+        self.send_loop = SendLoop(frames, verdict_client, settings, self)
+
+    @property
+    def verdict_client(self) -> VerdictClient:
+        """Return the client that gets the verdicts; a new one counts from the next batch on."""
+        return self.send_loop.verdict_client
+
+    @verdict_client.setter
+    def verdict_client(self, verdict_client: VerdictClient) -> None:
+        self.send_loop.verdict_client = verdict_client
+
+    @property
+    def step(self) -> int | None:
+        """Return the simulation step that is stamped on messages as they are accepted."""
+        return self._step
+
+    @step.setter
+    def step(self, step: int | None) -> None:
+        if step != self._step:
+            self._step = step
+            self._close_batch()  # all messages of a batch have the same step
+
+    @property
+    def rows(self) -> int:
+        """Return how many messages were accepted and have no receipt yet."""
+        self._count()
+        return self.capacity.rows
+
+    @property
+    def crowded(self) -> bool:
+        """Tell whether `enter` must wait."""
+        self._count()
+        return self.capacity.crowded
+
+    @property
+    def deferred(self) -> int:
+        """Return how many messages wait for a slow rule, or behind one that does."""
+        return len(self.send_loop.deferred)
+
+    @property
+    def batches(self) -> int:
+        """Return how many batches were sent."""
+        return self.send_loop.batches
+
+    @property
+    def transactions(self) -> int:
+        """Return how many transactions the server has, as far as is known here."""
+        return self.send_loop.transactions
+
+    def health(self) -> TaskHealth:
+        """Return the health of the send loop. Messages that wait for a slow rule do not make it busy."""
+        error = "" if self.broken is None else str(self.broken)
+        busy = self.rows > self.deferred
+        return TaskHealth("outbox", self.send_loop.alive, busy, monotonic() - self.send_loop.turned_at, error)
+
+    # -- accepting ------------------------------------------------------------------------------------------------
+
+    def accept(self, channel: str, payload: object, from_id: SenderId, to_id: AgentId | None) -> Awaitable[Receipt]:
+        """Check and accept one message, at once if there is capacity.
+
+        Returns: an awaitable for the receipt; await it before anything else.
+        Raises: InvalidAddress, UnknownSender, InvalidPayload, PayloadTooLarge.
+        """
+        # The common case, with all calls inlined: one function call costs a twentieth of the whole send.
+        if type(payload) is dict and type(from_id) is int:
+            try:
+                recipient, topic = self._addresses[channel]
+                line = dumps(payload, None, PLAIN)
+            except Exception:  # noqa: BLE001 - a new channel or bad input: the full check finds out
+                return self.append(*self._checks.checked(channel, payload, from_id, to_id))
+            if (
+                (to_id is None or (type(to_id) is int and to_id == recipient))
+                and (from_id.bit_length() < 64 if (known := self._checks.known) is None else from_id in known)
+                and len(line) < self._small
+                and (MAYBE_NULL not in line or line.find(NULL) < 0)
+                and (MAYBE_LARGE not in line or line.find(LARGE) < 0)
+            ):
+                if get_ident() != self._thread:
+                    self.check_loop()
+                future = next(self._futures, None)
+                if future is None:
+                    return self._append(from_id, recipient, topic, line)
+                cells = self._cells
+                cells += (from_id, recipient, topic, line, time(), future)
+                return future
+        return self.append(*self._checks.checked(channel, payload, from_id, to_id))
+
+    def append(self, from_id: AgentId | None, to_id: AgentId | None, topic: str, line: bytes) -> Awaitable[Receipt]:
+        """Accept one checked message, at once if there is capacity; await the result before anything else."""
+        if get_ident() != self._thread:
+            self.check_loop()
+        future = next(self._futures, None) if len(line) < LARGE_LINE else None
+        if future is None:
+            return self._append(from_id, to_id, topic, line)
+        self._cells += (from_id, to_id, topic, line, time(), future)
+        return future
+
+    def _append(
+        self, from_id: AgentId | None, to_id: AgentId | None, topic: str, line: bytes, *, in_turn: bool = False
+    ) -> Awaitable[Receipt]:
+        """Accept one message, once the capacity allows it; a caller that has waited for that is `in_turn`."""
+        size, capacity = len(line) + 1, self.capacity
+        if not in_turn:
+            self.check_loop()
+            if self._open is not _NONE_OPEN:
+                self._count()
+            if capacity.crowded:
+                return self._append_in_turn(from_id, to_id, topic, line)
+            if self.broken is not None:
+                raise self.broken.with_traceback(None)
+        batch = self._batch_for(size if size > LARGE_LINE else 0, self._step)
+        future, cells = self._new_future(), batch.cells
+        cells += (from_id, to_id, topic, line, time(), future)
+        batch.counted = len(cells)
+        batch.nbytes += size
+        capacity.nbytes += size
+        capacity.rows += 1
+        if batch.counted > ROW_CELLS:  # a lone message takes the shortest path
+            self._prepare_futures()
+        self.send_loop.wake()  # it sleeps only while no batch is open
+        return future
+
+    async def _append_in_turn(self, from_id: AgentId | None, to_id: AgentId | None, topic: str, line: bytes) -> Receipt:
+        await self.enter()
+        return await self._append(from_id, to_id, topic, line, in_turn=True)
+
+    def append_to(
+        self, kind: Questions | Replies, checked: CheckedMessage
+    ) -> "tuple[ConversationRows, asyncio.Future[Receipt]]":
+        """Accept one checked question or answer; `enter` comes first. Return the rows of its batch, and its receipt."""
+        from_id, to_id, topic, line = checked
+        size = len(line) + 1
+        batch = self._batch_for(size if size > LARGE_LINE else 0, self._step, kind)
+        assert batch.conversation is not None
+        future = self._new_future()
+        batch.cells += (from_id, to_id, topic, line, time(), future)
+        batch.counted = len(batch.cells)
+        batch.nbytes += size
+        self.capacity.nbytes += size
+        self.capacity.rows += 1
+        self.send_loop.wake()
+        return batch.conversation, future
+
+    def extend(self, entries: Sequence[Entry]) -> "asyncio.Future[Receipts]":
+        """Accept messages with several recipients, as part of one batch; `enter` comes first."""
+        return self._extend(entries, repeat(time()), self._step)
+
+    def join(self, batch: Batch, call_row: int) -> "asyncio.Future[Receipts]":
+        """Accept a few messages that another process has encoded, as part of one batch; `enter` comes first.
+
+        Args: call_row is the number of the first one in its call.
+        """
+        assert batch.lines is not None
+        rows = zip(batch.from_ids.tolist(), batch.to_ids.tolist(), batch.lines.by_row, strict=True)
+        entries = [
+            Entry(from_id, [to_id], batch.topic_of(row), line) for row, (from_id, to_id, line) in enumerate(rows)
+        ]
+        assert not isinstance(batch.step, np.ndarray)
+        return self._extend(entries, map(batch.sent_time, range(batch.rows)), batch.step, call_row)
+
+    def _extend(
+        self, entries: Sequence[Entry], times: Iterable[float], step: int | None, call_row: int | None = None
+    ) -> "asyncio.Future[Receipts]":
+        large = max(len(entry.line) + 1 for entry in entries)
+        self._count()
+        nbytes = sum(len(entry.line) + 1 for entry in entries)
+        batch = self._batch_for(nbytes if large > LARGE_LINE else 0, step)
+        low = len(batch)
+        for entry, sent_at in zip(entries, times, strict=False):
+            batch.extend(entry, sent_at)
+        self.capacity.nbytes += nbytes
+        batch.nbytes += nbytes
+        future: asyncio.Future[Receipts] = self._loop.create_future()
+        batch.bulks.append(BulkWaiter(low, len(batch), future, call_row))
+        self.capacity.rows += len(batch) - low
+        batch.counted = len(batch.cells)
+        self._prepare_futures()
+        self.send_loop.wake()
+        return future
+
+    def put(self, pending: PendingBatch, nbytes: int) -> None:
+        """Accept a whole batch, with so many bytes of payload; `enter` comes first."""
+        self._close_batch()  # later messages go behind it
+        self._pending.append(pending)
+        self.capacity.rows += len(pending)
+        self.capacity.nbytes += nbytes
+        self.send_loop.wake()
+
+    async def enter(self) -> None:
+        """Wait until there is capacity, in turn; the caller must accept something before it awaits anything else."""
+        self.check_loop()
+        self._count()
+        if self.capacity.crowded:
+            self._futures = iter(())  # a new message must not overtake this one
+            await self.capacity.wait()
+        if self.broken is not None:
+            raise self.broken.with_traceback(None)
+
+    def check_loop(self) -> None:
+        """Raise ConfigError in another event loop than that of the messager: it would wait there for ever."""
+        if asyncio.get_running_loop() is not self._loop:
+            raise ConfigError(
+                "this messager lives in the event loop in which it was opened, and this is another one: nothing was "
+                "sent. Call it there, by asyncio.run_coroutine_threadsafe(messager.send(...), loop), or open a "
+                "messager here"
+            )
+
+    async def transact(self, transaction: TransactionBatch) -> None:
+        """Accept a transaction when there is capacity; its future gets the receipts."""
+        self.check_loop()
+        if self.broken is not None:
+            raise self.broken.with_traceback(None)
+        if len(transaction):
+            await self.enter()
+            transaction.trace = None if self.tracer is None else self.tracer.open()
+        self._bulks += 1
+        transaction.future.add_done_callback(self.bulk_done)
+        self.put(transaction, transaction.nbytes)
+
+    # -- the open batch -------------------------------------------------------------------------------------------
+
+    def _count(self) -> None:
+        """Count the messages that the open batch accepted without a look at the capacity."""
+        batch = self._open
+        if len(batch.cells) > batch.counted:
+            lines = batch.lines(batch.counted)
+            nbytes = sum(map(len, lines)) + len(lines)
+            self.capacity.rows += len(lines)
+            self.capacity.nbytes += nbytes
+            batch.nbytes += nbytes
+            batch.counted = len(batch.cells)
+
+    def _prepare_futures(self) -> None:
+        """Prepare a future for each small message that surely fits in."""
+        batch, capacity = self._open, self.capacity
+        free = (capacity.max_bytes - capacity.nbytes) // LARGE_LINE
+        rows = min(BATCH_ROWS - len(batch), capacity.max_rows - capacity.rows, free)
+        if capacity.waited_for or batch.step != self._step:
+            rows = 0
+        self._futures = starmap(self._new_future, repeat((), max(0, rows)))
+
+    def _close_batch(self) -> None:
+        """Have later messages begin another batch."""
+        if len(self._cells) > self._open.counted:
+            self._count()
+        self._open, self._cells, self._futures = _NONE_OPEN, _NONE_OPEN.cells, iter(())
+
+    def _batch_for(self, large: int, step: int | None, kind: Questions | Replies | None = None) -> RowBatch:
+        """Return the batch to append to, which is counted.
+
+        Args: `large` is the size of the large payloads that come; with a `kind` they are questions or answers.
+        """
+        opened = self._open
+        if opened is _NONE_OPEN or len(opened) >= BATCH_ROWS or not opened.holds(large) or not opened.is_of(step, kind):
+            batch = RowBatch(step, conversation=None if kind is None else ConversationRows(kind))
+            self._open, self._cells, self._futures = batch, batch.cells, iter(())
+            if self.tracer is not None:
+                batch.trace = self.tracer.open()
+            self._pending.append(batch)
+        self._open.large += large
+        return self._open
+
+    # -- for the send loop ----------------------------------------------------------------------------------------
+
+    def take(self) -> PendingBatch | None:
+        """Return the next batch; later messages go behind it."""
+        if not self._pending:
+            return None
+        pending = self._pending.popleft()
+        if pending is self._open:
+            self._close_batch()
+        return pending
+
+    def batch_done(self, batch: InFlightBatch) -> None:
+        """Note that all rows of a batch have their receipts."""
+        self._log.add(batch.outgoing, batch.outcome)
+        if batch.trace is not None:
+            batch.trace.done(batch.outcome, next(iter(batch.errors.values()), None))
+        if self._observer is not None:
+            tell_fates(self._observer, batch.outcome)
+        if self._flushes:
+            self._end_flushes()
+
+    def fail(self, error: MessagingError) -> None:
+        """Give all messages that wait the error, and accept no more."""
+        if self.broken is None:
+            self.broken = error
+        self.capacity.fail(error)
+        while (pending := self.take()) is not None:
+            if isinstance(pending, TransactionBatch):
+                pending.fail(error)
+            if len(pending):
+                self.send_loop.begin(pending).fail(None, error)
+
+    # -- the end --------------------------------------------------------------------------------------------------
+
+    def bulk_begun(self) -> None:
+        """Note that a bulk send has begun; `bulk_done` notes its end."""
+        self._bulks += 1
+
+    def bulk_done(self, _future: object = None) -> None:
+        """Note the end of a bulk send or of a transaction."""
+        self._bulks -= 1
+        self._end_flushes()
+
+    def _end_flushes(self) -> None:
+        if self._flushes and self.rows == 0 and self._bulks == 0:
+            for done in self._flushes:
+                if not done.done():
+                    done.set_result(None)
+            self._flushes.clear()
+
+    async def flush(self) -> None:
+        """Wait until everything accepted has its receipt."""
+        if self.rows or self._bulks:
+            done = self._loop.create_future()
+            self._flushes.append(done)
+            await done
+
+    async def close(self) -> None:
+        """Send everything accepted, then stop; messages that wait for a slow rule get an error after some time."""
+        try:
+            async with asyncio.timeout(self._close_within_s):
+                if self.broken is None:
+                    await self.flush()
+        except TimeoutError:
+            self.send_loop.deferred.give_up(send_errors.undecided(self._close_within_s))
+            self.send_loop.wake()  # a transaction may wait for them
+            await self.flush()
+        finally:
+            await self.stop(Closed("this messager is closed: open another one"))
+
+    async def stop(self, error: MessagingError) -> None:
+        """Stop at once; messages without a receipt get the error."""
+        await self.send_loop.stop(error)
+        self.fail(error)

@@ -1,0 +1,346 @@
+"""The messages of bulk sends, checked and encoded before anything is sent."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_messaging.addressing.channels import AgentId, check_id, check_recipient
+from ray_messaging.audiences.book import UNRESOLVED
+from ray_messaging.audiences.edges import Edges
+from ray_messaging.common.limits import BATCH_BYTES, BATCH_ROWS, BROADCAST_PAIRS, CALL_BYTES, COLUMN_ROWS
+from ray_messaging.compat.msg import Msg
+from ray_messaging.compat.payload_objects import is_object
+from ray_messaging.errors import InvalidColumns, InvalidPayload, UnknownSender
+from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.columns import INT, STR, IdColumn, PayloadColumn, encode_payload, nobody
+from ray_messaging.model.extension import Audience, Extension
+from ray_messaging.model.payloads import Payloads
+from ray_messaging.model.typed.input import is_array, is_table, table_of
+from ray_messaging.outgoing import Outgoing
+from ray_messaging.sending.pending_batch import Entry, RowBatch
+
+_KEPT = 200_000  # ids in `known`: a set of all agents would take 64 bytes for each
+_LEAST = -(2**63)
+
+
+class AllowedSenders:
+    """The agents of a group. `known` holds the int ids that were found among them, for fast look-ups."""
+
+    def __init__(self, group: str) -> None:
+        self.group = group
+        self.known: set[int] = set()
+        self._agents = NO_AGENTS
+        self._dense: NDArray[np.bool_] | None = None  # index: id - _before; None: the ids are too sparse
+        self._before = 0
+
+    def add(self, agents: AgentSet) -> None:
+        """Allow these agents, too."""
+        self._set(self._agents | agents)
+
+    def remove(self, agents: AgentSet) -> None:
+        """Allow these agents no longer."""
+        self.known.clear()
+        self._set(self._agents - agents)
+
+    def _set(self, agents: AgentSet) -> None:
+        self._agents, self._dense = agents, None
+        ints = agents.ints
+        if len(ints) and int(ints[0]) > _LEAST and int(ints[-1]) - int(ints[0]) <= 8 * len(ints) + 1024:
+            self._before = int(ints[0]) - 1
+            self._dense = np.zeros(int(ints[-1]) - self._before + 2, np.bool_)  # its two ends stand for all ids outside
+            self._dense[ints - self._before] = True
+
+    def check(self, from_id: AgentId | None) -> None:
+        """Raise UnknownSender unless the agent is in the group; None is the user."""
+        if from_id is None or from_id in self.known:
+            return
+        if from_id not in self._agents:
+            raise self._unknown(from_id)
+        if isinstance(from_id, int):
+            if len(self.known) >= _KEPT:
+                self.known.clear()
+            self.known.add(from_id)
+
+    def check_all(self, from_ids: Iterable[AgentId | None]) -> None:
+        """Raise UnknownSender naming an agent that is not in the group."""
+        for from_id in set(from_ids).difference(self.known):
+            self.check(from_id)
+
+    def check_column(self, from_ids: IdColumn) -> None:
+        """Raise UnknownSender naming the first agent that is not in the group."""
+        if from_ids.kinds is None and self._dense is None and self._contains(np.sort(from_ids.values)).all():
+            return  # the search for sorted ids stays in the cache, and takes a third of the time
+        ours = self._contains(from_ids.values)
+        if from_ids.kinds is not None:
+            strings = np.array([name in self._agents.strings for name in from_ids.strings], np.bool_)
+            ours[from_ids.kinds != INT] = True
+            named = np.flatnonzero(from_ids.kinds == STR)
+            ours[named] = strings[from_ids.values[named]] if len(named) else True
+        if not ours.all():
+            raise self._unknown(from_ids[int(ours.argmin())])
+
+    def _contains(self, values: NDArray[np.int64]) -> NDArray[np.bool_]:
+        if self._dense is not None:
+            # A difference that overflows 64 bits wraps round to an index outside, too.
+            return self._dense.take(values - self._before, mode="clip")
+        ints = self._agents.ints
+        if not len(ints):
+            return np.zeros(len(values), np.bool_)
+        ours: NDArray[np.bool_] = ints[np.minimum(np.searchsorted(ints, values), len(ints) - 1)] == values
+        return ours
+
+    def _unknown(self, from_id: AgentId | None) -> UnknownSender:
+        return UnknownSender(
+            f"agent {from_id!r} is not one of group {self.group!r}, so nothing of this call was sent: send its "
+            f"messages by its own group, messaging.group_of({from_id!r}); or let this group send for any agent: "
+            "MessagingConfig(strict_senders=False)",
+            value=from_id,
+            group=self.group,
+        )
+
+
+def no_from_id(group: str) -> UnknownSender:
+    """Build the error for a message without a from_id."""
+    return UnknownSender(
+        f"this message has no from_id, so nothing of this call was sent: name the agent of group {group!r} that sends "
+        "it, or from_id=None for the user, as in Outgoing(channel, payload, from_id=None)",
+        value=None,
+        group=group,
+    )
+
+
+_IDS_BYTES = 16  # of a row
+
+
+class ColumnChunk(NamedTuple):
+    """Some rows of a send by columns."""
+
+    from_ids: IdColumn
+    to_ids: IdColumn
+    lines: Payloads
+
+    def take(self, rows: NDArray[np.intp]) -> "ColumnChunk":
+        """Return some of the rows."""
+        return ColumnChunk(self.from_ids.take(rows), self.to_ids.take(rows), self.lines.take(rows))
+
+    def within_limits(self) -> "list[ColumnChunk]":
+        """Return the rows in order, in chunks that are halved until each is within the limits of a batch."""
+        rows = len(self.from_ids)
+        most = COLUMN_ROWS if self.lines.small else BATCH_ROWS
+        if (rows <= most and self.lines.nbytes <= BATCH_BYTES) or rows == 1:
+            return [self]
+        halves = self.take(np.arange(rows // 2)), self.take(np.arange(rows // 2, rows))
+        return [chunk for half in halves for chunk in half.within_limits()]
+
+
+def entries_of(
+    messages: Sequence[Outgoing],
+    address: Callable[[str], tuple[AgentId | None, str]],
+    limit_bytes: int,
+    group: str | None = None,
+) -> list[Entry]:
+    """Check and encode messages; raise the error of the first bad one.
+
+    Args: group is the name of a sender that sends only for its own agents: there each message needs a from_id.
+    """
+    entries: list[Entry] = []
+    for message in messages:
+        if not isinstance(message, Outgoing):
+            raise InvalidPayload(
+                f"send_messages takes Outgoing, not {type(message).__name__}: Outgoing(channel, payload)"
+            )
+        line = encode_payload(message.payload, limit_bytes)
+        if message.channel is not None:
+            to_id, topic = address(message.channel)
+            if message.to_id is not None:
+                to_id = check_recipient(message.channel, to_id, message.to_id)
+            entries.append(Entry(message.from_id, [to_id], topic, line))
+        elif message.to_ids is None:
+            entries.append(Entry(message.from_id, [message.to_id], message.subtopic, line))
+        else:
+            for start in range(0, len(message.to_ids), BATCH_ROWS):
+                part: list[AgentId | None] = [*message.to_ids[start : start + BATCH_ROWS]]
+                entries.append(Entry(message.from_id, part, message.subtopic, line))
+    if group is not None and any(message.unnamed for message in messages):
+        raise no_from_id(group)
+    return entries
+
+
+def columns_of(from_ids: object, to_ids: object, payloads: object, limit_bytes: int) -> list[ColumnChunk]:
+    """Check and encode columns, in chunks of at most a batch; raise InvalidColumns, InvalidAddress, InvalidPayload."""
+    senders = None if from_ids is None or _is_one(from_ids) else IdColumn.checked(from_ids, none=True)
+    receivers = None if _is_one(to_ids) else IdColumn.checked(to_ids)
+    given = _given(payloads, limit_bytes)
+    lengths = {
+        "from_ids": None if senders is None else len(senders),
+        "to_ids": None if receivers is None else len(receivers),
+        "payloads": given.rows,
+    }
+    counted = {name: length for name, length in lengths.items() if length is not None}
+    if len(set(counted.values())) > 1:
+        found = ", ".join(f"{length} {name}" for name, length in counted.items())
+        raise InvalidColumns(f"the columns differ in length: {found}")
+    rows = next(iter(counted.values()), 1)
+    if senders is None:
+        senders = IdColumn.constant(None if from_ids is None else check_id(from_ids), rows)
+    if receivers is None:
+        receivers = IdColumn.constant(check_id(to_ids), rows)
+    chunks: list[ColumnChunk] = []
+    for low in range(0, rows, given.batch_rows):
+        part = slice(low, min(rows, low + given.batch_rows))
+        chunks += ColumnChunk(senders.take(part), receivers.take(part), given.encoded(part)).within_limits()
+    return chunks
+
+
+def _is_one(ids: object) -> bool:
+    """Tell whether this is one id for all rows, and no column."""
+    return isinstance(ids, int | str | np.integer)
+
+
+def payload_column(payloads: object, rows: int, limit_bytes: int) -> Payloads:
+    """Check and encode n payloads, or one for all; raise InvalidColumns, InvalidPayload, PayloadTooLarge."""
+    given = _given(payloads, limit_bytes)
+    if given.rows is not None and given.rows != rows:
+        raise InvalidColumns(f"the columns differ in length: {rows} messages, {given.rows} payloads")
+    return given.encoded(slice(0, rows))
+
+
+class _Given(NamedTuple):
+    """Payloads as given: how many (None: one for all), how many make a batch, and a function that encodes some."""
+
+    rows: int | None
+    batch_rows: int
+    encoded: Callable[[slice], Payloads]
+
+
+def _given(payloads: object, limit_bytes: int) -> _Given:
+    """Return payloads as given; raise InvalidColumns, InvalidPayload, PayloadTooLarge."""
+    if is_table(payloads):
+        table = table_of(payloads)
+        table.check_rows(limit_bytes)
+        row_bytes = table.nbytes // max(1, table.count) + _IDS_BYTES
+        batch_rows = min(COLUMN_ROWS, max(BATCH_ROWS, CALL_BYTES // row_bytes))  # most often one frame
+        return _Given(table.count, batch_rows, lambda rows: table.part(rows.start, rows.stop))
+    if isinstance(payloads, dict | Msg) or is_object(payloads):
+        _check_arrays(payloads)
+        line = encode_payload(payloads, limit_bytes)
+        shared = [line]
+        return _Given(
+            None, BATCH_ROWS, lambda rows: PayloadColumn.of(shared, np.zeros(rows.stop - rows.start, np.uint32))
+        )
+    if not isinstance(payloads, Sequence) or isinstance(payloads, str | bytes):
+        raise InvalidColumns(
+            "payloads must be a list of dicts, Msgs or objects, one for all, columns(...), a pyarrow table or a "
+            f"DataFrame, not {type(payloads).__name__}"
+        )
+
+    def encoded(rows: slice) -> Payloads:
+        # A slice touches each payload once more, which takes an eighth of the time that its encoding takes.
+        part = payloads if len(payloads) == rows.stop - rows.start else payloads[rows]
+        return PayloadColumn.encode(part, limit_bytes)
+
+    return _Given(len(payloads), BATCH_ROWS, encoded)
+
+
+def _check_arrays(payload: object) -> None:
+    """Raise InvalidColumns for a dict that is meant as columns: one payload for all would hold whole arrays."""
+    for name, value in payload.items() if isinstance(payload, dict) else ():
+        if is_array(value):
+            raise InvalidColumns(
+                f"payloads is one dict for all, and its {name!r} is an array: use columns({name}=array) for a value "
+                "for each message, array.tolist() for all values in each",
+                column=name,
+            )
+
+
+def batches_of_entries(entries: Sequence[Entry], step: int | None) -> list[Batch]:
+    """Build batches of entries for a messager in another process."""
+    batches: list[Batch] = []
+    now = time.time()
+    for chunk in entry_chunks(entries):
+        draft = RowBatch(step)
+        for entry in chunk:
+            draft.extend(entry, now)
+        batches.append(draft.seal("", 0, 0))
+    return batches
+
+
+def entry_chunks(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
+    """Split entries into batches, by rows and by bytes."""
+    chunk: list[Entry] = []
+    rows = nbytes = 0
+    for entry in entries:
+        if chunk and (rows + len(entry.to_ids) > BATCH_ROWS or nbytes + len(entry.line) > BATCH_BYTES):
+            yield chunk
+            chunk, rows, nbytes = [], 0, 0
+        if entry.to_ids:
+            chunk.append(entry)
+        rows += len(entry.to_ids)
+        nbytes += len(entry.line)
+    if chunk:
+        yield chunk
+
+
+def batches_of_columns(chunks: Sequence[ColumnChunk], topic: str, step: int | None) -> list[Batch]:
+    """Build batches of columns for a messager in another process, one per chunk."""
+    now = time.time()
+    return [
+        Batch(
+            sender="",
+            epoch=0,
+            first=0,
+            from_ids=chunk.from_ids,
+            rows=len(chunk.from_ids),
+            to_ids=chunk.to_ids,
+            topics=(topic,),
+            step=step,
+            sent_at=now,
+            lines=chunk.lines,
+        )
+        for chunk in chunks
+    ]
+
+
+def unspread_batches(chunks: Sequence[ColumnChunk], audience: Audience, topic: str, step: int | None) -> list[Batch]:
+    """Return broadcasts as batches with a row for each, to nobody, one per chunk."""
+    now = time.time()
+    return [
+        Batch(
+            sender="",
+            epoch=0,
+            first=0,
+            from_ids=from_ids,
+            to_ids=nobody(len(from_ids)),
+            rows=len(from_ids),
+            topics=(topic,),
+            step=step,
+            sent_at=now,
+            lines=lines,
+            extension=Extension(audience=audience),
+        )
+        for from_ids, _, lines in chunks
+    ]
+
+
+def is_unspread(batch: Batch) -> bool:
+    """Tell whether a batch has broadcasts to an audience that is looked up where they are sent."""
+    extension = batch.extension
+    return extension is not None and extension.audience is not None and extension.audience.version == UNRESOLVED
+
+
+def within_pairs(broadcasts: Batch, edges: Edges) -> Iterator[Batch]:
+    """Yield the rows of a batch that have a hearer, in batches with at most BROADCAST_PAIRS pairs, or one row."""
+    counts = edges.counts(broadcasts.from_ids)
+    heard = np.flatnonzero(counts)
+    ends, low = np.cumsum(counts[heard]), 0
+    while low < len(heard):
+        before = int(ends[low - 1]) if low else 0
+        high = max(low + 1, int(np.searchsorted(ends, before + BROADCAST_PAIRS, side="right")))
+        part = broadcasts.take(heard[low:high])
+        part.numbers = None
+        yield part
+        low = high

@@ -1,0 +1,164 @@
+"""Sends of many messages."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from copy import copy
+from functools import partial
+from time import time
+
+import numpy as np
+
+from ray_messaging.audiences.edges import Edges
+from ray_messaging.audiences.folding import spread
+from ray_messaging.errors import ConfigError, MessagingError, OutcomeUnknown, PayloadMismatch
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.columns import PayloadColumn
+from ray_messaging.model.schema import Schemas
+from ray_messaging.receipt import Receipt, Receipts
+from ray_messaging.sending.accumulator import Accumulator
+from ray_messaging.sending.bulk_input import ColumnChunk, entry_chunks
+from ray_messaging.sending.frame_sender import FrameSender
+from ray_messaging.sending.pending_batch import BulkWaiter, ColumnBatch, EncodedBatch, Entry
+from ray_messaging.sending.schema_checks import check_batches, check_chunks, check_entries, check_pending
+
+AddPart = Callable[[], "asyncio.Future[Receipts]"]
+_FEW = 64  # rows
+
+
+class BulkSender:
+    """One send of many messages, in parts: each part is a batch, and is accepted when there is capacity for it."""
+
+    def __init__(self, accumulator: Accumulator, frames: FrameSender) -> None:
+        self._accumulator = accumulator
+        self._frames = frames
+        self._rows = 0  # that were put
+        self._new_future: Callable[[], asyncio.Future[Receipts]] = asyncio.get_running_loop().create_future
+
+    async def send_entries(self, entries: Sequence[Entry]) -> Receipts:
+        """Send messages, each to one or more recipients; return their receipts. Raises PayloadMismatch."""
+        await self._check(lambda schemas: check_entries(schemas, entries))
+        rows = sum(len(entry.to_ids) for entry in entries)
+        return await self._send((partial(self._accumulator.extend, chunk) for chunk in entry_chunks(entries)), rows)
+
+    async def send_columns(self, chunks: Sequence[ColumnChunk], topic: str) -> Receipts:
+        """Send columns; return their receipts. Raises PayloadMismatch before any is sent."""
+        await self._check(lambda schemas: check_chunks(schemas, topic, chunks))
+        rows = sum(len(chunk.from_ids) for chunk in chunks)
+        return await self._send((partial(self._put_columns, chunk, topic) for chunk in chunks), rows)
+
+    async def send_batches(self, batches: Sequence[ColumnBatch | EncodedBatch]) -> Receipts:
+        """Send batches; return their receipts. Raises PayloadMismatch before any is sent."""
+        await self._check(lambda schemas: check_pending(schemas, batches))
+        for batch in batches:
+            batch.checked = self._frames.schemas.version
+        parts = (partial(self._put_own, batch) for batch in batches)
+        return await self._send(parts, sum(map(len, batches)))
+
+    async def relay(self, batches: Sequence[Batch]) -> Receipts:
+        """Send batches that another process has collected; return their receipts. Raises PayloadMismatch."""
+        await self._check(lambda schemas: check_batches(schemas, batches))
+        receipts = await self._send((partial(self._put_relayed, batch) for batch in batches), sum(map(len, batches)))
+        return Receipts([(outcome.cut(low, high), 0, high - low) for outcome, low, high in receipts.parts])
+
+    async def broadcast(self, broadcasts: Sequence[Batch], edges: Edges) -> Receipts:
+        """Send broadcasts to their hearers; return a receipt for each pair. Raises PayloadMismatch."""
+        await self._check(lambda schemas: check_batches(schemas, broadcasts))
+        pairs = sum(int(edges.counts(batch.from_ids).sum()) for batch in broadcasts)
+        return await self._send((partial(self._put_spread, batch, edges) for batch in broadcasts), pairs)
+
+    async def _check(self, check: Callable[[Schemas], None]) -> None:
+        """Run a check by the schemas, if there are any; where it fails, by those of now: one may have been replaced."""
+        if self._frames.schemas:
+            try:
+                check(self._frames.schemas)
+            except (PayloadMismatch, ConfigError):
+                await self._frames.refresh()
+                check(self._frames.schemas)
+
+    def _put_columns(self, chunk: ColumnChunk, topic: str) -> "asyncio.Future[Receipts]":
+        from_ids, to_ids, lines = chunk
+        step = self._accumulator.step
+        pending = ColumnBatch(step=step, from_ids=from_ids, to_ids=to_ids, topics=(topic,), lines=lines, sent_at=time())
+        pending.checked = self._frames.schemas.version
+        return self._put_own(pending)
+
+    def _put_spread(self, broadcasts: Batch, edges: Edges) -> "asyncio.Future[Receipts]":
+        pairs = self._encoded(spread(broadcasts, edges))
+        return self._put_own(pairs) if broadcasts.trace is None else self._put(pairs)
+
+    def _put_relayed(self, batch: Batch) -> "asyncio.Future[Receipts]":
+        if not _joins(batch):
+            return self._put(self._encoded(batch))
+        first, self._rows = self._rows, self._rows + batch.rows
+        return self._accumulator.join(batch, first)
+
+    def _encoded(self, batch: Batch) -> EncodedBatch:
+        tracer = self._accumulator.tracer
+        trace = None if tracer is None else tracer.follow(batch.trace)
+        return EncodedBatch(step=None, batch=batch, checked=self._frames.schemas.version, trace=trace)
+
+    def _put_own(self, pending: ColumnBatch | EncodedBatch) -> "asyncio.Future[Receipts]":
+        if self._accumulator.tracer is not None:
+            pending.trace = self._accumulator.tracer.open()
+        return self._put(pending)
+
+    def _put(self, pending: ColumnBatch | EncodedBatch) -> "asyncio.Future[Receipts]":
+        future = self._new_future()
+        pending.call_row = self._rows
+        self._rows += len(pending)
+        pending.bulks.append(BulkWaiter(0, len(pending), future))
+        self._accumulator.put(pending, pending.nbytes)
+        return future
+
+    async def _send(self, parts: Iterable[AddPart], rows: int) -> Receipts:
+        """Add the parts, each when there is capacity; return the receipts of their rows."""
+        futures: list[asyncio.Future[Receipts]] = []
+        stopped: MessagingError | None = None
+        self._accumulator.bulk_begun()
+        try:
+            for add in parts:
+                try:
+                    await self._accumulator.enter()
+                except MessagingError as error:
+                    # Other callers get the same error: the receipts of these rows go on a copy.
+                    stopped = copy(error)
+                    stopped.__cause__ = error.__cause__
+                    break
+                futures.append(add())
+            return await join_receipts(futures, stopped, rows)
+        finally:
+            self._accumulator.bulk_done()
+            for future in futures:
+                # A cancelled caller no longer reads the errors of the other parts.
+                future.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+
+def _joins(batch: Batch) -> bool:
+    """Return whether messages of another process go with others: a batch of few costs what one of many does."""
+    plain = batch.extension is None and batch.trace is None and not isinstance(batch.step, np.ndarray)
+    lines = batch.lines
+    return plain and batch.rows <= _FEW and isinstance(lines, PayloadColumn) and lines.index is None and not lines.raw
+
+
+async def join_receipts(
+    futures: "Sequence[asyncio.Future[Receipts]]", stopped: MessagingError | None, rows: int
+) -> Receipts:
+    """Wait for all parts of a bulk send, and return their receipts; or raise one error for all of them.
+
+    The error has the receipts of the rows that were sent. It is the first OutcomeUnknown, where there is one, because
+    only that warns against sending again.
+    """
+    if len(futures) == 1 and stopped is None:
+        return await futures[0]
+    results = await asyncio.gather(*futures, return_exceptions=True)
+    errors = [result for result in results if isinstance(result, BaseException)] + ([stopped] if stopped else [])
+    if not errors:
+        return Receipts([part for result in results if isinstance(result, Receipts) for part in result.parts])
+    error = next((each for each in errors if isinstance(each, OutcomeUnknown)), errors[0])
+    if isinstance(error, MessagingError):
+        found: list[Receipt | None] = []
+        for result in results:
+            found += result if isinstance(result, Receipts) else getattr(result, "receipts", None) or []
+        error.receipts = found + [None] * (rows - len(found))
+        error.message_ids = [id_ for each in errors for id_ in getattr(each, "message_ids", ())]
+    raise error

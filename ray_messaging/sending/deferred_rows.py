@@ -1,0 +1,296 @@
+"""Rows that wait for a slow rule, and later rows of the same pairs, which must not overtake them."""
+
+import asyncio
+import logging
+from bisect import insort
+from collections.abc import Coroutine, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_messaging.errors import Closed, InterceptorUnavailable, MessagingError, OutcomeUnknown
+from ray_messaging.interception.verdicts import BatchVerdict
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.columns import INT, IdColumn
+from ray_messaging.model.extension import Extension
+from ray_messaging.model.joining import joined_payloads
+from ray_messaging.sending.in_flight_batch import InFlightBatch, Rows
+
+if TYPE_CHECKING:
+    from ray_messaging.sending.send_loop import SendLoop
+
+logger = logging.getLogger(__name__)
+
+# The sender and the recipient of a message: an agent, or a plain channel.
+Pair = tuple[object, object]
+_UNKNOWN = None  # the verdict epoch of a row without a verdict
+_FAILED = -2
+# Rows that are deferred within this time share a request. An answer takes a few seconds at most, so this bounds how
+# many requests of one messager wait: the interceptor's lane has a limit.
+_GATHER_S = 0.005
+# The most rows of a request. Its answer comes as soon as one verdict is known; the other rows are asked for again.
+ROWS = 1024
+
+
+@dataclass(slots=True, eq=False)
+class DeferredRow:
+    """A row in the queue of its pair; `epoch` is the verdict epoch under which it passed."""
+
+    in_flight: InFlightBatch
+    row: int
+    epoch: int | None
+
+
+class DeferredRequest(NamedTuple):
+    """A request for verdicts: a batch, and the deferred row of each of its rows."""
+
+    batch: Batch
+    places: list[DeferredRow]
+
+    def by_in_flight(self, but: set[int]) -> Iterator[tuple[InFlightBatch, list[tuple[int, DeferredRow]]]]:
+        """Yield each batch in flight with its rows in this request, except some."""
+        kept = [(at, place) for at, place in enumerate(self.places) if at not in but]
+        for in_flight, found in groupby(kept, lambda each: each[1].in_flight):
+            yield in_flight, list(found)
+
+
+class DeferredRows:
+    """The rows of a sender that wait, in a queue for each pair."""
+
+    def __init__(self, loop: "SendLoop") -> None:
+        self.pairs: dict[Pair, list[DeferredRow]] = {}
+        self.moved: set[Pair] = set()  # pairs whose first row may have its verdict
+        self._loop = loop
+        self._places: dict[tuple[InFlightBatch, int], DeferredRow] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._unasked: list[DeferredRow] = []
+        self._asking: asyncio.Task[None] | None = None
+        self._over: MessagingError | None = None
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def hold(self, in_flight: InFlightBatch, rows: Rows | None, deferred: set[int], epoch: int) -> Rows | None:
+        """Hold back deferred rows, and rows behind one of their pair; return the others (None: all).
+
+        Args: rows are those that got verdicts (None: all), under the verdict epoch `epoch`.
+        """
+        if deferred and self._over is not None:
+            in_flight.fail(np.array(sorted(deferred), np.intp), self._over)
+            deferred = set()
+        if not deferred and not self.pairs:
+            return rows
+        held: list[int] = []
+        batch = in_flight.batch
+        for row in self._candidates(batch, rows, deferred):
+            pair = _pair(batch, row)
+            queue = self.pairs.get(pair)
+            if row in in_flight.stopped or (queue is None and row not in deferred):
+                continue
+            place = DeferredRow(in_flight, row, _UNKNOWN if row in deferred else epoch)
+            # At the end, except for rows that a successor of the interceptor judges once more.
+            insort(self.pairs.setdefault(pair, []), place, key=_order)
+            self._places[in_flight, row] = place
+            held.append(row)
+            if row in deferred:
+                self._unasked.append(place)
+        self._move(in_flight, held)
+        self._ask_soon()
+        if not held:
+            return rows
+        free = np.zeros(len(batch), np.bool_)
+        free[in_flight.open_rows if rows is None else rows] = True
+        free[held] = False
+        return np.flatnonzero(free)
+
+    def _candidates(self, batch: Batch, rows: Rows | None, deferred: set[int]) -> list[int]:
+        """Return the rows, in order, that may belong to a pair with a queue."""
+        if len(batch) <= len(self.pairs):  # it is cheaper to look up each
+            return list(range(len(batch))) if rows is None else rows.tolist()
+        ids = batch.to_ids
+        receivers = {to_id for _, to_id in self.pairs} | {ids[row] for row in deferred}
+        numbers = [to_id for to_id in receivers if isinstance(to_id, int)]
+        maybe = np.isin(ids.values, np.array(numbers, np.int64))
+        if ids.kinds is not None:
+            maybe |= ids.kinds != INT
+        found = np.flatnonzero(maybe)
+        chosen: list[int] = (found if rows is None else np.intersect1d(found, rows)).tolist()
+        return chosen
+
+    def take_ready(self) -> list[tuple[InFlightBatch, Rows, int]]:
+        """Return the rows that may go now, in order, with the verdict epoch under which they passed."""
+        if not self.moved:
+            return []
+        moved, self.moved = self.moved, set()
+        ready: list[DeferredRow] = []
+        for pair in moved:
+            queue = self.pairs.get(pair, [])
+            count = next((at for at, place in enumerate(queue) if place.epoch is _UNKNOWN), len(queue))
+            ready += queue[:count]
+            del queue[:count]
+            if not queue:
+                self.pairs.pop(pair, None)
+        for place in ready:
+            del self._places[place.in_flight, place.row]
+        ready.sort(key=_order)
+        return [
+            (in_flight, np.array([place.row for place in places], np.intp), epoch or 0)
+            for (in_flight, epoch), places in groupby(ready, key=lambda place: (place.in_flight, place.epoch))
+        ]
+
+    # -- asking ---------------------------------------------------------------------------------------------------
+
+    def _ask_soon(self) -> None:
+        if self._unasked and (self._asking is None or self._asking.done()):
+            self._asking = self._spawn(self._ask_all())
+
+    async def _ask_all(self) -> None:
+        """Ask for the verdicts of all rows that are in no request, in few requests."""
+        while self._unasked:
+            places, self._unasked = self._unasked, []
+            for request in _requests(places):
+                self._spawn(self._request(request))
+            await asyncio.sleep(_GATHER_S)
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name="ray_messaging deferred verdicts")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _request(self, request: DeferredRequest) -> None:
+        """Make one request; rows that have no verdict yet go into a later one."""
+        try:
+            verdict = await self._wait(request.batch)
+            for in_flight, places in request.by_in_flight(verdict.deferred):
+                rows = [place.row for _, place in places]
+                in_flight.apply(verdict.picked([at for at, _ in places], rows), np.array(rows, np.intp))
+                self._resolve(in_flight, rows, verdict.epoch)
+            self._unasked += [request.places[at] for at in sorted(verdict.deferred)]
+            self._ask_soon()
+        except MessagingError as error:
+            self._fail_all(request, error)
+        except Exception as error:
+            logger.exception("deferred verdicts could not be awaited")
+            self._fail_all(request, OutcomeUnknown(f"deferred verdicts failed ({error}): please report this"))
+
+    async def _wait(self, batch: Batch) -> BatchVerdict:
+        """Wait for verdicts of the current interceptor, or of its successor where it is gone."""
+        while True:
+            client = self._loop.verdict_client
+            try:
+                return await client.wait(batch)
+            except (InterceptorUnavailable, Closed):
+                if self._loop.verdict_client is client:
+                    raise
+
+    def _resolve(self, in_flight: InFlightBatch, rows: list[int], epoch: int) -> None:
+        for row in rows:
+            self._places[in_flight, row].epoch = epoch
+        self._move(in_flight, rows)
+
+    def _fail_all(self, request: DeferredRequest, error: MessagingError) -> None:
+        for in_flight, places in request.by_in_flight(set()):
+            rows = [place.row for _, place in places if place.epoch is _UNKNOWN]
+            self._resolve(in_flight, rows, _FAILED)  # they leave their queues, and their rows are closed by then
+            in_flight.fail(np.array(rows, np.intp), error)
+
+    def _move(self, in_flight: InFlightBatch, rows: list[int]) -> None:
+        """Have `take_ready` look at the queues of some rows.
+
+        Until then every row stays in its queue. A row that leaves must be on its way before any later row of its pair,
+        and an earlier row may be judged once more, and have to wait, in between.
+        """
+        if rows:
+            self.moved.update(_pair(in_flight.batch, row) for row in rows)
+            self._loop.wake()
+
+    # -- the end --------------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Stop waiting."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def give_up(self, error: MessagingError) -> None:
+        """Fail the rows that wait, and all that are deferred from now on."""
+        self._over = error
+        self.abandon(error)
+
+    def abandon(self, error: MessagingError) -> None:
+        """Fail the rows that wait."""
+        for task in self._tasks:
+            task.cancel()
+        self._asking = None
+        self._unasked.clear()
+        places, self._places = self._places, {}
+        self.pairs.clear()
+        self.moved.clear()
+        for in_flight, row in places:
+            in_flight.fail(np.array([row], np.intp), error)
+
+
+def _pair(batch: Batch, row: int) -> Pair:
+    to_id = batch.to_ids[row]
+    return batch.from_ids[row], (to_id if to_id is not None else f":{batch.topic_of(row)}")
+
+
+def _order(place: DeferredRow) -> tuple[int, int]:
+    """Return the sort key of rows: the order in which their messages were accepted."""
+    return place.in_flight.batch.first, place.row
+
+
+# -- requests ---------------------------------------------------------------------------------------------------------
+
+
+def _requests(places: Iterable[DeferredRow]) -> Iterator[DeferredRequest]:
+    """Yield few requests for all rows. The rows of a request have the same epoch, and all have a step or none has.
+
+    Their extensions can be joined, too.
+    """
+    alike = groupby(sorted(places, key=lambda place: (_kind(place), _order(place))), _kind)
+    for found in map(list, map(itemgetter(1), alike)):
+        while found:
+            first = found[0].in_flight.batch.first
+            near = [place for place in found[:ROWS] if place.in_flight.batch.first - first < 2**31]
+            del found[: len(near)]
+            rows = groupby(near, lambda place: place.in_flight)
+            parts = [one.batch.take(np.array([place.row for place in part], np.intp)) for one, part in rows]
+            yield DeferredRequest(parts[0] if len(parts) == 1 else _joined(parts), near)
+
+
+def _kind(place: DeferredRow) -> tuple[object, ...]:
+    batch = place.in_flight.batch
+    return batch.epoch, batch.step is None, () if batch.extension is None else batch.extension.kind
+
+
+def _joined(parts: list[Batch]) -> Batch:
+    """Build one batch of several; the messages keep their numbers."""
+    first = parts[0]
+    topics = {name: place for place, name in enumerate(dict.fromkeys(name for part in parts for name in part.topics))}
+    lines = [part.lines for part in parts if part.lines is not None]
+    steps = [np.broadcast_to(np.asarray(part.step, np.int64), len(part)) for part in parts if part.step is not None]
+    return Batch(
+        sender=first.sender,
+        epoch=first.epoch,
+        first=first.first,
+        from_ids=IdColumn.of([from_id for part in parts for from_id in part.from_ids.tolist()]),
+        rows=sum(map(len, parts)),
+        to_ids=IdColumn.of([to_id for part in parts for to_id in part.to_ids.tolist()]),
+        topics=tuple(topics),
+        topic=np.array([topics[part.topic_of(row)] for part in parts for row in range(len(part))], np.uint16),
+        numbers=np.concatenate([_numbers(part) + np.uint32(part.first - first.first) for part in parts]),
+        step=np.concatenate(steps) if steps else None,
+        sent_at=np.concatenate([np.broadcast_to(np.asarray(part.sent_at, np.float64), len(part)) for part in parts]),
+        lines=joined_payloads(lines, [*map(len, parts)]) if lines else None,
+        extension=Extension.joined([(part.extension, len(part)) for part in parts if part.extension is not None]),
+    )
+
+
+def _numbers(part: Batch) -> NDArray[np.uint32]:
+    return np.arange(len(part), dtype=np.uint32) if part.numbers is None else part.numbers

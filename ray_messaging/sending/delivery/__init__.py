@@ -1,1 +1,0 @@
-"""Batches on their way out: verdicts, routing, frames, receipts."""

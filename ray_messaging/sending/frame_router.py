@@ -1,0 +1,389 @@
+"""The router, which splits a batch into frames: some for each mailbox that listens, some for unowned channels."""
+
+from copy import copy
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_messaging.addressing.channels import build_channel
+from ray_messaging.addressing.directory import NOBODY, Directory, Record
+from ray_messaging.audiences.folding import agents_digest, fold
+from ray_messaging.common.limits import CALL_BYTES, COLUMN_ROWS, FRAME_ROWS
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.extension import Fold
+from ray_messaging.receipt import DELIVERED, UNDELIVERABLE, PairFates
+from ray_messaging.sending import logged_frames
+from ray_messaging.sending.in_flight_batch import InFlightBatch, Rows
+from ray_messaging.sending.pending_batch import Reaches
+from ray_messaging.transports.step_values import ASKER, box_name
+from ray_messaging.transports.values import LOG, LoggedFrame, Published
+from ray_messaging.wire.frames import encode
+
+# The most that a broadcast takes in a frame beside its payload: id, number, ordinal, line.
+_ROW_BYTES = 24
+
+
+class FoldedFrames:
+    """The folding of batches that have a row for each hearer of a broadcast."""
+
+    def __init__(self, directory: Directory) -> None:
+        self._directory = directory
+        self._routed: tuple[Batch, int, NDArray[np.int32]] | None = None  # the last batch, the version, its routes
+        self._digests: dict[str, tuple[Record, str, bytes]] = {}  # by mailbox, of one record and topic
+
+    def takes(self, in_flight: InFlightBatch, mailbox: str) -> bool:
+        """Tell whether the rows of a batch for a mailbox can be folded: not where patterns decide which agents hear."""
+        batch, record = in_flight.outgoing, self._directory.records.get(mailbox)
+        broadcast = batch.extension is not None and batch.extension.audience is not None
+        return broadcast and record is not None and not record.globs
+
+    def parts(self, in_flight: InFlightBatch, mailbox: str, rows: Rows | None, most_bytes: int) -> list[Rows]:
+        """Split rows so that each frame, once it is folded, is within the limits of its mailbox."""
+        batch, record = in_flight.outgoing, self._directory.records[mailbox]
+        assert batch.numbers is not None
+        assert batch.lines is not None
+        rows = np.arange(batch.rows) if rows is None else rows
+        most_rows = COLUMN_ROWS if record.frame_rows >= FRAME_ROWS else record.frame_rows
+        begins = np.diff(batch.numbers[rows].astype(np.int64), prepend=-1) != 0
+        weights = batch.lines.weights
+        lines = weights[rows if batch.lines.index is None else batch.lines.index[rows]]
+        volumes = np.cumsum(np.where(begins, lines + _ROW_BYTES, 0))
+        parts: list[Rows] = []
+        low = 0
+        while low < len(rows):
+            before = int(volumes[low - 1]) if low else 0
+            fitting = int(np.searchsorted(volumes, before + min(record.frame_bytes, most_bytes), side="right"))
+            high = max(low + 1, min(low + most_rows, fitting))
+            parts.append(rows[low:high])
+            low = high
+        return parts
+
+    def fold(self, in_flight: InFlightBatch, mailbox: str, rows: Rows | None) -> Batch:
+        """Return rows of a batch (None: all), which go to a mailbox, with one row for each broadcast."""
+        batch = in_flight.outgoing
+        routes = self._routes(in_flight.batch)
+        reaching = [mailbox in names for names in self._directory.routes]
+        there = np.flatnonzero(np.array(reaching)[routes])
+        rows = np.arange(batch.rows) if rows is None else rows
+        folded = fold(batch, rows, there, self._digest(mailbox, batch.topics[0]))
+        if in_flight.rewritten and self._directory.logged:  # no rule rewrites one pair alone
+            assert batch.numbers is not None
+            first = rows[np.diff(batch.numbers[rows].astype(np.int64), prepend=-1) != 0].tolist()
+            marked = [at for at, row in enumerate(first) if row in in_flight.rewritten]
+            folded.noted = np.array(marked, np.uint32) if marked else None
+        return folded
+
+    def row_parts(self, broadcasts: Batch, rows: Rows, record: Record) -> list[Rows]:
+        """Split rows that are broadcasts so that each frame is within the limits of its mailbox."""
+        assert broadcasts.lines is not None
+        if not len(rows):
+            return []
+        index, weights = broadcasts.lines.index, broadcasts.lines.weights
+        volumes = np.cumsum(weights[rows if index is None else index[rows]] + _ROW_BYTES)
+        limit = min(record.frame_bytes, CALL_BYTES)
+        cuts = np.flatnonzero(np.diff(volumes // limit)) + 1
+        return np.split(rows, cuts)
+
+    def rows_folded(self, broadcasts: Batch, rows: Rows, counts: NDArray[np.int64], agents: bytes) -> Batch:
+        """Return rows that are broadcasts as they go to a mailbox, where each has so many hearers."""
+        made = broadcasts if len(rows) == broadcasts.rows else broadcasts.take(rows)
+        made = copy(made)
+        made.numbers, made.extension = None, copy(made.extension)
+        assert made.extension is not None
+        made.extension.fold = Fold(agents, int(counts[rows].sum()))
+        return made
+
+    def _routes(self, batch: Batch) -> NDArray[np.int32]:
+        """Return the route of each row; several frames of one batch follow each other."""
+        found = self._routed
+        if found is None or found[0] is not batch or found[1] != self._directory.version:
+            found = self._routed = batch, self._directory.version, self._directory.route(batch)
+        return found[2]
+
+    def _digest(self, mailbox: str, topic: str) -> bytes:
+        """Return the digest of the agents of a mailbox under a subtopic."""
+        record = self._directory.records[mailbox]
+        found = self._digests.get(mailbox)
+        if found is None or found[0] is not record or found[1] != topic:
+            found = self._digests[mailbox] = record, topic, agents_digest(record.agents(topic))
+        return found[2]
+
+
+_UNOWNED_BYTES = CALL_BYTES  # of a frame for unowned channels
+_SHORT = 2**16  # routes
+UNOWNED = ""  # the queue of messages on channels that no mailbox owns
+
+
+class OutboundFrame(msgspec.Struct, eq=False):
+    """Some rows of a batch (None: all) on their way to one mailbox, or to the log.
+
+    `data` is the encoded frame, and `publish` are the messages for subscribers. `note` is logged with them. `nbytes`
+    is the size of all of it.
+    """
+
+    in_flight: InFlightBatch
+    mailbox: str
+    rows: Rows | None
+    count: int
+    data: bytes
+    publish: list[Published]
+    note: LoggedFrame | None
+    verdict_epoch: int
+    deadline: float
+    nbytes: int
+
+    def batch_rows(self) -> Rows:
+        """Return the rows as indices into the batch in flight."""
+        return np.arange(self.count) if self.rows is None else self.rows
+
+
+class FrameRouter:
+    """The router of one directory.
+
+    With `mirror`, subscribers get the messages of mailboxes, too.
+    """
+
+    def __init__(self, directory: Directory, *, mirror: bool) -> None:
+        self.directory = directory
+        self.mirror = mirror
+        self._folded = FoldedFrames(directory)
+        self.shut: set[str] = set()  # boxes that take nothing, because their group does not count in their step
+
+    def route(
+        self, in_flight: InFlightBatch, rows: Rows | None, verdict_epoch: int, deadline: float, *, settle: bool = True
+    ) -> list[OutboundFrame]:
+        """Build the frames of open rows (None: all). A row that some of its mailboxes have goes only to the others.
+
+        Blocked rows go to the log, where there is one. Else they are settled here, if `settle`.
+        """
+        if in_flight.trace is not None:
+            in_flight.trace.writing(in_flight.outgoing)
+        if in_flight.reaches is not None:
+            return self._fan_out(in_flight, in_flight.reaches, rows, verdict_epoch, deadline)
+        frames: list[OutboundFrame] = []
+        if in_flight.outcome.blocks:
+            rows = in_flight.open_rows if rows is None else in_flight.still_open(rows)
+            stopped = np.zeros(in_flight.batch.rows, np.bool_)
+            stopped[np.fromiter(in_flight.stopped, np.intp)] = True
+            blocked, rows = rows[stopped[rows]], rows[~stopped[rows]]
+            if self.directory.logged and len(blocked):
+                for part in self._parts(in_flight, LOG, blocked):
+                    some = blocked if part is None else part
+                    note = logged_frames.blocked(in_flight, some)
+                    frames.append(_log_frame(in_flight, some, note, verdict_epoch, deadline))
+            elif settle and len(blocked):
+                in_flight.stop(blocked)
+        for mailbox, found in self._rows_by_mailbox(in_flight, rows).items():
+            parts = (found,) if in_flight.batch.rows == 1 else self._parts(in_flight, mailbox, found)
+            frames += [self._frame(in_flight, mailbox, part, verdict_epoch, deadline) for part in parts]
+        return frames
+
+    def _fan_out(
+        self, in_flight: InFlightBatch, reaches: Reaches, rows: Rows | None, verdict_epoch: int, deadline: float
+    ) -> list[OutboundFrame]:
+        """Build the frames of broadcasts (None: all), one row for each mailbox with a hearer."""
+        batch, frames = in_flight.outgoing, list[OutboundFrame]()
+        opened = in_flight.open_rows if rows is None else in_flight.still_open(rows)
+        senders = reaches.senders.find(batch.from_ids)
+        delivered, copies = np.zeros(batch.rows, np.int64), np.zeros(batch.rows, np.intp)
+        for mailbox, record in self.directory.records.items():
+            queue = _queue_of(mailbox, batch)
+            if queue in self.shut:
+                continue
+            reach = reaches.of(record)
+            counts = reach.hearers[senders]
+            delivered += counts
+            lacks = opened[counts[opened] > 0]
+            if queue in in_flight.placed:
+                lacks = lacks[~in_flight.placed[queue][lacks]]
+            copies[lacks] += 1
+            for part in self._folded.row_parts(batch, lacks, record):
+                data = encode(self._folded.rows_folded(batch, part, counts, reach.agents))
+                frames.append(
+                    OutboundFrame(in_flight, queue, part, len(part), data, [], None, verdict_epoch, deadline, len(data))
+                )
+        in_flight.expect_each(opened, copies[opened])
+        in_flight.outcome.pairs = PairFates(delivered, reaches.hearers[senders] - delivered)
+        alone = opened[copies[opened] == 0]
+        heard = delivered[alone] > 0
+        in_flight.settle(alone[heard], DELIVERED)
+        in_flight.settle(alone[~heard], UNDELIVERABLE)
+        return frames
+
+    def _rows_by_mailbox(self, in_flight: InFlightBatch, rows: Rows | None) -> dict[str, Rows | None]:
+        """Return which rows (None: all) go to which mailbox."""
+        directory, batch = self.directory, in_flight.batch
+        if rows is not None and not len(rows):
+            return {}
+        whole = rows is None and in_flight.left == batch.rows and not in_flight.placed
+        asker = self._asker_of(batch)
+        if asker is not None and whole:
+            in_flight.copies = None
+            return {asker: None}
+        if asker is not None:
+            opened = in_flight.open_rows if rows is None else in_flight.still_open(rows)
+            in_flight.expect(opened, 1)
+            return {asker: opened}
+        if whole and batch.rows == 1 and not self.shut:  # a lone message takes the shortest path
+            address = batch.to_ids[0], batch.topics[0]
+            listeners = directory.cached.get(address) or directory.mailboxes_of(*address)
+            if len(listeners) < 2:
+                in_flight.copies = None
+                return {listeners[0] if listeners else UNOWNED: None}
+        routes = directory.route(batch) if not self.shut else self._open_routes(batch)
+        mailboxes = directory.mailboxes(int(routes[0]))
+        if whole and len(mailboxes) < 2 and (routes == routes[0]).all():
+            in_flight.copies = None
+            return {mailboxes[0] if mailboxes else UNOWNED: None}
+        opened = in_flight.open_rows if rows is None else in_flight.still_open(rows)
+        routes = routes[opened]
+        counts = np.bincount(routes)
+        used = np.flatnonzero(counts).tolist()
+        if in_flight.placed or any(len(directory.mailboxes(route)) > 1 for route in used):
+            return self._copied_rows(in_flight, opened, routes.tolist())
+        in_flight.expect(opened, 1)
+        # Numbers of 16 bits are sorted in half the time.
+        order = np.argsort(routes.astype(np.uint16) if len(counts) <= _SHORT else routes, kind="stable")
+        found: dict[str, Rows | None] = {}
+        low = 0
+        for route in used:
+            high = low + int(counts[route])
+            found[next(iter(directory.mailboxes(route)), UNOWNED)] = opened[order[low:high]]
+            low = high
+        return found
+
+    def _asker_of(self, batch: Batch) -> str | None:
+        """Return the queue of a batch of answers; None: it is none, or its asker has gone: it goes to the agents."""
+        extension = batch.extension
+        if extension is None or extension.in_reply_to is None:
+            return None
+        if extension.asked_outside:  # the seal of the step finds out whether it has gone
+            return ASKER + extension.reply_mailbox
+        return extension.reply_mailbox if extension.reply_mailbox in self.directory.records else None
+
+    def _open_routes(self, batch: Batch) -> NDArray[np.int32]:
+        """Return the route of each message; that of nobody where all of its mailboxes are shut."""
+        routes = self.directory.route(batch)
+        for route in np.unique(routes).tolist():
+            if all(_queue_of(name, batch) in self.shut for name in self.directory.mailboxes(route)):
+                routes = np.where(routes == route, np.int32(NOBODY), routes)
+        return routes
+
+    def _copied_rows(self, in_flight: InFlightBatch, opened: Rows, routes: list[int]) -> dict[str, Rows | None]:
+        """Return which rows go to which mailbox, where some go to several, and count their copies."""
+        rows_of: dict[str, list[int]] = {}
+        nowhere: list[int] = []
+
+        def had(queue: str, row: int) -> bool:
+            return queue in in_flight.placed and bool(in_flight.placed[queue][row])
+
+        for row, route in zip(opened.tolist(), routes, strict=True):
+            queues = {name: _queue_of(name, in_flight.batch) for name in self.directory.mailboxes(route)}
+            left = [name for name, queue in queues.items() if not had(queue, row) and queue not in self.shut]
+            targets = left or ([] if in_flight.is_placed(row) else [UNOWNED])
+            for mailbox in targets:
+                rows_of.setdefault(mailbox, []).append(row)
+            if targets:
+                in_flight.expect([row], len(targets))
+            else:
+                nowhere.append(row)
+        if nowhere:
+            # The last mailbox that lacked the row is gone, and another one has it: it is delivered.
+            in_flight.settle(np.array(nowhere, np.intp), DELIVERED)
+        return {mailbox: np.array(rows) for mailbox, rows in rows_of.items()}
+
+    def _parts(self, in_flight: InFlightBatch, mailbox: str, rows: Rows | None) -> list[Rows | None]:
+        """Split rows so that each frame is within the limits of its mailbox, or within ours where there is none."""
+        record = self.directory.records.get(mailbox)
+        lines = in_flight.outgoing.lines
+        count = in_flight.batch.rows if rows is None else len(rows)
+        if lines is None or count == 1:
+            return [rows]
+        if in_flight.batch.extension is not None and self._folded.takes(in_flight, mailbox):
+            return [*self._folded.parts(in_flight, mailbox, rows, CALL_BYTES)]
+        most_rows = count if record is None else record.frame_rows
+        if lines.small and most_rows >= FRAME_ROWS:
+            most_rows = max(most_rows, COLUMN_ROWS)
+        most_bytes = _UNOWNED_BYTES if record is None else min(record.frame_bytes, CALL_BYTES)
+        row_bytes = _row_bytes(in_flight.outgoing)
+        shared = mailbox != UNOWNED or lines.index is None  # else each row is published with its own payload
+        if shared and count <= most_rows and lines.nbytes + count * row_bytes <= most_bytes:
+            return [rows]
+        if rows is None and lines.index is None:
+            rows, volumes = np.arange(count), lines.volumes + row_bytes * np.arange(1, count + 1)
+        else:
+            rows = np.arange(count) if rows is None else rows
+            volumes = np.cumsum(lines.weights[rows if lines.index is None else lines.index[rows]] + row_bytes)
+        parts: list[Rows | None] = []
+        low = 0
+        while low < count:
+            before = int(volumes[low - 1]) if low else 0
+            fitting = int(np.searchsorted(volumes, before + most_bytes, side="right"))
+            high = max(low + 1, min(low + most_rows, fitting))
+            parts.append(rows[low:high])
+            low = high
+        return parts
+
+    def _frame(
+        self, in_flight: InFlightBatch, mailbox: str, rows: Rows | None, verdict_epoch: int, deadline: float
+    ) -> OutboundFrame:
+        batch = in_flight.outgoing if rows is None else in_flight.outgoing.take(rows)
+        publish = self.publications(batch) if mailbox == UNOWNED or self.mirror else []
+        note: LoggedFrame | None = None
+        logged = self.directory.logged
+        if logged and mailbox == UNOWNED:
+            note = logged_frames.published(in_flight, batch, rows)
+        elif logged and in_flight.rewritten:
+            note, batch = logged_frames.rewritten(in_flight, batch, rows, mailbox.removeprefix(ASKER))
+        if batch.extension is not None and self._folded.takes(in_flight, mailbox):
+            data = encode(self._folded.fold(in_flight, mailbox, rows))
+        else:
+            data = b"" if mailbox == UNOWNED else encode(batch)
+        nbytes = len(data)
+        if note is not None:
+            nbytes += len(note.frame) + len(note.note)
+        if publish:
+            nbytes += sum(len(channel) + len(message) for channel, message in publish)
+        queue = mailbox if batch.extension is None else _queue_of(mailbox, batch)
+        return OutboundFrame(in_flight, queue, rows, batch.rows, data, publish, note, verdict_epoch, deadline, nbytes)
+
+    def publications(self, batch: Batch) -> list[Published]:
+        """Return the messages of a batch as subscribers of their channels get them."""
+        exp_id, lines = self.directory.exp_id, batch.lines
+        assert lines is not None
+        return [
+            Published(build_channel(exp_id, to_id, batch.topic_of(row)), lines.row(row))
+            for row, to_id in enumerate(batch.to_ids.tolist())
+        ]
+
+
+def _queue_of(mailbox: str, batch: Batch) -> str:
+    """Return the queue of a mailbox's frames; in a step, the mailbox's box for the step in which they are read."""
+    if batch.extension is None or mailbox == UNOWNED or not isinstance(batch.extension.deliver, int):
+        return mailbox
+    return box_name(mailbox, batch.extension.deliver)
+
+
+def _log_frame(
+    in_flight: InFlightBatch,
+    rows: Rows,
+    note: LoggedFrame,
+    verdict_epoch: int,
+    deadline: float,
+) -> OutboundFrame:
+    """Build a frame that only logs rows."""
+    nbytes = len(note.frame) + len(note.note)
+    return OutboundFrame(in_flight, LOG, rows, len(rows), b"", [], note, verdict_epoch, deadline, nbytes)
+
+
+def _row_bytes(batch: Batch) -> int:
+    """Return the most bytes that a message takes in a frame beside its payload."""
+    ids, lines = (batch.from_ids, batch.to_ids), batch.lines
+    columns: list[Any] = [batch.numbers, batch.topic, batch.step, batch.sent_at, None if lines is None else lines.index]
+    columns += [column for each in ids for column in (each.values, each.kinds)]
+    in_columns = sum(column.itemsize for column in columns if isinstance(column, np.ndarray))
+    in_columns += 0 if batch.extension is None else batch.extension.row_bytes
+    # A row that the header names takes an uint32 there.
+    return in_columns + sum(each.width for each in ids) + 4 * (len(batch.labels) + (batch.noted is not None))

@@ -1,0 +1,447 @@
+"""The frame sender, which writes frames into mailboxes: one call for all frames that are ready."""
+
+import asyncio
+import logging
+import time
+from itertools import islice
+
+import numpy as np
+
+from ray_messaging.addressing.directory import Directory
+from ray_messaging.common.backoff import FENCE_RETRY, REFUSED_CALL_RETRY, Backoff
+from ray_messaging.common.limits import CALL_BYTES
+from ray_messaging.errors import (
+    Closed,
+    ConfigError,
+    ConnectionFailed,
+    Fenced,
+    MailboxFull,
+    MessagingError,
+    PayloadTooLarge,
+    TransitError,
+)
+from ray_messaging.model.schema import Schemas
+from ray_messaging.observability.observer import Observer
+from ray_messaging.receipt import DELIVERED, PUBLISHED, UNDELIVERABLE
+from ray_messaging.sending import send_errors
+from ray_messaging.sending.frame_router import UNOWNED, FrameRouter, OutboundFrame
+from ray_messaging.sending.in_flight_batch import InFlightBatch, Rows
+from ray_messaging.sending.mailbox_queues import MailboxQueue, MailboxQueues
+from ray_messaging.sending.schema_checks import check_batches, fitting
+from ray_messaging.transports.values import (
+    LOG,
+    Conclusion,
+    FrameFate,
+    FramePort,
+    FrameWrite,
+    SendReply,
+    SendRequest,
+    SendStatus,
+    lost,
+)
+
+logger = logging.getLogger(__name__)
+
+# Mailboxes that are gone are forgotten once there are so many, in calls of so many.
+_GONE, _MOST_FIELDS = 64, 1_000
+_LARGE = 16 * 2**10  # bytes of a frame: to send a smaller one takes no longer than to ask whether there is room
+
+
+class FrameSender:
+    """The frames of one sender, on their way to the server.
+
+    A retry repeats the same bytes under the same seq. Where an outcome stays unknown, the sends raise OutcomeUnknown,
+    and a higher epoch is taken before anything else is sent: after that the server refuses the old frame.
+    """
+
+    def __init__(
+        self,
+        transport: FramePort,
+        directory: Directory,
+        router: FrameRouter,
+        sender: str,
+        keep_s: float,
+        observer: Observer | None = None,
+    ) -> None:
+        self.sender = sender
+        self.observer = observer
+        self.epoch = 0
+        self.transactions = 0  # that the server has, as far as is known here
+        self.subscriber_counts: list[int] = []  # of the last publications, as of the last epoch
+        self.fenced: Fenced | None = None  # why nothing can be sent any more
+        self.behind = False  # the server lost a transaction that it had confirmed
+        self.attempted = False  # a call is under way, or its reply is not processed yet
+        self.stale_verdicts: dict[InFlightBatch, Rows] = {}  # rows whose verdicts no longer count
+        self.queues = MailboxQueues()
+        self._some_refused = False  # a queue may have a head that was refused
+        self._transport = transport
+        self._directory = directory
+        self._router = router
+        self._keep_s = keep_s
+        self._first_epoch = asyncio.Lock()
+        self._fence_at: float | None = None  # loop time; None: no earlier frame, and no epoch of ours, can still arrive
+        self._directory_stale = False  # the server knows a later version
+        self._refusals = 0  # calls that the server refused whole, one after the other
+        self._refused_until = 0.0  # loop time
+        self._backoff = Backoff(REFUSED_CALL_RETRY)
+        self._routed_at = -1  # the directory's version by which the queued frames were routed
+
+    async def reload(self) -> None:
+        """Load the changes of the directory; load all of it where the server has an older version than ours."""
+        await self.refresh()
+        for mailbox in filter(self._is_gone, list(self.queues)):
+            self.queues.drop(mailbox)
+        if self.epoch:
+            await self._forget_gone()
+
+    async def refresh(self) -> None:
+        """Load the changes of the directory; what is queued stays as it is until the next send."""
+        delta = await self._transport.load_directory(self._directory.version)
+        if delta.version < self._directory.version:
+            delta = await self._transport.load_directory(-1)
+        self._directory.update(*delta)
+
+    @property
+    def schemas(self) -> Schemas:
+        """Return the schemas of subtopics, as of the directory."""
+        return self._directory.schemas
+
+    def _is_gone(self, mailbox: str) -> bool:
+        return mailbox not in {UNOWNED, LOG} and mailbox not in self._directory.records
+
+    async def _forget_gone(self) -> None:
+        """Have the server forget the last seqs of mailboxes that are gone, so that their number stays bounded."""
+        gone = list(filter(self._is_gone, self.queues.dropped()))
+        if len(gone) < _GONE or not self._transport.forgets:
+            return
+        await self.take_epoch()  # a late frame must not find its seq free when the name of a mailbox comes again
+        for low in range(0, len(gone), _MOST_FIELDS):
+            some = gone[low : low + _MOST_FIELDS]
+            await self._transport.forget(self.sender, self.epoch, some)
+            self.queues.forget(some)
+
+    async def leave(self, keep_s: float) -> None:
+        """Have the server forget this sender after so many seconds; it sends no more."""
+        if self.epoch:
+            await self._transport.leave(self.sender, self.epoch, keep_s=keep_s)
+
+    # -- epochs ---------------------------------------------------------------------------------------------------
+
+    async def begin(self) -> None:
+        """Take the first epoch, unless there is one; an earlier sender of this name is fenced."""
+        async with self._first_epoch:
+            if self.epoch == 0:
+                await self.take_epoch()
+
+    async def fence(self) -> None:
+        """Take a higher epoch if a frame may still arrive after its send has raised OutcomeUnknown."""
+        if self._fence_at is not None:
+            await self.take_epoch()
+
+    async def take_epoch(self) -> None:
+        """Take a higher epoch, and learn which frames and transactions the server has; raise Fenced.
+
+        Without an answer the server may have a higher epoch than ours, so it is asked again before anything is sent.
+        """
+        confirmed = self.transactions
+        if self.epoch:
+            self._fence_at = asyncio.get_running_loop().time()
+        try:
+            state = await self._transport.take_sender_epoch(self.sender, keep_s=self._keep_s, held=self.epoch or None)
+        except Fenced as error:
+            self.fenced, self._fence_at = error, None
+            raise
+        self.epoch, self._fence_at = state.epoch, None
+        self.transactions, self.subscriber_counts = state.transactions, state.takers
+        self.queues.set_written(state.last)
+        for mailbox, queue in list(self.queues.items()):
+            last = state.last.get(mailbox, 0)
+            # The frames of a call whose reply was lost are at the head of their queue.
+            for _ in range(min(last - queue.written, queue.attempted)):
+                self.written(queue.frames.popleft(), state.takers)
+            queue.written, queue.attempted = last, 0
+        self.behind |= self.transactions < confirmed
+
+    # -- sending --------------------------------------------------------------------------------------------------
+
+    def load(self, in_flight: InFlightBatch, rows: Rows | None, verdict_epoch: int, deadline: float) -> None:
+        """Queue the frames of rows of a batch (None: all), which passed under a verdict epoch."""
+        if not in_flight.left:
+            return
+        if self._routed_at != self._directory.version:
+            self._reroute()
+        if self.schemas:
+            rows = fitting(self.schemas, in_flight, rows)
+            if rows is not None and not len(rows):
+                return
+        queues = self.queues
+        for frame in self._router.route(in_flight, rows, verdict_epoch, deadline):
+            queue = queues.get(frame.mailbox) or queues.queue_of(frame.mailbox)
+            queue.frames.append(frame)
+
+    def route_all(self, in_flight: InFlightBatch, verdict_epoch: int, deadline: float) -> list[OutboundFrame]:
+        """Build the frames of a whole transaction, and queue none; raise PayloadMismatch."""
+        if self.schemas:
+            check_batches(self.schemas, [in_flight.batch])
+        return self._router.route(in_flight, None, verdict_epoch, deadline, settle=False)
+
+    @property
+    def directory_version(self) -> int:
+        """Return the version of the directory as it is known here."""
+        return self._directory.version
+
+    @property
+    def retry_at(self) -> float | None:
+        """Return when to try again (loop time); None: nothing waits."""
+        queued = self.queues.retry_at
+        if queued is not None:
+            queued = max(queued, self._refused_until)
+        return min((time for time in (queued, self._fence_at) if time is not None), default=None)
+
+    async def send(self) -> None:
+        """Write all that can be written now; raises Fenced."""
+        try:
+            if self._fence_at is not None:
+                await self.take_epoch()
+            if self._some_refused:
+                await self._look_for_room()
+            while not self.stale_verdicts and self._refused_until <= asyncio.get_running_loop().time():
+                if self._directory_stale:
+                    await self.reload()
+                    self._directory_stale = False
+                # The receiving side reloads the directory, too: queued frames may be routed by an old one.
+                if self._routed_at != self._directory.version:
+                    self._reroute()
+                ready = self.next_call()
+                if not ready:
+                    break
+                reply = await self.exchange(ready, ready[0][0].verdict_epoch)
+                self.attempted = reply.repeated
+                await self._process(reply, ready)
+                self.attempted = False
+        except MailboxFull as error:  # the server's memory is full, and it took nothing
+            self.attempted = False
+            self.abandon(error)
+        except (TransitError, ConfigError, Closed) as error:
+            self.lose(error)
+
+    async def _look_for_room(self) -> None:
+        """Ask whether there is room for large refused frames, because the server is slow to refuse them again."""
+        self._some_refused = any(queue.refused for queue in self.queues.values())
+        for queue in self.queues.refused(asyncio.get_running_loop().time()):
+            head = queue.frames[0]
+            if len(head.data) < _LARGE:  # as are frames that only publish or log
+                continue
+            why = await self._transport.still_full(head.mailbox, head.count, len(head.data))
+            if why is not None:
+                self._try_later(queue, why)
+
+    def next_call(self) -> list[tuple[OutboundFrame, int]]:
+        """Return the frames of the next call with their seqs, all with the same verdict epoch."""
+        ready: list[tuple[OutboundFrame, int]] = []
+        volume, now = 0, asyncio.get_running_loop().time()
+        for queue in self.queues.values():
+            if not queue.frames or queue.retry_at > now:
+                continue
+            for seq, frame in enumerate(queue.frames, queue.written + 1):
+                volume += frame.nbytes
+                if ready and (frame.verdict_epoch != ready[0][0].verdict_epoch or volume > CALL_BYTES):
+                    break
+                ready.append((frame, seq))
+                queue.attempted += 1
+                if frame.mailbox == UNOWNED:
+                    break  # the server keeps one list of subscriber counts for a repeated call
+                if queue.refused:
+                    break  # the head was refused; until it is written, the rest would be refused, too
+        return ready
+
+    async def exchange(
+        self, frames: list[tuple[OutboundFrame, int]], verdict_epoch: int, conclusion: Conclusion | None = None
+    ) -> SendReply:
+        """Make one call with frames and their seqs. The caller clears `attempted` once it has processed the reply."""
+        writes = writes_of(frames)
+        version = self._directory.version
+        self.attempted = True
+        began = time.perf_counter()
+        reply = await self._transport.send(
+            SendRequest(self.sender, self.epoch, version, verdict_epoch, writes, conclusion)
+        )
+        if self.observer is not None:
+            self.observer.call_made(len(frames), time.perf_counter() - began)
+        return reply
+
+    async def _process(self, reply: SendReply, sent: list[tuple[OutboundFrame, int]]) -> None:
+        if reply.status in (SendStatus.FENCED, SendStatus.LOST):
+            raise self.end(reply, [frame for frame, _ in sent])
+        if reply.status is SendStatus.RESTORED:
+            await self.recover(reply)
+            self._back_off(reply.status)
+            return
+        refused: list[tuple[OutboundFrame, FrameFate]] = []
+        for (frame, _), fate in zip(sent, reply.fates, strict=True):
+            if fate is FrameFate.WRITTEN or fate is FrameFate.DUPLICATE:
+                queue = self.queues[frame.mailbox]
+                queue.frames.popleft()
+                queue.written += 1
+                queue.attempted -= 1
+                if queue.refused:
+                    queue.reset()
+                self.written(frame, reply.takers)
+            else:
+                refused.append((frame, fate))
+        if self._refusals and len(refused) < len(sent):
+            self._refusals, self._refused_until = 0, 0.0
+            self._backoff.reset()
+        if refused or reply.status is not SendStatus.OK:
+            await self._process_refusals(reply, refused)
+
+    async def _process_refusals(self, reply: SendReply, refused: list[tuple[OutboundFrame, FrameFate]]) -> None:
+        if FrameFate.GAP in reply.fates:
+            logger.error("the server lost messages that it had taken from %s: was it restored?", self.sender)
+        if FrameFate.GAP in reply.fates or (refused and reply.repeated):
+            # A late attempt must not find its seq free, nor its frame changed.
+            await self.take_epoch()
+        for frame, _ in refused:
+            self.queues[frame.mailbox].attempted = 0
+        await self._prepare_next(reply.status, refused)
+
+    async def _prepare_next(self, status: SendStatus, refused: list[tuple[OutboundFrame, FrameFate]]) -> None:
+        """Remove the cause of a refusal, or wait until it is gone; fail what it can never be gone for."""
+        if status is SendStatus.STALE_DIRECTORY:
+            self._directory_stale = True
+            self._back_off(status)
+        elif status is SendStatus.STALE_VERDICTS:
+            for frame in self.queues.take_all():
+                rows = self.stale_verdicts.get(frame.in_flight, np.zeros(0, np.intp))
+                self.stale_verdicts[frame.in_flight] = np.union1d(rows, frame.batch_rows())
+        elif gone := {frame.mailbox for frame, fate in refused if fate is FrameFate.GONE}:
+            await self.reload()
+            self._reroute()
+            for queue in [self.queues[mailbox] for mailbox in gone & self.queues.keys()]:
+                if queue.frames:  # the directory has its mailbox still
+                    self._try_later(queue, FrameFate.GONE)
+        else:
+            for frame, fate in refused:
+                queue = self.queues[frame.mailbox]
+                if queue.frames and queue.frames[0] is frame:  # else it waits behind another one
+                    self._process_refused(queue, status, fate)
+
+    def _process_refused(self, queue: MailboxQueue, status: SendStatus, fate: FrameFate) -> None:
+        frame = queue.frames[0]
+        if status is SendStatus.UNJUDGED:
+            queue.frames.popleft()
+            frame.in_flight.fail(frame.batch_rows(), send_errors.no_verdicts())
+        elif fate is FrameFate.TOO_LARGE:
+            queue.frames.popleft()
+            frame.in_flight.fail(frame.batch_rows(), self.too_large(frame))
+        else:
+            self._try_later(queue, fate)
+
+    def _try_later(self, queue: MailboxQueue, why: FrameFate) -> None:
+        """Try a refused head again after a pause; fail the frames that are past their deadline."""
+        now = asyncio.get_running_loop().time()
+        self._fail_late(queue, why, now)
+        queue.back_off(now)
+        self._some_refused = True
+
+    def _back_off(self, why: SendStatus) -> None:
+        """Pause after a call that was refused whole, the second in a row; fail all frames past their deadline."""
+        now = asyncio.get_running_loop().time()
+        self._refusals += 1
+        if self._refusals > 1:
+            self._refused_until = now + self._backoff.next_pause()
+        for queue in self.queues.values():
+            self._fail_late(queue, why, now)
+
+    def _fail_late(self, queue: MailboxQueue, why: FrameFate | SendStatus, now: float) -> None:
+        for frame in queue.take_late(now):
+            error = send_errors.refused(frame, why)
+            frame.in_flight.fail(frame.batch_rows(), error)
+
+    def too_large(self, frame: OutboundFrame) -> PayloadTooLarge:
+        """Build the error for a frame that its mailbox can never take."""
+        record = self._directory.records.get(frame.mailbox)
+        return send_errors.too_large(frame, 0 if record is None else 4 * record.frame_bytes)  # see `Record`
+
+    def _reroute(self) -> None:
+        """Route by the new directory all that waits."""
+        self._routed_at = self._directory.version
+        # Rows of one batch may have passed under several verdict epochs, and at several times.
+        found: dict[tuple[InFlightBatch, int, float], list[Rows]] = {}
+        for frame in self.queues.take_all():
+            key = (frame.in_flight, frame.verdict_epoch, frame.deadline)
+            found.setdefault(key, []).append(frame.batch_rows())
+        for (in_flight, verdict_epoch, deadline), rows in found.items():
+            self.load(in_flight, np.unique(np.concatenate(rows)), verdict_epoch, deadline)
+
+    # -- written frames -------------------------------------------------------------------------------------------
+
+    def written(self, frame: OutboundFrame, subscriber_counts: list[int]) -> None:
+        """Give the rows of a frame that the server has their fate."""
+        if frame.mailbox == LOG:
+            frame.in_flight.stop(frame.batch_rows())
+            return
+        if self.observer is not None and frame.mailbox != UNOWNED:
+            self.observer.frame_written(frame.mailbox, frame.count, len(frame.data))
+        if frame.mailbox != UNOWNED:
+            frame.in_flight.deliver(frame.rows, frame.mailbox, DELIVERED)
+            return
+        fates = np.where(np.array(subscriber_counts) > 0, PUBLISHED, UNDELIVERABLE).astype(np.uint8)
+        if frame.in_flight.copies is not None:
+            frame.in_flight.copies[frame.batch_rows()] = 0
+        if np.any(fates == UNDELIVERABLE):
+            frame.in_flight.outcome.keep_addresses(frame.in_flight.batch)
+        frame.in_flight.settle(frame.batch_rows(), fates)
+
+    # -- failures -------------------------------------------------------------------------------------------------
+
+    async def recover(self, reply: SendReply) -> None:
+        """Go on with a server that was restored from data older than our epoch."""
+        logger.error("the server lost what %s had sent since it began: was it restored from older data?", self.sender)
+        self.attempted = reply.repeated
+        await self.take_epoch()
+        await self.reload()
+        self._reroute()
+
+    def end(self, reply: SendReply, frames: list[OutboundFrame]) -> Fenced:
+        """Give up for good, as the name has a successor or the server lost it; return the error.
+
+        An earlier attempt of these frames may have been written.
+        """
+        for frame in frames if reply.repeated else ():
+            frame.in_flight.fail(frame.batch_rows(), send_errors.taken_over())
+        self.attempted = False
+        error = (send_errors.fenced if reply.status is SendStatus.FENCED else lost)(self.sender, self.epoch)
+        self.abandon(error)
+        return error
+
+    def lose(self, cause: TransitError | ConfigError | Closed) -> MessagingError:
+        """Fail all that waits, as the server cannot be reached; return the error of the frames under way."""
+        if self.attempted and not (isinstance(cause, ConnectionFailed | Closed) and cause.unsent):
+            self._fence_at = asyncio.get_running_loop().time()
+            error: MessagingError = send_errors.unknown(cause)
+        else:
+            error = cause  # the server never got these
+        self.attempted = False
+        if self._fence_at is not None:
+            self._fence_at = asyncio.get_running_loop().time() + FENCE_RETRY.first_s
+        self.abandon(error)
+        return error
+
+    def abandon(self, error: MessagingError) -> None:
+        """Fail all that waits; the frames of a call under way have an unknown outcome."""
+        if self.attempted:
+            self.attempted, self._fence_at = False, asyncio.get_running_loop().time()
+            for queue in self.queues.values():
+                for frame in islice(queue.frames, queue.attempted):
+                    frame.in_flight.fail(frame.batch_rows(), send_errors.cut_off(error))
+        stale, self.stale_verdicts = self.stale_verdicts, {}
+        for in_flight, rows in stale.items():
+            in_flight.fail(rows, error)
+        for frame in self.queues.take_all():
+            frame.in_flight.fail(frame.batch_rows(), error)
+
+
+def writes_of(frames: list[tuple[OutboundFrame, int]]) -> list[FrameWrite]:
+    """Return frames with their seqs as a transport writes them."""
+    return [FrameWrite(frame.mailbox, seq, frame.count, frame.data, frame.publish, frame.note) for frame, seq in frames]

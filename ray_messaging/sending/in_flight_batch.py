@@ -1,0 +1,322 @@
+"""The batch in flight: the state of each row, from its verdict to its receipt."""
+
+import time
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_messaging.errors import MessagingError, OutcomeUnknown
+from ray_messaging.interception.verdicts import BatchVerdict
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.payloads import Payloads
+from ray_messaging.observability.observer import Observer
+from ray_messaging.receipt import BLOCKED, UNKNOWN, Outcome, Receipts, set_receipts
+from ray_messaging.sending.pending_batch import PendingBatch, Reaches
+
+if TYPE_CHECKING:
+    from ray_messaging.observability.tracing.tracer import SentBatch
+
+
+Rows = NDArray[np.intp]
+
+
+class BatchOwner(Protocol):
+    """The object that gets the news of a batch in flight."""
+
+    def rows_done(self, rows: int, nbytes: int) -> None:
+        """Note that so many rows, with so many bytes of payload, have their fate or error."""
+
+    def batch_done(self, batch: "InFlightBatch") -> None:
+        """Note that all rows have their fate or error."""
+
+
+class InFlightBatch:
+    """A batch between its verdicts and its receipts.
+
+    A row is open until it gets a fate or an error, which happens once. `batch` is the batch as it was accepted, which
+    the rules judge; `outgoing` is the batch that is written: with labels, and with the payloads that a rule rewrote.
+    `placed` marks, for each mailbox that has rows which others lack, or have lacked, the rows that it has. `copies`
+    counts the mailboxes that still lack a row (None: no row goes to more than one). `left` is the number of open rows.
+    """
+
+    __slots__ = (
+        "_open",
+        "_owner",
+        "_pending",
+        "_told",
+        "_weights",
+        "batch",
+        "copies",
+        "errors",
+        "labels",
+        "left",
+        "outcome",
+        "outgoing",
+        "placed",
+        "rewritten",
+    )
+
+    def __init__(self, pending: PendingBatch, batch: Batch, owner: BatchOwner) -> None:
+        self.batch = self.outgoing = batch
+        self.outcome = Outcome(batch)
+        self.errors: dict[int, MessagingError] = {}
+        self.copies: NDArray[np.intp] | None = None
+        self.placed: dict[str, NDArray[np.bool_]] = {}
+        self.rewritten: dict[int, tuple[str, bytes]] = {}
+        self.labels: dict[str, set[int]] = {}
+        self.left = batch.rows
+        self._pending = pending
+        self._owner = owner
+        self._open: NDArray[np.bool_] | None = None  # by row; None: all rows are open, or none is
+        self._told = False
+        self._weights: RowWeights | None = None
+
+    @property
+    def checked(self) -> int:
+        """Return the version of the schemas by which the payloads were checked; 0: by none."""
+        return self._pending.checked
+
+    @checked.setter
+    def checked(self, version: int) -> None:
+        self._pending.checked = version
+
+    def row_in_call(self, row: int) -> int | None:
+        """Return the number of a row in the call that sends it; None: it was sent by itself."""
+        if self._pending.call_row is not None:
+            return self._pending.call_row + row
+        for bulk in self._pending.bulks:
+            if bulk.low <= row < bulk.high and bulk.call_row is not None:
+                return bulk.call_row + row - bulk.low
+        return None
+
+    @property
+    def reaches(self) -> Reaches | None:
+        """Return the reach of the audience where each row is a broadcast; None: each is a message."""
+        return self._pending.reaches
+
+    @property
+    def trace(self) -> "SentBatch | None":
+        """Return the spans of a traced batch."""
+        return self._pending.trace
+
+    def is_placed(self, row: int) -> bool:
+        """Tell whether some mailbox has a row that goes to several."""
+        return any(rows[row] for rows in self.placed.values())
+
+    @property
+    def open(self) -> bool:
+        """Tell whether some row is open."""
+        return self.left > 0
+
+    @property
+    def open_rows(self) -> Rows:
+        """Return the open rows."""
+        return np.flatnonzero(self._opened())
+
+    def _opened(self) -> NDArray[np.bool_]:
+        if self._open is None:
+            self._open = np.full(self.batch.rows, self.left > 0)
+        return self._open
+
+    def still_open(self, rows: Rows) -> Rows:
+        """Return those of some rows that are open."""
+        return rows[self._opened()[rows]]
+
+    @property
+    def stopped(self) -> dict[int, tuple[str, str]]:
+        """Return the blocked rows, with rule and reason, whether or not the log has them yet."""
+        return self.outcome.blocks
+
+    # -- verdicts -------------------------------------------------------------------------------------------------
+
+    def apply(self, verdict: BatchVerdict, rows: Rows | None = None) -> None:
+        """Apply the verdicts on some rows (None: all), in place of earlier ones.
+
+        A row that some mailbox has keeps the verdict under which it was written.
+        """
+        if not (verdict.blocked or verdict.rewritten or verdict.labels) and self.outgoing is self.batch:
+            return
+        asked, still = None if rows is None else set(rows.tolist()), self._opened()
+
+        def fresh(row: int) -> bool:
+            return bool(still[row]) and not self.is_placed(row) and (asked is None or row in asked)
+
+        blocks = self.outcome.blocks
+        for row in [row for row in blocks if fresh(row)]:
+            del blocks[row]
+        blocks.update((row, why) for row, why in verdict.blocked.items() if fresh(row))
+        self.rewritten = {row: change for row, change in self.rewritten.items() if not fresh(row)}
+        self.rewritten.update((row, change) for row, change in verdict.rewritten.items() if fresh(row))
+        for name in dict.fromkeys((*self.labels, *verdict.labels)):  # in the order of the rules
+            kept = {row for row in self.labels.get(name, ()) if not fresh(row)}
+            self.labels[name] = kept | {row for row in verdict.labels.get(name, ()) if fresh(row)}
+        self.outgoing = self.batch.with_payloads({row: line for row, (_, line) in self.rewritten.items()})
+        self.outgoing.labels = {
+            name: np.array(sorted(found), np.uint32) for name, found in self.labels.items() if found
+        }
+
+    def stop(self, rows: Rows) -> None:
+        """Settle rows as blocked."""
+        self.settle(rows, BLOCKED)
+
+    # -- fates ----------------------------------------------------------------------------------------------------
+
+    def expect(self, rows: Iterable[int], copies: int) -> None:
+        """Note how many mailboxes rows are written to."""
+        if self.copies is None:
+            if copies == 1:
+                return
+            self.copies = np.ones(self.batch.rows, np.intp)
+        self.copies[np.fromiter(rows, np.intp)] = copies
+
+    def expect_each(self, rows: Rows, copies: NDArray[np.intp]) -> None:
+        """Note how many mailboxes each of some rows is written to."""
+        self.copies = np.ones(self.batch.rows, np.intp) if self.copies is None else self.copies
+        self.copies[rows] = copies
+
+    def deliver(self, rows: Rows | None, mailbox: str, fate: int) -> None:
+        """Note that a mailbox has some rows (None: all). A row is settled when all of its mailboxes have it."""
+        if self.copies is None:
+            self.settle(rows, fate)
+            return
+        rows = np.arange(self.batch.rows) if rows is None else rows
+        self.placed.setdefault(mailbox, np.zeros(self.batch.rows, np.bool_))[rows] = True
+        self.copies[rows] -= 1
+        self.settle(rows[self.copies[rows] == 0], fate)
+
+    def settle(self, rows: Rows | None, fate: "int | NDArray[np.uint8]") -> None:
+        """Give some rows (None: all), those that are open, their fate."""
+        if rows is None and self.left == self.batch.rows:
+            self.outcome.settle(None, fate)
+            self._open, self.left = None, 0
+            self._owner.rows_done(self.batch.rows, 0 if self.batch.lines is None else self.batch.lines.nbytes)
+        else:
+            rows = np.arange(self.batch.rows) if rows is None else rows
+            mine = self._opened()[rows]
+            rows = rows[mine]
+            self.outcome.settle(rows, fate if isinstance(fate, int) else fate[mine])
+            self._close(rows)
+        self._tell(rows)
+
+    def fail(self, rows: Rows | None, error: MessagingError) -> None:
+        """Give some rows (None: all), those that are open, an error instead of a fate."""
+        lost = self.open_rows if rows is None else self.still_open(rows)
+        self.errors.update(dict.fromkeys(lost.tolist(), error))
+        for row in lost.tolist():
+            self.outcome.blocks.pop(row, None)
+        self._close(lost)
+        self._tell(lost)
+
+    def give_up(self, error: MessagingError) -> MessagingError:
+        """Give all open rows an error; return it with the receipts of the other rows."""
+        self.fail(None, error)
+        return self._error_of(0, self.batch.rows) if self.errors else error
+
+    def _close(self, rows: Rows) -> None:
+        if len(rows):
+            self._opened()[rows] = False
+            self.left -= len(rows)
+            self._owner.rows_done(len(rows), self._freed(rows))
+
+    def _freed(self, rows: Rows) -> int:
+        """Return the bytes of payload that belong to rows that were just closed."""
+        lines = self.batch.lines
+        if lines is None:
+            return 0
+        if self._weights is None:
+            if not self.left:
+                return lines.nbytes
+            self._weights = RowWeights(lines)
+        return self._weights.take(rows) if self.left else self._weights.rest
+
+    # -- receipts -------------------------------------------------------------------------------------------------
+
+    def _tell(self, rows: Rows | None) -> None:
+        """Give the futures of rows that were just closed (None: all) their receipts or errors."""
+        pending = self._pending
+        if self._told or (self.left and not pending.singles and len(pending.bulks) == 1):  # it waits for all rows
+            return
+        self.outcome.done_at = time.time()
+        all_rows = rows is None or (not self.left and len(rows) == self.batch.rows and not self.errors)
+        if all_rows and pending.all_single:
+            set_receipts(pending.singles, self.outcome)  # type: ignore[arg-type]  # none of them is None
+        else:
+            self._tell_some(rows)
+        if not self.left:
+            self._told = True
+            self._owner.batch_done(self)
+
+    def _tell_some(self, rows: Rows | None) -> None:
+        fates, singles = self.outcome.fates, self._pending.singles
+        some = () if not singles else range(len(singles)) if rows is None else rows.tolist()
+        for row in some:
+            future = singles[row]
+            if future is None or future.done():
+                continue
+            if row in self.errors:
+                future.set_exception(self._error_of(row, row + 1))
+            else:
+                future.set_result(self.outcome.receipt(row))
+        for low, high, bulk, _ in self._pending.bulks:
+            unknown = np.flatnonzero(fates[low:high] == UNKNOWN) + low
+            # Most often nothing has failed, and there is no need to look at each row.
+            if bulk.done() or len(unknown) > len(self.errors):
+                continue
+            if any(row not in self.errors for row in unknown.tolist()):
+                continue
+            if len(unknown):
+                bulk.set_exception(self._error_of(low, high))
+            else:
+                bulk.set_result(Receipts([(self.outcome, low, high)]))
+
+    def _error_of(self, low: int, high: int) -> MessagingError:
+        """Build the error of some rows, with the receipts of those that have one and the ids of the others."""
+        rows = [row for row in range(low, high) if row in self.errors]
+        error = min((self.errors[row] for row in rows), key=lambda found: not isinstance(found, OutcomeUnknown))
+        others = [found for found in dict.fromkeys(self.errors[row] for row in rows) if type(found) is not type(error)]
+        text = str(error.args[0])
+        if isinstance(error, OutcomeUnknown) and others:
+            # To send all of them again would send some twice.
+            text += f". Others of these failed for another reason: {others[0]}"
+        facts = {key: value for key, value in vars(error).items() if key not in {"receipts", "message_ids"}}
+        made = type(error)(text, **facts)
+        codes = self.outcome.codes
+        made.receipts = [self.outcome.receipt(row) if codes[row] != UNKNOWN else None for row in range(low, high)]
+        made.message_ids = [self.outcome.message_id(row) for row in rows]
+        made.__cause__ = error.__cause__
+        return made
+
+
+class RowWeights:
+    """The bytes of payload of rows; a payload that several rows share belongs to the last of them that is closed."""
+
+    __slots__ = ("_index", "_open", "_weights", "rest")
+
+    def __init__(self, lines: Payloads) -> None:
+        self.rest = lines.nbytes  # of the rows that are open
+        self._index = lines.index
+        self._weights = lines.weights
+        # By line: how many rows are open.
+        self._open = None if lines.index is None else np.bincount(lines.index, minlength=lines.count)
+
+    def take(self, rows: Rows) -> int:
+        """Return the bytes of rows that are closed now; each row is passed once."""
+        if self._index is None or self._open is None:
+            freed = int(self._weights[rows].sum())
+        else:
+            used, counts = np.unique(self._index[rows], return_counts=True)
+            self._open[used] -= counts
+            freed = int(self._weights[used[self._open[used] == 0]].sum())
+        self.rest -= freed
+        return freed
+
+
+def tell_fates(observer: Observer, outcome: Outcome) -> None:
+    """Tell an observer the fates of a batch, and the numbers that each rule blocked."""
+    if len(outcome):
+        observer.batch_sent(outcome.fates, outcome.consumption(0))
+    for rule, messages in Counter(rule for rule, _ in outcome.blocks.values()).items():
+        observer.messages_blocked(rule, messages)

@@ -1,0 +1,106 @@
+"""The checks of messages before they are accepted."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from ray_messaging.addressing.channels import OMITTED, AgentId, SenderId, check_id, check_recipient, parse_channel
+from ray_messaging.model.agent_sets import AgentSet
+from ray_messaging.model.columns import IdColumn, encode_payload
+from ray_messaging.outgoing import Outgoing
+from ray_messaging.sending.bulk_input import AllowedSenders, ColumnChunk, columns_of, entries_of, no_from_id
+from ray_messaging.sending.pending_batch import Entry
+
+_ADDRESSES_KEPT = 200_000
+
+
+class CheckedMessage(NamedTuple):
+    """One message as it is accepted; `line` is the payload as JSON."""
+
+    from_id: AgentId | None
+    to_id: AgentId | None
+    topic: str
+    line: bytes
+
+
+class MessageChecks:
+    """The checks of one messager's messages.
+
+    Args: with `user_is_explicit`, a from_id of None is the user; else it may have been left out, which is refused where
+    only some agents may send.
+    """
+
+    def __init__(self, exp_id: str, name: str, payload_bytes: int, *, user_is_explicit: bool = False) -> None:
+        self.addresses: dict[str, tuple[AgentId | None, str]] = {}  # channels that were parsed already
+        self.known: set[int] | None = None  # int ids that may send, as far as they were looked up; None: all may
+        self._name = name
+        self._exp_id = exp_id
+        self._payload_bytes = payload_bytes
+        self._user_is_explicit = user_is_explicit
+        self._allowed: AllowedSenders | None = None
+
+    def allow_only(self, agents: AgentSet) -> None:
+        """Accept messages of these agents, and of those of earlier calls, and of no others."""
+        self._allowed = self._allowed or AllowedSenders(self._name)
+        self._allowed.add(agents)
+        self.known = self._allowed.known
+
+    def refuse(self, agents: AgentSet) -> None:
+        """Accept no messages of these agents any more, where only some agents may send."""
+        if self._allowed is not None:
+            self._allowed.remove(agents)
+
+    def address(self, channel: str) -> tuple[AgentId | None, str]:
+        """Return the agent (None: none) and the topic of a channel; raise InvalidAddress."""
+        known = self.addresses
+        try:
+            return known[channel]
+        except KeyError:
+            agent_id, topic = parse_channel(self._exp_id, channel)
+        except TypeError:  # unhashable
+            return parse_channel(self._exp_id, channel)
+        if len(known) >= _ADDRESSES_KEPT:
+            known.clear()  # all are parsed anew
+        known[channel] = agent_id, topic  # a plain tuple, which is the fastest to unpack
+        return agent_id, topic
+
+    def checked(self, channel: str, payload: object, from_id: SenderId, to_id: AgentId | None) -> CheckedMessage:
+        """Return a message as it is accepted.
+
+        Raises: InvalidAddress, UnknownSender, InvalidPayload, PayloadTooLarge.
+        """
+        recipient, topic = self.address(channel)
+        if to_id is not None and (to_id.__class__ is not int or to_id != recipient):
+            recipient = check_recipient(channel, recipient, to_id)
+        return self.addressed(from_id, recipient, topic, payload)
+
+    def addressed(self, from_id: SenderId, to_id: AgentId | None, topic: str, payload: object) -> CheckedMessage:
+        """Return a message to an address that is known to be valid. Raises as `checked`."""
+        if from_id is None or from_id is OMITTED:
+            if self._allowed is not None and (from_id is OMITTED or not self._user_is_explicit):
+                raise no_from_id(self._name)
+            from_id = None
+        else:
+            from_id = check_id(from_id)
+            if self._allowed is not None:
+                self._allowed.check(from_id)
+        return CheckedMessage(from_id, to_id, topic, encode_payload(payload, self._payload_bytes))
+
+    def entries(self, messages: Sequence[Outgoing]) -> list[Entry]:
+        """Check and encode messages; raises as `checked`, before any is sent."""
+        group = None if self._allowed is None else self._name
+        entries = entries_of(messages, self.address, self._payload_bytes, group)
+        if self._allowed is not None:
+            self._allowed.check_all(entry.from_id for entry in entries)
+        return entries
+
+    def columns(self, from_ids: object, to_ids: object, payloads: object) -> list[ColumnChunk]:
+        """Check and encode columns; raises as `checked`, and InvalidColumns, before anything is sent."""
+        chunks = columns_of(from_ids, to_ids, payloads, self._payload_bytes)
+        self.check_senders(chunk.from_ids for chunk in chunks)
+        return chunks
+
+    def check_senders(self, columns: Iterable[IdColumn]) -> None:
+        """Raise UnknownSender where one of these ids may not send."""
+        if self._allowed is not None:
+            for column in columns:
+                self._allowed.check_column(column)

@@ -1,0 +1,342 @@
+"""Batches that wait to be sent: their rows, and the futures of their receipts."""
+
+import asyncio
+from asyncio import Future
+from collections.abc import Callable, Sequence
+from struct import pack
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_messaging.addressing.channels import AgentId
+from ray_messaging.addressing.directory import Record
+from ray_messaging.audiences.edges import Edges
+from ray_messaging.audiences.folding import agents_digest
+from ray_messaging.common.limits import BATCH_BYTES, BATCH_ROWS
+from ray_messaging.errors import MessagingError, PayloadTooLarge, TransactionError
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.columns import IdColumn, PayloadColumn
+from ray_messaging.model.extension import Behind, Extension
+from ray_messaging.model.message_ids import MessageIdColumn
+from ray_messaging.model.payloads import Payloads
+from ray_messaging.receipt import Receipt, Receipts
+from ray_messaging.transports.values import Conclusion
+
+if TYPE_CHECKING:
+    from ray_messaging.message import Message
+    from ray_messaging.observability.tracing.tracer import SentBatch
+
+
+_EXPECTS = np.ones(1, np.bool_)  # of a lone question: to make it takes as long as all else of the extension
+_EXPECTS.flags.writeable = False
+
+
+class Questions(NamedTuple):
+    """Questions, whose answers go to a mailbox.
+
+    `sealed` gets each batch of them, once its messages have their ids and before it is sent, with the futures of the
+    answers to questions that were asked one by one.
+    """
+
+    mailbox: str
+    sealed: "Callable[[Batch, list[Future[Message]]], None]"
+
+
+class Replies(NamedTuple):
+    """Answers for a mailbox; those that `failed` say that a handler did."""
+
+    mailbox: str
+    failed: bool = False
+
+
+class ConversationRows(msgspec.Struct, eq=False):
+    """The rows of one batch, all questions or all answers: the ids that they answer, the futures of their answers.
+
+    `behind` has the handlers that wait for the answer to a question, by row.
+    """
+
+    kind: Questions | Replies
+    in_reply_to: list[str] = msgspec.field(default_factory=list)
+    answers: "list[Future[Message]]" = msgspec.field(default_factory=list)
+    behind: Behind = msgspec.field(default_factory=dict)
+
+    def extend(self, batch: Batch) -> Batch:
+        """Give a sealed batch the columns of its questions or answers."""
+        if isinstance(self.kind, Replies):
+            replies = MessageIdColumn.of(self.in_reply_to)
+            batch.extension = Extension(in_reply_to=replies, reply_mailbox=self.kind.mailbox, failed=self.kind.failed)
+        else:
+            expects = _EXPECTS if batch.rows == 1 else np.ones(batch.rows, np.bool_)
+            batch.extension = Extension(expects_answer=expects, reply_mailbox=self.kind.mailbox, behind=self.behind)
+            self.kind.sealed(batch, self.answers)
+        return batch
+
+
+class Senders(Protocol):
+    """The agents that may broadcast, each with a place."""
+
+    column: IdColumn
+
+    def find(self, column: IdColumn) -> NDArray[np.int64]:
+        """Return the place of each id."""
+
+
+class Reach(NamedTuple):
+    """The agents of a mailbox, by their digest, and how many of them hear each sender, by its place."""
+
+    record: Record
+    agents: bytes
+    hearers: NDArray[np.int64]
+
+
+class Reaches:
+    """The reach of some senders, in one audience's version and under one subtopic, into each mailbox.
+
+    It is found once for each record. `hearers` is how many each sender has in all.
+    """
+
+    def __init__(self, edges: Edges, senders: Senders, topic: str) -> None:
+        self.edges = edges
+        self.senders = senders
+        self.hearers = edges.counts(senders.column)
+        self._topic = topic
+        self._found: dict[str, Reach] = {}
+
+    def of(self, record: Record) -> Reach:
+        """Return the reach into a mailbox."""
+        found = self._found.get(record.mailbox)
+        if found is None or found.record is not record:
+            agents = record.agents(self._topic)
+            hearers = self.edges.toward(agents).counts(self.senders.column)
+            found = self._found[record.mailbox] = Reach(record, agents_digest(agents), hearers)
+        return found
+
+
+LARGE_LINE = BATCH_BYTES // BATCH_ROWS
+
+
+class Entry(NamedTuple):
+    """One payload for one or more recipients (None: the channel is no agent's)."""
+
+    from_id: AgentId | None
+    to_ids: list[AgentId | None]
+    topic: str
+    line: bytes
+
+
+class BulkWaiter(NamedTuple):
+    """The future of a bulk send, with the rows from `low` to `high`; `call_row` is the first one's number."""
+
+    low: int
+    high: int
+    future: "asyncio.Future[Receipts]"
+    call_row: int | None = None
+
+
+def _new_future() -> "asyncio.Future[Receipts]":
+    future: asyncio.Future[Receipts] = asyncio.get_running_loop().create_future()
+    # A cancelled caller no longer reads the error.
+    future.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return future
+
+
+class PendingBatch(msgspec.Struct, eq=False):
+    """Rows that will go as one batch, and the futures of their receipts.
+
+    `singles` holds a future per row for messages sent one by one (None: a row of a bulk send; empty: there is none).
+    `bulks` holds the futures of bulk sends. With `all_single` each row has a future of its own. `checked` is the
+    version of the schemas by which the payloads were checked (0: by none). `call_row` is the number of the first row in
+    the call that sends it (None: it has messages of several calls). With `reaches` each row is a broadcast,
+    which no rule judges. `trace` has the spans of a traced batch.
+    """
+
+    step: int | None
+    singles: "Sequence[asyncio.Future[Receipt] | None]" = ()
+    bulks: list[BulkWaiter] = msgspec.field(default_factory=list)
+    all_single: bool = False
+    checked: int = 0
+    call_row: int | None = None
+    reaches: Reaches | None = None
+    trace: "SentBatch | None" = None
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def seal(self, sender: str, epoch: int, first: int) -> Batch:
+        """Build the batch; its first message gets the number `first`."""
+        raise NotImplementedError
+
+
+# The cells of a row: from_id, to_id, topic, payload, time, and the future of its receipt (None: of a bulk send).
+ROW_CELLS = 6
+_LINE_CELL = 3
+_COLUMNS = [slice(cell, None, ROW_CELLS) for cell in range(ROW_CELLS)]
+
+
+class RowBatch(PendingBatch, eq=False):
+    """A pending batch to which messages are appended one by one.
+
+    The cells of all rows are in one list, row after row: its slices are the columns, and no row needs an object.
+    `counted` is how many cells have been counted against the capacity, `nbytes` the size of their payloads, `large` the
+    size of its large payloads.
+    """
+
+    all_single: bool = True
+    cells: list[Any] = msgspec.field(default_factory=list)
+    counted: int = 0
+    nbytes: int = 0
+    large: int = 0
+    shared: bool = False  # some rows have the same payload object
+    conversation: ConversationRows | None = None  # None: plain messages
+
+    def __len__(self) -> int:
+        return len(self.cells) // ROW_CELLS
+
+    def lines(self, cell: int) -> list[bytes]:
+        """Return the payloads of the rows from a cell on."""
+        return self.cells[cell + _LINE_CELL :: ROW_CELLS]
+
+    def holds(self, large: int) -> bool:
+        """Tell whether so many more bytes of large payloads fit in."""
+        return self.large == 0 or self.large + large <= BATCH_BYTES
+
+    def is_of(self, step: int | None, kind: Questions | Replies | None) -> bool:
+        """Tell whether the rows are of a step and of a kind (None: plain messages)."""
+        return self.step == step and (kind is None if self.conversation is None else self.conversation.kind == kind)
+
+    def extend(self, entry: Entry, now: float) -> None:
+        """Append a payload for its recipients, as part of a bulk send."""
+        from_id, to_ids, topic, line = entry
+        self.all_single = False
+        self.shared |= len(to_ids) > 1
+        for to_id in to_ids:
+            self.cells += (from_id, to_id, topic, line, now, None)
+
+    def seal(self, sender: str, epoch: int, first: int) -> Batch:
+        """Build the batch; its first message gets the number `first`."""
+        from_ids, to_ids, topics, lines, times, self.singles = map(self.cells.__getitem__, _COLUMNS)
+        table, topic = (topics[0],), None
+        if topics.count(topics[0]) < len(topics):
+            places = {name: place for place, name in enumerate(dict.fromkeys(topics))}
+            table, topic = tuple(places), np.array([places[name] for name in topics], np.uint16)
+        batch = Batch(
+            sender=sender,
+            epoch=epoch,
+            first=first,
+            from_ids=IdColumn.of(from_ids),
+            to_ids=IdColumn.of(to_ids),
+            topics=table,
+            topic=topic,
+            step=self.step,
+            sent_at=times[0] if len(times) == 1 else np.frombuffer(pack(f"={len(times)}d", *times), np.float64),
+            lines=once(lines) if self.shared else PayloadColumn.of(lines, nbytes=self.nbytes or -1),
+            rows=len(lines),
+        )
+        return batch if self.conversation is None else self.conversation.extend(batch)
+
+
+class TransactionBatch(RowBatch, eq=False):
+    """The messages of a transaction, which are written together or not at all, and its conclusion.
+
+    Without a conclusion the transaction writes nothing, and only learns which transactions the server has. `future`
+    gets the receipts. `number` is the transaction's number, once it may have reached the server.
+    """
+
+    future: "asyncio.Future[Receipts]" = msgspec.field(default_factory=_new_future)
+    conclusion: Conclusion | None = None
+    number: int | None = None
+
+    def add(self, entries: Sequence[Entry], now: float) -> None:
+        """Queue payloads for their recipients; raise TransactionError, PayloadTooLarge before any is queued."""
+        rows = len(self) + sum(len(entry.to_ids) for entry in entries)
+        nbytes = self.nbytes + sum(len(line) + 1 for line in {id(entry.line): entry.line for entry in entries}.values())
+        if rows > BATCH_ROWS:
+            raise TransactionError(
+                f"a transaction sends at most {BATCH_ROWS:,} messages, this one would send {rows:,}: fetch fewer at a "
+                "time, so that each transaction sends less"
+            )
+        if nbytes > BATCH_BYTES:
+            raise PayloadTooLarge(
+                f"a transaction sends at most {BATCH_BYTES:,} bytes of payload, this one would send {nbytes:,}: fetch "
+                "fewer messages at a time, or send references to the data",
+                size=nbytes,
+                limit=BATCH_BYTES,
+            )
+        self.shared |= len({id(entry.line) for entry in entries}) < len(entries)
+        for entry in entries:
+            self.extend(entry, now)
+        self.nbytes = nbytes
+
+    def fail(self, error: MessagingError) -> None:
+        """Give the transaction an error."""
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+def once(lines: Sequence[bytes]) -> PayloadColumn:
+    """Build a column that holds each payload object once, however many rows share it."""
+    places: dict[int, int] = {}
+    index = [places.setdefault(id(line), len(places)) for line in lines]
+    found = dict(zip(map(id, lines), lines, strict=True))
+    return PayloadColumn.of([found[key] for key in places], np.array(index, np.uint32))
+
+
+class ColumnBatch(PendingBatch, eq=False, kw_only=True):
+    """A pending batch of whole columns. `topic` is the place of each row's topic (None: there is only one)."""
+
+    from_ids: IdColumn
+    to_ids: IdColumn
+    topics: tuple[str, ...]
+    topic: NDArray[np.uint16] | None = None
+    lines: Payloads
+    sent_at: float
+    extension: Extension | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Return the size of the payloads."""
+        return self.lines.nbytes
+
+    def __len__(self) -> int:
+        return len(self.from_ids)
+
+    def seal(self, sender: str, epoch: int, first: int) -> Batch:
+        """Build the batch; its first message gets the number `first`."""
+        return Batch(
+            sender=sender,
+            epoch=epoch,
+            first=first,
+            from_ids=self.from_ids,
+            rows=len(self.from_ids),
+            to_ids=self.to_ids,
+            topics=self.topics,
+            topic=self.topic,
+            step=self.step,
+            sent_at=self.sent_at,
+            lines=self.lines,
+            extension=self.extension,
+        )
+
+
+class EncodedBatch(PendingBatch, eq=False, kw_only=True):
+    """A pending batch that another process has collected and encoded."""
+
+    batch: Batch
+    conversation: ConversationRows | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Return the size of the payloads."""
+        return 0 if self.batch.lines is None else self.batch.lines.nbytes
+
+    def __len__(self) -> int:
+        return len(self.batch)
+
+    def seal(self, sender: str, epoch: int, first: int) -> Batch:
+        """Put our name and numbers on the batch."""
+        batch = self.batch
+        batch.sender, batch.epoch, batch.first, batch.frame = sender, epoch, first, None
+        batch.labels, batch.noted = {}, None  # only our rules, and we, may set these
+        return batch if self.conversation is None else self.conversation.extend(batch)

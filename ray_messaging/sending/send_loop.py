@@ -1,0 +1,295 @@
+"""The send loop, which takes one batch after the other through the interceptor and into the mailboxes."""
+
+import asyncio
+import logging
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from ray_messaging.common.backoff import STALE_VERDICT_RETRY, Backoff
+from ray_messaging.common.task_health import end
+from ray_messaging.config import MessagingConfig
+from ray_messaging.errors import InterceptorUnavailable, MessagingError, OutcomeUnknown
+from ray_messaging.interception.server.attempts import attempt_at
+from ray_messaging.interception.verdict_client import VerdictClient
+from ray_messaging.interception.verdicts import MIXED, BatchVerdict
+from ray_messaging.sending import send_errors
+from ray_messaging.sending.deferred_rows import DeferredRows
+from ray_messaging.sending.frame_sender import FrameSender
+from ray_messaging.sending.in_flight_batch import InFlightBatch, Rows
+from ray_messaging.sending.pending_batch import PendingBatch, TransactionBatch
+from ray_messaging.sending.schema_checks import some_misfit
+from ray_messaging.sending.transaction_sender import TransactionSender
+
+if TYPE_CHECKING:
+    from ray_messaging.sending.accumulator import Accumulator
+
+logger = logging.getLogger(__name__)
+
+# A messager that closes while the server is away waits for no longer than this.
+_LAST_FENCE_S = 1.0
+
+
+class SendLoop:
+    """A task that gets the verdicts on each batch, and writes it. One batch at a time is under way: this keeps order.
+
+    Asking about a batch while the batch before is written was tried. It gains nothing, because the other processes on
+    the same cores then get less time, and it costs a task for each batch.
+    """
+
+    def __init__(
+        self, frames: FrameSender, verdict_client: VerdictClient, settings: MessagingConfig, source: "Accumulator"
+    ) -> None:
+        self.verdict_client = verdict_client
+        self.batches = 0
+        self.deferred = DeferredRows(self)
+        self.turned_at = time.monotonic()
+        self._frames = frames
+        self._observer = frames.observer
+        self._settings = settings
+        self._source = source
+        self.number = 0  # of the next message
+        self._awake = False
+        self._loop = asyncio.get_running_loop()
+        self._wake = asyncio.Event()
+        # What is under way: a batch before the first epoch, a batch before its frames are queued, a transaction before
+        # its turn, and the transaction whose turn it is.
+        self._first: PendingBatch | None = None
+        self._in_flight: InFlightBatch | None = None
+        self._next_transaction: TransactionBatch | None = None
+        self._transaction: TransactionSender | None = None
+        self._task = asyncio.create_task(self._run(), name="ray_messaging outbox")
+
+    @property
+    def alive(self) -> bool:
+        """Tell whether the loop runs."""
+        return not self._task.done()
+
+    @property
+    def transactions(self) -> int:
+        """Return how many transactions the server has, as far as is known here."""
+        return self._frames.transactions
+
+    def wake(self) -> None:
+        """Have the loop look for something to do."""
+        if not self._awake:
+            self._awake = True
+            self.turned_at = time.monotonic()  # while it slept it had nothing to do
+            self._wake.set()
+
+    def made_progress(self) -> None:
+        """Note that the loop is alive, although it waits."""
+        self.turned_at = time.monotonic()
+
+    async def stop(self, error: MessagingError) -> None:
+        """Stop at once; messages without a receipt get the error, and frames that may still arrive are fenced."""
+        await self.deferred.close()
+        await end(self._task)
+        self._abandon(error)
+        with suppress(MessagingError, TimeoutError):
+            async with asyncio.timeout(_LAST_FENCE_S):
+                await self._frames.fence()
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                # Callers that wait for a receipt or for capacity go on before the next batch is closed.
+                await asyncio.sleep(0)
+                self.turned_at = time.monotonic()
+                await self._step()
+        except MessagingError as error:
+            self._break(error)
+        except Exception as error:
+            logger.exception("the outbox of %s stopped", self._frames.sender)
+            broken = OutcomeUnknown(f"the outbox failed ({type(error).__name__}: {error}): please report this")
+            broken.__cause__ = error
+            self._break(broken)
+
+    async def _step(self) -> None:
+        """Send the next batch; wait for one where there is none."""
+        pending = self._source.take()
+        if pending is None:
+            await self._sleep()
+            pending = self._source.take()
+        if isinstance(pending, TransactionBatch):
+            await self._transact(pending)
+        elif pending is not None:
+            if self._frames.epoch == 0:
+                await self._begin_first(pending)
+            else:
+                self._in_flight = self.begin(pending)
+            if self._in_flight is not None and self._in_flight.left:
+                await self._judge(self._in_flight, None)
+            self._in_flight = None
+        await self._send()
+
+    async def _send(self) -> None:
+        """Write all frames that may be written."""
+        if self.deferred.moved:
+            deadline = self._loop.time() + self._settings.send_timeout_s
+            for held, rows, epoch in self.deferred.take_ready():
+                self._frames.load(held, rows, epoch, deadline)
+        await self._frames.send()
+        if self._frames.stale_verdicts:
+            await self._judge_again()
+
+    async def _sleep(self) -> None:
+        """Wait for a batch, or until a full mailbox is to be tried again."""
+        retry_at = self._frames.retry_at
+        try:
+            if retry_at is None:
+                await self._wake.wait()
+            else:
+                async with asyncio.timeout_at(retry_at):
+                    await self._wake.wait()
+        except TimeoutError:
+            pass
+        self._wake.clear()
+        self._awake = False
+
+    # -- batches --------------------------------------------------------------------------------------------------
+
+    def begin(self, pending: PendingBatch) -> InFlightBatch:
+        """Put a batch in flight: give its messages their numbers."""
+        batch = pending.seal(self._frames.sender, self._frames.epoch, self.number)
+        self.number += batch.rows
+        self.batches += 1
+        if self._observer is not None and batch.rows:
+            self._observer.batch_taken(batch.rows, max(0.0, time.time() - batch.sent_time(0)))
+        if pending.trace is not None:
+            pending.trace.taken(batch)
+        return InFlightBatch(pending, batch, self._source)
+
+    async def _begin_first(self, pending: PendingBatch) -> None:
+        """Put a batch in flight; take the first epoch before, which is part of the messages' ids."""
+        error: MessagingError | None = None
+        self._first = pending
+        try:
+            await self._frames.begin()
+        except MessagingError as why:
+            error = why
+        self._first = None
+        self._in_flight = self.begin(pending)
+        if error is not None:
+            self._in_flight.fail(None, error)
+
+    async def _judge(self, in_flight: InFlightBatch, rows: Rows | None) -> None:
+        """Get the verdicts on rows of a batch (None: all), and queue the frames of those that pass."""
+        try:
+            verdict = await self._ask(in_flight)
+            if self._frames.schemas and some_misfit(self._frames.schemas, in_flight):
+                await self._frames.refresh()  # a schema may have been replaced
+        except MessagingError as error:
+            in_flight.fail(rows, error)
+            return
+        in_flight.apply(verdict, rows)
+        if verdict.deferred or self.deferred.pairs:
+            deferred = verdict.deferred if rows is None else verdict.deferred & set(rows.tolist())
+            rows = self.deferred.hold(in_flight, rows, deferred, verdict.epoch)
+        self._frames.load(in_flight, rows, verdict.epoch, self._loop.time() + self._settings.send_timeout_s)
+
+    async def _ask(self, in_flight: InFlightBatch) -> BatchVerdict:
+        """Ask for the verdicts on a batch, and tell the observer and the trace how long that took."""
+        if in_flight.trace is not None:
+            in_flight.trace.asking(in_flight.batch)
+        asked_at = time.perf_counter()
+        verdict = await self.verdicts_on(in_flight)
+        if self._observer is not None:
+            self._observer.batch_judged(in_flight.batch.rows, time.perf_counter() - asked_at)
+        if in_flight.trace is not None:
+            in_flight.trace.judged(len(verdict.blocked), len(verdict.deferred), self.verdict_client.route)
+        return verdict
+
+    async def verdicts_on(self, in_flight: InFlightBatch) -> BatchVerdict:
+        """Return the verdicts on a batch; raise InterceptorUnavailable where rules have come that judge its pairs.
+
+        In a step no message is deferred: the whole batch waits for its slow rules.
+        """
+        if in_flight.reaches is None:
+            verdict = await self.verdict_client.judge(in_flight.batch)
+            while verdict.deferred and attempt_at(in_flight.batch) is not None:
+                self.made_progress()
+                verdict = await self.verdict_client.wait(in_flight.batch)
+            return verdict
+        passed = await self.verdict_client.pass_whole(in_flight.batch)
+        if passed is None:
+            raise InterceptorUnavailable(send_errors.RULES_CAME)
+        return passed
+
+    async def _judge_again(self) -> None:
+        """Get the verdicts of the interceptor's successor on rows that its predecessor passed; wait until it is up."""
+        loop, backoff = asyncio.get_running_loop(), Backoff(STALE_VERDICT_RETRY)
+        deadline = loop.time() + self._settings.interceptor_timeout_s
+        while self._frames.stale_verdicts:
+            if loop.time() > deadline:
+                self._frames.abandon(InterceptorUnavailable(send_errors.STALE))
+                return
+            await self.verdict_client.close()  # a predecessor that still answers must not be asked again
+            for in_flight, rows in self._frames.stale_verdicts.items():
+                await self._judge(in_flight, rows)
+            self._frames.stale_verdicts = {}
+            await self._frames.send()
+            if self._frames.stale_verdicts:
+                await backoff.sleep()
+
+    # -- transactions ---------------------------------------------------------------------------------------------
+
+    async def _transact(self, transaction: TransactionBatch) -> None:
+        """Finish everything that was accepted before, then the transaction."""
+        self._next_transaction = transaction
+        if len(transaction):
+            await self._begin_first(transaction)
+        await self._send()
+        while len(self.deferred) or not self._frames.queues.empty:
+            await self._sleep()
+            self.made_progress()
+            await self._send()
+        sender = TransactionSender(self._frames, self._settings, transaction, self._in_flight, self)
+        self._transaction, self._next_transaction, self._in_flight = sender, None, None
+        with suppress(MessagingError):  # the transaction's future has it
+            await sender.run()
+        self._transaction = None
+        if self._frames.fenced is not None:
+            raise self._frames.fenced
+
+    async def judge_transaction(self, in_flight: InFlightBatch, *, again: bool) -> int:
+        """Get all verdicts on a batch, also those of slow rules; return the verdict epoch.
+
+        Args: with `again`, by the successor of the interceptor that was asked before.
+        """
+        if again:
+            await self.verdict_client.close()  # a predecessor that still answers must not be asked again
+        if not in_flight.errors:
+            verdict = await self._ask(in_flight)
+            in_flight.apply(verdict)
+            free = self.deferred.hold(in_flight, None, verdict.deferred, verdict.epoch)
+            epochs = {verdict.epoch} if free is None or len(free) else set[int]()
+        while not in_flight.errors and len(self.deferred):
+            epochs |= {epoch for _, _, epoch in self.deferred.take_ready()}
+            if len(self.deferred):
+                await self._sleep()
+                self.made_progress()
+        if in_flight.errors:
+            raise next(iter(in_flight.errors.values()))
+        return epochs.pop() if len(epochs) == 1 else MIXED  # under two epochs: the server has it judged once more
+
+    # -- the end --------------------------------------------------------------------------------------------------
+
+    def _break(self, error: MessagingError) -> None:
+        self._abandon(error)
+        self._source.fail(error)
+
+    def _abandon(self, error: MessagingError) -> None:
+        """Give all messages that are under way the error."""
+        if self._transaction is not None:
+            self._transaction.abandon(error)
+            self._transaction = None
+        self._frames.abandon(error)
+        self.deferred.abandon(error)
+        if self._first is not None:
+            self.begin(self._first).fail(None, error)
+            self._first = None
+        if self._in_flight is not None and self._in_flight.left:
+            self._in_flight.fail(None, error)
+        if self._next_transaction is not None:
+            self._next_transaction.fail(error)

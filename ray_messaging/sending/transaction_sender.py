@@ -1,0 +1,240 @@
+"""The transaction sender, which writes one transaction: judged as a whole, and written as a whole or not at all."""
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ray_messaging.common.backoff import TRANSACTION_RETRY, Backoff
+from ray_messaging.common.limits import TRANSACTION_BYTES
+from ray_messaging.config import MessagingConfig
+from ray_messaging.errors import (
+    Closed,
+    ConfigError,
+    Fenced,
+    InterceptorUnavailable,
+    MailboxFull,
+    MessagingError,
+    PayloadTooLarge,
+    TransitError,
+)
+from ray_messaging.interception.verdicts import FOREIGN
+from ray_messaging.receipt import Receipts
+from ray_messaging.sending import send_errors
+from ray_messaging.sending.frame_router import UNOWNED, OutboundFrame
+from ray_messaging.sending.frame_sender import FrameSender
+from ray_messaging.sending.in_flight_batch import InFlightBatch
+from ray_messaging.sending.pending_batch import TransactionBatch
+from ray_messaging.transports.values import FrameFate, SendReply, SendStatus
+
+if TYPE_CHECKING:
+    from ray_messaging.sending.send_loop import SendLoop
+
+logger = logging.getLogger(__name__)
+
+_WRITTEN = (FrameFate.WRITTEN, FrameFate.DUPLICATE)
+_REFUSED = (FrameFate.FULL, FrameFate.LOG_FULL, FrameFate.GONE, FrameFate.GAP)
+
+
+class TransactionSender:
+    """One transaction on its way to the server; nothing else of its sender is on its way at that time."""
+
+    def __init__(
+        self,
+        frames: FrameSender,
+        settings: MessagingConfig,
+        transaction: TransactionBatch,
+        in_flight: InFlightBatch | None,
+        loop: "SendLoop",
+    ) -> None:
+        self._frames = frames
+        self._settings = settings
+        self._transaction = transaction
+        self._in_flight = in_flight  # None: it sends no message
+        self._loop = loop
+        self._done = False
+        self._verdict_epoch = FOREIGN
+        self._outbound: list[OutboundFrame] = []
+        self._routed_at = -1  # the directory's version
+        self._backoff = Backoff(TRANSACTION_RETRY)
+        self._until = 0.0  # loop time
+        self._verdicts_until: float | None = None
+
+    async def run(self) -> None:
+        """Conclude the transaction; without a conclusion, only learn which transactions the server has.
+
+        Raises: the error that the transaction's future gets.
+        """
+        try:
+            await self._frames.begin()
+            await self._frames.fence()
+            if self._transaction.conclusion is not None:
+                await self._conclude()
+        except MessagingError as error:
+            self._fail(error)
+            raise
+        self._succeed()
+
+    def abandon(self, error: MessagingError) -> None:
+        """Give up as sending stops; if a call is under way, its outcome is unknown."""
+        self._fail(send_errors.cut_off(error) if self._frames.attempted else error)
+
+    def _succeed(self) -> None:
+        self._done = True
+        parts = []
+        if self._in_flight is not None:
+            self._in_flight.stop(self._in_flight.open_rows)  # blocked rows that no log had to get first
+            parts = [(self._in_flight.outcome, 0, len(self._in_flight.batch))]
+        if not self._transaction.future.done():
+            self._transaction.future.set_result(Receipts(parts))
+
+    def _fail(self, error: MessagingError) -> None:
+        """Give the transaction an error, unless it has one."""
+        if not self._done:
+            self._done = True
+            self._transaction.fail(error if self._in_flight is None else self._in_flight.give_up(error))
+
+    # -- attempts -------------------------------------------------------------------------------------------------
+
+    async def _conclude(self) -> None:
+        if self._in_flight is not None:
+            self._verdict_epoch = await self._loop.judge_transaction(self._in_flight, again=False)
+        self._until = asyncio.get_running_loop().time() + self._settings.send_timeout_s
+        self._route()
+        while (reply := await self._attempt()) is not None:
+            await self._prepare_next(reply)
+            if self._routed_at != self._frames.directory_version:
+                self._route()
+
+    def _route(self) -> None:
+        """Route the whole transaction by the directory as it is; raise PayloadTooLarge."""
+        self._routed_at = self._frames.directory_version
+        if self._in_flight is None:
+            return
+        self._outbound = self._frames.route_all(self._in_flight, self._verdict_epoch, self._until)
+        volume = sum(frame.nbytes for frame in self._outbound)
+        if volume > TRANSACTION_BYTES:
+            raise PayloadTooLarge(
+                f"a transaction takes at most {TRANSACTION_BYTES:,} bytes on its way, and this one would take "
+                f"{volume:,}, as each mailbox gets a copy: send fewer messages at a time, or references to the data",
+                size=volume,
+                limit=TRANSACTION_BYTES,
+            )
+
+    async def _attempt(self) -> SendReply | None:
+        """Make one call; None: it is concluded. Else the reply says why nothing of it was written, nor can be.
+
+        Raises: Fenced where sending is over, OutcomeUnknown, MailboxFull where the server's memory is full.
+        """
+        frames, transaction = self._frames, self._transaction
+        assert transaction.conclusion is not None
+        if frames.behind:
+            raise send_errors.behind()
+        transaction.number = transaction.number or frames.transactions + 1
+        conclusion = msgspec.structs.replace(transaction.conclusion, number=transaction.number)
+        try:
+            reply = await frames.exchange(self._numbered(), self._verdict_epoch, conclusion)
+            return await self._process(reply, transaction.number)
+        except MailboxFull:
+            frames.attempted = False
+            raise
+        except (TransitError, ConfigError, Closed) as error:
+            raise frames.lose(error) from error
+
+    def _numbered(self) -> list[tuple[OutboundFrame, int]]:
+        """Return the frames with their seqs."""
+        last: dict[str, int] = {}
+        numbered = []
+        for frame in self._outbound:
+            seq = last.get(frame.mailbox, self._frames.queues.queue_of(frame.mailbox).written) + 1
+            last[frame.mailbox] = seq
+            numbered.append((frame, seq))
+        return numbered
+
+    async def _process(self, reply: SendReply, number: int) -> SendReply | None:
+        """Find out whether a call was concluded, of which an attempt may still be on its way."""
+        frames = self._frames
+        await self._check_epoch(reply)
+        concluded = reply.status is SendStatus.OK and all(fate in _WRITTEN for fate in reply.fates)
+        subscriber_counts = reply.takers
+        if concluded:
+            frames.transactions = number
+            for frame in self._outbound:
+                frames.queues.queue_of(frame.mailbox).written += 1
+        elif reply.repeated or FrameFate.GAP in reply.fates:
+            if FrameFate.GAP in reply.fates:
+                logger.error("the server lost messages that it had taken from %s: was it restored?", frames.sender)
+            try:
+                await frames.take_epoch()
+            except Fenced:
+                frames.attempted = False
+                self._fail(send_errors.taken_over())
+                raise
+            concluded, subscriber_counts = frames.transactions >= number, frames.subscriber_counts
+        frames.attempted = False
+        if not concluded:
+            return reply
+        for frame in self._outbound:
+            count = len(frame.publish) if frame.mailbox == UNOWNED else 0
+            frames.written(frame, subscriber_counts[:count])
+            subscriber_counts = subscriber_counts[count:]
+        return None
+
+    async def _check_epoch(self, reply: SendReply) -> None:
+        """Raise Fenced where sending is over, TransactionError where the server was restored from older data."""
+        frames = self._frames
+        if reply.status in (SendStatus.FENCED, SendStatus.LOST):
+            if reply.repeated:
+                self._fail(send_errors.taken_over())
+            frames.fenced = frames.end(reply, [])
+            raise frames.fenced
+        if reply.status is SendStatus.RESTORED:
+            await frames.recover(reply)
+            frames.attempted = False
+            raise send_errors.behind()
+
+    # -- between attempts -----------------------------------------------------------------------------------------
+
+    async def _prepare_next(self, reply: SendReply) -> None:
+        """Remove the cause of a refusal, or wait until it is gone; raise where it stays."""
+        if reply.status is SendStatus.READER_FENCED:
+            assert self._transaction.conclusion is not None
+            raise send_errors.reader_fenced(self._transaction.conclusion)
+        if reply.status is SendStatus.BEHIND:
+            raise send_errors.behind()
+        if reply.status is SendStatus.UNJUDGED:
+            raise send_errors.no_verdicts()
+        if reply.status is SendStatus.STALE_VERDICTS:
+            await self._judge_again()
+        elif reply.status is SendStatus.STALE_DIRECTORY or FrameFate.GONE in reply.fates:
+            await self._pause_after(reply)
+            await self._frames.reload()
+        else:
+            for frame, fate in zip(self._outbound, reply.fates, strict=True):
+                if fate is FrameFate.TOO_LARGE:
+                    raise self._frames.too_large(frame)
+            await self._pause_after(reply)
+
+    async def _pause_after(self, reply: SendReply) -> None:
+        """Pause after a refusal; raise its error once the transaction is past its timeout."""
+        if asyncio.get_running_loop().time() >= self._until:
+            fates = zip(self._outbound, reply.fates, strict=True)
+            frame, fate = next((frame, fate) for frame, fate in fates if fate in _REFUSED)
+            raise send_errors.refused(frame, fate if reply.status is SendStatus.OK else reply.status)
+        await self._pause()
+
+    async def _judge_again(self) -> None:
+        """Wait for the interceptor's successor, and get its verdicts."""
+        now = asyncio.get_running_loop().time()
+        self._verdicts_until = self._verdicts_until or now + self._settings.interceptor_timeout_s
+        if now >= self._verdicts_until:
+            raise InterceptorUnavailable(send_errors.STALE)
+        await self._pause()
+        if self._in_flight is not None:
+            self._verdict_epoch = await self._loop.judge_transaction(self._in_flight, again=True)
+            self._route()
+
+    async def _pause(self) -> None:
+        self._loop.made_progress()
+        await self._backoff.sleep()

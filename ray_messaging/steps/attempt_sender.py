@@ -1,0 +1,288 @@
+"""The sending side of one attempt at steps: messages go to boxes, and their step is closed."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from ray_messaging.addressing.directory import Directory
+from ray_messaging.common.limits import CALL_BYTES
+from ray_messaging.engine import Engine
+from ray_messaging.errors import (
+    Closed,
+    ConfigError,
+    MailboxFull,
+    MessagingError,
+    StepAborted,
+    StepTooLarge,
+    TransitError,
+    UndeclaredSend,
+)
+from ray_messaging.receipt import DELIVERED
+from ray_messaging.sending.accumulator import Accumulator
+from ray_messaging.sending.bulk_sender import BulkSender
+from ray_messaging.sending.frame_router import FrameRouter, OutboundFrame
+from ray_messaging.sending.frame_sender import FrameSender, writes_of
+from ray_messaging.sending.in_flight_batch import InFlightBatch, tell_fates
+from ray_messaging.sending.pending_batch import ColumnBatch, EncodedBatch
+from ray_messaging.steps.sent_messages import no_messages
+from ray_messaging.steps.step import Step
+from ray_messaging.steps.step_account import StepAccount, StepCounts
+from ray_messaging.steps.step_broadcasts import StepBroadcasts
+from ray_messaging.steps.step_moves import MovedAudiences
+from ray_messaging.steps.step_transport import StepTransport
+from ray_messaging.transports.step_values import Closing, Committed, Done, Opened, Refused, StepTag, WaitFor, Waiting
+from ray_messaging.transports.values import FrameFate, SendRequest
+
+if TYPE_CHECKING:
+    from ray_messaging.transports.steps import RedisSteps
+
+Batches = Sequence[ColumnBatch | EncodedBatch]
+
+
+class AttemptSender:
+    """The sender of one attempt. A small step is one call of the server, with its close; others are sent in parts."""
+
+    def __init__(self, engine: Engine, store: "RedisSteps", attempt: int, account: StepAccount, step: int) -> None:
+        self._engine = engine
+        self._store = store
+        self._group, self._attempt = engine.name, attempt
+        self._account = account
+        self._hostings = -1  # of the engine, at the last look at the directory
+        self._announced = False  # to the interceptor
+        self._known = False  # the directory is the one that the step was opened with, or a later one
+        self.directory = Directory(engine.exp_id)  # of mailboxes with steps
+        router = FrameRouter(self.directory, mirror=engine.settings.mirror)
+        self._transport = StepTransport(engine.transport, store, engine.name, attempt, router.shut, step)
+        self._shut = router.shut
+        self._frames = FrameSender(self._transport, self.directory, router, engine.name, 0, engine.observer)
+        self._accumulator: Accumulator | None = None
+        self._broadcasts = StepBroadcasts(engine, self.directory)
+        account.audiences = self._broadcasts.digests
+        self.moved = MovedAudiences(store, engine.audiences)
+
+    async def open(self) -> None:
+        """Start the send loop, with the directory of now."""
+        await self._frames.begin()
+        await self._reload()
+        self._accumulator = Accumulator(
+            self._frames, self._engine.verdict_client, self._engine.settings, self._engine.checks, self._account
+        )
+
+    async def _reload(self) -> None:
+        self._hostings = self._engine.hostings
+        await self._frames.reload()
+
+    async def begin(self, opened: Opened) -> None:
+        """Send in this step from now on."""
+        self._shut.clear()
+        self._transport.begin(opened.step)
+        self._known = opened.directory >= 0
+        stale = opened.directory != self.directory.version and (self._known or self.directory.audiences)
+        if stale or self._transport.records.due(opened.step + 1):
+            await self._reload()  # the step needs to know which versions of audiences, and which hosts, count in it
+            self._known = True
+        if await self.moved.follow(opened.step, self.directory):
+            await self._reload()
+
+    async def commit(
+        self, step: Step, *, changed: bool, go_on: bool
+    ) -> tuple[Opened | Waiting | Done | None, StepCounts]:
+        """Send the messages of a step, and close it; return the answer for the next one.
+
+        Args: `changed` tells that the step has set the state; with `go_on` the next step is asked for.
+        Raises: StepAborted where some of it did not arrive, StepTooLarge, UndeclaredSend, Fenced.
+        """
+        if step.moves:
+            await self._write_moves(step)
+        await self._announce(step.number)
+        batches: Batches = step.sends.take()
+        state = step.state, changed
+        # A silent group that this process hosts asks the server for nothing.
+        silent = not batches and self._engine.hostings and self._hostings == self._engine.hostings
+        if not silent:
+            if not self._known or self._hostings != self._engine.hostings:
+                await self._reload()
+            batches = await self._broadcasts.prepared(batches, step.sends.agents, step.number)
+            found = await self._commit_whole(step.number, batches, state, go_on=go_on)
+            if found is not None:
+                return found
+            await self._send(step.number, batches)
+        counts = self._account.take()
+        closing = Closing(self._transport.rows, counts.encode(), *state)
+        try:
+            closed = await self._store.close(self._group, self._attempt, step.number, closing, go_on=go_on)
+        except TransitError as error:
+            raise self._unanswered(step.number, error) from error
+        self._frames.queues.reset()
+        return self._following(closed, closing), counts
+
+    async def _announce(self, step: int) -> None:
+        """Ask the interceptor about nothing, once: it takes back what an earlier attempt at this step has changed.
+
+        The messages of this step need not ask it, as there may be none, or delegated rules let them pass.
+        """
+        if not self._announced:
+            try:
+                await self._engine.verdict_client.judge(no_messages(self._group, step, self._attempt))
+            except MessagingError as error:
+                raise self._aborted(step, error) from error
+            self._announced = True
+
+    async def _write_moves(self, step: Step) -> None:
+        """Write the moves of a step; raise UnknownName, InvalidColumns, ConfigError, StepAborted."""
+        if self._engine.steps is not None and self._engine.steps.wait_for != WaitFor.ALL:
+            raise ConfigError("step.move needs Steps(wait_for='all'): all groups read the positions in the next step")
+        await self.moved.check(step.moves, step.number, self.directory)
+        for write in step.moves.writes(step.number):
+            request = SendRequest(self._group, self._attempt, self.directory.version, -1, [write])
+            reply = await self._transport.send(request)
+            if reply.fates[0] not in (FrameFate.WRITTEN, FrameFate.DUPLICATE):
+                raise StepAborted(
+                    f"step {step.number} of group {self._group!r} is not committed, because the server did not take "
+                    f"its moves ({reply.fates[0].name})",
+                    step=step.number,
+                    group=self._group,
+                )
+
+    async def stop(self) -> None:
+        """Stop the send loop."""
+        if self._accumulator is not None:
+            await self._accumulator.stop(Closed("this group's steps have ended"))
+
+    # -- in one call ----------------------------------------------------------------------------------------------
+
+    async def _commit_whole(
+        self, step: int, batches: Batches, state: tuple[bytes | None, bool], *, go_on: bool
+    ) -> tuple[Opened | Waiting | Done | None, StepCounts] | None:
+        """Send and close a step in one call; None: it takes several, and nothing has happened.
+
+        Each row's fate is known before the call, because the call writes all of it or nothing.
+        """
+        assert self._accumulator is not None
+        if not batches or self._frames.schemas or sum(batch.nbytes for batch in batches) > CALL_BYTES:
+            return None
+        before, loop = self._account.copy(), self._accumulator.send_loop
+        closed, first = None, loop.number
+        with suppress(MailboxFull):  # of the server's memory: what only closes a step is taken all the same
+            frames = await self._frames_of(batches, first)
+            if frames:
+                self._settle([frame for frame, _ in frames])
+                counts = self._account.take()
+                rows = sum(frame.count for frame, _ in frames if "@" in frame.mailbox)
+                closing = Closing(rows, counts.encode(), *state)
+                epoch, writes = frames[0][0].verdict_epoch, writes_of(frames)
+                request = SendRequest(self._group, self._attempt, self.directory.version, epoch, writes)
+                closed = await self._call(request, step, closing, go_on=go_on)
+        self._frames.queues.reset()
+        if closed is None:
+            self._account.restore(before)
+            return None
+        loop.number = first + sum(map(len, batches))
+        return self._following(closed, closing), counts
+
+    async def _frames_of(self, batches: Batches, number: int) -> list[tuple[OutboundFrame, int]]:
+        """Judge batches, numbered from a number on, and return their frames; none: they take several calls.
+
+        In several calls they have the same numbers, and so the same verdicts.
+        """
+        assert self._accumulator is not None
+        judged: list[tuple[InFlightBatch, int]] = []
+        for pending in batches:
+            in_flight = InFlightBatch(pending, pending.seal(self._group, self._attempt, number), self)
+            number += len(pending)
+            try:
+                verdict = await self._accumulator.send_loop.verdicts_on(in_flight)
+            except MessagingError:  # the send loop has patience
+                return []
+            in_flight.apply(verdict)
+            judged.append((in_flight, verdict.epoch))
+        deadline = asyncio.get_running_loop().time() + self._engine.settings.send_timeout_s
+        for in_flight, epoch in judged:
+            self._frames.load(in_flight, None, epoch, deadline)
+        frames = self._frames.next_call()
+        return frames if len(frames) == sum(len(queue.frames) for queue in self._frames.queues.values()) else []
+
+    def _settle(self, frames: Sequence[OutboundFrame]) -> None:
+        """Give the rows of frames the fates that they have once the call is done."""
+        boxed: Counter[InFlightBatch] = Counter()
+        for frame in frames:
+            boxed[frame.in_flight] += frame.count if "@" in frame.mailbox else 0
+        whole = {each for each, rows in boxed.items() if rows == each.batch.rows and each.copies is None}
+        for in_flight in whole:  # most often all rows go to boxes, each to one
+            in_flight.settle(None, DELIVERED)
+        for frame in frames:
+            if frame.in_flight not in whole:
+                self._frames.written(frame, [0] * len(frame.publish))
+
+    async def _call(
+        self, request: SendRequest, step: int, closing: Closing, *, go_on: bool
+    ) -> Committed | Refused | None:
+        try:
+            return await self._store.commit(request, StepTag(self._group, step, self._attempt), closing, go_on=go_on)
+        except TransitError as error:
+            if isinstance(error, MailboxFull):
+                raise
+            raise self._unanswered(step, error) from error
+
+    def rows_done(self, rows: int, nbytes: int) -> None:
+        """Ignore rows that have their fate: they take no capacity."""
+
+    def batch_done(self, batch: InFlightBatch) -> None:
+        """Add a batch to the account."""
+        self._account.add(batch.outgoing, batch.outcome)
+        if self._engine.observer is not None:
+            tell_fates(self._engine.observer, batch.outcome)
+
+    # -- in parts -------------------------------------------------------------------------------------------------
+
+    async def _send(self, step: int, batches: Batches) -> None:
+        """Send the messages of a step; raise StepAborted, StepTooLarge."""
+        assert self._accumulator is not None
+        try:
+            await BulkSender(self._accumulator, self._frames).send_batches(batches)
+        except (TransitError, Closed) as error:
+            broken = self._accumulator.broken
+            if isinstance(broken, StepAborted | StepTooLarge):
+                raise broken.with_traceback(None) from None
+            raise self._aborted(step, error) from error
+
+    # -- answers --------------------------------------------------------------------------------------------------
+
+    def _aborted(self, step: int, error: MessagingError) -> StepAborted:
+        return StepAborted(
+            f"step {step} of group {self._group!r} is not committed, because its messages did not arrive: {error}",
+            step=step,
+            group=self._group,
+        )
+
+    def _unanswered(self, step: int, error: TransitError) -> StepAborted:
+        return StepAborted(
+            f"the commit of step {step} of group {self._group!r} has no answer, so it may or may not be committed: "
+            f"{error}. The group's next driver finds out, and runs the step again only if it is not",
+            step=step,
+            group=self._group,
+        )
+
+    def _following(self, closed: Committed | Refused, closing: Closing) -> Opened | Waiting | Done | None:
+        if isinstance(closed, Committed):
+            return closed.following
+        raise _not_closed(closed, self._group, closing)
+
+
+def _not_closed(refused: Refused, group: str, closing: Closing) -> StepAborted | UndeclaredSend:
+    if refused.deaf:
+        hearers = ", ".join(map(repr, refused.deaf))
+        return UndeclaredSend(
+            f"step {refused.step} of group {group!r} is not committed: it sends to {hearers}, declared not to hear "
+            f"{group!r}. Declare before the first step that it does, or in a run with at_step=: "
+            f"messaging.steps.declare({{{refused.deaf[0]!r}: [{group!r}, ...]}})",
+            step=refused.step,
+            group=group,
+            hearers=refused.deaf,
+        )
+    why = f"the server has {refused.rows:,} of its messages, and {closing.rows:,} were acknowledged"
+    return StepAborted(
+        f"step {refused.step} of group {group!r} is not committed: {why}", step=refused.step, group=group
+    )

@@ -1,0 +1,138 @@
+"""Frames of boxes as batches."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.extension import AskedOutside, Extension, OutsideQuestion
+from ray_messaging.model.joining import joined_arrays
+from ray_messaging.steps.canonical_order import id_ranks
+from ray_messaging.transports.step_values import OUTSIDE, SUPERVISOR, BoxFrame
+from ray_messaging.wire.frames import decode
+
+FIRST_ADDED = 2**30  # ordinals from here on are of messages that a rule added
+FIRST_OUTSIDE = 2**31  # ordinals from here on are of messages from outside
+
+
+def batches_of(frames: Iterable[BoxFrame], step: int) -> list[Batch]:
+    """Decode the frames that count of a box for a step, as the supervisor has left them. Raises FrameError."""
+    batches: list[Batch] = []
+    amendments: list[Batch] = []
+    for frame in frames:
+        batch = batch_of(frame, step)
+        (amendments if amends(frame, batch) else batches).append(batch)
+    return amended(batches, amendments) if amendments else batches
+
+
+def from_outside(frames: Iterable[BoxFrame], step: int) -> list[Batch]:
+    """Decode the frames from outside of a box for a step, in the order of their arrival."""
+    found = sorted((frame for frame in frames if frame.tag.group == OUTSIDE), key=lambda frame: frame.first)
+    return [batch_of(frame, step) for frame in found]
+
+
+def amends(frame: BoxFrame, batch: Batch) -> bool:
+    """Tell whether a frame amends others of its box; else its rows are messages."""
+    return frame.tag.group == SUPERVISOR and is_amendment(batch)
+
+
+def batch_of(frame: BoxFrame, step: int) -> Batch:
+    """Decode a frame of a box for a step; that step is also the one of a message from outside.
+
+    Raises: FrameError.
+    """
+    batch = decode(frame.frame)
+    if frame.tag.group == OUTSIDE:
+        ordinals = np.arange(batch.rows, dtype=np.uint32) + np.uint32(FIRST_OUTSIDE + frame.first)
+        given = batch.extension or Extension()
+        asked = _asked_outside(batch, given)  # by the ids that the messages have outside of steps
+        batch.step = step
+        batch.extension = Extension(
+            deliver=step,
+            ordinal=ordinals,
+            expects_answer=given.expects_answer,
+            asked_outside=asked,
+            audience=given.audience,
+            fold=given.fold,
+        )
+    return batch
+
+
+def _asked_outside(batch: Batch, extension: Extension) -> AskedOutside:
+    """Return the questions of a batch from outside."""
+    if extension.expects_answer is None:
+        return {}
+    rows = np.flatnonzero(extension.expects_answer).tolist()
+    return {row: OutsideQuestion(extension.reply_mailbox, batch.message_id(row)) for row in rows}
+
+
+BLOCKED, CHANGED = ":blocked", ":changed"
+
+
+class _Place(NamedTuple):
+    """Row of one of several batches."""
+
+    batch: int
+    row: int
+
+
+def is_amendment(batch: Batch) -> bool:
+    """Tell whether a batch of the supervisor amends others; else its rows are messages."""
+    return batch.sender in {BLOCKED, CHANGED}
+
+
+def amended(batches: Sequence[Batch], amendments: Sequence[Batch]) -> list[Batch]:
+    """Return batches of a box as amendments leave them. Each batch, and each amendment, is of one step."""
+    found = list(batches)
+    for step in dict.fromkeys(each.step for each in amendments):
+        changes = [each for each in amendments if each.step == step]
+        targets = [place for place, batch in enumerate(found) if batch.step == step and batch.rows]
+        hits = _hits([found[place] for place in targets], changes)
+        for place, rows in zip(targets, hits, strict=True):
+            if rows:
+                found[place] = _apply(found[place], rows, changes)
+    return [batch for batch in found if batch.rows]
+
+
+def _hits(targets: Sequence[Batch], amendments: Sequence[Batch]) -> list[dict[int, _Place]]:
+    """Return which rows of each target are amended, with the place of the amendment."""
+    keys = message_keys([*amendments, *targets])
+    ends = np.cumsum([batch.rows for batch in (*amendments, *targets)])
+    amending = int(ends[len(amendments) - 1])
+    places = [_Place(at, row) for at, batch in enumerate(amendments) for row in range(batch.rows)]
+    order = np.argsort(keys[:amending], kind="stable")
+    ours = keys[:amending][order]
+    found: list[dict[int, _Place]] = []
+    for low, high in zip(ends[len(amendments) - 1 : -1].tolist(), ends[len(amendments) :].tolist(), strict=True):
+        wanted = keys[low:high]
+        at = np.minimum(np.searchsorted(ours, wanted), amending - 1)
+        rows = np.flatnonzero(ours[at] == wanted)
+        found.append({row: places[order[at[row]]] for row in rows.tolist()})
+    return found
+
+
+def _apply(batch: Batch, rows: dict[int, _Place], amendments: Sequence[Batch]) -> Batch:
+    changed = {row: place for row, place in rows.items() if amendments[place.batch].sender == CHANGED}
+    lines: dict[int, bytes] = {}
+    labels = {name: set(marked.tolist()) for name, marked in batch.labels.items()}
+    for row, place in changed.items():
+        amendment = amendments[place.batch]
+        assert amendment.lines is not None
+        lines[row] = amendment.lines.row(place.row)
+        for name in amendment.labels_of(place.row):
+            labels.setdefault(name, set()).add(row)
+    made = batch.with_payloads(lines)
+    made.labels = {name: np.array(sorted(marked), np.uint32) for name, marked in labels.items()}
+    stay = np.ones(batch.rows, np.bool_)
+    stay[[row for row in rows if row not in changed]] = False
+    return made if stay.all() else made.take(np.flatnonzero(stay))
+
+
+def message_keys(batches: Sequence[Batch]) -> NDArray[np.int64]:
+    """Return a number for each row that is equal for the same from_id and ordinal; the batches are of one step."""
+    _, senders = np.unique(id_ranks([batch.from_ids for batch in batches]), return_inverse=True)
+    ordinals = joined_arrays([batch.ordinal for batch in batches if batch.ordinal is not None])
+    keys: NDArray[np.int64] = (senders.astype(np.int64) << 32) | ordinals.astype(np.int64)
+    return keys

@@ -1,0 +1,215 @@
+"""The canonical order of a step's messages: (to_id, step sent, from_id, n-th send of that agent in that step)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.columns import NONE, STR, IdColumn
+from ray_messaging.model.extension import Extension
+from ray_messaging.model.joining import joined_arrays, joined_ids, joined_payloads
+from ray_messaging.model.message_ids import MessageIdColumn
+
+Keys = NDArray[np.int64]
+Order = NDArray[np.intp]
+_INT64_BITS = 63
+_DIGIT_BITS = 16
+_MANY = 4096  # rows from which on the look for a faster way pays
+_FEW_PARTS = 1024
+
+
+def canonical_order(to_ids: Sequence[IdColumn], steps: Keys, from_ids: Sequence[IdColumn], ordinals: Keys) -> Order:
+    """Return the order of rows as indices.
+
+    Args: the ids of the rows, by columns that follow each other; the step in which each was sent; which send of its
+    agent in that step it is.
+    """
+    rows = len(steps)
+    if not rows:
+        return np.zeros(0, np.intp)
+    recipients, sends = id_ranks(to_ids), [steps, id_ranks(from_ids), ordinals.astype(np.int64, copy=False)]
+    merged = _merged(_packed(sends)) if rows >= _MANY else None
+    if merged is not None and (placed := _by_recipient(recipients, merged)) is not None:
+        return placed
+    order: Order | None = None
+    for key in _packed([recipients, *sends]):
+        order = _sorted_by(key, order)
+    return np.arange(rows) if order is None else order
+
+
+def _merged(keys: Sequence[Keys]) -> Order | None:
+    """Return rows in the order of their keys; None unless these ascend in few parts, as the batches of groups do."""
+    if len(keys) != 1 or np.count_nonzero(keys[0][1:] < keys[0][:-1]) > _FEW_PARTS:
+        return None
+    return np.argsort(keys[0], kind="stable")  # it merges such parts, which is twenty times as fast as a sort
+
+
+def _by_recipient(recipients: Keys, order: Order) -> Order | None:
+    """Return rows by recipient, those of one as they are in an order; None: the recipients are too far apart.
+
+    It counts in the place of comparing: half the time, and a fifth where each recipient has one row.
+    """
+    low = int(recipients.min())
+    highest = int(recipients.max()) - low
+    if highest >> 2 * _DIGIT_BITS:
+        return None
+    places = (recipients - low)[order]
+    if highest < 2 * len(places):
+        counts = np.bincount(places)
+        if int(counts.max()) == 1:
+            found = np.empty(len(order), np.intp)
+            found[places if len(counts) == len(places) else np.cumsum(counts)[places] - 1] = order
+            return found
+    found = np.argsort(places.astype(np.uint16), kind="stable")  # numpy sorts numbers of 16 bits by counting
+    if highest >> _DIGIT_BITS:
+        found = found[np.argsort((places >> _DIGIT_BITS).astype(np.uint16)[found], kind="stable")]
+    return order[found]
+
+
+def _sorted_by(key: Keys, order: Order | None) -> Order:
+    """Return rows in the order of a key, and those of equal keys as they were (None: ascending)."""
+    rows, found = len(key), key if order is None else key[order]
+    width = rows.bit_length()
+    if int(found.max()) >> (_INT64_BITS - width):
+        places = np.argsort(found, kind="stable")
+    else:  # with the place in the same number, values are sorted: that is up to six times as fast as an argsort
+        found = found << width
+        found |= np.arange(rows)
+        found.sort()
+        found &= (1 << width) - 1
+        places = found
+    return places if order is None else order[places]
+
+
+def id_ranks(columns: Sequence[IdColumn]) -> Keys:
+    """Return numbers that sort as the ids of the columns do: None, then ints, then strs by their UTF-8 bytes."""
+    values: Keys = joined_arrays([column.values for column in columns])
+    if all(column.kinds is None for column in columns):
+        return values
+    kinds = joined_arrays([_kinds(column) for column in columns])
+    ranks = np.zeros(len(values), np.int64)
+    ints = (kinds != NONE) & (kinds != STR)
+    numbers, places = np.unique(values[ints], return_inverse=True)
+    ranks[ints] = places + 1
+    # Python sorts strs by code points, which is the order of their UTF-8 bytes.
+    table = sorted({name for column in columns for name in column.strings})
+    place_of = {name: place for place, name in enumerate(table, len(numbers) + 1)}
+    low = 0
+    for column in columns:
+        high = low + len(column)
+        if column.kinds is not None and column.strings:
+            names = np.array([place_of[name] for name in column.strings], np.int64)
+            named = column.kinds == STR
+            ranks[low:high][named] = names[column.values[named]]
+        low = high
+    return ranks
+
+
+def _kinds(column: IdColumn) -> NDArray[np.uint8]:
+    return np.zeros(len(column), np.uint8) if column.kinds is None else column.kinds
+
+
+def _packed(keys: Sequence[Keys]) -> list[Keys]:
+    """Return keys as few numbers per row, none negative. The most significant key comes first, such a number last."""
+    room = _INT64_BITS - len(keys[0]).bit_length()
+    packed: list[Keys] = []
+    used = 0  # bits of the last one
+    for key in reversed(keys):
+        low = int(key.min())
+        width = (int(key.max()) - low).bit_length()
+        if width > _INT64_BITS:
+            above, width = np.unique(key, return_inverse=True)[1], len(key).bit_length()
+        else:
+            above = key - low
+        if packed and used + width <= room:
+            packed[-1] |= above << used
+            used += width
+        elif width:
+            packed.append(above)
+            used = width
+    return packed
+
+
+def in_canonical_order(batches: Sequence[Batch]) -> Batch:
+    """Return the rows of some batches as one batch, in canonical order."""
+    return joined_in_order(batches)[0]
+
+
+def joined_in_order(batches: Sequence[Batch]) -> tuple[Batch, Order]:
+    """Return the rows of some batches as one batch, in canonical order; and each one's place before, as indices."""
+    rows = [batch.rows for batch in batches]
+    extensions = [batch.extension or Extension() for batch in batches]
+    to_ids, from_ids = [batch.to_ids for batch in batches], [batch.from_ids for batch in batches]
+    steps = _by_row([batch.step for batch in batches], rows)
+    ordinals = joined_arrays([each.ordinal for each in extensions if each.ordinal is not None])
+    order = canonical_order(to_ids, np.broadcast_to(np.asarray(steps), len(ordinals)), from_ids, ordinals)
+    table: dict[str, int] = {}
+    topics = [_topics(batch, table) for batch in batches]
+    lines = joined_payloads([batch.lines for batch in batches if batch.lines is not None], rows, order)
+    joined = Batch(
+        sender="",
+        epoch=0,
+        first=0,
+        from_ids=joined_ids(from_ids).take(order),
+        rows=len(order),
+        to_ids=joined_ids(to_ids).take(order),
+        topics=tuple(table),
+        topic=joined_arrays(topics)[order] if len(table) > 1 else None,
+        step=_taken(steps, order),
+        sent_at=_taken(_by_row([batch.sent_at for batch in batches], rows), order),
+        lines=lines,
+        labels=_labels(batches, rows, order),
+        extension=Extension(ordinal=ordinals[order] if ordinals.any() else ordinals),
+    )
+    if any(each.expects_answer is not None or each.in_reply_to is not None for each in extensions):
+        joined.extension = _with_conversation(extensions, rows, order)
+    return joined, order
+
+
+def _with_conversation(extensions: Sequence[Extension], rows: Sequence[int], order: Order) -> Extension:
+    """Return the extension of rows among which there are questions or answers."""
+    parts = [
+        Extension(
+            ordinal=each.ordinal,
+            in_reply_to=MessageIdColumn.none(count) if each.in_reply_to is None else each.in_reply_to,
+            expects_answer=np.zeros(count, np.bool_) if each.expects_answer is None else each.expects_answer,
+            asked_outside=each.asked_outside,
+        )
+        for each, count in zip(extensions, rows, strict=True)
+    ]
+    joined = Extension.joined([*zip(parts, rows, strict=True)])
+    assert joined is not None
+    return joined.take(order)
+
+
+def _by_row(values: Sequence[Any], rows: Sequence[int]) -> Any:  # noqa: ANN401 - an array, or one value
+    """Return a value per row from arrays, or single values for all rows of a batch; one value if all are equal."""
+    if not any(isinstance(value, np.ndarray) for value in values) and values.count(values[0]) == len(values):
+        return values[0]
+    return joined_arrays([np.broadcast_to(np.asarray(v), n) for v, n in zip(values, rows, strict=True)])
+
+
+def _taken(values: Any, order: Order) -> Any:  # noqa: ANN401 - an array, or one value
+    return values[order] if isinstance(values, np.ndarray) else values
+
+
+def _topics(batch: Batch, table: dict[str, int]) -> NDArray[np.uint16]:
+    places = np.array([table.setdefault(name, len(table)) for name in batch.topics], np.uint16)
+    return places[np.zeros(batch.rows, np.intp) if batch.topic is None else batch.topic]
+
+
+def _labels(batches: Sequence[Batch], rows: Sequence[int], order: Order) -> dict[str, NDArray[np.uint32]]:
+    """Return the rows of each label, by the places that the rows have in an order."""
+    if not any(batch.labels for batch in batches):
+        return {}
+    places = np.empty(len(order), np.uint32)
+    places[order] = np.arange(len(order), dtype=np.uint32)
+    found: dict[str, list[NDArray[np.uint32]]] = {}
+    low = 0
+    for batch, count in zip(batches, rows, strict=True):
+        for name, marked in batch.labels.items():
+            found.setdefault(name, []).append(places[marked + low])
+        low += count
+    return {name: np.sort(joined_arrays(parts)) for name, parts in found.items()}

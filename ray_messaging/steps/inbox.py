@@ -1,0 +1,215 @@
+"""Inbox of a step: the messages for a group's agents, in canonical order, and the broadcasts that they hear."""
+
+from collections.abc import Iterator, Sequence, Set
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_messaging.addressing.channels import AgentId
+from ray_messaging.audiences.book import audience_of
+from ray_messaging.audiences.edges import Edges, Pairs
+from ray_messaging.audiences.folding import kept_places, unfold
+from ray_messaging.audiences.heard import Heard
+from ray_messaging.audiences.member_edges import MemberEdges
+from ray_messaging.conversations.replies import check_questions
+from ray_messaging.errors import ConfigError, NoQuestion
+from ray_messaging.message import Message
+from ray_messaging.messages import Messages, Slice, decoded_messages
+from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.joining import joined_ids
+from ray_messaging.model.typed.values import PayloadPart
+from ray_messaging.receiving.ack_ranges import Acked, slices_of
+from ray_messaging.steps.agent_places import AgentPlaces
+from ray_messaging.steps.canonical_order import in_canonical_order
+
+
+class FoldedBatch(NamedTuple):
+    """A folded batch, and the pairs of its audience toward the group's agents."""
+
+    batch: Batch
+    edges: Edges
+
+
+class HeardBroadcasts:
+    """The folded batches of one step, for the group's agents."""
+
+    def __init__(self, folded: Sequence[FoldedBatch] = ()) -> None:
+        self._folded = folded
+
+    def __len__(self) -> int:
+        return len(self._folded)
+
+    def messages(self) -> list[Batch]:
+        """Return all as messages, one for each pair."""
+        return [unfold(*each) for each in self._folded]
+
+    def of(self, name: str, agents: AgentSet) -> Heard:
+        """Return the broadcasts to one audience, as agents hear them; raise ConfigError for several versions."""
+        found = [each for each in self._folded if audience_of(each.batch).name == name]
+        versions = sorted({audience_of(each.batch).version for each in found})
+        if len(versions) > 1:
+            listed = ", ".join(map(str, versions))
+            raise ConfigError(
+                f"audience {name!r} has changed between the broadcasts that are read in this step (versions {listed}): "
+                "read them by step.messages"
+            )
+        if not found:
+            return Heard(MemberEdges.among(NO_AGENTS), agents, NO_AGENTS.column, [])
+        parts = [PayloadPart(each.batch.lines, 0, each.batch.rows) for each in found]
+        return Heard(
+            found[0].edges, agents, joined_ids([each.batch.from_ids for each in found]), parts, _removed(found)
+        )
+
+
+def _removed(folded: Sequence[FoldedBatch]) -> Pairs | None:
+    """Return the pairs that do not count; None: all do."""
+    rows: list[NDArray[np.intp]] = []
+    hearers, low = [], 0
+    for batch, edges in folded:
+        assert batch.fold is not None
+        if batch.fold.kept:
+            pairs = edges.expand(batch.from_ids)
+            lost = np.ones(len(pairs.rows), np.bool_)
+            lost[kept_places(batch.fold.kept, len(pairs.rows))] = False
+            rows.append(pairs.rows[lost] + low)
+            hearers.append(pairs.hearers.take(lost))
+        low += batch.rows
+    return Pairs(np.concatenate(rows), joined_ids(hearers)) if rows else None
+
+
+NOTHING_HEARD = HeardBroadcasts()
+_AHEAD = 64  # rows that are decoded together; more would have left the cache when they are read
+
+
+class StepInbox:
+    """The messages of one step for some agents: all of them, or agent by agent.
+
+    Args: `batches` are those of the step's box that count. Each of their rows has a step and an ordinal. `broadcasts`
+    become messages only once a message is read.
+    """
+
+    def __init__(
+        self, exp_id: str, agents: AgentPlaces, batches: Sequence[Batch], broadcasts: HeardBroadcasts = NOTHING_HEARD
+    ) -> None:
+        self._exp_id = exp_id
+        self._agents = agents
+        self._batches = batches
+        self._broadcasts: HeardBroadcasts | None = broadcasts
+
+    @cached_property
+    def _batch(self) -> Batch | None:
+        """Return all messages, in canonical order; None: there are none."""
+        heard = [] if self._broadcasts is None else self._broadcasts.messages()
+        filled = [batch for batch in (*self._batches, *heard) if batch.rows]
+        return in_canonical_order(filled) if filled else None
+
+    @cached_property
+    def messages(self) -> Messages:
+        """Return all messages, in canonical order."""
+        return self._slice(0, 0 if self._batch is None else self._batch.rows)
+
+    def heard(self, name: str) -> Heard:
+        """Return the broadcasts to one audience; raise ConfigError in a part of a step."""
+        if self._broadcasts is None:
+            raise ConfigError("a part of a step has broadcasts as messages only: call step.heard before step.split")
+        return self._broadcasts.of(name, self._agents.agents)
+
+    @property
+    def _places(self) -> NDArray[np.int64]:
+        """Return the place of each message's recipient; -1: it is none of these agents."""
+        return np.zeros(0, np.int64) if self._batch is None else self._agents.find(self._batch.to_ids)
+
+    @cached_property
+    def _spans(self) -> tuple[list[int], list[int]]:
+        """Return where the messages of each agent begin, and how many there are; most often a crowd asks for none."""
+        places = self._places
+        # Between them there may be messages on other channels that the group listens to.
+        owned = np.flatnonzero(places >= 0)
+        counts = np.bincount(places[owned], minlength=len(self._agents))
+        return np.append(owned, 0)[np.cumsum(counts) - counts].tolist(), counts.tolist()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _of_part, (self._exp_id, self._agents, [] if self._batch is None else [self._batch])
+
+    def part(self, low: int, high: int) -> "StepInbox":
+        """Return the messages for the agents from one place to before another, without those for other recipients."""
+        places, agents = self._places, self._agents.part(low, high)
+        rows = np.flatnonzero((places >= low) & (places < high))
+        if self._batch is None or not len(rows):
+            return _of_part(self._exp_id, agents, [])
+        batch = self._batch.take(rows)
+        assert batch.lines is not None
+        batch.lines.pack()  # it is about to be pickled
+        batch.numbers = None
+        return _of_part(self._exp_id, agents, [batch])
+
+    def of(self, place: int) -> Messages:
+        """Return the messages of the agent at a place."""
+        lows, counts = self._spans
+        return self._slice(lows[place], lows[place] + counts[place])
+
+    def questions_of(self, messages: Acked, number: int) -> list[Slice]:
+        """Return messages to reply to, as slices; raise NoQuestion where one is not of this step, or no question."""
+        found = slices_of(messages)
+        check_questions(found)
+        for part in found:
+            if part.batch is not self._batch:
+                question, agent = part.batch.message_id(part.low), part.batch.to_ids[part.low]
+                raise NoQuestion(
+                    f"agent {agent!r} cannot answer message {question} in step {number}, which has not read it: answer "
+                    "a question in the step that reads it, by deliver_at= also for a later one",
+                    question=question,
+                    agent=agent,
+                )
+        return found
+
+    def note_answered(self, questions: Set[str | None]) -> None:
+        """Note that questions are answered, by their ids: parts of the step did so."""
+        batch = self._batch
+        if batch is not None and batch.extension is not None and batch.extension.expects_answer is not None:
+            asked = np.flatnonzero(batch.extension.expects_answer).tolist()
+            batch.replied = (batch.replied or set()) | {row for row in asked if batch.message_id(row) in questions}
+
+    def by_agent(self) -> Iterator[tuple[AgentId, Messages]]:
+        """Yield each agent with its messages, in canonical order; also agents without messages."""
+        exp_id, batch, ahead, messages = self._exp_id, self._batch, None, None
+        for agent, low, count in zip(self._agents, *self._spans, strict=True):
+            if batch is None or not count:
+                yield agent, Messages(exp_id, [])
+                continue
+            high = low + count
+            if ahead is None or ahead.high < high:
+                ahead = _Ahead(exp_id, batch, low, max(high, min(low + _AHEAD, batch.rows)))
+                messages = ahead.messages
+            yield agent, Messages(exp_id, [Slice(batch, low, high)], False, messages)
+
+    def _slice(self, low: int, high: int) -> Messages:
+        found = [] if self._batch is None or low == high else [Slice(self._batch, low, high)]
+        return Messages(self._exp_id, found)
+
+
+def _of_part(exp_id: str, agents: AgentPlaces, batches: Sequence[Batch]) -> StepInbox:
+    inbox = StepInbox(exp_id, agents, batches)
+    inbox._broadcasts = None
+    return inbox
+
+
+class _Ahead:
+    """Some rows of an inbox, which are decoded together once an agent reads its messages among them."""
+
+    __slots__ = ("_batch", "_exp_id", "_low", "_messages", "high")
+
+    def __init__(self, exp_id: str, batch: Batch, low: int, high: int) -> None:
+        self._exp_id, self._batch = exp_id, batch
+        self._low, self.high = low, high
+        self._messages: list[Message] | None = None
+
+    def messages(self, low: int, high: int) -> list[Message]:
+        """Return the messages of some of the rows. Each call gets its own rows: nobody else has these messages."""
+        found = self._messages
+        if found is None:
+            found = self._messages = decoded_messages(self._exp_id, self._batch, self._low, self.high)
+        return found[low - self._low : high - self._low]

@@ -1,1 +1,0 @@
-"""The reading of a step: frames of a box as batches, their canonical order, and the inbox of the agents."""

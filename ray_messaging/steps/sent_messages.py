@@ -1,0 +1,111 @@
+"""The messages that groups have sent in one step, across all boxes."""
+
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_messaging.addressing.channels import AGENT_CHAT
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.columns import IdColumn, PayloadColumn
+from ray_messaging.model.extension import Extension
+from ray_messaging.steps.box_frames import batch_of, message_keys
+from ray_messaging.steps.canonical_order import joined_in_order
+from ray_messaging.transports.box_reader import BoxReader
+from ray_messaging.transports.step_values import ASKER, OUTSIDE, Cover, box_name
+
+if TYPE_CHECKING:
+    from ray_messaging.transports.steps import RedisSteps
+
+Rows = NDArray[np.intp]
+
+
+class BoxBatch(NamedTuple):
+    """Messages of one frame in the box of a mailbox for a step."""
+
+    mailbox: str
+    step: int
+    batch: Batch
+
+    @property
+    def box(self) -> str:
+        """Return the name of the box."""
+        return box_name(self.mailbox, self.step)
+
+
+class Copies(NamedTuple):
+    """Rows of one frame, and the message of each. `first` marks the first copy of each message."""
+
+    source: BoxBatch
+    rows: Rows
+    messages: Rows
+    first: NDArray[np.bool_]
+
+
+class SentMessages:
+    """Messages of groups in one step; `batch` has each once, in canonical order, though several mailboxes may have it.
+
+    Args: `sources` are of at least one message.
+    """
+
+    def __init__(self, number: int, sources: Sequence[BoxBatch]) -> None:
+        self._sources = sources
+        batches = [source.batch for source in sources]
+        joined, order = joined_in_order(batches)
+        keys = message_keys([joined])
+        self._first = np.ones(len(order), np.bool_)
+        self._first[1:] = keys[1:] != keys[:-1]  # the copies of a message follow each other
+        self._message = np.cumsum(self._first) - 1
+        counts = [batch.rows for batch in batches]
+        self._source = np.repeat(np.arange(len(sources)), counts)[order]
+        self._row = np.concatenate([np.arange(count) for count in counts])[order]
+        self.batch = joined.take(np.flatnonzero(self._first))
+        self.batch.step = number
+        delivers = np.array([source.step for source in sources], np.int64)[self._source[self._first]]
+        if self.batch.extension is not None:
+            self.batch.extension.deliver = delivers
+
+    def copies(self, messages: Iterable[int]) -> Iterator[Copies]:
+        """Yield all copies of some messages, frame by frame."""
+        wanted = np.isin(self._message, np.fromiter(messages, np.intp))
+        for source in np.unique(self._source[wanted]).tolist():
+            at = np.flatnonzero(wanted & (self._source == source))
+            yield Copies(self._sources[source], self._row[at], self._message[at], self._first[at])
+
+
+def no_messages(sender: str, step: int, attempt: int = 0) -> Batch:
+    """Return a batch of a step without any message."""
+    return Batch(
+        sender=sender,
+        epoch=attempt,
+        first=0,
+        from_ids=IdColumn.of([]),
+        to_ids=IdColumn.of([]),
+        topics=(AGENT_CHAT,),
+        step=step,
+        lines=PayloadColumn.of([]),
+        rows=0,
+        extension=Extension(attempt=attempt, ordinal=np.zeros(0, np.uint32)),
+    )
+
+
+async def sent_messages(store: "RedisSteps", number: int, horizon: int) -> SentMessages | None:
+    """Return the messages of groups to mailboxes in a step that all have closed; None: there are none."""
+    covered = await store.covered_boxes(number + 1, number + horizon)
+    boxes = {
+        box: [cover for cover in covers if cover.sent == number and cover.group != OUTSIDE]
+        for box, covers in covered.items()
+        if not box.startswith((":", ASKER))
+    }
+    parts = await asyncio.gather(*(_sent_to(store, box, covers) for box, covers in boxes.items() if covers))
+    sources = [source for part in parts for source in part]
+    return SentMessages(number, sources) if sources else None
+
+
+async def _sent_to(store: "RedisSteps", box: str, covers: Sequence[Cover]) -> list[BoxBatch]:
+    mailbox, _, step = box.rpartition("@")
+    frames = await BoxReader(store, box).covered(covers)
+    batches = [BoxBatch(mailbox, int(step), batch_of(frame, int(step))) for frame in frames]
+    return [each for each in batches if each.batch.rows and each.batch.fold is None]  # rules see no broadcasts

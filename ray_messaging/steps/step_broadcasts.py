@@ -1,0 +1,89 @@
+"""The broadcasts of a step on their way to boxes: one row each where no rule judges them, else one for each hearer."""
+
+from collections.abc import Sequence
+
+from ray_messaging.addressing.directory import Directory
+from ray_messaging.audiences.book import EVERYBODY, UNRESOLVED, current_audience
+from ray_messaging.audiences.edges import Edges
+from ray_messaging.audiences.folding import spread
+from ray_messaging.audiences.member_edges import MemberEdges
+from ray_messaging.engine import Engine
+from ray_messaging.errors import ConfigError
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.extension import Audience
+from ray_messaging.sending.broadcaster import everybody
+from ray_messaging.sending.bulk_input import within_pairs
+from ray_messaging.sending.pending_batch import ColumnBatch, EncodedBatch, Reaches
+from ray_messaging.steps.agent_places import AgentPlaces
+
+
+class StepBroadcasts:
+    """The audiences that a group broadcasts to in its steps, as far as its own agents send."""
+
+    def __init__(self, engine: Engine, directory: Directory) -> None:
+        self._engine = engine
+        self._checked = False  # that no rule judges whole steps
+        self._directory = directory
+        self._reaches: dict[tuple[Audience, str], tuple[AgentPlaces, int, Reaches]] = {}
+        self.digests: dict[Audience, bytes] = {}
+
+    async def prepared(
+        self, batches: Sequence[ColumnBatch | EncodedBatch], senders: AgentPlaces, step: int
+    ) -> list[ColumnBatch | EncodedBatch]:
+        """Return batches as they can be sent: those of broadcasts know their hearers.
+
+        Raises: UnknownName, FrameError where an audience cannot be read; ConfigError where a rule judges whole steps.
+        """
+        made: list[ColumnBatch | EncodedBatch] = []
+        for pending in batches:
+            audience = _audience_of(pending)
+            if audience is None:
+                made.append(pending)
+                continue
+            await self._check_rules()
+            sealed = pending.seal("", 0, 0)
+            if audience.version == UNRESOLVED and sealed.extension is not None:
+                audience = current_audience(self._directory.audiences, audience.name, step)
+                sealed.extension.audience = audience
+            reaches = await self._reach(audience, sealed.topics[0], senders)
+            made += await self._sendable(sealed, reaches)
+        return made
+
+    async def _check_rules(self) -> None:
+        if not self._checked and (found := await self._engine.verdict_client.step_rules()):
+            raise ConfigError(
+                f"rule {found[0]!r} judges whole steps, and it would see no broadcasts: take it out, or send to each "
+                "hearer by step.send_columns"
+            )
+        self._checked = True
+
+    async def _sendable(self, broadcasts: Batch, reaches: Reaches) -> list[EncodedBatch]:
+        globs = any(record.globs for record in self._directory.records.values())
+        verdict = None if globs else await self._engine.verdict_client.pass_whole(broadcasts)
+        if verdict is not None:
+            return [EncodedBatch(step=None, batch=broadcasts, reaches=reaches)]
+        parts = within_pairs(broadcasts, reaches.edges)
+        return [EncodedBatch(step=None, batch=spread(part, reaches.edges)) for part in parts]
+
+    async def _reach(self, audience: Audience, topic: str, senders: AgentPlaces) -> Reaches:
+        """Return the reach of an audience from some senders; it is kept until they, or the audience, change."""
+        key, version = (audience, topic), self._directory.version if audience == EVERYBODY else 0
+        found = self._reaches.get(key)
+        if found is None or found[0] is not senders or found[1] != version:
+            edges = await self._edges(audience, topic)
+            self.digests[audience] = edges.digest
+            self._reaches = {
+                (each, name): kept for (each, name), kept in self._reaches.items() if each.name != audience.name
+            }
+            found = self._reaches[key] = senders, version, Reaches(edges.of(senders.agents), senders, topic)
+        return found[2]
+
+    async def _edges(self, audience: Audience, topic: str) -> Edges:
+        if audience == EVERYBODY:
+            return MemberEdges.among(everybody(self._directory, topic))
+        return await self._engine.audiences.edges(audience)
+
+
+def _audience_of(pending: ColumnBatch | EncodedBatch) -> Audience | None:
+    extension = pending.extension if isinstance(pending, ColumnBatch) else pending.batch.extension
+    return None if extension is None else extension.audience

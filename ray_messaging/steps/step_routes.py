@@ -1,0 +1,163 @@
+"""The routes of a step's messages: topic, step of delivery, kind; and the questions and answers among them."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.columns import IdColumn
+from ray_messaging.model.extension import AskedOutside, Audience, OutsideQuestion
+from ray_messaging.model.message_ids import MessageIdColumn
+
+Numbers = NDArray[np.int64]
+
+
+class Route(NamedTuple):
+    """The common part of some messages of a step: topic, step of delivery, kind.
+
+    `audience`: they are broadcasts to it. `asks`: they are questions. `replies`: they are answers; `asker` is a mailbox
+    outside of the steps that gets them ("": the agents do).
+    """
+
+    topic: str
+    deliver: int
+    asks: bool = False
+    replies: bool = False
+    asker: str = ""
+    audience: Audience | None = None
+
+    @property
+    def lane(self) -> "Route":
+        """Return the part in which all messages of a batch agree; broadcasts agree in all of it.
+
+        An answer to a question of a step may be among other messages: each of them has a place for a question.
+        """
+        return self if self.audience is not None else self._replace(topic="", asks=False, replies=bool(self.asker))
+
+
+class RowRoutes(NamedTuple):
+    """Messages of one lane: their topics, the place of each one's topic, and which ones are questions.
+
+    None: all have the only topic; none is a question.
+    """
+
+    lane: Route
+    topics: tuple[str, ...]
+    topic: NDArray[np.uint16] | None
+    asks: NDArray[np.bool_] | None
+
+    @classmethod
+    def same(cls, route: Route, rows: int) -> "RowRoutes":
+        """Return the routes of messages that all have one."""
+        return cls(route.lane, (route.topic,), None, np.ones(rows, np.bool_) if route.asks else None)
+
+    @classmethod
+    def of(cls, routes: Sequence[Route], numbers: Numbers) -> "RowRoutes":
+        """Return the routes of messages of one lane, each given by its number among all routes."""
+        used, places = np.unique(numbers, return_inverse=True)
+        found = [routes[number] for number in used.tolist()]
+        if len(found) == 1:
+            return cls.same(found[0], len(numbers))
+        topics = {route.topic: None for route in found}
+        table = {name: place for place, name in enumerate(topics)}
+        topic = np.array([table[route.topic] for route in found], np.uint16)[places] if len(table) > 1 else None
+        asks = np.array([route.asks for route in found])[places]
+        return cls(found[0].lane, tuple(table), topic, asks if asks.any() else None)
+
+    def part(self, low: int, high: int) -> "RowRoutes":
+        """Return the routes of some of the messages."""
+        return self._replace(
+            topic=None if self.topic is None else self.topic[low:high],
+            asks=None if self.asks is None else self.asks[low:high],
+        )
+
+
+def rows_in_order(
+    senders: Numbers, numbers: Numbers, lengths: Numbers, routes: Sequence[Route]
+) -> Iterator[NDArray[np.intp]]:
+    """Yield the rows of each batch, where some runs of rows have different routes.
+
+    The rows of a batch are of one lane. Of each sender's rows a later one is never in an earlier batch: rules judge
+    them in the order in which they were sent, with whichever agents the sender shares its group.
+
+    Args: senders, numbers and lengths (r,) are the runs' senders, the places of their routes, and their rows.
+    """
+    lanes: dict[Route, int] = {}
+    lane = np.array([lanes.setdefault(route.lane, len(lanes)) for route in routes])[numbers]
+    # A sender begins another round where its next lane is an earlier one.
+    order = np.argsort(senders, kind="stable")
+    sender, along = senders[order], lane[order]
+    begins = np.diff(sender, prepend=-1) != 0
+    rounds = np.cumsum((np.diff(along, prepend=0) < 0) & ~begins)
+    firsts = np.flatnonzero(begins)
+    rounds -= rounds[firsts].repeat(np.diff(firsts, append=len(order)))
+    batch = np.empty(len(order), np.int64)
+    batch[order] = rounds * len(lanes) + along
+    of_row = batch.repeat(lengths)
+    rows = np.argsort(of_row, kind="stable")
+    yield from np.split(rows, np.flatnonzero(np.diff(of_row[rows])) + 1)
+
+
+class Replied(NamedTuple):
+    """Questions that messages of a step answer, None for one that answers none.
+
+    Of those from outside there are also the names that their askers gave them.
+    """
+
+    ids: MessageIdColumn
+    outside: AskedOutside
+
+    @classmethod
+    def of(cls, replies: Sequence[tuple[str | None, OutsideQuestion | None]]) -> "Replied":
+        """Build from the question of each row, and its name outside (None: it came from a step)."""
+        outside = {row: asked for row, (_, asked) in enumerate(replies) if asked is not None}
+        return cls(MessageIdColumn.of([question for question, _ in replies]), outside)
+
+    def take(self, rows: NDArray[np.intp]) -> "Replied":
+        """Return the questions of some rows."""
+        named = {at: self.outside[row] for at, row in enumerate(rows.tolist()) if row in self.outside}
+        return Replied(self.ids.take(rows), named if self.outside else {})
+
+
+class StepQuestionIds(Sequence[str]):
+    """The ids of questions that were asked in a step, in the order of their columns."""
+
+    def __init__(self, step: int, from_ids: IdColumn, ordinals: NDArray[np.uint32]) -> None:
+        self._step = step
+        self._from_ids = from_ids
+        self._ordinals = ordinals
+
+    def __len__(self) -> int:
+        return len(self._ordinals)
+
+    @overload
+    def __getitem__(self, row: int) -> str: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[str]: ...
+    def __getitem__(self, row: int | slice) -> str | list[str]:
+        """Return the id of one question."""
+        if isinstance(row, slice):
+            return [self[each] for each in range(*row.indices(len(self)))]
+        return question_id(self._step, int(self._ordinals[row]), self._from_ids[row])
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self):,} questions of step {self._step})"
+
+
+def routes_of(replies: Batch, outside: AskedOutside, deliver: int) -> tuple[list[Route], Numbers]:
+    """Return the routes of answers that are read in a step, and the place of each one's route, (n,)."""
+    topics = np.zeros(replies.rows, np.int64) if replies.topic is None else replies.topic.astype(np.int64)
+    if not outside:
+        used, numbers = np.unique(topics, return_inverse=True)
+        return [Route(replies.topics[place], deliver, replies=True) for place in used.tolist()], numbers
+    askers = [outside[row].mailbox if row in outside else "" for row in range(replies.rows)]
+    found: dict[tuple[int, str], int] = {}
+    numbers = np.array([found.setdefault(key, len(found)) for key in zip(topics.tolist(), askers, strict=True)])
+    return [Route(replies.topics[place], deliver, replies=True, asker=asker) for place, asker in found], numbers
+
+
+def question_id(step: int, ordinal: int, from_id: object) -> str:
+    """Return the id of a message of a step (see `Batch.message_id`)."""
+    return f"{step}-{ordinal}-{from_id}"

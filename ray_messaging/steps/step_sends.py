@@ -1,0 +1,485 @@
+"""The messages that a group sends in one step, as batches."""
+
+import time
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from threading import get_ident
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from orjson import dumps
+
+from ray_messaging.addressing.channels import (
+    AGENT_CHAT,
+    INT64_MAX,
+    INT64_MIN,
+    AgentId,
+    check_id,
+    check_subtopic,
+)
+from ray_messaging.audiences.book import UNRESOLVED, current_audience, name_of
+from ray_messaging.audiences.records import Audiences
+from ray_messaging.common.limits import BATCH_ROWS
+from ray_messaging.conversations.replies import answer_topic, replies_to
+from ray_messaging.errors import Closed, ConfigError, InvalidParts, UnknownSender
+from ray_messaging.messages import Slice
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.columns import IdColumn, PayloadColumn, encode_payload, nobody
+from ray_messaging.model.extension import Audience, Extension, OutsideQuestion
+from ray_messaging.model.finite import MAYBE_NULL, NULL
+from ray_messaging.model.json_form import LARGE, MAYBE_LARGE, PLAIN
+from ray_messaging.sending.bulk_input import ColumnChunk, columns_of
+from ray_messaging.sending.pending_batch import ColumnBatch, EncodedBatch
+from ray_messaging.steps.agent_places import AgentPlaces
+from ray_messaging.steps.step_parts import PartTag, StepParts
+from ray_messaging.steps.step_routes import Replied, Route, RowRoutes, question_id, routes_of, rows_in_order
+
+_NOBODY = object()
+_NO_QUESTION = None, None
+Places = NDArray[np.int64]
+
+
+class StepSends:
+    """The messages of one attempt at a step. Each has an ordinal: it is the n-th of its sender in the step.
+
+    Single messages are kept as lists until there are enough for a batch. Those that follow each other from one sender
+    under one subtopic are a run, and only the first one's sender and subtopic are looked at.
+
+    Args: `horizon` is how many steps ahead a message may be sent. `tag` names a part of the step (None: this is all of
+    it), `sent` counts the messages of each of its agents before the split.
+    """
+
+    def __init__(
+        self,
+        agents: AgentPlaces,
+        step: int,
+        attempt: int,
+        horizon: int,
+        payload_bytes: int,
+        audiences: Audiences,
+        tag: PartTag | None = None,
+        sent: NDArray[np.int64] | None = None,
+    ) -> None:
+        self.tag, self.step = tag, step
+        self._parts: StepParts[StepSends] | None = None
+        self.agents = agents
+        self._attempt = attempt
+        self.horizon = horizon
+        self._payload_bytes = payload_bytes
+        self.audiences = audiences
+        self._sent = np.zeros(len(agents), np.int64) if sent is None else sent.copy()  # by an agent's place
+        self._batches: list[ColumnBatch | EncodedBatch] = []
+        self._to_ids: list[AgentId | None] = []  # None: the user, who asked
+        self._lines: list[bytes] = []
+        self._runs = array("q")  # of each run: its first message, the place of its sender, and that of its route
+        self._routes: dict[Route, int] = {}  # each with its place
+        self._replies: dict[int, tuple[str, OutsideQuestion | None]] = {}  # message -> the question that it answers
+        # Messages by agent's place, of the first so many runs: they give a question its ordinal at once.
+        self._counted: tuple[Counter[int], int] = Counter(), 0
+        # The last run, as it was given.
+        self._from_id: object = _NOBODY
+        self._subtopic: object = None
+        self._deliver_at: object = None
+        self._route = 0
+        self._over = False
+        self._thread: int | None = None  # that sends
+        self._made: dict[PartTag, StepSends] = {}  # by the last split; copies of them may be joined in their place
+        self._copied: int | None = None  # of a copy: how many messages the original had
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        copied = self.rows if self._copied is None else self._copied
+        settings = (self.agents, self.step, self._attempt, self.horizon, self._payload_bytes, self.audiences)
+        return _revived, (*settings, self.tag, self._sent, copied, self._sealed())
+
+    def send(
+        self,
+        from_id: AgentId,
+        to_id: AgentId,
+        payload: object,
+        *,
+        subtopic: str = AGENT_CHAT,
+        deliver_at: int | None = None,
+    ) -> None:
+        """Send one message, to be read in the next step or in `deliver_at`.
+
+        Raises: UnknownSender for a from_id that is none of these agents, InvalidAddress, InvalidPayload,
+        PayloadTooLarge, ConfigError for a `deliver_at` that is over or too far ahead, Closed after the step,
+        InvalidParts while the step's parts are out.
+        """
+        if from_id is not self._from_id or subtopic is not self._subtopic or deliver_at is not self._deliver_at:
+            self._begin_run(from_id, subtopic, deliver_at)
+        # The common case of `check_id` and `encode_payload`, inlined: a call costs a tenth of the whole send.
+        if type(payload) is dict and type(to_id) is int and INT64_MIN <= to_id <= INT64_MAX:
+            try:
+                line = dumps(payload, None, PLAIN)
+                if (
+                    len(line) <= self._payload_bytes
+                    and (MAYBE_NULL not in line or line.find(NULL) < 0)
+                    and (MAYBE_LARGE not in line or line.find(LARGE) < 0)
+                ):
+                    self._to_ids.append(to_id)
+                    self._lines.append(line)
+                    return
+            except Exception:  # noqa: BLE001, S110 - bad input: the full checks find out
+                pass
+        recipient, line = check_id(to_id), encode_payload(payload, self._payload_bytes)
+        self._to_ids.append(recipient)
+        self._lines.append(line)
+
+    def ask(
+        self, from_id: AgentId, to_id: AgentId, payload: object, subtopic: str, deliver_at: int | None = None
+    ) -> str:
+        """Send a question; return its id. Raises as `send`."""
+        recipient, line = check_id(to_id), encode_payload(payload, self._payload_bytes)
+        route = Route(check_subtopic(subtopic), self._deliver(deliver_at), asks=True)
+        ordinal = self._begin_apart(from_id, route)
+        self._lines.append(line)
+        self._to_ids.append(recipient)
+        return question_id(self.step, ordinal, check_id(from_id))
+
+    def reply(self, question: Slice, payload: object, exp_id: str, deliver_at: int | None = None) -> None:
+        """Answer the one question of a slice; raises as `send`."""
+        batch, row = question.batch, question.low
+        line, to_id, from_id = encode_payload(payload, self._payload_bytes), batch.from_ids[row], batch.to_ids[row]
+        topic = answer_topic(batch, row, exp_id)
+        outside = None if batch.extension is None else batch.extension.asked_outside.get(row)
+        asker = "" if outside is None else outside.mailbox
+        self._begin_apart(from_id, Route(topic, self._deliver(deliver_at), replies=True, asker=asker))
+        self._replies[len(self._lines)] = batch.message_id(row), outside
+        self._lines.append(line)
+        self._to_ids.append(to_id)
+
+    def broadcast(
+        self, from_id: AgentId, audience: object, payload: object, subtopic: str, deliver_at: int | None = None
+    ) -> None:
+        """Send one message to the hearers of an agent; raises as `send`, and UnknownName."""
+        line = encode_payload(payload, self._payload_bytes)
+        self._begin_apart(from_id, self._broadcast_route(audience, subtopic, deliver_at))
+        self._lines.append(line)
+        self._to_ids.append(None)
+
+    def _broadcast_route(self, audience: object, subtopic: str, deliver_at: int | None) -> Route:
+        self.check_open()
+        if self.audiences:
+            found = current_audience(self.audiences, audience, self.step)
+        else:  # the first one may have come since the directory was loaded: the end of the step looks it up
+            found = Audience(name_of(audience), UNRESOLVED)
+        return Route(check_subtopic(subtopic), self._deliver(deliver_at), audience=found)
+
+    def add_broadcasts(
+        self, from_ids: object, audience: object, payloads: object, subtopic: str, deliver_at: int | None
+    ) -> None:
+        """Send broadcasts given as columns; raises as `broadcast`, and InvalidColumns, before any of them is added."""
+        self._add_columns(from_ids, 0, payloads, self._broadcast_route(audience, subtopic, deliver_at))
+
+    def add_replies(self, question: Slice, payloads: object, exp_id: str, deliver_at: int | None) -> None:
+        """Answer the questions of a slice; raises as `send`, and InvalidColumns, before any is answered."""
+        self._check_whole()
+        self._check_thread()
+        self._close_rows()
+        deliver, asked = self._deliver(deliver_at), question.batch.extension
+        [batch] = replies_to([question], payloads, exp_id, self._payload_bytes, self.step)
+        places = self._places(batch.from_ids)
+        assert batch.extension is not None
+        assert batch.extension.in_reply_to is not None
+        assert isinstance(batch.lines, PayloadColumn)
+        outside = {} if asked is None else asked.outside_of(np.arange(question.low, question.high))
+        columns = ColumnChunk(batch.from_ids, batch.to_ids, batch.lines)
+        ordinals, replied = self._ordinals(places), Replied(batch.extension.in_reply_to, outside)
+        routes, numbers = routes_of(batch, outside, deliver)
+        for rows in rows_in_order(places, numbers, np.ones(len(places), np.int64), routes):
+            found = RowRoutes.of(routes, numbers[rows])
+            self._add_chunks(columns.take(rows), found, ordinals[rows], replied.take(rows))
+
+    def add_columns(
+        self,
+        from_ids: object,
+        to_ids: object,
+        payloads: object,
+        subtopic: str,
+        deliver_at: int | None = None,
+        *,
+        asks: bool = False,
+    ) -> tuple[list[IdColumn], list[NDArray[np.uint32]]]:
+        """Add n messages given as columns; return their senders and ordinals.
+
+        Raises: as `send`, and InvalidColumns, before any of them is added.
+        """
+        route = Route(check_subtopic(subtopic), self._deliver(deliver_at), asks=asks)
+        return self._add_columns(from_ids, to_ids, payloads, route)
+
+    def _add_columns(
+        self, from_ids: object, to_ids: object, payloads: object, route: Route
+    ) -> tuple[list[IdColumn], list[NDArray[np.uint32]]]:
+        self._check_whole()
+        self._check_thread()
+        self._close_rows()
+        chunks = columns_of(from_ids, to_ids, payloads, self._payload_bytes)
+        found = [self._places(chunk.from_ids) for chunk in chunks]
+        now = time.time()  # one for all: the receiver need not sort equal times
+        ordinals = [self._ordinals(places) for places in found]
+        for chunk, numbers in zip(chunks, ordinals, strict=True):
+            self._add(chunk, RowRoutes.same(route, len(numbers)), numbers, sent_at=now)
+        return [chunk.from_ids for chunk in chunks], ordinals
+
+    # -- parts ----------------------------------------------------------------------------------------------------
+
+    def split(self, n: int) -> list[tuple[slice, "StepSends"]]:
+        """Return at most n parts, each with the places of its agents. Only they can send, until all are joined.
+
+        Raises: InvalidParts, Closed.
+        """
+        self._check_whole()
+        self._close_rows()
+        self._parts = StepParts(self.step)
+        settings = (self.step, self._attempt, self.horizon, self._payload_bytes, self.audiences)
+        places = self._parts.split(len(self.agents), n)
+        self._made = {
+            tag: StepSends(self.agents.part(at.start, at.stop), *settings, tag, self._sent[at])
+            for tag, at in places.items()
+        }
+        return [(at, self._made[tag]) for tag, at in places.items()]
+
+    def join(self, parts: Sequence["StepSends"]) -> set[str | None]:
+        """Take over the messages of some parts; return the ids of the questions that they answer.
+
+        Raises: InvalidParts, Closed before any is taken.
+        """
+        self.check_open()
+        answered: set[str | None] = set()
+        copies = [part for part in parts if part.tag in self._made and self._made[part.tag] is not part]
+        replaced = [self._made[part.tag] for part in copies if part.tag is not None]
+        for made, part in zip(replaced, copies, strict=True):
+            if (more := made.rows - (part._copied or 0)) > 0:
+                raise InvalidParts(
+                    f"{made.tag} of step {self.step} has sent {more} messages here, and a copy of it is joined: send "
+                    "in the copy only",
+                    step=self.step,
+                )
+        for places, part in (self._parts or StepParts(self.step)).join(parts):
+            sealed = part._sealed()
+            self._sent[places] = part._sent  # as the seal has counted it
+            self._batches += sealed
+            extensions = [each.batch.extension for each in sealed]
+            answered.update(*(each.in_reply_to.tolist() for each in extensions if each and each.in_reply_to))
+            part.end()
+        for made in replaced:
+            made.end()
+        return answered
+
+    def _check_whole(self) -> None:
+        """Raise Closed where the step is over, InvalidParts while its parts are out."""
+        self.check_open()
+        if self._parts is not None:
+            self._parts.check_whole()
+
+    def _check_thread(self) -> None:
+        """Raise ConfigError in another thread than that of the first send: the order of sends would be by chance."""
+        thread = get_ident()
+        if self._thread is None:
+            self._thread = thread
+        elif self._thread != thread:
+            raise ConfigError(
+                f"step {self.step} has sent from another thread: send from one, and give other threads parts of the "
+                "step, by `step.split(n)`"
+            )
+
+    def batches(self) -> list[Batch]:
+        """Return the messages so far, with their payloads as one blob, which pickles fast."""
+        self._close_rows()
+        batches = [batch.seal("", 0, 0) for batch in self._batches]
+        for batch in batches:
+            assert batch.lines is not None
+            batch.lines.pack()
+        return batches
+
+    def _sealed(self) -> list[EncodedBatch]:
+        return [EncodedBatch(step=self.step, batch=batch) for batch in self.batches()]
+
+    def take(self) -> list[ColumnBatch | EncodedBatch]:
+        """Return the batches, and forget them; the step is over. Raises InvalidParts while parts are out."""
+        if self._parts is not None:
+            self._parts.check_whole()
+        self._over = True
+        self._close_rows()
+        batches, self._batches = self._batches, []
+        return batches
+
+    def end(self) -> None:
+        """Refuse all that comes later: it would be lost."""
+        self._over, self._from_id = True, _NOBODY
+
+    def check_open(self) -> None:
+        """Raise Closed where the step is over."""
+        if self._over:
+            over = f"step {self.step} is over" if self.tag is None else f"{self.tag} of step {self.step} was joined"
+            raise Closed(f"{over}: send, and set the state, in the step that the loop yields now")
+
+    @property
+    def rows(self) -> int:
+        """Return how many messages were added."""
+        return int(self._sent.sum()) + len(self._lines)
+
+    def _begin_run(self, from_id: AgentId, subtopic: str, deliver_at: int | None) -> None:
+        """Begin a run of messages of one sender; raise InvalidAddress, UnknownSender, ConfigError, Closed."""
+        if self._over or self._parts is not None:
+            self._check_whole()
+        if get_ident() != self._thread:
+            self._check_thread()
+        if len(self._lines) >= BATCH_ROWS:
+            self._close_rows()
+        route = self._route  # most often that of the last run
+        if subtopic is not self._subtopic or deliver_at is not self._deliver_at or not self._routes:
+            given = Route(check_subtopic(subtopic), self._deliver(deliver_at))
+            route = self._routes.setdefault(given, len(self._routes))
+        place = self.agents.place(from_id if type(from_id) is int else check_id(from_id))
+        if place < 0:
+            raise self._not_ours(check_id(from_id))
+        self._runs.extend((len(self._lines), place, route))
+        self._from_id, self._subtopic, self._deliver_at, self._route = from_id, subtopic, deliver_at, route
+
+    def _begin_apart(self, from_id: AgentId | None, route: Route) -> int:
+        """Begin a run of one message; return its ordinal. Raises as `_begin_run`."""
+        self._check_whole()
+        self._check_thread()
+        if len(self._lines) >= BATCH_ROWS:
+            self._close_rows()
+        place = self.agents.place(check_id(from_id))
+        if place < 0:
+            raise self._not_ours(from_id)
+        ordinal = self._next_ordinal(place)
+        self._runs.extend((len(self._lines), place, self._routes.setdefault(route, len(self._routes))))
+        self._from_id = self._subtopic = _NOBODY  # the next send begins a run of its own
+        return ordinal
+
+    def check_ours(self, ids: IdColumn) -> None:
+        """Raise UnknownSender for an agent that is none of these."""
+        self._places(ids)
+
+    def _places(self, from_ids: IdColumn) -> NDArray[np.int64]:
+        places = self.agents.find(from_ids)
+        if places.min(initial=0) < 0:
+            raise self._not_ours(from_ids[int(np.argmin(places))])
+        return places
+
+    def _next_ordinal(self, place: int) -> int:
+        """Return how many messages an agent has sent; all runs so far end here."""
+        counts, done = self._counted
+        new = self._runs[3 * done :]
+        for start, end, sender in zip(new[::3], [*new[3::3], len(self._lines)], new[1::3], strict=False):
+            counts[sender] += end - start
+        self._counted = counts, len(self._runs) // 3
+        return int(self._sent[place]) + counts[place]
+
+    def _ordinals(self, places: NDArray[np.int64]) -> NDArray[np.uint32]:
+        """Return which send of its agent each row is, and count them."""
+        ordinals, rows = self._sent[places], np.arange(len(places))
+        self._sent[places] = rows
+        if (self._sent[places] != rows).any():  # some agents have several rows: the later one has overwritten the place
+            order = np.argsort(places, kind="stable")
+            run = places[order]
+            begins = np.flatnonzero(np.diff(run, prepend=-1))
+            ordinals[order] += rows - np.repeat(begins, np.diff(begins, append=len(run)))
+        self._sent[places] = ordinals + 1  # of an agent's rows the last one is written last, and is the highest
+        return ordinals.astype(np.uint32)
+
+    def _ordinals_of_runs(self, starts: Places, senders: Places, lengths: Places, places: Places) -> NDArray[np.uint32]:
+        """Return as `_ordinals`, in a third of the time where each agent has one run and they ascend."""
+        if (senders[1:] <= senders[:-1]).any():
+            return self._ordinals(places)
+        first = self._sent[senders]
+        self._sent[senders] = first + lengths
+        return (np.arange(len(places)) + (first - starts).repeat(lengths)).astype(np.uint32)
+
+    def _close_rows(self) -> None:
+        """Make batches of the single messages."""
+        runs, to_ids, lines, routes = self._runs, self._to_ids, self._lines, self._routes
+        self._runs, self._to_ids, self._lines, self._routes, self._from_id = array("q"), [], [], {}, _NOBODY
+        replies, self._replies, self._counted = self._replies, {}, (Counter(), 0)
+        if not lines:
+            return
+        starts, senders, numbers = np.frombuffer(runs, np.int64).reshape(-1, 3).T
+        lengths = np.diff(starts, append=len(lines))
+        places = senders.repeat(lengths)
+        ordinals = self._ordinals_of_runs(starts, senders, lengths, places)
+        columns = ColumnChunk(self.agents.column.take(places), IdColumn.of(to_ids), PayloadColumn.of(lines))
+        listed = [*routes]
+        if len(listed) == 1 and not replies:
+            self._add_chunks(columns, RowRoutes.same(listed[0], len(lines)), ordinals)
+            return
+        of_row = numbers.repeat(lengths)
+        for rows in rows_in_order(senders, numbers, lengths, listed):
+            among = rows.tolist() if replies else []
+            replied = None
+            if not replies.keys().isdisjoint(among):
+                replied = Replied.of([replies.get(row, _NO_QUESTION) for row in among])
+            self._add_chunks(columns.take(rows), RowRoutes.of(listed, of_row[rows]), ordinals[rows], replied)
+
+    def _add_chunks(
+        self, columns: ColumnChunk, routes: RowRoutes, ordinals: NDArray[np.uint32], replied: Replied | None = None
+    ) -> None:
+        low = 0
+        for chunk in columns.within_limits():
+            high = low + len(chunk.from_ids)
+            some = replied and replied.take(np.arange(low, high))
+            self._add(chunk, routes.part(low, high), ordinals[low:high], some)
+            low = high
+
+    def _add(
+        self,
+        chunk: ColumnChunk,
+        routes: RowRoutes,
+        ordinals: NDArray[np.uint32],
+        replied: Replied | None = None,
+        sent_at: float | None = None,
+    ) -> None:
+        lane, to_ids = routes.lane, chunk.to_ids
+        extension = Extension(attempt=self._attempt, deliver=lane.deliver, ordinal=ordinals, expects_answer=routes.asks)
+        if lane.audience is not None:
+            extension.audience, to_ids = lane.audience, nobody(len(to_ids))
+        if replied is not None:
+            extension.in_reply_to, extension.reply_mailbox = replied.ids, lane.asker
+            extension.asked_outside = replied.outside if lane.asker else {}
+        self._batches.append(
+            ColumnBatch(
+                step=self.step,
+                from_ids=chunk.from_ids,
+                to_ids=to_ids,
+                topics=routes.topics,
+                topic=routes.topic,
+                lines=chunk.lines,
+                sent_at=time.time() if sent_at is None else sent_at,
+                extension=extension,
+            )
+        )
+
+    def _deliver(self, deliver_at: int | None) -> int:
+        """Return the step in which a message is read; raise ConfigError."""
+        if deliver_at is None:
+            return self.step + 1
+        low, high = self.step + 1, self.step + self.horizon
+        if (
+            isinstance(deliver_at, bool)
+            or not isinstance(deliver_at, int | np.integer)
+            or not low <= deliver_at <= high
+        ):
+            raise ConfigError(
+                f"deliver_at={deliver_at!r} in step {self.step}: a message can be read from step {low} on, and at "
+                f"most {self.horizon} steps ahead, in step {high}"
+            )
+        return int(deliver_at)
+
+    def _not_ours(self, from_id: Any) -> UnknownSender:  # noqa: ANN401 - any id
+        who = "group" if self.tag is None else f"part ({self.tag})"
+        return UnknownSender(
+            f"from_id {from_id!r} is no agent of this {who}: in a step it sends for its own agents", value=from_id
+        )
+
+
+def _revived(*arguments: Any) -> StepSends:  # noqa: ANN401 - as StepSends takes them, and the batches
+    *settings, copied, batches = arguments
+    sends = StepSends(*settings)
+    sends._copied, sends._batches = copied, batches
+    return sends

@@ -1,0 +1,193 @@
+"""The supervisor: it closes each step after all groups, with the rules' verdicts on the whole of it."""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ray_messaging.addressing.channels import AgentId
+from ray_messaging.addressing.directory import Directory
+from ray_messaging.common.backoff import STEP_SUPERVISOR_RETRY, Backoff
+from ray_messaging.common.limits import CALL_BYTES, STEP_LEASE_S, STEP_NEWS_TIMEOUT_S
+from ray_messaging.errors import Fenced, MessagingError, StepAborted
+from ray_messaging.interception.server.step_judge import RuleReviewer
+from ray_messaging.steps.digests import SIZE
+from ray_messaging.steps.sent_messages import no_messages, sent_messages
+from ray_messaging.steps.step_account import StepCounts
+from ray_messaging.steps.step_transport import StepTransport
+from ray_messaging.steps.supervisor_changes import StepChanges, Write
+from ray_messaging.transports.step_values import (
+    SUPERVISOR,
+    Closing,
+    Committed,
+    Done,
+    Driver,
+    Opened,
+    StepSettings,
+    Taken,
+    Waiting,
+)
+from ray_messaging.transports.values import FrameFate, FrameWrite, SendRequest, SendStatus
+
+if TYPE_CHECKING:
+    from ray_messaging.transports.steps import RedisSteps
+    from ray_messaging.transports.transport import RedisTransport
+
+logger = logging.getLogger(__name__)
+
+_ATTEMPT_BITS = 12  # of one interceptor; a later interceptor has a higher epoch
+
+
+class Supervisor:
+    """The member of an experiment's steps that closes each of them after all groups.
+
+    A fault in the middle of a step begins the step anew, under a higher attempt: nothing of the earlier one counts.
+
+    Args: `epoch` is the interceptor's.
+    """
+
+    def __init__(
+        self,
+        transport: "RedisTransport",
+        store: "RedisSteps",
+        settings: StepSettings,
+        reviewer: RuleReviewer,
+        epoch: int,
+    ) -> None:
+        self.error = ""  # why the last attempt failed; "": it goes on
+        self.failed_at = 0.0  # monotonic, s: the first failure since a step was closed
+        self._transport = transport
+        self._store = store
+        self._settings = settings
+        self._reviewer = reviewer
+        self._epoch = epoch
+        self._start = epoch << _ATTEMPT_BITS
+        self._directory = Directory(transport.exp_id)  # of mailboxes with steps
+        self._shut: set[str] = set()  # boxes that take nothing in the step `_shut_in`
+        self._shut_in = -1
+        self._state: bytes | None = None
+        self._total: Counter[str] = Counter()
+
+    async def run(self) -> None:
+        """Close the steps until the supervisor leaves them, or a later interceptor has them."""
+        backoff = Backoff(STEP_SUPERVISOR_RETRY)
+        while True:
+            self._start += 1
+            try:
+                await self._drive()
+            except Fenced as error:
+                logger.info("a later interceptor supervises the steps: %s", error)
+                return
+            except MessagingError as error:
+                self.failed_at = self.failed_at if self.error else time.monotonic()
+                self.error = f"{type(error).__name__}: {error}"
+                logger.warning("the rules' step begins anew: %s", self.error)
+                await backoff.sleep()
+            else:
+                return
+
+    async def _drive(self) -> None:
+        """Close one step after the other, under one attempt."""
+        taken = await self._store.take(SUPERVISOR, Driver("interceptor", self._start), STEP_LEASE_S)
+        assert isinstance(taken, Taken)  # all interceptors are one driver
+        mine = (await self._store.closed_step(taken.closed)).get(SUPERVISOR)
+        self._state, self._total = taken.state, Counter()
+        if mine is not None:  # what the rules have changed of the fates of all messages so far
+            self._total.update(StepCounts.decode(mine.counts).total)
+        await self._reviewer.resume(taken.closed + 1, taken.state, ended=mine is not None)
+        sender = StepTransport(self._transport, self._store, SUPERVISOR, taken.attempt, self._shut, taken.closed + 1)
+        number, found = taken.closed + 1, None
+        while await self._opened(number, taken.attempt, found):
+            if number != self._shut_in:
+                self._shut_in = number
+                self._shut.clear()
+            sender.begin(number)
+            closing = await self._closing(number, taken.attempt, sender)
+            closed = await self._store.close(SUPERVISOR, taken.attempt, number, closing, go_on=True)
+            if not isinstance(closed, Committed):
+                raise StepAborted(
+                    f"the server has {closed.rows:,} messages of the rules in step {number}, and {closing.rows:,} were "
+                    "acknowledged",
+                    step=number,
+                    group=SUPERVISOR,
+                )
+            self._state, self.error = closing.state, ""
+            await self._reviewer.begin(number + 1)
+            number, found = number + 1, closed.following
+
+    async def _opened(self, number: int, attempt: int, found: Opened | Waiting | Done | None) -> bool:
+        """Wait until all groups have closed a step; False: the supervisor has left."""
+        while not isinstance(found, Opened):
+            if isinstance(found, Done):
+                return False
+            if found is not None:
+                await self._store.wait(found.news, STEP_NEWS_TIMEOUT_S)
+            found = await self._store.open(SUPERVISOR, attempt, number)
+        return True
+
+    # -- one step -------------------------------------------------------------------------------------------------
+
+    async def _closing(self, number: int, attempt: int, sender: StepTransport) -> Closing:
+        """Ask the rules about a step, write what they change, and return the closing."""
+        changes, violations = await self._changes(number, attempt)
+        for call in _calls(changes.writes):
+            await self._send(sender, call, attempt)
+        state = self._reviewer.dump(violations)
+        await self._reviewer.closing(number)
+        self._total.update(changes.fates)
+        digest = (changes.digest % 2 ** (8 * SIZE)).to_bytes(SIZE, "little") if self._settings.digest else b""
+        counts = StepCounts(_counts(changes.fates), digest, _counts(self._total))
+        return Closing(sender.rows, counts.encode(), state, state != self._state)
+
+    async def _changes(self, number: int, attempt: int) -> tuple[StepChanges, Counter[AgentId | None]]:
+        """Return what the rules change in a step, and the blocked messages by sender."""
+        changes = StepChanges(number, attempt, self._directory, self._shut, digest=self._settings.digest)
+        violations: Counter[AgentId | None] = Counter()
+        if not self._reviewer.reads():
+            return changes, violations
+        sent = await sent_messages(self._store, number, self._settings.horizon)
+        batch = no_messages("", number) if sent is None else sent.batch
+        review = await self._reviewer.review(number, batch)
+        verdict = review.verdict
+        if review.added or verdict.blocked or verdict.rewritten or verdict.labels:
+            delta = await self._transport.load_directory(self._directory.version)
+            self._directory.update(*delta._replace(changed=[each for each in delta.changed if each.exclusive]))
+        if sent is not None:
+            changes.apply(sent, verdict)
+        changes.add(review.added)
+        violations.update(batch.from_ids.take(np.fromiter(verdict.blocked, np.intp)).tolist())
+        return changes, violations
+
+    async def _send(self, sender: StepTransport, writes: Sequence[FrameWrite], attempt: int) -> None:
+        reply = await sender.send(SendRequest(SUPERVISOR, attempt, 0, self._epoch, writes))
+        lost = [fate.name for fate in reply.fates if fate not in (FrameFate.WRITTEN, FrameFate.DUPLICATE)]
+        if reply.status is not SendStatus.OK or lost:
+            raise StepAborted(
+                f"the server did not take what the rules changed in step {sender.step} ({reply.status.name}, {lost})",
+                step=sender.step,
+                group=SUPERVISOR,
+            )
+
+
+def _calls(writes: Sequence[Write]) -> Iterator[list[FrameWrite]]:
+    """Yield numbered writes in calls of limited size; each has at most one write for plain channels."""
+    numbers: Counter[str] = Counter()
+    call: list[FrameWrite] = []
+    volume = 0
+    for write in writes:
+        published = write.name == "" and any(other.mailbox == "" for other in call)
+        if call and (published or volume + write.nbytes > CALL_BYTES):
+            yield call
+            call, volume = [], 0
+        numbers[write.name] += 1
+        call.append(FrameWrite(write.name, numbers[write.name], write.rows, write.frame, write.publish, write.noted))
+        volume += write.nbytes
+    if call:
+        yield call
+
+
+def _counts(fates: Counter[str]) -> dict[str, int]:
+    return {fate: count for fate, count in sorted(fates.items()) if count}

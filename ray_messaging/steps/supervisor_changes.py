@@ -1,0 +1,213 @@
+"""The frames and counts by which the supervisor changes one step: amendments, messages, notes for the event log."""
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence, Set
+from copy import copy
+from typing import NamedTuple
+
+import numpy as np
+
+from ray_messaging.addressing.channels import AgentId, build_channel
+from ray_messaging.addressing.directory import Directory
+from ray_messaging.interception.server.step_judge import AddedMessage
+from ray_messaging.interception.verdicts import BatchVerdict
+from ray_messaging.model.batch import Batch
+from ray_messaging.model.columns import IdColumn, PayloadColumn
+from ray_messaging.model.extension import Extension
+from ray_messaging.receipt import BLOCKED, DELIVERED, FATES, PUBLISHED, UNDELIVERABLE
+from ray_messaging.steps import box_frames
+from ray_messaging.steps.box_frames import FIRST_ADDED
+from ray_messaging.steps.digests import DigestRow, sum_of
+from ray_messaging.steps.sent_messages import Copies, SentMessages
+from ray_messaging.steps.step_account import digest_rows
+from ray_messaging.transports.step_values import SUPERVISOR, box_name
+from ray_messaging.transports.values import LOG, LoggedFrame, Published
+from ray_messaging.wire.frames import encode
+from ray_messaging.wire.notes import Before, LogNote, Why, encode_log_note
+
+_ROWS = 8_192  # of a frame
+
+
+class Write(NamedTuple):
+    """One frame for a box, for plain channels ("") or for the event log (LOG)."""
+
+    name: str
+    rows: int = 0
+    frame: bytes = b""
+    publish: Sequence[Published] = ()
+    noted: LoggedFrame | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Return its size."""
+        note = 0 if self.noted is None else len(self.noted.frame) + len(self.noted.note)
+        return len(self.frame) + note + sum(len(channel) + len(data) for channel, data in self.publish)
+
+
+class StepChanges:
+    """Frames that change one step, and the changes of its counts.
+
+    Args: `directory` is that of mailboxes with steps; `shut` are boxes that take nothing.
+    """
+
+    def __init__(self, number: int, attempt: int, directory: Directory, shut: Set[str], *, digest: bool) -> None:
+        self.writes: list[Write] = []
+        self.fates: Counter[str] = Counter()
+        self.digest = 0  # what is added to the sum of the step's digests
+        self._number = number
+        self._attempt = attempt
+        self._directory = directory
+        self._shut = shut
+        self._digests = digest
+
+    def apply(self, sent: SentMessages, verdict: BatchVerdict) -> None:
+        """Add the verdicts on the messages that groups have sent."""
+        for copies in sent.copies(verdict.blocked):
+            self._block(copies, verdict)
+        labelled = {row for rows in verdict.labels.values() for row in rows}
+        for copies in sent.copies((labelled | verdict.rewritten.keys()) - verdict.blocked.keys()):
+            self._change(copies, verdict)
+
+    def add(self, added: Sequence[AddedMessage]) -> None:
+        """Add messages of rules."""
+        ordinals: Counter[AgentId | None] = Counter()
+        found: defaultdict[tuple[str, int, str], list[tuple[int, AddedMessage]]] = defaultdict(list)
+        for message in added:
+            ordinal = FIRST_ADDED + ordinals[message.from_id]
+            ordinals[message.from_id] += 1
+            listeners = self._directory.mailboxes_of(message.to_id, message.subtopic)
+            mailboxes = [name for name in listeners if box_name(name, message.deliver) not in self._shut]
+            self._count([message_row(self._number, ordinal, message, delivered=bool(mailboxes))], 1)
+            for mailbox in mailboxes or ("",):
+                found[mailbox, message.deliver, message.subtopic].append((ordinal, message))
+        for (mailbox, deliver, subtopic), rows in found.items():
+            for low in range(0, len(rows), _ROWS):
+                self._send(mailbox, deliver, subtopic, rows[low : low + _ROWS])
+
+    # -- messages of groups ---------------------------------------------------------------------------------------
+
+    def _block(self, copies: Copies, verdict: BatchVerdict) -> None:
+        labels = _labels(copies, verdict)
+        taken = _taken(copies, box_frames.BLOCKED, labels)
+        self._amend(copies, taken, with_payload=False)
+        once = np.flatnonzero(copies.first)
+        batch = taken.take(once)
+        messages = copies.messages[once].tolist()
+        if not messages:
+            return
+        self._note(batch, LogNote(BLOCKED, why=_why([verdict.blocked[row] for row in messages])))
+        before = copies.source.batch.take(copies.rows[once])
+        blocks = {at: verdict.blocked[row] for at, row in enumerate(messages)}
+        self._count(digest_rows(before, [DELIVERED] * before.rows, {}), -1)
+        self._count(digest_rows(batch, [BLOCKED] * batch.rows, blocks), 1)
+
+    def _change(self, copies: Copies, verdict: BatchVerdict) -> None:
+        messages = copies.messages.tolist()
+        taken = _taken(copies, box_frames.CHANGED, _labels(copies, verdict))
+        lines = taken.lines
+        assert lines is not None
+        rewritten = {at: verdict.rewritten[row] for at, row in enumerate(messages) if row in verdict.rewritten}
+        taken = taken.with_payloads({at: line for at, (_, line) in rewritten.items()})
+        self._amend(copies, taken)
+        said = tuple(Before(np.array([at], "<u4").tobytes(), lines.row(at)) for at in rewritten)
+        why = [(rewritten[at][0], "") if at in rewritten else None for at in range(len(messages))]
+        self._note(taken, LogNote(DELIVERED, copies.source.mailbox, _why(why), said))
+        once = np.flatnonzero(copies.first)
+        for batch, sign in ((copies.source.batch.take(copies.rows[once]), -1), (taken.take(once), 1)):
+            self._count(digest_rows(batch, [DELIVERED] * batch.rows, {}), sign)
+
+    def _amend(self, copies: Copies, taken: Batch, *, with_payload: bool = True) -> None:
+        for low in range(0, taken.rows, _ROWS):
+            part = taken.take(np.arange(low, min(low + _ROWS, taken.rows)))
+            self.writes.append(Write(copies.source.box, part.rows, encode(part, with_payload=with_payload)))
+
+    # -- messages of rules ----------------------------------------------------------------------------------------
+
+    def _send(self, mailbox: str, deliver: int, subtopic: str, rows: Sequence[tuple[int, AddedMessage]]) -> None:
+        messages = [message for _, message in rows]
+        logged = self._directory.logged
+        batch = Batch(
+            sender=SUPERVISOR,
+            epoch=0,
+            first=0,
+            from_ids=IdColumn.of([message.from_id for message in messages]),
+            to_ids=IdColumn.of([message.to_id for message in messages]),
+            topics=(subtopic,),
+            step=self._number,
+            sent_at=time.time(),
+            lines=PayloadColumn.of([message.line for message in messages]),
+            rows=len(rows),
+            extension=Extension(
+                attempt=self._attempt, deliver=deliver, ordinal=np.array([at for at, _ in rows], np.uint32)
+            ),
+        )
+        why = _why([(message.rule, "") for message in messages])
+        if mailbox:
+            self._note(batch, LogNote(DELIVERED, mailbox, why))
+            frame = copy(batch)
+            frame.noted = np.arange(batch.rows, dtype=np.uint32) if logged else None
+            self.writes.append(Write(box_name(mailbox, deliver), batch.rows, encode(frame)))
+            return
+        exp_id = self._directory.exp_id
+        out = [Published(build_channel(exp_id, message.to_id, subtopic), message.line) for message in messages]
+        noted = _logged(batch, LogNote(PUBLISHED, why=why)) if logged else None
+        self.writes.append(Write("", batch.rows, publish=out, noted=noted))
+
+    # -- counts and notes -----------------------------------------------------------------------------------------
+
+    def _note(self, batch: Batch, note: LogNote) -> None:
+        if self._directory.logged:
+            self.writes.append(Write(LOG, noted=_logged(batch, note)))
+
+    def _count(self, rows: Sequence[DigestRow], sign: int) -> None:
+        for row in rows:
+            self.fates[row.fate] += sign
+        if self._digests:
+            self.digest += sign * sum_of(rows)
+
+
+def message_row(number: int, ordinal: int, message: AddedMessage, *, delivered: bool) -> DigestRow:
+    """Return an added message as it counts for the digest."""
+    return DigestRow(
+        number,
+        message.deliver,
+        message.from_id,
+        ordinal,
+        message.to_id,
+        message.subtopic,
+        FATES[DELIVERED if delivered else UNDELIVERABLE],
+        None,
+        (),
+        message.line,
+    )
+
+
+def _labels(copies: Copies, verdict: BatchVerdict) -> Mapping[str, set[int]]:
+    """Return the rows of each new label, as places among the copies."""
+    messages = copies.messages.tolist()
+    found = {name: {at for at, row in enumerate(messages) if row in rows} for name, rows in verdict.labels.items()}
+    return {name: rows for name, rows in found.items() if rows}
+
+
+def _taken(copies: Copies, sender: str, labels: Mapping[str, set[int]]) -> Batch:
+    """Return the copies as a batch of the supervisor, with more labels."""
+    taken = copies.source.batch.take(copies.rows)
+    taken.sender, taken.numbers, taken.noted = sender, None, None
+    both = {name: set(rows.tolist()) for name, rows in taken.labels.items()}
+    for name, rows in labels.items():
+        both.setdefault(name, set()).update(rows)
+    taken.labels = {name: np.array(sorted(rows), np.uint32) for name, rows in both.items()}
+    return taken
+
+
+def _why(reasons: Sequence[tuple[str, str] | None]) -> tuple[Why, ...]:
+    found: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+    for at, why in enumerate(reasons):
+        if why is not None:
+            found[why].append(at)
+    return tuple(Why(rule, reason, np.array(rows, "<u4").tobytes()) for (rule, reason), rows in found.items())
+
+
+def _logged(batch: Batch, note: LogNote) -> LoggedFrame:
+    return LoggedFrame(encode(batch), encode_log_note(note), batch.rows)

@@ -1,0 +1,100 @@
+"""Notes beside frames: of the event log on a frame, and of a mailbox on its service."""
+
+import msgspec
+import numpy as np
+
+from ray_messaging.addressing.channels import AgentId
+from ray_messaging.errors import FrameError
+
+
+class Why(msgspec.Struct, array_like=True, frozen=True):
+    """The rows (uint32, little endian) that one rule judged, and its reason."""
+
+    rule: str
+    reason: str
+    rows: bytes
+
+
+class Before(msgspec.Struct, array_like=True, frozen=True):
+    """The payload of some rows (uint32, little endian) before a rewrite."""
+
+    rows: bytes
+    line: bytes
+
+
+class LogNote(msgspec.Struct, array_like=True, frozen=True):
+    """The fate of a frame's rows.
+
+    `fate` is an index into `receipt.FATES`, for all rows. With PUBLISHED each row's subscriber count, known only to the
+    server, decides (0: undeliverable). `mailbox` has the rows where the fate is DELIVERED.
+    `before` holds payloads before a rewrite.
+    """
+
+    fate: int
+    mailbox: str = ""
+    why: tuple[Why, ...] = ()
+    before: tuple[Before, ...] = ()
+
+
+encode_log_note = msgspec.msgpack.Encoder().encode
+_decode_log_note = msgspec.msgpack.Decoder(LogNote).decode
+
+
+def decode_log_note(data: bytes, rows: int) -> LogNote:
+    """Decode the note of a frame with this number of rows; raise FrameError."""
+    try:
+        note = _decode_log_note(data)
+        packed = [*(why.rows for why in note.why), *(before.rows for before in note.before)]
+        named = [np.frombuffer(part, "<u4") for part in packed]
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise FrameError(f"a note for the event log cannot be read: {error}") from error
+    if not 0 <= note.fate <= 3 or any(len(part) and int(part.max()) >= rows for part in named):
+        raise FrameError("a note for the event log names rows that are not there")
+    return note
+
+
+class Ask(msgspec.Struct, array_like=True, frozen=True):
+    """A question of a handler that waits for its answer: its id, who asks, who is asked, and their mailboxes."""
+
+    question: str
+    from_id: AgentId | None
+    to_id: AgentId | None
+    mailboxes: tuple[str, ...]
+
+
+class Slot(msgspec.Struct, array_like=True, frozen=True):
+    """A handler that waits for answers: the message that it has in hand, and its questions."""
+
+    message: str
+    asks: tuple[Ask, ...]
+
+
+class ServiceNote(msgspec.Struct, array_like=True, frozen=True):
+    """A note on a service. `ended` is why it has ended ("": it has not).
+
+    `slots` are all its handlers where each one waits for an answer, so that no other message is handled before.
+    """
+
+    ended: str = ""
+    slots: tuple[Slot, ...] = ()
+
+
+_decode_service_note = msgspec.msgpack.Decoder(ServiceNote).decode
+
+
+def encode_service_note(note: ServiceNote) -> bytes:
+    """Encode a note; one that says nothing is b""."""
+    return msgspec.msgpack.encode(note) if note.ended or note.slots else b""
+
+
+def decode_service_note(data: bytes) -> ServiceNote:
+    """Decode a note; one of another program says nothing."""
+    try:
+        return _decode_service_note(data) if data else ServiceNote()
+    except (msgspec.MsgspecError, RecursionError):
+        return ServiceNote()
+
+
+def ended_of(data: bytes) -> str:
+    """Return why a service has ended, by its note; "": it has not."""
+    return decode_service_note(data).ended
