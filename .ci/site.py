@@ -81,11 +81,18 @@ def _reference() -> str:
     homes = values["_HOMES"]
     names = [name for name in values["__all__"] if name not in values["_MODULES"]]
     rules = sorted(set(_constants("ray_messaging/interception/rules/__init__.py")["__all__"]) - set(names))
-    head = "# Reference\n\nThe public names, from their docstrings. [The overview](api.md) groups them.\n"
-    places = [f"{homes.get(name, 'ray_messaging.errors')}.{name}" for name in names]
-    places += [f"ray_messaging.{name}" for name in RESULTS]
-    places += [f"ray_messaging.interception.rules.{name}" for name in rules]
-    return "\n".join([head, *(f"::: {place}\n" for place in places)])
+    sections = {
+        "Names": [f"{homes[name]}.{name}" for name in names if name in homes],
+        "Results": [f"ray_messaging.{name}" for name in RESULTS],
+        "Rules": [f"ray_messaging.interception.rules.{name}" for name in rules],
+        "Errors": [f"ray_messaging.errors.{name}" for name in names if name not in homes],
+    }
+    lines = ["# Reference", "", "The public names, from their docstrings. [The overview](api.md) groups them.", ""]
+    for section, places in sections.items():
+        lines += [f"## {section}", ""]
+        without_fields = "    options:\n      members: false\n" if section == "Errors" else ""
+        lines += [f"::: {place}\n{without_fields}" for place in places]
+    return "\n".join(lines)
 
 
 def _constants(path: str) -> dict[str, Any]:
