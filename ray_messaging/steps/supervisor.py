@@ -109,8 +109,8 @@ class Supervisor:
             closed = await self._store.close(SUPERVISOR, taken.attempt, number, closing, go_on=True)
             if not isinstance(closed, Committed):
                 raise StepAborted(
-                    f"the server has {closed.rows:,} messages of the rules in step {number}, and {closing.rows:,} were "
-                    "acknowledged",
+                    f"step {number} is not closed: the server has {closed.rows:,} messages that rules sent in it, but it has "
+                    f"acknowledged {closing.rows:,}",
                     step=number,
                     group=SUPERVISOR,
                 )

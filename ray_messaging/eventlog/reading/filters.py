@@ -111,7 +111,7 @@ def check_text(name: str, value: object) -> str | None:
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise invalid(name, value, "is no Unicode text: no row can have it") from error
+        raise invalid(name, value, "is not valid Unicode text, so no row can match it") from error
     return value
 
 
