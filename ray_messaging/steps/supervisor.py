@@ -109,8 +109,8 @@ class Supervisor:
             closed = await self._store.close(SUPERVISOR, taken.attempt, number, closing, go_on=True)
             if not isinstance(closed, Committed):
                 raise StepAborted(
-                    f"step {number} is not closed: the server has {closed.rows:,} messages that rules sent in it, but it has "
-                    f"acknowledged {closing.rows:,}",
+                    f"step {number} is not closed: the server has {closed.rows:,} messages that rules sent in it, "
+                    f"but it has acknowledged {closing.rows:,}",
                     step=number,
                     group=SUPERVISOR,
                 )

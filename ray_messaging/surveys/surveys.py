@@ -260,8 +260,8 @@ class Surveys:
         answer_model = AnswerModel.of_schema(record.schema) if model is None else AnswerModel.of(model)
         if answer_model.schema != record.schema:
             raise ConfigError(
-                f"survey {survey_id!r} exists with another type of answers than {model!r}: pass the type that it was created "
-                f"with, of the JSON schema {record.schema.decode()}, or choose another id"
+                f"survey {survey_id!r} exists with another type of answers than {model!r}: pass the type that it "
+                f"was created with, of the JSON schema {record.schema.decode()}, or choose another id"
             )
         survey = AsyncSurvey(self._engine, self._reading, survey_id, record, answer_model)
         await survey.update()

@@ -46,8 +46,8 @@ class UserMessager:
         if self._closed:
             work.close()
             raise Closed(
-                "this Messaging was shut down. While the experiment runs, call Messaging.connect(exp_id) to ask its agents "
-                "again, and Messaging.connect(exp_id).survey(id) to go on with a survey"
+                "this Messaging was shut down. While the experiment runs, call Messaging.connect(exp_id) to ask "
+                "its agents again, and Messaging.connect(exp_id).survey(id) to go on with a survey"
             )
         return self._loop.run(work)
 
