@@ -117,16 +117,3 @@ def test_a_graph_may_be_a_table_or_an_array(graph):
 def test_invalid_ids_are_refused(graph):
     with pytest.raises(InvalidAddress, match="agent id"):
         AllowGraph(graph)
-
-
-def test_describe():
-    rule = AllowGraph([(1, 2)], networks={"team": [3, 4], "square": [(5, 6)]}, public=["square"])
-    assert rule.describe() == {
-        "name": "allow_graph",
-        "kind": "AllowGraph",
-        "edges": 2,
-        "networks": ["team", "square"],
-        "public": ["square"],
-        "user": True,
-        "channels": True,
-    }

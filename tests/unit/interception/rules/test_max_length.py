@@ -1,12 +1,10 @@
 """MaxLength."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.rules import batch_of, blocked, judged, one_by_one
 
-from ray_messaging.errors import RuleError
 from ray_messaging.interception.rules import MaxLength
 from ray_messaging.model.columns import PayloadColumn
 
@@ -23,13 +21,3 @@ def test_lines_that_messages_share():
     batch.lines = PayloadColumn.of([b"{}", b'{"x":1}'], np.array([1, 0, 1], np.uint32))
     assert blocked(MaxLength(6), batch) == [0, 2]
     assert judged(MaxLength(6), batch)[0].reason == "payload of 7 bytes, the limit is 6"
-
-
-@pytest.mark.parametrize("limit", [1, -5, True, 2.5, "9"])
-def test_invalid_arguments_are_refused(limit):
-    with pytest.raises(RuleError, match="limit"):
-        MaxLength(limit)
-
-
-def test_describe():
-    assert MaxLength(9).describe() == {"name": "max_length", "kind": "MaxLength", "limit_bytes": 9}

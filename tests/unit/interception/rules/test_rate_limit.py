@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.rules import PAIRS, batch_of, blocked, judged, one_by_one, revived
 
-from ray_messaging.errors import RuleError
 from ray_messaging.interception.rules import RateLimit
 
 
@@ -120,26 +119,3 @@ def test_pickling_forgets_the_seconds_and_keeps_the_round():
     assert blocked(copy, batch_of([(1, 2)] * 3)) == [1, 2]
     assert blocked(copy, batch_of([(1, 2)])) == [0]
     assert "round" in judged(copy, batch_of([(1, 2)]))[0].reason
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({}, "needs per_second"),
-        ({"per_second": 0}, "per_second=0"),
-        ({"per_second": float("nan")}, "per_second=nan"),
-        ({"per_second": float("inf")}, "per_second=inf"),
-        ({"per_second": "5"}, "per_second='5'"),
-        ({"per_round": 0}, "per_round=0"),
-        ({"per_round": 1.5}, r"per_round=1\.5"),
-        ({"per_round": True}, "per_round=True"),
-    ],
-)
-def test_invalid_arguments_are_refused(settings, words):
-    with pytest.raises(RuleError, match=words):
-        RateLimit(**settings)
-
-
-def test_describe():
-    assert RateLimit(2).describe() == {"name": "rate_limit", "kind": "RateLimit", "per_second": 2, "per_round": None}
-    assert RateLimit(2).state is None

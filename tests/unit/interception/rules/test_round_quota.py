@@ -2,12 +2,10 @@
 
 import pickle
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.rules import PAIRS, batch_of, blocked, follow, judged, one_by_one, revived
 
-from ray_messaging.errors import RuleError
 from ray_messaging.interception.rules import RoundQuota
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.server.table import Table
@@ -120,22 +118,3 @@ def test_within_an_interceptor_the_quota_is_not_for_ever():
     assert blocked(rule, batch_of([(1, 2)])) == [0]
     rule.new_round()
     assert blocked(rule, batch_of([(1, 3)])) == []
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({}, "needs contacts"),
-        ({"contacts": -1}, "contacts=-1"),
-        ({"contacts": 1.5}, r"contacts=1\.5"),
-        ({"blocked": 0}, "blocked=0"),
-        ({"blocked": True}, "blocked=True"),
-    ],
-)
-def test_invalid_arguments_are_refused(settings, words):
-    with pytest.raises(RuleError, match=words):
-        RoundQuota(**settings)
-
-
-def test_describe():
-    assert RoundQuota(3, 4).describe() == {"name": "round_quota", "kind": "RoundQuota", "contacts": 3, "blocked": 4}

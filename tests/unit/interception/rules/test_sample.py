@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.rules import batch_of, blocked, judged, one_by_one
 
-from ray_messaging.errors import RuleError
 from ray_messaging.interception.rules import Sample, label
 
 
@@ -51,22 +50,3 @@ def test_the_numbers_decide_not_the_rows():
 
 def test_labels():
     assert set(judged(Sample(0.5, action="label", name="survey"), batch_of([(1, 2)] * 99))) == {None, label("survey")}
-
-
-@pytest.mark.parametrize(
-    ("args", "settings", "words"),
-    [
-        ((1.5,), {}, r"share=1\.5"),
-        ((float("nan"),), {}, "share=nan"),
-        (("0.1",), {}, r"share='0\.1'"),
-        ((0.1, 1.5), {}, r"seed=1\.5"),
-        ((0.1,), {"action": "drop"}, "action='drop'"),
-    ],
-)
-def test_invalid_arguments_are_refused(args, settings, words):
-    with pytest.raises(RuleError, match=words):
-        Sample(*args, **settings)
-
-
-def test_describe():
-    assert Sample(0.1, 3).describe() == {"name": "sample", "kind": "Sample", "share": 0.1, "seed": 3, "action": "block"}

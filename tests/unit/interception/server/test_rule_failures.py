@@ -8,7 +8,6 @@ from support.interceptors import Held, answered, batch, waited, whole
 
 from ray_messaging.interception.rules import Block, EdgeBan, Moderator, Pattern, Rule, SenderBan, block, label, rewrite
 from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.interception.server.watchdog import Watchdog
 
 
 class Odd(Rule):
@@ -113,26 +112,6 @@ async def test_a_slow_rule_that_is_too_late_is_counted():
     assert interceptor.failures.of(rule)["last_error"] == "TimeoutError: no verdict within 0.01 s"
     assert failures(interceptor) == {"slow": 2}
     await interceptor.close()
-
-
-async def test_a_rule_that_hangs_is_counted_once_it_is_interrupted():
-    class Hangs(Rule):
-        def check_batch(self, batch, exp_id):
-            while True:
-                pass
-
-    rule = Hangs()
-    interceptor = Interceptor("x", [rule])
-    watchdog = Watchdog(interceptor.watch, rule_timeout_s=0.1)
-    watchdog.start()
-    try:
-        await asks(interceptor, 2)
-    finally:
-        watchdog.stop()
-    told = interceptor.failures.of(rule)
-    assert told["failures"] == 2
-    assert "at work for too long" in told["last_error"]
-    assert told["errors"][0]["where"].startswith("test_rule_failures.py:")
 
 
 async def test_distinct_errors_are_logged_and_repeats_are_summed_up(caplog):

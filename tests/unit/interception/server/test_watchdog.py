@@ -89,6 +89,8 @@ async def test_a_rule_that_hangs_is_interrupted(watched, rule, caplog):
         assert {rule for rule, _ in found.blocked.values()} == {rule.name}
         assert set(found.blocked) == {0, 1}
         assert "was interrupted" in found.blocked[0][1]
+    told = interceptor.failures.of(rule)
+    assert (told["failures"], told["errors"][0]["where"][:16]) == (4, "test_watchdog.py")
     said = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     said = [text for text in said if "holds all messages up" in text]
     assert len(said) == 2
