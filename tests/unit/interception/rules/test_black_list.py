@@ -1,4 +1,4 @@
-"""The black list, held against a naive one."""
+"""The black list, held against a naive one, and the index that rules out most rows."""
 
 import pickle
 import time
@@ -12,9 +12,14 @@ from support.rules import batch_of
 
 from ray_messaging.errors import InvalidAddress, RuleError
 from ray_messaging.interception.rules import BlackList
+from ray_messaging.interception.rules.pairs import PairIndex
+from ray_messaging.model.columns import IdColumn
 
 AGENT = st.one_of(st.integers(0, 6), st.integers(-(2**63), 2**63 - 1), st.sampled_from(["ann", "bob"]))
 PAIR = st.tuples(st.one_of(AGENT, st.none()), st.one_of(AGENT, st.none()))
+FEW_AGENTS = st.sampled_from([0, 1, -(2**63), 2**63 - 1, "ann", "bob", None])
+CLOSE_PAIR = st.one_of(PAIR, st.tuples(FEW_AGENTS, FEW_AGENTS))
+STRANGERS = IdColumn(np.arange(10**6, 10**6 + 1000)), IdColumn(np.arange(2 * 10**6, 2 * 10**6 + 1000))
 
 
 def blocked(rule, pairs):
@@ -36,10 +41,6 @@ def naive(listed, pair):
 
 def by_hand(listed, pairs):
     return {row for row, pair in enumerate(pairs) if naive(listed, pair)}
-
-
-FEW_AGENTS = st.sampled_from([0, 1, -(2**63), 2**63 - 1, "ann", "bob", None])
-CLOSE_PAIR = st.one_of(PAIR, st.tuples(FEW_AGENTS, FEW_AGENTS))
 
 
 @given(st.sets(CLOSE_PAIR, max_size=8), st.lists(CLOSE_PAIR, max_size=8), st.lists(CLOSE_PAIR, min_size=9, max_size=40))
@@ -128,3 +129,16 @@ def test_an_id_costs_less_than_half_a_microsecond():
         rule.check_batch(batch, "e")
         best = min(best, time.thread_time() - began)
     assert best / len(batch) < 0.5e-6
+
+
+@pytest.mark.parametrize(
+    "pair_of", [lambda n: (n, n), lambda n: (n, None), lambda n: (None, n)], ids=["pairs", "from", "to"]
+)
+@pytest.mark.parametrize("size", [0, 1000])
+def test_it_is_full_before_it_is_crowded(pair_of, size):
+    index = PairIndex(map(pair_of, range(size)))
+    added = size
+    while index.add(pair_of(added)):
+        added += 1
+    assert added >= 2 * size
+    assert len(index.candidates(*STRANGERS)) < 300

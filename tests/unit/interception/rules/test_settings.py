@@ -1,10 +1,11 @@
-"""The settings of rules: those that cannot be are refused, and people are told of them."""
+"""The settings of rules: those that cannot be are refused, people are told of them, and steps wait for some."""
 
 import pytest
 import regex
 
 from ray_messaging.errors import RuleError
 from ray_messaging.interception.rules import (
+    ALLOW,
     AllowGraph,
     BlackList,
     EdgeBan,
@@ -12,8 +13,10 @@ from ray_messaging.interception.rules import (
     Pattern,
     RateLimit,
     RoundQuota,
+    Rule,
     Sample,
 )
+from ray_messaging.interception.rules.rule import StepRule, forces_all
 
 REFUSED = [
     (RateLimit, {}, "needs per_second"),
@@ -85,3 +88,20 @@ def test_invalid_settings_are_refused(rule, settings, words):
 )  # fmt: skip
 def test_people_are_told_name_kind_and_settings(rule, settings):
     assert rule.describe() == {"name": type(rule).name, "kind": type(rule).__name__} | settings
+
+
+class Rounds(Rule):
+    def check(self, message):
+        return ALLOW
+
+    def new_round(self):
+        self.round = 1
+
+
+@pytest.mark.parametrize("rule", [StepRule(), RoundQuota(contacts=3), RateLimit(per_round=2), Rounds()])
+def test_a_rule_that_acts_between_steps_forces_all_groups_to_wait(rule):
+    assert forces_all([BlackList(), rule])
+
+
+def test_other_rules_do_not():
+    assert not forces_all([BlackList(), RateLimit(per_second=2)])
