@@ -1,7 +1,6 @@
 """The guard's thread that has an append-only file written to the disk."""
 
 import os
-import threading
 
 import pytest
 from support.embedded_server import wait_until
@@ -28,26 +27,4 @@ def test_only_what_has_changed_is_written(written, tmp_path):
     with path.open("ab") as file:
         file.write(b"yz")
     wait_until(lambda: written == [1, 3])
-    thread.close()
-
-
-def test_a_failed_fsync_is_handed_over_until_it_is_taken(monkeypatch, written, tmp_path):
-    (tmp_path / "appendonly.aof.1.incr.aof").write_bytes(b"x")
-    answers, ended = iter([False, OSError("no more files"), True]), threading.Event()
-
-    def refuse(file):
-        raise OSError(5, "Input/output error")
-
-    def hand_over():
-        answer = next(answers)
-        if isinstance(answer, OSError):
-            raise answer
-        if answer:
-            ended.set()
-        return answer
-
-    monkeypatch.setattr(os, "fdatasync", refuse)
-    thread = Fsync(tmp_path, hand_over)
-    assert ended.wait(10)
-    assert next(answers, None) is None
     thread.close()

@@ -157,15 +157,6 @@ async def test_a_file_that_is_due_finds_the_loss_and_is_written(society, start, 
     assert logged(tmp_path / "log") == society.written
 
 
-async def test_queries_after_the_loss_raise(society, start, flush):
-    writer = await start()
-    await society.send("a", 3)
-    await writer.caught_up()
-    await flush()
-    with pytest.raises(LogError, match="all 3 rows"):
-        await writer.caught_up()
-
-
 async def test_an_old_runs_writer_writes_nothing_into_a_folder_that_a_new_run_has(society, hosts, flush, tmp_path):
     old = await begin(society, hosts("old"))
     await flush()

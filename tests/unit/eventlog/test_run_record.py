@@ -114,6 +114,13 @@ def test_a_damaged_record_is_named(folder, tmp_path, text):
         run_facts(folder)
 
 
+def test_damaged_rule_changes_are_named(folder):
+    note_start(folder, "town", None, start("one"))
+    folder.write_small("_rule_changes.json", b"[{]")
+    with pytest.raises(LogError, match=r"_rule_changes\.json are damaged"):
+        run_facts(folder)
+
+
 def test_a_record_of_another_format_is_refused(folder, tmp_path):
     for other in (0, 2):
         (tmp_path / "log" / "_run.json").write_text(f'{{"format": {other}, "experiment": "town"}}')
