@@ -277,18 +277,6 @@ def test_a_lost_answer_is_repeated(pair, caller):
     assert ids(ray.get(west.actor.fetch.remote(caller, lost[1][0], None, 10.0))[1]) == sent[40:]
 
 
-def test_messages_given_up_are_fetched_again_within_the_limit(messaging, pair):
-    west, _ = pair
-    sent = fill(west, 50)
-    west.fetch(timeout=60)
-    west.give_up()
-    other = new_handle(west)
-    found = [ids(other.fetch(limit=20, timeout=60)) for _ in range(3)]
-    assert found == [sent[:20], sent[20:40], sent[40:]]
-    other.ack()
-    assert messaging.stats()["waiting"][west.name] == 0
-
-
 def test_a_group_without_steps_says_so(pair):
     group, _ = pair
     for call in (lambda: next(group.steps(until=3)), lambda: group.state, lambda: group.fates(0)):
@@ -312,27 +300,6 @@ def test_a_group_without_steps_says_so(pair):
 def test_a_fetch_that_cannot_be_is_refused(pair, options, words):
     with pytest.raises(ConfigError, match=words):
         pair[0].fetch(**options)
-
-
-@pytest.mark.long
-def test_messages_of_a_dead_task_go_to_the_next_caller(hasty, make_group):
-    group = make_group(hasty)
-    sent = fill(group, 30)
-
-    @ray.remote(num_cpus=0, max_retries=0)
-    def die(group):
-        import os
-
-        assert len(group.fetch(limit=10, timeout=60)) == 10
-        os._exit(1)
-
-    with pytest.raises(ray.exceptions.WorkerCrashedError):
-        ray.get(die.remote(group))
-    found = []
-    wait_for(lambda: found.extend(group.fetch(timeout=60)) or len(found) >= 30, "the rest")
-    group.ack()
-    assert sorted(ids(found)) == sorted(sent)
-    assert hasty.stats()["waiting"][group.name] == 0
 
 
 def test_a_waiting_fetch_gets_the_messages_of_a_dead_caller(hasty, make_group):

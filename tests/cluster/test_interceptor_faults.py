@@ -170,6 +170,7 @@ def test_each_batch_counts_once_over_interceptor_deaths(town):
             chatter.enough.set()
     for chatter in chatters:
         chatter.stop()
+    assert west.stats()["interceptor"] == "lane"  # again, and not by Ray calls
     blocked = {chatter.pair[0]: chatter.fates.count("blocked") for chatter in chatters}
     assert control(messaging, "violation_counts") == blocked
     found = drain(east, sum(chatter.fates.count("delivered") for chatter in chatters))

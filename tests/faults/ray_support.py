@@ -110,7 +110,7 @@ def holder_of(actor, point):
         return engine.transport.steps
     if point == "judge":
         return engine.accumulator.verdict_client
-    return host if point in {"relay", "fetch", "ack_some"} else engine.transport
+    return host if point in {"relay", "fetch"} else engine.transport
 
 
 def _arm(actor, point, when, nth, number):
@@ -142,8 +142,8 @@ def _arm(actor, point, when, nth, number):
 def arm(actor, point, when, *, nth=1, number=signal.SIGKILL):
     """Have an actor's process send itself a signal right before, or after, its nth call from now on; return its pid.
 
-    Points of a group: judge, send, read, commit, renew, listen, take_sender_epoch, load_directory, and relay, fetch,
-    ack_some, after which an answer is lost on its way to the caller; steps.open and other calls of a step store. Of the
+    Points of a group: judge, send, read, commit, renew, listen, take_sender_epoch, load_directory, and relay and
+    fetch, after which an answer is lost on its way to the caller; steps.open and other calls of a step store. Of the
     interceptor: answer, save.
     """
     pid = pid_of(actor)

@@ -11,11 +11,9 @@ SOAK = {
     "browser/test_running_experiment.py": ["test_the_overview_follows_the_run"],
     "cluster/test_changes_lost_by_the_server.py": [
         "test_a_ban_lost_by_the_server_holds_after_the_interceptors_death[redis-server]",
-        "test_a_rule_lost_by_the_server_holds_after_the_interceptors_death[redis-server]",
         "test_an_epoch_lost_by_the_server_is_taken_again[redis-server]",
         "test_a_rule_survives_the_death_of_server_and_interceptor[redis-server]",
     ],
-    "cluster/test_college_replay.py": ["test_the_interceptor_dies_ten_times_during_a_replay"],
     "cluster/test_examples.py": ["test_ray_data_reads_a_log_of_several_files"],
     "cluster/test_failed_restarts.py": [
         "test_an_interceptor_killed_while_the_memory_is_full_returns_later",
@@ -47,8 +45,6 @@ SOAK = {
         "test_agents_move_themselves[one server]",
     ],
     "cluster/test_replay.py": [
-        "test_the_pace_of_the_trace_is_kept",
-        "test_a_trace_may_have_fewer_agents_than_groups",
         "test_an_own_server_is_left_unchanged",
         "test_an_unbalanced_account_exits_with_1",
     ],
