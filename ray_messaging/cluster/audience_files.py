@@ -2,10 +2,10 @@
 
 import asyncio
 import fcntl
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import ray
@@ -81,23 +81,23 @@ def _members(name: str, edges: Edges) -> AgentSet:
     return edges.members
 
 
-class Change(Protocol):
-    """A change of an audience."""
-
-    def applied(self, edges: Edges) -> Edges | None:
-        """Return the pairs of the next version, None where the audience goes; raise ConfigError for another kind."""
+Change = Joining | Leaving | Moving | Ending
 
 
 class AudienceMaker:
     """Maker of versions: it writes their files, then has the interceptor put them into the directory.
 
-    A lock in the folder makes the changes of several processes follow one another.
+    A lock in the folder makes the changes of several processes follow one another. As a Ray actor on the node with the
+    files it serves other nodes; it keeps nothing.
     """
 
-    def __init__(self, folder: Path, interceptor: Any) -> None:  # noqa: ANN401 - a Ray actor handle
-        self.source = LocalFolder(folder)
-        self._folder = folder
+    def __init__(self, folder: str, interceptor: Any) -> None:  # noqa: ANN401 - a Ray actor handle
+        self._folder = Path(folder)
         self._interceptor = interceptor
+
+    def load(self, name: str, version: int) -> Edges:
+        """Return the pairs of a version."""
+        return asyncio.run(LocalFolder(self._folder).load(name, version))
 
     @contextmanager
     def _alone(self) -> Iterator[Audiences]:
@@ -153,29 +153,6 @@ class AudienceMaker:
             raise translated(error, actor_name="the interceptor") from error
 
 
-class AudienceActor:
-    """Ray actor on the node with the files: it reads and changes audiences for other nodes, and keeps nothing."""
-
-    def __init__(self, folder: str, interceptor: Any) -> None:  # noqa: ANN401 - a Ray actor handle
-        self._maker = AudienceMaker(Path(folder), interceptor)
-
-    def load(self, name: str, version: int) -> Edges:
-        """Return the pairs of a version."""
-        return asyncio.run(self._maker.source.load(name, version))
-
-    def create(self, name: str, kind: str, edges: Edges) -> None:
-        """Create an audience."""
-        self._maker.create(name, kind, edges)
-
-    def change(self, name: str, change: Change) -> None:
-        """Make another version of an audience."""
-        self._maker.change(name, change)
-
-    def move_in_step(self, name: str, step: int, change: Change) -> None:
-        """Make the version that counts from a step on, unless it is there."""
-        self._maker.move_in_step(name, step, change)
-
-
 class AudienceFiles:
     """The files of an experiment's audiences: an AudienceSource, and the calls that make versions.
 
@@ -205,15 +182,15 @@ class AudienceFiles:
             options: dict[str, Any] = {"num_cpus": 0, "namespace": NAMESPACE, "name": self._experiment.audiences_name}
             options |= {"get_if_exists": True, "max_restarts": -1, "max_task_retries": -1}
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(home.node, soft=False)
-            self._kept = ray.remote(**options)(AudienceActor).remote(home.folder, self._interceptor)
+            self._kept = ray.remote(**options)(AudienceMaker).remote(home.folder, self._interceptor)
         return self._kept
 
-    async def _through_actor(self, call: Callable[[Any], Any]) -> Any:  # noqa: ANN401 - a call's reference, and its value
+    async def _through_actor(self, call: str, *arguments: object) -> Any:  # noqa: ANN401 - the call's value
         """Make a call of the actor; again where the actor ended just then, with another process's handle."""
         name = f"the audiences of experiment {self._experiment.exp_id!r}"
         for left in reversed(range(_ATTEMPTS)):
             try:
-                return await call(self._actor())
+                return await getattr(self._actor(), call).remote(*arguments)
             except (RayTaskError, RayActorError) as error:
                 if not isinstance(error, ActorDiedError):
                     raise translated(error, actor_name=name) from error
@@ -226,28 +203,30 @@ class AudienceFiles:
         """Return the pairs of exactly this version; raise UnknownName, FrameError where they are damaged."""
         if self._here():
             return await LocalFolder(Path(self._home.folder)).load(name, version)
-        found: Edges = await self._through_actor(lambda actor: actor.load.remote(name, version))
+        found: Edges = await self._through_actor("load", name, version)
         return found
 
     async def move_in_step(self, name: str, step: int, ids: IdColumn, points: NDArray[np.float64]) -> None:
         """Make the version that counts from a step on, unless it is there; raise AudienceTooLarge."""
         change = Moving(name, ids, points)
         if self._here():
-            maker = AudienceMaker(Path(self._home.folder), self._interceptor)
-            await asyncio.to_thread(maker.move_in_step, name, step, change)
+            await asyncio.to_thread(self._maker().move_in_step, name, step, change)
         else:
-            await self._through_actor(lambda actor: actor.move_in_step.remote(name, step, change))
+            await self._through_actor("move_in_step", name, step, change)
 
     def create(self, name: str, kind: str, edges: Edges) -> None:
         """Create an audience; raise AlreadyExists."""
         if self._here():
-            AudienceMaker(Path(self._home.folder), self._interceptor).create(name, kind, edges)
+            self._maker().create(name, kind, edges)
         else:
-            run_in_own_loop(lambda: self._through_actor(lambda actor: actor.create.remote(name, kind, edges)))
+            run_in_own_loop(lambda: self._through_actor("create", name, kind, edges))
 
     def change(self, name: str, change: Change) -> None:
         """Make another version of an audience; raise UnknownName, ConfigError where it is of another kind."""
         if self._here():
-            AudienceMaker(Path(self._home.folder), self._interceptor).change(name, change)
+            self._maker().change(name, change)
         else:
-            run_in_own_loop(lambda: self._through_actor(lambda actor: actor.change.remote(name, change)))
+            run_in_own_loop(lambda: self._through_actor("change", name, change))
+
+    def _maker(self) -> AudienceMaker:
+        return AudienceMaker(self._home.folder, self._interceptor)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 import ray
 
 from ray_messaging.addressing.channels import AGENT_CHAT, USER_CHAT, USER_SURVEY, AgentId, check_name
+from ray_messaging.cluster.handles.actor_calls import find_actor
 from ray_messaging.cluster.handles.connection import ExperimentConnection, connect
 from ray_messaging.cluster.ray_clusters import join_ray
 from ray_messaging.cluster.spec import SUBTOPICS, Experiment
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from ray_messaging.cluster.handles.hosted_agents import HostedAgents
     from ray_messaging.cluster.handles.remote_log import BlockedListener, BlockedMessage, BlockedMessages
     from ray_messaging.cluster.handles.survey import Survey, SurveyCalls
-    from ray_messaging.cluster.handles.user_messager import UserMessager, UserQuestions
+    from ray_messaging.cluster.handles.user_messager import UserMessager
     from ray_messaging.cluster.inspector_process import Inspector
     from ray_messaging.cluster.lifecycle import StartedExperiment
     from ray_messaging.cluster.moves import AgentMove
@@ -167,9 +168,7 @@ class Messaging:
                 Otherwise `on_existing` decides at the next start. An embedded server's data are deleted unless it has
                 a `data_dir`.
         """
-        _, _, user, runs = (
-            self.__dict__.pop(name, None) for name in ("_surveys", "_questions", "_user", "_run_actors")
-        )
+        _, user, runs = (self.__dict__.pop(name, None) for name in ("_surveys", "_user", "_run_actors"))
         if user is not None:
             user.close()
         if runs is not None:
@@ -426,18 +425,18 @@ class Messaging:
 
         Groups are not among them. Raises ConnectionFailed, ServerRefused.
         """
-        from ray_messaging.cluster.handles.messagers import closed_messagers
+        from ray_messaging.transports.backend import backend_of
 
-        return closed_messagers(self._connection)
+        return backend_of(self.redis).closed_names(self.exp_id)
 
     def remove_messager(self, name: str) -> None:
         """Remove a named messager's mailbox and its other data on the server; unread messages become dead letters.
 
         An open messager raises NotListening from then on. Raises ConfigError for a living group.
         """
-        from ray_messaging.cluster.handles.messagers import remove_messager
-
-        remove_messager(self._connection, name)
+        if find_actor(self._connection.experiment.group_name(check_name("name", name))) is not None:
+            raise ConfigError(f"{name!r} is a group, which runs: messaging.remove_group({name!r}) ends it first")
+        self._connection.ask(self.interceptor.remove.remote(name))
 
     # -- steps ----------------------------------------------------------------------------------------------------
 
@@ -505,23 +504,17 @@ class Messaging:
 
         return UserMessager(self._connection)
 
-    @cached_property
-    def _questions(self) -> "UserQuestions":
-        from ray_messaging.cluster.handles.user_messager import UserQuestions
-
-        return UserQuestions(self._user)
-
     def ask(
         self, to_id: AgentId, payload: "Payload", *, subtopic: str = USER_CHAT, timeout: float | None = ANSWER_TIMEOUT_S
     ) -> "Message":
         """Ask an agent as the user; return its answer. Raises as `Messager.ask`."""
-        return self._questions.ask(to_id, payload, subtopic, timeout)
+        return self._user.ask(to_id, payload, subtopic, timeout)
 
     def ask_columns(
         self, to_ids: object, payloads: object, *, subtopic: str = USER_CHAT, timeout: float | None = ANSWER_TIMEOUT_S
     ) -> "GroupAnswers":
         """Ask many agents as the user; return their answers, which fill up as they come. See `Group.ask_columns`."""
-        return self._questions.ask_columns(to_ids, payloads, subtopic, timeout)
+        return self._user.ask_columns(to_ids, payloads, subtopic, timeout)
 
     # -- surveys --------------------------------------------------------------------------------------------------
 

@@ -1,23 +1,20 @@
-"""Messagers in users' own processes: open them, list and remove closed ones."""
+"""Messagers in users' own processes."""
 
 from collections.abc import Iterable, Sequence
 
 import ray
 
-from ray_messaging.addressing.channels import AgentId, check_name
+from ray_messaging.addressing.channels import AgentId
 from ray_messaging.cluster.audience_files import AudienceFiles
 from ray_messaging.cluster.embedded_servers import config_here
-from ray_messaging.cluster.handles.actor_calls import find_actor
 from ray_messaging.cluster.handles.connection import ExperimentConnection
 from ray_messaging.cluster.owner_liveness import gone_for
 from ray_messaging.cluster.ray_metrics import RayMetrics
 from ray_messaging.common.process_tuning import relax_collector
-from ray_messaging.errors import ConfigError
 from ray_messaging.messager import GroupMessager
 from ray_messaging.model.agent_sets import AgentSet, column_of
 from ray_messaging.observability.metrics.messager_metrics import MessagerMetrics
 from ray_messaging.observability.observer import Observer
-from ray_messaging.transports.backend import backend_of
 
 
 async def open_messager(
@@ -54,16 +51,3 @@ async def open_messager(
         labels = (("experiment", experiment.exp_id), ("messager", name))
         RayMetrics(lambda: metrics.families(messager.stats()), labels).start(lambda: messager.engine.closed)
     return messager
-
-
-def closed_messagers(connection: ExperimentConnection) -> list[str]:
-    """Return the names of closed or dead messagers with a mailbox on the server."""
-    return backend_of(connection.with_password().redis).closed_names(connection.exp_id)
-
-
-def remove_messager(connection: ExperimentConnection, name: str) -> None:
-    """Remove a named messager's mailbox; raise ConfigError for a living group."""
-    check_name("name", name)
-    if find_actor(connection.experiment.group_name(name)) is not None:
-        raise ConfigError(f"{name!r} is a group, which runs: messaging.remove_group({name!r}) ends it first")
-    connection.ask(connection.interceptor.remove.remote(name))

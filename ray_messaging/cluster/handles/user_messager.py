@@ -1,4 +1,4 @@
-"""The user's messager and questions, for drivers and tasks."""
+"""The user's messager, for drivers and tasks."""
 
 from collections.abc import Coroutine
 from functools import partial
@@ -61,28 +61,21 @@ class UserMessager:
         """Send one message to all agents. Raises as `Messaging.broadcast`."""
         return self.run(self.messager.broadcast(EVERYBODY, payload, subtopic=subtopic))
 
-
-class UserQuestions:
-    """The user's questions in this process."""
-
-    def __init__(self, user: UserMessager) -> None:
-        self._user = user
-
     def ask(self, to_id: AgentId, payload: Payload, subtopic: str, timeout: float | None) -> Message:
         """Ask an agent; return its answer. Raises as `Messaging.ask`."""
-        return self._user.run(self._user.messager.ask(None, to_id, payload, subtopic=subtopic, timeout=timeout))
+        return self.run(self.messager.ask(None, to_id, payload, subtopic=subtopic, timeout=timeout))
 
     def ask_columns(self, to_ids: object, payloads: object, subtopic: str, timeout: float | None) -> GroupAnswers:
         """Ask many agents; return their answers, which fill up as they come. Raises as `Messaging.ask_columns`."""
-        ask = self._user.messager.ask_columns
-        found = self._user.run(ask(None, to_ids, payloads, subtopic=subtopic, timeout=timeout))
+        ask = self.messager.ask_columns
+        found = self.run(ask(None, to_ids, payloads, subtopic=subtopic, timeout=timeout))
         answers = GroupAnswers(found.exp_id, len(found), found.seconds_left, partial(self._more, found))
         assert found.receipts is not None
         answers.sent(found.receipts)
         return answers
 
     async def _more(self, found: Answers, answers: AnswerTable) -> None:
-        self._user.run(_news(found, len(answers.parts), len(answers.errors)))
+        self.run(_news(found, len(answers.parts), len(answers.errors)))
         for part in found.parts[len(answers.parts) :]:
             answers.add(part)
         for place, error in [*found.errors.items()][len(answers.errors) :]:

@@ -259,11 +259,7 @@ class Society:
         if part.state is None:
             return {}
         ids, states, stopped = kept_parts(part.state, 3, part.group)
-        if ids != b"".join(map(id_bytes, part.before)):
-            raise ConfigError(
-                f"group {part.group!r} began with other agents than the {count:,} of this run: resume with the same "
-                "agents and groups, or begin anew by on_existing='reset'"
-            )
+        check_agents(ids == b"".join(map(id_bytes, part.before)), part.group, count)
         ended = frozenset(stopped)
         kept = enumerate(zip(part.before, states, strict=True))
         return {agent: (state, place in ended) for place, (agent, state) in kept}
@@ -323,6 +319,15 @@ def kept_parts(state: bytes, count: int, group: str) -> Any:  # noqa: ANN401 - a
             "was driven by other code. Resume with the same, or begin anew by on_existing='reset'"
         )
     return parts
+
+
+def check_agents(same: bool, group: str, count: int) -> None:  # noqa: FBT001 - it is what is checked
+    """Raise ConfigError unless a group's committed state is of the agents that it had."""
+    if not same:
+        raise ConfigError(
+            f"group {group!r} began with other agents than the {count:,} of this run: resume with the same agents and "
+            "groups, or begin anew by on_existing='reset'"
+        )
 
 
 def step_failed(error: BaseException, function: str, group: str, step: int, agent: AgentId | None = None) -> StepFailed:

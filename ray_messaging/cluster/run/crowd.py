@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.audiences.edges import places_in
-from ray_messaging.cluster.run.agent import kept_parts, step_failed
+from ray_messaging.cluster.run.agent import check_agents, kept_parts, step_failed
 from ray_messaging.cluster.run.model_thread import ModelThread
 from ray_messaging.cluster.run.step_calls import unfit_answer
 from ray_messaging.errors import ConfigError
@@ -120,11 +120,7 @@ class CrowdSociety:
         if part.state is None:
             return {}
         known, kept = kept_parts(part.state, 2, part.group)
-        if known != _ids_of(part.before.column.to_numpy()):
-            raise ConfigError(
-                f"group {part.group!r} began with other agents than the {count:,} of this run: resume with the same "
-                "agents and groups, or begin anew by on_existing='reset'"
-            )
+        check_agents(known == _ids_of(part.before.column.to_numpy()), part.group, count)
         return {name: _array(*parts) for name, parts in kept.items()}
 
     def _encoded(self) -> bytes:

@@ -132,11 +132,8 @@ def _check_neighbours(neighbours: Mapping[AgentId, Sequence[AgentId]], groups: I
         )
 
 
-class AgentRows(NamedTuple):
-    """A row of data, and the neighbours, of each of some agents; empty where the run has none."""
-
-    data: Sequence[Mapping[str, Any]]
-    neighbours: Sequence[Sequence[AgentId]]
+# A row of data, and the neighbours, of each of some agents; empty where the run has none.
+AgentRows = tuple[Sequence[Mapping[str, Any]], Sequence[Sequence[AgentId]]]
 
 
 class Homes:
@@ -167,19 +164,19 @@ class Homes:
         """Return the rows of some agents; those of the group itself as they are."""
         plan = self._plan
         if not self._found:
-            return AgentRows(plan.data, plan.neighbours) if AgentSet.of(agents) == plan.agents else self._some(agents)
+            return (plan.data, plan.neighbours) if AgentSet.of(agents) == plan.agents else self._some(agents)
         found = [self._found.get(agent, ({}, ())) for agent in agents]
-        return AgentRows([data for data, _ in found], [neighbours for _, neighbours in found])
+        return [data for data, _ in found], [neighbours for _, neighbours in found]
 
     def _some(self, agents: Sequence[AgentId]) -> AgentRows:
         """Return the rows of some of the group's own agents."""
         plan = self._plan
         if not plan.data and not plan.neighbours:
-            return AgentRows([], [])
+            return [], []
         wanted = frozenset(agents)
         places = [place for place, agent in enumerate(plan.agents) if agent in wanted]
         data, neighbours = plan.data, plan.neighbours
-        return AgentRows(
+        return (
             [data[place] for place in places] if data else [],
             [neighbours[place] for place in places] if neighbours else [],
         )

@@ -6,7 +6,7 @@ from urllib.parse import urlencode
 
 from nicegui import ui
 
-from ray_messaging.inspector.pages.frame import Changes, Problem, card, frame, row_table, shown
+from ray_messaging.inspector.pages.frame import Changes, Problem, card, row_table, shown
 from ray_messaging.inspector.server.desk import Desk
 from ray_messaging.inspector.sources.live_control import LiveControl
 from ray_messaging.inspector.texts import number
@@ -94,9 +94,3 @@ class Agent:
                     ui.label(number(messages)).classes("row")
             if not found:
                 ui.label("nobody").classes("note")
-
-
-def page(desk: Desk, agent: str) -> None:
-    """Draw the page."""
-    with frame(desk, "/agent"):
-        Agent(desk, agent)

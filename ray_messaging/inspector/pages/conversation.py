@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from nicegui import ui
 
-from ray_messaging.inspector.pages.frame import Problem, card, clock, frame
+from ray_messaging.inspector.pages.frame import Problem, card, clock
 from ray_messaging.inspector.server.desk import Desk
 from ray_messaging.inspector.texts import size
 from ray_messaging.inspector.values import Row, RowQuery
@@ -83,9 +83,3 @@ def _message(row: Row, *, left: bool) -> None:
             ui.label(f"{row.rule}: {row.reason}").classes("note fate-blocked")
         if row.labels:
             ui.label(f"labels: {row.labels}").classes("note")
-
-
-def page(desk: Desk, one: str, other: str) -> None:
-    """Draw the page."""
-    with frame(desk, "/conversation"):
-        Conversation(desk, one, other)

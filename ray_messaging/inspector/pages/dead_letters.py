@@ -5,7 +5,7 @@ from functools import partial
 
 from nicegui import ui
 
-from ray_messaging.inspector.pages.frame import Changes, Problem, card, clock, frame
+from ray_messaging.inspector.pages.frame import Changes, Problem, card, clock
 from ray_messaging.inspector.server.desk import Desk
 from ray_messaging.inspector.sources.live_control import LiveControl
 from ray_messaging.inspector.texts import number, size
@@ -62,9 +62,3 @@ class DeadLetters:
     async def _requeue(self, control: LiveControl, letter: str) -> None:
         await self._changes.make(control.requeue, letter)
         await self.show()
-
-
-def page(desk: Desk) -> None:
-    """Draw the page."""
-    with frame(desk, "/deadletters"):
-        DeadLetters(desk)

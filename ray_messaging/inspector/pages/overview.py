@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from nicegui import ui
 
 from ray_messaging.inspector.pages import charts
-from ray_messaging.inspector.pages.frame import LEVELS, Changes, Problem, card, frame
+from ray_messaging.inspector.pages.frame import LEVELS, Changes, Problem, card
 from ray_messaging.inspector.server.desk import Desk
 from ray_messaging.inspector.sources.live_control import LiveControl
 from ray_messaging.inspector.texts import cut, name, number
@@ -94,6 +94,8 @@ class Overview:
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
+        if desk.source.live:
+            ui.add_head_html(_CALM)
         self._problem = Problem()
         with ui.row().classes("w-full no-wrap gap-3"):
             self._figures = {
@@ -247,11 +249,3 @@ class Overview:
         chart.options.clear()
         chart.options.update(options)
         chart.update()
-
-
-def page(desk: Desk) -> None:
-    """Draw the page."""
-    if desk.source.live:
-        ui.add_head_html(_CALM)
-    with frame(desk, "/"):
-        Overview(desk)

@@ -6,7 +6,7 @@ from urllib.parse import urlencode
 
 from nicegui import ui
 
-from ray_messaging.inspector.pages.frame import Changes, Problem, card, frame
+from ray_messaging.inspector.pages.frame import Changes, Problem, card
 from ray_messaging.inspector.server.desk import Desk
 from ray_messaging.inspector.sources.live_control import LiveControl
 from ray_messaging.inspector.values import Preview, RuleFacts
@@ -119,9 +119,3 @@ class Rules:
 
 def _button(label: str, act: Callable[[], Awaitable[None]]) -> None:
     ui.button(label, on_click=act).props(f"dense flat no-caps size=sm data-mark={label.lower()}")
-
-
-def page(desk: Desk) -> None:
-    """Draw the page."""
-    with frame(desk, "/rules"):
-        Rules(desk)

@@ -5,7 +5,7 @@ from typing import Any
 
 from nicegui import ui
 
-from ray_messaging.inspector.pages.frame import Problem, card, frame, row_table, shown
+from ray_messaging.inspector.pages.frame import Problem, card, row_table, shown
 from ray_messaging.inspector.server.desk import Desk
 from ray_messaging.inspector.values import RowQuery
 from ray_messaging.receipt import FATES
@@ -60,9 +60,3 @@ class Search:
             rows = await self._desk.ask(self._desk.source.rows, query)
             self._table.rows = shown(rows)
             self._found.set_text(f"The last {len(rows):,} rows, the newest first." if rows else "No row matches.")
-
-
-def page(desk: Desk, query: RowQuery) -> None:
-    """Draw the page."""
-    with frame(desk, "/search"):
-        Search(desk, query)

@@ -6,7 +6,13 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 from nicegui import ui
 
-from ray_messaging.inspector.pages import agent, conversation, dead_letters, overview, rules, search
+from ray_messaging.inspector.pages.agent import Agent
+from ray_messaging.inspector.pages.conversation import Conversation
+from ray_messaging.inspector.pages.dead_letters import DeadLetters
+from ray_messaging.inspector.pages.frame import frame
+from ray_messaging.inspector.pages.overview import Overview
+from ray_messaging.inspector.pages.rules import Rules
+from ray_messaging.inspector.pages.search import Search
 from ray_messaging.inspector.server.desk import Desk
 from ray_messaging.inspector.values import RowQuery
 
@@ -30,24 +36,30 @@ def _add_pages(desk: Desk) -> None:
 
     @ui.page("/")
     def show_overview() -> None:
-        overview.page(desk)
+        with frame(desk, "/"):
+            Overview(desk)
 
     @ui.page("/search")
     def show_search(agent: str = "", contains: str = "", rule: str = "", fate: str = "", step: str = "") -> None:
-        search.page(desk, RowQuery(agent=agent, contains=contains, rule=rule, fate=fate, step=step))
+        with frame(desk, "/search"):
+            Search(desk, RowQuery(agent=agent, contains=contains, rule=rule, fate=fate, step=step))
 
     @ui.page("/conversation")
     def show_conversation(a: str = "", b: str = "") -> None:
-        conversation.page(desk, a, b)
+        with frame(desk, "/conversation"):
+            Conversation(desk, a, b)
 
     @ui.page("/agent")
     def show_agent(id: str = "") -> None:  # noqa: A002 - in the URL
-        agent.page(desk, id)
+        with frame(desk, "/agent"):
+            Agent(desk, id)
 
     @ui.page("/rules")
     def show_rules() -> None:
-        rules.page(desk)
+        with frame(desk, "/rules"):
+            Rules(desk)
 
     @ui.page("/deadletters")
     def show_dead_letters() -> None:
-        dead_letters.page(desk)
+        with frame(desk, "/deadletters"):
+            DeadLetters(desk)
