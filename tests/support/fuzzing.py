@@ -34,6 +34,8 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.model.extension import Audience, Extension
 from ray_messaging.model.message_ids import MessageIdColumn
+from ray_messaging.model.typed.input import columns
+from ray_messaging.model.typed.table import TypedColumns
 from ray_messaging.wire.frames import VERSION, decode, encode
 from ray_messaging.wire.notes import Before, LogNote, Why, decode_log_note, encode_log_note
 from support.frame_peers import receive
@@ -180,6 +182,9 @@ def use_batch(batch, data, *, logged):
     assert same.from_ids.tolist() == batch.from_ids.tolist()
     if batch.extension is not None and batch.extension.in_reply_to is not None:
         assert len(batch.extension.in_reply_to.tolist()) == rows
+    if isinstance(batch.lines, TypedColumns):
+        assert batch.lines.to_arrow().num_rows == rows
+        batch.lines.to_arrow().validate(full=True)
     picked = batch.take(np.arange(rows)[::2])
     assert decode(encode(picked)).to_ids.tolist() == batch.to_ids.tolist()[::2]
     if logged and batch.lines is not None and rows:
@@ -268,6 +273,13 @@ def some_batches():
             to_ids=mixed,
             lines=PayloadColumn.of(lines),
             extension=Extension(deliver=5),
+        ),
+        Batch(
+            **plain,
+            from_ids=mixed,
+            rows=len(mixed),
+            to_ids=mixed,
+            lines=columns(price=[1.5, 2.5, -0.0], text=["né", "", "x"], open=[True, False, True]),
         ),
     ]
 
