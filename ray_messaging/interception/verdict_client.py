@@ -9,7 +9,7 @@ import json
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -45,7 +45,7 @@ _GONE = {"ActorDiedError"}
 _APPLICATION_ERROR = "RayTaskError"
 
 
-class VerdictClient(Protocol):
+class VerdictClient:
     """A messager's access to an interceptor; `route` names the kind of access, as `stats()` shows it."""
 
     route: str
@@ -55,15 +55,19 @@ class VerdictClient(Protocol):
 
         Raises: InterceptorUnavailable, Closed, FrameError.
         """
+        raise NotImplementedError
 
     async def wait(self, batch: Batch) -> BatchVerdict:
         """Return the verdicts on deferred rows, once there are any, or after a while. Raises as `judge`."""
+        return await self.judge(batch)
 
-    async def pass_whole(self, broadcasts: Batch) -> BatchVerdict | None:
+    async def pass_whole(self, broadcasts: Batch) -> BatchVerdict | None:  # noqa: ARG002 - for subclasses
         """Return the verdict on broadcasts that are not spread, where no rule judges them; None: one may."""
+        return None
 
     async def step_rules(self) -> list[str]:
         """Return the names of the rules that judge whole steps. Raises as `judge`."""
+        return []
 
     async def close(self) -> None:
         """Close the connection to the interceptor."""
@@ -99,7 +103,7 @@ def verdict_client_for(
     )
 
 
-class PassAll:
+class PassAll(VerdictClient):
     """The client of a messager without interceptor: all messages pass, if the experiment has no interceptor either."""
 
     route = "none"
@@ -108,17 +112,12 @@ class PassAll:
         """Block nothing."""
         return BatchVerdict(epoch=NOBODY)
 
-    wait = pass_whole = judge
-
-    async def step_rules(self) -> list[str]:
-        """Return none."""
-        return []
-
-    async def close(self) -> None:
-        """Do nothing."""
+    async def pass_whole(self, broadcasts: Batch) -> BatchVerdict | None:
+        """Block nothing."""
+        return await self.judge(broadcasts)
 
 
-class LocalVerdictClient:
+class LocalVerdictClient(VerdictClient):
     """The client of an interceptor in this process, which takes batches as they are."""
 
     route = "local"
@@ -146,9 +145,6 @@ class LocalVerdictClient:
     async def step_rules(self) -> list[str]:
         """Return the names of the rules that judge whole steps."""
         return [rule.name for rule in self._interceptor.rules.whole]
-
-    async def close(self) -> None:
-        """Do nothing."""
 
 
 async def _retry(attempt: Callable[[], Awaitable[T]], timeout_s: float) -> T:
@@ -184,7 +180,7 @@ def _unavailable(error: Exception, timeout_s: float) -> InterceptorUnavailable:
     )
 
 
-class RemoteVerdictClient:
+class RemoteVerdictClient(VerdictClient):
     """The client of our interceptor actor: over its lane, or by Ray call if the lane cannot be opened.
 
     Payloads are sent only if the rules need them. Batches that pass by delegated rules are not sent at all (see
@@ -354,7 +350,7 @@ class RemoteVerdictClient:
             self._drop(self._lane)
 
 
-class ForeignVerdictClient:
+class ForeignVerdictClient(VerdictClient):
     """The client of a user's actor: one `forward` call per message that has both ids, as AgentSociety does.
 
     The actor gets the payload as it does there: JSON text.
@@ -375,16 +371,6 @@ class ForeignVerdictClient:
             answers += await self._forward_all(batch, rows[low : low + _CALLS])
         refused = {row: ("forward", reason.decode()) for row, reason in zip(rows, answers, strict=True) if reason}
         return BatchVerdict(refused, epoch=FOREIGN)
-
-    wait = judge
-
-    async def pass_whole(self, broadcasts: Batch) -> BatchVerdict | None:  # noqa: ARG002 - a VerdictClient's
-        """Return None: `forward` is asked about each pair."""
-        return None
-
-    async def step_rules(self) -> list[str]:
-        """Return none: `forward` is asked about each message."""
-        return []
 
     async def _forward_all(self, batch: Batch, rows: list[int]) -> list[bytes]:
         """Call `forward` for some messages, in order and concurrently, as AgentSociety's many senders do."""
@@ -408,6 +394,3 @@ class ForeignVerdictClient:
             logger.warning("the interceptor's forward failed on a message, which is blocked: %s", last)
             return f"the interceptor failed: {last or type(error).__name__}".encode(errors="replace")
         return b"" if passed else b"the interceptor refused it"
-
-    async def close(self) -> None:
-        """Do nothing."""

@@ -109,14 +109,25 @@ def _number(message: Batch) -> int:
 
 
 class Answers:
-    """The last answer to each sender, and for `keep_s` every answer that changed a count.
+    """The answers that senders may ask for again: they are kept here and, with the counts they rest on, on the server.
 
-    A batch that is sent again, after a lost answer or the interceptor's death, must not count twice. A counted answer
-    is kept as long as one of its messages is deferred (`is_open`). Above LIMIT_BYTES the oldest answers are dropped
-    early; a batch sent again after that is judged, and counted, once more. Answers in an open step (`in_step`) stay.
+    These are the last answer to each sender, and for `keep_s` every answer that changed a count: a batch that is sent
+    again, after a lost answer or the interceptor's death, must not count twice. A counted answer is kept as long as one
+    of its messages is deferred (`is_open`). Above LIMIT_BYTES the oldest answers are dropped early; a batch sent again
+    after that is judged, and counted, once more. Answers in an open step (`in_step`) stay.
+
+    `unsafe` holds answers that are counted and not yet saved, each with its packed record.
     """
 
-    def __init__(self, keep_s: float, is_open: Callable[[str], bool], in_step: Callable[[str], bool]) -> None:
+    def __init__(
+        self,
+        writer: StateWriter,
+        keep_s: float,
+        is_open: Callable[[str], bool],
+        in_step: Callable[[str], bool],
+    ) -> None:
+        self.unsafe: dict[str, tuple[bytes, bytes]] = {}
+        self._writer = writer
         self._keep_s = keep_s
         self._is_open = is_open
         self._in_step = in_step
@@ -127,18 +138,29 @@ class Answers:
         self._counted_bytes = 0
         self._batches: dict[str, str] = {}  # a counted batch, without its length -> its key
         self._read: tuple[bytes, dict[int, Progress]] = b"", {}  # the record read last: it is read row by row
+        self._saving: dict[str, asyncio.Task[bytes]] = {}
+        writer.all_answers = self._all
 
     @property
     def nbytes(self) -> int:
         """Return the size of all answers in bytes."""
         return self._last_bytes + self._counted_bytes
 
-    def get(self, sender: str, key: str) -> bytes | None:
-        """Return the answer to a sender's batch, if it is known."""
+    def _all(self) -> dict[str, bytes]:
+        counted = {key: data for key, (_, data) in self._counted.items()}
+        return counted | {key: data for key, (_, data) in self.unsafe.items()}
+
+    # -- asking again ---------------------------------------------------------------------------------------------
+
+    def get(self, sender: str, key: str) -> bytes | Awaitable[bytes] | None:
+        """Return the answer to a sender's batch, if it is known; one that is not saved yet comes once it is."""
         last = self._last.get(sender)
         if last is not None and last[0] == key:
             return last[1]
-        return self._answer(key) if self._counted else None
+        if key in self._saving:
+            return asyncio.shield(self._saving[key])
+        known = self._answer(key) if self._counted else None
+        return self.keep(key, *self.unsafe[key], sender=sender) if known is None and key in self.unsafe else known
 
     def _answer(self, key: str) -> bytes | None:
         """Return a counted answer under our epoch, also where a predecessor gave it."""
@@ -149,10 +171,6 @@ class Answers:
         if self._epoch is None:
             return answer
         return encode_verdicts(msgspec.structs.replace(decode_verdicts(answer), epoch=self._epoch))
-
-    def counted(self) -> dict[str, bytes]:
-        """Return the packed records of all counted answers."""
-        return {key: data for key, (_, data) in self._counted.items()}
 
     def knows(self, key: str) -> bool:
         """Return whether a batch, or a single message, has been counted."""
@@ -189,8 +207,44 @@ class Answers:
             _, (_, gone) = self._last.popitem(last=False)
             self._last_bytes -= len(gone)
 
-    def count(self, key: str, data: bytes) -> list[str]:
-        """Keep a packed record; return the keys of expired ones, which are dropped here."""
+    def keep(self, key: str, answer: bytes, data: bytes, *, sender: str = "") -> Awaitable[bytes]:
+        """Save an answer's packed record with all counts as they are now; return the answer once both are safe.
+
+        The record is attached at once, before the first await: a count must never be on the server without it. With a
+        sender, it is saved although nobody waits for it any more.
+        """
+        self.unsafe[key] = (answer, data)
+        saving = self._saved(key, answer, data, sender, self._writer.keep({key: data}))
+        if not sender:
+            return saving
+        self._saving[key] = asyncio.create_task(saving, name="ray_messaging answer")
+        return asyncio.shield(self._saving[key])
+
+    async def _saved(self, key: str, answer: bytes, data: bytes, sender: str, saved: Awaitable[None]) -> bytes:
+        try:
+            await saved
+            self.unsafe.pop(key, None)
+            self.hold({key: data})
+            if sender:
+                self.put(sender, key, answer)
+        finally:
+            self._saving.pop(key, None)
+        return answer
+
+    def attach(self, records: Mapping[str, bytes]) -> None:
+        """Add records of counted or deferred messages to the next write."""
+        self._writer.attach(records)
+        self.hold(records)
+
+    def hold(self, records: Mapping[str, bytes]) -> None:
+        """Keep packed records here; those that are over are dropped, here and with the next write."""
+        for key, data in records.items():
+            expired = self._count(key, data)
+            if expired:
+                self._writer.forget(expired)
+
+    def _count(self, key: str, data: bytes) -> list[str]:
+        """Keep a packed record; drop expired ones, and return their keys."""
         now = time.monotonic()
         self._drop(key)
         self._add(key, data, now)
@@ -213,10 +267,12 @@ class Answers:
         if " " in key:  # of a batch, not of a message
             self._batches[key.rpartition(" ")[0]] = key
 
-    def drop(self, keys: Iterable[str]) -> None:
-        """Drop counted answers."""
+    def forget(self, keys: Collection[str]) -> None:
+        """Drop answers that nobody may ask for any more; the next write drops them on the server."""
         for key in keys:
             self._drop(key)
+            self.unsafe.pop(key, None)
+        self._writer.forget([*keys])
 
     def _drop(self, key: str) -> None:
         found = self._counted.pop(key, None)
@@ -253,90 +309,3 @@ def _progress(kept: Record) -> dict[int, Progress]:
         return {}
     so_far = decode_verdicts(kept.so_far).batch_verdict(len(found))
     return {number: Progress(passed, of_row(so_far, place)) for place, (number, passed) in enumerate(found)}
-
-
-class StateSaver:
-    """Answers and the counts that rest on them, kept here and, with a `writer`, on the server.
-
-    `unsafe` holds answers that are counted and not yet saved, each with its packed record. A sender that asks again
-    gets the same answer, once it is saved.
-    """
-
-    def __init__(
-        self,
-        writer: StateWriter | None,
-        keep_s: float,
-        is_open: Callable[[str], bool],
-        in_step: Callable[[str], bool],
-    ) -> None:
-        self.writer = writer
-        self.answers = Answers(keep_s, is_open, in_step)
-        self.unsafe: dict[str, tuple[bytes, bytes]] = {}
-        if writer is not None:
-            writer.all_answers = self._all_answers
-
-    def _all_answers(self) -> dict[str, bytes]:
-        return self.answers.counted() | {key: data for key, (_, data) in self.unsafe.items()}
-
-    def save(self) -> Awaitable[None]:
-        """Save all counts as they are now; done once they are on the server."""
-        return _done() if self.writer is None else self.writer.keep({})
-
-    def keep(self, key: str, answer: bytes, data: bytes) -> Awaitable[None]:
-        """Save an answer's packed record with all counts as they are now; done once both are on the server.
-
-        The record is attached at once, before the first await: a count must never be on the server without it.
-        """
-        assert self.writer is not None
-        self.unsafe[key] = (answer, data)
-        return self._kept(key, data, self.writer.keep({key: data}))
-
-    async def _kept(self, key: str, data: bytes, saved: Awaitable[None]) -> None:
-        await saved
-        self.unsafe.pop(key, None)
-        self._remember({key: data})
-
-    def attach(self, records: Mapping[str, bytes]) -> None:
-        """Add records of counted or deferred messages to the next write."""
-        if self.writer is not None:
-            self.writer.attach(records)
-            self._remember(records)
-
-    def hold(self, key: str, data: bytes) -> None:
-        """Keep an answer's packed record here only, as it rests on no counts."""
-        self._remember({key: data})
-
-    def _remember(self, records: Mapping[str, bytes]) -> None:
-        for key, data in records.items():
-            expired = self.answers.count(key, data)
-            if expired and self.writer is not None:
-                self.writer.forget(expired)
-
-    def forget(self, keys: Collection[str]) -> None:
-        """Drop answers that nobody may ask for any more; the next write drops them on the server."""
-        self.answers.drop(keys)
-        for key in keys:
-            self.unsafe.pop(key, None)
-        if keys and self.writer is not None:
-            self.writer.forget([*keys])
-
-    @property
-    def changed(self) -> bool:
-        """Return whether there are counts that no write includes yet."""
-        return self.writer is not None and self.writer.changed
-
-    @property
-    def behind(self) -> bool:
-        """Return whether the server lacks some of the counts."""
-        return self.writer is not None and self.writer.behind
-
-    async def close(self) -> None:
-        """Wait a moment for the current write; nothing is written after this."""
-        if self.writer is not None:
-            await self.writer.close()
-
-
-def _done() -> Awaitable[None]:
-    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    done.set_result(None)
-    return done

@@ -17,7 +17,7 @@ from ray_messaging.interception.broadcasts import Intersections
 from ray_messaging.interception.rule_snapshot import decode_snapshot_request
 from ray_messaging.interception.rules.black_list import BlackList
 from ray_messaging.interception.rules.rule import Rule, failure
-from ray_messaging.interception.server.answers import StateSaver, key_of, record
+from ray_messaging.interception.server.answers import Answers, key_of, record
 from ray_messaging.interception.server.attempts import Attempt, StepAttempts, attempt_at
 from ray_messaging.interception.server.forward_call import forwarded
 from ray_messaging.interception.server.rule_calls import RuleCalls, RuleCloser
@@ -97,16 +97,15 @@ class Interceptor:
         self.watch = Watch()
         self._tables: dict[str, Table[Any]] = {}
         self._counted: dict[str, Table[Any]] = {}  # those that verdicts change
-        self._writer = None if store is None else StateWriter(store, self._tables, epoch)
+        self._writer = StateWriter(store, self._tables, epoch)
         self._follow_rules()
-        self._state = StateSaver(self._writer, keep_s, self._is_deferred, self._attempts.keeps)
+        self._answers = Answers(self._writer, keep_s, self._is_deferred, self._attempts.keeps)
         self.calls = RuleCalls(self.watch)
-        self._slow_rules = SlowRuleRunner(exp_id, self.rules, self, self._state, self.calls, self.watch, keep_s)
+        self._slow_rules = SlowRuleRunner(self, self._writer, self._answers, keep_s)
         self._in_steps = StepBatches(
             self._attempts, self._slow_rules.ask, lambda judging: self.count(judging.batch, judging.pipeline.verdict)
         )
         self._closer = RuleCloser(self.rules, self._slow_rules, self._in_steps, self.calls)
-        self._saving: dict[str, asyncio.Task[bytes]] = {}  # answers that wait until their counts are saved
         self._forwarded = 0
         self._fenced: Fenced | None = None
 
@@ -114,7 +113,7 @@ class Interceptor:
 
     async def judge(self, batch: Batch) -> BatchVerdict:
         """Return the verdicts on a batch from this process; with a store, once the state is saved. Raises Fenced."""
-        if self._writer is not None or attempt_at(batch) is not None:
+        if self._writer.stores or attempt_at(batch) is not None:
             answer = self.answer(batch)
             return decode_verdicts(answer if isinstance(answer, bytes) else await answer).batch_verdict(batch.rows)
         if self._fenced is not None:
@@ -193,24 +192,17 @@ class Interceptor:
         return batch if batch.lines is None or self.rules.wants_payload else _without_payloads(batch)
 
     def _check(self) -> None:
-        if self._fenced is not None or self._writer is not None:
-            fenced = self.fenced
-            if fenced is not None:
-                raise fenced.with_traceback(None)
+        fenced = self.fenced
+        if fenced is not None:
+            raise fenced.with_traceback(None)
 
     def _judge_once(self, batch: Batch) -> bytes | Awaitable[bytes]:
         key = key_of(batch)
-        known = self._state.answers.get(batch.sender, key)
+        known = self._answers.get(batch.sender, key)
         if known is not None:
             return known
-        running = self._saving.get(key)
-        if running is not None:
-            return asyncio.shield(running)
         if self.rules.wants_payload and batch.lines is None:
             return self._payload_wanted()
-        unsafe = self._state.unsafe.get(key)
-        if unsafe is not None:
-            return self._save_answer(batch, key, *unsafe)
         attempt = attempt_at(batch)
         return self._judge(batch, key) if attempt is None else self._judge_in_step(batch, key, attempt)
 
@@ -218,10 +210,10 @@ class Interceptor:
         version = self.state_version
         pipeline = self._run_rules(batch)
         answer = self.encode(pipeline.verdict, batch.rows)
-        if self._writer is None or version == self.state_version:
-            self._state.answers.put(batch.sender, key, answer)
+        if not self._writer.stores or version == self.state_version:
+            self._answers.put(batch.sender, key, answer)
             return answer
-        return self._save_answer(batch, key, answer, record(answer, pipeline.deferred.values()))
+        return self._answers.keep(key, answer, record(answer, pipeline.deferred.values()), sender=batch.sender)
 
     def _judge_in_step(self, batch: Batch, key: str, attempt: Attempt) -> bytes | Awaitable[bytes]:
         version = self.state_version
@@ -235,19 +227,14 @@ class Interceptor:
         if asked is not None:
             return self._in_steps.start(key, judging, self._judge_slowly(judging, asked, key))
         answer, data = self._answer_of(judging, key)
-        if self._writer is None or version == self.state_version:
-            self._state.hold(key, data)
+        if not self._writer.stores or version == self.state_version:
+            self._answers.hold({key: data})
             return answer
-        return self._save_answer(batch, key, answer, data)
+        return self._answers.keep(key, answer, data, sender=batch.sender)
 
     async def _judge_slowly(self, judging: Judging, asked: Asked, key: str) -> bytes:
         await self._in_steps.finish(judging, asked)
-        answer, data = self._answer_of(judging, key)
-        if self._writer is None:
-            self._state.hold(key, data)
-        else:
-            await self._state.keep(key, answer, data)
-        return answer
+        return await self._answers.keep(key, *self._answer_of(judging, key))
 
     def _answer_of(self, judging: Judging, key: str) -> tuple[bytes, bytes]:
         answer = self.encode(judging.pipeline.verdict, judging.batch.rows)
@@ -256,7 +243,7 @@ class Interceptor:
 
     def _attempt_begun(self, attempt: Attempt, answers: Collection[str]) -> None:
         self._in_steps.begun(attempt)
-        self._state.forget(answers)
+        self._answers.forget(answers)
 
     def _run_rules(self, batch: Batch) -> RulePipeline:
         """Apply the rules to a batch, count the verdicts, and begin the checks of slow rules."""
@@ -270,22 +257,6 @@ class Interceptor:
 
     def _traced(self, batch: Batch) -> AbstractContextManager[object]:
         return nullcontext() if self.tracer is None or batch.trace is None else self.tracer.judging(batch)
-
-    def _save_answer(self, batch: Batch, key: str, answer: bytes, data: bytes) -> Awaitable[bytes]:
-        """Return an answer once the counts that it changed are saved, and not before."""
-        saved = self._state.keep(key, answer, data)
-        task = self._saving[key] = asyncio.create_task(
-            self._saved(batch, key, answer, saved), name="ray_messaging answer"
-        )
-        return asyncio.shield(task)
-
-    async def _saved(self, batch: Batch, key: str, answer: bytes, saved: Awaitable[None]) -> bytes:
-        try:
-            await saved
-            self._state.answers.put(batch.sender, key, answer)
-        finally:
-            del self._saving[key]
-        return answer
 
     def _is_deferred(self, key: str) -> bool:
         return self._slow_rules.is_running(key)
@@ -353,7 +324,7 @@ class Interceptor:
     def kept(self) -> dict[str, int]:
         """Return the number of entries of each rule, the agents with violations, and the bytes of kept answers."""
         tables = {rule.name: len(rule.state) for rule in self.rules if rule.state is not None}
-        return tables | {VIOLATIONS: len(self.violations), ANSWERS: self._state.answers.nbytes}
+        return tables | {VIOLATIONS: len(self.violations), ANSWERS: self._answers.nbytes}
 
     def load(self, tables: Mapping[str, Mapping[bytes, bytes]], answers: Mapping[str, bytes], *, merge: bool) -> None:
         """Load the state saved by a predecessor; with `merge`, beside the state of newly given rules."""
@@ -362,8 +333,8 @@ class Interceptor:
                 table.load(tables[name], merge=merge)
         over = self._attempts.load(answers)
         self._restore_rules([name for name, table in tables.items() if table])
-        self._state.answers.load(answers, self.epoch)
-        self._state.forget(over)
+        self._answers.load(answers, self.epoch)
+        self._answers.forget(over)
         self.delegation.restart()
 
     def _restore_rules(self, names: Collection[str]) -> None:
@@ -395,7 +366,7 @@ class Interceptor:
             self._closer.begin(before)
             if also is not None:
                 await also()
-        await self._state.save()
+        await self._writer.keep({})
         await self.delegation.revoked()
         return result
 
@@ -435,28 +406,24 @@ class Interceptor:
         """Save all state, in place of the server's."""
         for table in self._tables.values():
             table.rewrite()
-        await self._state.save()
+        await self._writer.keep({})
 
     async def renew(self) -> None:
         """Save all state again, because the server has lost some that it had confirmed."""
-        if self._writer is not None:
-            await self._writer.renew()
+        await self._writer.renew()
         await self.delegation.renew()
 
     @property
     def server_behind(self) -> int:
         """Return how often the server has lost state that it had confirmed."""
-        return 0 if self._writer is None else self._writer.behind_count
+        return self._writer.behind_count
 
     def _follow_rules(self) -> None:
         """Make the saved tables those of the current rules."""
         # The state of rules that judge a whole step is kept with the steps.
         tables = {rule.name: rule.state for rule in self.rules.each if rule.state is not None}
         for name in set(self._tables) - set(tables) - {VIOLATIONS, ROUNDS, ATTEMPTS}:
-            if self._writer is None:
-                del self._tables[name]
-            else:
-                self._writer.drop(name)
+            self._writer.drop(name)
         self._counted = {VIOLATIONS: self.violations} | tables
         self._tables |= self._counted | {ROUNDS: self.rounds, ATTEMPTS: self._attempts.undo}
 
@@ -465,7 +432,7 @@ class Interceptor:
     @property
     def fenced(self) -> Fenced | None:
         """Return the error that says that a newer interceptor has taken over, if one has."""
-        return self._fenced or (None if self._writer is None else self._writer.error)
+        return self._fenced or self._writer.error
 
     def fence(self, error: Fenced) -> None:
         """Refuse all further requests with an error."""
@@ -475,7 +442,7 @@ class Interceptor:
         """Stop judging and saving; wait for running work, up to a limit."""
         await self._in_steps.close()
         await self._slow_rules.close()
-        await self._state.close()
+        await self._writer.close()
         await self.delegation.close()
 
     async def close(self) -> None:

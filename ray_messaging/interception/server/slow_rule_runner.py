@@ -11,11 +11,9 @@ import numpy as np
 
 from ray_messaging.interception.broadcasts import once_each, pair_rows
 from ray_messaging.interception.rules.rule import Rule, SlowRule, Verdict, checked
-from ray_messaging.interception.server.answers import StateSaver, record
-from ray_messaging.interception.server.rule_calls import RuleCalls
+from ray_messaging.interception.server.answers import Answers, record
 from ray_messaging.interception.server.rule_pipeline import FAILURES, Deferred, RulePipeline, failed, of_row
-from ray_messaging.interception.server.rule_set import RuleSet
-from ray_messaging.interception.server.watchdog import Watch
+from ray_messaging.interception.server.state_writer import StateWriter
 from ray_messaging.interception.verdicts import PATIENCE_S, BatchVerdict, decode_verdicts
 from ray_messaging.message import Message
 from ray_messaging.model.batch import Batch
@@ -39,22 +37,10 @@ class SlowRuleRunner:
     deferred continues from the progress that the predecessor saved.
     """
 
-    def __init__(
-        self,
-        exp_id: str,
-        rules: RuleSet,
-        interceptor: "Interceptor",
-        state: StateSaver,
-        calls: RuleCalls,
-        watch: Watch,
-        keep_s: float,
-    ) -> None:
-        self._exp_id = exp_id
-        self._rules = rules
+    def __init__(self, interceptor: "Interceptor", writer: StateWriter, answers: Answers, keep_s: float) -> None:
         self._interceptor = interceptor
-        self._state = state
-        self._calls = calls
-        self._watch = watch
+        self._writer = writer
+        self._answers = answers
         self._keep_s = keep_s
         self._known: OrderedDict[str, tuple[float, BatchVerdict]] = OrderedDict()
         self._running: dict[str, asyncio.Task[None] | None] = {}  # None: not started yet
@@ -82,7 +68,7 @@ class SlowRuleRunner:
         key = message.message_id(0)
         if self.knows(key):
             return
-        if key in self._state.unsafe or self._state.answers.knows(key):
+        if key in self._answers.unsafe or self._answers.knows(key):
             self._resume(message)
         else:
             self._defer(deferred)
@@ -128,23 +114,25 @@ class SlowRuleRunner:
     async def _judge(self, deferred: Deferred) -> BatchVerdict:
         while True:
             verdict = await self.ask(deferred.rule, deferred.message)
-            pipeline = RulePipeline(deferred.message, self._exp_id, self._watch, so_far=deferred.so_far)
+            pipeline = RulePipeline(
+                deferred.message, self._interceptor.exp_id, self._interceptor.watch, so_far=deferred.so_far
+            )
             pipeline.take(deferred.rule, {0: verdict})
             pipeline.run(deferred.then, (*deferred.passed, deferred.rule.name))
             if not pipeline.deferred:
                 return pipeline.verdict
             deferred = pipeline.deferred[0]  # the message has reached the next slow rule
             self._deferred[deferred.message.message_id(0)] = deferred
-            if self._state.changed:  # rules between the two slow ones have counted the message
+            if self._writer.changed:  # rules between the two slow ones have counted the message
                 self._save_progress(deferred)
 
     async def ask(self, rule: SlowRule, message: Batch) -> Verdict:
         """Return a rule's verdict on a message."""
 
         def judge() -> Awaitable[Verdict]:
-            return rule.judge(Message(self._exp_id, message, 0))
+            return rule.judge(Message(self._interceptor.exp_id, message, 0))
 
-        found = await self._calls.run(rule, judge, rule.time_limit_s, "verdict")
+        found = await self._interceptor.calls.run(rule, judge, rule.time_limit_s, "verdict")
         try:
             if isinstance(found, BaseException):
                 raise found
@@ -155,14 +143,14 @@ class SlowRuleRunner:
     async def _finish(self, message: Batch, verdict: BatchVerdict) -> None:
         """Count a message, and wait until its verdict is saved."""
         key = message.message_id(0)
-        unsafe = self._state.unsafe.get(key)
+        unsafe = self._answers.unsafe.get(key)
         if unsafe is None:
             self._interceptor.count(message, verdict)
-            if not self._state.behind:
+            if not self._writer.behind:
                 return
             answer = self._interceptor.encode(verdict, 1)
             unsafe = (answer, record(answer, ()))
-        await self._state.keep(key, *unsafe)
+        await self._answers.keep(key, *unsafe)
 
     def _remember(self, message: Batch, verdict: BatchVerdict) -> None:
         now = time.monotonic()
@@ -178,7 +166,7 @@ class SlowRuleRunner:
 
     def _save_progress(self, deferred: Deferred) -> None:
         answer = self._interceptor.encode(BatchVerdict(deferred={0}), 1)
-        self._state.attach({deferred.message.message_id(0): record(answer, [deferred])})
+        self._answers.attach({deferred.message.message_id(0): record(answer, [deferred])})
 
     # -- resuming what a predecessor deferred -----------------------------------------------------------------------
 
@@ -198,15 +186,15 @@ class SlowRuleRunner:
         for row, key in enumerate(map(batch.message_id, range(len(batch)))):
             if self.knows(key):
                 continue
-            unsafe = self._state.unsafe.get(key)
+            unsafe = self._answers.unsafe.get(key)
             if unsafe is not None:  # it was counted, and could not be saved
                 self._start(_one(batch, row), decode_verdicts(unsafe[0]).batch_verdict(1))
                 continue
-            judged = self._state.answers.verdict_on(key)
+            judged = self._answers.verdict_on(key)
             if judged is not None:
                 self._remember(_one(batch, row), judged)
                 continue
-            progress = self._state.answers.progress(batch, row)
+            progress = self._answers.progress(batch, row)
             rows, so_far = groups.setdefault(() if progress is None else progress.passed, ([], BatchVerdict()))
             if progress is not None:
                 so_far.add(progress.so_far.moved([len(rows)]))
@@ -219,15 +207,15 @@ class SlowRuleRunner:
         version = self._interceptor.state_version
         lines = {row: line for row, (_, line) in so_far.rewritten.items()}
         batch = batch.with_payloads(lines) if lines else batch
-        pipeline = RulePipeline(batch, self._exp_id, self._watch, so_far=so_far)
-        pipeline.run([rule for rule in self._rules.each if rule.name not in passed], passed)
+        pipeline = RulePipeline(batch, self._interceptor.exp_id, self._interceptor.watch, so_far=so_far)
+        pipeline.run([rule for rule in self._interceptor.rules.each if rule.name not in passed], passed)
         deferred = [*pipeline.deferred.values()]
         settled = [
             (_one(batch, row), of_row(pipeline.verdict, row))
             for row in range(len(batch))
             if row not in pipeline.deferred
         ]
-        if self._state.writer is not None and version != self._interceptor.state_version:
+        if self._writer.stores and version != self._interceptor.state_version:
             self._attach(deferred, settled)
         for each in deferred:
             self._defer(each)
@@ -239,8 +227,8 @@ class SlowRuleRunner:
         for message, verdict in settled:
             self._interceptor.count(message, verdict)
             key, answer = message.message_id(0), self._interceptor.encode(verdict, 1)
-            self._state.unsafe[key] = (answer, record(answer, ()))
-            self._state.attach({key: self._state.unsafe[key][1]})
+            self._answers.unsafe[key] = (answer, record(answer, ()))
+            self._answers.attach({key: self._answers.unsafe[key][1]})
         for each in deferred:
             self._save_progress(each)
 
@@ -322,7 +310,7 @@ class SlowRuleRunner:
         for _, free in self._removals:
             free.set()
         self._removals.clear()
-        await self._calls.close(_GRACE_S)
+        await self._interceptor.calls.close(_GRACE_S)
 
 
 def _one(batch: Batch, row: int) -> Batch:

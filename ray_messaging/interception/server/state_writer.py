@@ -44,9 +44,12 @@ class StateStore(Protocol):
 
 
 class StateWriter:
-    """One write after another; changes that arrive during a write go into the next one."""
+    """One write after another; changes that arrive during a write go into the next one.
 
-    def __init__(self, store: StateStore, tables: dict[str, Table[Any]], epoch: int) -> None:
+    Without a store nothing is written, and all is as if it were.
+    """
+
+    def __init__(self, store: StateStore | None, tables: dict[str, Table[Any]], epoch: int) -> None:
         self.epoch = epoch
         self.error: Fenced | None = None
         self.all_answers: Callable[[], Mapping[str, bytes]] = dict[str, bytes]
@@ -62,9 +65,17 @@ class StateWriter:
         self._task: asyncio.Task[None] | None = None
         self._closed = False
 
+    @property
+    def stores(self) -> bool:
+        """Return whether there is a store."""
+        return self._store is not None
+
     def keep(self, answers: Mapping[str, bytes]) -> "asyncio.Future[None]":
         """Write answers with the current content of the tables; done once both are on the server."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self._store is None:
+            done.set_result(None)
+            return done
         if self._closed:
             done.set_exception(_closed())
             return done
@@ -76,16 +87,19 @@ class StateWriter:
 
     def attach(self, answers: Mapping[str, bytes]) -> None:
         """Add answers to the next write of the tables: neither reaches the server without the other."""
-        self._answers.update(answers)
+        if self._store is not None:
+            self._answers.update(answers)
 
     def drop(self, table: str) -> None:
         """Delete a table with the next write."""
         self._tables.pop(table, None)
-        self._dropped.add(table)
+        if self._store is not None:
+            self._dropped.add(table)
 
     def forget(self, answers: Sequence[str]) -> None:
         """Delete answers with the next write."""
-        self._forget += answers
+        if self._store is not None:
+            self._forget += answers
 
     @property
     def behind(self) -> bool:
@@ -95,7 +109,7 @@ class StateWriter:
     @property
     def changed(self) -> bool:
         """Return whether the tables hold changes that no write includes yet."""
-        return any(table.changed for table in self._tables.values())
+        return self._store is not None and any(table.changed for table in self._tables.values())
 
     def renew(self) -> "asyncio.Future[None]":
         """Write all state again, because the server has lost some; done once it is on the server."""
@@ -170,6 +184,7 @@ class StateWriter:
 
     async def _write(self) -> None:
         """Write, and retry for as long as the server is away: the tables cannot go back to their earlier state."""
+        assert self._store is not None
         while True:
             try:
                 await self._store.save(self.epoch, self._writing)
