@@ -129,17 +129,6 @@ class Folder:
         found = (self._read(info, any_schema=any_schema) for info in self._listed())
         return sorted(found, key=lambda segment: segment.number)
 
-    def open(self, segment: Segment, path: str | None = None) -> pq.ParquetFile:
-        """Open a file of a segment, that with the cursors unless another is named; the caller closes it.
-
-        Raises: LogError.
-        """
-        path = path or segment.path
-        try:
-            return pq.ParquetFile(path, filesystem=self.filesystem, page_checksum_verification=True)
-        except (OSError, pa.ArrowInvalid) as error:
-            raise self.damaged(path, error) from error
-
     def write(self, number: int, tables: pa.Table | Sequence[pa.Table], meta: dict[str, Any]) -> Segment:
         """Write a segment durably, or replace the one of that number completely. Raises OSError."""
         return self.publish(self.stage(number, tables, meta))

@@ -11,7 +11,7 @@
 import platform
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -247,39 +247,32 @@ def claim(folder: "Folder", writer: str, experiment: str) -> None:
 
     Another experiment's folder is refused: its run may have written no file yet.
     """
-
-    def claimed(account: Account) -> Account:
-        if account.experiment not in {"", experiment}:
-            raise LogError(
-                f"the event log's folder {folder.where} is that of experiment {account.experiment!r}, and this is "
-                f"{experiment!r}: pass a log_dir of its own, or remove that folder",
-                path=folder.where,
-            )
-        return msgspec.structs.replace(account, writer=writer, experiment=experiment)
-
-    _change(folder, claimed)
+    account = read_account(folder)
+    if account.experiment not in {"", experiment}:
+        raise LogError(
+            f"the event log's folder {folder.where} is that of experiment {account.experiment!r}, and this is "
+            f"{experiment!r}: pass a log_dir of its own, or remove that folder",
+            path=folder.where,
+        )
+    _change(folder, account, writer=writer, experiment=experiment)
 
 
 def note_missing(folder: "Folder", writer: str, text: str) -> None:
     """Note missing rows, once, under the lock, unless another writer owns the folder. Raises OSError."""
-
-    def noted(account: Account) -> Account:
-        known = text in account.missing or not account.belongs_to(writer)
-        return account if known else msgspec.structs.replace(account, missing=(*account.missing, text))
-
-    _change(folder, noted)
+    account = read_account(folder)
+    if text not in account.missing and account.belongs_to(writer):
+        _change(folder, account, missing=(*account.missing, text))
 
 
 def forget_missing(folder: "Folder") -> None:
     """Remove the notes on missing rows, under the lock, when the segments are removed. Raises OSError."""
-    _change(folder, lambda account: msgspec.structs.replace(account, missing=()))
+    _change(folder, read_account(folder), missing=())
 
 
-def _change(folder: "Folder", change: Callable[[Account], Account]) -> None:
-    before = read_account(folder)
-    after = change(before)
-    if after != before:
-        folder.write_small(ACCOUNT, msgspec.json.encode(after))
+def _change(folder: "Folder", account: Account, **values: Any) -> None:  # noqa: ANN401 - of the account's fields
+    changed = msgspec.structs.replace(account, **values)
+    if changed != account:
+        folder.write_small(ACCOUNT, msgspec.json.encode(changed))
 
 
 class _Stored(msgspec.Struct, array_like=True, frozen=True):

@@ -3,6 +3,7 @@
 from datetime import UTC, datetime
 
 import numpy as np
+import pyarrow.parquet as pq
 
 from ray_messaging.addressing.directory import Record
 from ray_messaging.config import MessagingConfig
@@ -155,13 +156,17 @@ class Society:
         assert [*map(int, reply.fates)] == [0], reply
 
 
+def read_segment(segment, *columns):
+    """Return the rows of a segment's file, as any program reads them."""
+    return pq.ParquetFile(segment.path, page_checksum_verification=True).read(columns or None)
+
+
 def logged(where):
     """Return the message ids of all segments in a folder, in order."""
     folder = Folder(where)
     ids = []
     for segment in folder.segments():
-        with folder.open(segment) as file:
-            table = file.read()
+        table = read_segment(segment)
         if table.num_rows > segment.rows:  # a file that grows by age was replaced between the look and the reading
             return logged(where)
         assert (segment.first_row, segment.rows) == (len(ids), table.num_rows)
@@ -174,8 +179,7 @@ def seen(writer):
     segments, tables, first_row = writer.snapshot()
     ids = []
     for segment in segments:
-        with writer.folder.open(segment) as file:
-            ids += file.read(columns=["message_id"])["message_id"].to_pylist()
+        ids += read_segment(segment)["message_id"].to_pylist()
     assert len(ids) == first_row
     for table in tables:
         ids += table["message_id"].to_pylist()

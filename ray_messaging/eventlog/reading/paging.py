@@ -1,7 +1,7 @@
 """Query results page by page, so that memory holds one page of the log: the tail of new rows, and export to a file."""
 
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields as dataclass_fields
 from itertools import chain
 from pathlib import Path
@@ -27,6 +27,8 @@ from ray_messaging.eventlog.schema import with_pandas_types
 _TAIL_PAGE = 4096  # rows per query
 PAGE = 65_536
 OnProgress = Callable[[int], None]
+WritePage = Callable[[pa.Table], None]
+WriterOf = Callable[[IO[bytes], pa.Schema], AbstractContextManager[WritePage]]
 _encode = msgspec.json.Encoder().encode
 
 
@@ -89,16 +91,6 @@ class Tail(Iterator[LogRow]):
             self._source.wait(self.position, min(left, LOG_NEWS_TIMEOUT_S))
 
 
-class Writer(Protocol):
-    """Writer of pages of one schema."""
-
-    def write_table(self, table: pa.Table) -> None:
-        """Write one page."""
-
-    def close(self) -> None:
-        """Finish the file."""
-
-
 def export(source: Source, path: str | Path, on_progress: OnProgress | None, fields: dict[str, Any]) -> int:
     """Write the matching rows to .parquet, .csv or .jsonl; return their number. Raises: InvalidQuery, LogError.
 
@@ -138,7 +130,7 @@ def _check_place(path: Path) -> None:
 def _write(
     source: Source,
     path: Path,
-    writer_of: "Callable[[IO[bytes], pa.Schema], Writer]",
+    writer_of: WriterOf,
     on_progress: OnProgress | None,
     fields: dict[str, Any],
 ) -> int:
@@ -146,14 +138,14 @@ def _write(
     with path.open("wb") as file:
         of_log = {name: value for name, value in fields.items() if name != "expand"}
         as_text = source.ask("has_names", expand=fields.get("expand", False), **of_log)
-        text = writer_of is _JsonLines
+        text = writer_of is _json_lines_writer
         typed = pa.schema([]) if text else source.ask("typed", **of_log)
         found = pages(source, fields | {"as_text": as_text, "text": text})
         paged = (page if text else with_columns(page, typed) for page in found)
         first = next(paged)
-        with closing(writer_of(file, first.schema)) as writer:
+        with writer_of(file, first.schema) as write_page:
             for page in chain([first], paged):
-                writer.write_table(page)
+                write_page(page)
                 rows += len(page)
                 if on_progress is not None:
                     on_progress(rows)
@@ -199,28 +191,25 @@ def json_line(found: Any) -> bytes:  # noqa: ANN401 - JSON's types, or a LogRow
     return _encode(found)
 
 
-class _JsonLines:
-    def __init__(self, file: IO[bytes], _schema: pa.Schema) -> None:
-        self._file = file
-
-    def write_table(self, table: pa.Table) -> None:
-        self._file.writelines(line + b"\n" for line in json_lines(table))
-
-    def close(self) -> None:
-        self._file.flush()
+# -- writers: each gives a function that writes a page ----------------------------------------------------------------
 
 
-class _Csv:
-    """CSV writer: labels joined by `;`, times as ISO text, UTC, vectors as text."""
+@contextmanager
+def _json_lines_writer(file: IO[bytes], _schema: pa.Schema) -> Iterator[WritePage]:
+    yield lambda page: file.writelines(line + b"\n" for line in json_lines(page))
 
-    def __init__(self, file: IO[bytes], schema: pa.Schema) -> None:
-        self._writer = pacsv.CSVWriter(file, _flat(schema.empty_table()).schema)
 
-    def write_table(self, table: pa.Table) -> None:
-        self._writer.write_table(_flat(table))
+@contextmanager
+def _csv_writer(file: IO[bytes], schema: pa.Schema) -> Iterator[WritePage]:
+    """Write labels joined by `;`, times as ISO text, UTC, vectors as text."""
+    with pacsv.CSVWriter(file, _flat(schema.empty_table()).schema) as writer:
+        yield lambda page: writer.write_table(_flat(page))
 
-    def close(self) -> None:
-        self._writer.close()
+
+@contextmanager
+def _parquet_writer(file: IO[bytes], schema: pa.Schema) -> Iterator[WritePage]:
+    with pq.ParquetWriter(file, with_pandas_types(schema), compression="zstd") as writer:
+        yield writer.write_table
 
 
 def _flat(table: pa.Table) -> pa.Table:
@@ -230,8 +219,4 @@ def _flat(table: pa.Table) -> pa.Table:
     return with_texts(table, vectors)
 
 
-_WRITERS: dict[str, Callable[[IO[bytes], pa.Schema], Writer]] = {
-    ".parquet": lambda file, schema: pq.ParquetWriter(file, with_pandas_types(schema), compression="zstd"),
-    ".csv": _Csv,
-    ".jsonl": _JsonLines,
-}
+_WRITERS: dict[str, WriterOf] = {".parquet": _parquet_writer, ".csv": _csv_writer, ".jsonl": _json_lines_writer}

@@ -28,8 +28,7 @@ def numbered_texts(head: str, numbers: NDArray[np.int64], tail: str = "") -> pa.
         return pc.binary_join_element_wise(head, pc.cast(pa.array(numbers), pa.string()), tail, "")
     widths = range(len(str(low)), len(str(high)) + 1)
     if len(widths) == 1:
-        compose = _ascending if _are_ascending(numbers) else _of_width
-        return compose(widths[0], first, numbers, last)
+        return _of_width(widths[0], first, numbers, last)
     width_of = np.full(len(numbers), widths[0], np.uint8)
     for width in widths[:-1]:
         width_of += numbers >= 10**width
@@ -47,7 +46,8 @@ def _of_width(width: int, head: bytes, numbers: NDArray[np.int64], tail: bytes) 
     data, ends = pa.allocate_buffer(rows * line), pa.allocate_buffer((rows + 1) * 4)
     np.ndarray((rows,), f"V{line}", data)[:] = np.void(head + bytes(width) + tail)
     at = len(head) + width
-    for digits in _groups(width):
+    while at > len(head):
+        digits = min(_DIGITS, at - len(head))
         higher = numbers // 10**digits
         texts = _digits(digits)
         at -= digits
@@ -55,48 +55,6 @@ def _of_width(width: int, head: bytes, numbers: NDArray[np.int64], tail: bytes) 
         numbers = higher
     np.multiply(places(rows + 1), line, out=np.ndarray((rows + 1,), np.int32, ends))
     return pa.StringArray.from_buffers(rows, ends, data)
-
-
-def _are_ascending(numbers: NDArray[np.int64]) -> bool:
-    """Tell whether each number is the one before plus 1."""
-    return int(numbers[-1] - numbers[0]) == len(numbers) - 1 and bool((numbers[1:] > numbers[:-1]).all())
-
-
-def _ascending(width: int, head: bytes, numbers: NDArray[np.int64], tail: bytes) -> pa.StringArray:
-    """Return the texts of numbers that follow each other and have so many digits: of the last ones all are known."""
-    rows, line = len(numbers), len(head) + width + len(tail)
-    data, ends = pa.allocate_buffer(rows * line), pa.allocate_buffer((rows + 1) * 4)
-    known = min(_DIGITS, width)
-    whole = _lines(head, width, tail)
-    texts = np.ndarray((rows, line), np.uint8, data)
-    at, number = 0, int(numbers[0])
-    while at < rows:
-        higher, lower = divmod(number, 10**known)
-        some = texts[at : at + 10**known - lower]
-        some[:] = whole[lower : lower + len(some)]
-        if width > known:
-            some[:, len(head) : len(head) + width - known] = np.frombuffer(b"%d" % higher, np.uint8)
-        at += len(some)
-        number += len(some)
-    np.multiply(places(rows + 1), line, out=np.ndarray((rows + 1,), np.int32, ends))
-    return pa.StringArray.from_buffers(rows, ends, data)
-
-
-# In bulk, the messages of a few senders come in turn.
-@lru_cache(maxsize=8)
-def _lines(head: bytes, width: int, tail: bytes) -> NDArray[np.uint8]:
-    """Return the texts of numbers of so many digits, of which only the last ones, all that there are, are written."""
-    known = min(_DIGITS, width)
-    texts = np.zeros((10**known, len(head) + width + len(tail)), np.uint8)
-    texts[:] = np.frombuffer(head + bytes(width) + tail, np.uint8)
-    at = len(head) + width - known
-    texts[:, at : at + known] = _digits(known).view(np.uint8).reshape(-1, known)
-    return texts
-
-
-def _groups(width: int) -> Sequence[int]:
-    """Return how many digits to write at a time, from the last one on."""
-    return [*[_DIGITS] * (width // _DIGITS), *([width % _DIGITS] if width % _DIGITS else [])]
 
 
 @cache

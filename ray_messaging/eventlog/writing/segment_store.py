@@ -147,7 +147,11 @@ class SegmentStore:
     def _publish(self, staged: Staged) -> Segment:
         self._crash("locked")
         if not read_account(self._folder).belongs_to(self._writer):
-            raise taken_over(self._exp_id, self._folder, staged.segment)
+            raise LogError(
+                f"{staged.segment.rows:,} rows that the event log of {self._exp_id} had read are in no file: another "
+                f"run of this experiment, a newer one, writes {self._folder.where}. End this one",
+                path=self._folder.where,
+            )
         return self._folder.publish(staged)
 
     def _stage(self, sealed: Sealed) -> Staged:
@@ -277,15 +281,6 @@ def died_before_loss(exp_id: str, folder: Folder, segments: Sequence[Segment]) -
         "experiment down; start it again by on_existing='resume' to go on in this folder, or in a new one",
         path=folder.where,
         lost=True,
-    )
-
-
-def taken_over(exp_id: str, folder: Folder, segment: Segment) -> LogError:
-    """Build the error for a writer after another one took its folder over."""
-    return LogError(
-        f"{segment.rows:,} rows that the event log of {exp_id} had read are in no file: another run of this "
-        f"experiment, a newer one, writes {folder.where}. End this one",
-        path=folder.where,
     )
 
 

@@ -234,14 +234,13 @@ class LogWriter:
             streams_changed |= chunk.streams_changed
             self._add(chunk)
             if self._full:
-                await self._rotate()
+                await self._save(closed=True)
         if streams_changed:
             await self._reader.retry(self._segments.check_owner)
             if not self._segments.lost:  # else they belong to a newer run
                 self._streams.update(*await self._reader.list_streams())
         if self._open.age() >= self._segment_age_s and not self._busy and not self._rotating.locked():
-            sealed = self._open.seal(self._streams)
-            self._write_task = self._spawn(partial(self._store, sealed, closed=False), "file")
+            self._begin_file(closed=False)
 
     def _patience(self) -> float:
         if not self._open.waiting:
@@ -281,9 +280,9 @@ class LogWriter:
             await self._segments.note_missing(found.missing)
         assert self._feed is not None
         if self._full:
-            await self._rotate()
+            await self._save(closed=True)
         elif self._feed.boxes.behind(found.position):  # else the steps would wait for a file
-            await (self._save() if self._open.rows < _SAVED_ROWS else self._rotate())
+            await self._save(closed=self._open.rows >= _SAVED_ROWS)
 
     # -- writing ----------------------------------------------------------------------------------------------------
 
@@ -296,26 +295,20 @@ class LogWriter:
         segment = self._open
         return segment.rows >= self._segment_rows or segment.nbytes >= self._segment_bytes or segment.scattered
 
-    async def _rotate(self) -> None:
-        """Start writing the open segment, and open the next one."""
+    async def _save(self, *, closed: bool) -> None:
+        """Start writing the open segment once no file is being written; if `closed`, open the next one."""
         async with self._rotating:
-            await self._free_to_write()
-            self._write_task = self._spawn(partial(self._store, self._next(), closed=True), "file")
+            if self._busy:
+                self._blocked = True
+                if self._segments.trouble is not None:
+                    self._fail_waiters()
+                await self._written()
+                self._blocked = False
+            self._begin_file(closed=closed)
 
-    async def _save(self) -> None:
-        """Start writing the open segment as it is now."""
-        async with self._rotating:
-            await self._free_to_write()
-            sealed = self._open.seal(self._streams)
-            self._write_task = self._spawn(partial(self._store, sealed, closed=False), "file")
-
-    async def _free_to_write(self) -> None:
-        if self._busy:
-            self._blocked = True
-            if self._segments.trouble is not None:
-                self._fail_waiters()
-            await self._written()
-            self._blocked = False
+    def _begin_file(self, *, closed: bool) -> None:
+        sealed = self._next() if closed else self._open.seal(self._streams)
+        self._write_task = self._spawn(partial(self._store, sealed, closed=closed), "file")
 
     def _fail_waiters(self) -> None:
         if self._blocked:

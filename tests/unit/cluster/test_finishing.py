@@ -95,7 +95,7 @@ async def test_a_log_with_some_of_its_rows_says_so_everywhere(killed, server, lo
     await host.start()
     assert await host.ask("end", {}) == ROWS - 1
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(host._writer._save())
+        tasks.create_task(host._writer._save(closed=False))
     await host._writer._written()
     await die(host)
     server.stop()

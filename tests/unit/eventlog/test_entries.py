@@ -10,6 +10,7 @@ from support.log_writing import batch_of, expected, note_of, rows_of
 
 from ray_messaging.errors import FrameError
 from ray_messaging.eventlog.schema import SCHEMA
+from ray_messaging.eventlog.writing.addresses import numbered_texts
 from ray_messaging.eventlog.writing.columns import record_batch
 from ray_messaging.eventlog.writing.entries import Taken, decode_entry, payload_bytes, pieces
 from ray_messaging.model.batch import Batch
@@ -154,6 +155,19 @@ def test_ids_of_many_messages_are_those_of_their_receipts(first, numbers):
     other = batch_of(200, first=10**6, sender="sénder")
     items = [item_of(one), item_of(other, "m:2"), item_of(batch_of(3, first=10**6), "m:2")]
     assert rows_of(*items) == [row for item in items for row in expected(item)]
+
+
+@given(
+    st.lists(st.integers(0, 10**18), min_size=0, max_size=40),
+    st.integers(1, 8),
+    st.sampled_from(["", "exps:town:agents:", "Köln-1-"]),
+    st.sampled_from(["", ":agent-chat", ":räte"]),
+)
+def test_texts_composed_of_digits_are_those_of_formatting(numbers, times, head, tail):
+    numbers = numbers * times  # few of them take another way than many
+    found = numbered_texts(head, np.array(numbers, np.int64), tail)
+    found.validate(full=True)
+    assert found.to_pylist() == [f"{head}{number}{tail}" for number in numbers]
 
 
 @pytest.mark.parametrize("low", [-(2**63), -150, 0, 2**63 - 300])

@@ -15,7 +15,7 @@ import pyarrow.dataset as ds
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
-from support.log_writing import batch_of
+from support.log_writing import batch_of, read_segment
 
 from ray_messaging.errors import LogError
 from ray_messaging.eventlog.event_log import EventLog
@@ -63,8 +63,7 @@ def test_segments_are_listed_by_number_as_they_were_written(folder):
 
 def test_a_segment_reads_back_as_it_was_written(folder):
     table = table_of(5, step=3, extension=Extension(attempt=1, deliver=4))
-    with folder.open(folder.write(1, table, meta())) as file:
-        found = file.read()
+    found = read_segment(folder.write(1, table, meta()))
     absent = {*OPTIONAL} - {"step_read"}
     written = [(field.name, field.type) for field in [*SCHEMA, POSITION] if field.name not in absent]
     assert [(field.name, field.type) for field in found.schema] == written
@@ -85,8 +84,8 @@ def test_columns_of_which_every_row_differs_are_written_too(folder):
             for _ in range(2)
         ]
     )
-    with folder.open(folder.write(1, table, meta())) as file:
-        assert file.read(["entry", "message_id"]).to_pylist() == table.select(["entry", "message_id"]).to_pylist()
+    found = read_segment(folder.write(1, table, meta()), "entry", "message_id")
+    assert found.to_pylist() == table.select(["entry", "message_id"]).to_pylist()
 
 
 def test_any_reader_of_parquet_reads_segments_in_which_a_column_has_nulls_and_others_in_which_it_has_none(folder):
@@ -113,7 +112,7 @@ def test_begun_entries_and_times_are_kept(folder):
 
 def test_writing_a_number_again_replaces_it_whole(folder):
     folder.write(1, table_of(2), meta())
-    with folder.open(folder.segments()[0]) as reader:
+    with pq.ParquetFile(folder.segments()[0].path) as reader:
         folder.write(1, table_of(5), meta())
         assert reader.read().num_rows == 2, "who has the file open still reads the one it opened"
     assert [segment.rows for segment in folder.segments()] == [5]
@@ -173,8 +172,7 @@ def test_a_file_system_that_is_not_local_does_without_renaming():
     assert folder.segments() == written
     with folder.lock() as mine:
         assert mine
-    with folder.open(written[1]) as file:
-        assert file.read().num_rows == 2
+    assert pq.read_table(written[1].path, filesystem=folder.filesystem).num_rows == 2
     folder.erase()
     assert folder.segments() == []
 
@@ -273,12 +271,11 @@ def test_a_damaged_page_is_not_read_as_rows(folder):
     segment = folder.write(1, table_of(2), meta())
     path = Path(segment.path)
     data = bytearray(path.read_bytes())
-    with folder.open(segment) as file:
-        column = file.metadata.row_group(0).column(file.schema_arrow.get_field_index("to_id"))
-        data[column.data_page_offset + column.total_compressed_size - 1] ^= 1
+    column = pq.read_metadata(path).row_group(0).column(pq.read_schema(path).get_field_index("to_id"))
+    data[column.data_page_offset + column.total_compressed_size - 1] ^= 1
     path.write_bytes(data)
-    with folder.open(segment) as file, pytest.raises(OSError, match="CRC"):
-        file.read(["to_id"])
+    with pytest.raises(LogError, match=r"damaged .*CRC"):
+        EventLog.open(folder.where).query()
 
 
 def test_a_segment_that_is_another_s_is_named(folder, tmp_path):
@@ -304,10 +301,3 @@ def test_a_full_disk_does_not_change_existing_files(folder, tmp_path):
     assert names(folder) == ["events-00000001.parquet"]
     assert [segment.rows for segment in folder.segments()] == [2]
     assert folder.write(1, table_of(5), meta()).rows == 5
-
-
-def test_a_segment_that_vanished_is_named_when_opened(folder, tmp_path):
-    segment = folder.write(1, table_of(1), meta())
-    Path(segment.path).unlink()
-    with pytest.raises(LogError, match=r"events-00000001.parquet"):
-        folder.open(segment)

@@ -250,7 +250,7 @@ def test_a_conversation_is_told_by_time(tmp_path):
         ({"until": float("nan")}, "no time that the log could hold"),
         ({"until": [1]}, "is no time"),
         ({"contains": ""}, "must be a text that is not empty"),
-        ({"contains": "\ud800"}, "is no Unicode text"),
+        ({"contains": "\ud800"}, "is not valid Unicode text"),
         ({"limit": -1}, "must be 0 or more"),
         ({"limit": 2.5}, "must be an int"),
         ({"after": -2}, "must be -1 or more"),
