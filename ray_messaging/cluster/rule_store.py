@@ -10,7 +10,7 @@ import logging
 import secrets
 from collections import OrderedDict
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import ray
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_list, _internal_kv_put
@@ -24,10 +24,7 @@ from ray_messaging.interception.rules import Rule
 from ray_messaging.interception.server.interceptor import ATTEMPTS, ROUNDS, VIOLATIONS
 from ray_messaging.interception.server.state_writer import ServerBehindError, StateChanges
 from ray_messaging.interception.verdicts import INTERCEPTOR
-from ray_messaging.transports.experiment_store import Fields, RuleState, StateWrite
-
-if TYPE_CHECKING:
-    from ray_messaging.transports.experiment_store import RedisExperimentStore
+from ray_messaging.transports.experiment_store import Fields, RedisExperimentStore, RuleState, StateWrite
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +41,7 @@ class _Known(NamedTuple):
 class RuleStore:
     """Durable store of the rules of one run of an experiment, and of their state."""
 
-    def __init__(self, server: "RedisExperimentStore", exp_id: str, run: str) -> None:
+    def __init__(self, server: RedisExperimentStore, exp_id: str, run: str) -> None:
         self.calls: OrderedDict[str, Any] = OrderedDict()  # name of a call -> result of its change
         self.scheduled: list[ScheduledChange] = []
         self.changes: list[RuleChange] = []  # of this run, for people

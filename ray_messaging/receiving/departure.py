@@ -24,12 +24,11 @@ from ray_messaging.receiving.persist import persist
 from ray_messaging.receiving.rehosting import MovedRecords, moved_records
 from ray_messaging.receiving.unfolder import Unfolder
 from ray_messaging.transports.cursors import following, order
-from ray_messaging.transports.departures import ARRIVAL, Parcel, Release, Released
+from ray_messaging.transports.departures import ARRIVAL, Parcel, RedisDepartures, Release, Released
 from ray_messaging.transports.requeueing import frames_of
 from ray_messaging.wire.frames import decode, encode
 
 if TYPE_CHECKING:
-    from ray_messaging.transports.departures import RedisDepartures
     from ray_messaging.transports.transport import RedisTransport
 
 logger = logging.getLogger(__name__)
@@ -48,7 +47,7 @@ class Departure:
     def __init__(
         self,
         transport: "RedisTransport",
-        departures: "RedisDepartures",
+        departures: RedisDepartures,
         directory: Directory,
         fetcher: Fetcher,
         unfolder: Unfolder,

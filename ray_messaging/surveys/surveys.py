@@ -5,7 +5,6 @@ import logging
 import secrets
 import time
 from collections.abc import Collection
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,11 +22,9 @@ from ray_messaging.surveys.answer_model import AnswerModel
 from ray_messaging.surveys.record import END, Asking, SurveyRecord, decode_asking, decode_record, encode
 from ray_messaging.surveys.tally import Rows, Tally
 from ray_messaging.transports.cursors import START, Cursor, order
+from ray_messaging.transports.experiment_store import RedisSurveys
 from ray_messaging.transports.values import Limits, Listening
 from ray_messaging.wire.frames import decode
-
-if TYPE_CHECKING:
-    from ray_messaging.transports.experiment_store import RedisSurveys
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +60,7 @@ class AsyncSurvey:
         self._frame_bytes = 1
 
     @property
-    def _store(self) -> "RedisSurveys":
+    def _store(self) -> RedisSurveys:
         return self._engine.transport.surveys
 
     # -- reading --------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -18,9 +18,7 @@ from ray_messaging.messager import Messager
 from ray_messaging.model.exact import encode_exactly
 from ray_messaging.steps.call_memory import CallMemory
 from ray_messaging.steps.step import Step
-
-if TYPE_CHECKING:
-    from ray_messaging.transports.steps import RedisSteps
+from ray_messaging.transports.steps import RedisSteps
 
 
 class Sent(NamedTuple):
@@ -74,7 +72,7 @@ class Answers:
     def of(self, plan: GroupPlan, step: int) -> CallMemory:
         """Return the memory of one group in one step."""
         limit = MessagingConfig().payload_bytes
-        return CallMemory(cast("RedisSteps", self), plan.name, 0, step, limit=limit, again=True)
+        return CallMemory(cast(RedisSteps, self), plan.name, 0, step, limit=limit, again=True)
 
 
 async def run_trial(

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,11 +11,15 @@ from numpy.typing import NDArray
 from ray_messaging.addressing.directory import Directory, Record
 from ray_messaging.errors import FrameError
 from ray_messaging.model.batch import Batch
-from ray_messaging.transports.dead_letter_store import DeadFrame, Listeners, Requeued, Returned, unhandled
+from ray_messaging.transports.dead_letter_store import (
+    DeadFrame,
+    Listeners,
+    RedisDeadLetters,
+    Requeued,
+    Returned,
+    unhandled,
+)
 from ray_messaging.wire.frames import decode, encode
-
-if TYPE_CHECKING:
-    from ray_messaging.transports.dead_letter_store import RedisDeadLetters
 
 _DIGITS = 20  # of an entry's id, which is of 64 bits
 _ATTEMPTS = 8  # while the directory changes under our hands
@@ -63,7 +67,7 @@ class Requeueing:
     Rules are not asked again. The event log, which has these messages from their first mailbox, takes none of them.
     """
 
-    def __init__(self, store: "RedisDeadLetters", exp_id: str) -> None:
+    def __init__(self, store: RedisDeadLetters, exp_id: str) -> None:
         self._store = store
         self._exp_id = exp_id
         self._listeners: Listeners | None = None  # until the server says that they have changed

@@ -4,16 +4,12 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from ray_messaging.cluster.rule_store import RuleStore
 from ray_messaging.cluster.spec import InterceptorSpec
 from ray_messaging.errors import AlreadyExists, Fenced, MessagingError
 from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.transports.experiment_store import Claim, other_run
-
-if TYPE_CHECKING:
-    from ray_messaging.transports.experiment_store import RedisExperimentStore
+from ray_messaging.transports.experiment_store import Claim, RedisExperimentStore, other_run
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +24,7 @@ _END_TIMEOUT_S = 1.0
 class Ownership:
     """Claim of an experiment by one start of it (`spec.run`)."""
 
-    def __init__(self, server: "RedisExperimentStore", store: RuleStore, spec: InterceptorSpec) -> None:
+    def __init__(self, server: RedisExperimentStore, store: RuleStore, spec: InterceptorSpec) -> None:
         self._server = server
         self._store = store
         self._spec = spec

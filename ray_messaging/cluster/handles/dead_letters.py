@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -19,11 +19,8 @@ from ray_messaging.errors import ConfigError, FrameError, UnknownName
 from ray_messaging.messages import Messages, Slice
 from ray_messaging.model.batch import Batch
 from ray_messaging.transports.backend import backend_of
-from ray_messaging.transports.dead_letter_store import PAGE, DeadFrame, order_of, unhandled
+from ray_messaging.transports.dead_letter_store import PAGE, DeadFrame, RedisDeadLetters, order_of, unhandled
 from ray_messaging.transports.requeueing import Requeueing, readable
-
-if TYPE_CHECKING:
-    from ray_messaging.transports.dead_letter_store import RedisDeadLetters
 
 T = TypeVar("T")
 
@@ -189,7 +186,7 @@ class DeadLetters:
         """
         chosen = _Chosen.of(ids, mailbox, everything=everything)
 
-        async def run(store: "RedisDeadLetters") -> Requeues:
+        async def run(store: RedisDeadLetters) -> Requeues:
             requeueing = Requeueing(store, self.exp_id)
             letters = messages = 0
             left: dict[str, str] = {}
@@ -221,7 +218,7 @@ class DeadLetters:
         """Delete letters and return their number; `everything` also resets the dropped counts. Raises ConfigError."""
         chosen = _Chosen.of(ids, mailbox, everything=everything)
 
-        async def run(store: "RedisDeadLetters") -> int:
+        async def run(store: RedisDeadLetters) -> int:
             if chosen.ids is not None:
                 return await store.drop(chosen.ids)
             dropped, gathered = 0, list[str]()
@@ -282,7 +279,7 @@ class _Chosen(NamedTuple):
             return cls(None, mailbox)
         return cls([_checked(one) for one in dict.fromkeys([ids] if isinstance(ids, str) else ids)], None)
 
-    async def letters(self, store: "RedisDeadLetters") -> AsyncIterator[tuple[str, DeadFrame | None]]:
+    async def letters(self, store: RedisDeadLetters) -> AsyncIterator[tuple[str, DeadFrame | None]]:
         """Yield id and letter of the selected ones; None for an id that does not exist."""
         if self.ids is not None:
             for name in self.ids:

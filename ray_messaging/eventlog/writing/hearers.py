@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -24,11 +24,9 @@ from ray_messaging.eventlog.writing.repeated_columns import nulls, repeated
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.extension import Audience
+from ray_messaging.transports.transport import RedisTransport
 from ray_messaging.transports.values import DirectoryDelta
 from ray_messaging.wire.frames import decode, is_folded
-
-if TYPE_CHECKING:
-    from ray_messaging.transports.transport import RedisTransport
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +99,7 @@ class BroadcastHearers:
 
     def __init__(
         self,
-        transport: "RedisTransport",
+        transport: RedisTransport,
         folder: Folder,
         retry: Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]],
     ) -> None:

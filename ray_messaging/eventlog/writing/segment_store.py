@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,10 +18,7 @@ from ray_messaging.errors import Closed, ConnectionFailed, Fenced, LogError, Mai
 from ray_messaging.eventlog.folder import Folder, Segment, Staged
 from ray_messaging.eventlog.records import claim, note_missing, read_account
 from ray_messaging.eventlog.writing.open_segment import Sealed
-from ray_messaging.transports.log_store import LogMark
-
-if TYPE_CHECKING:
-    from ray_messaging.transports.log_store import RedisLog
+from ray_messaging.transports.log_store import LogMark, RedisLog
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +39,7 @@ class SegmentStore:
 
     def __init__(
         self,
-        log: "RedisLog",
+        log: RedisLog,
         folder: Folder,
         exp_id: str,
         *,

@@ -5,7 +5,7 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,9 +36,7 @@ from ray_messaging.transports.step_values import (
     StepSettings,
     counted,
 )
-
-if TYPE_CHECKING:
-    from ray_messaging.transports.steps import RedisSteps
+from ray_messaging.transports.steps import RedisSteps
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +68,7 @@ class StepBoxes:
 
     def __init__(
         self,
-        store: "RedisSteps",
+        store: RedisSteps,
         exp_id: str,
         folder: Folder,
         settings: StepSettings,

@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from ray_messaging.addressing.channels import NAME_LENGTH
 from ray_messaging.common import task_health
@@ -18,10 +18,8 @@ from ray_messaging.eventlog.writing.hearers import BroadcastHearers
 from ray_messaging.eventlog.writing.placed_rows import CHUNK_ROWS, PIECE_BYTES, PlacedRows, placed_rows
 from ray_messaging.eventlog.writing.stream_cursors import READ_BYTES, Read, StreamCursors, key, size
 from ray_messaging.transports.log_store import LogItem, LogStreams, mailbox_of
+from ray_messaging.transports.transport import RedisTransport
 from ray_messaging.transports.values import LOG
-
-if TYPE_CHECKING:
-    from ray_messaging.transports.transport import RedisTransport
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +50,7 @@ class Chunk(NamedTuple):
 class StreamReader:
     """Reader of one experiment's streams."""
 
-    def __init__(self, transport: "RedisTransport", exp_id: str, folder: Folder) -> None:
+    def __init__(self, transport: RedisTransport, exp_id: str, folder: Folder) -> None:
         self.unreadable = 0
         self.hearers = BroadcastHearers(transport, folder, self.retry)
         self._age_s = 0.0  # of the last read's oldest entry

@@ -5,7 +5,7 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
@@ -18,10 +18,8 @@ from ray_messaging.eventlog.writing.step_rows import STEPS, StepBoxes, StepFeed,
 from ray_messaging.eventlog.writing.stream_cursors import StreamCursors, Waiters
 from ray_messaging.eventlog.writing.stream_reader import Chunk, ReadAhead, StreamReader
 from ray_messaging.transports.log_store import LogItem
+from ray_messaging.transports.transport import RedisTransport
 from ray_messaging.transports.values import Limits
-
-if TYPE_CHECKING:
-    from ray_messaging.transports.transport import RedisTransport
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +51,7 @@ class LogWriter:
 
     def __init__(
         self,
-        transport: "RedisTransport",
+        transport: RedisTransport,
         folder: Folder,
         exp_id: str,
         *,
