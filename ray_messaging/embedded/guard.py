@@ -28,14 +28,10 @@ from typing import TYPE_CHECKING, Any, Final
 if not TYPE_CHECKING:  # the folder of a script is not on the path of an isolated interpreter
     sys.path.append(str(Path(__file__).parent))
     import data_directory
-    from fsync import Fsync
-    from guard_watch import HandedOver, Ordered, Stopped, Watch
-    from port import Port, listens
+    from guard_watch import Fsync, HandedOver, Ordered, Port, Stopped, Watch, listens
 else:
     from ray_messaging.embedded import data_directory
-    from ray_messaging.embedded.fsync import Fsync
-    from ray_messaging.embedded.guard_watch import HandedOver, Ordered, Stopped, Watch
-    from ray_messaging.embedded.port import Port, listens
+    from ray_messaging.embedded.guard_watch import Fsync, HandedOver, Ordered, Port, Stopped, Watch, listens
 
 ANSWER_TIMEOUT_S: Final = 8.0  # without an answer or any work; below the owner's 10 s
 READY_POLL_S: Final = 0.01

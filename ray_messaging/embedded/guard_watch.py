@@ -1,4 +1,4 @@
-"""Events that the guard waits for: its owner's end, a successor, a child's end, signals.
+"""What the guard looks after: its owner and a successor, the server's end, its port, and its files on the disk.
 
 A part of the guard, a script outside the package: it imports the standard library only.
 """
@@ -6,7 +6,10 @@ A part of the guard, a script outside the package: it imports the standard libra
 import os
 import select
 import signal
+import socket
+import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -17,6 +20,8 @@ else:
     from ray_messaging.embedded.data_directory import SUCCESSOR_NAME
 
 GRACE_PAUSE_S: Final = 0.05  # between looks for a successor
+FSYNC_S: Final = 1.0  # between two
+LISTENS: Final = "0A"  # in /proc/net/tcp
 
 
 class Stopped(Exception):
@@ -95,3 +100,92 @@ class Watch:
         if self._owner is not None:
             self._poll.unregister(self._owner)
         self._poll.register(self._host, select.POLLIN)
+
+
+class Port:
+    """Reservation of a port for one server: clients would send the password to any other program that listens there.
+
+    Linux lets two sockets bind one address if both set SO_REUSEADDR and neither listens yet.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        self._host, self._port = host, port
+        self._socket: socket.socket | None = None
+
+    def open(self) -> None:
+        """Let the server listen; raise OSError where another program does."""
+        if self._socket is None:
+            family, kind, protocol, _, address = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)[0]
+            taken = socket.socket(family, kind, protocol)
+            try:
+                taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                taken.bind(address)
+            except OSError:
+                taken.close()
+                raise
+            self._socket = taken
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+
+    def reserve(self) -> None:
+        """Let no program listen."""
+        if self._socket is not None:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+
+
+def listens(pid: int, port: int) -> bool:
+    """Return whether our own process listens on a port of this machine."""
+    ours = set()
+    with suppress(OSError):  # the process ended meanwhile
+        for file in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(FileNotFoundError):  # closed meanwhile
+                ours.add(str(file.readlink()))
+    for name in ("tcp", "tcp6"):
+        with suppress(FileNotFoundError), Path(f"/proc/{pid}/net/{name}").open() as lines:
+            next(lines)
+            for line in lines:
+                _, local, _, state, *_, inode = line.split(maxsplit=10)[:10]
+                if state == LISTENS and int(local.rpartition(":")[2], 16) == port and f"socket:[{inode}]" in ours:
+                    return True
+    return False
+
+
+class Fsync:
+    """A thread that makes the disk write the files of a folder each second.
+
+    Valkey's own `appendfsync everysec` answers before it writes while an fsync is under way: a kill would lose
+    confirmed messages. With `no` it writes first, and only this is left. Where an fsync fails, Valkey does it itself
+    from then on, because it refuses messages as long as the disk does not write.
+
+    Args: `hand_over` gives the work to Valkey; it returns whether Valkey has taken it.
+    """
+
+    def __init__(self, folder: Path, hand_over: Callable[[], bool]) -> None:
+        self._folder = folder
+        self._hand_over = hand_over
+        self._written: dict[str, tuple[int, int]] = {}  # size and time of change of each file
+        self._over = threading.Event()
+        # A disk that hangs holds up this thread only.
+        threading.Thread(target=self._run, name="fsync", daemon=True).start()
+
+    def close(self) -> None:
+        """End the thread after its fsync, without a wait for it."""
+        self._over.set()
+
+    def _run(self) -> None:
+        failed = False
+        while not self._over.wait(FSYNC_S):
+            with suppress(OSError):  # it is tried again
+                if failed and self._hand_over():
+                    return
+                failed = True
+                self._write()
+                failed = False
+
+    def _write(self) -> None:
+        for path in self._folder.glob("*.incr.aof"):
+            with suppress(FileNotFoundError), path.open("rb") as file:  # a rewrite may remove it
+                found = os.fstat(file.fileno())
+                now = found.st_size, found.st_mtime_ns
+                if self._written.get(path.name) != now:
+                    os.fdatasync(file)
+                    self._written[path.name] = now

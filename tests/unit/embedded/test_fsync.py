@@ -1,28 +1,24 @@
 """The guard's thread that has an append-only file written to the disk."""
 
+import importlib
 import os
+from pathlib import Path
 
 import pytest
 from support.embedded_server import wait_until
 
-from ray_messaging.embedded import fsync
-from ray_messaging.embedded.fsync import Fsync
+from ray_messaging import embedded
 
 
-@pytest.fixture
-def written(monkeypatch):
-    """Give the sizes of the files that the disk has written, one for each fsync; there is one all 10 ms."""
-    sizes = []
-    monkeypatch.setattr(fsync, "FSYNC_S", 0.01)
-    monkeypatch.setattr(os, "fdatasync", lambda file: sizes.append(os.fstat(file.fileno()).st_size))
-    return sizes
-
-
-def test_only_what_has_changed_is_written(written, tmp_path):
+def test_only_what_has_changed_is_written(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(Path(embedded.__file__).parent)  # as for the guard, a script
+    guard_watch, written = importlib.import_module("guard_watch"), []
+    monkeypatch.setattr(guard_watch, "FSYNC_S", 0.01)
+    monkeypatch.setattr(os, "fdatasync", lambda file: written.append(os.fstat(file.fileno()).st_size))
     path = tmp_path / "appendonly.aof.1.incr.aof"
     path.write_bytes(b"x")
     (tmp_path / "appendonly.aof.1.base.rdb").write_bytes(b"a whole snapshot")
-    thread = Fsync(tmp_path, lambda: pytest.fail("nothing has failed"))
+    thread = guard_watch.Fsync(tmp_path, lambda: pytest.fail("nothing has failed"))
     wait_until(lambda: written == [1])
     with path.open("ab") as file:
         file.write(b"yz")
