@@ -6,6 +6,7 @@ import signal
 import time
 
 import pytest
+from faults.proxy import Proxy
 from redis.exceptions import ResponseError
 from support.contracts import RedisStore, client_of, fetch_all, until
 from support.patience import AT_ONCE_S, WAIT_S
@@ -42,121 +43,41 @@ def epoch_of(receipt):
     return int(receipt.message_id.split("-")[-2])
 
 
-class Proxy:
-    """A proxy between a messager and its server, which cuts connections as a test demands."""
-
-    def __init__(self, config):
-        self.target = config
-        self.marker = None  # a request with this text is the last of its connection; its reply is lost
-        self.before = False  # lose the request itself
-        self.cuts = 0
-        self.pairs = set()
-        self.tasks = set()
-        self.hold = None  # a request with this text is held back, with all later ones of its connection
-        self.hold_all = False  # and so are its repeats
-        self.held = 0
-        self.let_go = asyncio.Event()  # send what is held
-        self.answers = asyncio.Queue()  # the server's reply to it
-        self.end = asyncio.Event()
-
-    async def start(self):
-        self.server = await asyncio.start_server(self.accept, "127.0.0.1", 0)
-        self.config = self.target.model_copy(update={"port": self.server.sockets[0].getsockname()[1]})
-        return self
-
-    async def accept(self, reader, writer):
-        self.tasks.add(asyncio.current_task())
-        try:
-            far_reader, far_writer = await asyncio.open_connection(self.target.server, self.target.port)
-        except OSError:
-            writer.transport.abort()
-            return
-        self.pairs.add((writer, far_writer))
-        state = {"lose": False, "end": self.end}
-        await asyncio.gather(
-            self.forward(reader, far_writer, state, up=True), self.forward(far_reader, writer, state, up=False)
-        )
-        self.pairs.discard((writer, far_writer))
-        writer.transport.abort()
-        far_writer.transport.abort()
-
-    async def forward(self, reader, writer, state, *, up):  # noqa: C901 - a fault each
-        try:
-            while data := await reader.read(65536):
-                if up and self.marker and self.marker in data:
-                    self.marker = None
-                    self.cuts += 1
-                    state["lose"] = True
-                    if self.before:
-                        break
-                elif not up and state["lose"]:
-                    break
-                if up and self.hold and self.hold in data:
-                    self.hold = self.hold if self.hold_all else None
-                    self.held += 1
-                    state["held"] = True
-                    await self.let_go.wait()
-                elif not up and state.get("held"):
-                    self.answers.put_nowait(data)
-                    continue  # the caller is gone
-                writer.write(data)
-                await writer.drain()
-                if state.get("held"):
-                    await state["end"].wait()
-        except OSError:
-            pass
-        for each in [pair for pair in self.pairs if writer in pair]:
-            for side in each:
-                side.transport.abort()
-
-    def cut(self):
-        for pair in list(self.pairs):
-            for side in pair:
-                side.transport.abort()
-
-    async def close(self):
-        self.server.close()
-        self.let_go.set()
-        self.end.set()
-        self.cut()
-        await asyncio.gather(*self.tasks)
-        await self.server.wait_closed()
-
-
 @pytest.fixture
-async def proxy(server):
-    made = await Proxy(server).start()
-    yield made
-    await made.close()
+def proxy(server):
+    with Proxy(server) as made:
+        yield made
 
 
-@pytest.mark.parametrize("before", [False, True], ids=["reply lost", "request lost"])
-async def test_a_cut_send_arrives_once(server, proxy, opener, store, before):
+@pytest.mark.parametrize("up", [False, True], ids=["reply lost", "request lost"])
+async def test_a_cut_send_arrives_once(server, proxy, opener, store, up):
     receiver = await opener(server, name="group", host=[1, 2])
     sender = await opener(proxy.config)
-    proxy.before = before
     for n in range(3):
-        proxy.marker = b"cut-%d" % n
-        assert (await sender.send_message(sender.get_agent_chat_channel(1), {"t": f"cut-{n}"})).fate == "delivered"
-    proxy.marker = b"cut-all"
-    receipts = await sender.send_columns([1] * 5, [1, 2] * 2 + [1], {"t": "cut-all"})
+        proxy.lose(1, up=up)
+        assert (await sender.send_message(sender.get_agent_chat_channel(1), {"n": n})).fate == "delivered"
+    proxy.lose(1, up=up)
+    receipts = await sender.send_columns([1] * 5, [1, 2] * 2 + [1], {"n": "all"})
     assert receipts.counts()["delivered"] == 5
     assert proxy.cuts == 4
     assert len(await store.entries("group")) == 4
     messages = await fetch_all(receiver, 8)
-    assert [message.payload["t"] for message in messages] == ["cut-0", "cut-1", "cut-2"] + ["cut-all"] * 5
+    assert [message.payload["n"] for message in messages] == [0, 1, 2] + ["all"] * 5
     assert len({message.id for message in messages}) == 8
 
 
 async def test_the_fate_of_a_publication_survives_a_cut(proxy, opener, store):
     sender = await opener(proxy.config)
+    await sender.flush()
     get = await store.subscribe("heard")
-    proxy.marker = b"cut-me"
-    sends = [Outgoing("heard", {"t": "cut-me"}), Outgoing("unheard", {}), Outgoing("heard", {"t": 2})]
-    receipts = await sender.send_messages(sends)
+    await sender.send_message("heard", {"n": 0})  # so that the next piece is an answer to what is sent
+    proxy.lose(1, up=False)
+    receipts = await sender.send_messages(
+        [Outgoing("heard", {"n": 1}), Outgoing("unheard", {}), Outgoing("heard", {"n": 2})]
+    )
     assert proxy.cuts == 1
     assert receipts.fates.tolist() == ["published", "undeliverable", "published"]
-    assert [(await get())[1], (await get())[1]] == [b'{"t":"cut-me"}', b'{"t":2}']
+    assert [(await get())[1] for _ in range(3)] == [b'{"n":%d}' % n for n in range(3)]
     await store.publish("heard", b"end")
     assert (await get())[1] == b"end"  # nothing was published twice
 
@@ -192,9 +113,10 @@ async def test_a_cut_subscription_is_restored(proxy, opener, store, caplog):
     assert [message.channel for message in found].count("late") == 1
 
 
-async def test_a_cut_while_the_mailbox_opens_is_repaired(server, proxy, opener):
+@pytest.mark.parametrize("nth", [1, 2, 3])
+async def test_a_cut_while_the_mailbox_opens_is_repaired(server, proxy, opener, nth):
     receiver = await opener(proxy.config)
-    proxy.marker = b"agent-chat"  # the record
+    proxy.lose(nth, up=False)
     await receiver.host_agents([1], ["agent-chat"])
     assert proxy.cuts == 1
     sender = await opener(server)
@@ -242,7 +164,7 @@ async def test_a_call_that_arrives_after_its_unknown_outcome_is_fenced(server, p
     sender = await opener(proxy.config, send_timeout_s=0.5)
     channel = sender.get_agent_chat_channel(1)
     before = epoch_of(await sender.send_message(channel, {"n": 0}))
-    proxy.hold, proxy.hold_all = b"late", True
+    proxy.hold(b"late", repeats=True)
     with pytest.raises(OutcomeUnknown, match="may still arrive"):
         await sender.send_message(channel, {"n": 1, "t": "late"})
 
@@ -250,9 +172,9 @@ async def test_a_call_that_arrives_after_its_unknown_outcome_is_fenced(server, p
         return int(await store.client.hget(store.keys.sender(sender.name), "epoch")) > before
 
     await until(fenced)
-    proxy.let_go.set()
+    proxy.let_go()
     for _ in range(proxy.held):
-        assert await asyncio.wait_for(proxy.answers.get(), WAIT_S) == FENCED
+        assert await asyncio.to_thread(proxy.answers.get, timeout=WAIT_S) == FENCED
     assert proxy.held >= 1
     assert (await sender.send_message(channel, {"n": 2})).fate == "delivered"
     assert [message.payload["n"] for message in await fetch_all(receiver, 2)] == [0, 2]
@@ -308,7 +230,7 @@ async def test_the_late_attempt_of_a_refused_call_is_fenced(server, proxy, opene
         return replies[-1]
 
     sender.engine.transport.send = send
-    proxy.hold = b"late"
+    proxy.hold(b"late")
     with pytest.raises(MailboxFull):
         await sender.send_message(channel, {"n": 4, "t": "late"})
     assert proxy.held == 1
@@ -316,8 +238,8 @@ async def test_the_late_attempt_of_a_refused_call_is_fenced(server, proxy, opene
     assert FrameFate.FULL in replies[0].fates
     assert len(await fetch_all(receiver, 4)) == 4
     await receiver.ack()
-    proxy.let_go.set()
-    assert await asyncio.wait_for(proxy.answers.get(), WAIT_S) == FENCED
+    proxy.let_go()
+    assert await asyncio.to_thread(proxy.answers.get, timeout=WAIT_S) == FENCED
     assert await store.entries("group") == []
     assert (await sender.send_message(channel, {"n": 5})).fate == "delivered"
     assert not replies[-1].repeated
@@ -477,9 +399,9 @@ async def test_a_server_that_never_answers_raises(impostor, exp_id, monkeypatch)
 
 async def test_a_server_that_is_slow_to_answer_is_asked_again(proxy, exp_id, monkeypatch):
     monkeypatch.setattr("ray_messaging.transports.connection.link.CONNECT_TIMEOUT_S", 0.5)
-    proxy.hold = b"INFO"
+    proxy.hold(b"INFO")
     await refused(proxy.config.model_copy(update={"connect_timeout": 0.1}), exp_id, ConnectionFailed)
-    proxy.hold = b"INFO"
+    proxy.hold(b"INFO")
     async with Messager(proxy.config.model_copy(update={"connect_timeout": 60.0}), exp_id) as messager:
         assert (await messager.send_message("news", {})).fate == "undeliverable"
     assert proxy.held == 2
@@ -487,7 +409,7 @@ async def test_a_server_that_is_slow_to_answer_is_asked_again(proxy, exp_id, mon
 
 async def test_a_link_that_is_closed_while_it_asks_again_stays_closed(proxy, monkeypatch):
     monkeypatch.setattr("ray_messaging.transports.connection.link.CONNECT_TIMEOUT_S", 0.5)
-    proxy.hold = b"*"  # the first request of all
+    proxy.hold(b"*")  # the first request of all
     link = RedisLink(proxy.config.model_copy(update={"connect_timeout": 60.0}), 30.0)
     connecting = asyncio.create_task(link.connect())
 

@@ -4,6 +4,7 @@ import asyncio
 import random
 import threading
 from concurrent.futures import Future
+from queue import SimpleQueue
 
 
 class Proxy:
@@ -11,8 +12,8 @@ class Proxy:
 
     `cut_replies` is the chance (0 to 1) that a reply is lost and its connection cut. `swallow` takes all bytes of
     connections that are open, both ways, and says nothing: the peer looks alive. `black_hole` accepts new connections
-    and never answers. `delay_s` holds each piece back. `lose` loses one chosen piece. Use it as a context manager;
-    `config` leads to the proxy.
+    and never answers. `delay_s` holds each piece back. `lose` loses one chosen piece, `hold` holds one back until
+    `let_go`; `answers` gets what the server says to that. Use it as a context manager; `config` leads to the proxy.
     """
 
     def __init__(self, config, seed=0):
@@ -22,6 +23,9 @@ class Proxy:
         self.delay_s = 0.0
         self.cuts = 0
         self.accepted = 0
+        self.held = 0  # requests
+        self.answers = SimpleQueue()
+        self._hold = None, False  # the text of a request that is held; whether its repeats are held, too
         self._random = random.Random(seed)
         self._left = None  # pieces until the one that is lost; its direction; what happens then
         self._swallowed = set()  # writers whose bytes vanish
@@ -57,6 +61,14 @@ class Proxy:
         """Lose the nth piece from now on, to the server or from it: call `then`, and cut the piece's connection."""
         self._left = nth, up, then
 
+    def hold(self, text, *, repeats=False):
+        """Hold the next request with a text back, and all later ones of its connection."""
+        self._hold = text, repeats
+
+    def let_go(self):
+        """Send what is held; its answer goes to `answers` alone, as its caller is gone."""
+        self._loop.call_soon_threadsafe(self._let_go.set)
+
     def lose_some(self, pieces, then):
         """Lose a piece again and again, at random, one of about so many; call `then` at each."""
 
@@ -90,10 +102,11 @@ class Proxy:
             runner.run(self._serve())
 
     async def _serve(self):
-        self._end = asyncio.Event()
+        self._end, self._let_go = asyncio.Event(), asyncio.Event()
         server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         self._ready.set_result(server.sockets[0].getsockname()[1])
         await self._end.wait()
+        self._let_go.set()
         # Accept no more, and close only then: a connection that asyncio has accepted, and not handed over, stays open.
         self._loop.remove_reader(server.sockets[0])
         while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
@@ -115,8 +128,9 @@ class Proxy:
                 return
             far_reader, far_writer = await asyncio.open_connection(self.target.server, self.target.port)
             self._open.add(far_writer)
-            pumps = [asyncio.ensure_future(self._pump(reader, far_writer, up=True))]
-            pumps.append(asyncio.ensure_future(self._pump(far_reader, writer, up=False)))
+            held = []
+            pumps = [asyncio.ensure_future(self._pump(reader, far_writer, held, up=True))]
+            pumps.append(asyncio.ensure_future(self._pump(far_reader, writer, held, up=False)))
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
             for pump in pumps:
                 pump.cancel()
@@ -130,7 +144,7 @@ class Proxy:
                     self._open.discard(side)
                     self._swallowed.discard(side)
 
-    async def _pump(self, reader, writer, *, up):
+    async def _pump(self, reader, writer, held, *, up):
         while data := await reader.read(65536):
             if self.delay_s:
                 await asyncio.sleep(self.delay_s)
@@ -139,7 +153,17 @@ class Proxy:
             if self._loses(up) or (not up and self._random.random() < self.cut_replies):
                 self.cuts += 1
                 return
+            if up and self._hold[0] is not None and self._hold[0] in data:
+                self._hold = self._hold if self._hold[1] else (None, False)
+                self.held += 1
+                held.append(data)
+                await self._let_go.wait()
+            elif held and not up:
+                self.answers.put(data)
+                continue
             writer.write(data)
             await writer.drain()
+            if held:
+                await self._end.wait()
         if writer in self._swallowed:
             await self._end.wait()  # not even an end is passed on
