@@ -162,16 +162,6 @@ async def test_rows_of_a_batch_go_to_one_or_two_mailboxes(messagers):
     assert [message.to_id for message in await fetch_all(second, 1)] == [2]
 
 
-async def test_large_bulk_sends_arrive_whole(messagers):
-    sender, receiver = await messagers(frame_rows=1000), await messagers(host=range(100), frame_rows=1000)
-    to_ids = np.arange(40_000) % 100
-    receipts = await sender.send_columns(np.arange(40_000), to_ids, [{"n": n} for n in range(40_000)])
-    assert receipts.counts()["delivered"] == 40_000
-    messages = await fetch_all(receiver, 40_000)
-    assert [message.payload["n"] for message in messages] == list(range(40_000))
-    assert [message.id for message in messages] == receipts.message_ids
-
-
 async def test_columns_share_one_payload_and_one_sender(messagers):
     sender, receiver = await messagers(), await messagers(host=["ann", 2])
     receipts = await sender.send_columns(None, ["ann", "2"], {"n": 1}, subtopic="user-chat")

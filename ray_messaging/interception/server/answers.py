@@ -113,23 +113,17 @@ class Answers:
 
     These are the last answer to each sender, and for `keep_s` every answer that changed a count: a batch that is sent
     again, after a lost answer or the interceptor's death, must not count twice. A counted answer is kept as long as one
-    of its messages is deferred (`is_open`). Above LIMIT_BYTES the oldest answers are dropped early; a batch sent again
+    of its messages is deferred. Above LIMIT_BYTES the oldest answers are dropped early; a batch sent again
     after that is judged, and counted, once more. Answers in an open step (`in_step`) stay.
 
     `unsafe` holds answers that are counted and not yet saved, each with its packed record.
     """
 
-    def __init__(
-        self,
-        writer: StateWriter,
-        keep_s: float,
-        is_open: Callable[[str], bool],
-        in_step: Callable[[str], bool],
-    ) -> None:
+    def __init__(self, writer: StateWriter, keep_s: float, in_step: Callable[[str], bool]) -> None:
+        self.is_deferred: Callable[[str], bool] = lambda _: False  # a message, by its id
         self.unsafe: dict[str, tuple[bytes, bytes]] = {}
         self._writer = writer
         self._keep_s = keep_s
-        self._is_open = is_open
         self._in_step = in_step
         self._epoch: int | None = None
         self._last: OrderedDict[str, tuple[str, bytes]] = OrderedDict()
@@ -288,11 +282,11 @@ class Answers:
             return False
         if not paused:
             return False
-        if self._is_open(key):
+        if self.is_deferred(key):
             return True
         sender, epoch, first, _ = key.rsplit(" ", 3) if key.count(" ") > 2 else ("", "", "0", "")
         numbers = (number for group in paused for number in np.frombuffer(group.numbers, "<u4").tolist())
-        return any(self._is_open(f"{sender}-{epoch}-{int(first) + number}") for number in numbers)
+        return any(self.is_deferred(f"{sender}-{epoch}-{int(first) + number}") for number in numbers)
 
     def load(self, counted: Mapping[str, bytes], epoch: int) -> None:
         """Load a predecessor's answers; they are given under our epoch."""

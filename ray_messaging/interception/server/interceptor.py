@@ -99,7 +99,7 @@ class Interceptor:
         self._counted: dict[str, Table[Any]] = {}  # those that verdicts change
         self._writer = StateWriter(store, self._tables, epoch)
         self._follow_rules()
-        self._answers = Answers(self._writer, keep_s, self._is_deferred, self._attempts.keeps)
+        self._answers = Answers(self._writer, keep_s, self._attempts.keeps)
         self.calls = RuleCalls(self.watch)
         self._slow_rules = SlowRuleRunner(self, self._writer, self._answers, keep_s)
         self._in_steps = StepBatches(
@@ -257,9 +257,6 @@ class Interceptor:
 
     def _traced(self, batch: Batch) -> AbstractContextManager[object]:
         return nullcontext() if self.tracer is None or batch.trace is None else self.tracer.judging(batch)
-
-    def _is_deferred(self, key: str) -> bool:
-        return self._slow_rules.is_running(key)
 
     async def _wait(self, batch: Batch) -> bytes:
         if batch.lines is None and self.rules.wants_payload and self._slow_rules.unknown(batch):

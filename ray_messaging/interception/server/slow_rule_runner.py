@@ -44,10 +44,10 @@ class SlowRuleRunner:
         self._keep_s = keep_s
         self._known: OrderedDict[str, tuple[float, BatchVerdict]] = OrderedDict()
         self._running: dict[str, asyncio.Task[None] | None] = {}  # None: not started yet
+        answers.is_deferred = self._running.__contains__
         self._deferred: dict[str, Deferred] = {}  # those of them that wait for a slow rule
         self._due: deque[tuple[Batch, Deferred | BatchVerdict]] = deque()
         self._news: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
-        self._removals: list[tuple[set[str], asyncio.Event]] = []  # messages that a removed rule must still judge
 
     def __len__(self) -> int:
         return len(self._running)
@@ -55,10 +55,6 @@ class SlowRuleRunner:
     def knows(self, key: str) -> bool:
         """Return whether a message is judged, or being judged."""
         return key in self._known or key in self._running
-
-    def is_running(self, key: str) -> bool:
-        """Return whether a message is being judged."""
-        return key in self._running
 
     # -- starting -------------------------------------------------------------------------------------------------
 
@@ -108,7 +104,6 @@ class SlowRuleRunner:
         finally:
             del self._running[key]
             self._deferred.pop(key, None)
-            self._release(key)
             self._notify(key)
 
     async def _judge(self, deferred: Deferred) -> BatchVerdict:
@@ -285,18 +280,11 @@ class SlowRuleRunner:
 
     async def done_with(self, rule: Rule) -> None:
         """Return once none of the messages deferred now still has to pass a rule."""
-        keys = {key for key, deferred in self._deferred.items() if deferred.needs(rule)}
-        if keys:
-            removal = (keys, asyncio.Event())
-            self._removals.append(removal)
-            await removal[1].wait()
-
-    def _release(self, key: str) -> None:
-        for keys, free in self._removals:
-            keys.discard(key)
-            if not keys:
-                free.set()
-        self._removals = [removal for removal in self._removals if removal[0]]
+        for key in [key for key, deferred in self._deferred.items() if deferred.needs(rule)]:
+            while key in self._running:
+                news = asyncio.Event()
+                self._news[key].add(news)
+                await news.wait()
 
     async def close(self) -> None:
         """Stop all tasks, and give running calls a moment to clean up."""
@@ -307,9 +295,8 @@ class SlowRuleRunner:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._running.clear()  # those that were stopped before they began
         self._deferred.clear()
-        for _, free in self._removals:
-            free.set()
-        self._removals.clear()
+        for key in [*self._news]:
+            self._notify(key)
         await self._interceptor.calls.close(_GRACE_S)
 
 

@@ -46,9 +46,18 @@ async def fails_at_once(_):
     raise ValueError("no")
 
 
+async def exits(_):
+    raise SystemExit(3)
+
+
 class Refuses:
     async def forward(self, llm, from_id, to_id, msg, violation_counts, black_set):
         raise ValueError("no")
+
+
+class Exits:
+    async def forward(self, llm, from_id, to_id, msg, violation_counts, black_set):
+        await exits(msg)
 
 
 class Looks(Rule):
@@ -67,15 +76,24 @@ WAYS = {
     "rows outside the batch": lambda: whole("whole", {7: block("no")}),
     "no verdict": lambda: whole("whole", dict.fromkeys(range(3), "no")),
     "SystemExit": lambda: whole("whole", SystemExit(1)),
+    "CancelledError": lambda: whole("whole", asyncio.CancelledError()),
+    "RecursionError": lambda: whole("whole", RecursionError()),
+    "an error whose words cannot be sent": lambda: whole("whole", ValueError("odd \ud800")),
     "cannot be sent": lambda: whole("whole", dict.fromkeys(range(3), rewrite({"text": "\ud800"}))),
     "a label that cannot be sent": lambda: whole("whole", dict.fromkeys(range(3), label("\ud800"))),
     "an error without words": lambda: whole("whole", Mute()),
     "a slow rule": slow,
     "a slow rule's verdict cannot be sent": lambda: slow(answer=rewrite({"text": "\ud800"})),
     "a slow rule that answers nonsense": lambda: slow(answer="no"),
+    "a slow rule without an answer": lambda: slow(answer=None),
+    "a slow rule that would end the process": lambda: slow(answer=SystemExit(3)),
+    "a slow rule that was cancelled": lambda: slow(answer=asyncio.CancelledError()),
+    "a slow rule's error without words": lambda: slow(answer=Mute()),
     "a slow rule at once": lambda: slow(at_once=lambda message: 1 / 0),
     "a moderator": lambda: Moderator(fails_at_once, cache=0),
+    "a moderator that would end the process": lambda: Moderator(exits),
     "a block of AgentSociety": lambda: Block(Refuses()),
+    "a block that would end the process": lambda: Block(Exits()),
     "a ban's check": lambda: SenderBan(Odd()),
     "a ban's check of whole batches": lambda: EdgeBan(Looks()),
     "a pattern's field": lambda: Pattern(["a"], [r"(a|aa)+$"], time_limit_s=1e-9),
@@ -95,12 +113,12 @@ async def test_a_rule_that_fails_is_counted_by_message_whichever_way_it_fails(wa
 
 
 async def test_failures_with_on_error_allow_are_counted():
-    interceptor = Interceptor("x", [Odd(on_error="allow"), SenderBan(Odd(on_error="allow"), name="ban")])
+    rules = [Odd(on_error="allow"), SenderBan(Odd(on_error="allow"), name="ban"), slow(on_error="allow")]
+    interceptor = Interceptor("x", rules)
     found = await asks(interceptor, 5)
     assert not found.blocked
-    assert failures(interceptor) == {"odd": 5, "ban": 5}
-    (rule, _) = interceptor.rules
-    assert interceptor.failures.of(rule)["on_error"] == "allow"
+    assert failures(interceptor) == {"odd": 5, "ban": 5, "slow": 5}
+    assert interceptor.failures.of(rules[0])["on_error"] == "allow"
 
 
 async def test_a_slow_rule_that_is_too_late_is_counted():
