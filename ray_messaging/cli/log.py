@@ -125,6 +125,18 @@ def sql(
         console.print(f"These are the first of {counted(len(table), 'row')}: --json prints all.")
 
 
+def _print_lines(table: Any, *, as_json: bool, otherwise: str) -> None:  # noqa: ANN401 - a pyarrow.Table
+    """Print each row as a line, or as JSON; `otherwise` where there is none."""
+    if as_json:
+        print_json(*json_lines(table))
+        return
+    console = output()
+    for row in rows_of(table):
+        console.print(line_of(row))
+    if not len(table):
+        console.print(otherwise)
+
+
 @app.command(short_help="Print the messages between two agents.")
 @with_fields("from_id", "to_id", "agent")
 def conversation(
@@ -136,14 +148,7 @@ def conversation(
 ) -> None:
     """Print the messages between two agents, in both directions, by time."""
     table = open_log(target).conversation(read_id(one), read_id(other), text=True, **fields)
-    if as_json:
-        print_json(*json_lines(table))
-        return
-    console = output()
-    for row in rows_of(table):
-        console.print(line_of(row))
-    if not len(table):
-        console.print("They said nothing to each other.")
+    _print_lines(table, as_json=as_json, otherwise="They said nothing to each other.")
 
 
 @app.command(short_help="Print a question and its answers.")
@@ -155,14 +160,7 @@ def thread(
     """Print the thread that a message is in: its first question, the answers to that, the answers to those."""
     with clean_errors():
         table = open_log(target).thread(message_id, text=True)
-    if as_json:
-        print_json(*json_lines(table))
-        return
-    console = output()
-    for row in rows_of(table):
-        console.print(line_of(row))
-    if not len(table):
-        console.print("No message has this id.")
+    _print_lines(table, as_json=as_json, otherwise="No message has this id.")
 
 
 @app.command(short_help="Print new rows as they are logged.")

@@ -11,6 +11,7 @@ from ray.util import get_node_ip_address
 from ray_messaging.cluster.actors.group_host import GroupHost
 from ray_messaging.cluster.actors.restarts import OfHost, restarted, worth_a_retry
 from ray_messaging.cluster.handles.actor_calls import NAMESPACE
+from ray_messaging.cluster.handles.messagers import tell_metrics
 from ray_messaging.cluster.ray_metrics import RayMetrics
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.common.backoff import ACTOR_RECONNECT
@@ -42,8 +43,7 @@ class GroupActor:
                 await asyncio.sleep(ACTOR_RECONNECT.first_s)
                 self._newest = GroupHost(experiment, interceptor, name, owner)
         if experiment.metrics:
-            labels = (("experiment", experiment.exp_id), ("messager", name))
-            self._metrics = RayMetrics(self._newest.metrics, labels)
+            self._metrics = tell_metrics(self._newest.metrics, experiment, name)
             self._metrics.start()
         tune_process()
 

@@ -8,8 +8,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ray_messaging.cluster.audience_files import AudienceFiles
-from ray_messaging.cluster.embedded_servers import config_here
+from ray_messaging.cluster.handles.messagers import named_messager
 from ray_messaging.cluster.lane_calls import (
     ALIVE,
     AliveCall,
@@ -260,16 +259,7 @@ class GroupHost:
 
     def __init__(self, experiment: Experiment, interceptor: object, name: str, owner: str) -> None:
         self._metrics = MessagerMetrics() if experiment.metrics else None
-        self.messager = Messager(
-            config_here(experiment.redis),
-            experiment.exp_id,
-            interceptor,
-            name=name,
-            settings=experiment.group_settings,
-            observer=self._metrics,
-            tracing=experiment.tracing,
-            audiences=AudienceFiles(experiment, interceptor),
-        )
+        self.messager = named_messager(Messager, experiment, interceptor, name, self._metrics)
         self._given = IdColumn.of([])
         self._name = name
         self._owner = owner

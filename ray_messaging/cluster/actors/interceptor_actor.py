@@ -23,8 +23,8 @@ from ray_messaging.cluster.spec import Experiment, InterceptorSpec, no_log
 from ray_messaging.common.process_tuning import tune_process
 from ray_messaging.config import ServerConfig
 from ray_messaging.errors import ConfigError
-from ray_messaging.interception.rules import BlackList, Rule
-from ray_messaging.interception.rules.pairs import Pair, check_pairs
+from ray_messaging.interception.rules import Rule
+from ray_messaging.interception.rules.pairs import Pair
 from ray_messaging.observability.health.findings import Report
 from ray_messaging.observability.metrics.families import Family
 from ray_messaging.steps.step_account import sealed_counts, sealed_history
@@ -173,25 +173,15 @@ class InterceptorActor:
 
     async def add_to_black_set(self, pairs: Iterable[Pair] | Pair) -> None:
         """Block more pairs."""
-        wanted = check_pairs(pairs, BlackList.name)
-        await self._host.editor.edit_state(
-            "add pairs", lambda: self._host.interceptor.black_list.add(wanted), BlackList.name
-        )
+        await self._host.edit_pairs("add", pairs)
 
     async def remove_from_black_set(self, pairs: Iterable[Pair] | Pair) -> None:
         """Let pairs pass again."""
-        wanted = check_pairs(pairs, BlackList.name)
-        if self._host.black_lists:  # without a list there is nothing to remove
-            await self._host.editor.edit_state(
-                "remove pairs", lambda: self._host.interceptor.black_list.remove(wanted), BlackList.name
-            )
+        await self._host.edit_pairs("remove", pairs)
 
     async def set_black_set(self, pairs: Iterable[Pair] | Pair) -> None:
         """Replace the blocked pairs."""
-        wanted = check_pairs(pairs, BlackList.name)
-        await self._host.editor.edit_state(
-            "set pairs", lambda: self._host.interceptor.black_list.set(wanted), BlackList.name
-        )
+        await self._host.edit_pairs("set", pairs)
 
     # -- state ----------------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,6 +23,7 @@ from ray_messaging.config import ServerConfig
 from ray_messaging.errors import ConfigError, Fenced, InterceptorUnavailable, RuleError, UnknownName
 from ray_messaging.interception.lane import LaneAddress
 from ray_messaging.interception.rules import BlackList, Rule, StepRule
+from ray_messaging.interception.rules.pairs import Pair, check_pairs
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.server.lane_server import LaneServer
 from ray_messaging.interception.server.watchdog import Watchdog
@@ -237,6 +238,14 @@ class InterceptorHost:
     def black_lists(self) -> list[BlackList]:
         """Return the black lists; the first one holds the black set."""
         return [rule for rule in self.interceptor.rules if isinstance(rule, BlackList)]
+
+    async def edit_pairs(self, change: str, pairs: Iterable[Pair] | Pair) -> None:
+        """Add pairs to the black set, remove some, or set all; raise RuleError for what are no pairs."""
+        wanted = check_pairs(pairs, BlackList.name)
+        if self.black_lists or change != "remove":  # without a list there is nothing to remove
+            await self.editor.edit_state(
+                f"{change} pairs", lambda: getattr(self.interceptor.black_list, change)(wanted), BlackList.name
+            )
 
     async def new_round(self) -> None:
         """Begin a new round for all rules that count by rounds; raise RuleError where rules failed at it."""

@@ -7,12 +7,10 @@ from functools import partial
 
 import ray
 
-from ray_messaging.cluster.audience_files import AudienceFiles
-from ray_messaging.cluster.embedded_servers import config_here
 from ray_messaging.cluster.handles.actor_calls import find_actor, gone
 from ray_messaging.cluster.handles.connection import ExperimentConnection
+from ray_messaging.cluster.handles.messagers import named_messager, tell_metrics
 from ray_messaging.cluster.handles.own_loop import SharedLoop
-from ray_messaging.cluster.ray_metrics import RayMetrics
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.common.backoff import REDIS_RETRY, Backoff
 from ray_messaging.common.process_tuning import relax_collector
@@ -60,23 +58,12 @@ async def driven_steps(
     connection = ExperimentConnection(experiment, interceptor)
     experiment = await connection.with_password_async()
     relax_collector()
-    settings = experiment.group_settings
     metrics = MessagerMetrics() if experiment.metrics else None
-    make = partial(
-        GroupMessager,
-        config_here(experiment.redis),
-        experiment.exp_id,
-        interceptor,
-        name=name,
-        settings=settings,
-        observer=metrics,
-        audiences=AudienceFiles(experiment, interceptor),
-    )
-    messager = await connected(make, settings.send_timeout_s)
+    make = partial(named_messager, GroupMessager, experiment, interceptor, name, metrics, traced=False)
+    messager = await connected(make, experiment.settings.send_timeout_s)
     telling = None
     if metrics is not None:  # the group's actor counts what the group sends and fetches outside of steps
-        labels = (("experiment", experiment.exp_id), ("messager", name))
-        telling = RayMetrics(lambda: metrics.families({}), labels)
+        telling = tell_metrics(lambda: metrics.families({}), experiment, name)
         telling.start()
     try:
         steps = (await driven_loop(messager.engine, task)).steps(until, leave=leave)
