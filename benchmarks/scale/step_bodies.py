@@ -12,7 +12,7 @@ from benchmarks.axes.cost.processes import pid_of
 from benchmarks.axes.cost.processor import seconds_of
 from benchmarks.reports.lines import Line, ratios
 from ray_messaging import Messager, Messaging, Steps
-from ray_messaging.cluster.handles.actor_calls import NAMESPACE
+from ray_messaging.cluster.handles.connection import NAMESPACE
 
 GROUPS, AGENTS = 6, 600
 SHARDS = 3

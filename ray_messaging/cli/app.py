@@ -10,11 +10,10 @@ from typing import Annotated
 import typer
 
 from ray_messaging.cli.dead_letters import app as dead_letters_app
-from ray_messaging.cli.demo import demo
 from ray_messaging.cli.doctor import doctor
 from ray_messaging.cli.log import app as log_app
 from ray_messaging.cli.metrics import app as metrics_app
-from ray_messaging.cli.replay import replay
+from ray_messaging.cli.replay import demo, replay
 from ray_messaging.cli.report import report
 from ray_messaging.cli.surveys import surveys
 from ray_messaging.cli.ui import ui

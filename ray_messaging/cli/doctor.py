@@ -13,7 +13,7 @@ from ray_messaging.cli.doctor_server import examine_server
 from ray_messaging.cli.options import Json
 from ray_messaging.cli.session import clean_errors, output
 from ray_messaging.cli.show import plain_table, print_table
-from ray_messaging.cluster.handles.actor_calls import named_actors
+from ray_messaging.cluster.handles.connection import named_actors
 from ray_messaging.cluster.health_check import check_health
 from ray_messaging.cluster.ray_clusters import join_ray, running_experiments, searched_clusters
 from ray_messaging.cluster.spec import Experiment

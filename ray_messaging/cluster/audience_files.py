@@ -19,7 +19,7 @@ from ray_messaging.audiences.graph_edges import GraphEdges
 from ray_messaging.audiences.member_edges import MemberEdges
 from ray_messaging.audiences.records import AudienceFacts, Audiences, Kind, encode_facts
 from ray_messaging.audiences.source import LocalFolder
-from ray_messaging.cluster.handles.actor_calls import NAMESPACE, translated
+from ray_messaging.cluster.handles.connection import NAMESPACE, translated
 from ray_messaging.cluster.handles.own_loop import run_in_own_loop
 from ray_messaging.cluster.spec import AudienceHome, Experiment
 from ray_messaging.errors import AlreadyExists, ConfigError

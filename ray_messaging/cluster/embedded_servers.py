@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, Self
 
 import ray
 
-from ray_messaging.cluster.handles.actor_calls import NAMESPACE
+from ray_messaging.cluster.handles.connection import NAMESPACE
 from ray_messaging.cluster.spec import InterceptorSpec
 from ray_messaging.common.limits import SHARDS
 from ray_messaging.config import RedisConfig, ServerConfig, ShardsConfig, Steps

@@ -11,8 +11,8 @@ import ray
 from ray.exceptions import RayError
 from ray.util.client import ray as client
 
-from ray_messaging.cluster.handles.actor_calls import find_actor, named_actors
-from ray_messaging.cluster.owner_liveness import known_dead
+from ray_messaging.cluster.handles.connection import find_actor, named_actors
+from ray_messaging.cluster.handles.messagers import known_dead
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.config import MessagingConfig, ServerConfig, ShardsConfig
 from ray_messaging.observability.health.actor_checks import check_actors

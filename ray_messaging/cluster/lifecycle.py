@@ -30,8 +30,7 @@ from ray_messaging.cluster.embedded_servers import (
     nodes_of,
     server_names,
 )
-from ray_messaging.cluster.handles.actor_calls import NAMESPACE, find_actor, named_actors, result, wait_dead
-from ray_messaging.cluster.handles.connection import connect
+from ray_messaging.cluster.handles.connection import NAMESPACE, connect, find_actor, named_actors, result, wait_dead
 from ray_messaging.cluster.ray_clusters import ensure_ray
 from ray_messaging.cluster.rule_store import pickled
 from ray_messaging.cluster.spec import AudienceHome, Experiment, InterceptorSpec, PickledRule, StartFacts, absolute

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 import ray
 
 from ray_messaging.addressing.channels import AGENT_CHAT, USER_CHAT, USER_SURVEY, AgentId, check_name
-from ray_messaging.cluster.handles.actor_calls import find_actor
-from ray_messaging.cluster.handles.connection import ExperimentConnection, connect
+from ray_messaging.cluster.handles.connection import ExperimentConnection, connect, find_actor
 from ray_messaging.cluster.ray_clusters import join_ray
 from ray_messaging.cluster.spec import SUBTOPICS, Experiment
 from ray_messaging.common.limits import ANSWER_TIMEOUT_S, MOVE_TIMEOUT_S

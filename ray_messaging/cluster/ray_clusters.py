@@ -9,7 +9,7 @@ from pathlib import Path
 import ray
 from ray.exceptions import RayError
 
-from ray_messaging.cluster.handles.actor_calls import named_actors
+from ray_messaging.cluster.handles.connection import named_actors
 from ray_messaging.errors import ConfigError
 
 logger = logging.getLogger(__name__)

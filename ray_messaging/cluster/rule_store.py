@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import ray
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_list, _internal_kv_put
 
-from ray_messaging.cluster.handles.actor_calls import NAMESPACE
+from ray_messaging.cluster.handles.connection import NAMESPACE
 from ray_messaging.cluster.spec import PickledRule, ScheduledChange
 from ray_messaging.cluster.unpicklable import unpicklable
 from ray_messaging.errors import Fenced, RuleError

@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.receipt import BLOCKED, DELIVERED, PUBLISHED, UNDELIVERABLE, UNKNOWN
-from ray_messaging.replay.checker import Tally
 from ray_messaging.replay.plan import Plan, Share
-from ray_messaging.replay.worker import Sent
+from ray_messaging.replay.worker import Sent, Tally
 
 _NAMED = 5  # agents whose messages were undeliverable
 

@@ -10,15 +10,14 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from ray_messaging.addressing.channels import AgentId
-from ray_messaging.cluster.handles.actor_calls import translated
+from ray_messaging.cluster.handles.connection import translated
 from ray_messaging.cluster.messaging import Messaging
 from ray_messaging.common.process_tuning import tune_process
 from ray_messaging.messager import Messager
 from ray_messaging.receipt import DELIVERED
 from ray_messaging.replay.account import Account, build_account, fate_codes, percentiles
-from ray_messaging.replay.checker import Tally
 from ray_messaging.replay.plan import Plan, Reference, Share
-from ray_messaging.replay.worker import Sent, Worker
+from ray_messaging.replay.worker import Sent, Tally, Worker
 
 Progress = Callable[[int, int, int | None], None]  # sent, received, expected (None: unknown yet)
 

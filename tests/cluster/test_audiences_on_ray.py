@@ -19,7 +19,7 @@ from ray_messaging import (
     UnknownName,
     UnknownSender,
 )
-from ray_messaging.cluster.handles.actor_calls import NAMESPACE
+from ray_messaging.cluster.handles.connection import NAMESPACE
 
 GRAPH = np.array([[0, 10], [0, 11], [10, 1], [0, 10]], np.int32)
 

@@ -11,7 +11,7 @@ from support.cluster import drain, numbers, wait_for
 from support.patience import AT_ONCE_S
 
 from ray_messaging import Messager, Messaging
-from ray_messaging.cluster.handles.actor_calls import known_dead
+from ray_messaging.cluster.handles.connection import known_dead
 from ray_messaging.cluster.lifecycle import leave
 from ray_messaging.errors import AlreadyExists, Closed, TransitError, UnknownName
 

@@ -22,7 +22,7 @@ from support.cluster import (
 
 from ray_messaging import Messager, MessagingConfig, RedisConfig, rules
 from ray_messaging.cluster.actors.interceptor_host import InterceptorHost
-from ray_messaging.cluster.handles.actor_calls import NAMESPACE
+from ray_messaging.cluster.handles.connection import NAMESPACE
 from ray_messaging.cluster.spec import InterceptorSpec, PickledRule
 from ray_messaging.errors import ConfigError, ConnectionFailed, InterceptorUnavailable, MailboxFull, RuleError
 

@@ -3,13 +3,13 @@
 import pytest
 import ray
 
-from ray_messaging.cluster.handles.actor_calls import start_in_turn
+from ray_messaging.cluster.handles.connection import start_in_turn
 
 
 @pytest.fixture
 def two_at_once(ray_cluster, monkeypatch):
-    monkeypatch.setattr("ray_messaging.cluster.handles.actor_calls._LEAST", 2)
-    monkeypatch.setattr("ray_messaging.cluster.handles.actor_calls._PER_PROCESSOR", 0)
+    monkeypatch.setattr("ray_messaging.cluster.handles.connection._LEAST", 2)
+    monkeypatch.setattr("ray_messaging.cluster.handles.connection._PER_PROCESSOR", 0)
 
 
 @ray.remote(num_cpus=0)

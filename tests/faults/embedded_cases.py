@@ -13,7 +13,7 @@ from faults.case import Case, weaker
 from faults.injector import full_disk
 from faults.ray_support import a_town
 from faults.ray_traffic import traffic_in
-from ray_messaging.cluster.handles.actor_calls import NAMESPACE
+from ray_messaging.cluster.handles.connection import NAMESPACE
 
 
 def server_of(messaging):

@@ -17,7 +17,7 @@ from ray_messaging import Group, Messaging, MessagingConfig
 from ray_messaging.cluster.actors.group_actor import GroupActor
 from ray_messaging.cluster.actors.group_host import GroupHost
 from ray_messaging.cluster.actors.interceptor_host import InterceptorHost
-from ray_messaging.cluster.handles.actor_calls import NAMESPACE
+from ray_messaging.cluster.handles.connection import NAMESPACE
 from ray_messaging.cluster.spec import InterceptorSpec
 from ray_messaging.errors import AlreadyExists
 

@@ -10,7 +10,7 @@ from ray.util import get_node_ip_address
 
 from ray_messaging.cluster.actors.group_host import GroupHost
 from ray_messaging.cluster.actors.restarts import OfHost, restarted, worth_a_retry
-from ray_messaging.cluster.handles.actor_calls import NAMESPACE
+from ray_messaging.cluster.handles.connection import NAMESPACE
 from ray_messaging.cluster.handles.messagers import tell_metrics
 from ray_messaging.cluster.ray_metrics import RayMetrics
 from ray_messaging.cluster.spec import Experiment

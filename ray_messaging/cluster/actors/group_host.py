@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ray_messaging.cluster.handles.messagers import named_messager
+from ray_messaging.cluster.handles.messagers import gone_for, named_messager
 from ray_messaging.cluster.lane_calls import (
     ALIVE,
     AliveCall,
@@ -22,7 +22,6 @@ from ray_messaging.cluster.lane_calls import (
     lent_of,
     parse_call,
 )
-from ray_messaging.cluster.owner_liveness import gone_for
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.conversations.answers import Answers
 from ray_messaging.conversations.handling import Asker

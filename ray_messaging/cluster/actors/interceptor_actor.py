@@ -17,7 +17,7 @@ from ray.util import get_node_ip_address
 from ray_messaging.addressing.channels import AgentId, check_id
 from ray_messaging.cluster.actors.restarts import ActorStart, OfHost, unreachable
 from ray_messaging.cluster.embedded_servers import embedded_config, lost_server
-from ray_messaging.cluster.handles.actor_calls import NAMESPACE
+from ray_messaging.cluster.handles.connection import NAMESPACE
 from ray_messaging.cluster.ray_metrics import SERVER_S, RayMetrics
 from ray_messaging.cluster.spec import Experiment, InterceptorSpec, no_log
 from ray_messaging.common.process_tuning import tune_process

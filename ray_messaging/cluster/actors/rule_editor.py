@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 import ray
 
 from ray_messaging.cluster.actors.step_rule_runner import StepRuleRunner
-from ray_messaging.cluster.handles.actor_calls import NAMESPACE
+from ray_messaging.cluster.handles.connection import NAMESPACE
 from ray_messaging.cluster.rule_store import RuleStore, description
 from ray_messaging.cluster.spec import Experiment, ScheduledChange
 from ray_messaging.config import ServerConfig

@@ -1,13 +1,161 @@
-"""Connection of a handle to a running experiment."""
+"""Connection of a handle to a running experiment, and calls of actors with our own errors."""
 
+import math
+import time
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from ray.exceptions import RayActorError, RayTaskError
+import ray
+from ray.core.generated.gcs_pb2 import ActorTableData  # type: ignore[attr-defined]
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayTaskError
 
 from ray_messaging.addressing.channels import check_name
-from ray_messaging.cluster.handles.actor_calls import find_actor, result, translated
+from ray_messaging.cluster.handles.group.waiting import Waiting
 from ray_messaging.cluster.spec import Experiment, no_log
-from ray_messaging.errors import Closed, ConfigError, UnknownName
+from ray_messaging.common.backoff import ACTOR_CALL_RETRY
+from ray_messaging.errors import Closed, ConfigError, MessagingError, OutcomeUnknown, UnknownName
+
+NAMESPACE = "ray_messaging"
+
+# For Ray to report a killed actor as dead, and between two checks, in seconds.
+_DEATH_S, _GLANCE_S = 2.0, 0.01
+_LEAST, _PER_PROCESSOR = 8, 2
+
+
+def find_actor(name: str) -> Any:  # noqa: ANN401 - a Ray actor handle
+    """Return one of our actors by its name; None: there is none, or it is dead."""
+    try:
+        return ray.get_actor(name, namespace=NAMESPACE)
+    except ValueError:
+        return None
+
+
+def named_actors(prefix: str) -> dict[str, Any]:
+    """Return our living actors with a name prefix, by name."""
+    listed = ray.util.list_named_actors(all_namespaces=True)
+    names = [each["name"] for each in listed if each["namespace"] == NAMESPACE and each["name"].startswith(prefix)]
+    found = {name: find_actor(name) for name in names}
+    return {name: actor for name, actor in found.items() if actor is not None}  # some may have ended just now
+
+
+def result(ref: Any, *, actor_name: str) -> Any:  # noqa: ANN401 - an ObjectRef and its value
+    """Wait for a call and return its result; `actor_name` is the actor's name in errors.
+
+    Raises: the actor's error; Closed where the actor is dead.
+    """
+    try:
+        return ray.get(ref)
+    except (RayTaskError, RayActorError) as error:
+        raise translated(error, actor_name=actor_name) from error
+
+
+async def value_of(waiting: Waiting, ref: Any, *, actor_name: str, sends: bool = False) -> Any:  # noqa: ANN401 - an ObjectRef and its value
+    """Wait for a call and return its result, as `result`; OutcomeUnknown where one that `sends` was interrupted."""
+    try:
+        return await waiting.value(ref)
+    except (RayTaskError, RayActorError) as error:
+        raise translated(error, actor_name=actor_name, sends=sends) from error
+
+
+def known_dead(actor: Any) -> bool:  # noqa: ANN401 - a Ray actor handle
+    """Return whether this process knows that an actor is dead for good, so that a call would never begin.
+
+    False on Ray Client, and before the first call of the actor.
+    """
+    state = getattr(actor, "_get_local_state", None)
+    return state is not None and state() == ActorTableData.ActorState.DEAD
+
+
+def wait_dead(actor: Any) -> None:  # noqa: ANN401 - a Ray actor handle
+    """Wait until this process knows that a killed actor is dead, so that later calls fail with Closed."""
+    deadline = time.monotonic() + _DEATH_S
+    while hasattr(actor, "_get_local_state") and not known_dead(actor) and time.monotonic() < deadline:
+        time.sleep(_GLANCE_S)
+
+
+def gone(actor_name: str) -> Closed:
+    """Build the error for a send by an actor that was dead before."""
+    return Closed(
+        f"{actor_name} is gone: it was removed or shut down, or it died and cannot come back. Nothing was sent: create "
+        "it again, or start the experiment anew",
+        unsent=True,
+    )
+
+
+async def insist(waiting: Waiting, actor: Any, call: Callable[[], Any], *, actor_name: str) -> Any:  # noqa: ANN401 - a handle, an ObjectRef, its value
+    """Repeat a call, which must be idempotent, while its actor restarts; raises as `result`.
+
+    The actor must have a method `ready`. Ray's own retries are slower: they come up to a second after Ray has noticed
+    the failure, which takes one or two seconds.
+    """
+    while True:
+        try:
+            return await value_of(waiting, call(), actor_name=actor_name)
+        except Closed as error:
+            if not isinstance(error.__cause__, ActorUnavailableError):
+                raise
+        await wait_restart(waiting, actor)
+
+
+async def wait_restart(waiting: Waiting, actor: Any, timeout_s: float = math.inf) -> None:  # noqa: ANN401 - a Ray actor handle
+    """Wait until an actor answers or is dead, with a limit.
+
+    A call made during a restart fails only seconds later, when newer calls would succeed: several are made.
+    """
+    calls: list[Any] = []
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        calls.append(actor.ready.remote())
+        done, calls = await waiting.some(calls, ACTOR_CALL_RETRY.first_s)
+        for ref in done:
+            try:
+                await waiting.value(ref)
+            except ActorUnavailableError:
+                continue
+            except (RayTaskError, RayActorError):  # the caller's next call gets the error
+                pass
+            return
+        if not calls:  # all failed at once
+            await waiting.pause(ACTOR_CALL_RETRY.first_s)
+
+
+def translated(error: RayTaskError | RayActorError, *, actor_name: str, sends: bool = False) -> Exception:
+    """Turn Ray's error into the actor's error, or into one of ours."""
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, MessagingError):
+        return cause
+    if isinstance(error, ActorDiedError | ActorUnavailableError):
+        if sends:
+            later = "it was shut down" if isinstance(error, ActorDiedError) else "it starts again, so send again"
+            return OutcomeUnknown(
+                f"{actor_name} went down before or during this send, which may or may not have happened; {later}"
+            )
+        why = (str(error).strip().splitlines() or ["no reason given"])[-1]
+        return Closed(f"{actor_name} is gone: it was shut down, or it died and cannot come back ({why})")
+    return error
+
+
+def start_in_turn(starts: Iterable[Callable[[], Any]], check: Callable[[Any], object]) -> None:
+    """Start processes, twice as many at a time as the cluster has processors; `check` raises a start's error.
+
+    More would starve each other of the processor, until the first ones take the server for dead. The first error ends
+    it. Args: each start returns an ObjectRef, which is ready when the process is.
+    """
+    at_once = max(_LEAST, _PER_PROCESSOR * int(ray.cluster_resources().get("CPU", 0)))
+    under_way: list[Any] = []
+    for start in starts:
+        if len(under_way) >= at_once:
+            under_way = _one_less(under_way, check)
+        under_way.append(start())
+    while under_way:
+        under_way = _one_less(under_way, check)
+
+
+def _one_less(under_way: list[Any], check: Callable[[Any], object]) -> list[Any]:
+    """Wait for one start, and return the others."""
+    [done], left = ray.wait(under_way, num_returns=1)
+    check(done)
+    return left
 
 
 class ExperimentConnection:
@@ -45,7 +193,7 @@ class ExperimentConnection:
         return self.experiment
 
     def ask(self, ref: Any) -> Any:  # noqa: ANN401 - an ObjectRef and its value
-        """Return the result of a call of the interceptor; raises as `actor_calls.result`."""
+        """Return the result of a call of the interceptor; raises as `result`."""
         return result(ref, actor_name=self._actor_name)
 
     def log_actor(self) -> Any:  # noqa: ANN401 - a Ray actor handle

@@ -8,8 +8,7 @@ import ray
 
 from ray_messaging.addressing.channels import AgentId, check_id, check_name, check_subtopic
 from ray_messaging.cluster.actors.group_actor import GroupActor
-from ray_messaging.cluster.handles.actor_calls import find_actor, result, start_in_turn
-from ray_messaging.cluster.handles.connection import ExperimentConnection
+from ray_messaging.cluster.handles.connection import ExperimentConnection, find_actor, result, start_in_turn
 from ray_messaging.cluster.handles.group.group import Group
 from ray_messaging.cluster.lifecycle import ACTOR, StartedExperiment, leave, remote
 from ray_messaging.cluster.spec import Experiment

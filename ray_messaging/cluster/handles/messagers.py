@@ -1,15 +1,20 @@
-"""Messagers in users' own processes."""
+"""Messagers of groups: how one is made, in users' own processes too, and whether the owner of a mailbox lives in Ray.
 
+An owner is `<run>/<id of an actor or a worker>`.
+"""
+
+import asyncio
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 import ray
+from ray.exceptions import RayError
 
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.cluster.audience_files import AudienceFiles
 from ray_messaging.cluster.embedded_servers import config_here
 from ray_messaging.cluster.handles.connection import ExperimentConnection
-from ray_messaging.cluster.owner_liveness import gone_for
 from ray_messaging.cluster.ray_metrics import RayMetrics
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.common.process_tuning import relax_collector
@@ -18,8 +23,14 @@ from ray_messaging.model.agent_sets import AgentSet, column_of
 from ray_messaging.observability.metrics.families import Family
 from ray_messaging.observability.metrics.messager_metrics import MessagerMetrics
 from ray_messaging.observability.observer import Observer
+from ray_messaging.receiving.mailbox_lease import IsDead
+
+logger = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=Messager)
+
+_ACTOR_ID, _WORKER_ID = 32, 56  # hexadecimal digits
+_ASK_S = 5.0  # without an answer an owner counts as alive
 
 
 def named_messager(
@@ -75,3 +86,45 @@ async def open_messager(
         told = tell_metrics(lambda: metrics.families(messager.stats()), experiment, name)
         told.start(lambda: messager.engine.closed)
     return messager
+
+
+def gone_for(run: str) -> IsDead:
+    """Return the check whether a mailbox's owner is gone, as this start of the experiment sees it.
+
+    Owners of earlier starts are: this start has claimed the experiment, so these are fenced where they live on.
+    """
+
+    async def is_gone(owner: str) -> bool:
+        start, _, _ = owner.rpartition("/")
+        return (bool(start) and start != run) or await is_dead(owner)
+
+    return is_gone
+
+
+async def is_dead(owner: str) -> bool:
+    """Return whether Ray knows that an owner is dead for good; an unknown owner may live in another cluster."""
+    try:
+        async with asyncio.timeout(_ASK_S):
+            return await asyncio.to_thread(known_dead, owner)
+    except TimeoutError:
+        logger.warning("no answer from Ray whether %s is dead: its lease must expire first", owner)
+        return False
+
+
+def known_dead(owner: str) -> bool:
+    """Return the same, blocking; without the dashboard Ray has no public call for it."""
+    key = owner.rpartition("/")[2]
+    try:
+        from ray._private.state import actors, state  # noqa: PLC0415 - a Ray that has it elsewhere must not stop the rest
+        from ray._raylet import WorkerID  # noqa: PLC0415 - as above
+        from ray.core.generated import gcs_pb2  # noqa: PLC0415 - as above
+
+        if len(key) == _ACTOR_ID:
+            return bool(actors(key).get("State") == "DEAD")
+        if len(key) != _WORKER_ID:
+            return False
+        info = state._connect_and_get_accessor().get_worker_info(WorkerID.from_hex(key))
+        return info is not None and not gcs_pb2.WorkerTableData.FromString(info).is_alive  # type: ignore[attr-defined]
+    except (ImportError, AttributeError, TypeError, ValueError, RuntimeError, RayError) as error:
+        logger.warning("Ray cannot say whether %s is dead (%s): its lease must expire first", owner, error)
+        return False

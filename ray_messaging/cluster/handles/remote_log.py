@@ -11,7 +11,7 @@ import pyarrow as pa
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from ray_messaging.cluster.handles.actor_calls import result, translated
+from ray_messaging.cluster.handles.connection import result, translated
 from ray_messaging.common.backoff import BLOCKED_LISTENER_RETRY
 from ray_messaging.common.limits import LOG_NEWS_TIMEOUT_S
 from ray_messaging.errors import Closed, MessagingError

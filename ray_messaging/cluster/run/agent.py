@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from ray_messaging.addressing.channels import AGENT_CHAT, AgentId, check_name
 from ray_messaging.cluster.run.model_thread import Holder, ModelThread
 from ray_messaging.cluster.run.plan import Homes
-from ray_messaging.cluster.run.remembered_calls import RememberedCalls
-from ray_messaging.cluster.run.step_calls import StepCalls
+from ray_messaging.cluster.run.step_calls import RememberedCalls, StepCalls
 from ray_messaging.errors import Closed, ConfigError, InvalidPayload, MessagingError, NoQuestion, StepFailed
 from ray_messaging.message import Message
 from ray_messaging.messages import Messages

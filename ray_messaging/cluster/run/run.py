@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from ray_messaging.cluster.handles.actor_calls import result, start_in_turn, translated
+from ray_messaging.cluster.handles.connection import result, start_in_turn, translated
 from ray_messaging.cluster.handles.experiment_steps import ExperimentSteps, RunProgress
 from ray_messaging.cluster.lifecycle import attempt, leave, remote
 from ray_messaging.cluster.run.plan import GroupPlan, plan_groups, senders_of

@@ -9,8 +9,7 @@ from nicegui import ui
 from ray_messaging.inspector.pages.frame import Changes, Problem, card, row_table, shown
 from ray_messaging.inspector.server.desk import Desk
 from ray_messaging.inspector.sources.live_control import LiveControl
-from ray_messaging.inspector.texts import number
-from ray_messaging.inspector.values import AgentFacts
+from ray_messaging.inspector.values import AgentFacts, number
 
 _EVERY_S = 3.0
 

@@ -9,8 +9,7 @@ from math import cos, pi, sin, sqrt
 from typing import Any
 
 from ray_messaging.inspector.pages.frame import COLOURS, GREY
-from ray_messaging.inspector.texts import number
-from ray_messaging.inspector.values import Traffic
+from ray_messaging.inspector.values import Traffic, number
 
 Options = dict[str, Any]
 

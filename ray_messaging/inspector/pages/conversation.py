@@ -6,8 +6,7 @@ from nicegui import ui
 
 from ray_messaging.inspector.pages.frame import Problem, card, clock
 from ray_messaging.inspector.server.desk import Desk
-from ray_messaging.inspector.texts import size
-from ray_messaging.inspector.values import Row, RowQuery
+from ray_messaging.inspector.values import Row, RowQuery, size
 
 _EVERY_S = 2.0
 _LIMIT = 60

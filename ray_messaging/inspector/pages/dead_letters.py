@@ -8,8 +8,7 @@ from nicegui import ui
 from ray_messaging.inspector.pages.frame import Changes, Problem, card, clock
 from ray_messaging.inspector.server.desk import Desk
 from ray_messaging.inspector.sources.live_control import LiveControl
-from ray_messaging.inspector.texts import number, size
-from ray_messaging.inspector.values import LetterFacts
+from ray_messaging.inspector.values import LetterFacts, number, size
 
 _EVERY_S = 5.0
 

@@ -10,8 +10,7 @@ from nicegui import ui
 
 from ray_messaging.errors import MessagingError
 from ray_messaging.inspector.server.desk import Desk
-from ray_messaging.inspector.texts import cut, size
-from ray_messaging.inspector.values import Row
+from ray_messaging.inspector.values import Row, cut, size
 
 T = TypeVar("T")
 

@@ -8,8 +8,7 @@ from ray_messaging.inspector.pages import charts
 from ray_messaging.inspector.pages.frame import LEVELS, Changes, Problem, card
 from ray_messaging.inspector.server.desk import Desk
 from ray_messaging.inspector.sources.live_control import LiveControl
-from ray_messaging.inspector.texts import cut, name, number
-from ray_messaging.inspector.values import GroupFacts, State, StepFacts, Traffic
+from ray_messaging.inspector.values import GroupFacts, State, StepFacts, Traffic, cut, name, number
 from ray_messaging.observability.health.findings import Health, worst_first
 
 _EVERY_S = 1.0

@@ -8,8 +8,7 @@ from pathlib import Path
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.inspector.sources.log_rows import agent_facts, rows_of
 from ray_messaging.inspector.sources.traffic import Bin, Key, counted, traffic_of, unit_for
-from ray_messaging.inspector.texts import cut, name
-from ray_messaging.inspector.values import AgentFacts, LetterFacts, Row, RowQuery, RuleFacts, State, Traffic
+from ray_messaging.inspector.values import AgentFacts, LetterFacts, Row, RowQuery, RuleFacts, State, Traffic, cut, name
 from ray_messaging.observability.health.findings import Health
 
 _MOST, _LONGEST = 14, 240  # lines of the record, and characters of each

@@ -10,7 +10,6 @@ from ray_messaging.errors import ConfigError
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.inspector.sources.log_rows import agent_facts, agent_id, rows_of
 from ray_messaging.inspector.sources.traffic import Key, RollingTraffic, by_time, scaled
-from ray_messaging.inspector.texts import cut, name, settings
 from ray_messaging.inspector.values import (
     AgentFacts,
     GroupFacts,
@@ -21,6 +20,9 @@ from ray_messaging.inspector.values import (
     State,
     StepFacts,
     Traffic,
+    cut,
+    name,
+    settings,
 )
 from ray_messaging.observability.health.findings import Health
 

@@ -9,8 +9,7 @@ from ray_messaging.errors import InvalidAddress, InvalidQuery
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.reading.event_rows import dicts_of
 from ray_messaging.eventlog.reading.results import as_id
-from ray_messaging.inspector.texts import NAME_WIDTH, TEXT_WIDTH, cut, name
-from ray_messaging.inspector.values import AgentFacts, Row, RowQuery
+from ray_messaging.inspector.values import NAME_WIDTH, TEXT_WIDTH, AgentFacts, Row, RowQuery, cut, name
 
 MOST_ROWS = 500
 NEIGHBOURS = 12

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from ray_messaging.eventlog.event_log import EventLog
-from ray_messaging.inspector.texts import name
-from ray_messaging.inspector.values import Flow, Traffic
+from ray_messaging.inspector.values import Flow, Traffic, name
 from ray_messaging.receipt import FATES
 
 GROUPS = 12  # drawn; the rest of them together

@@ -8,8 +8,7 @@ from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.records import RunStart, note_start
 from ray_messaging.inspector.sources.folder import FolderSource
 from ray_messaging.inspector.sources.traffic import OTHERS
-from ray_messaging.inspector.texts import TEXT_WIDTH
-from ray_messaging.inspector.values import Flow, RowQuery
+from ray_messaging.inspector.values import TEXT_WIDTH, Flow, RowQuery
 
 
 @pytest.fixture

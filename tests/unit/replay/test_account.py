@@ -9,8 +9,7 @@ from support.traffic import arrive, plan_of
 
 from ray_messaging.receipt import BLOCKED, DELIVERED, UNDELIVERABLE, UNKNOWN
 from ray_messaging.replay.account import build_account, percentiles
-from ray_messaging.replay.checker import Checker
-from ray_messaging.replay.worker import Sent
+from ray_messaging.replay.worker import Checker, Sent
 
 ROWS = [(1, 2), (2, 1), (1, 1), (1, 2), (2, 2)]
 D, B, U = DELIVERED, BLOCKED, UNDELIVERABLE

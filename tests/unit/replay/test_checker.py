@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from support.traffic import arrive, plan_of
 
-from ray_messaging.replay.checker import Checker
+from ray_messaging.replay.worker import Checker
 
 # Agents 1 and "ann" in group 0, agent 2 in group 1; 0, 2, 4 and 5 go to group 0.
 ROWS = [(2, 1), (1, 2), (2, 1), (2, 2), (2, 1), ("ann", 1)]

@@ -22,7 +22,7 @@ from struct import Struct as Packer
 from struct import unpack
 from typing import Any, NamedTuple, Protocol
 
-from ray_messaging.cluster.handles.actor_calls import value_of, wait_restart
+from ray_messaging.cluster.handles.connection import value_of, wait_restart
 from ray_messaging.cluster.handles.group.waiting import Waiting
 from ray_messaging.cluster.lane_calls import AliveCall, Call, body_of, parts_of
 from ray_messaging.common.awaitables import Life, at_loop_end

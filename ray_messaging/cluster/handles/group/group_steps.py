@@ -7,8 +7,7 @@ from functools import partial
 
 import ray
 
-from ray_messaging.cluster.handles.actor_calls import find_actor, gone
-from ray_messaging.cluster.handles.connection import ExperimentConnection
+from ray_messaging.cluster.handles.connection import ExperimentConnection, find_actor, gone
 from ray_messaging.cluster.handles.messagers import named_messager, tell_metrics
 from ray_messaging.cluster.handles.own_loop import SharedLoop
 from ray_messaging.cluster.spec import Experiment
