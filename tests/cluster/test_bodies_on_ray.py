@@ -1,13 +1,8 @@
 """Bodies of steps on several embedded servers: three on a node, and one on each of two nodes."""
 
-import os
-import signal
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
-import ray
 import redis
-from support.cluster import PATIENCE_S, run_apart, wait_for
+from support.cluster import run_apart, wait_for
 
 from ray_messaging import Messaging, RedisConfig, Steps
 from ray_messaging.config import ShardsConfig
@@ -171,32 +166,6 @@ def test_a_run_goes_on_with_the_data_that_its_servers_have_kept(exp_id, model, t
         assert told(messaging, model, 12) == wanted
         messaging.shutdown(erase=True)
     assert not kept.exists()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("victim", ["server", "server-1"])
-def test_a_run_in_which_servers_and_drivers_are_killed(exp_id, model, tmp_path, victim):
-    def dying(me, inbox):
-        """Kill the process of agents 0, 4, 8 in the middle of some steps, once each."""
-        mark = tmp_path / f"died-{me.step}"
-        if me.step in {7, 13, 19} and me.id % 4 == 0 and not mark.exists():
-            mark.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        model(me, inbox)
-
-    steps = Steps(seed=7, digest=True)
-    with Messaging.start(f"{exp_id}-1", steps=steps, log_dir=tmp_path / "one") as messaging:
-        wanted = told(messaging, model, 30)
-    with Messaging.start(exp_id, steps=steps, log_dir=tmp_path / "log", shards=3) as messaging:
-        actor = ray.get_actor(f"{exp_id}/{victim}", namespace="ray_messaging")
-        with ThreadPoolExecutor(1) as threads:
-            running = threads.submit(told, messaging, dying, 30)
-            for step in (4, 10, 16):
-                messaging.steps.wait(step, timeout=PATIENCE_S)
-                os.kill(ray.get(actor.stats.remote())["pid"], signal.SIGKILL)
-            assert running.result(timeout=5 * PATIENCE_S) == wanted
-        assert ray.get(actor.stats.remote())["restarts"] == 3
-        assert len([*tmp_path.glob("died-*")]) == 3
 
 
 STEPS_ON_TWO_NODES = """

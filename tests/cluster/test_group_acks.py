@@ -189,18 +189,6 @@ def test_a_complete_fetch_has_all_that_was_delivered(hasty, make_group):
         assert numbers(messages) == list(range(400))
 
 
-def test_a_complete_fetch_includes_messages_given_up_by_others(hasty, make_group):
-    group = make_group(hasty)
-    fill(group, 6)
-    holder = new_handle(group)
-    holder.fetch(limit=2, timeout=60)
-    kept = new_handle(group).fetch(limit=2, timeout=60)
-    holder.give_up()
-    with group.fetch(complete=True) as messages:
-        assert set(numbers(messages)) | set(numbers(kept)) == set(range(6))
-        assert numbers(messages)[:2] == [0, 1]
-
-
 def test_a_task_acknowledges_messages_fetched_by_the_driver(messaging, pair):
     west, _ = pair
     fill(west, 2)

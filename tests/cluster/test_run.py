@@ -129,21 +129,6 @@ def test_a_second_run_has_the_processes_of_the_first_unless_they_died_or_would_r
 
 
 @pytest.mark.long
-def test_groups_that_are_killed_change_nothing(start, tmp_path):
-    def dying(me, inbox):
-        person(me, inbox)
-        mark = tmp_path / f"{me.id}"
-        if me.step in {2, 5} and me.id in {7, 8} and not mark.exists():
-            mark.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    result = start().run(dying, agents=AGENTS, groups=2, until=STEPS)
-    assert words(result) == sequential()[0]
-    assert sum(result.fates.values()) == messages_of(STEPS)
-    assert sorted(mark.name for mark in tmp_path.iterdir()) == ["7", "8"]
-
-
-@pytest.mark.long
 def test_a_call_that_is_remembered_is_made_once_although_its_step_runs_again(start, tmp_path):
     answers, mark, heard = tmp_path / "answers", tmp_path / "mark", []
 

@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import os
-import signal
 import uuid
 from collections import Counter
 
@@ -78,30 +76,6 @@ def test_tasks_give_the_states_and_digests_of_one_loop(messaging, groups):
     for step in (-1, "3", True):
         with pytest.raises(ConfigError, match="numbered from 0"):
             messaging.steps.digest(step)
-
-
-@pytest.mark.long
-def test_a_killed_actor_and_a_killed_task_change_nothing(messaging, groups, tmp_path):
-    @ray.remote(num_cpus=0, max_retries=3, retry_exceptions=[StepAborted])
-    def live_and_die(group, marks):
-        states = {}
-        for step in group.steps(until=STEPS):
-            states = run_step(step)
-            if step.number == 3 and not (marks / "actor").exists():
-                (marks / "actor").touch()
-                kill(group.actor)
-            if step.number == 5 and not (marks / "task").exists():
-                (marks / "task").touch()
-                os.kill(os.getpid(), signal.SIGKILL)
-        return states
-
-    first, *others = groups.values()
-    refs = [live_and_die.remote(first, tmp_path), *map(live.remote, others)]
-    found = ray.get(refs, timeout=300)
-    states, wanted = sequential()
-    assert joined(found) == states
-    assert digests(messaging) == wanted
-    assert sorted(mark.name for mark in tmp_path.iterdir()) == ["actor", "task"]
 
 
 @pytest.mark.long

@@ -57,7 +57,6 @@ SOAK = {
         "test_a_node_that_is_lost_with_its_bodies_is_named",
         "test_a_run_goes_on_with_the_data_that_its_servers_have_kept[data_dir]",
         "test_a_run_goes_on_with_the_data_that_its_servers_have_kept[beside the log]",
-        "test_a_run_in_which_servers_and_drivers_are_killed[server]",
     ],
     "cluster/test_step_rules_on_ray.py": ["test_a_change_applies_to_whole_steps[False]"],
     "cluster/test_two_clusters.py": [
