@@ -17,7 +17,7 @@ from ray_messaging.inspector.server.serve import Bound, Place, bind, serve
 from ray_messaging.inspector.sources.folder import FolderSource
 from ray_messaging.inspector.sources.live import LiveSource
 from ray_messaging.inspector.sources.live_control import LiveControl
-from ray_messaging.inspector.values import Source
+from ray_messaging.inspector.sources.log_rows import Source
 
 Target = Annotated[
     str, typer.Argument(metavar="EXP_ID|LOG_DIR", help="A running experiment, or the log_dir of a run that has ended.")

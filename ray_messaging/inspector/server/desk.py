@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from ray_messaging.inspector.sources.live_control import LiveControl
-from ray_messaging.inspector.values import Source
+from ray_messaging.inspector.sources.log_rows import Source
 
 T = TypeVar("T")
 

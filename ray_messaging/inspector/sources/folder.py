@@ -1,23 +1,19 @@
 """The folder of a log as a source: a run that has ended, or files of one that goes on."""
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from ray_messaging.eventlog.event_log import EventLog
-from ray_messaging.inspector.sources.log_rows import agent_facts, rows_of
+from ray_messaging.inspector.sources.log_rows import Source
 from ray_messaging.inspector.sources.traffic import Bin, Key, counted, traffic_of, unit_for
-from ray_messaging.inspector.values import AgentFacts, LetterFacts, Row, RowQuery, RuleFacts, State, Traffic, cut, name
-from ray_messaging.observability.health.findings import Health
+from ray_messaging.inspector.values import RuleFacts, Traffic, cut, name
 
 _MOST, _LONGEST = 14, 240  # lines of the record, and characters of each
 
 
-class FolderSource:
+class FolderSource(Source):
     """Source of the folder of a log. It counts the log once, and again when it has grown."""
-
-    live = False
 
     def __init__(self, log_dir: str | Path, log: EventLog | None = None) -> None:
         """Open a folder; raise LogError."""
@@ -47,10 +43,6 @@ class FolderSource:
         between = traffic_of([Bin(start, ends)], start, width, 1, rows)
         return replace(found, flows=between.flows, blocked_from=between.blocked_from)
 
-    def state(self) -> State | None:
-        """Return None: a folder has no present."""
-        return None
-
     def record(self) -> list[tuple[str, str]]:
         """Return the facts of the run: experiment, starts, groups, steps, changes of the rules; raise LogError."""
         run = self.log.run
@@ -66,10 +58,6 @@ class FolderSource:
         found.append(("changes of rules", f"{len(run['rule_changes']):,}"))
         return [(title, cut(value, _LONGEST)) for title, value in found[:_MOST]]
 
-    def health(self) -> Health | None:
-        """Return None: nothing runs."""
-        return None
-
     def rules(self) -> list[RuleFacts]:
         """Return the rules that acted, those with the most messages first."""
         table = self.log.count(by=["rule", "fate"])
@@ -79,15 +67,3 @@ class FolderSource:
                 what = "blocked" if row["fate"] == "blocked" else f"changed, {row['fate']}"
                 acted.setdefault(name(row["rule"]), []).append(f"{row['count']:,} {what}")
         return [RuleFacts(rule, "", "; ".join(found)) for rule, found in acted.items()]
-
-    def rows(self, query: RowQuery) -> Sequence[Row]:
-        """Return the last matching rows; raise InvalidQuery, LogError."""
-        return rows_of(self.log, query)
-
-    def agent(self, agent: str) -> AgentFacts:
-        """Return the facts about an agent; raise InvalidQuery, LogError."""
-        return agent_facts(self.log, agent)
-
-    def dead_letters(self) -> list[LetterFacts] | None:
-        """Return None: dead letters are on the server."""
-        return None

@@ -1,21 +1,19 @@
 """A running experiment as a source: its log's newest rows, its actors, its server."""
 
 import time
-from collections.abc import Sequence
+from functools import cached_property
 
 from ray_messaging.cluster.handles.connection import connect
 from ray_messaging.cluster.handles.dead_letters import DeadLetter
 from ray_messaging.cluster.messaging import Messaging
 from ray_messaging.errors import ConfigError
 from ray_messaging.eventlog.event_log import EventLog
-from ray_messaging.inspector.sources.log_rows import agent_facts, agent_id, rows_of
+from ray_messaging.inspector.sources.log_rows import Source, agent_facts, agent_id
 from ray_messaging.inspector.sources.traffic import Key, RollingTraffic, by_time, scaled
 from ray_messaging.inspector.values import (
     AgentFacts,
     GroupFacts,
     LetterFacts,
-    Row,
-    RowQuery,
     RuleFacts,
     State,
     StepFacts,
@@ -34,7 +32,7 @@ _TEXTS = 3  # of a dead letter
 _TEXT = 300  # characters of each
 
 
-class LiveSource:
+class LiveSource(Source):
     """Source of a running experiment. Each look counts only the rows that came since the last one."""
 
     live = True
@@ -46,16 +44,13 @@ class LiveSource:
         self._rolling = RollingTraffic(PERIOD_S)
         self._position: int | None = None
         self._share = 1.0
-        self._log: EventLog | None = None
 
-    @property
-    def log(self) -> EventLog:
+    @cached_property
+    def log(self) -> EventLog:  # type: ignore[override]  # nobody sets it
         """Return the log; raise ConfigError where none is kept."""
         if self._messaging.log_dir is None:
             raise ConfigError("this experiment keeps no event log: start it with log_dir=... to see its messages")
-        if self._log is None:
-            self._log = self._messaging.log
-        return self._log
+        return self._messaging.log
 
     def traffic(self) -> Traffic | None:
         """Return the traffic of the last minute; where much came at once, estimated from a sample of the rows."""
@@ -94,10 +89,6 @@ class LiveSource:
             progress.sealed + 1, progress.latest, progress.target, str(progress.wait_for), progress.waiting_for(), late
         )
 
-    def record(self) -> list[tuple[str, str]]:
-        """Return nothing: the experiment runs."""
-        return []
-
     def health(self) -> Health:
         """Return the findings of a health check."""
         return self._messaging.health()
@@ -116,10 +107,6 @@ class LiveSource:
             )
             for rule in found
         ]
-
-    def rows(self, query: RowQuery) -> Sequence[Row]:
-        """Return the last matching rows; raise InvalidQuery, ConfigError without a log."""
-        return rows_of(self.log, query)
 
     def agent(self, agent: str) -> AgentFacts:
         """Return the facts about an agent; raise InvalidQuery, ConfigError without a log."""

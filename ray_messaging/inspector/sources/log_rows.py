@@ -1,6 +1,6 @@
-"""Rows and agents of a log, as the pages show them."""
+"""Rows and agents of a log, as the pages show them, and what the sources of pages share."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -9,7 +9,20 @@ from ray_messaging.errors import InvalidAddress, InvalidQuery
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.reading.event_rows import dicts_of
 from ray_messaging.eventlog.reading.results import as_id
-from ray_messaging.inspector.values import NAME_WIDTH, TEXT_WIDTH, AgentFacts, Row, RowQuery, cut, name
+from ray_messaging.inspector.values import (
+    NAME_WIDTH,
+    TEXT_WIDTH,
+    AgentFacts,
+    LetterFacts,
+    Row,
+    RowQuery,
+    RuleFacts,
+    State,
+    Traffic,
+    cut,
+    name,
+)
+from ray_messaging.observability.health.findings import Health
 
 MOST_ROWS = 500
 NEIGHBOURS = 12
@@ -112,3 +125,47 @@ def _fates(log: EventLog, **fields: Any) -> dict[str, int]:  # noqa: ANN401 - se
 def _neighbours(log: EventLog, end: str, **fields: Any) -> list[tuple[str, int]]:  # noqa: ANN401 - see Fields
     first = log.count(by=end, **fields).slice(0, NEIGHBOURS)
     return [(name(as_id(row[end])), row["count"]) for row in first.to_pylist()]
+
+
+class Source:
+    """Facts about one run: a running experiment, or the folder of a log.
+
+    All calls block, so pages make them in threads; they raise MessagingError. None as an answer means that this source
+    cannot know it. `live` says whether the run goes on; `log` raises ConfigError where none is kept.
+    """
+
+    title: str
+    live = False
+    log: EventLog
+
+    def traffic(self) -> Traffic | None:
+        """Return the traffic: of the last minute where it is live, else of the whole run; None without a log."""
+        raise NotImplementedError
+
+    def state(self) -> State | None:
+        """Return groups, steps and counters as of now."""
+        return None
+
+    def record(self) -> list[tuple[str, str]]:
+        """Return the facts of the run, as names and values; [] where the pages show it as it is now."""
+        return []
+
+    def health(self) -> Health | None:
+        """Return the findings of a health check."""
+        return None
+
+    def rules(self) -> list[RuleFacts]:
+        """Return the rules, in order; of a log those that acted."""
+        raise NotImplementedError
+
+    def rows(self, query: RowQuery) -> Sequence[Row]:
+        """Return the last matching rows, the newest last; raise InvalidQuery, ConfigError without a log."""
+        return rows_of(self.log, query)
+
+    def agent(self, agent: str) -> AgentFacts:
+        """Return the facts about one agent; raises as `rows`."""
+        return agent_facts(self.log, agent)
+
+    def dead_letters(self) -> list[LetterFacts] | None:
+        """Return the first dead letters."""
+        return None
