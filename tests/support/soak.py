@@ -22,8 +22,6 @@ SOAK = {
     "cluster/test_failover_on_ray.py": [
         "test_messages_arrive_once_and_in_order_although_the_primary_is_lost_twice[two replicas]",
         "test_messages_arrive_once_and_in_order_although_the_primary_is_lost_twice[a cluster]",
-        "test_actors_that_die_with_the_primary_come_back_over_the_new_one[one replica]",
-        "test_actors_that_die_with_the_primary_come_back_over_the_new_one[two replicas]",
         "test_a_run_over_a_lost_primary_gives_the_digests_of_an_undisturbed_one[one replica]",
         "test_a_run_over_a_lost_primary_gives_the_digests_of_an_undisturbed_one[two replicas]",
         "test_a_run_over_a_lost_primary_gives_the_digests_of_an_undisturbed_one[bodies all over it]",
