@@ -75,7 +75,32 @@ class StepStamp(msgspec.Struct):
     step: int | None = None
 
 
-class AsyncGroup:
+class StampedHandle:
+    """What both handles of a group share: its name, its actor, and the step of its sends."""
+
+    name: str
+    actor: Any
+    _experiment: Experiment
+    _stamp: StepStamp
+
+    @property
+    def step(self) -> int | None:
+        """Return the simulation step that is stamped on messages as they are sent; None in a group with steps.
+
+        Setting it raises ConfigError in a group with steps.
+        """
+        return self._stamp.step
+
+    @step.setter
+    def step(self, step: int | None) -> None:
+        if self._experiment.steps:
+            raise ConfigError(
+                f"the step of group {self.name!r} is that of its loop: `for step in group.steps(until=...)`"
+            )
+        self._stamp.step = step
+
+
+class AsyncGroup(StampedHandle):
     """The calls of a group's handle for async code: `await group.aio.send(...)`.
 
     It is a handle of its own, with the same `step`: its fetches and those of `group` are apart. Several event loops may
@@ -121,22 +146,6 @@ class AsyncGroup:
 
     def __repr__(self) -> str:
         return f"AsyncGroup({self.name!r}, exp_id={self._experiment.exp_id!r})"
-
-    @property
-    def step(self) -> int | None:
-        """Return the simulation step that is stamped on messages as they are sent; None in a group with steps.
-
-        Setting it raises ConfigError in a group with steps.
-        """
-        return self._stamp.step
-
-    @step.setter
-    def step(self, step: int | None) -> None:
-        if self._experiment.steps:
-            raise ConfigError(
-                f"the step of group {self.name!r} is that of its loop: `for step in group.steps(until=...)`"
-            )
-        self._stamp.step = step
 
     @property
     def _actor_name(self) -> str:

@@ -5,7 +5,7 @@ from functools import cached_property, wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from ray_messaging.addressing.channels import AGENT_CHAT, AgentId
-from ray_messaging.cluster.handles.group.async_group import AsyncGroup, StepStamp
+from ray_messaging.cluster.handles.group.async_group import AsyncGroup, StampedHandle, StepStamp
 from ray_messaging.cluster.handles.group.waiting import Blocking
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.common.awaitables import finish
@@ -31,7 +31,7 @@ def _blocking(
     return blocking
 
 
-class Group:
+class Group(StampedHandle):
     """Handle of a group: sends for its agents, and fetches their messages.
 
     `actor` is the raw Ray handle, `aio` has the same calls for async code. Sends of one handle keep their order, and a
@@ -70,18 +70,6 @@ class Group:
     def aio(self) -> AsyncGroup:
         """Return the calls of this handle for async code: `await group.aio.send(...)`."""
         return AsyncGroup(self._experiment, self.name, self.actor, self._stamp, keep=self._keep)
-
-    @property
-    def step(self) -> int | None:
-        """Return the simulation step that is stamped on messages as they are sent; None in a group with steps.
-
-        Setting it raises ConfigError in a group with steps.
-        """
-        return self._calls.step
-
-    @step.setter
-    def step(self, step: int | None) -> None:
-        self._calls.step = step
 
     send = _blocking(AsyncGroup.send)
     send_many = _blocking(AsyncGroup.send_many)
