@@ -6,7 +6,7 @@ from urllib.parse import urlencode
 
 from nicegui import ui
 
-from ray_messaging.inspector.pages.frame import Changes, Problem, card, row_table, shown
+from ray_messaging.inspector.pages.frame import Changes, Problem, button, card, field, row_table, shown
 from ray_messaging.inspector.server.desk import Desk
 from ray_messaging.inspector.sources.live_control import LiveControl
 from ray_messaging.inspector.values import AgentFacts, number
@@ -21,11 +21,8 @@ class Agent:
         self._desk = desk
         with card("Agent"):
             with ui.row().classes("gap-3 items-end"):
-                self._id = ui.input("id", value=agent).props("dense").classes("w-48").props("data-mark=id")
-                self._id.on("keydown.enter", self.show)
-                ui.button("Show", on_click=self.show).props("dense unelevated no-caps color=primary").props(
-                    "data-mark=show"
-                )
+                self._id = field("id", agent, "id", "w-48", self.show)
+                button("Show", self.show)
                 self._where = ui.label().classes("note").props("data-mark=where")
             self._problem = Problem()
         with ui.row().classes("w-full no-wrap gap-3 items-stretch"):
@@ -45,7 +42,7 @@ class Agent:
             text = ui.input("a text, or a payload as JSON").props("dense data-mark=message").classes("grow")
             for label, call in (("Write", control.write), ("Ask", control.ask)):
                 send = partial(self._send, call, text)
-                ui.button(label, on_click=send).props(f"dense outline no-caps data-mark={label.lower()}")
+                button(label, send, "outline")
         self._changes = Changes(self._desk)
 
     async def _send(self, call: Callable[[str, str], str], text: ui.input) -> None:

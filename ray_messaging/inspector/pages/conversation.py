@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from nicegui import ui
 
-from ray_messaging.inspector.pages.frame import Problem, card, clock
+from ray_messaging.inspector.pages.frame import Problem, button, card, clock, field
 from ray_messaging.inspector.server.desk import Desk
 from ray_messaging.inspector.values import Row, RowQuery, size
 
@@ -20,25 +20,15 @@ class Conversation:
         self._shown: list[int] | None = None
         with card("Conversation"):
             with ui.row().classes("gap-3 items-end"):
-                self._one, self._other = self._input("one agent", one, "a"), self._input("the other", other, "b")
-                ui.button("Show", on_click=self.show).props("dense unelevated no-caps color=primary").props(
-                    "data-mark=show"
-                )
+                self._one = field("one agent", one, "a", "w-40", self.show)
+                self._other = field("the other", other, "b", "w-40", self.show)
+                button("Show", self.show)
                 ui.label("Without an id it is the user.").classes("note")
             self._problem = Problem()
             self._said = ui.column().classes("w-full gap-2").props("data-mark=said")
         ui.timer(0.05, self.show, once=True)
         if desk.source.live:
             ui.timer(_EVERY_S, self.show)
-
-    def _input(self, label: str, value: str, mark: str) -> ui.input:
-        return (
-            ui.input(label, value=value)
-            .props("dense")
-            .classes("w-40")
-            .props(f"data-mark={mark}")
-            .on("keydown.enter", self.show)
-        )
 
     async def show(self) -> None:
         """Show the last messages between the two."""

@@ -5,7 +5,7 @@ from functools import partial
 
 from nicegui import ui
 
-from ray_messaging.inspector.pages.frame import Changes, Problem, card, clock
+from ray_messaging.inspector.pages.frame import Changes, Problem, button, card, clock
 from ray_messaging.inspector.server.desk import Desk
 from ray_messaging.inspector.sources.live_control import LiveControl
 from ray_messaging.inspector.values import LetterFacts, number, size
@@ -56,7 +56,7 @@ class DeadLetters:
                     ui.label(text).classes("note mono")
             if self._desk.control is not None and letter.readable:
                 requeue = partial(self._requeue, self._desk.control, letter.id)
-                ui.button("Send again", on_click=requeue).props("dense outline no-caps size=sm data-mark=requeue")
+                button("Send again", requeue, "outline size=sm", "requeue")
 
     async def _requeue(self, control: LiveControl, letter: str) -> None:
         await self._changes.make(control.requeue, letter)

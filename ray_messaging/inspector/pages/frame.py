@@ -1,6 +1,6 @@
 """What pages share: the frame with title, links and colours, how a page tells of an error, and the table of rows."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeVar
@@ -123,6 +123,19 @@ def card(title: str, *, grow: str = "") -> Iterator[ui.column]:
     with ui.column().classes("card gap-1").style(f"flex: {grow}" if grow else "width: 100%") as column:
         ui.label(title).classes("head")
         yield column
+
+
+def button(
+    label: str, act: Callable[[], Awaitable[object]], look: str = "unelevated color=primary", mark: str = ""
+) -> None:
+    """Draw a button."""
+    ui.button(label, on_click=act).props(f"dense no-caps {look} data-mark={mark or label.lower()}")
+
+
+def field(label: str, value: str, mark: str, wide: str, enter: Callable[[], Awaitable[object]]) -> ui.input:
+    """Draw a field for a text; the key Enter sends it."""
+    drawn = ui.input(label, value=value).props("dense").classes(wide).props(f"data-mark={mark}")
+    return drawn.on("keydown.enter", enter)
 
 
 class Problem:

@@ -1,11 +1,9 @@
 """The overview: flow between groups, rates, steps, health."""
 
-from collections.abc import Awaitable, Callable
-
 from nicegui import ui
 
 from ray_messaging.inspector.pages import charts
-from ray_messaging.inspector.pages.frame import LEVELS, Changes, Problem, card
+from ray_messaging.inspector.pages.frame import LEVELS, Changes, Problem, button, card
 from ray_messaging.inspector.server.desk import Desk
 from ray_messaging.inspector.sources.live_control import LiveControl
 from ray_messaging.inspector.values import GroupFacts, State, StepFacts, Traffic, cut, name, number
@@ -46,13 +44,13 @@ class StepPanel:
 
     def _buttons(self, control: LiveControl) -> None:
         self._changes = Changes(self._desk)
-        _button("Pause", "pause", lambda: self._changes.make(control.pause))
-        _button("Resume", "resume", lambda: self._changes.make(control.resume))
+        button("Pause", lambda: self._changes.make(control.pause), "outline size=sm")
+        button("Resume", lambda: self._changes.make(control.resume), "outline size=sm")
         steps = ui.number(value=1, min=1, max=1_000_000, precision=0).props(
             'dense data-mark=steps-more aria-label="steps"'
         )
         steps.classes("w-16")
-        _button("Advance", "advance", lambda: self._changes.make(control.advance, int(steps.value or 1)))
+        button("Advance", lambda: self._changes.make(control.advance, int(steps.value or 1)), "outline size=sm")
 
     def show(self, state: State) -> None:
         """Show the present state."""
@@ -69,10 +67,6 @@ class StepPanel:
     def _allow(self, *, visible: bool) -> None:
         if self._desk.control is not None:
             self._controls.set_visibility(visible)
-
-
-def _button(label: str, mark: str, act: Callable[[], Awaitable[object]]) -> None:
-    ui.button(label, on_click=act).props(f"dense outline no-caps size=sm data-mark={mark}")
 
 
 def _said(steps: StepFacts) -> str:

@@ -6,7 +6,7 @@ from urllib.parse import urlencode
 
 from nicegui import ui
 
-from ray_messaging.inspector.pages.frame import Changes, Problem, card
+from ray_messaging.inspector.pages.frame import Changes, Problem, button, card
 from ray_messaging.inspector.server.desk import Desk
 from ray_messaging.inspector.sources.live_control import LiveControl
 from ray_messaging.inspector.values import Preview, RuleFacts
@@ -25,8 +25,8 @@ class RuleForm:
                 self._spec = ui.input("rule, as max-length:500").props("dense data-mark=spec").classes("grow")
                 self._index = ui.number("place (none: at the end)", min=0, precision=0, format="%d")
                 self._index.props("dense data-mark=place").classes("w-44")
-                _form_button("Preview", self.preview, "outline")
-                _form_button("Insert", self.insert, "unelevated color=primary")
+                button("Preview", self.preview, "outline")
+                button("Insert", self.insert)
             self._changes = Changes(desk)
             self._seen = ui.column().classes("w-full gap-1").props("data-mark=previewed")
             with ui.expansion("How rules are written").classes("note w-full").props("dense"):
@@ -61,10 +61,6 @@ class RuleForm:
         """Remove a rule."""
         await self._changes.make(self._control.pop_rule, which)
         await self._then()
-
-
-def _form_button(label: str, act: Callable[[], Awaitable[None]], look: str) -> None:
-    ui.button(label, on_click=act).props(f"dense no-caps {look} data-mark={label.lower()}")
 
 
 def _show(found: Preview) -> None:
@@ -111,11 +107,7 @@ class Rules:
                     if rule.failures:
                         ui.label(f"failed {rule.failures:,} times: {rule.last_error}").classes("row fate-blocked")
                     if self._form is not None:
-                        _button("Replace", partial(self._form.replace, rule.key))
-                        _button("Remove", partial(self._form.pop, rule.key))
+                        button("Replace", partial(self._form.replace, rule.key), "flat size=sm")
+                        button("Remove", partial(self._form.pop, rule.key), "flat size=sm")
             if not rules:
                 ui.label("There are no rules: each message passes.").classes("note")
-
-
-def _button(label: str, act: Callable[[], Awaitable[None]]) -> None:
-    ui.button(label, on_click=act).props(f"dense flat no-caps size=sm data-mark={label.lower()}")

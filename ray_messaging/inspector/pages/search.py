@@ -5,18 +5,18 @@ from typing import Any
 
 from nicegui import ui
 
-from ray_messaging.inspector.pages.frame import Problem, card, row_table, shown
+from ray_messaging.inspector.pages.frame import Problem, button, card, field, row_table, shown
 from ray_messaging.inspector.server.desk import Desk
 from ray_messaging.inspector.values import RowQuery
 from ray_messaging.receipt import FATES
 
 _FIELDS = (
-    ("agent", "agent"),
-    ("from_id", "from"),
-    ("to_id", "to"),
-    ("contains", "text contains"),
-    ("rule", "rule"),
-    ("step", "step, 5 or 5:10"),
+    ("agent", "agent", "w-32"),
+    ("from_id", "from", "w-32"),
+    ("to_id", "to", "w-32"),
+    ("contains", "text contains", "w-56"),
+    ("rule", "rule", "w-32"),
+    ("step", "step, 5 or 5:10", "w-32"),
 )
 
 
@@ -28,25 +28,15 @@ class Search:
         self._searching = asyncio.Lock()  # one after the other: else the rows of an earlier one could come last
         with card("Search the last rows that match"):
             with ui.row().classes("w-full gap-3 items-end"):
-                self._fields = {key: self._input(key, label, getattr(first, key)) for key, label in _FIELDS}
+                self._fields = {
+                    key: field(label, getattr(first, key), key, wide, self.search) for key, label, wide in _FIELDS
+                }
                 self._fate = ui.select(["", *FATES], value=first.fate, label="fate").props("dense").classes("w-32")
-                ui.button("Search", on_click=self.search).props("dense unelevated no-caps color=primary").props(
-                    "data-mark=search"
-                )
+                button("Search", self.search)
             self._problem = Problem()
             self._found = ui.label().classes("note").props("data-mark=found")
             self._table = row_table()
         ui.timer(0.05, self.search, once=True)
-
-    def _input(self, key: str, label: str, value: str) -> ui.input:
-        wide = "w-56" if key == "contains" else "w-32"
-        return (
-            ui.input(label, value=value)
-            .props("dense")
-            .classes(wide)
-            .props(f"data-mark={key}")
-            .on("keydown.enter", self.search)
-        )
 
     async def search(self) -> None:
         """Show the matching rows."""
