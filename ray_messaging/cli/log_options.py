@@ -15,41 +15,6 @@ from ray_messaging.eventlog.event_log import EventLog
 
 _ID_HELP = "repeatable; '' is the user"
 
-FromId = Annotated[list[str] | None, typer.Option("--from-id", metavar="ID", help=f"The sender; {_ID_HELP}.")]
-ToId = Annotated[list[str] | None, typer.Option("--to-id", metavar="ID", help=f"The recipient; {_ID_HELP}.")]
-Agent = Annotated[
-    list[str] | None, typer.Option("--agent", metavar="ID", help=f"The sender or the recipient; {_ID_HELP}.")
-]
-Channel = Annotated[list[str] | None, typer.Option("--channel", metavar="NAME", help="The whole channel; repeatable.")]
-Subtopic = Annotated[
-    list[str] | None, typer.Option("--subtopic", metavar="NAME", help="For example agent-chat; repeatable.")
-]
-FateOption = Annotated[
-    list[str] | None,
-    typer.Option("--fate", metavar="FATE", help="delivered, published, undeliverable or blocked; repeatable."),
-]
-Rule = Annotated[list[str] | None, typer.Option("--rule", metavar="NAME", help="The rule that acted; repeatable.")]
-MessageId = Annotated[list[str] | None, typer.Option("--message-id", metavar="ID", help="The message; repeatable.")]
-InReplyTo = Annotated[
-    list[str] | None, typer.Option("--in-reply-to", metavar="ID", help="The question that it answers; repeatable.")
-]
-Step = Annotated[
-    str | None,
-    typer.Option("--step", metavar="N|A:B", help="The simulation step, or steps from A to B, without B."),
-]
-Since = Annotated[
-    str | None, typer.Option("--since", metavar="TIME", help="Sent at this time or later: ISO (UTC) or unix seconds.")
-]
-Until = Annotated[str | None, typer.Option("--until", metavar="TIME", help="Sent before: ISO (UTC) or unix seconds.")]
-Contains = Annotated[
-    str | None, typer.Option("--contains", metavar="TEXT", help="A part of the payload's JSON; case-sensitive.")
-]
-Payload = Annotated[
-    list[str] | None,
-    typer.Option("--payload", metavar="NAME=VALUE", help="A value of typed payloads, or LOW:HIGH, without HIGH."),
-]
-Limit = Annotated[int | None, typer.Option("--limit", min=0, metavar="N", help="Only the first N rows.")]
-After = Annotated[int | None, typer.Option("--after", min=-1, metavar="POSITION", help="Only rows after this one.")]
 
 Target = Annotated[
     str,
@@ -58,23 +23,35 @@ Target = Annotated[
     ),
 ]
 
+
+def _texts(flag: str, metavar: str, text: str) -> Any:  # noqa: ANN401 - a type with an option
+    """Return the type of an option that may come several times."""
+    return Annotated[list[str] | None, typer.Option(flag, metavar=metavar, help=text)]
+
+
+def _text(flag: str, metavar: str, text: str) -> Any:  # noqa: ANN401 - as above
+    return Annotated[str | None, typer.Option(flag, metavar=metavar, help=text)]
+
+
 OPTIONS: dict[str, Any] = {
-    "from_id": FromId,
-    "to_id": ToId,
-    "agent": Agent,
-    "channel": Channel,
-    "subtopic": Subtopic,
-    "fate": FateOption,
-    "rule": Rule,
-    "message_id": MessageId,
-    "in_reply_to": InReplyTo,
-    "step": Step,
-    "since": Since,
-    "until": Until,
-    "contains": Contains,
-    "payload": Payload,
-    "limit": Limit,
-    "after": After,
+    "from_id": _texts("--from-id", "ID", f"The sender; {_ID_HELP}."),
+    "to_id": _texts("--to-id", "ID", f"The recipient; {_ID_HELP}."),
+    "agent": _texts("--agent", "ID", f"The sender or the recipient; {_ID_HELP}."),
+    "channel": _texts("--channel", "NAME", "The whole channel; repeatable."),
+    "subtopic": _texts("--subtopic", "NAME", "For example agent-chat; repeatable."),
+    "fate": _texts("--fate", "FATE", "delivered, published, undeliverable or blocked; repeatable."),
+    "rule": _texts("--rule", "NAME", "The rule that acted; repeatable."),
+    "message_id": _texts("--message-id", "ID", "The message; repeatable."),
+    "in_reply_to": _texts("--in-reply-to", "ID", "The question that it answers; repeatable."),
+    "step": _text("--step", "N|A:B", "The simulation step, or steps from A to B, without B."),
+    "since": _text("--since", "TIME", "Sent at this time or later: ISO (UTC) or unix seconds."),
+    "until": _text("--until", "TIME", "Sent before: ISO (UTC) or unix seconds."),
+    "contains": _text("--contains", "TEXT", "A part of the payload's JSON; case-sensitive."),
+    "payload": _texts("--payload", "NAME=VALUE", "A value of typed payloads, or LOW:HIGH, without HIGH."),
+    "limit": Annotated[int | None, typer.Option("--limit", min=0, metavar="N", help="Only the first N rows.")],
+    "after": Annotated[
+        int | None, typer.Option("--after", min=-1, metavar="POSITION", help="Only rows after this one.")
+    ],
 }
 _ENDS = ("from_id", "to_id", "agent")
 
