@@ -88,8 +88,11 @@ def _allow_graph(argument: Argument) -> Rule:
     return AllowGraph(edges)
 
 
-def _max_length(argument: Argument) -> Rule:
-    return MaxLength(**_settings("max-length", argument.text, {"limit_bytes": int}, bare="limit_bytes"))
+def _by_settings(
+    make: Callable[..., Rule], kind: str, known: Mapping[str, Callable[[str], Any]], bare: str | None = None
+) -> Callable[[Argument], Rule]:
+    """Return the builder of a rule that has settings only; `known` and `bare` are those of `_settings`."""
+    return lambda argument: make(**_settings(kind, argument.text, known, bare))
 
 
 def _pattern(argument: Argument) -> Rule:
@@ -97,18 +100,6 @@ def _pattern(argument: Argument) -> Rule:
     if argument.files and (path.suffix.lower() == ".txt" or _is_file(path)):
         return Pattern([word.strip() for _, word in _lines("pattern", path) if word.strip()])
     return Pattern([word.strip() for word in argument.text.split("|") if word.strip()])
-
-
-def _rate_limit(argument: Argument) -> Rule:
-    return RateLimit(**_settings("rate-limit", argument.text, {"per_second": float, "per_round": int}))
-
-
-def _round_quota(argument: Argument) -> Rule:
-    return RoundQuota(**_settings("round-quota", argument.text, {"contacts": int, "blocked": int}))
-
-
-def _sample(argument: Argument) -> Rule:
-    return Sample(**_settings("sample", argument.text, {"share": float, "seed": int}, bare="share"))
 
 
 def _ban(make: Callable[[Rule, int], Rule], kind: str) -> Callable[[Argument], Rule]:
@@ -229,9 +220,21 @@ KNOWN = {
         "sender-ban:3:max-length:500 (after 3 violations of the other rule) or sender-ban:after=3:max-length:500",
     ),
     "edge-ban": Known(_ban(EdgeBan, "edge-ban"), "edge-ban:3:max-length:500 (the same for a pair)"),
-    "rate-limit": Known(_rate_limit, "rate-limit:per_second=5,per_round=100"),
-    "round-quota": Known(_round_quota, "round-quota:contacts=10,blocked=5"),
+    "rate-limit": Known(
+        _by_settings(RateLimit, "rate-limit", {"per_second": float, "per_round": int}),
+        "rate-limit:per_second=5,per_round=100",
+    ),
+    "round-quota": Known(
+        _by_settings(RoundQuota, "round-quota", {"contacts": int, "blocked": int}),
+        "round-quota:contacts=10,blocked=5",
+    ),
     "pattern": Known(_pattern, "pattern:word|some words or pattern:FILE.txt"),
-    "sample": Known(_sample, "sample:0.1 (a share to block) or sample:share=0.1,seed=7"),
-    "max-length": Known(_max_length, "max-length:500 (bytes of JSON) or max-length:limit_bytes=500"),
+    "sample": Known(
+        _by_settings(Sample, "sample", {"share": float, "seed": int}, "share"),
+        "sample:0.1 (a share to block) or sample:share=0.1,seed=7",
+    ),
+    "max-length": Known(
+        _by_settings(MaxLength, "max-length", {"limit_bytes": int}, "limit_bytes"),
+        "max-length:500 (bytes of JSON) or max-length:limit_bytes=500",
+    ),
 }

@@ -10,6 +10,7 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from ray_messaging.addressing.channels import AgentId
+from ray_messaging.cluster.actors.restarts import OfHost
 from ray_messaging.cluster.handles.connection import translated
 from ray_messaging.cluster.messaging import Messaging
 from ray_messaging.common.process_tuning import tune_process
@@ -27,42 +28,37 @@ ROUNDS, WARM_UP = 150, 20  # of single messages
 GUESTS: tuple[AgentId, AgentId] = ("latency-probe-1", "latency-probe-2")
 
 
+of_worker = OfHost[Worker]()
+
+
 class ReplayActor:
-    """Ray actor of one group: a thin shell, as Ray wraps every method of an actor class."""
+    """Ray actor of one group, around its worker."""
 
     def __init__(self, messaging: Messaging, share: Share) -> None:
         self._messaging = messaging
         self._share = share
         self._messager: Messager | None = None
-        self._worker: Worker
+        self._host: Worker
 
     async def open(self, reference: Reference, guests: Sequence[AgentId]) -> None:
         """Listen for the group's agents, and for guests that are not part of the traffic."""
         self._messager = await self._messaging.open_messager(
             self._share.name, [*self._share.agents, *guests], subtopics=("agent-chat",)
         )
-        self._worker = Worker(self._messager, reference, self._share)
+        self._host = Worker(self._messager, reference, self._share)
         tune_process()
 
-    async def send(self) -> Sent:
-        """Send the group's share."""
-        return await self._worker.send()
-
-    async def receive(self) -> Tally:
-        """Check received messages until all have arrived."""
-        return await self._worker.receive()
+    send = of_worker(lambda worker: worker.send)
+    receive = of_worker(lambda worker: worker.receive)
+    exchange = of_worker(lambda worker: worker.exchange)
 
     async def expect(self, messages: int) -> None:
         """Set the number of messages to receive."""
-        self._worker.expect(messages)
+        self._host.expect(messages)
 
     async def progress(self) -> tuple[int, int]:
         """Return the numbers of messages sent and received."""
-        return self._worker.progress
-
-    async def exchange(self, own: AgentId, other: AgentId, rounds: int, *, first: bool) -> list[float]:
-        """Measure the latency of single messages."""
-        return await self._worker.exchange(own, other, rounds, first=first)
+        return self._host.progress
 
     async def close(self) -> None:
         """Commit received messages, and close."""

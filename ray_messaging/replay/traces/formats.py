@@ -1,14 +1,19 @@
-"""The formats of a trace: edge list, CSV with a header, JSON lines."""
+"""The formats of a trace, edge list, CSV with a header, JSON lines, and the content of its file, unzipped."""
 
+import codecs
 import csv
+import gzip
 import re
+import zlib
 from collections.abc import Callable, Iterator
 from decimal import Decimal
-from io import StringIO
+from io import BytesIO, StringIO
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from ray_messaging.errors import TraceError
 from ray_messaging.replay.traces.rows import (
     FROM_FIELDS,
     TEXT_FIELDS,
@@ -18,9 +23,9 @@ from ray_messaging.replay.traces.rows import (
     RowError,
     is_exact,
 )
-from ray_messaging.replay.traces.source import Source
 
-Reader = Callable[[Source, RequestedFields], Columns]
+GZIP_MAGIC = b"\x1f\x8b"
+CHUNK_BYTES = 1 << 20
 EDGE_FIELDS = ("src", "dst", "time")
 TIMELESS_WIDTH = 2
 TEXT_FIELDS_SET = frozenset(TEXT_FIELDS)
@@ -32,6 +37,70 @@ KONECT_FIELDS = ("src", "dst", "weight", "time")
 _KONECT = re.compile(r"(\s*#[^\n]*\n)*\s*%(%|\s)")
 _MATRIX = "%%MatrixMarket"
 _JSON_ARRAY = re.compile(r"\s*\[\s*[{\[\]]")
+
+
+class Source:
+    """A whole trace file, unzipped.
+
+    `data`: UTF-8 bytes without byte order mark; `text`: the same, decoded; `stem`, `extension`: of the name without
+    .gz, the extension in lower case with its dot.
+
+    Raises TraceError if the file cannot be read, is damaged, empty, or not UTF-8.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        inner = path.with_suffix("") if path.suffix.lower() == ".gz" else path
+        self.stem, self.extension = inner.stem, inner.suffix.lower()
+        try:
+            raw = path.read_bytes()
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise TraceError(
+                f"cannot read the trace {str(path)!r} ({reason}): check the path and its permissions",
+                file=str(path),
+                line=0,
+            ) from error
+        # By its first bytes, not by its name: browsers unzip downloads and keep the .gz.
+        data = self._unzip(raw) if raw.startswith(GZIP_MAGIC) else raw
+        self.data = data.removeprefix(codecs.BOM_UTF8)
+        if not self.data.strip():
+            raise self.broken(1, "the file is empty: a trace needs one message a line, so download or write it again")
+        self.text = self._decode()
+
+    def broken(self, line: int, reason: str) -> TraceError:
+        """Build the error for an invalid line (from 1)."""
+        return TraceError(f"{self.path.name}:{line}: {reason}", file=str(self.path), line=line)
+
+    def _unzip(self, raw: bytes) -> bytes:
+        parts: list[bytes] = []
+        with gzip.GzipFile(fileobj=BytesIO(raw)) as stream:
+            try:
+                # read1 returns the data before the damage, and so the line; read would drop it.
+                while part := stream.read1(CHUNK_BYTES):
+                    parts.append(part)
+            except (OSError, EOFError, zlib.error) as error:
+                line = sum(part.count(b"\n") for part in parts) + 1
+                raise self.broken(
+                    line,
+                    f"the gzip data is damaged from about this line on ({error}): download or zip it again",
+                ) from error
+        return b"".join(parts)
+
+    def _decode(self) -> str:
+        try:
+            return self.data.decode()
+        except UnicodeDecodeError as error:
+            line = self.data.count(b"\n", 0, error.start) + 1
+            begin = self.data.rfind(b"\n", 0, error.start) + 1
+            raise self.broken(
+                line,
+                f"byte {error.start - begin + 1} of the line, {self.data[error.start]:#04x}, is no UTF-8: "
+                "save the file as UTF-8, plain or gzipped",
+            ) from error
+
+
+Reader = Callable[[Source, RequestedFields], Columns]
 
 
 def _number(spelled: str) -> float | Decimal:

@@ -10,9 +10,8 @@ import numpy.typing as npt
 
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.errors import ConfigError
-from ray_messaging.replay.traces.formats import reader_for
+from ray_messaging.replay.traces.formats import Source, reader_for
 from ray_messaging.replay.traces.rows import RequestedFields
-from ray_messaging.replay.traces.source import Source
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
