@@ -5,7 +5,6 @@ import asyncio
 import pytest
 
 from ray_messaging import Messager
-from ray_messaging.errors import ConfigError
 from ray_messaging.steps import step_loop
 from ray_messaging.steps.step_loop import driven_loop
 from ray_messaging.transports.step_values import StepSettings
@@ -63,9 +62,3 @@ async def test_agents_that_the_host_gets_come_with_the_next_step(drive, host):
     assert len((await anext(steps)).agents) == 3
     await host.host_agents(range(3, 6), ["agent-chat"])
     assert list((await anext(steps)).agents) == list(range(6))
-
-
-async def test_an_experiment_without_steps_says_so(local):
-    async with Messager(local, "town", name="west") as messager:
-        with pytest.raises(ConfigError, match="has no steps"):
-            await driven_loop(messager.engine, "task")
