@@ -75,8 +75,8 @@ if TYPE_CHECKING:
     from ray_messaging.outgoing import Outgoing
     from ray_messaging.receipt import Receipt, Receipts
 
-# The module of a name is imported when the name is first used. A process thus loads only what it needs: `errors` comes
-# without Ray, a group without pyarrow (80 MB). Type checkers read the imports above.
+# The module of a name is imported when the name is first used. A process thus loads only what it needs: `errors` is
+# imported without Ray, and a group without pyarrow (80 MB). Type checkers read the imports above.
 _MODULES = {"rules": "ray_messaging.interception.rules"}
 _HOMES = {
     "Answers": "ray_messaging.conversations.answers",

@@ -30,7 +30,7 @@ from ray_messaging.common.limits import (
 )
 from ray_messaging.errors import ConfigError
 
-_LONGEST_S = 1e9  # 30 years: a server takes no endless time
+_LONGEST_S = 1e9  # 30 years: a server accepts no infinite time
 
 if TYPE_CHECKING:
     from pydantic._internal._model_construction import ModelMetaclass
@@ -70,9 +70,9 @@ class _OurSettings(ModelMetaclass):
 class _Settings(BaseModel, metaclass=_OurSettings):
     """Base of settings classes. It adds a list of the fields to the class docstring."""
 
-    model_config = ConfigDict(defer_build=True)  # a process that is given settings checks none
+    model_config = ConfigDict(defer_build=True)  # a process that receives checked settings need not check them again
 
-    _unnamed: ClassVar[str] = ""  # ends the error for a value without a name
+    _unnamed: ClassVar[str] = ""  # the end of the error for a value that was passed without a name
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:  # noqa: ANN401 - as BaseModel's
@@ -81,7 +81,7 @@ class _Settings(BaseModel, metaclass=_OurSettings):
 
 
 def settings_of(config: type[BaseModel]) -> Iterator[Setting]:
-    """Yield the description of each field. The table in docs/configuration.md is made of these."""
+    """Yield the description of each field. The table in docs/configuration.md is made from these descriptions."""
     for name, field in config.model_fields.items():
         choices = " | ".join(map(repr, get_args(field.annotation))) if get_origin(field.annotation) is Literal else ""
         kind = choices or (field.annotation.__name__ if isinstance(field.annotation, type) else str(field.annotation))
@@ -121,7 +121,10 @@ class ServerConfig(_Settings):
 
 
 class Steps(_Settings):
-    """Steps of a simulation, for `Messaging.start(exp_id, steps=Steps())`: messages of one are read in the next."""
+    """Settings for steps of simulated time, for `Messaging.start(exp_id, steps=Steps())`.
+
+    Messages that are sent in one step are read in the next step.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     _unnamed: ClassVar[str] = ". How many steps run is until= of messaging.run"
@@ -207,16 +210,16 @@ class RedisConfig(ServerConfig):
         return self
 
     def sentinel_addresses(self) -> list[tuple[str, int]]:
-        """Return the host and port of each Sentinel; raise ValueError for an address that is none."""
+        """Return the host and port of each Sentinel; raise ValueError if an address is not host:port."""
         return [_address("Sentinel", text, 26379) for text in self.sentinels]
 
     def cluster_addresses(self) -> list[tuple[str, int]]:
-        """Return the host and port of each node of the cluster; raise ValueError for an address that is none."""
+        """Return the host and port of each given cluster node; raise ValueError if an address is not host:port."""
         return [_address("node", text, 6379) for text in self.cluster]
 
     @classmethod
     def from_url(cls, url: str) -> "RedisConfig":
-        """Parse redis://, rediss:// or unix:// (`[user][:password]@host[:port][/db]`); raise ConfigError otherwise.
+        """Parse redis://, rediss:// or unix:// (`[user][:password]@host[:port][/db]`); raise ConfigError if invalid.
 
         By Sentinels: redis+sentinel:// or rediss+sentinel://
         (`[user][:password]@host[:port],host[:port],.../service[/db]`). A cluster: redis+cluster:// or rediss+cluster://
@@ -297,9 +300,9 @@ class RedisConfig(ServerConfig):
 
 
 class ShardsConfig(ServerConfig):
-    """Addresses of the servers of one experiment with steps: the primary, and those that only carry bodies of frames.
+    """Addresses of the servers of one experiment with steps: the primary, and servers that only keep frames' bodies.
 
-    In a cluster each has the same address, and slots of its own (see `key_tags`).
+    In a Redis Cluster all have the same address, and each has hash slots of its own (see `key_tags`).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
@@ -331,7 +334,7 @@ class ShardsConfig(ServerConfig):
         return self.servers[0].password
 
     def on_node(self, node: str) -> "ShardsConfig":
-        """Return this config for a process on a node: the server there takes its bodies, if there is one."""
+        """Return this config for a process on a Ray node: the node's own server, if any, stores the process' bodies."""
         return self.model_copy(update={"home": self.nodes.index(node) if node in self.nodes else None})
 
     def without_passwords(self) -> "ShardsConfig":
@@ -344,7 +347,7 @@ def _query_of(text: str) -> dict[str, str]:
 
 
 def _address(kind: str, text: str, port: int) -> tuple[str, int]:
-    """Return the host and port of a text; raise ValueError for one that is no address."""
+    """Return the host and port of an address; raise ValueError if the text is not of the form host:port."""
     parts = urlsplit(f"//{text}")
     if not parts.hostname or parts.path or parts.query or parts.fragment or parts.username is not None:
         raise ValueError(f"the address of a {kind} is host:port, not {text!r}")

@@ -60,15 +60,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_LEAVE_S = 2.0  # the longest wait for a server that is away, at the end
+_LEAVE_S = 2.0  # the longest wait at the end for a server that does not answer
 
 
 class Engine:
     """The parts of a messager: a transport, an accumulator, a subscription, a local log.
 
-    With a `name` the mailbox outlives this process; without one it goes when the engine closes. By `user_is_explicit`
-    a from_id of None is the user; else it may have been left out, which is refused where only the hosted agents may
-    send.
+    With a `name` the mailbox outlives this process; without one it is removed when the engine closes. With
+    `user_is_explicit` a from_id of None always means the user. Without it, None may also mean that from_id was left
+    out, which is refused if only the hosted agents may send.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Engine:
         payload_bytes = self.settings.payload_bytes
         self.checks = MessageChecks(self.exp_id, self.name, payload_bytes, user_is_explicit=user_is_explicit)
         self.log = LocalLog(self.exp_id, self.settings.log_list_messages, self.settings.log_list_bytes)
-        self.closed = self.closing = False  # closing: its owner has begun to
+        self.closed = self.closing = False  # closing: its owner has begun to close this
         self.frame_sender: FrameSender | None = None
         self.accumulator: Accumulator | None = None
         self.accepting: Accumulator | None = None  # the accumulator, while this is open
@@ -107,10 +107,10 @@ class Engine:
         self.fetcher.unavailable = self._not_listening
         self._interceptor = interceptor
         self._listened = False
-        self.agents_changed: Callable[[], None] = lambda: None  # called after some have come or left
+        self.agents_changed: Callable[[], None] = lambda: None  # called after agents have come or left
         self.hostings = 0  # how often agents came
         self.steps: StepSettings | None = None  # of the experiment; None: it has no steps, or this hosts no agents
-        self.step_loops = 0  # that were made
+        self.step_loops = 0  # number of step loops that were made
         self._step: int | None = None
         self._retired: list[VerdictClient] = []
         self._opening = asyncio.Lock()
@@ -120,7 +120,11 @@ class Engine:
     # -- life -----------------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Connect, unless that is done. Raises ConnectionFailed after `connect_timeout`, ServerRefused at once."""
+        """Connect, unless this is connected already.
+
+        Raises: ConnectionFailed if the server does not answer within `connect_timeout`; ServerRefused if it refuses the
+        password, user or db; Closed after `close`.
+        """
         async with self._opening:
             if self.closed:
                 raise self.not_open(Closed)
@@ -140,11 +144,11 @@ class Engine:
         self._life = await at_loop_end(self._end_with_loop)
 
     async def _end_with_loop(self) -> None:
-        """Close this with its event loop, which has cancelled its tasks: calls in another loop would wait for ever."""
+        """Close this when its event loop ends and has cancelled our tasks: calls in another loop would never return."""
         if self.closed:
             return
         self._life = None  # it ends now
-        await asyncio.sleep(0)  # a user's generator that ends now, too, may close it by itself
+        await asyncio.sleep(0)  # a user's generator that also ends now may close this messager itself
         if self.closed or self.closing:
             return
         self.closed = self._loop_ended = True
@@ -177,7 +181,7 @@ class Engine:
         self.accepting = self.accumulator
 
     async def close(self, *, commit: bool = True) -> None:
-        """Send accepted messages, commit fetched ones (if `commit`), and disconnect, unless that is done."""
+        """Send accepted messages, commit fetched ones (if `commit`), and disconnect, unless this is closed already."""
         if self.closed:
             return
         self.closed = True
@@ -196,7 +200,7 @@ class Engine:
                 last_first.push_async_callback(accumulator.close)
 
     async def _leave(self) -> None:
-        """Have the server forget this sender, unless its named mailbox waits for a successor."""
+        """Delete this sender's state on the server, unless its named mailbox waits for a successor."""
         waits = self.named and (self._listened or self.name in self.directory.records)
         if self.frame_sender is None or waits:
             return
@@ -236,21 +240,24 @@ class Engine:
         )
 
     async def _ended(self) -> Closed | None:
-        """Return the error of an experiment that has ended; None: it has not, as far as the interceptor knows."""
+        """Return the error for calls if the experiment has ended, or None if the interceptor knows of no end."""
         started = self.accumulator
         verdict_client = self._client_of(self._interceptor) if started is None else started.verdict_client
         return await verdict_client.ended() if isinstance(verdict_client, RemoteVerdictClient) else None
 
     @property
     def verdict_client(self) -> VerdictClient:
-        """Return the client that gets the verdicts of now; raise Closed."""
+        """Return the client that gets the verdicts now; raise Closed if this is not open."""
         if self.accumulator is None or self.closed:
             raise self.not_open(Closed)
         return self.accumulator.verdict_client
 
     @property
     def interceptor(self) -> object:
-        """Return the interceptor's handle; None: messages go without verdicts, if the experiment has no interceptor."""
+        """Return the interceptor's handle, or None if messages are sent without verdicts.
+
+        None is for an experiment that has no interceptor.
+        """
         return self._interceptor
 
     @interceptor.setter
@@ -258,7 +265,7 @@ class Engine:
         verdict_client = self._client_of(interceptor)
         self._interceptor = interceptor
         if self.accumulator is not None:
-            self._retired.append(self.accumulator.verdict_client)  # a batch may wait for it: it closes with us
+            self._retired.append(self.accumulator.verdict_client)  # a batch may wait for it: it is closed with this
             self.accumulator.verdict_client = verdict_client
 
     @property
@@ -278,21 +285,21 @@ class Engine:
 
     @property
     def sending(self) -> Accumulator:
-        """Return the accumulator; raise Closed."""
+        """Return the accumulator; raise Closed if this is not open, ConfigError in an experiment with steps."""
         if self.accepting is None:
             raise self.not_open(Closed)
         return self.accepting
 
     @property
     def bulk_sender(self) -> BulkSender:
-        """Return a sender of many messages; raise Closed."""
+        """Return a sender of many messages; raises as `sending`."""
         sending = self.sending
         assert self.frame_sender is not None
         return BulkSender(sending, self.frame_sender)
 
     @property
     def broadcaster(self) -> Broadcaster:
-        """Return a sender of broadcasts; raise Closed."""
+        """Return a sender of broadcasts; raises as `sending`."""
         sender = self.bulk_sender
         assert self.frame_sender is not None
         return Broadcaster(self.frame_sender, self.directory, self.audiences, sender)
@@ -301,7 +308,7 @@ class Engine:
 
     @property
     def receiving(self) -> Subscription:
-        """Return the subscription; raise NotListening, Closed."""
+        """Return the subscription; raise NotListening before `open`, Closed after `close`."""
         if self.subscription is None or self.closed:
             raise self.not_open(NotListening)
         return self.subscription
@@ -314,7 +321,10 @@ class Engine:
     async def host(
         self, agents: Iterable[AgentId], subtopics: Sequence[str], *, owner: str, gone: IsDead | None = None
     ) -> None:
-        """Claim agents for this messager, and listen on their channels; raise AlreadyExists."""
+        """Claim agents for this messager, and listen on their channels.
+
+        Raises: AlreadyExists if another messager hosts one of the agents, or holds the mailbox.
+        """
         hosted = AgentSet.of(agents)
         await self.receiving.host(hosted, subtopics, owner=owner, gone=gone)
         await self._take_name()
@@ -324,14 +334,22 @@ class Engine:
             self.checks.allow_only(hosted)
 
     async def add(self, agents: Iterable[AgentId]) -> None:
-        """Claim more agents, on the subtopics of those that are here; raise AlreadyExists, ConfigError."""
+        """Claim more agents, and listen for them on the subtopics of those that are hosted already.
+
+        Raises: AlreadyExists if another messager hosts one of the agents; ConfigError if this hosts no agents yet or
+        has no name.
+        """
         record = await self._own_record()
         await self.host(agents, [*record.by_subtopic()], owner=self.receiving.owner)
 
     async def release(self, agents: Iterable[AgentId], target: str | None, timeout: float) -> None:
-        """Let agents leave, with all that waits for them: to another mailbox, or (None) to the dead letters.
+        """Move agents, with all messages that wait for them, to mailbox `target`.
 
-        Raises: MoveFailed, UnknownName, AlreadyExists, ConfigError, Fenced.
+        If `target` is None, host them no longer, and make their messages dead letters.
+
+        Raises: MoveFailed if they could not leave within `timeout` seconds; UnknownName if an agent is not here or the
+        target does not exist; AlreadyExists if the target is this mailbox; ConfigError if this hosts no agents or has
+        no name; Fenced if a newer process has taken over the mailbox.
         """
         check_timeout(timeout, optional=False)
         leaving, record = AgentSet.of(agents), await self._own_record()
@@ -345,7 +363,7 @@ class Engine:
             return
         self.checks.refuse(leaving)
         try:
-            # What they have sent goes first: they may send from their new group at once.
+            # Their accepted messages are sent first, because they may send from their new group at once.
             accumulator, question = self.sending, TransactionBatch(None)
             await accumulator.transact(question)
             await asyncio.shield(question.future)
@@ -365,7 +383,10 @@ class Engine:
         return record
 
     def _check_leaving(self, leaving: AgentSet, record: Record, target: str | None) -> None:
-        """Raise where agents cannot leave for a mailbox, as far as the directory is known here."""
+        """Raise an error if agents cannot move to a mailbox, as far as our copy of the directory shows.
+
+        Raises: AlreadyExists if the mailbox is ours; UnknownName if an agent is not hosted here.
+        """
         if target == self.name and leaving:
             agent = next(iter(leaving))
             raise AlreadyExists(
@@ -383,7 +404,7 @@ class Engine:
         self.agents_changed()
 
     async def _join_steps(self) -> None:
-        """Become a stepped group where the experiment has steps: it sends and receives in its steps only."""
+        """Join the steps if the experiment has any. From then on this sends and receives only in its steps."""
         store = self.transport.steps
         self.steps = await store.settings()
         if self.steps is not None:
@@ -395,7 +416,7 @@ class Engine:
         return self.not_open(NotListening)
 
     async def _take_name(self) -> None:
-        """Fence an earlier sender of this name: with the mailbox, its name is ours."""
+        """Fence an earlier sender of this name, because whoever owns the mailbox also owns its name as a sender."""
         self._listened = True
         if self.named and self.frame_sender is not None:
             await self.frame_sender.begin()
@@ -421,7 +442,7 @@ class Engine:
 
 
 def check_step(step: object) -> int | None:
-    """Return a simulation step as it is stamped; raise ConfigError."""
+    """Return a simulation step in the form in which it is stamped; raise ConfigError unless an int64 or None."""
     try:
         number = None if step is None else index(step)  # type: ignore[arg-type]  # others raise
     except TypeError:

@@ -78,7 +78,7 @@ class InvalidAddress(MessagingError, ValueError):
 
 
 class UnknownSender(InvalidAddress):
-    """A message's from_id, `value`, is not an agent of the sending `group`; None: the message has no from_id."""
+    """A message's from_id, `value`, is not an agent of the sending `group`. None means that it has no from_id."""
 
     group: str
 
@@ -90,8 +90,8 @@ class InvalidPayload(MessagingError, TypeError):
 class PayloadMismatch(InvalidPayload, ValueError):
     """A payload does not fit a type or a schema; `field` is the part that does not (empty: the whole payload).
 
-    `agent` is its sender. `message_id` is known for a received message, `row` (its place in the call) and `subtopic`
-    for one that a schema refused.
+    `agent` is its sender. A received message has a `message_id`. A message that a schema refused has a `row` (its
+    position in the call) and a `subtopic`.
     """
 
     field: str
@@ -102,7 +102,7 @@ class PayloadMismatch(InvalidPayload, ValueError):
 
 
 class InvalidMsg(MessagingError, ValueError, AssertionError):
-    """A Msg, or the dict of one, is invalid: `value`, and for a dict the `missing` and `extra` keys.
+    """A Msg, or its dict form, is invalid: `value` holds it. For a dict, `missing` and `extra` are the wrong keys.
 
     AgentScope raises ValueError for a role and AssertionError for a dict. This error is both.
     """
@@ -127,7 +127,10 @@ class UnknownName(MessagingError, LookupError):
 
 
 class AlreadyExists(MessagingError, ValueError):
-    """An experiment, a group or an agent's claim already exists; `kind`, `value` and, where known, `owner`."""
+    """An experiment, a group or an agent's claim already exists.
+
+    `kind` and `value` say which; `owner` is its owner, or None if that is not known.
+    """
 
     kind: str
     value: object
@@ -135,14 +138,17 @@ class AlreadyExists(MessagingError, ValueError):
 
 
 class MoveFailed(MessagingError, RuntimeError):
-    """Agents could not leave their `group`, and nothing has changed; `messages` of theirs are in the way."""
+    """Agents could not leave their `group`, and nothing has changed.
+
+    `messages` is the number of their messages that are in the way, such as fetched ones that were not committed.
+    """
 
     group: str
     messages: int
 
 
 class NotListening(MessagingError, RuntimeError):
-    """Fetching needs `subscribe_and_start_listening` first, and an inbox an agent that is here."""
+    """The messager does not listen: a fetch needs `subscribe_and_start_listening` first, an inbox a hosted agent."""
 
 
 class TransactionError(MessagingError, RuntimeError):
@@ -150,9 +156,9 @@ class TransactionError(MessagingError, RuntimeError):
 
 
 class InvalidParts(MessagingError, ValueError):
-    """The parts of a step do not fit together: one is missing, came twice, or is of another step.
+    """The parts of a step do not fit together: one is missing, came twice, or belongs to another step.
 
-    `step` is the open one.
+    `step` is the step that is open.
     """
 
     step: int
@@ -161,8 +167,8 @@ class InvalidParts(MessagingError, ValueError):
 class NotRepeatable(MessagingError, AssertionError):
     """A model gave another result when it ran again (`ray_messaging.testing.check_repeatable`).
 
-    `step` and `agent` say where it did so first; `mine` and `theirs` are the two messages or states that differ (None:
-    one of them is missing), `what` is "message" or "state".
+    `step` and `agent` say where the results first differ. `mine` and `theirs` are the two messages or states that
+    differ; None means that one run has none there. `what` is "message" or "state".
     """
 
     step: int
@@ -173,9 +179,9 @@ class NotRepeatable(MessagingError, AssertionError):
 
 
 class StepAborted(MessagingError, RuntimeError):
-    """A step was not committed, and nothing of it counts: the group's next driver runs it again.
+    """A step was not committed, and nothing in it counts: the group's next driver runs the step again.
 
-    Where the commit has no answer the step may be committed all the same: the next driver finds that out, and goes on.
+    If the server did not answer the commit, the step may be committed all the same. The next driver finds out.
 
     `step` and `group` say which step it is.
     """
@@ -184,7 +190,7 @@ class StepAborted(MessagingError, RuntimeError):
 class StepFailed(MessagingError, RuntimeError):
     """The model's function failed for an agent in a step of `Messaging.run`; the step was not committed.
 
-    `agent`, `step` and `group` say where; `agent` is None where the model runs by group.
+    `agent`, `step` and `group` say where. `agent` is None if the model has one function for a whole group.
     """
 
     agent: int | str | None
@@ -193,7 +199,7 @@ class StepFailed(MessagingError, RuntimeError):
 
 
 class AudienceTooLarge(MessagingError, ValueError):
-    """Positions make more pairs than the limit of their audience; `pairs` and `limit`."""
+    """Positions make more pairs than their audience may have: `pairs` is their number, `limit` the most."""
 
     pairs: int
     limit: int
@@ -230,9 +236,10 @@ class NoAnswer(MessagingError, TimeoutError):
 
 
 class AnswerFailed(NoAnswer):
-    """A question has no answer, because the handler of `agent` failed on it: `error` is its type, `text` its text.
+    """A question has no answer, because the handler of `agent` failed on it.
 
-    It is a NoAnswer, so that who can go on without an answer catches one error.
+    `error` is the type of the handler's exception, `text` its text. Code that can go on without an answer needs to
+    catch only NoAnswer, which this is too.
     """
 
     error: str
@@ -249,7 +256,7 @@ class QuestionBlocked(MessagingError, PermissionError):
 
 
 class NoQuestion(MessagingError, ValueError):
-    """A reply of `agent` that cannot be sent: message `question` expects no answer from it, or has one."""
+    """`agent` cannot send a reply: message `question` expects no answer from it, or was answered already."""
 
     question: str
     agent: object = None
@@ -258,7 +265,8 @@ class NoQuestion(MessagingError, ValueError):
 class CommitFailed(MessagingError, RuntimeError):
     """Processed messages could not be committed, mostly because they were held too long and were redelivered.
 
-    `group` is the mailbox, `messages` their number; `held_s` and `loan_s` are None where time is not the reason.
+    `group` is the mailbox, `messages` their number. They were held for `held_s` seconds, and `loan_s` is the limit;
+    both are None if time is not the reason.
     """
 
     group: str
@@ -268,7 +276,10 @@ class CommitFailed(MessagingError, RuntimeError):
 
 
 class FetchTooLarge(MessagingError, ValueError):
-    """A complete fetch is above its limits: `messages` and `size`, `limit_messages` and `limit` (sizes in bytes)."""
+    """A fetch with `complete=True` is above its limits.
+
+    It would have `messages` messages and `size` bytes; `limit_messages` and `limit` (in bytes) are the most.
+    """
 
     messages: int
     size: int
@@ -279,7 +290,7 @@ class FetchTooLarge(MessagingError, ValueError):
 class Closed(MessagingError, RuntimeError):
     """The messager, group or experiment was closed.
 
-    `unsent`: it was closed before this send began, so nothing was sent.
+    If `unsent` is true, it was closed before this send began, so nothing was sent.
     """
 
     unsent: bool = False
@@ -295,7 +306,7 @@ def ended(exp_id: str, *, unsent: bool = False) -> Closed:
 
 
 class Fenced(MessagingError, RuntimeError):
-    """A newer process has taken over; `name` is the mailbox or sender, `epoch` ours."""
+    """A newer process has taken over. `name` is the mailbox or sender, `epoch` the number of this, older, owner."""
 
     name: str
     epoch: int
@@ -306,7 +317,10 @@ class FrameError(MessagingError, ValueError):
 
 
 class BodyLost(FrameError):
-    """Messages of a step are missing on the server that had confirmed them; `box` and the number of its `shard`."""
+    """Messages of a step are missing on a server that had confirmed them.
+
+    `box` names the mailbox and step, `shard` is the number of the server.
+    """
 
     box: str
     shard: int
@@ -315,7 +329,7 @@ class BodyLost(FrameError):
 class InvalidColumns(MessagingError, ValueError):
     """Columns of a bulk send do not fit together, or have values that cannot travel.
 
-    `column` is the name of a typed column, `row` the row of the value, where it is about one.
+    `column` is the name of a typed column, and `row` the row of a value. Each is None if the error is about neither.
     """
 
     column: str | None = None
@@ -329,21 +343,21 @@ class RuleError(MessagingError, ValueError):
 
 
 class TraceError(MessagingError, ValueError):
-    """A trace file has a broken line; `file` and `line` (from 1)."""
+    """A trace file has an invalid line: `file` is its path, `line` the number of the line, from 1."""
 
     file: str
     line: int
 
 
 class LogError(MessagingError, RuntimeError):
-    """The event log's folder, `path`, cannot be used, or lacks rows (`lost`: the server lost them)."""
+    """The event log's folder, `path`, cannot be used, or lacks rows. `lost` is true if the server has lost them."""
 
     path: str
     lost: bool = False
 
 
 class InvalidQuery(MessagingError, ValueError):
-    """A query of the event log is invalid; `field` and `value`."""
+    """A query of the event log is invalid: `field` is the argument, `value` what it was given."""
 
     field: str
     value: object
@@ -366,9 +380,9 @@ class TransitError(MessagingError):
 
 
 class ConnectionFailed(TransitError, ConnectionError):
-    """The server cannot be reached; `host` and `port`.
+    """The server at `host` and `port` cannot be reached.
 
-    `unsent`: it was reached, refused each attempt, and so has nothing of the send.
+    If `unsent` is true, the server was reached but refused each attempt, so nothing was sent.
     """
 
     host: str
@@ -393,7 +407,8 @@ class OutcomeUnknown(TransitError):
 class NotReplicated(OutcomeUnknown, ConnectionFailed):
     """Too few replicas of the server confirmed a call in time; the primary may have it, and may lose it.
 
-    `replicas` confirmed it, `wanted` (`MessagingConfig.wait_replicas`) must. `host` and `port` are the primary's.
+    `replicas` is the number that confirmed it, `wanted` (`MessagingConfig.wait_replicas`) the number that must. `host`
+    and `port` are the primary's.
     """
 
     replicas: int

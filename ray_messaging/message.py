@@ -23,15 +23,15 @@ UNSET: Any = object()
 class Message(msgspec.Struct, eq=False, gc=False):
     """One received message: a view of its frame, decoded on access.
 
-    It also answers like the dicts of redis-py: `message["channel"]` and `message["data"]` as bytes, `["type"]`,
-    `["pattern"]`.
+    It also has the items of redis-py's message dicts: `message["channel"]` and `message["data"]` as bytes, `["type"]`,
+    and `["pattern"]`.
     """
 
     _exp_id: str
     _batch: Batch
     _row: int
     _pattern: bytes | None = None
-    _payload: Any = UNSET  # bytes, which JSON has not: they are not decoded yet
+    _payload: Any = UNSET  # bytes mean that it is not decoded yet, because JSON has no bytes
     _msg: Msg | None = UNSET
 
     @property
@@ -51,13 +51,13 @@ class Message(msgspec.Struct, eq=False, gc=False):
 
     @property
     def subtopic(self) -> str | None:
-        """Return the last part of an agent's channel; None on other channels."""
+        """Return the last part of an agent's channel, or None for other channels."""
         topic = self._batch.topic_of(self._row)
         return None if topic[0] == ":" else topic
 
     @property
     def channel(self) -> str:
-        """Return the channel on which it was sent."""
+        """Return the channel on which the message was sent."""
         return build_channel(self._exp_id, self.to_id, self._batch.topic_of(self._row))
 
     @property
@@ -72,7 +72,7 @@ class Message(msgspec.Struct, eq=False, gc=False):
 
     @property
     def payload(self) -> Any:  # noqa: ANN401 - JSON of any shape
-        """Return the payload, decoded on first use; raise FrameError where a foreign client sent no JSON."""
+        """Return the payload, decoded on first use; raise FrameError if a foreign client sent invalid JSON."""
         found = self._payload
         if found is UNSET and isinstance(self._batch.lines, TypedColumns):
             found = self._payload = self._batch.lines.payload(self._row)
@@ -87,7 +87,7 @@ class Message(msgspec.Struct, eq=False, gc=False):
     def msg(self) -> Msg | None:
         """Return the payload as a Msg, built on first use; None where the payload is not a Msg.
 
-        Raises: InvalidMsg for a payload that has a Msg's marks, and is broken.
+        Raises: InvalidMsg for a payload that is marked as a Msg but is not a valid one.
         """
         if self._msg is UNSET:
             try:
@@ -100,7 +100,8 @@ class Message(msgspec.Struct, eq=False, gc=False):
     def to(self, kind: type[T]) -> T:
         """Return the payload as an object of a type: a pydantic model, a msgspec.Struct, a dataclass, a TypedDict.
 
-        Raises: PayloadMismatch for a payload that does not fit, FrameError where a foreign client sent no JSON.
+        Raises: PayloadMismatch if the payload does not fit the type, FrameError if a foreign client sent invalid
+        JSON.
         """
         typed = isinstance(self._batch.lines, TypedColumns)  # their NaN would be null in JSON
         try:
@@ -124,7 +125,7 @@ class Message(msgspec.Struct, eq=False, gc=False):
 
     @property
     def step(self) -> int | None:
-        """Return the sender's simulation step, None where the sender gave none."""
+        """Return the sender's simulation step, or None if the sender had none."""
         step = self._batch.step
         return step if step is None or isinstance(step, int) else int(step[self._row])
 
@@ -135,19 +136,19 @@ class Message(msgspec.Struct, eq=False, gc=False):
 
     @property
     def in_reply_to(self) -> str | None:
-        """Return the id of the question that this message answers; None: it answers none."""
+        """Return the id of the question that this message answers, or None if it is not an answer."""
         extension = self._batch.extension
         return None if extension is None or extension.in_reply_to is None else extension.in_reply_to[self._row]
 
     @property
     def expects_answer(self) -> bool:
-        """Tell whether this message is a question, which `reply` answers."""
+        """Return whether this message is a question, which can be answered with `reply`."""
         expects = None if self._batch.extension is None else self._batch.extension.expects_answer
         return expects is not None and bool(expects[self._row])
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Return the labels that rules gave it."""
+        """Return the labels that rules gave this message."""
         return self._batch.labels_of(self._row)
 
     def __getitem__(self, key: str) -> Any:  # noqa: ANN401 - redis-py's dicts mix types
@@ -199,7 +200,7 @@ class Message(msgspec.Struct, eq=False, gc=False):
 
 
 class DecodedMessage(Message, eq=False, gc=False):
-    """A message whose payload is decoded: a read of it calls no Python."""
+    """A message whose payload is already decoded, so that reading the payload runs no Python code."""
 
     payload = Message.__dict__["_payload"]  # the slot itself
 

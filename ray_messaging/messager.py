@@ -43,10 +43,10 @@ class Messager(names.ChannelNames):
 
     Args: `config` is a RedisConfig, its URL or a LocalServer. `message_interceptor` is
     `messaging.interceptor`, or any Ray actor that answers `forward(from_id, to_id, msg) -> bool`. With a `name` the
-    mailbox outlives this process, and the next messager of that name goes on where this one stopped; without one it
-    goes when this messager closes. An `observer` is called for each batch, frame, fetch, retry and new connection.
-    With `tracing`, sampled batches have spans (see docs/operations.md). `audiences` is where the pairs of audiences are
-    read.
+    mailbox outlives this process, and the next messager of that name goes on where this one stopped; without a name
+    the mailbox is removed when this messager closes. An `observer` is called for each batch, frame, fetch, retry and
+    new connection. With `tracing`, sampled batches have spans (see docs/operations.md). `audiences` is the source from
+    which the pairs of audiences are read.
     Use it as an async context manager, or call `init` and `close`.
     """
 
@@ -88,11 +88,15 @@ class Messager(names.ChannelNames):
     # -- life -----------------------------------------------------------------------------------------------------
 
     async def init(self) -> None:
-        """Connect, unless that is done. Raises ConnectionFailed after `connect_timeout`, ServerRefused at once."""
+        """Connect, unless this messager is connected already.
+
+        Raises: ConnectionFailed if the server does not answer within `connect_timeout`; ServerRefused if it refuses the
+        password, user or db; Closed after `close`.
+        """
         await self.engine.open()
 
     async def close(self) -> None:
-        """Send accepted messages, commit fetched ones, and disconnect, unless that is done."""
+        """Send accepted messages, commit fetched ones, and disconnect, unless this messager is closed already."""
         await self._close(commit=True)
 
     async def __aenter__(self) -> Self:
@@ -102,7 +106,7 @@ class Messager(names.ChannelNames):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # After an exception, messages that were fetched may not be handled: they come again.
+        # After an exception, fetched messages may not have been handled, so they are delivered again.
         await self._close(commit=error is None)
 
     async def _close(self, *, commit: bool) -> None:
@@ -116,11 +120,14 @@ class Messager(names.ChannelNames):
 
     @property
     def message_interceptor(self) -> object:
-        """Return the interceptor's handle; None: messages go without verdicts, if the experiment has no interceptor."""
+        """Return the interceptor's handle, or None if messages are sent without verdicts.
+
+        None is for an experiment that has no interceptor.
+        """
         return self.engine.interceptor
 
     def set_message_interceptor(self, message_interceptor: object) -> None:
-        """Set another interceptor, from the next batch on (None: none, in an experiment that has none)."""
+        """Use another interceptor from the next batch on. None is for an experiment that has no interceptor."""
         self.engine.interceptor = message_interceptor
 
     @property
@@ -139,8 +146,9 @@ class Messager(names.ChannelNames):
     ) -> Receipt:
         """Send one message and return its receipt; from_id None is the user.
 
-        Raises: InvalidAddress, UnknownSender, InvalidPayload, PayloadTooLarge at once; MailboxFull,
-        InterceptorUnavailable, OutcomeUnknown when it could not be sent; Closed.
+        Raises: InvalidAddress for an invalid channel or id; UnknownSender if from_id may not send here; InvalidPayload
+        or PayloadTooLarge for an invalid payload; MailboxFull, InterceptorUnavailable or OutcomeUnknown if it could
+        not be sent in time; Closed if this messager is not open.
         """
         accumulator = self.engine.accepting
         if accumulator is None:
@@ -159,7 +167,7 @@ class Messager(names.ChannelNames):
     async def send_messages(self, messages: Sequence[Outgoing]) -> Receipts:
         """Send many messages; one receipt for each message and recipient, in order. Raises as `send_message`.
 
-        Everything is checked before anything is sent.
+        All messages are checked before the first one is sent.
         """
         bulk_sender = self.engine.bulk_sender
         return await bulk_sender.send_entries(self.engine.checks.entries(messages))
@@ -169,8 +177,8 @@ class Messager(names.ChannelNames):
     ) -> Receipts:
         """Send n messages given as columns; one receipt for each. Raises as `send_message`, and InvalidColumns.
 
-        Args: from_ids and to_ids are integer arrays or sequences of ids (n,), each may be one id for all; payloads is a
-        sequence of n dicts, or one dict for all.
+        Args: from_ids and to_ids are integer arrays or sequences of ids (n,), or each a single id for all messages;
+        payloads is a sequence of n dicts, or one dict for all.
         """
         bulk_sender = self.engine.bulk_sender
         columns = self.engine.checks.columns(from_ids, to_ids, payloads)
@@ -187,7 +195,7 @@ class Messager(names.ChannelNames):
         """Send one message to all hearers of an agent in an audience; one receipt for each. from_id None is the user.
 
         Args: audience is its handle or name, or EVERYBODY.
-        Raises: UnknownName for an audience that is gone; else as `send_message`.
+        Raises: UnknownName if the audience does not exist; otherwise as `send_message`.
         """
         return await self.broadcast_columns(from_id, audience, payload, subtopic=subtopic)
 
@@ -219,10 +227,12 @@ class Messager(names.ChannelNames):
         subtopic: str = names.AGENT_CHAT,
         timeout: float | None = ANSWER_TIMEOUT_S,
     ) -> Message:
-        """Ask an agent; return its answer, the message with which it replies. Wait up to `timeout` seconds for it.
+        """Ask an agent, and wait up to `timeout` seconds for its answer. Return the answer, a message.
 
-        Raises: NoAnswer after that time, or at once where no mailbox takes the question; QuestionBlocked where a rule
-        blocks it; else as `send_message`. A later answer comes as an ordinary message of the next fetch.
+        An answer that arrives later is an ordinary message of the next fetch.
+
+        Raises: NoAnswer after that time, or at once if no mailbox takes the question; QuestionBlocked if a rule blocks
+        the question; otherwise as `send_message`.
         """
         return await self.conversation.ask(from_id, to_id, payload, subtopic, timeout)
 
@@ -235,22 +245,26 @@ class Messager(names.ChannelNames):
         subtopic: str = names.AGENT_CHAT,
         timeout: float | None = ANSWER_TIMEOUT_S,
     ) -> Answers:
-        """Ask many agents, with columns as of `send_columns`; return their answers, which fill up as they come.
+        """Ask many agents, with columns as in `send_columns`; return an object that collects their answers.
 
-        `async for answer in answers` gives them as they come, `await answers.wait()` waits for all; both end after
-        `timeout` seconds. Raises as `send_columns`.
+        `async for answer in answers` yields them as they arrive, and `await answers.wait()` waits for all; both end
+        after `timeout` seconds. Raises as `send_columns`.
         """
         return await self.conversation.ask_columns(from_ids, to_ids, payloads, subtopic, timeout)
 
     async def reply(self, message: Message, payload: Payload) -> Receipt:
         """Answer a question, a message with `expects_answer`, and return the receipt of the answer.
 
-        Raises: NoQuestion where the message expects no answer, or this process has answered it; else as `send_message`.
+        Raises: NoQuestion if the message expects no answer, or this process has answered it; otherwise as
+        `send_message`.
         """
         return await self.conversation.reply(message, payload)
 
     async def reply_columns(self, messages: Message | Iterable[Message], payloads: object) -> Receipts:
-        """Answer many questions, with a payload each or one for all; one receipt for each. Raises as `reply`."""
+        """Answer many questions, with one payload for each or one for all; return one receipt for each.
+
+        Raises: as `reply`.
+        """
         return await self.conversation.reply_columns(messages, payloads)
 
     async def serve(
@@ -264,16 +278,20 @@ class Messager(names.ChannelNames):
     ) -> None:
         """Await `handler(message)` for each message, at most `concurrency` at once, until this messager closes.
 
-        A message is committed when its handler has ended well, in any order; if this process dies before, it comes
-                again. A value that the handler returns is the answer to the question. Nothing else may fetch meanwhile.
+        A message is committed when its handler has succeeded, in any order. If this process dies before that, the
+        message is delivered again. A value that the handler returns is the answer to the question. Nothing else may
+        fetch from this messager meanwhile.
 
-        A handler that fails is tried again, `retries` times. Then its asker gets AnswerFailed, and its message becomes
-        a dead letter with the reason, or with on_error="end" the service ends: the handlers that run end first, then
-        the error is raised, and the message is for the next one that serves. Who asks meanwhile gets NoAnswer.
+        A handler that fails is called again, up to `retries` times. Then the asker gets AnswerFailed, and the message
+        becomes a dead letter with the reason. With on_error="end" the service ends instead: the handlers that run are
+        completed, the error is raised, and the message is left for the next service of this mailbox. Whoever asks
+        meanwhile gets NoAnswer.
 
-        Args: `timeout` are the seconds after which a handler is cancelled, and has failed (None: no limit).
+        Args: `timeout` is the number of seconds after which a handler is cancelled and counts as failed (None: no
+        limit).
         Raises: with on_error="end" the error of a handler; SystemExit and KeyboardInterrupt of a handler; ConfigError
-        where it is not async; the error of a reply that cannot be sent; Closed, Fenced.
+        if the handler is not async; the error of a reply that cannot be sent; Closed if this messager is not open;
+        Fenced if a newer process has taken over the mailbox.
         """
         serving = Serving.checked(concurrency, retries, timeout, on_error)
         server = MessageServer(
@@ -282,7 +300,7 @@ class Messager(names.ChannelNames):
         await server.run()
 
     async def flush(self) -> None:
-        """Wait until everything accepted has its receipt."""
+        """Wait until every accepted message has its receipt."""
         await self.engine.sending.flush()
 
     # -- receiving ------------------------------------------------------------------------------------------------
@@ -295,42 +313,49 @@ class Messager(names.ChannelNames):
     async def host_agents(
         self, agents: Iterable[AgentId], subtopics: Sequence[str], *, owner: str = "", gone: IsDead | None = None
     ) -> None:
-        """Claim agents for this messager, and listen on their channels; raise AlreadyExists if one is claimed.
+        """Claim agents for this messager, and listen on their channels.
 
-        Args: owner names the holder of the mailbox: while it lives, no other can take the mailbox over. gone tells
-        whether another owner is known to be dead: then there is no wait for its lease.
+        Args: `owner` names the owner of the mailbox; while that owner lives, no other can take the mailbox over.
+        `gone` returns whether another owner is known to be dead, so that its lease need not be waited for.
+        Raises: AlreadyExists if another messager hosts one of the agents, or another living owner has the mailbox.
         """
         await self.engine.host(AgentSet.of(column_of(agents, once=True)), subtopics, owner=owner, gone=gone)
         self._agents_changed()
         await self.conversation.resume()
 
     async def add_agents(self, agents: Iterable[AgentId]) -> None:
-        """Host more agents, on the subtopics of those that it hosts; those that it hosts already change nothing.
+        """Host more agents, on the same subtopics as those that are hosted here already.
 
-        Raises: AlreadyExists, with the agent's group as `owner`, where one is hosted elsewhere; ConfigError.
+        Agents that are hosted here already are ignored.
+
+        Raises: AlreadyExists, with the agent's group as `owner`, if one is hosted elsewhere; ConfigError if this
+        messager hosts no agents yet or has no name.
         """
         await self.engine.add(agents)
         self._agents_changed()
 
     async def remove_agents(self, agents: Iterable[AgentId], *, timeout: float = MOVE_TIMEOUT_S) -> None:
-        """Host agents no longer; what waits for them becomes dead letters. All of them, or none.
+        """Host agents no longer; messages that wait for them become dead letters. Either all agents leave, or none.
 
-        It waits up to `timeout` seconds until what was fetched for them is committed.
+        This waits up to `timeout` seconds until the messages that were fetched for them are committed.
 
-        In steps it counts from the next step that opens, and waits for nothing (see docs/moving-agents.md).
+        In an experiment with steps it takes effect from the next step that opens, without a wait (see
+        docs/moving-agents.md).
 
-        Raises: MoveFailed, UnknownName for an agent that is not here.
+        Raises: MoveFailed if the fetched messages were not committed in time; UnknownName for an agent that is not
+        here.
         """
         await self.engine.release(agents, None, timeout)
 
     async def move_agents(self, agents: Iterable[AgentId], *, to: str, timeout: float = MOVE_TIMEOUT_S) -> None:
-        """Move agents to another group, with all that waits for them, in order. All of them, or none.
+        """Move agents to another group, with all messages that wait for them, in order. Either all move, or none.
 
-        It waits up to `timeout` seconds until what was fetched for them is committed. Meanwhile this messager hands out
-        nothing from their first message on. In steps it counts from the next step that opens, and waits for nothing.
+        This waits up to `timeout` seconds until the messages that were fetched for them are committed. Meanwhile
+        fetches return no message from their first waiting one on. In an experiment with steps the move takes effect
+        from the next step that opens, without a wait.
 
-        Raises: MoveFailed, UnknownName for an agent that is not here or a group that does not exist, AlreadyExists for
-        a move to where they are.
+        Raises: MoveFailed if the fetched messages were not committed in time; UnknownName for an agent that is not
+        here or a group that does not exist; AlreadyExists if the agents are in that group already.
         """
         await self.engine.release(agents, names.check_name("group", to), timeout)
 
@@ -344,12 +369,13 @@ class Messager(names.ChannelNames):
     ) -> Messages:
         """Return new messages, at most `limit`; wait up to `timeout` seconds (None: for ever) for the first.
 
-        This commits the messages of the last fetch. After a crash, messages that are not committed come again.
+        This commits the messages of the last fetch. After a crash, uncommitted messages are delivered again.
 
         Args: with commit="acked" only `ack` commits the messages of this fetch, in any order: for coroutines that
         handle messages concurrently. With complete=True it returns all that the server had when it was called, in as
         many reads as that takes (see docs/receiving.md).
-        Raises: NotListening, Fenced, FetchTooLarge, ConfigError.
+        Raises: NotListening if this messager does not listen; Fenced if a newer process has taken over the mailbox;
+        FetchTooLarge above the limits of `complete`; ConfigError for an invalid argument.
         """
         if self.conversation.handed_out:
             await self.conversation.commit()
@@ -363,10 +389,11 @@ class Messager(names.ChannelNames):
     async def ack(self, messages: Message | Iterable[Message] | None = None) -> None:
         """Commit fetched messages now: one, some, or all that are not committed.
 
-        It returns when the commit is durable, even if earlier messages are not acknowledged. To repeat it is harmless.
+        It returns when the commit is durable, even if earlier messages are not acknowledged. Acknowledging a message
+        again is harmless.
 
-        Raises: ConfigError for messages that were not fetched here; CommitFailed where
-        too many ranges would lie apart; Fenced.
+        Raises: ConfigError for messages that were not fetched here; CommitFailed if the acknowledged messages have too
+        many gaps between them; Fenced if a newer process has taken over the mailbox.
         """
         await self._commit(messages)
         if self.engine.tracer is not None and messages is not None:
@@ -378,19 +405,19 @@ class Messager(names.ChannelNames):
             await self.conversation.commit(messages)
 
     def __aiter__(self) -> AsyncIterator[Message]:
-        """Iterate over messages as they arrive; the request for the next message commits the one before."""
+        """Iterate over messages as they arrive; requesting the next message commits the previous one."""
         return self.engine.fetcher.iterate()
 
     def inbox(self, agent_id: AgentId | None) -> InboxMessages:
-        """Iterate over one agent's messages as they arrive (None: those for no agent); many inboxes at once.
+        """Iterate over one agent's messages as they arrive (None: messages on channels that are not an agent's).
 
-        The request for the next message commits the one before, whatever the other agents do. A message whose handling
-        ends by `break` or an exception is not committed: the agent's next inbox gets it, or the next messager of this
-        name. Nothing else may fetch from then on. An agent whose inbox has no reader holds up the others once 5,000
-        messages are in hand.
+        Many inboxes can be open at once. Requesting the next message commits the previous one, whatever the other
+        agents do. A message whose handling ends by `break` or an exception is not committed: the agent's next inbox
+        gets it, or the next messager of this name. From then on nothing else may fetch from this messager. An agent
+        whose inbox nobody reads holds up the others once 5,000 fetched messages are uncommitted.
 
         Raises: ConfigError for an agent for which this messager does not listen; NotListening once the
-        agent has left; Closed, Fenced.
+        agent has left; Closed after `close`; Fenced if a newer process has taken over the mailbox.
         """
         agent_id = None if agent_id is None else names.check_id(agent_id)
         if agent_id is not None and not self.engine.receiving.listens_for(agent_id):
@@ -404,28 +431,30 @@ class Messager(names.ChannelNames):
         self._inboxes.agents_changed(self.name, self.engine.receiving.listens_for)
 
     def steps(self, *, until: int, leave: bool = False) -> "AsyncGenerator[Step, None]":
-        """Iterate over the steps of this group's agents, from the first one that is not committed to before `until`.
+        """Iterate over the steps of this group's agents, from the first uncommitted one up to `until`, exclusive.
 
-        To ask for the next step commits the one before; `break`, or an exception, leaves it uncommitted, and it runs
-        again. All groups must be driven at the same time: each waits until the others have closed the step before.
+        Requesting the next step commits the current one. After a `break` or an exception the current step is not
+        committed, and the next driver runs it again. All groups must be driven at the same time, because each waits
+        until the others have closed the previous step.
 
-        Args: with `leave` the group leaves before step `until`: the others go on without it.
-        Raises: ConfigError where the experiment has no steps, or this messager has no name or hosts no agents;
-        StepAborted, StepTooLarge, Fenced where a step could not be committed.
+        Args: with `leave` the group leaves before step `until`, and the others go on without it.
+        Raises: ConfigError if the experiment has no steps, or this messager has no name or hosts no agents;
+        StepAborted, StepTooLarge or Fenced if a step could not be committed.
         """
         from ray_messaging.steps.step_loop import step_loop  # noqa: PLC0415 - most messagers have no steps
 
         return step_loop(self.engine).steps(until, leave=leave)
 
     def transaction(self) -> Transaction:
-        """Begin a step that happens once: `async with messager.transaction() as tx:` (see docs/receiving.md).
+        """Begin a transaction: `async with messager.transaction() as tx:` (see docs/receiving.md).
 
         The messages that `tx` fetches and sends, and its state, are committed together at the end of the block, or not
         at all. There is one transaction at a time; meanwhile other sends go on, and other fetches raise
         TransactionError.
 
-        Raises: ConfigError without a name, NotListening, TransactionError; at the end of the block also the
-        errors of `send_message`: then nothing was committed. After OutcomeUnknown the next transaction finds out.
+        Raises: ConfigError if this messager has no name; NotListening if it does not listen; TransactionError if
+        another transaction is open; at the end of the block also the errors of `send_message`, and then nothing was
+        committed. After OutcomeUnknown the next transaction finds out whether this one was committed.
         """
         return Transaction(self.engine)
 

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Slice(NamedTuple):
-    """Rows `low` to `high` of one frame."""
+    """Rows `low` to `high`, exclusive, of one frame; `pattern` is the subscribed pattern that they matched, if any."""
 
     batch: Batch
     low: int
@@ -42,10 +42,10 @@ def slice_of(message: Message) -> Slice:
 class Messages(Sequence[Message]):
     """A batch of received messages in order of arrival: a sequence, with columns as numpy arrays.
 
-    `more` is False where the reader's last answer from the server had nothing behind these messages. True: there are
-    more, or the reader has not asked since. Only a fetch with `complete=True` asks by itself.
+    `more` is False if the server's last answer to the reader had no message after these. It is True if there are more,
+    or if the reader has not asked since. Only a fetch with `complete=True` asks the server in any case.
 
-    Args: `ahead` returns the messages of the only slice; it is called for the first iteration.
+    Args: `ahead` returns the messages of the only slice, built ahead; it is called for the first iteration.
     """
 
     __slots__ = ("_ahead", "_ends", "exp_id", "more", "slices")
@@ -83,7 +83,7 @@ class Messages(Sequence[Message]):
         return Message(self.exp_id, part.batch, row - self._ends[at] + part.high, part.pattern)
 
     def __iter__(self) -> Iterator[Message]:
-        if self._ahead is not None:  # once: a user may change what it got
+        if self._ahead is not None:  # only once, because a user may change the messages
             ahead, self._ahead = self._ahead, None
             return iter(ahead(self.slices[0].low, self.slices[0].high))
         if len(self.slices) == 1:
@@ -134,7 +134,7 @@ class Messages(Sequence[Message]):
 
     @property
     def payloads(self) -> list[Any]:
-        """Return the payloads, decoded; raise FrameError where a foreign client sent no JSON."""
+        """Return the payloads, decoded; raise FrameError if a foreign client sent invalid JSON."""
         return [message.payload for message in self]
 
     def to(self, kind: type[T]) -> list[T]:
@@ -158,17 +158,17 @@ class Messages(Sequence[Message]):
         return [PayloadPart(part.batch.lines, part.low, part.high) for part in self.slices]
 
     def column(self, name: str) -> NDArray[Any]:
-        """Return one value of each payload, by its name: (n,), or (n, k) of vectors; strings are objects.
+        """Return the named value of each payload: an array (n,), or (n, k) for vectors of k numbers.
 
-        The array of typed columns is read-only where the messages are of one frame. Raises InvalidColumns where a
-        payload has no such value.
+        Strings are in an array of objects. An array of typed columns is read-only if all messages are in one frame.
+        Raises InvalidColumns if a payload has no such value.
         """
         return column_of(self._payload_parts, name)
 
     def to_arrow(self) -> Any:  # noqa: ANN401 - pyarrow.Table
-        """Return a pyarrow.Table with the columns of `to_pandas`; a payload of JSON is its text, ids are all of a type.
+        """Return a pyarrow.Table with the columns of `to_pandas`; a JSON payload is its text, ids are all of one type.
 
-        Raises: InvalidColumns where a column has two types.
+        Raises: InvalidColumns if the values of a typed column have two types.
         """
         import pyarrow as pa  # noqa: PLC0415 - 80 MB that a group need not load
 
@@ -176,10 +176,11 @@ class Messages(Sequence[Message]):
         return with_exact_integers(pa.table(facts | arrow_columns(self._payload_parts)), _IDS)
 
     def to_pandas(self) -> Any:  # noqa: ANN401 - pandas.DataFrame, where pandas is installed
-        """Return a pandas.DataFrame whose columns have the names and types of the event log's.
+        """Return a pandas.DataFrame whose columns have the names and types of the event log's columns.
 
-        message_id, step, channel, subtopic, from_id, to_id, in_reply_to, labels, sent_at (UTC), and payload; payloads
-        in typed columns have a column each, as `payload.price`. Ids and steps are pandas' Int64, if no id is a str.
+        These are message_id, step, channel, subtopic, from_id, to_id, in_reply_to, labels, sent_at (UTC), and payload.
+        Typed payloads have one column for each value, such as `payload.price`. Ids and steps are pandas' Int64 if no
+        id is a str.
         """
         parts = self._payload_parts
         typed = {f"payload.{name}": filled_column(parts, name) for name in names_of(parts)}
@@ -243,11 +244,11 @@ def _joined(columns: list[NDArray[Any]]) -> NDArray[Any]:
 
 
 def decoded_messages(exp_id: str, batch: Batch, low: int, high: int) -> list[Message]:
-    """Return the messages of some rows. Payloads that are JSON are decoded together, in a third of the time."""
+    """Return the messages of some rows. JSON payloads are decoded together, which takes a third of the time."""
     if isinstance(batch.lines, PayloadColumn) and not batch.lines.raw:
         with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             payloads = _decoder.decode_lines(b"\n".join(batch.lines.by_row[low:high]))
-            if len(payloads) == high - low:  # an empty line is no value
+            if len(payloads) == high - low:  # an empty line has no value
                 same = repeat(exp_id), repeat(batch), range(low, high), repeat(None)
                 return list(map(DecodedMessage, *same, payloads))
-    return list(Messages(exp_id, [Slice(batch, low, high)]))  # each decodes its own, or tells its error
+    return list(Messages(exp_id, [Slice(batch, low, high)]))  # each decodes its own payload, or raises its error

@@ -17,8 +17,9 @@ from ray_messaging.compat.msg import Payload
 class Outgoing:
     """One message to send, or one payload for many recipients.
 
-    Build it with a channel, or with recipients by `to_agent` and `to_agents`. Ids are checked here, the channel when it
-    is sent. A from_id of None is the user. So is a missing one, except in a group, where from_id is required.
+    Build it with a channel, or for recipients with `to_agent` or `to_agents`. Ids are checked here, the channel when
+    the message is sent. A from_id of None means the user. So does a missing one, except in a group, where from_id is
+    required.
     """
 
     __slots__ = ("channel", "from_id", "payload", "subtopic", "to_id", "to_ids", "unnamed")
@@ -56,7 +57,7 @@ class Outgoing:
         from_id: SenderId = OMITTED,
         subtopic: str = AGENT_CHAT,
     ) -> "Outgoing":
-        """Build a message with one payload for many agents. It is encoded once; each agent has a receipt."""
+        """Build a message with one payload for many agents. The payload is encoded once; each agent has a receipt."""
         made = cls("", payload, from_id)
         made.channel = None
         made.to_ids = [check_id(to_id) for to_id in to_ids]

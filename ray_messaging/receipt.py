@@ -24,16 +24,16 @@ _UNKNOWN = bytes((UNKNOWN,))
 
 
 class PairFates(NamedTuple):
-    """How many pairs of each broadcast are delivered, and how many have no mailbox, int64 (n,)."""
+    """For each broadcast the number of pairs that were delivered, and of those that have no mailbox, int64 (n,)."""
 
     delivered: NDArray[np.int64]
     undeliverable: NDArray[np.int64]
 
 
 class Outcome:
-    """The fates of one batch: `codes` has a byte for each row, an index into FATES, UNKNOWN until it has one.
+    """The fates of one batch: `codes` has a byte for each row, an index into FATES, or UNKNOWN before it has a fate.
 
-    With `pairs` each row is a broadcast, and these are the fates of its pairs.
+    With `pairs` each row is a broadcast, and `pairs` counts the fates of its pairs.
     """
 
     __slots__ = (
@@ -70,7 +70,7 @@ class Outcome:
         return len(self.codes)
 
     def cut(self, low: int, high: int) -> "Outcome":
-        """Return the fates of some rows alone, of a batch of plain messages with numbers in a row."""
+        """Return the fates of some rows, in a batch of plain messages with consecutive numbers."""
         if low == 0 and high == len(self.codes):
             return self
         made = copy(self)
@@ -88,7 +88,7 @@ class Outcome:
         return np.frombuffer(self.codes, np.uint8).copy()
 
     def settle(self, rows: NDArray[np.intp] | None, fate: int | NDArray[np.uint8]) -> None:
-        """Fix the fate of some rows (None: all)."""
+        """Set the final fate of some rows (None: all)."""
         if rows is None and isinstance(fate, int):
             self.codes[:] = bytes((fate,)) * len(self.codes)
         else:
@@ -123,16 +123,19 @@ class Outcome:
         return max(0.0, self.done_at - (sent_at if isinstance(sent_at, float) else float(sent_at[row])))
 
     def receipt(self, row: int) -> "Receipt":
-        """Return the receipt of one message, which has its fate."""
+        """Return the receipt of one message whose fate is known."""
         return (Receipt if self.codes[row] <= PUBLISHED else _Unsent)(self, row)
 
 
 NO_LISTENER = "no mailbox listens on this channel, and no foreign subscriber took it"
 
 
-# C code builds a struct in a third of the time of a class. It is in no reference cycle.
+# C code builds a struct in a third of the time of a class. It is in no reference cycle, so gc=False is safe.
 class Receipt(msgspec.Struct, eq=False, gc=False):
-    """The fate of one send: delivered, published, undeliverable or blocked. A receipt is true if it was sent."""
+    """The fate of one send: delivered, published, undeliverable or blocked.
+
+    A receipt is true if the message was delivered or published.
+    """
 
     _outcome: Outcome
     _row: int
@@ -149,12 +152,12 @@ class Receipt(msgspec.Struct, eq=False, gc=False):
 
     @property
     def rule(self) -> str | None:
-        """Return the name of the rule that blocked the message, if one did."""
+        """Return the name of the rule that blocked the message, or None if no rule did."""
         return self._outcome.blocks.get(self._row, (None, None))[0]
 
     @property
     def reason(self) -> str | None:
-        """Return why the message was blocked or could not be delivered."""
+        """Return why the message was blocked or could not be delivered, or None."""
         if self._outcome.codes[self._row] == UNDELIVERABLE:
             return self._outcome.no_listener(self._row)
         return self._outcome.blocks.get(self._row, (None, None))[1]
@@ -186,7 +189,7 @@ class Receipt(msgspec.Struct, eq=False, gc=False):
 
 
 class _Unsent(Receipt, eq=False, gc=False):
-    """A receipt that is false. As a subclass, so that the truth of all other receipts costs no call."""
+    """A receipt that is false. It is a subclass so that testing the truth of other receipts needs no Python call."""
 
     def __bool__(self) -> bool:
         return False
@@ -201,13 +204,13 @@ def set_receipts(futures: "Sequence[asyncio.Future[Receipt]]", outcome: Outcome)
     while True:
         try:
             deque(setting, maxlen=0)  # runs the map to its end in C
-        except InvalidStateError:  # the caller of this one was cancelled
+        except InvalidStateError:  # the caller that waits for this future was cancelled
             continue
         return
 
 
 class Receipts(Sequence[Receipt]):
-    """The receipts of a bulk send, in its order. Each is built when it is read."""
+    """The receipts of a bulk send, in the order of its messages. Each is built when it is read."""
 
     __slots__ = ("_ends", "parts")
 

@@ -22,11 +22,11 @@ from ray_messaging.transports.values import Conclusion
 
 
 class Transaction:
-    """A step that happens once: an async context manager, made by `messager.transaction()`.
+    """One consume-process-produce step: an async context manager, made by `messager.transaction()`.
 
-    At the end of the block the server does all of it in one call: it commits the fetched messages, writes the sent
-    ones, and keeps `state`. After an exception in the block nothing is done, and the fetched messages come again. The
-    same holds after a crash, and the successor finds the state of the last transaction.
+    At the end of the block the server does everything in one call: it commits the fetched messages, writes the sent
+    ones, and keeps `state`. After an exception in the block nothing is done, and the fetched messages are delivered
+    again. The same holds after a crash, and the successor finds the state of the last transaction.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -75,7 +75,7 @@ class Transaction:
             gate.roll_back()
             raise
         try:
-            # It goes on if this is cancelled; the next transaction finds out its outcome.
+            # The commit goes on even if this is cancelled; the next transaction finds out its outcome.
             self._receipts = await asyncio.shield(batch.future)
         except (OutcomeUnknown, asyncio.CancelledError):
             gate.resolve_later(conclusion, partial(_committed, accumulator, batch))
@@ -83,7 +83,7 @@ class Transaction:
         except BaseException as error:
             gate.roll_back()
             if isinstance(error, Fenced) and self._engine.subscription is not None:
-                await self._engine.subscription.stop(error)  # the messages go to its successor
+                await self._engine.subscription.stop(error)  # the successor gets the messages
             raise
         gate.commit(conclusion)
 
@@ -96,16 +96,17 @@ class Transaction:
 
         A transaction can fetch several times. With complete=True it returns all that the server has now.
 
-        Raises: Fenced, FetchTooLarge, TransactionError after the block.
+        Raises: Fenced if a newer process has taken over the mailbox; FetchTooLarge above the limits of `complete`;
+        TransactionError after the block.
         """
         self._running()
         return await self._engine.fetcher.fetch_in_transaction(limit, timeout, self._running, complete=complete)
 
     @property
     def state(self) -> bytes | None:
-        """Return the state of the last transaction, or the one set in this block; None: there is none.
+        """Return the state that was set in this block, else that of the last transaction, or None if there is none.
 
-        Setting it raises InvalidPayload unless it is bytes or None, PayloadTooLarge above
+        Setting it raises InvalidPayload unless it is bytes or None, PayloadTooLarge if it is above
         MessagingConfig.state_bytes.
         """
         return self._state
@@ -120,7 +121,8 @@ class Transaction:
     ) -> None:
         """Queue one message, which is sent at the end of the block.
 
-        Raises: InvalidAddress, InvalidPayload, PayloadTooLarge, TransactionError above 16,384 messages.
+        Raises: InvalidAddress for an invalid channel or id; InvalidPayload or PayloadTooLarge for an invalid payload;
+        TransactionError after the block, or above 16,384 messages.
         """
         batch = self._running()
         sender, recipient, topic, line = self._engine.checks.checked(channel, payload, from_id, to_id)
@@ -148,7 +150,7 @@ class Transaction:
 
     @property
     def receipts(self) -> Receipts:
-        """Return the receipts of the messages, in order; raise TransactionError before the end of the block."""
+        """Return the receipts of the messages, in order; raise TransactionError before the block has committed."""
         if self._receipts is None:
             raise TransactionError("a transaction has receipts after the end of its block, if it was committed")
         return self._receipts
@@ -164,7 +166,7 @@ class Transaction:
 
 
 async def _committed(accumulator: Accumulator, batch: TransactionBatch) -> bool:
-    """Ask the server whether it has a transaction; after that no late attempt of it can arrive."""
+    """Return whether the server has committed a transaction; after that no late attempt of it can arrive."""
     question = TransactionBatch(None)
     await accumulator.transact(question)
     await asyncio.shield(question.future)
@@ -172,7 +174,7 @@ async def _committed(accumulator: Accumulator, batch: TransactionBatch) -> bool:
 
 
 def check_state(state: bytes | None, limit: int, name: str) -> bytes | None:
-    """Return a state that can be kept; raise InvalidPayload, PayloadTooLarge."""
+    """Return the state; raise InvalidPayload unless it is bytes or None, PayloadTooLarge if it is above the limit."""
     if state is not None and not isinstance(state, bytes):
         raise InvalidPayload(
             f"{name} must be bytes or None, not {type(state).__name__}: encode it, as in json.dumps(state).encode()"
