@@ -29,10 +29,10 @@ _SHOWN_COLUMNS = ["sent_at", "from_id", "to_id", "subtopic", "payload", "labels"
 
 
 class FolderSource:
-    """Source that answers from the closed segments of a folder."""
+    """A log source that answers queries from the closed segments of a folder."""
 
     live = False
-    unended: str | None = None  # what a run without an end lacks
+    unended: str | None = None  # what to do about a run that has no end; None: it has one
 
     def __init__(self, log_dir: str | Path) -> None:
         self._folder = Folder(log_dir)
@@ -48,11 +48,14 @@ class FolderSource:
             raise LogError(f"{str(log_dir)!r} holds no event log: {missing or advice}", path=str(log_dir))
 
     def follower(self) -> "FolderSource":
-        """Return itself: a finished log needs no state per reader."""
+        """Return this source itself: a finished log needs no state per reader."""
         return self
 
     def ask(self, question: str, **arguments: Any) -> Any:  # noqa: ANN401 - each query has its own
-        """Answer a query; raises as `answer`, and Unbalanced for the balance of a run that has no end."""
+        """Answer a query.
+
+        Raises: the errors of `answer`, and Unbalanced if `question` is "balance" and the run has no end.
+        """
         segments = self._folder.segments()
         try:
             found = answer(View(self._folder, segments), question, arguments)
@@ -67,7 +70,7 @@ class FolderSource:
         return found
 
     def wait(self, position: int, timeout_s: float) -> bool:  # noqa: ARG002 - no rows will come
-        """Return whether there are rows after a position."""
+        """Return whether the log has rows after a position. It does not wait: a closed log gets no more rows."""
         return bool(self.ask("end") > position)
 
 
@@ -84,9 +87,12 @@ class EventLog:
 
     @classmethod
     def open(cls, log_dir: str | Path) -> "EventLog":
-        """Open the folder of a finished run: a path, or a URI of pyarrow's file systems. Raises LogError.
+        """Open the folder of a finished run: a path, or a URI of pyarrow's file systems.
 
-        It warns where the run has no end: it may run still, or was killed, and rows may be missing.
+        It logs a warning if the run has no end: the run may still be going on, or it was killed and rows may be
+        missing.
+
+        Raises: LogError if the folder holds no event log, or cannot be read.
         """
         source = FolderSource(log_dir)
         if source.unended:
@@ -95,7 +101,7 @@ class EventLog:
 
     @property
     def unended(self) -> str | None:
-        """Return what to do about a folder whose run has no end, so that rows may be missing; None: all are there."""
+        """Return what to do about a run that has no end, whose rows may not all be here; None if the run has ended."""
         return self._source.unended if isinstance(self._source, FolderSource) else None
 
     @property
@@ -107,7 +113,7 @@ class EventLog:
     def run(self) -> dict[str, Any] | None:
         """Return the record of the run: experiment, steps, groups, starts with command and versions, rule changes.
 
-        See docs/event-log.md. None where the folder has no record.
+        See docs/event-log.md. None if the folder has no record.
         """
         found: dict[str, Any] | None = self._source.ask("run")
         return found
@@ -124,33 +130,36 @@ class EventLog:
         """Return the matching rows in log order: one per send and recipient.
 
         A broadcast has one row per mailbox with hearers, without a recipient: `pairs` is the number of hearers there.
-
-        from_id and to_id are int64, or both texts if one id among them is a str. `position` numbers the rows of the
-        log; pass the last one as `after` to get the next page. Payloads in typed columns have null as `payload`, and a
-        column `payload.x` for each of theirs; one that has several types in the result is a number or text.
-        `to_pandas()` makes pandas' Int64 of ids and steps, and of other whole numbers where some are missing.
+        from_id and to_id are int64, or both are texts if any id in the result is a str. `position` is a row's number in
+        the log; pass the last one as `after` to get the next page. A row whose payload is in typed columns has null as
+        `payload`, and its values are in the columns `payload.x`. If the values of such a column have several types in
+        the result, it is a number or text. `to_pandas()` returns pandas' Int64 for ids and steps, and for other whole
+        numbers that some rows lack.
 
         Args:
             internal: Add noted, entry and row: the source of a row in its stream.
             text: Return all payloads as JSON text in `payload`, and no other columns of payloads.
-            expand: Return a row for each hearer of a broadcast, of one position; fields and `limit` are of these rows.
+            expand: Return one row for each hearer of a broadcast, all with the broadcast's position. The other fields
+                and `limit` then apply to these rows.
         """
         return self._table("query", internal=internal, text=text, expand=expand, **fields)
 
     def recent(self, *, width: int = 1000, **fields: Unpack[Fields]) -> pa.Table:
         """Return the last matching rows, at most `limit` (100), in log order: payloads as JSON text, cut to `width`.
 
-        `payload_bytes` is the size of the whole text. It reads the log from its end, so it is fast in a long one. A
-        broadcast has one row per mailbox, as in `query`.
+        `payload_bytes` is the size of the uncut text. The log is read from its end, so this is fast in a long log, too.
+        A broadcast has one row per mailbox, as in `query`.
         """
         return self._table("recent", width=width, **({"limit": 100} | fields))
 
     def sql(self, query: str) -> pa.Table:
         """Return the answer to one SELECT over the table `messages`, which has the columns of `query`.
 
-        DuckDB answers it, in its SQL. Times are in UTC, and sums of whole numbers are int64 where they fit. It reads
-        the log alone: other files, changes and settings are refused with InvalidQuery, which also says what is wrong
-        with a query. Without duckdb it raises an ImportError that says how to install it.
+        DuckDB answers it, in DuckDB's SQL. Times are in UTC. Sums of whole numbers are int64 if they fit. The query can
+        only read the log.
+
+        Raises: InvalidQuery if the SQL is wrong, or would read other files or change anything; ImportError, which says
+        how to install duckdb, if it is not installed.
         """
         return self._table("sql", query=query)
 
@@ -161,9 +170,9 @@ class EventLog:
         return self._table("conversation", a=a, b=b, text=text, **fields)
 
     def thread(self, message_id: str, *, text: bool = False) -> pa.Table:
-        """Return the thread that a message is in: its first question, the answers to that, the answers to those.
+        """Return the thread that a message belongs to: its first question, the answers to that, the answers to those.
 
-        Rows as of `query`, each generation in order of time; none where no message has the id.
+        The rows are those of `query`. Each generation is in order of time. The table is empty if no message has the id.
         """
         return self._table("thread", message_id=message_id, text=text)
 
@@ -172,11 +181,11 @@ class EventLog:
         return self._table("count", by=by, **fields)
 
     def sample(self, by: str | Collection[str] = "fate", *, after: int = -1, most: int = 50_000) -> Sample:
-        """Count the rows behind a position, as `count`; of more than `most` rows a sample from all parts of them.
+        """Count the rows after a position, as `count` does; if there are more than `most` rows, count a sample of them.
 
-        For a view of a running experiment that is renewed again and again: unlike the others, it does not wait for
-        messages that the log has not read yet. It returns the counts, the position `reached`, for the next call, and
-        the `share` of the rows that was counted.
+        It is for a view of a running experiment that is refreshed again and again. Unlike the other queries, it does
+        not wait for messages that the log has not read yet. It returns the counts, the position `reached` (pass it as
+        `after` in the next call), and the `share` of the rows that was counted.
         """
         found: Sample = self._source.ask("sample", by=by, after=after, most=most)
         return found._replace(counts=with_exact_integers(found.counts, NUMBERS))
@@ -184,15 +193,17 @@ class EventLog:
     def edges(self, **fields: Unpack[Fields]) -> pa.Table:
         """Return the edges of the message graph by time: one row per message from an agent to an agent.
 
-        from_id, to_id, sent_at, step, subtopic, message_id, position; of delivered messages, or of another `fate`.
+        The columns are from_id, to_id, sent_at, step, subtopic, message_id and position. Only delivered messages are
+        returned, unless another `fate` is given.
         """
         return self._table("edges", **fields)
 
     def to_networkx(self, *, weighted: bool = False, **fields: Unpack[Fields]) -> Any:  # noqa: ANN401 - networkx is optional
         """Return the edges as a networkx.MultiDiGraph: one per message, with sent_at, step, subtopic, id.
 
-        Args: weighted returns a DiGraph: one edge per pair, `weight` messages. Without networkx it raises an
-        ImportError that says how to install it.
+        Args: with `weighted` it returns a DiGraph, whose edges have the number of messages of a pair as `weight`.
+
+        Raises: ImportError, which says how to install networkx, if it is not installed.
         """
         try:
             import networkx as nx  # noqa: PLC0415 - an optional dependency
@@ -213,32 +224,38 @@ class EventLog:
         return graph
 
     def balance(self, *, expand: bool = False) -> Balance:
-        """Check that every send ended in exactly one fate; raise Unbalanced with the offenders otherwise.
+        """Check that every send ended in exactly one fate.
 
-        It is also raised if rows are known to be missing because the server lost them.
+        Args: with `expand` each hearer of each broadcast is checked; without it, only the rows of broadcasts.
 
-        Args: expand looks at each hearer of each broadcast; without it, at their rows.
+        Raises: Unbalanced, with the offending sends, if a send has no fate, two fates or repeated rows, and also if
+        rows are known to be missing because the server lost them.
         """
         found: Balance = self._source.ask("balance", expand=expand)
         return found
 
     def digest(self, step: int) -> bytes:
-        """Return the digest of a step: equal for equal messages, on every layout. See docs/steps.md.
+        """Return the digest of a step. Equal messages give equal digests, however the agents are spread over groups.
 
-        It covers the messages that groups sent in the step, and those from outside that were read in it, except the
-        ones that a rule blocked or rewrote. It is final once the step is sealed.
+        It covers the messages that groups sent in the step, and the messages from outside that were read in it, except
+        those that a rule blocked or rewrote. It is final once the step is sealed. See docs/steps.md.
         """
         return bytes(self._source.ask("digest", step=step))
 
     def history_digest(self, step: int) -> bytes:
-        """Return the digest of all steps up to one: equal if all of them are."""
+        """Return the digest of all steps up to `step`.
+
+        It is equal for two runs if all these steps have equal digests.
+        """
         return bytes(self._source.ask("history_digest", step=step))
 
     def diff(self, other: "EventLog") -> Difference | None:
-        """Return the first message that differs from another run's log; None: both runs sent the same.
+        """Return the first message that differs from another run's log, or None if both runs sent the same messages.
 
-        For runs in steps: it goes by step, recipient, sender and n-th send, and compares what `digest` covers. Raises
-        ConfigError where neither run had steps.
+        It is for runs in steps. Messages are compared in the order of step, recipient, sender and n-th send, and by the
+        fields that `digest` covers.
+
+        Raises: ConfigError if neither run, or only one of them, had steps.
         """
         in_steps = {log.run["steps"] is not None for log in (self, other) if log.run is not None}
         if len(in_steps) > 1:
@@ -251,23 +268,29 @@ class EventLog:
         return found
 
     def tail(self, *, timeout_s: float | None = None, **fields: Unpack[Fields]) -> Tail:
-        """Iterate over new rows, or those after the position `after`, as soon as they are logged.
+        """Iterate over new rows, or over the rows after the position `after`, as soon as they are logged.
 
-        It ends after timeout_s without a row (None: never), after `limit` rows, or at the end of a finished run.
+        The iteration ends after timeout_s without a row (None: it never times out), after `limit` rows, or at the end
+        of a finished run.
         """
         after = fields.pop("after", None)
         return Tail(self._source.follower(), after=after, timeout_s=timeout_s, fields={**fields})
 
     def export(self, path: str | Path, *, on_progress: OnProgress | None = None, **fields: Unpack[Fields]) -> int:
-        """Write the matching rows to a .parquet, .csv or .jsonl file; return their number. Memory stays flat."""
+        """Write the matching rows to a .parquet, .csv or .jsonl file; return the number of rows.
+
+        Memory use does not grow with the number of rows.
+        """
         return export(self._source.follower(), path, on_progress, {**fields})
 
     def pages(
         self, *, rows: int = PAGE, text: bool = False, expand: bool = False, **fields: Unpack[Fields]
     ) -> Iterator[pa.Table]:
-        """Yield the result of `query` as tables of at most `rows` rows, up to the log's present end; at least one.
+        """Yield the result of `query` as tables of at most `rows` rows.
 
-        Args: with expand a table may have more rows, those of the hearers of its broadcasts.
+        The log is read up to its present end. At least one table is yielded, which may be empty.
+
+        Args: with `expand` a table may have more than `rows` rows, because each broadcast becomes one row per hearer.
         """
         found = pages(self._source.follower(), {**fields, "text": text, "expand": expand}, rows)
         return (with_exact_integers(page, NUMBERS) for page in found)

@@ -1,12 +1,12 @@
 """The event log's folder: Parquet segments. Each is complete or absent, and has its stream cursors in its footer.
 
 A segment is `events-{number:08d}.parquet`, so that any reader of Parquet folders can read this one. It is written under
-a name that readers ignore, made durable, and renamed. File systems that are not local have no renaming: there a file
+a name that readers ignore, made durable, and renamed. File systems that are not local cannot rename: there a file
 appears, complete, when it is closed.
 
-Each row has its position in the log. Payloads in typed columns have a file for each set of columns. Where a segment has
-several files, the one with the cursors names the others, and comes last: a file that none names does not count. The
-others have names that no earlier one had, `events-{number:08d}-{rows}-{n}.parquet`.
+Each row has its position in the log. Rows whose payloads have the same set of typed columns share a file, so a segment
+may have several files. The file with the cursors names the others, and is published last: a file that is named by none
+is not part of the log. The other files get names that were never used before, `events-{number:08d}-{rows}-{n}.parquet`.
 """
 
 import errno
@@ -47,8 +47,8 @@ _LOCK = "_lock"
 class StepPosition(NamedTuple):
     """Position of the log in an experiment's steps.
 
-    `handled` is the last sealed step whose messages it has. `outside` counts the rows from outside that it has of boxes
-    for later steps.
+    `handled` is the last sealed step whose messages are in the log. `outside` maps each box of a later step to the
+    number of its rows from outside that are in the log.
     """
 
     handled: int
@@ -67,20 +67,20 @@ class Segment(NamedTuple):
     epoch: int  # the writer's
     size: int  # bytes
     begun: dict[str, tuple[str, int]]  # stream -> the entry after its cursor, and its rows in the segment
-    taken: dict[str, tuple[int, int]]  # stream -> messages and bytes in this and all earlier ones
+    taken: dict[str, tuple[int, int]]  # stream -> messages and bytes in this and all earlier segments
     first_s: float | None = None  # earliest sent_at, unix s; None: unknown
     last_s: float | None = None  # latest sent_at
-    steps: StepPosition | None = None  # in the experiment's steps; None: it has none
+    steps: StepPosition | None = None  # in the experiment's steps; None: the experiment has no steps
     others: tuple[str, ...] = ()  # the files beside `path`
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Return the paths of all files."""
+        """Return the paths of all files of the segment."""
         return (self.path, *self.others)
 
 
 class Staged(NamedTuple):
-    """A durable segment whose files do not have their names yet: `temporary` has one for each of the files."""
+    """A durable segment whose files still have temporary names. `temporary` lists these names, one for each file."""
 
     segment: Segment
     temporary: tuple[str, ...]
@@ -89,7 +89,8 @@ class Staged(NamedTuple):
 class Folder:
     """Folder of an event log: a path, or a URI of pyarrow's file systems.
 
-    Its methods raise LogError, and ConfigError for a segment of another schema.
+    Its methods raise LogError if the folder or a file in it cannot be used, and ConfigError if a segment has the schema
+    of another version.
     """
 
     def __init__(self, log_dir: str | Path) -> None:
@@ -103,9 +104,11 @@ class Folder:
         self.local = isinstance(self.filesystem, pafs.LocalFileSystem)
 
     def prepare(self, exp_id: str, *, any_schema: bool = False) -> None:
-        """Prepare the folder for an experiment's log; raise LogError if it is not writable, or has another's log.
+        """Prepare the folder for an experiment's log.
 
-        Args: with `any_schema` segments of another schema are fine: they will be removed.
+        Args: with `any_schema` segments of another schema are accepted, because they will be removed.
+
+        Raises: LogError if the folder cannot be written, or holds the log of another experiment.
         """
         probe = self._file("_probe")
         try:
@@ -125,19 +128,29 @@ class Folder:
                 )
 
     def segments(self, *, any_schema: bool = False) -> list[Segment]:
-        """Return the segments by number, from their footers; raise LogError with the first damaged one."""
+        """Return the segments by number, from their footers.
+
+        Args: with `any_schema` segments of another schema are accepted.
+
+        Raises: LogError with the path of the first damaged segment; ConfigError for a segment of another schema.
+        """
         found = (self._read(info, any_schema=any_schema) for info in self._listed())
         return sorted(found, key=lambda segment: segment.number)
 
     def write(self, number: int, tables: pa.Table | Sequence[pa.Table], meta: dict[str, Any]) -> Segment:
-        """Write a segment durably, or replace the one of that number completely. Raises OSError."""
+        """Write a segment durably. It replaces an earlier segment of the same number completely.
+
+        Raises: OSError if a file cannot be written.
+        """
         return self.publish(self.stage(number, tables, meta))
 
     def stage(self, number: int, tables: pa.Table | Sequence[pa.Table], meta: dict[str, Any]) -> Staged:
-        """Make a segment's bytes durable, but not visible yet (on local file systems). Raises OSError.
+        """Make a segment's bytes durable, but (on local file systems) not visible yet.
 
-        Args: tables without positions are one after the other; meta has exp_id, epoch, first_row and cursors; first_s,
-        last_s, begun, taken and steps are optional.
+        Args: the rows of tables without positions follow one another, table by table. meta must have exp_id, epoch,
+        first_row and cursors; first_s, last_s, begun, taken and steps are optional.
+
+        Raises: OSError if a file cannot be written.
         """
         last, *others = placed([tables] if isinstance(tables, pa.Table) else tables, meta["first_row"])
         last = without_empty(last)
@@ -160,7 +173,7 @@ class Folder:
         return Staged(_segment(self._file(names[-1]), size, meta), temporary)
 
     def publish(self, staged: Staged) -> Segment:
-        """Give the files of a staged segment their names, durably. Raises OSError."""
+        """Rename the files of a staged segment to their final names, durably. Raises OSError if that fails."""
         segment, temporary = staged
         if self.local:
             for path, name in zip(temporary[:-1], segment.others, strict=True):
@@ -174,7 +187,10 @@ class Folder:
         return segment
 
     def drop_unused(self, segments: Sequence[Segment], number: int | None = None) -> None:
-        """Remove the files that no segment names, of one number or of all. Only the folder's writer may call this."""
+        """Remove the files that no segment names. Only the folder's writer may call this.
+
+        Args: number limits the removal to files of the segment with this number; None removes those of all numbers.
+        """
         used = {path for segment in segments for path in segment.others}
         prefix = "events-" if number is None else f"events-{number:08d}-"
         for info in self._files(_OTHER):
@@ -182,7 +198,7 @@ class Folder:
                 self.filesystem.delete_file(info.path)
 
     def erase(self) -> None:
-        """Remove the segments, and leftovers of a crash. Raises LogError."""
+        """Remove the segments, and what a crash left behind. Raises LogError if a file cannot be removed."""
         try:
             # The newest first: an interruption leaves a log that ends early, not one with a gap.
             for info in reversed(
@@ -195,7 +211,10 @@ class Folder:
             raise self._error(f"its segments cannot be removed: {error}; {_advice(error)}") from error
 
     def read_small(self, name: str) -> bytes:
-        """Return the content of a small file beside the segments, b"" if there is none. Raises LogError."""
+        """Return the content of a small file beside the segments, b"" if it does not exist.
+
+        Raises: LogError if it cannot be read.
+        """
         try:
             with self.filesystem.open_input_stream(self._file(name)) as stream:
                 return bytes(stream.read())
@@ -205,11 +224,11 @@ class Folder:
             raise self._error(f"its {name} cannot be read: {error}; {_advice(error)}") from error
 
     def agent_sets(self) -> list[str]:
-        """Return the digests of the sets of agents in it."""
+        """Return the digests of the sets of agents that are stored in the folder."""
         return [found[1] for info in self._files(_AGENTS) if (found := _AGENTS.fullmatch(info.base_name)) is not None]
 
     def write_small(self, name: str, data: bytes) -> None:
-        """Write a small file beside the segments, atomically and durably. Raises OSError."""
+        """Write a small file beside the segments, atomically and durably. Raises OSError if that fails."""
         path = self._file(name)
         temporary = f"{path}.tmp" if self.local else path
         with self.filesystem.open_output_stream(temporary) as stream:
@@ -221,9 +240,10 @@ class Folder:
 
     @contextmanager
     def lock(self) -> Iterator[bool]:
-        """Lock the folder against other writers while a segment is published; False: another writer has the lock.
+        """Lock the folder against other writers while a segment is published.
 
-        File systems that are not local have no lock: there this is always True.
+        It yields False if another writer has the lock. File systems that are not local have no lock: there it always
+        yields True.
         """
         if not self.local:
             yield True

@@ -19,8 +19,8 @@ _MOST_NUMBERS = 12  # rows or columns with numbers in the cells
 def plot(stats: dict[str, Any], path: str | Path, *, title: str = "") -> None:
     """Draw the result of `EventLog.stats` into a .png, .pdf or .svg file.
 
-    Raises: ImportError that says how to install matplotlib, InvalidQuery for another suffix, LogError if the file
-    cannot be written.
+    Raises: ImportError, which says how to install matplotlib, if it is not installed; InvalidQuery for another suffix;
+    LogError if the file cannot be written.
     """
     path = Path(path)
     check_picture(path)
@@ -34,7 +34,10 @@ def plot(stats: dict[str, Any], path: str | Path, *, title: str = "") -> None:
 
 
 def figure_of(stats: dict[str, Any]) -> Any:  # noqa: ANN401 - matplotlib's Figure
-    """Draw the result of `EventLog.stats`; raise ImportError that says how to install matplotlib."""
+    """Return a figure that shows the result of `EventLog.stats`.
+
+    Raises: ImportError, which says how to install matplotlib, if it is not installed.
+    """
     groups = stats["groups"]
     height = max(2.6, 0.38 * len(groups["from"]) + 1.3)
     figure, (above, below) = new_figure(10, 3.6, height)
@@ -44,7 +47,10 @@ def figure_of(stats: dict[str, Any]) -> Any:  # noqa: ANN401 - matplotlib's Figu
 
 
 def new_figure(width: float, *heights: float) -> tuple[Any, Any]:
-    """Return a figure and its axes, one below the other, in inches; raise ImportError as above."""
+    """Return a figure and its axes, one below the other. Width and heights are in inches.
+
+    Raises: ImportError, which says how to install matplotlib, if it is not installed.
+    """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - an optional dependency
         from matplotlib.figure import Figure  # noqa: PLC0415 - likewise
@@ -56,7 +62,7 @@ def new_figure(width: float, *heights: float) -> tuple[Any, Any]:
 
 
 def check_picture(path: Path) -> None:
-    """Raise InvalidQuery if the file name has no suffix of a picture."""
+    """Raise InvalidQuery if the file name does not end in .png, .pdf or .svg."""
     if path.suffix.lower() not in _SUFFIXES:
         raise InvalidQuery(
             f"cannot draw {str(path)!r}: name a file that ends in {', '.join(_SUFFIXES)}", field="path", value=path
@@ -94,7 +100,7 @@ def _draw_traffic(axes: Any, stats: dict[str, Any]) -> None:  # noqa: ANN401 - m
 
 
 def span_in_words(seconds: float) -> str:
-    """Return a round span in words: 100 ms, minute, 6 hours."""
+    """Return a round span of time in words, such as "100 ms", "minute" or "6 hours"."""
     if seconds < 1:
         return f"{seconds * 1000:g} ms"
     lengths = (("day", 86_400), ("hour", 3600), ("minute", 60), ("second", 1))
@@ -103,7 +109,7 @@ def span_in_words(seconds: float) -> str:
 
 
 def _unit(seconds: float) -> tuple[str, int]:
-    """Return the unit for an axis of this length, and its seconds."""
+    """Return the unit for a time axis of this length, and the number of seconds in the unit."""
     return next(
         (found for found in (("days", 86_400), ("hours", 3600), ("minutes", 60)) if seconds >= 2 * found[1]),
         ("seconds", 1),

@@ -2,10 +2,10 @@
 
 - The record of the run: what ran, with which settings, started by which command.
 - The rule changes of the run.
-- The account: the writer that owns the folder, and the rows known to be missing. The server's epochs decide which
-  writer may trim the streams. The account decides which may publish files: a server that was flushed has lost its
-  epochs, and a new run may repeat them.
-- The sets of agents of mailboxes, whose pairs the row of a broadcast stands for.
+- The account: which writer owns the folder, and which rows are known to be missing. The server's epochs decide which
+  writer may trim the streams, and the account decides which writer may publish files. Epochs are not enough for that: a
+  server that was flushed has lost its epochs, and a new run may repeat them.
+- The sets of agents of mailboxes. The row of a broadcast names the set in which its hearers are.
 """
 
 import platform
@@ -36,8 +36,8 @@ _IN_URL = re.compile(r"://[^/@\s]*@")
 class RunStart(msgspec.Struct, frozen=True):
     """One start of an experiment that logs into the folder.
 
-    `ended` is None while it runs, and where it was `killed` and its log is not finished yet. `data` is the folder that
-    its embedded server keeps its data in; None: it has none, or several.
+    `ended` is None while the run goes on, and also if it was `killed` and its log is not finished yet. `data` is the
+    folder in which its embedded server keeps its data; None: it has no embedded server, or several.
     """
 
     run: str
@@ -53,7 +53,7 @@ class RunStart(msgspec.Struct, frozen=True):
 
 
 class RunRecord(msgspec.Struct, frozen=True):
-    """All that is known of a run beside its messages.
+    """All that is known of a run besides its messages.
 
     `groups` maps each group to its number of agents, `model` holds the arguments of `messaging.run`.
     """
@@ -67,7 +67,10 @@ class RunRecord(msgspec.Struct, frozen=True):
 
 
 def read_run(folder: "Folder") -> RunRecord | None:
-    """Return the record of the folder's run; None: it has none. Raises LogError, ConfigError for another format."""
+    """Return the record of the folder's run, or None if it has none.
+
+    Raises: LogError if the record is damaged, ConfigError if it has another format.
+    """
     data = folder.read_small(_RUN)
     if not data:
         return None
@@ -86,12 +89,15 @@ def read_run(folder: "Folder") -> RunRecord | None:
 
 
 def write_run(folder: "Folder", record: RunRecord) -> None:
-    """Write the record of the folder's run, atomically. Raises OSError."""
+    """Write the record of the folder's run, atomically. Raises OSError if that fails."""
     folder.write_small(_RUN, msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
 
 
 def note_start(folder: "Folder", experiment: str, steps: dict[str, Any] | None, start: RunStart) -> None:
-    """Add a start to the record, once; a reset begins a new record. Raises OSError, LogError."""
+    """Add a start to the record, unless it is there already. A start with on_existing="reset" begins a new record.
+
+    Raises: OSError if the record cannot be written, LogError if the present one is damaged.
+    """
     before = None if start.on_existing == "reset" else read_run(folder)
     before = before or RunRecord(FORMAT, experiment)
     if all(each.run != start.run for each in before.starts):
@@ -99,13 +105,19 @@ def note_start(folder: "Folder", experiment: str, steps: dict[str, Any] | None, 
 
 
 def note_model(folder: "Folder", model: dict[str, Any], groups: dict[str, int]) -> None:
-    """Note a call of `messaging.run`. Raises OSError, LogError."""
+    """Add the arguments of a call of `messaging.run` to the record, if there is one.
+
+    Raises: OSError if the record cannot be written, LogError if the present one is damaged.
+    """
     if (before := read_run(folder)) is not None:
         write_run(folder, msgspec.structs.replace(before, model=model, groups=before.groups | groups))
 
 
 def note_end(folder: "Folder", run: str, groups: dict[str, int], *, killed: bool = False) -> None:
-    """Note the end of a start, and the groups that there were. Raises OSError, LogError."""
+    """Add the end of a start, and the groups that took part, to the record, if there is one.
+
+    Raises: OSError if the record cannot be written, LogError if the present one is damaged.
+    """
     if (before := read_run(folder)) is not None:
         ended = [
             msgspec.structs.replace(start, ended=utc_now(), killed=killed) if start.run == run else start
@@ -115,13 +127,16 @@ def note_end(folder: "Folder", run: str, groups: dict[str, int], *, killed: bool
 
 
 def has_ended(folder: "Folder") -> bool:
-    """Return whether the last run in a folder came to its end, perhaps without a message; raises as `read_run`."""
+    """Return whether the last run in a folder came to its end, even if it sent no message. Raises as `read_run`."""
     record = read_run(folder)
     return record is not None and bool(record.starts) and record.starts[-1].ended is not None
 
 
 def unended(folder: "Folder") -> str | None:
-    """Return what to do about a run that has no end; None: it has one, or there is no record. Raises as `read_run`."""
+    """Return what to do about a run that has no end, or None if it has ended or there is no record.
+
+    Raises as `read_run`.
+    """
     record = read_run(folder)
     if record is None or not record.starts or record.starts[-1].ended is not None:
         return None
@@ -141,7 +156,10 @@ def unended(folder: "Folder") -> str | None:
 
 
 def run_facts(folder: "Folder") -> dict[str, Any] | None:
-    """Return the record and the rule changes of a run as plain data; None: there is no record. Raises LogError."""
+    """Return the record and the rule changes of a run as plain data, or None if there is no record.
+
+    Raises: LogError if a file is damaged, ConfigError if the record has another format.
+    """
     record = read_run(folder)
     if record is None:
         return None
@@ -150,7 +168,7 @@ def run_facts(folder: "Folder") -> dict[str, Any] | None:
 
 
 def utc_now() -> str:
-    """Return the time as text."""
+    """Return the present time, UTC, as ISO text."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
@@ -161,7 +179,10 @@ def versions() -> dict[str, str]:
 
 
 def command_line() -> list[str]:
-    """Return the command that started this process, without secrets: passwords in URLs, and values of such options."""
+    """Return the command that started this process, without secrets.
+
+    Passwords in URLs, and the values of options with names such as --token, are replaced by ***.
+    """
     found: list[str] = []
     hidden = False
     for argument in sys.orig_argv:
@@ -183,9 +204,10 @@ _RULE_CHANGES = "_rule_changes.json"
 class RuleChange(msgspec.Struct, frozen=True):
     """One change of an experiment's rules while it ran.
 
-    `change` is insert, replace, remove or the call that changed a list of pairs; `rule` is the rule's description.
-    `step` is the first step that it applies to (None: there are no steps). It is `exact` if it applies to the whole
-    step; other changes take effect in the middle of a step, and two such runs need not be equal.
+    `change` is insert, replace, remove, or the name of the call that changed a list of pairs; `rule` is the rule's
+    description. `step` is the first step to which the change applies (None: the experiment has no steps). `exact` says
+    that it applies to this whole step. Other changes take effect in the middle of a step, so that two such runs may
+    differ.
     """
 
     at: float  # unix s
@@ -196,7 +218,7 @@ class RuleChange(msgspec.Struct, frozen=True):
 
 
 def read_rule_changes(folder: "Folder") -> list[RuleChange]:
-    """Return the rule changes of the folder's run, in order; raise LogError."""
+    """Return the rule changes of the folder's run, in order; raise LogError if the file is damaged."""
     data = folder.read_small(_RULE_CHANGES)
     try:
         return msgspec.json.decode(data, type=list[RuleChange]) if data else []
@@ -206,7 +228,7 @@ def read_rule_changes(folder: "Folder") -> list[RuleChange]:
 
 
 def write_rule_changes(folder: "Folder", changes: Sequence[RuleChange]) -> None:
-    """Write the rule changes of the folder's run, in place of those that it has. Raises OSError."""
+    """Write the rule changes of the folder's run; they replace those in the folder. Raises OSError if that fails."""
     folder.write_small(_RULE_CHANGES, msgspec.json.encode(list(changes)))
 
 
@@ -214,9 +236,9 @@ ACCOUNT = "_account.json"
 
 
 class Account(msgspec.Struct, frozen=True):
-    """Owner of a folder (`run/writer`; only the run during a takeover), and descriptions of missing rows.
+    """The owner of a folder, and descriptions of the rows that are known to be missing.
 
-    `experiment` is the owner's.
+    `writer` is the owner as `run/writer`, or only the run during a takeover. `experiment` is the owner's experiment.
     """
 
     writer: str = ""
@@ -224,7 +246,7 @@ class Account(msgspec.Struct, frozen=True):
     experiment: str = ""
 
     def belongs_to(self, writer: str) -> bool:
-        """Return whether a writer may publish files. A folder without an account has no owner."""
+        """Return whether a writer may publish files. Any writer may if the account names no owner."""
         return self.writer in {"", writer}
 
 
@@ -243,9 +265,10 @@ def read_account(folder: "Folder") -> Account:
 
 
 def claim(folder: "Folder", writer: str, experiment: str) -> None:
-    """Take a folder over, under its lock: earlier writers publish no more files. Raises OSError, LogError.
+    """Make a writer the owner of a folder, under the folder's lock: earlier writers publish no more files.
 
-    Another experiment's folder is refused: its run may have written no file yet.
+    Raises: OSError if the account cannot be written; LogError if it is damaged, or the folder belongs to another
+    experiment, whose run may have written no file yet.
     """
     account = read_account(folder)
     if account.experiment not in {"", experiment}:
@@ -258,14 +281,20 @@ def claim(folder: "Folder", writer: str, experiment: str) -> None:
 
 
 def note_missing(folder: "Folder", writer: str, text: str) -> None:
-    """Note missing rows, once, under the lock, unless another writer owns the folder. Raises OSError."""
+    """Add a description of missing rows to the account, under the folder's lock, unless it is there already.
+
+    Nothing happens if another writer owns the folder. Raises OSError if the account cannot be written.
+    """
     account = read_account(folder)
     if text not in account.missing and account.belongs_to(writer):
         _change(folder, account, missing=(*account.missing, text))
 
 
 def forget_missing(folder: "Folder") -> None:
-    """Remove the notes on missing rows, under the lock, when the segments are removed. Raises OSError."""
+    """Remove the descriptions of missing rows, under the folder's lock, when the segments are removed.
+
+    Raises: OSError if the account cannot be written.
+    """
     _change(folder, read_account(folder), missing=())
 
 
@@ -281,13 +310,13 @@ class _Stored(msgspec.Struct, array_like=True, frozen=True):
 
 
 def write_agents(folder: "Folder", digest: str, agents: AgentSet) -> None:
-    """Write a set of agents under the digest by which rows name it. Raises OSError."""
+    """Write a set of agents under the digest by which rows refer to it. Raises OSError if that fails."""
     stored = _Stored(agents.ints.astype("<i8", copy=False).tobytes(), tuple(sorted(agents.strings)))
     folder.write_small(_file(digest), msgspec.msgpack.encode(stored))
 
 
 def read_agents(folder: "Folder", digest: str) -> AgentSet | None:
-    """Return a set of agents; None: the folder does not have it. Raises LogError."""
+    """Return a set of agents, or None if the folder does not have it. Raises LogError if its file is damaged."""
     data = folder.read_small(_file(digest))
     if not data:
         return None
@@ -300,7 +329,7 @@ def read_agents(folder: "Folder", digest: str) -> AgentSet | None:
 
 
 def all_agents(folder: "Folder") -> AgentSet:
-    """Return the agents of all sets in a folder. Raises LogError."""
+    """Return the union of all sets of agents in a folder. Raises LogError if one is damaged."""
     found = NO_AGENTS
     for digest in folder.agent_sets():
         found |= read_agents(folder, digest) or NO_AGENTS

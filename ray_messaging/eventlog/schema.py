@@ -91,7 +91,7 @@ NUMBERS = frozenset(field.name for field in SCHEMA if pa.types.is_integer(field.
 
 @lru_cache(maxsize=256)
 def schema_with(typed: tuple[pa.Field, ...], exp_id: str) -> pa.Schema:
-    """Return the schema of an experiment's rows with typed payloads; without any fields that of JSON text."""
+    """Return the schema of an experiment's rows with these typed columns; without any, that of rows with JSON text."""
     if not typed:
         return SCHEMA
     at = SCHEMA.get_field_index(TEXT)
@@ -102,34 +102,37 @@ def schema_with(typed: tuple[pa.Field, ...], exp_id: str) -> pa.Schema:
 
 
 def channel_head(of: Any) -> dict[str, str]:  # noqa: ANN401 - a pyarrow.Schema, or a file's metadata
-    """Return the entry of the metadata that begins the channels of agents in typed rows; empty for JSON text.
+    """Return the metadata entry with the text that begins the channels of typed rows; empty for rows with JSON text.
 
-    A channel that is null is this text, the recipient's id, ":" and the subtopic.
+    A channel that is stored as null is this text, the recipient's id, ":" and the subtopic.
     """
     head = (of.metadata or {}).get(_HEAD)
     return {} if head is None else {_HEAD.decode(): head.decode()}
 
 
 def with_pandas_types(schema: pa.Schema) -> pa.Schema:
-    """Return a schema by which pandas reads whole numbers exactly, where some rows lack them, too."""
+    """Return a schema by which pandas reads whole numbers exactly, even if some rows lack them."""
     named = [schema.field(name) for name in schema.names if name in NUMBERS or name.startswith(TYPED)]
     return schema.with_metadata(pandas_types(named))
 
 
 def typed_names(names: Sequence[str]) -> list[str]:
-    """Return those of some columns that hold typed payloads."""
+    """Return those of the column names that hold typed payloads."""
     return [name for name in names if name.startswith(TYPED)]
 
 
 def without_empty(table: pa.Table) -> pa.Table:
-    """Return a table without the columns that may be left out and have no value: each costs a fiftieth of the time."""
+    """Return a table without the optional columns that have no value: each would cost 2% of the time to write."""
     may_go = OPTIONAL if TEXT in table.column_names else SCHEMA.names
     empty = [name for name in may_go if name in table.column_names and table[name].null_count == len(table)]
     return table.drop_columns(empty)
 
 
 def placed(tables: Iterable[pa.Table], first_row: int) -> list[pa.Table]:
-    """Return tables with the positions of their rows; those that have none lie one after the other from a row on."""
+    """Return tables with a column of positions.
+
+    The rows of tables that lack the column get successive positions from `first_row` on.
+    """
     found = []
     for table in tables:
         if POSITION.name not in table.column_names:
@@ -152,10 +155,11 @@ _ALIKE = ("message_id", "channel")  # short texts: Snappy takes three quarters o
 
 
 def as_stored(table: pa.Table) -> pa.Table:
-    """Return a table with the columns as Parquet stores them.
+    """Return a table with its columns as Parquet stores them.
 
-    One without a null is not nullable, which saves half the time where it has one value. Dictionaries are unified, as
-    Parquet drops those that change. One that is too long becomes texts.
+    A column without a null becomes not nullable, which halves the time for a column of one value. Dictionaries are
+    unified, because Parquet gives up dictionary encoding if the dictionary changes. A dictionary that is too long is
+    replaced by the texts.
     """
     columns = [stored_column(column) for column in table.columns]
     fields = [
@@ -166,7 +170,7 @@ def as_stored(table: pa.Table) -> pa.Table:
 
 
 def stored_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return a column of names with one dictionary, or as texts where that would be too long; others as they are."""
+    """Return a dictionary column with one dictionary, or as texts if that is too long; other columns as they are."""
     if not pa.types.is_dictionary(column.type):
         return column
     if all(len(chunk.dictionary) <= DICTIONARY_ENTRIES for chunk in column.chunks):
@@ -177,7 +181,7 @@ def stored_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _texts(column: pa.DictionaryArray) -> pa.Array:
-    """Return the values of a column of names; in the log's rows each often has its own entry."""
+    """Return the values of a dictionary column. In the log's rows, each value often has an entry of its own."""
     names, codes = column.dictionary, column.indices
     if len(names) == len(codes) and not codes.null_count and np.array_equal(codes, np.arange(len(codes))):
         return names
@@ -185,12 +189,12 @@ def _texts(column: pa.DictionaryArray) -> pa.Array:
 
 
 def type_record(schema: pa.Schema) -> dict[str, str]:
-    """Return the entry of a file's metadata by which Arrow and pandas read the columns in the types of a schema."""
+    """Return the file metadata entry by which Arrow and pandas read the columns in the types of a schema."""
     return {"ARROW:schema": base64.b64encode(with_pandas_types(schema).serialize()).decode()}
 
 
 def parquet_options(stored: pa.Table) -> dict[str, Any]:
-    """Return the options of a ParquetWriter for a table of `as_stored`. It does not write the types of Arrow."""
+    """Return the options of a ParquetWriter for a table of `as_stored`. They leave Arrow's types out of the file."""
     typed = [stored.schema.field(name) for name in typed_names(stored.column_names)]
     numbers = _NUMBERS.union(field.name for field in typed if pa.types.is_integer(field.type))
     others = [field for field in stored.schema if field.name not in numbers]
@@ -207,7 +211,7 @@ def parquet_options(stored: pa.Table) -> dict[str, Any]:
 
 
 def _path(field: pa.Field) -> str:
-    """Return Parquet's name of a column."""
+    """Return the name of a column's values in Parquet."""
     nested = pa.types.is_list(field.type) or pa.types.is_fixed_size_list(field.type)
     return f"{field.name}.list.element" if nested else field.name
 

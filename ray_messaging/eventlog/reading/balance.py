@@ -1,7 +1,7 @@
 """Check that every send in the log ended in exactly one fate, in bounded memory.
 
-The rows of a large log go to temporary files, by a hash, each small enough to sort in memory. Rows of equal hashes are
-compared by their texts, so that a hash collision is never reported.
+The rows of a large log are partitioned by a hash into temporary files, each small enough to sort in memory. Rows of
+equal hashes are then compared by their texts, so that a hash collision is never reported as an error.
 """
 
 from collections import Counter
@@ -38,7 +38,10 @@ _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """Result for a balanced log: its sends, its rows, and the fates. A broadcast is a send to each of its hearers."""
+    """Result for a balanced log: its sends, its rows, and the number of sends by fate.
+
+    A broadcast counts as one send to each of its hearers.
+    """
 
     sends: int
     rows: int
@@ -47,9 +50,12 @@ class Balance:
 
 
 def balance(view: View, *, partition_rows: int = PARTITION_ROWS, expand: bool = False) -> Balance:
-    """Return the balance; raise Unbalanced for sends with two fates, repeated rows, or rows known to be missing.
+    """Return the balance of the log.
 
-    Args: partition_rows is the approximate number of rows in memory; expand looks at each hearer of each broadcast.
+    Args: partition_rows is the approximate number of rows in memory; with `expand` each hearer of each broadcast is
+    checked.
+
+    Raises: Unbalanced for sends with two fates, repeated rows, or rows known to be missing.
     """
     missing = read_account(view.folder).missing
     if missing:
@@ -67,7 +73,7 @@ def balance(view: View, *, partition_rows: int = PARTITION_ROWS, expand: bool = 
 
 
 def _scan(view: View, columns: Iterable[str], *, expand: bool) -> Iterator[pa.Table]:
-    """Yield all rows of the log, or with `expand` of all messages and hearers."""
+    """Yield all rows of the log; with `expand`, each broadcast as one row for each of its hearers."""
     if not expand:
         yield from scan(view, Filters(), [*columns], raw=True)
         return
@@ -77,7 +83,10 @@ def _scan(view: View, columns: Iterable[str], *, expand: bool) -> Iterator[pa.Ta
 
 
 def _sends(part: pa.Table) -> pa.Table:
-    """Return the sends of rows by their names for people, each with the number of hearers that its row stands for."""
+    """Return the sends of some rows.
+
+    `send` names each send for people; `weight` is the number of hearers its row stands for.
+    """
     part = plain(part)
     of_many = pc.and_(part["pairs"].is_valid(), _hearers(part).is_null())
     weights = pc.if_else(of_many, part["pairs"], 1)
@@ -86,7 +95,7 @@ def _sends(part: pa.Table) -> pa.Table:
 
 
 def _places(part: pa.Table) -> pa.Table:
-    """Return the sends of rows, and where each stands: the hearers of one row have a place each."""
+    """Return the sends of some rows, each with its place in a stream. The hearers of one row have one place each."""
     part = plain(part)
     hearers = pc.if_else(part["pairs"].is_valid(), _hearers(part).fill_null(""), "")
     place = [part["entry"], part["row"].cast(pa.string()), part["noted"].cast(pa.string()), hearers]
@@ -103,7 +112,11 @@ def _hearers(part: pa.Table) -> pa.ChunkedArray:
 
 
 def _names(part: pa.Table) -> pa.ChunkedArray:
-    """Return the name of each send: a broadcast's tells its hearer, or its frame in a row for many hearers."""
+    """Return the name of each send.
+
+    That is the message's id. The name of a broadcast also has its hearer, or, if the row stands for many hearers, the
+    row's entry and mailbox.
+    """
     messages = part["message_id"]
     if part["audience"].null_count == len(part):
         return messages
@@ -116,7 +129,10 @@ def _names(part: pa.Table) -> pa.ChunkedArray:
 
 
 def _partitions(tables: Iterable[pa.Table], key: str, partitions: int) -> Iterator[pa.Table]:
-    """Yield the rows of tables again, with a hash of their key, in parts of which each has all rows of its hashes."""
+    """Yield the rows of some tables again, in parts, with a hash of the column `key`.
+
+    All rows with the same hash are in the same part.
+    """
     numbered = (_numbered(table, key, partitions) for table in tables)
     if partitions == 1:
         yield from [pa.concat_tables(found)] if (found := [*numbered]) else []
@@ -149,14 +165,17 @@ def _hashes(texts: pa.ChunkedArray) -> NDArray[np.uint64]:
 
 
 def _repeated(hashes: pa.ChunkedArray) -> pa.Array:
-    """Tell of each row whether another one has the same hash."""
+    """Return, for each row, whether another row has the same hash."""
     found = hashes.to_numpy()
     ordered = np.sort(found)
     return pa.array(np.isin(found, ordered[1:][ordered[1:] == ordered[:-1]]))
 
 
 def _check_sends(sends: pa.Table, wrong: dict[str, str]) -> Counter[str]:
-    """Note what is wrong with sends of two fates, of none, or with two rows for one mailbox; return sends by fate."""
+    """Add to `wrong` the sends that have two fates, no fate, or two rows for one mailbox.
+
+    Return the number of sends by fate.
+    """
     doubtful = pc.or_(_repeated(sends["hash"]), pc.invert(pc.is_in(sends["fate"], pa.array(FATES))))
     weights = sends.filter(pc.invert(doubtful)).group_by("fate").aggregate([("weight", "sum")])
     fates = Counter(dict(zip(weights["fate"].to_pylist(), weights["weight_sum"].to_pylist(), strict=True)))
@@ -181,7 +200,7 @@ def _violation(rows: list[dict[str, Any]]) -> str:
 
 
 def _check_places(places: pa.Table, wrong: dict[str, str]) -> None:
-    """Note sends that share a position in a stream."""
+    """Add to `wrong` the sends that have the same place in a stream as another send."""
     doubtful = places.filter(_repeated(places["hash"])).to_pylist()
     rows_at = Counter(row["place"] for row in doubtful)
     for row in doubtful:

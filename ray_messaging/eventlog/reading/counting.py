@@ -1,4 +1,7 @@
-"""Counts of rows by columns, part by part, so that memory holds the counts, not the rows; statistics made of counts."""
+"""Counts of rows by columns, and statistics made of such counts.
+
+The log is counted part by part, so memory holds the counts and not the rows.
+"""
 
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
@@ -16,10 +19,10 @@ from ray_messaging.receipt import FATES
 UNITS = ("second", "minute", "hour", "day")  # of sent_at, UTC
 COUNTABLE = (*(name for name in COLUMNS if name not in {"from_name", "to_name", "labels"}), *UNITS)
 _MERGE_ROWS = 1_000_000
-_SLICES = 8  # of a sample: the newest rows may be of one sender alone
+_SLICES = 8  # of a sample: the newest rows alone may all be of one sender
 BUSIEST = 10
 BINS = 120  # at most
-GROUPS = 16  # at most in the matrix, the rest of them together
+GROUPS = 16  # at most in the matrix; all others are counted together as OTHERS
 OTHERS = "(others)"
 _GROUPINGS = (("fate",), ("rule", "fate"), ("from_id",), ("to_id",), ("sender", "mailbox", "fate"), ("bin", "fate"))
 
@@ -27,14 +30,21 @@ Derive = Callable[[pa.Table], pa.Table]
 
 
 def count(view: View, *, by: str | Collection[str] = "fate", **fields: Any) -> pa.Table:  # noqa: ANN401 - see Fields
-    """Count the matching rows by one or several of COUNTABLE; return them and `count`, the largest counts first."""
+    """Count the matching rows by one or several of COUNTABLE.
+
+    Returns: a table of these columns and `count`, the largest counts first.
+    """
     keys = check_columns(by, COUNTABLE)
     (counted,) = counts(view, Filters(**fields), [keys], _with_units)
     return counted
 
 
 class Sample(NamedTuple):
-    """Counts of the rows behind a position up to `reached`, as `count` returns them, of a share of them."""
+    """Counts of rows after a position.
+
+    `counts` is a table as `count` returns it, `reached` is the last position looked at, and `share` is the share of the
+    rows that was counted.
+    """
 
     counts: pa.Table
     reached: int
@@ -42,7 +52,10 @@ class Sample(NamedTuple):
 
 
 def sample(view: View, *, by: str | Collection[str], after: int, most: int) -> Sample:
-    """Count the rows behind a position; of more than `most` rows, about so many, in slices from all parts."""
+    """Count the rows after a position.
+
+    If there are more than `most` rows, count about `most` of them, in slices of all parts.
+    """
     if not isinstance(most, int) or most < _SLICES:
         raise invalid("most", most, f"must be a number of rows, at least {_SLICES}")
     keys, behind = check_columns(by, COUNTABLE), Filters(after=after).after
@@ -68,7 +81,10 @@ def _with_units(part: pa.Table) -> pa.Table:
 
 
 def counts(view: View, filters: Filters, groupings: Sequence[Sequence[str]], derive: Derive) -> list[pa.Table]:
-    """Count by several groupings in one pass; `derive` adds the columns that are not stored."""
+    """Return the counts of the matching rows by each of several groupings, made in one pass over the log.
+
+    Args: `derive` adds the columns that are not stored to a part.
+    """
     keys = [stored(grouping) for grouping in groupings]
     columns = dict.fromkeys(name if name in SCHEMA.names else "sent_at" for grouping in keys for name in grouping)
     empty = pa.schema(SCHEMA.field(name) for name in columns).empty_table()
@@ -81,7 +97,7 @@ def counts(view: View, filters: Filters, groupings: Sequence[Sequence[str]], der
 
 
 class _Sum:
-    """Sum of counted parts, merged each time their rows have doubled."""
+    """Running sum of counted parts. It is merged each time its number of rows has doubled."""
 
     def __init__(self, first: pa.Table, keys: Sequence[str]) -> None:
         self._tables = [first]
@@ -120,9 +136,10 @@ def _in_order(table: pa.Table, keys: Sequence[str]) -> pa.Table:
 def stats(view: View, **fields: Any) -> dict[str, Any]:  # noqa: ANN401 - see Fields
     """Return statistics of the matching rows, as JSON types; times in unix seconds.
 
-    rows, first and last (sent_at; None without rows), fates, rules ({rule: {fate: rows}}), writers and readers (numbers
-    of ids), busiest_writers and busiest_readers ([id, rows], None is the user), traffic (start, width_s, and per fate
-    the rows in each bin), groups (`from` messager (row) `to` mailbox (column): rows delivered), segments, bytes, live.
+    rows, first and last (sent_at; None if there are no rows), fates, rules ({rule: {fate: rows}}), writers and readers
+    (numbers of distinct ids), busiest_writers and busiest_readers ([id, rows]; the id None is the user), traffic
+    (start, width_s, and the rows in each bin by fate), groups (rows delivered `from` each messager `to` each mailbox),
+    segments, bytes, live (rows that are not in a file yet).
     """
     filters = Filters(**fields)
     first, last = _span(view, filters)
@@ -161,7 +178,7 @@ def _least_and_most(part: pa.Table) -> tuple[int, int]:
 
 
 def bin_width(span_us: int) -> int:
-    """Return a round bin width in microseconds that divides a span into at most BINS bins."""
+    """Return a round bin width in microseconds that divides a span of time into at most BINS bins."""
     round_ones = [factor * 10**power for power in range(3, 7) for factor in (1, 2, 5)]
     round_ones += [seconds * MICROSECONDS for seconds in (10, 15, 30)]
     round_ones += [minutes * 60 * MICROSECONDS for minutes in (1, 2, 5, 10, 15, 30)]
@@ -209,6 +226,6 @@ def _matrix(counted: pa.Table) -> dict[str, Any]:
 
 
 def _kept(names: list[str]) -> list[str]:
-    """Return the busiest names, the first ones of `names`, sorted; OTHERS replaces the rest."""
+    """Return at most GROUPS names, sorted. `names` begins with the busiest; OTHERS replaces the rest."""
     unique = list(dict.fromkeys(names))
     return sorted(unique) if len(unique) <= GROUPS else [*sorted(unique[: GROUPS - 1]), OTHERS]

@@ -20,10 +20,11 @@ SENT = ("delivered", "published")
 
 @dataclass(frozen=True, slots=True)
 class LogRow:
-    """One row of the log: one send to one recipient (or none); times in unix seconds.
+    """One row of the log: one send to one recipient (or to none); times in unix seconds.
 
     `text` is the payload as JSON, `text_before` the payload before a rule rewrote it. `position` is the row's number in
-    the log: pass it as `after` to continue from here. A broadcast has a row for each mailbox, `pairs` hearers in it.
+    the log: pass it as `after` to continue from here. A broadcast has one row for each mailbox, in which `pairs` agents
+    hear it.
     """
 
     message_id: str
@@ -58,12 +59,12 @@ class LogRow:
 
     @property
     def payload_before(self) -> Any:  # noqa: ANN401 - JSON of any shape
-        """Return the decoded payload before a rewrite; None without one."""
+        """Return the decoded payload before a rule rewrote it; None if no rule did."""
         return None if self.text_before is None else _decoded(self.text_before, self.message_id)
 
     @property
     def sent(self) -> bool:
-        """Return whether it reached a recipient: delivered or published."""
+        """Return whether the message reached a recipient: whether it was delivered or published."""
         return self.fate in SENT
 
 
@@ -101,8 +102,8 @@ def rows_of(table: pa.Table) -> Iterator[LogRow]:
 def rows_as_seed(table: pa.Table) -> list[dict[str, Any]]:
     """Return the rows of a `query` in the form of AgentSociety's log list, with more fields.
 
-    channel, payload (decoded), from_id, to_id, start_time (unix s), consumption (s until delivery; None if not
-    delivered), sent; + fate, rule, reason, message_id.
+    AgentSociety's fields: channel, payload (decoded), from_id, to_id, start_time (unix s), consumption (seconds until
+    delivery; None if it was not delivered), sent. More fields: fate, rule, reason, message_id.
     """
     return [
         {

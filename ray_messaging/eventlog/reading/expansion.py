@@ -1,4 +1,4 @@
-"""Expansion of broadcasts: each row of one becomes a row for each of its hearers."""
+"""Expansion of broadcasts: each row of a broadcast becomes one row for each of its hearers."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -29,14 +29,17 @@ NEEDED = (
 
 
 class _Rows(NamedTuple):
-    """Rows of a table (ascending), repeated for each hearer, and these."""
+    """Hearers, and for each of them the row (ascending) of the broadcast that it hears."""
 
     rows: NDArray[np.intp]
     hearers: IdColumn
 
 
 class Expansion:
-    """The hearers of the broadcasts in one folder's log. It reads the audiences there, and keeps those it has read."""
+    """The hearers of the broadcasts in one folder's log.
+
+    It reads the audiences from the folder, and caches them.
+    """
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
@@ -44,10 +47,11 @@ class Expansion:
         self._digests: dict[Audience, bytes] = {}
 
     def expanded(self, part: pa.Table, filters: Filters) -> Iterator[pa.Table]:
-        """Yield the matching rows of a part, in its order, a piece of about PIECE_PAIRS rows at a time.
+        """Yield the matching rows of a part with its broadcasts expanded, in order, about PIECE_PAIRS rows at a time.
 
-        Args: part has the columns NEEDED, of rows that match all fields but those of the recipient.
-        Raises: LogError where the hearers of a broadcast are not known.
+        Args: part must have the columns NEEDED; its rows must already match all fields but those of the recipient.
+
+        Raises: LogError if the hearers of a broadcast are not known.
         """
         part = part.combine_chunks()
         pairs = part["pairs"].fill_null(0).to_numpy()
@@ -102,7 +106,10 @@ class Expansion:
         return _Rows(np.asarray(rows)[at], hearers)
 
     def audience_digest(self, name: str, version: int) -> bytes:
-        """Return the hash of a version's pairs; of everybody, that of all agents in the folder. Raises LogError."""
+        """Return the hash of the pairs of an audience's version; of EVERYBODY, that of all agents in the folder.
+
+        Raises: LogError if the audience cannot be read.
+        """
         audience = Audience(name, version)
         if audience not in self._digests:
             edges = MemberEdges.among(all_agents(self._folder)) if audience == EVERYBODY else self._read(audience)
@@ -170,7 +177,7 @@ def _replaced(table: pa.Table, name: str, column: pa.Array) -> pa.Table:
 
 
 def _channels(table: pa.Table) -> pa.Array:
-    """Return the channels of all rows: of expanded ones those of their hearers."""
+    """Return the channels of all rows. The channel of an expanded row is the one of its hearer."""
     channel = table["channel"].combine_chunks()
     heads = pc.replace_substring_regex(channel, ":audiences:.*", ":agents:")
     ends = pc.coalesce(table["to_name"].combine_chunks(), table["to_id"].combine_chunks().cast(pa.string()))
@@ -179,7 +186,7 @@ def _channels(table: pa.Table) -> pa.Array:
 
 
 def _matching(piece: pa.Table, filters: Filters) -> Iterator[pa.Table]:
-    """Yield the matching rows, if there are any."""
+    """Yield the piece with only its matching rows, if there are any."""
     condition = filters.of_recipient(piece.schema)
     found = piece if condition is None else piece.filter(condition)
     if len(found):

@@ -1,4 +1,4 @@
-"""Fields of a query: their validation, and the conditions by which pyarrow prunes and filters files and tables."""
+"""Fields of a query: their validation, and the pyarrow expressions that prune files and filter rows by them."""
 
 import math
 import sys
@@ -34,14 +34,15 @@ _MOMENT = pa.timestamp("us", "UTC")
 
 
 class Fields(TypedDict, total=False):
-    """Fields of a query. None selects rows without such a value, from_id=None the user's.
+    """Fields of a query. None selects rows that lack the value; from_id=None selects those of the user.
 
-    from_id, to_id, agent (either end), channel, subtopic, fate, rule, message_id, in_reply_to (the id of the question)
-    and step take a value or a collection of values; step a range or a slice, too. since (inclusive) and until
-    (exclusive) limit sent_at: unix seconds, a datetime with a time zone, or ISO text (UTC, unless it has a time zone).
-    contains is a part of the payload's JSON text, case-sensitive. payload, as {"price": 3.5, "n": slice(1, 10)}, gives
-    values of typed columns: one, several, or those from the first to before the second; rows without the column do not
-    match. limit is a number of rows, the first ones; after is the `position` of the row before them.
+    from_id, to_id, agent (sender or recipient), channel, subtopic, fate, rule, message_id, in_reply_to (the id of the
+    question) and step take a value or a collection of values; step also takes a range or a slice. since (inclusive) and
+    until (exclusive) limit sent_at: unix seconds, a datetime with a time zone, or ISO text (UTC, unless it has a time
+    zone). contains is a part of the payload's JSON text, case-sensitive. payload selects by values of typed columns,
+    such as {"price": 3.5, "n": slice(1, 10)}: a value, several values, or a slice from the first to before the second;
+    rows without the column do not match. limit returns only the first so many matching rows. after returns only the
+    rows after this `position`.
     """
 
     from_id: AgentIds
@@ -79,7 +80,7 @@ def refuse_name(name: str, value: object, known: Iterable[str], reason: str) -> 
 
 
 def check_columns(columns: object, known: Collection[str]) -> list[str]:
-    """Return the names of columns; raise InvalidQuery for an unknown one."""
+    """Return a list of the distinct column names; raise InvalidQuery if there are none, or one is not in `known`."""
     found: list[Any] = [*columns] if isinstance(columns, Collection) and not isinstance(columns, str) else [columns]
     if not found:
         raise invalid("by", columns, f"names no column: there are {', '.join(known)}")
@@ -90,12 +91,12 @@ def check_columns(columns: object, known: Collection[str]) -> list[str]:
 
 
 def is_collection(value: object) -> bool:
-    """Return whether a value is a collection of values."""
+    """Return whether a value is a collection of values: texts, bytes and dicts are not."""
     return isinstance(value, Collection) and not isinstance(value, str | bytes | dict)
 
 
 def check_agent(name: str, value: object) -> AgentId:
-    """Return an id in canonical form; raise InvalidQuery."""
+    """Return an id in canonical form; raise InvalidQuery if it is not a valid id."""
     try:
         return check_id(value)
     except InvalidAddress as error:
@@ -103,7 +104,7 @@ def check_agent(name: str, value: object) -> AgentId:
 
 
 def check_text(name: str, value: object) -> str | None:
-    """Return a non-empty text, or None; raise InvalidQuery."""
+    """Return a non-empty text, or None for None; raise InvalidQuery for anything else, and for invalid Unicode."""
     if value is None:
         return None
     if not isinstance(value, str) or not value:
@@ -132,7 +133,7 @@ def _number(name: str, value: object) -> int:
 
 
 def check_count(name: str, value: object, *, at_least: int) -> int | None:
-    """Return an int of at least `at_least`, or None; raise InvalidQuery."""
+    """Return an int of at least `at_least`, or None for None; raise InvalidQuery for anything else."""
     if value is None:
         return None
     number = _number(name, value)
@@ -142,7 +143,10 @@ def check_count(name: str, value: object, *, at_least: int) -> int | None:
 
 
 def check_span(value: range | slice) -> tuple[int, int]:
-    """Return the first step and the one after the last; raise InvalidQuery."""
+    """Return the first step of a range or slice, and the step after its last.
+
+    Raises: InvalidQuery if it leaves steps out, or a bound is not an int.
+    """
     if value.step not in {None, 1}:
         raise invalid("step", value, "leaves steps out: write a range without a step, or a list")
     low = INT64_MIN if value.start is None else _number("step", value.start)
@@ -150,7 +154,7 @@ def check_span(value: range | slice) -> tuple[int, int]:
 
 
 def check_moment(name: str, value: object) -> int | None:
-    """Return a time in microseconds since 1970, UTC; raise InvalidQuery."""
+    """Return a time in microseconds since 1970, UTC, or None for None; raise InvalidQuery if the value is no time."""
     if value is None:
         return None
     moment = value
@@ -187,15 +191,18 @@ CHECKS: dict[str, Callable[[str, Any], Any]] = {
 
 
 class Filters:
-    """Validated fields of a query; raise InvalidQuery for an invalid one. `since` and `until` are microseconds."""
+    """Validated fields of a query, and the conditions on rows that follow from them.
+
+    The constructor raises InvalidQuery for an unknown or invalid field. `since` and `until` are in microseconds.
+    """
 
     def __init__(self, **fields: Any) -> None:  # noqa: ANN401 - whatever a user passed
         for name, value in fields.items():
             if name not in NAMES:
                 refuse_name(name, value, NAMES, "a question has no field")
-        self._loose = False
+        self._loose = False  # whether broadcasts match any wanted recipient
         self._wanted: dict[str, list[Any]] = {}
-        self._steps: tuple[int, int] | None = None  # from the first to before the second
+        self._steps: tuple[int, int] | None = None  # the first step, and the one after the last
         for name in CHECKS:
             if name in fields:
                 self._take(name, fields[name])
@@ -218,19 +225,26 @@ class Filters:
             raise invalid(name, value, "but every row has one: leave the field out to get all")
 
     def loosened(self, limit: int | None) -> "Filters":
-        """Return filters with another limit, which broadcasts pass whatever recipient is wanted: they name none."""
+        """Return a copy of these filters with the given limit (None: no limit).
+
+        The copy also accepts every broadcast, even if a recipient is asked for, because the row of a broadcast has
+        none.
+        """
         made = copy(self)
         made._loose, made.limit = True, limit
         return made
 
     @property
     def select(self) -> bool:
-        """Return whether there is any condition but a position to begin at."""
+        """Return whether there is any condition other than `after`."""
         others = (self._steps, self.since, self.until, self.contains)
         return bool(self._wanted or self._payload) or any(each is not None for each in others)
 
     def condition(self, schema: pa.Schema) -> pc.Expression | None:
-        """Return the condition that rows of a schema match; None: all do. Texts of typed payloads are not in it."""
+        """Return the condition that rows of a schema must match, or None if all rows match.
+
+        It does not search the texts of typed payloads for `contains`.
+        """
         found = [self._of_field(name, schema) for name in self._wanted]
         if self._steps is not None:
             found += _within(stored_column("step", schema), *self._steps)
@@ -244,7 +258,12 @@ class Filters:
         return reduce(and_, found) if found else None
 
     def of_recipient(self, schema: pa.Schema) -> pc.Expression | None:
-        """Return the condition of recipients, for a broadcast's rows of hearers: it has passed the others."""
+        """Return only the condition on the recipient, or None if there is none.
+
+        It is for the expanded rows of broadcasts.
+
+        These rows already match all other conditions.
+        """
         found = [self._of_field(name, schema) for name in self._wanted if name in _OF_RECIPIENT]
         return reduce(and_, found) if found else None
 
@@ -283,7 +302,10 @@ def _within(column: pc.Expression, low: Any, high: Any) -> Iterable[pc.Expressio
 
 
 def _checked_payload(wanted: object) -> dict[str, list[Any]]:
-    """Return for each column the values and slices that it may have; raise InvalidQuery."""
+    """Return the wanted values and slices of each typed column, by its stored name.
+
+    Raises: InvalidQuery if `wanted` is not a mapping from columns to values.
+    """
     if wanted is None:
         return {}
     if not isinstance(wanted, Mapping) or not all(isinstance(name, str) for name in wanted):
@@ -304,7 +326,10 @@ def _checked_values(name: str, wanted: object) -> list[Any]:
 
 
 def _of_payload(name: str, wanted: list[Any], schema: pa.Schema) -> pc.Expression:
-    """Return the condition that a column has one of some values, or one in a slice; a row without it does not match."""
+    """Return the condition that a typed column has one of some values, or a value in one of some slices.
+
+    Rows without the column do not match.
+    """
     if name not in schema.names:
         return _NOTHING
     column, kind = pc.field(name), schema.field(name).type
@@ -317,7 +342,10 @@ def _of_payload(name: str, wanted: list[Any], schema: pa.Schema) -> pc.Expressio
 
 
 def _bounded(column: pc.Expression, kind: pa.DataType, bound: Any, *, below: bool) -> pc.Expression:  # noqa: ANN401
-    """Return the condition that a value is at least a bound, or less; None: any value is. NaN bounds nothing."""
+    """Return the condition that a column's value is at least `bound`, or with `below` that it is less.
+
+    A bound of None matches any value. NaN, and a bound of another type than the column, match none.
+    """
     bound = _plain(bound)
     if bound is None:
         return column.is_valid()
@@ -342,7 +370,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _as(value: Any, kind: pa.DataType) -> Any:  # noqa: ANN401 - a value
-    """Return a value as one of a column's type; None: the column can hold none like it."""
+    """Return a value as one of a column's type, or None if the column cannot hold it."""
     if isinstance(value, str) != _is_text(kind):
         return None
     value = _plain(value)

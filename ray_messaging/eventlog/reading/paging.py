@@ -33,24 +33,24 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Source(Protocol):
-    """Log that answers queries, local or remote: see `query.answer`."""
+    """A log that answers queries, local or remote: see `query.answer`."""
 
     live: bool  # whether rows may still come
 
     def follower(self) -> "Source":
-        """Return a source for one follower, with state of its own."""
+        """Return a source for one reader that follows the log, with its own state."""
 
     def ask(self, question: str, **arguments: Any) -> Any:  # noqa: ANN401 - each query has its own
-        """Answer a query."""
+        """Answer one of `query.QUESTIONS`."""
 
     def wait(self, position: int, timeout_s: float) -> bool:
-        """Wait for rows after a position; return False after the timeout, or if none will come."""
+        """Wait for rows after a position; return False after the timeout, or if no more rows will come."""
 
 
 class Tail(Iterator[LogRow]):
-    """Rows of the log from a position on, waiting for new ones; `position` is the last one examined.
+    """Iterator over the rows of the log after a position. It waits for new rows; `position` is the last one examined.
 
-    It ends after `timeout_s` without a row (None: never), after `limit` rows, or when no more can come.
+    It ends after `timeout_s` without a row (None: it never times out), after `limit` rows, or if no more rows can come.
     """
 
     def __init__(self, source: Source, *, after: int | None, timeout_s: float | None, fields: dict[str, Any]) -> None:
@@ -74,7 +74,7 @@ class Tail(Iterator[LogRow]):
         return row
 
     def _wait_for_one(self) -> LogRow:
-        """Return the next matching row; raise StopIteration if there is none in time."""
+        """Return the next matching row; raise StopIteration if there is none within the timeout."""
         deadline = None if self._timeout_s is None else monotonic() + self._timeout_s
         while True:
             before = self.position
@@ -84,7 +84,7 @@ class Tail(Iterator[LogRow]):
             if len(page):
                 return next(self._rows)
             if self.position > before:
-                continue  # new rows, but no match: there may be more already
+                continue  # there were new rows, but none matched: there may be more already
             left = LOG_NEWS_TIMEOUT_S if deadline is None else deadline - monotonic()
             if not self._source.live or left <= 0:
                 raise StopIteration
@@ -92,9 +92,14 @@ class Tail(Iterator[LogRow]):
 
 
 def export(source: Source, path: str | Path, on_progress: OnProgress | None, fields: dict[str, Any]) -> int:
-    """Write the matching rows to .parquet, .csv or .jsonl; return their number. Raises: InvalidQuery, LogError.
+    """Write the matching rows to a .parquet, .csv or .jsonl file; return the number of rows.
 
-    The file appears when it is complete. Args: on_progress is called with the number of rows written.
+    The file appears when it is complete.
+
+    Args: on_progress is called with the number of rows written so far.
+
+    Raises: InvalidQuery for another suffix, an invalid field, or a file in the folder of an event log; LogError if the
+    file cannot be written.
     """
     path = Path(path)
     writer_of = _WRITERS.get(path.suffix.lower())
@@ -116,7 +121,10 @@ def export(source: Source, path: str | Path, on_progress: OnProgress | None, fie
 
 
 def _check_place(path: Path) -> None:
-    """Raise InvalidQuery for a file in a log's folder: readers of the folder would take it for a part of the log."""
+    """Raise InvalidQuery if the file would be in an event log's folder.
+
+    Readers of the folder would take it for a part of the log.
+    """
     if (path.parent / ACCOUNT).exists() or any(
         SEGMENT.fullmatch(each.name) for each in path.parent.glob("events-*.parquet")
     ):
@@ -153,7 +161,7 @@ def _write(
 
 
 def pages(source: Source, fields: dict[str, Any], size: int = PAGE) -> Iterator[pa.Table]:
-    """Yield the result of `query` page by page, up to the log's present end; at least one page, maybe empty."""
+    """Yield the result of `query` page by page, up to the log's present end; at least one page, which may be empty."""
     fields = dict(fields)
     after, limit = fields.pop("after", None), fields.pop("limit", None)
     position, end = -1 if after is None else after, source.ask("end")
@@ -181,7 +189,7 @@ def json_lines(table: pa.Table) -> Iterator[bytes]:
 
 
 def json_line(found: Any) -> bytes:  # noqa: ANN401 - JSON's types, or a LogRow
-    """Return an object as JSON; a LogRow has its payloads as JSON, not as text."""
+    """Return an object as one line of JSON. The payloads of a LogRow become JSON values, not strings."""
     if isinstance(found, LogRow):
         row = {field.name: getattr(found, field.name) for field in dataclass_fields(found)}
         for name, text in (("payload", "text"), ("payload_before", "text_before")):
@@ -201,7 +209,10 @@ def _json_lines_writer(file: IO[bytes], _schema: pa.Schema) -> Iterator[WritePag
 
 @contextmanager
 def _csv_writer(file: IO[bytes], schema: pa.Schema) -> Iterator[WritePage]:
-    """Write labels joined by `;`, times as ISO text, UTC, vectors as text."""
+    """Yield a function that writes a page as CSV.
+
+    Labels are joined by `;`, times are ISO text in UTC, vectors are text.
+    """
     with pacsv.CSVWriter(file, _flat(schema.empty_table()).schema) as writer:
         yield lambda page: writer.write_table(_flat(page))
 

@@ -1,7 +1,8 @@
-"""Queries that the event log answers from a view of it.
+"""Queries that the event log answers from a view of its rows.
 
-The way of a query: `Filters` checks its fields, `scan` yields the matching rows part by part, broadcasts are expanded
-where that is asked for, and the parts are joined to one table, with one column for each end's ids.
+A query takes these steps: `Filters` checks its fields, `scan` yields the matching rows part by part, broadcasts are
+expanded if that is asked for, and the parts are joined to one table, with one id column for senders and one for
+recipients.
 """
 
 import sys
@@ -34,7 +35,11 @@ _MOST_DIGITS = 18  # all numbers of so many digits fit int64
 
 
 def answer(view: View, question: str, arguments: dict[str, Any]) -> Any:  # noqa: ANN401 - each query has its own
-    """Answer one of QUESTIONS. The answer can be pickled. Raises: InvalidQuery, LogError, Unbalanced."""
+    """Answer one of QUESTIONS. The answer can be pickled.
+
+    Raises: InvalidQuery for an unknown question or an invalid field, LogError if the log cannot be read, Unbalanced
+    from "balance".
+    """
     if question not in QUESTIONS:
         refuse_name(question, arguments, list(QUESTIONS), "the log answers no question")
     return QUESTIONS[question](view, **arguments)
@@ -51,8 +56,8 @@ def query(
 ) -> pa.Table:
     """Return the matching rows in log order.
 
-    Args: internal adds the columns with a row's source, text makes JSON text of typed payloads; expand makes a row of
-    each hearer of a broadcast; as_text is that of `results.with_ids`.
+    Args: `internal` adds the columns that name a row's source in its stream; `text` returns typed payloads as JSON
+    text; `expand` returns one row for each hearer of a broadcast; as_text is the argument of `results.with_ids`.
     """
     names, filters = stored(SCHEMA.names if internal else COLUMNS), Filters(**fields)
     if expand:
@@ -61,9 +66,11 @@ def query(
 
 
 def since(view: View, *, position: int, limit: int, expand: bool = False, **fields: Any) -> pa.Table:  # noqa: ANN401
-    """Return the next matching rows; REACHED in the table's metadata is the position for the next call.
+    """Return the next matching rows after a position.
 
-    Args: with expand, `limit` is of the rows before broadcasts are expanded.
+    The table's metadata has the position for the next call, under REACHED.
+
+    Args: with `expand`, `limit` is a number of rows before broadcasts are expanded.
     """
     if expand:
         return _expanded_since(view, position, limit, **fields)
@@ -99,7 +106,7 @@ def conversation(
     text: bool = False,
     **fields: Any,  # noqa: ANN401
 ) -> pa.Table:
-    """Return the messages between two agents, by time; None is the user."""
+    """Return the messages between two agents, in both directions, by time; None stands for the user."""
     for name in ("from_id", "to_id", "agent"):
         if name in fields:
             raise invalid(name, fields[name], "in a conversation: it is between the two that it names")
@@ -107,7 +114,7 @@ def conversation(
     limit = Filters(**fields).limit
     ends = {"from_id": [one, other], "to_id": [one, other]}
     table = query(view, text=text, expand=True, **(fields | ends | {"limit": None}))
-    if one != other:  # without messages to themselves
+    if one != other:  # leave out the messages that one of them sent to itself
         table = table.filter(pc.not_equal(*(table[name].cast(pa.string()).fill_null("") for name in ends)))
     return table.sort_by(_IN_TIME).slice(0, limit)
 
@@ -125,7 +132,7 @@ def _between_agents(part: pa.Table) -> pa.Table:
 
 
 def _once_each(table: pa.Table) -> pa.Table:
-    """Keep the first row of each message and recipient: a message in several mailboxes has a row for each."""
+    """Keep the first row of each message and recipient: a message that is in several mailboxes has a row for each."""
     if pc.count_distinct(table["message_id"]).as_py() == len(table):
         return table
     table = table.append_column("row", pa.array(np.arange(len(table))))
@@ -134,7 +141,7 @@ def _once_each(table: pa.Table) -> pa.Table:
 
 
 class _Expanded(NamedTuple):
-    """A part of the log: its number of rows, their last position, and the matching rows once it is expanded."""
+    """A part of the log: the number and the last position of its rows before expansion, and the expanded rows."""
 
     rows: int
     last: int
@@ -144,7 +151,10 @@ class _Expanded(NamedTuple):
 def _expansions(
     view: View, filters: Filters, names: Sequence[str], limit: int | None = None, *, text: bool = False
 ) -> Iterator[_Expanded]:
-    """Yield the parts of the log, expanded. Args: limit is of the rows before."""
+    """Yield the parts of the log, with their broadcasts expanded.
+
+    Args: `limit` is a number of rows before they are expanded; None: no limit.
+    """
     expansion, unasked = Expansion(view.folder), [name for name in NEEDED if name not in names]
 
     def expanded(part: pa.Table) -> _Expanded:
@@ -162,7 +172,10 @@ def _expanded(
     text: bool = False,
     only: Callable[[pa.Table], pa.Table] = lambda piece: piece,
 ) -> pa.Table:
-    """Return the matching rows of messages and of hearers; `only` selects from each piece of them."""
+    """Return the matching rows, with one row for each hearer of a broadcast.
+
+    Args: `only` selects rows from each piece of the result.
+    """
     found: list[pa.Table] = []
     left = filters.limit
     for part in _expansions(view, filters, names, text=text) if left != 0 else ():
@@ -173,7 +186,7 @@ def _expanded(
 
 
 def typed(view: View, **fields: Any) -> pa.Schema:  # noqa: ANN401
-    """Return the columns of typed payloads of the files that may have matching rows, as `query` returns them."""
+    """Return the schema of the `payload.x` columns that `query` would return for these fields."""
     return typed_schema(schemas(view, Filters(**fields)))
 
 
@@ -183,22 +196,22 @@ def end(view: View) -> int:
 
 
 def has_names(view: View, *, expand: bool = False, **fields: Any) -> bool:  # noqa: ANN401
-    """Return whether a matching row has a str id; with expand also whether an agent that may hear has one."""
+    """Return whether any matching row has a str id; with `expand` also whether any agent that may hear has one."""
     if expand and all_agents(view.folder).strings:
         return True
     return names_are_in(view, Filters(**fields))
 
 
 def run(view: View) -> dict[str, Any] | None:
-    """Return the record of the run; None: there is none."""
+    """Return the record of the run; None if the folder has none."""
     return run_facts(view.folder)
 
 
 def recent(view: View, *, limit: int, width: int, **fields: Any) -> pa.Table:  # noqa: ANN401 - see Fields
     """Return the last `limit` matching rows in log order, with payloads as JSON text of at most `width` characters.
 
-    `payload_bytes` is the size of the whole text. Only as many segments are read as are needed. Memory holds the
-    payloads of some row groups, and no more than `limit` rows of each after that.
+    `payload_bytes` is the size of the uncut text. Only as many segments are read as are needed. Memory holds the
+    payloads of a few row groups at a time, and of each at most `limit` rows afterwards.
     """
     asked = check_count("limit", limit, at_least=0)
     left = sys.maxsize if asked is None else asked
@@ -222,7 +235,10 @@ def recent(view: View, *, limit: int, width: int, **fields: Any) -> pa.Table:  #
 
 
 def _backwards(view: View, after: int | None) -> Iterator[tuple[View, int | None]]:
-    """Yield the live rows, then each segment from the last to the first: a view, and the position before its rows."""
+    """Yield views of the log from its end: the live rows, then each segment from the last to the first.
+
+    With each comes the position before its first row that counts; None: all its rows count.
+    """
     closed = view.closed - 1
     if view.live:
         yield View(view.folder, view.segments[-1:], view.live), max(closed, -1 if after is None else after)
@@ -233,7 +249,7 @@ def _backwards(view: View, after: int | None) -> Iterator[tuple[View, int | None
 
 
 def _cut(part: pa.Table, width: int) -> pa.Table:
-    """Cut the payloads of a part, and add the size of each."""
+    """Cut the payloads of a part to `width` characters, and add a column with the size of each before the cut."""
     sizes = pc.binary_length(part[TEXT]).cast(pa.int64())
     for name in _TEXTS:
         place = part.column_names.index(name)
@@ -242,9 +258,13 @@ def _cut(part: pa.Table, width: int) -> pa.Table:
 
 
 def thread(view: View, *, message_id: str, text: bool = False) -> pa.Table:
-    """Return all rows of the thread that a message is in: its first question, the answers, the answers to those.
+    """Return all rows of the thread that a message belongs to: its first question, the answers, the answers to those.
 
-    Each generation is in order of time. Args: text is that of `query`. Raises InvalidQuery.
+    Each generation is in order of time.
+
+    Args: text is that of `query`.
+
+    Raises: InvalidQuery if message_id is not a valid id.
     """
     wanted = check_text("message_id", message_id)
     if wanted is None:
@@ -257,7 +277,7 @@ def thread(view: View, *, message_id: str, text: bool = False) -> pa.Table:
 
 
 def _first(view: View, message_id: str, *, text: bool) -> pa.Table:
-    """Return the rows of the question that began a message's thread."""
+    """Return the rows of the question that began the thread of a message."""
     found, seen = _message(view, message_id, text=text), {message_id}
     while len(found) and (question := found["in_reply_to"][0].as_py()) not in {None, *seen}:
         before = _message(view, question, text=text)
@@ -269,7 +289,10 @@ def _first(view: View, message_id: str, *, text: bool) -> pa.Table:
 
 
 def _message(view: View, message_id: str, *, text: bool) -> pa.Table:
-    """Return the rows of a message; most often an id that begins with a number is one of a step."""
+    """Return the rows of a message.
+
+    An id that begins with a number is most often the id of a message in a step, so that step is searched first.
+    """
     step = message_id.partition("-")[0]
     found = None
     if step.isdecimal() and len(step) <= _MOST_DIGITS:
@@ -278,8 +301,8 @@ def _message(view: View, message_id: str, *, text: bool) -> pa.Table:
 
 
 def _questions(generation: pa.Table) -> set[str]:
-    """Return the ids of the messages that may have answers."""
-    return set(generation.filter(generation["expects_answer"])["message_id"].to_pylist())  # null is no
+    """Return the ids of those messages that may have answers."""
+    return set(generation.filter(generation["expects_answer"])["message_id"].to_pylist())  # null counts as False
 
 
 def _found(view: View, filters: Filters, *, text: bool) -> pa.Table:

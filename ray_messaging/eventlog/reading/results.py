@@ -1,7 +1,7 @@
 """Columns of stored rows and of query results.
 
-Files and tables lack columns without values. Results have plain texts, one id column for each end, and one type for
-each column.
+Stored files and tables lack the columns that have no values. Query results have plain texts instead of dictionaries,
+one id column for senders and one for recipients, and one type for each column.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,14 +23,17 @@ def is_there(name: str, schema: pa.Schema) -> bool:
 
 
 def stored_column(name: str, schema: pa.Schema) -> pc.Expression:
-    """Return a column of rows of a schema; one that it lacks has only nulls."""
+    """Return a column of rows of a schema. A column that the schema lacks has only nulls."""
     if name == _CHANNEL and channel_head(schema):
         return _channel(schema)
     return pc.field(name) if name in schema.names else pc.scalar(pa.scalar(None, field_of(name).type))
 
 
 def _channel(schema: pa.Schema) -> pc.Expression:
-    """Return the channels of rows with typed payloads: one that is null is composed."""
+    """Return the channels of rows with typed payloads.
+
+    A channel that is stored as null is composed from the recipient's id.
+    """
     (head,) = channel_head(schema).values()
     *ends, subtopic = (stored_column(name, schema).cast(pa.string()) for name in ("to_name", "to_id", "subtopic"))
     made = pc.binary_join_element_wise(pc.scalar(head), pc.coalesce(*ends), pc.scalar(":"), subtopic, pc.scalar(""))
@@ -38,7 +41,10 @@ def _channel(schema: pa.Schema) -> pc.Expression:
 
 
 def field_of(name: str, kind: pa.DataType | None = None) -> pa.Field:
-    """Return the field of a column in results, of another type if one is given."""
+    """Return the field that a column has in query results.
+
+    Args: kind is the type of the column if it differs from the schema's; None: it does not.
+    """
     if name == POSITION.name:
         return POSITION
     if name not in SCHEMA.names:
@@ -60,7 +66,7 @@ _NAMES_OF = {"from_id": "from_name", "to_id": "to_name"}
 
 
 def stored(columns: Iterable[str]) -> list[str]:
-    """Return the stored columns for names that users know."""
+    """Return the names of the stored columns that the given names of result columns stand for."""
     found: list[str] = []
     for name in columns:
         found += [name, _NAMES_OF[name]] if name in _NAMES_OF else [name]
@@ -68,7 +74,7 @@ def stored(columns: Iterable[str]) -> list[str]:
 
 
 def as_id(value: AgentId | None) -> AgentId | None:
-    """Return an id from a text column in its original type: no str id spells an int."""
+    """Return an id from a text column in its original type. A text that spells an int is an int id: no str id does."""
     return check_id(value) if isinstance(value, str) else value
 
 
@@ -82,7 +88,7 @@ def plain(part: pa.Table) -> pa.Table:
 
 
 def joined(parts: Iterable[pa.Table], columns: Sequence[str]) -> pa.Table:
-    """Join parts of a scan; without any, return an empty table of these columns (and `position`)."""
+    """Join the parts of a scan. If there are none, return an empty table of these columns and `position`."""
     found = [*parts]
     return unified(found) if found else pa.schema([*map(field_of, columns), POSITION]).empty_table()
 
@@ -90,8 +96,9 @@ def joined(parts: Iterable[pa.Table], columns: Sequence[str]) -> pa.Table:
 def with_ids(table: pa.Table, *, as_text: bool | None = None) -> pa.Table:
     """Merge from_id and from_name into one column from_id, and to_id and to_name likewise.
 
-    Both are int64, or both texts: an id must look the same at both ends. Args: as_text selects (None: texts if one id
-    is a str).
+    Both columns are int64, or both are texts: an id must look the same as a sender and as a recipient.
+
+    Args: as_text says whether they are texts; None: they are if any id in the table is a str.
     """
     ends = {number: name for number, name in _NAMES_OF.items() if name in table.column_names}
     if as_text is None:
@@ -105,13 +112,16 @@ def with_ids(table: pa.Table, *, as_text: bool | None = None) -> pa.Table:
 
 
 def typed_schema(schemas: Iterable[pa.Schema]) -> pa.Schema:
-    """Return the columns of typed payloads that rows of these schemas have, with their types when they are unified."""
+    """Return the `payload.x` columns that any of these schemas has, with the types that `unified` gives them."""
     fields = [[schema.field(name).with_nullable(True) for name in typed_names(schema.names)] for schema in schemas]
     return unified([pa.schema(each).empty_table() for each in [[], *fields]]).schema
 
 
 def with_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return a table with the columns of a schema at its end."""
+    """Return a table with the columns of a schema at its end, in the types of that schema.
+
+    Raises: InvalidQuery if a column has another type there, as its whole numbers do not fit the type exactly.
+    """
     whole = unified([table, schema.empty_table()])
     for field in schema:
         if whole.schema.field(field.name).type != field.type:
@@ -126,9 +136,9 @@ def with_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def unified(tables: Sequence[pa.Table]) -> pa.Table:
-    """Join tables whose columns may differ: a missing one has nulls, and one of several types their common type.
+    """Join tables whose columns may differ: a missing column has nulls, a column of several types gets a common type.
 
-    That is a number for numbers that one type holds exactly, else text.
+    The common type is a number type if all its types are numbers and one type holds all values exactly, else text.
     """
     if all(table.schema == tables[0].schema for table in tables[1:]):
         return pa.concat_tables(tables)
@@ -150,7 +160,7 @@ def _all_numbers(kinds: Sequence[pa.DataType]) -> bool:
 
 
 def with_texts(table: pa.Table, names: set[str]) -> pa.Table:
-    """Return a table with some columns as text."""
+    """Return a table with the named columns as text."""
     for place, name in enumerate(table.column_names):
         if name in names and not pa.types.is_large_string(table[name].type):
             table = table.set_column(place, name, _as_text(table[name]))

@@ -1,6 +1,6 @@
 """Scan of the log for the rows that match a query: `pyarrow.dataset` prunes row groups, filters, and reads in threads.
 
-Where few rows match, the filtered columns are read first, and the others only for row groups with hits.
+If few rows match, the filtered columns are read first, and the other columns only for row groups with matching rows.
 """
 
 import os
@@ -29,7 +29,7 @@ _FORMAT = ds.ParquetFileFormat(  # without buffers of whole files
 
 
 class View(NamedTuple):
-    """The data of a query: closed segments, and tables of the later rows."""
+    """The data that a query reads: closed segments, and tables of the later rows, which are not in a file yet."""
 
     folder: Folder
     segments: Sequence[Segment]
@@ -37,7 +37,7 @@ class View(NamedTuple):
 
     @property
     def closed(self) -> int:
-        """Return the position after the segments' last row."""
+        """Return the position after the last row of the segments."""
         return self.segments[-1].first_row + self.segments[-1].rows if self.segments else 0
 
     @property
@@ -51,9 +51,12 @@ def scan(
 ) -> Iterator[pa.Table]:
     """Yield the matching rows, part by part in log order: tables of `columns` and `position`, never empty.
 
-    Beside the payload, typed payloads have their columns. Args: text makes JSON text of them instead; raw rows may come
-    in another order, with dictionaries for names, and have no position, unless there is a limit.
-    Raises LogError with the path of a damaged segment.
+    If `columns` include the payload, the columns of typed payloads are included, too.
+
+    Args: `text` returns typed payloads as JSON text instead. With `raw` and without a limit, rows may come in another
+    order, names stay dictionary-encoded, and there is no `position`.
+
+    Raises: LogError with the path of a damaged segment.
     """
     left = filters.limit
     if left == 0:
@@ -69,7 +72,7 @@ def scan(
 
 
 def in_threads(then: Callable[[pa.Table], T], parts: Iterable[pa.Table]) -> Iterator[T]:
-    """Yield `then(part)` of each part, in order; threads work on a few of them at a time."""
+    """Yield `then(part)` for each part, in order. Threads work on a few parts at a time."""
     waiting: deque[Future[T]] = deque()
     with ThreadPoolExecutor(_THREADS, "ray_messaging-log-scan") as pool:
         for part in parts:
@@ -80,20 +83,20 @@ def in_threads(then: Callable[[pa.Table], T], parts: Iterable[pa.Table]) -> Iter
 
 
 def has_names(view: View, filters: Filters) -> bool:
-    """Return whether a matching row has a str id."""
+    """Return whether any matching row has a str id."""
     names = ["from_name", "to_name"]
     return any(part[name].null_count < len(part) for part in scan(view, filters, names, raw=True) for name in names)
 
 
 def schemas(view: View, filters: Filters) -> Iterator[pa.Schema]:
-    """Yield the schemas of the files and tables that may have matching rows."""
+    """Yield the schemas of the files and live tables that may have matching rows."""
     return (dataset.schema for together in datasets(view, filters) for dataset in together)
 
 
 def datasets(view: View, filters: Filters) -> Iterator[list[ds.Dataset]]:
     """Yield the files of each segment that may have matching rows, then the live tables.
 
-    One segment at a time: pyarrow reads on while the rows are looked at, up to the end of what it is given.
+    They come one segment at a time, because pyarrow reads ahead through everything that it is given.
     """
     for segment in view.segments:
         if _may_hold(segment, filters):
@@ -115,7 +118,11 @@ def _us(seconds: float) -> int:
 
 
 def _file(folder: Folder, path: str) -> ds.FileSystemDataset:
-    """Return the rows of a file. In a file, a column without a null is not nullable: here all are alike."""
+    """Return the rows of a file as a dataset.
+
+    A column without a null is stored as not nullable. Here all columns are nullable, so that all files have like
+    schemas.
+    """
     fragment = _FORMAT.make_fragment(path, folder.filesystem)
     try:
         found, facts = fragment.physical_schema, fragment.metadata
@@ -126,7 +133,7 @@ def _file(folder: Folder, path: str) -> ds.FileSystemDataset:
 
 
 class _Reader:
-    """Reader of the rows that match, dataset by dataset."""
+    """Reader of the rows that match the filters. It reads one dataset at a time."""
 
     def __init__(self, folder: Folder, filters: Filters, columns: Sequence[str], *, text: bool, raw: bool) -> None:
         self._folder, self._filters, self._columns = folder, filters, columns
@@ -159,9 +166,12 @@ class _Reader:
         return column.cast(pa.string()) if named and not self._raw else column
 
     def _with_hits(self, dataset: ds.FileSystemDataset, condition: pc.Expression | None) -> ds.FileSystemDataset:
-        """Return the row groups that have matching rows. Only the filtered columns are read for it."""
+        """Return a dataset of only the row groups that have matching rows.
+
+        To find them, only the filtered columns are read.
+        """
         scanner = dataset.scanner(columns=[POSITION.name], filter=condition, **_AHEAD)
-        whole = self._filters.contains is None or TEXT in dataset.schema.names  # else the condition lacks the text
+        whole = self._filters.contains is None or TEXT in dataset.schema.names  # else it does not search
         limit = self._filters.limit if whole else None
         hits = (scanner.to_table() if limit is None else scanner.head(limit))[POSITION.name].to_numpy()
         (file,) = dataset.get_fragments()
@@ -175,14 +185,20 @@ class _Reader:
         return ds.FileSystemDataset(fragments, dataset.schema, dataset.format, dataset.filesystem)
 
     def _needed(self, schema: pa.Schema) -> list[str]:
-        """Return the columns to read: of typed payloads all theirs, for results or for the text that is searched."""
+        """Return the columns to read.
+
+        All typed columns are read if the result has the payload, or its text is searched.
+        """
         searched = self._filters.contains is not None and TEXT not in schema.names
         typed = typed_names(schema.names) if searched or TEXT in self._columns else []
         ends = [name for name in self._columns if name == POSITION.name]
         return [*(name for name in self._columns if name not in ends), *typed, *ends]
 
     def _finished(self, part: pa.Table) -> pa.Table:
-        """Return a part with the texts of typed payloads, or without their columns where these were only searched."""
+        """Return the rows of a part that contain the searched text.
+
+        Typed payloads get the form that the result needs.
+        """
         typed, contains = typed_names(part.column_names), self._filters.contains
         if typed and (self._text or contains is not None):
             texts = texts_of(part)
@@ -197,7 +213,7 @@ class _Reader:
 
 
 def _groups(file: ds.ParquetFileFragment) -> Iterator[tuple[int, int | None]]:
-    """Yield the number of each row group with rows, and its first position; None: its statistics do not tell."""
+    """Yield the number of each row group that has rows, and its first position (None: it is not in the statistics)."""
     footer = file.metadata
     for place in range(footer.num_row_groups):
         group = footer.row_group(place)
@@ -208,7 +224,7 @@ def _groups(file: ds.ParquetFileFragment) -> Iterator[tuple[int, int | None]]:
 
 
 def damaged_file(folder: Folder, parts: Iterable[ds.Dataset]) -> LogError | None:
-    """Return the error for the first file that cannot be read; None: all can."""
+    """Return the error for the first file that cannot be read, or None if all files can be read."""
     for file in (file for part in parts for file in part.get_fragments() if isinstance(file, ds.FileFragment)):
         try:
             for _ in file.scanner().to_batches():
@@ -219,7 +235,7 @@ def damaged_file(folder: Folder, parts: Iterable[ds.Dataset]) -> LogError | None
 
 
 def _in_order(parts: list[pa.Table], limit: int | None) -> list[pa.Table]:
-    """Return the first rows of parts in log order: joined, where one begins before another ends."""
+    """Return the first rows of some parts in log order. Parts whose positions overlap are joined and sorted."""
     if limit is not None and sum(map(len, parts)) > limit:  # before they get the types of rows that are cut off
         last = np.sort(np.concatenate([part[POSITION.name].to_numpy() for part in parts]))[limit - 1]
         kept = [int(np.searchsorted(part[POSITION.name].to_numpy(), last, "right")) for part in parts]

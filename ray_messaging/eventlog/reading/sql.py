@@ -1,7 +1,8 @@
 """SQL over the log, by DuckDB: it reads the files that a query needs, column by column, and sees nothing else.
 
-DuckDB's own settings refuse other files, extensions and changes of the settings; what is no SELECT is refused before.
-Memory is bounded, but for the result: what does not fit goes to a temporary folder.
+DuckDB's own settings forbid other files, extensions and changes of the settings. Statements other than SELECT are
+refused before they reach it. Memory is bounded, except for the result: what does not fit is written to a temporary
+folder.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +33,11 @@ _DAY_US = 24 * 3600 * MICROSECONDS
 
 
 def sql(view: View, *, query: str) -> pa.Table:
-    """Return the answer to a query of TABLES. Raises InvalidQuery, LogError; ImportError without duckdb."""
+    """Return the answer to a SQL query over TABLES.
+
+    Raises: InvalidQuery if DuckDB refuses the query or it does more than read, LogError if a file is damaged,
+    ImportError if duckdb is not installed.
+    """
     try:
         import duckdb  # noqa: PLC0415 - an optional dependency
     except ImportError as error:
@@ -53,7 +58,7 @@ def sql(view: View, *, query: str) -> pa.Table:
 
 @contextmanager
 def _connection(duckdb: Any, view: View) -> Iterator[tuple[Any, list[ds.Dataset]]]:  # noqa: ANN401 - a module, and its connection
-    """Give a connection that sees the tables of a log alone, and their rows as they are stored."""
+    """Open a connection that sees only the tables of a log. Yield it, and the stored rows of each table."""
     with (
         TemporaryDirectory(prefix="ray_messaging-sql-") as spilled,
         duckdb.connect(":memory:", config=_SETTINGS | {"temp_directory": spilled}) as connection,
@@ -71,7 +76,7 @@ def _connection(duckdb: Any, view: View) -> Iterator[tuple[Any, list[ds.Dataset]
 
 
 def _check(query: str, statements: Sequence[Any]) -> None:
-    """Refuse all but one statement that reads."""
+    """Raise InvalidQuery unless there is exactly one statement, and it only reads."""
     kinds = [str(statement.type).rpartition(".")[2] for statement in statements]
     if len(kinds) != 1:
         raise _refused(query, f"it has {len(kinds)} statements, and one is answered")
@@ -84,7 +89,7 @@ def _refused(query: str, why: str) -> InvalidQuery:
 
 
 def _natural(table: pa.Table) -> pa.Table:
-    """Return a table with sums of whole numbers as int64, where they fit, and intervals without months as durations."""
+    """Return a table with sums of whole numbers as int64, if they fit, and intervals without months as durations."""
     for place, field in enumerate(table.schema):
         column = table.column(place)
         if field.type == _SUM:
@@ -99,7 +104,7 @@ def _natural(table: pa.Table) -> pa.Table:
 
 
 def _messages(view: View) -> tuple[ds.Dataset, list[str]]:
-    """Return the messages with the columns of `query`: the stored rows, and what to select from them."""
+    """Return the stored rows of the messages, and the SQL expressions that select the columns of `query` from them."""
     parts = [part for together in datasets(view, Filters()) for part in together]
     typed = _comparable([part.schema for part in parts])
     stored = [SCHEMA.field(name).with_nullable(True) for name in SCHEMA.names]
@@ -117,14 +122,14 @@ def _messages(view: View) -> tuple[ds.Dataset, list[str]]:
 
 
 def _comparable(schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """Return the columns of typed payloads, without those that are vectors in some rows and no vectors in others."""
+    """Return the columns of typed payloads, except those that are vectors in some files and not in others."""
     found = typed_schema(schemas)
     kinds = {field.name: field.type for schema in schemas for field in schema if pa.types.is_nested(field.type)}
     return pa.schema([field for field in found if field.type == kinds.get(field.name, field.type)])
 
 
 def _as(part: ds.Dataset, schema: pa.Schema) -> ds.Dataset:
-    """Return rows in a schema: a column that they lack has only nulls."""
+    """Return rows as a dataset of a schema. A column that the rows lack has only nulls."""
     if isinstance(part, ds.FileSystemDataset):
         return ds.FileSystemDataset([*part.get_fragments()], schema, part.format, part.filesystem)
     table = part.to_table()
@@ -138,5 +143,5 @@ def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-# The tables that queries see: of a view, the stored rows, and what to select from them.
+# The tables that queries see. Each function returns the stored rows of a view, and what to select from them.
 TABLES: dict[str, Callable[[View], tuple[ds.Dataset, list[str]]]] = {"messages": _messages}

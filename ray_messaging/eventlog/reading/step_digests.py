@@ -25,7 +25,7 @@ _COLUMNS = [*_OF_MESSAGES, *_OF_BROADCASTS, "fate", "rule", "labels", "in_reply_
 
 
 class StepSum(NamedTuple):
-    """The messages of one step: their number, and their digest."""
+    """The messages of one step: how many there are, and their digest."""
 
     step: int
     messages: int
@@ -33,13 +33,13 @@ class StepSum(NamedTuple):
 
 
 def digest(view: View, *, step: int) -> bytes:
-    """Return the digest of a step: that of no messages where it is not sealed."""
+    """Return the digest of a step. A step that is not sealed has the digest of a step without messages."""
     found = _sums(view, step=step).get(step)
     return step_digest([]) if found is None else found.digest
 
 
 def history(view: View, *, step: int) -> bytes:
-    """Return the digest of all steps up to one."""
+    """Return the digest of all steps up to `step`."""
     sums = _sums(view, step=slice(0, step + 1))
     chained = b""
     for number in range(step + 1):
@@ -49,7 +49,10 @@ def history(view: View, *, step: int) -> bytes:
 
 
 def _sums(view: View, **fields: Any) -> dict[int, StepSum]:  # noqa: ANN401 - as a query's
-    """Return the sums of steps. Messages from outside may come in the log before those of earlier steps."""
+    """Return the sum of each step.
+
+    All rows are read first, as messages from outside may be logged before earlier steps.
+    """
     messages: Counter[int] = Counter()
     totals: Counter[int] = Counter()
     for row, weight in _rows(view, Filters(**fields)):
@@ -59,7 +62,10 @@ def _sums(view: View, **fields: Any) -> dict[int, StepSum]:  # noqa: ANN401 - as
 
 
 def _rows(view: View, filters: Filters) -> Iterator[tuple[DigestRow, int]]:
-    """Yield the messages of steps; one that several mailboxes have comes once. A broadcast counts by its pairs."""
+    """Yield the messages of steps, each with its weight in the count.
+
+    A message that is in several mailboxes comes once, with weight 1. The weight of a broadcast is its number of pairs.
+    """
     before, places = "", defaultdict[int, Counter[Pair]](Counter)
     expansion = Expansion(view.folder)
     for part in scan(view, filters, stored(_COLUMNS), text=True):
@@ -79,11 +85,11 @@ def _rows(view: View, filters: Filters) -> Iterator[tuple[DigestRow, int]]:
 
 def _in_steps(part: pa.Table) -> pa.Table:
     ordinals = part["ordinal"].to_numpy()
-    return part.filter(pa.array(ordinals >= 0))  # null is no number, and so not greater
+    return part.filter(pa.array(ordinals >= 0))  # null becomes NaN, which is not >= 0
 
 
 def digest_row(row: dict[str, Any]) -> DigestRow:
-    """Return what of a row counts for the digest, as the groups count it."""
+    """Return the fields of a row that count for the digest, in the form in which groups compute it."""
     return DigestRow(
         row["step"],
         row["step_read"],
@@ -107,7 +113,7 @@ _Key = tuple[Any, ...]
 class Difference:
     """The first message that two logs do not have in common: its step, the agent that sent it, and its row in each log.
 
-    `mine` or `theirs` is None where that log has no such message.
+    `mine` or `theirs` is None if that log does not have the message.
     """
 
     step: int
@@ -118,9 +124,11 @@ class Difference:
 
 
 def first_difference(mine: Iterable[pa.Table], theirs: Iterable[pa.Table]) -> Difference | None:
-    """Return the first difference between the rows of two logs, page by page; None: there is none.
+    """Return the first difference between the rows of two logs, which come page by page; None if they are equal.
 
-    It compares what the digests of steps cover. Raises ConfigError where neither log has messages of steps.
+    It compares the fields that the digests of steps cover.
+
+    Raises: ConfigError if neither log has messages of steps.
     """
     rows = 0
     for one, other in zip_longest(_sent_by_groups(mine), _sent_by_groups(theirs)):
@@ -137,7 +145,7 @@ def first_difference(mine: Iterable[pa.Table], theirs: Iterable[pa.Table]) -> Di
 
 
 def _sent_by_groups(pages: Iterable[pa.Table]) -> Iterator[LogRow]:
-    """Yield the messages of groups, in canonical order; one that several mailboxes have comes once."""
+    """Yield the messages that groups sent, in canonical order. A message that is in several mailboxes comes once."""
     before = ""
     for page in pages:
         ordinals = page["ordinal"].to_numpy()
@@ -154,7 +162,7 @@ def _content(row: LogRow) -> tuple[Any, ...]:
 
 
 def _key(row: LogRow) -> _Key:
-    """Return the place of a row in canonical order."""
+    """Return the sort key of a row in canonical order."""
     return row.step, _rank(row.to_id), _rank(row.from_id), row.ordinal
 
 

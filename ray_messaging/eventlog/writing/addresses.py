@@ -1,4 +1,4 @@
-"""Columns of sender, recipient and channel, and texts that differ by a number, as ids and channels."""
+"""Columns of sender, recipient and channel, and texts such as ids and channels that differ only by a number."""
 
 from collections.abc import Sequence
 from functools import cache, lru_cache
@@ -40,9 +40,9 @@ def numbered_texts(head: str, numbers: NDArray[np.int64], tail: str = "") -> pa.
 
 
 def _of_width(width: int, head: bytes, numbers: NDArray[np.int64], tail: bytes) -> pa.StringArray:
-    """Return the texts of numbers that all have so many digits."""
+    """Return the texts of numbers that all have `width` digits."""
     rows, line = len(numbers), len(head) + width + len(tail)
-    # Arrow's memory, which it keeps for the next texts: that of numpy is mapped anew each time, for half of the time.
+    # Arrow keeps its memory for the next texts. numpy's memory is mapped anew each time, which takes half of the time.
     data, ends = pa.allocate_buffer(rows * line), pa.allocate_buffer((rows + 1) * 4)
     np.ndarray((rows,), f"V{line}", data)[:] = np.void(head + bytes(width) + tail)
     at = len(head) + width
@@ -59,7 +59,7 @@ def _of_width(width: int, head: bytes, numbers: NDArray[np.int64], tail: bytes) 
 
 @cache
 def _digits(count: int) -> NDArray[Any]:
-    """Return so many digits of each number that has no more."""
+    """Return the texts, zero-padded to `count` digits, of all numbers with at most `count` digits."""
     return np.frombuffer(b"".join(b"%0*d" % (count, number) for number in range(10**count)), _TYPES[count - 1])
 
 
@@ -68,18 +68,18 @@ _NEAR = 4
 
 
 class Ends(NamedTuple):
-    """Senders, or recipients, of all rows: `values` int64 and `kinds` as in `IdColumn`, with one table of names."""
+    """The senders, or the recipients, of all rows: `values` and `kinds` as in `IdColumn`, with one table of names."""
 
     values: NDArray[np.int64]
     kinds: NDArray[np.uint8] | None
     names: list[str]
 
     def numbers(self) -> pa.Array:
-        """Return the column of int ids."""
+        """Return the column of int ids; other ids are null in it."""
         return pa.array(self.values, mask=None if self.kinds is None else self.kinds != INT)
 
     def texts(self) -> pa.Array:
-        """Return the column of str ids."""
+        """Return the column of str ids; other ids are null in it."""
         if self.kinds is None or not self.names:
             return nulls(len(self.values), NAME)
         named = self.kinds == STR
@@ -104,17 +104,20 @@ def ends(columns: Sequence[IdColumn]) -> Ends:
 
 
 def are_of_agents(to: Ends, topics: Sequence[str]) -> bool:
-    """Tell whether each channel is that of the recipient for the topic: then readers of the log can compose it."""
+    """Return whether each row's channel is its recipient's channel for the topic.
+
+    Then readers of the log can compose it.
+    """
     return not any(map(_is_plain, topics)) and (to.kinds is None or not (to.kinds == NONE).any())
 
 
 def _is_plain(topic: str) -> bool:
-    """Tell whether a topic stands for a plain channel, as ":name" for the channel "name"."""
+    """Return whether a topic stands for a plain channel, such as ":name" for the channel "name"."""
     return topic[0] == ":"
 
 
 def subtopics(rows: int, topics: Sequence[str], of: Codes | None) -> pa.Array:
-    """Return the subtopics of all rows, with the arguments of `channels`."""
+    """Return the subtopics of all rows. The arguments are those of `channels`."""
     if of is None and not _is_plain(topics[0]):
         return coded(same(rows), topics[:1])
     of = np.zeros(rows, np.int32) if of is None else of
@@ -123,9 +126,10 @@ def subtopics(rows: int, topics: Sequence[str], of: Codes | None) -> pa.Array:
 
 
 def channels(exp_id: str, to: Ends, topics: Sequence[str], of: Codes | None) -> tuple[pa.Array, pa.Array]:
-    """Return channel and subtopic. The text of a channel is built once.
+    """Return the columns of channels and of subtopics. The text of each distinct channel is built once.
 
-    Args: of has each row's topic (None: all have the first). A topic ":name" is the plain channel "name".
+    Args: `of` has the index of each row's topic (None: all rows have the first). A topic ":name" is the plain channel
+    "name".
     """
     subtopic = subtopics(len(to.values), topics, of)
     if of is None and to.kinds is None and not _is_plain(topics[0]):
@@ -175,7 +179,7 @@ def as_texts(to: Ends) -> tuple[pa.Array, Codes]:
 
 
 def _are_many(values: NDArray[np.int64]) -> bool:
-    """Tell whether there are more distinct values than a dictionary in a file may have."""
+    """Return whether there are more distinct values than a dictionary in a file may have."""
     if len(values) <= DICTIONARY_ENTRIES:
         return False
     low, high = int(values.min()), int(values.max())

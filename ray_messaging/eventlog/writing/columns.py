@@ -1,4 +1,4 @@
-"""Columns of the event log, built from those of frames. Python loops run per frame, not per row."""
+"""Columns of the event log, built from the columns of frames. Python loops run per frame, not per row."""
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate, groupby
@@ -38,10 +38,10 @@ _FEW_ROWS = 64  # of a sender in turn, on average: with fewer, one call for all 
 
 
 class Part(NamedTuple):
-    """The rows of one entry that are logged; at least one."""
+    """The rows of one stream entry that are logged; at least one."""
 
     batch: Batch
-    rows: Codes | None  # their rows in the frame; None: all
+    rows: Codes | None  # the numbers of these rows in the frame; None: all rows are logged
     entry: str
     mailbox: str | None
     fates: int | NDArray[np.uint8]
@@ -50,7 +50,7 @@ class Part(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """Parts as one run of rows: each part's first row and row count; `fates` (an int: the same for all rows)."""
+    """Parts as one run of rows: each part's first row and row count; `fates` is an int if all rows have one fate."""
 
     parts: Sequence[Part]
     starts: list[int]
@@ -63,7 +63,7 @@ class _Run(NamedTuple):
 
 
 def record_batch(exp_id: str, parts: Sequence[Part]) -> pa.RecordBatch:
-    """Build the rows of some parts, in their order; their payloads are of one kind."""
+    """Build the rows of some parts, in their order. All their payloads must be of one kind."""
     counts = [len(part.batch) for part in parts]
     run = _Run(parts, [0, *accumulate(counts[:-1])], counts, _fates(parts, counts))
     from_ids, to_ids = ends([part.batch.from_ids for part in parts]), ends([part.batch.to_ids for part in parts])
@@ -106,12 +106,12 @@ def record_batch(exp_id: str, parts: Sequence[Part]) -> pa.RecordBatch:
 
 
 def _is_folded(part: Part) -> bool:
-    """Tell whether each row stands for the hearers of a broadcast."""
+    """Return whether each row of a part stands for the hearers of a broadcast."""
     return part.hearers is not None or part.batch.fold is not None
 
 
 def _channels_of_broadcasts(exp_id: str, run: _Run, channel: pa.Array) -> pa.Array:
-    """Return the channels of all rows; a broadcast's names its audience, as there is no recipient."""
+    """Return the channels of all rows. The channel of a broadcast has the audience's name, as there is no recipient."""
     pieces = []
     for part, start, count in zip(run.parts, run.starts, run.counts, strict=True):
         found = channel.slice(start, count).dictionary_decode()
@@ -129,7 +129,10 @@ def _places(part: Part) -> Codes:
 
 
 def _each(run: _Run, value: Callable[[Part], Any], dtype: Any) -> NDArray[Any]:  # noqa: ANN401 - numpy's dtype
-    """Return a column from each part's array or single value; a view would keep the frame alive."""
+    """Return a column filled with `value(part)` for each part: an array or a single value.
+
+    The values are copied, because a view would keep the frame in memory.
+    """
     column = np.empty(run.rows, dtype)
     for part, start, count in zip(run.parts, run.starts, run.counts, strict=True):
         column[start : start + count] = value(part)
@@ -144,7 +147,7 @@ def _times(run: _Run) -> pa.Array:
 
 
 def _micros(seconds: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return times in microseconds, limited to the range of datetime."""
+    """Return times in microseconds, clipped to the range of datetime."""
     with np.errstate(invalid="ignore", over="ignore"):
         micros = np.nan_to_num(np.rint(seconds * 1e6), nan=0.0, posinf=_LAST_US, neginf=_FIRST_US)
     # A float cannot represent the last microsecond: clip to it as an int.
@@ -217,7 +220,10 @@ def _labels(run: _Run) -> pa.Array:
 
 
 def _notes(run: _Run) -> tuple[pa.Array, pa.Array, pa.Array]:
-    """Return rule, reason and the payload before a rewrite. Of several rules for one row the last counts."""
+    """Return three columns: rule, reason, and the payload before a rewrite.
+
+    If several rules judged a row, the last counts.
+    """
     unheard = np.broadcast_to(run.fates == UNDELIVERABLE, run.rows)
     if not unheard.any() and not any(part.note and (part.note.why or part.note.before) for part in run.parts):
         none = nulls(run.rows, NAME)
@@ -263,7 +269,10 @@ def extension_columns(batches: Sequence[Batch]) -> dict[str, pa.Array]:
 
 
 def number_column(found: Sequence[NDArray[Any] | int | None], counts: Sequence[int], dtype: type[Any]) -> pa.Array:
-    """Return a column from each batch's array, or single value, or null; it shares no memory with them."""
+    """Return a column filled with each batch's array or single value; None gives nulls.
+
+    It shares no memory with the batches.
+    """
     if all(value is None for value in found):
         return nulls(sum(counts), pa.from_numpy_dtype(dtype))
     column, start = np.zeros(sum(counts), dtype), 0
@@ -297,7 +306,7 @@ def _is_in_step(batch: Batch) -> bool:
 
 
 def _ids_in_step(batches: Sequence[Batch]) -> pa.StringArray:
-    """Return ids of step, ordinal and from_id; each distinct one is composed once."""
+    """Return the ids of messages in steps: step, ordinal and from_id. Each distinct id is composed once."""
     steps, step_of = distinct(
         np.concatenate([np.broadcast_to(np.asarray(each.step, np.int64), len(each)) for each in batches])
     )

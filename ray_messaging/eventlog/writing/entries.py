@@ -1,6 +1,6 @@
 """Decoding of a stream's entries into rows for the event log, in pieces of limited size.
 
-One payload to many recipients is short as a frame, and long as rows.
+The pieces are needed because a payload to many recipients is short as a frame, but long as rows.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ from ray_messaging.wire.notes import Before, LogNote, Why, decode_log_note
 
 
 class Taken(NamedTuple):
-    """One decoded entry: its rows for the log (None: none), and its number of messages."""
+    """One decoded entry: its rows for the log (None: it has none), and its number of messages."""
 
     part: Part | None
     messages: int
@@ -31,10 +31,14 @@ NOTHING = Taken(None, 0)
 
 
 def decode_entry(item: LogItem, hearers_of: Callable[[Batch], Hearers | None] = lambda _: None) -> Taken:
-    """Decode an entry that has a frame; raise FrameError.
+    """Decode an entry that has a frame.
 
-    Args: `hearers_of` returns the hearers of a batch's rows, which are broadcasts.
-    Rows of a mailbox that have a note in the log stream are left to that note, messages of a step to the step's boxes.
+    No rows are returned for messages of a step, which are read from the step's boxes, and for those rows of a mailbox
+    that a note in the log stream describes.
+
+    Args: `hearers_of` returns the hearers of a batch's rows if these are broadcasts, else None.
+
+    Raises: FrameError if the frame or its note is not valid.
     """
     batch = decode(item.frame)
     if batch.lines is None:
@@ -51,7 +55,7 @@ def decode_entry(item: LogItem, hearers_of: Callable[[Batch], Hearers | None] = 
 
 
 def delivered(batch: Batch, entry: str, mailbox: str, hearers: Hearers | None = None) -> Part | None:
-    """Return the rows of a mailbox's frame that no note has; None: there are none."""
+    """Return the rows of a mailbox's frame that are not described by a note; None if there are none."""
     if batch.noted is None or not len(batch.noted):
         return Part(batch, None, entry, mailbox, DELIVERED, hearers=hearers) if len(batch) else None
     kept = np.ones(len(batch), np.bool_)
@@ -61,7 +65,10 @@ def delivered(batch: Batch, entry: str, mailbox: str, hearers: Hearers | None = 
 
 
 def noted(batch: Batch, entry: str, encoded: bytes, takers: list[int] | None) -> Part | None:
-    """Return the rows of a note; None: there are none. Raises FrameError."""
+    """Return the rows that a note describes; None if there are none. Raises FrameError if the note is not valid.
+
+    Args: takers has the number of subscribers that took each message, if they were published.
+    """
     note = decode_log_note(encoded, len(batch))
     fates = _fates(note, takers, len(batch))
     return Part(batch, None, entry, note.mailbox or None, fates, note) if len(batch) else None
@@ -76,7 +83,7 @@ def _fates(note: LogNote, takers: list[int] | None, rows: int) -> int | NDArray[
 
 
 def payload_bytes(part: Part) -> int:
-    """Return roughly the bytes of payload that the rows take in memory."""
+    """Return roughly how many bytes the payloads of a part's rows take in memory."""
     lines = part.batch.lines
     assert lines is not None
     said = lines.nbytes if lines.index is None else len(part.batch) * (lines.nbytes // max(1, lines.count))
@@ -84,7 +91,10 @@ def payload_bytes(part: Part) -> int:
 
 
 def pieces(part: Part, begin: int, limit: int) -> Iterator[tuple[Part, int]]:
-    """Yield a part's rows from `begin` on, with at most `limit` bytes of payload, each piece with its end."""
+    """Yield a part's rows from `begin` on, in pieces of at most `limit` bytes of payload.
+
+    With each piece comes the number of the row after it.
+    """
     rows, lines = len(part.batch), part.batch.lines
     assert lines is not None
     rewritten = _before(part)
@@ -104,7 +114,7 @@ def pieces(part: Part, begin: int, limit: int) -> Iterator[tuple[Part, int]]:
 
 
 def without(part: Part, gone: NDArray[np.bool_]) -> Part | None:
-    """Return a part without the marked rows; None: no row is left."""
+    """Return a part without the rows that are marked in `gone`; None if no row is left."""
     stay = np.flatnonzero(~gone)
     if len(stay) == len(gone):
         return part
@@ -112,7 +122,7 @@ def without(part: Part, gone: NDArray[np.bool_]) -> Part | None:
 
 
 def _of_rows(part: Part, rows: NDArray[np.intp]) -> Part:
-    """Return some rows of a part, in their order."""
+    """Return a part with only some of its rows, in the given order."""
     return Part(
         batch=part.batch.take(rows),
         rows=rows.astype(np.int32) if part.rows is None else part.rows[rows],
@@ -125,7 +135,7 @@ def _of_rows(part: Part, rows: NDArray[np.intp]) -> Part:
 
 
 def _note_of_rows(note: LogNote, rows: NDArray[np.intp], count: int) -> LogNote:
-    """Return what a note on so many rows says of some of them, by their new places."""
+    """Return the part of a note that is about some rows, with their new row numbers. The note was on `count` rows."""
     places = np.full(count, -1)
     places[rows] = np.arange(len(rows))
 

@@ -1,4 +1,4 @@
-"""The hearers that each row of a broadcast stands for, and the audiences and agents by which it names them."""
+"""The hearers that each row of a broadcast stands for, and the audiences and sets of agents that name these hearers."""
 
 import asyncio
 import logging
@@ -32,14 +32,19 @@ logger = logging.getLogger(__name__)
 
 
 class Hearers(NamedTuple):
-    """By row: `pairs` hearers, of the agents with a digest. `kept` names them by their places among all (None: all)."""
+    """The hearers of each row of some broadcasts.
+
+    `agents` is the digest of the mailbox's agents, and `pairs` the number of hearers of each row. `kept` maps a row to
+    its hearers' places among all hearers of the sender in that mailbox; rows that are not in it have all of these
+    hearers.
+    """
 
     agents: str
     pairs: NDArray[np.int64]
     kept: dict[int, bytes]
 
     def take(self, rows: NDArray[np.intp]) -> "Hearers":
-        """Return those of some rows."""
+        """Return the hearers of some rows."""
         kept = {at: self.kept[row] for at, row in enumerate(rows.tolist()) if row in self.kept} if self.kept else {}
         return Hearers(self.agents, self.pairs[rows], kept)
 
@@ -47,8 +52,9 @@ class Hearers(NamedTuple):
 def hearers_of(broadcasts: Batch, edges: Edges) -> Hearers:
     """Return the hearers of a folded frame's rows.
 
-    Args: edges are those of the audience's version, toward the agents that the frame names.
-    Raises: FrameError where they do not give the pairs that the frame counts.
+    Args: edges are the pairs of the audience's version whose hearers are agents of the mailbox.
+
+    Raises: FrameError if the edges do not give the number of pairs that the frame has.
     """
     folded = broadcasts.fold
     assert folded is not None
@@ -67,7 +73,7 @@ def hearers_of(broadcasts: Batch, edges: Edges) -> Hearers:
 
 
 def hearer_columns(found: Sequence[Hearers | None], counts: Sequence[int]) -> dict[str, pa.Array]:
-    """Return the columns of the hearers of all rows, by name."""
+    """Return the columns that describe the hearers of all rows, by name."""
     if not any(found):
         return {name: nulls(sum(counts), SCHEMA.field(name).type) for name in OF_BROADCASTS}
     pairs = [
@@ -92,9 +98,9 @@ _Key = tuple[Audience, bytes]
 
 
 class BroadcastHearers:
-    """The pairs that the rows of broadcasts stand for, and the agents of their mailboxes, kept in the log's folder.
+    """The hearers of broadcasts, for the log's writer. It stores the audiences and sets of agents in the log's folder.
 
-    A row whose hearers cannot be known is logged without them. Args: `retry` repeats a call while the server is away.
+    A row whose hearers cannot be found is logged without them. Args: `retry` repeats a call while the server is away.
     """
 
     def __init__(
@@ -111,11 +117,11 @@ class BroadcastHearers:
         self._edges: OrderedDict[_Key, Edges | None] = OrderedDict()
 
     async def prepare(self, frames: Iterable[bytes]) -> None:
-        """Load what the rows of frames need, before `of` is called for them."""
+        """Load what is needed to find the hearers in some frames. It must be called before `of`."""
         for frame in filter(is_folded, frames):
             try:
                 batch = decode(frame)
-            except FrameError:  # reported where it is logged
+            except FrameError:  # reported when the frame is logged
                 continue
             assert batch.fold is not None
             await self._load(batch, audience_of(batch), batch.fold.agents)
@@ -139,7 +145,7 @@ class BroadcastHearers:
             self._edges.popitem(last=False)
 
     async def _agents_of(self, digest: bytes) -> AgentSet | None:
-        """Return the agents with a digest, which are in the folder from now on."""
+        """Return the agents with a digest, and store them in the folder; None if no mailbox has them any more."""
         if digest not in self._agents:
             found = await asyncio.to_thread(read_agents, self._folder, digest.hex())
             if found is None:
@@ -159,7 +165,7 @@ class BroadcastHearers:
         return None
 
     def of(self, batch: Batch) -> Hearers | None:
-        """Return the hearers of a frame's rows; None: they are not broadcasts, or not known."""
+        """Return the hearers of a frame's rows; None if its rows are not broadcasts, or their hearers are not known."""
         if batch.fold is None:
             return None
         edges = self._edges.get((audience_of(batch), batch.fold.agents))

@@ -32,11 +32,11 @@ _KINDS = 32  # of payloads, each with a file of its own: a segment with more is 
 
 
 class KindRows:
-    """The rows of one segment whose payloads have the same columns."""
+    """The rows of one segment whose payloads have the same typed columns."""
 
     def __init__(self) -> None:
         self._batches: list[pa.RecordBatch] = []
-        self._places: list[Places] = []  # in the segment, of the rows of each batch
+        self._places: list[Places] = []  # for each batch, the places of its rows in the segment
 
     def add(self, batch: pa.RecordBatch, places: Places) -> None:
         """Append rows."""
@@ -57,13 +57,16 @@ class KindRows:
             self._batches[-small:] = merged
 
     def table(self, first_row: int) -> pa.Table:
-        """Return the rows in order, with their positions in the log; `first_row` is that of the segment."""
+        """Return the rows in order, with their positions in the log.
+
+        Args: first_row is the position of the segment's first row.
+        """
         positions = pa.array(np.concatenate(self._places) + first_row)
         return pa.Table.from_batches(self._batches).append_column(POSITION, positions)
 
 
 class Sealed(NamedTuple):
-    """Content of a segment at one moment, with the stream cursors of that moment."""
+    """The content of a segment at one moment, with the stream cursors of that moment."""
 
     number: int
     first_row: int
@@ -73,14 +76,14 @@ class Sealed(NamedTuple):
     begun: dict[str, tuple[str, int]]
     taken: dict[str, tuple[int, int]]
     marks: dict[str, LogMark]
-    finished: tuple[str, ...]  # ended streams that were read completely
+    finished: tuple[str, ...]  # streams that ended and were read completely
     nbytes: int
     stored: Segment | None  # its file, if it has all these rows
     steps: StepPosition | None
 
 
 class OpenSegment:
-    """Collector of the rows of one segment."""
+    """The segment that is being filled. It collects rows in memory."""
 
     def __init__(self, number: int, first_row: int) -> None:
         self.number = number
@@ -93,7 +96,7 @@ class OpenSegment:
 
     @property
     def scattered(self) -> bool:
-        """Tell whether the payloads are of so many kinds that the segment would have too many files."""
+        """Return whether the payloads have so many sets of columns that the segment would have too many files."""
         return len(self._kinds) >= _KINDS
 
     def add(self, found: Sequence[PlacedRows]) -> None:
@@ -105,21 +108,21 @@ class OpenSegment:
             self.nbytes += batch.nbytes
 
     def touch(self) -> None:
-        """Note that there are rows or cursors that are not stored yet."""
+        """Record that there are rows or cursors that are not stored yet."""
         if self._since is None:
             self._since = time.monotonic()
 
     def age(self) -> float:
-        """Return how long, in seconds, something has waited to be stored."""
+        """Return for how many seconds rows or cursors have waited to be stored; 0.0 if none wait."""
         return 0.0 if self._since is None else time.monotonic() - self._since
 
     @property
     def waiting(self) -> bool:
-        """Return whether something is not stored yet."""
+        """Return whether there are rows or cursors that are not stored yet."""
         return self._since is not None
 
     def tables(self) -> list[pa.Table]:
-        """Return the rows, a table for each kind of payloads, with positions in the log."""
+        """Return the rows with their positions in the log, in one table for each set of typed columns."""
         return [rows.table(self.first_row) for rows in self._kinds.values()]
 
     def seal(self, streams: StreamCursors) -> Sealed:

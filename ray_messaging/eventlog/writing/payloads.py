@@ -1,4 +1,4 @@
-"""Payload columns: JSON text in few passes over the bytes, typed columns without a look at them."""
+"""Payload columns. JSON text is built in a few passes over the bytes, typed columns are stored as they are."""
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -17,16 +17,16 @@ Kind = tuple[tuple[str, ColumnType], ...]  # the names and types of typed column
 
 _TEXT = pa.large_string()
 _FIRST_NOT_ASCII, _LINE_END = 128, ord("\n")
-_MANY_BYTES = 2**16  # fits the processor's cache for four passes
+_MANY_BYTES = 2**16  # so many bytes stay in the processor's cache during four passes
 
 
 def kind_of(payloads: Payloads | None) -> Kind:
-    """Return the columns of payloads: a table has rows of one kind."""
+    """Return the names and types of typed payload columns, () for JSON text. Rows of the same kind share a table."""
     return tuple(payloads.schema.items()) if isinstance(payloads, TypedColumns) else ()
 
 
 def payload_columns(payloads: Sequence[Payloads | None]) -> dict[str, pa.Array]:
-    """Build the columns of all payloads, which are of one kind, in order."""
+    """Build the columns of all payloads in order. They must all be of one kind."""
     typed = [each for each in payloads if isinstance(each, TypedColumns)]
     if not typed:
         return {TEXT: _text_column([each for each in payloads if isinstance(each, PayloadColumn)])}
@@ -34,12 +34,15 @@ def payload_columns(payloads: Sequence[Payloads | None]) -> dict[str, pa.Array]:
 
 
 def _stored(column: pa.Array) -> pa.Array:
-    """Return a typed column as it is stored: offsets of 32 bits would limit the texts of a step."""
+    """Return a typed column as it is stored.
+
+    Texts get offsets of 64 bits, as 32 bits would limit the texts of a step.
+    """
     return column.cast(_TEXT) if pa.types.is_string(column.type) else column
 
 
 def _text_column(payloads: Sequence[PayloadColumn]) -> pa.LargeStringArray:
-    """Build the column of JSON text, in order."""
+    """Build the column of JSON text from all payloads, in order."""
     columns = []
     for few, found in groupby(payloads, _is_few):
         if few:
@@ -51,7 +54,7 @@ def _text_column(payloads: Sequence[PayloadColumn]) -> pa.LargeStringArray:
 
 
 def _is_few(lines: PayloadColumn) -> bool:
-    """Return whether lines are better joined with others: that is no more work, and needs no array of their own."""
+    """Return whether lines are so few that they should be joined with others: an array of their own would cost more."""
     return lines.index is None and not lines.raw and lines.nbytes < _MANY_BYTES
 
 
@@ -61,7 +64,7 @@ def _column(lines: PayloadColumn) -> pa.LargeStringArray:
 
 
 def _texts(blob: bytes, count: int) -> pa.LargeStringArray:
-    """Return the lines of a blob in which each ends with a newline."""
+    """Return the lines of a blob as an array. Each line ends with a newline."""
     if not _is_utf8(blob):
         return _readable(blob.split(b"\n")[:-1])
     ends = np.flatnonzero(np.frombuffer(blob, np.uint8) == _LINE_END)
@@ -75,7 +78,7 @@ def _readable(lines: Sequence[bytes]) -> pa.LargeStringArray:
 
 
 def sparse_column(rows: int, payloads: Mapping[int, bytes]) -> pa.LargeStringArray:
-    """Build a column in which only some rows have a payload."""
+    """Build a column in which only the given rows have a payload, and all others null."""
     if not payloads:
         return nulls(rows, _TEXT)
     found: list[bytes | None] = [None] * rows
@@ -85,7 +88,7 @@ def sparse_column(rows: int, payloads: Mapping[int, bytes]) -> pa.LargeStringArr
 
 
 def readable(payload: bytes) -> bytes:
-    """Return a payload as valid UTF-8. A foreign client may have published any bytes."""
+    """Return a payload as valid UTF-8: a foreign client may have published any bytes."""
     try:
         payload.decode()
     except UnicodeDecodeError:

@@ -1,4 +1,7 @@
-"""Rows by the columns of their payloads, as each set of columns has a table of its own: as they come, or in order."""
+"""Rows of the log by kind, that is, by the columns of their payloads: each kind has a table of its own.
+
+The rows are built in the order in which they come, or in canonical order.
+"""
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
@@ -26,7 +29,7 @@ Places = NDArray[np.int64]
 
 
 class PlacedRows(NamedTuple):
-    """Rows whose payloads have the same columns, and their places, ascending, among all rows that come with them."""
+    """Rows of one kind, and their places, ascending, among the rows of all kinds that were built together."""
 
     kind: Kind
     batch: pa.RecordBatch
@@ -34,7 +37,7 @@ class PlacedRows(NamedTuple):
 
 
 def by_kind(parts: Sequence[Part]) -> dict[Kind, list[int]]:
-    """Return the numbers of the parts with payloads of each kind."""
+    """Return the indexes of the parts by the kind of their payloads."""
     found: dict[Kind, list[int]] = {}
     for number, part in enumerate(parts):
         found.setdefault(kind_of(part.batch.lines), []).append(number)
@@ -42,7 +45,7 @@ def by_kind(parts: Sequence[Part]) -> dict[Kind, list[int]]:
 
 
 def placed_rows(exp_id: str, parts: Sequence[Part]) -> list[PlacedRows]:
-    """Build the rows of some parts, which keep their places in the parts' order."""
+    """Build the rows of some parts by kind. The places keep the order of the parts."""
     counts = [len(part.batch) for part in parts]
     starts = [0, *accumulate(counts)]
     return [
@@ -58,7 +61,7 @@ def placed_rows(exp_id: str, parts: Sequence[Part]) -> list[PlacedRows]:
 
 
 def in_order(exp_id: str, parts: Sequence[Part]) -> list[PlacedRows]:
-    """Return the rows of some parts in canonical order."""
+    """Build the rows of some parts by kind. The places are in canonical order."""
     cut = [piece for part in parts for piece, _ in pieces(part, 0, PIECE_BYTES)]
     kinds = {kind: [cut[number] for number in numbers] for kind, numbers in by_kind(cut).items()}
     if not cut:
@@ -74,7 +77,7 @@ def in_order(exp_id: str, parts: Sequence[Part]) -> list[PlacedRows]:
 
 
 def _reordered(exp_id: str, cut: Sequence[Part], order: pa.Array) -> pa.RecordBatch:
-    """Return the rows of some parts, whose payloads are of one kind, in another order."""
+    """Return the rows of some parts, all of one kind, in the given order."""
     table = pa.Table.from_batches([record_batch(exp_id, chunk) for chunk in _chunks(cut)])
     columns, schema = table.columns, table.schema
     del table
@@ -107,12 +110,12 @@ def _steps(parts: Sequence[Part]) -> Any:  # noqa: ANN401 - int64 (n,)
 
 
 def ordinals_of(parts: Sequence[Part]) -> Any:  # noqa: ANN401 - int64 (n,)
-    """Return the ordinals of all rows."""
+    """Return the ordinals of all rows of some parts in steps."""
     return joined_arrays([part.batch.ordinal for part in parts if part.batch.ordinal is not None]).astype(np.int64)
 
 
 def _chunks(parts: Sequence[Part]) -> Iterator[list[Part]]:
-    """Yield parts in groups whose rows fit the processor's cache."""
+    """Yield parts in groups that are small enough for the processor's cache."""
     chunk: list[Part] = []
     rows = nbytes = 0
     for part in parts:

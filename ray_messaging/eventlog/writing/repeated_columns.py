@@ -1,4 +1,4 @@
-"""Columns with one value for all rows of a frame: values are looked up once, memory is shared."""
+"""Columns with one value for all rows of a frame: each value is looked up once, and the columns share memory."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -16,32 +16,32 @@ Codes = NDArray[np.int32]
 
 
 def nulls(rows: int, kind: pa.DataType) -> pa.Array:
-    """Return a column without values."""
+    """Return a column of nulls."""
     return _shared_nulls(kind).slice(0, rows) if rows <= _SHARED_ROWS else pa.nulls(rows, kind)
 
 
 def truth(rows: int, *, value: bool) -> pa.BooleanArray:
-    """Return a column of one boolean."""
+    """Return a column with the same boolean in each row."""
     return _shared_truth(value).slice(0, rows) if rows <= _SHARED_ROWS else pa.array(np.full(rows, value))
 
 
 def places(rows: int) -> Codes:
-    """Return 0, 1, 2, ..., int32 (rows,); read-only."""
+    """Return a read-only array of 0, 1, 2, ... as int32, shape (rows,)."""
     return _shared_places()[:rows] if rows <= _SHARED_ROWS else np.arange(rows, dtype=np.int32)
 
 
 def coded(codes: pa.Array, names: Sequence[str]) -> pa.DictionaryArray:
-    """Return a column of names by codes, each a valid index or null. They are not validated."""
+    """Return a dictionary column. Each code must be a valid index into `names`, or null; this is not checked."""
     return pa.DictionaryArray.from_arrays(codes, pa.array(names, pa.string()), safe=False)
 
 
 def each_its_own(names: pa.StringArray) -> pa.DictionaryArray:
-    """Return a column of names in which every row has an entry of its own in the dictionary."""
+    """Return a dictionary column in which every row has an entry of its own in the dictionary."""
     return pa.DictionaryArray.from_arrays(pa.array(places(len(names))), names, safe=False)
 
 
 def repeated(names: Sequence[str | None], counts: Sequence[int]) -> pa.Array:
-    """Return a column that repeats each name, or null, `counts` times."""
+    """Return a dictionary column that repeats each name, or null for None, as often as `counts` says."""
     table: dict[str, int] = {}
     found = [-1 if name is None else table.setdefault(name, len(table)) for name in names]
     first = found[0]
@@ -53,7 +53,7 @@ def repeated(names: Sequence[str | None], counts: Sequence[int]) -> pa.Array:
 
 
 def same(rows: int) -> pa.Array:
-    """Return the codes of a column with the first name in all rows."""
+    """Return the codes of a dictionary column that has the first name in all rows."""
     return _shared_zeros().slice(0, rows) if rows <= _SHARED_ROWS else pa.array(np.zeros(rows, np.int32))
 
 

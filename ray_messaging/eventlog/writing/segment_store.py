@@ -1,7 +1,7 @@
-"""Durable storage of segments. After it the streams may be trimmed. Failures are reported and retried.
+"""Durable storage of segments. Once a segment is stored, the streams may be trimmed. Failures are reported and retried.
 
-A server may lose the streams (it is flushed, or restored from an older state). Then the rows that were read are the
-only copy. They are written all the same, unless a newer writer owns the folder.
+A server may lose the streams: it is flushed, or restored from an older state. Then the rows that were already read are
+the only copy. They are still written, unless a newer writer owns the folder.
 """
 
 import asyncio
@@ -29,12 +29,12 @@ _TAKE_OVER_S = 20.0
 
 
 class SegmentStore:
-    """Segments of one writer, written one at a time; `closed` are the finished ones.
+    """Storage of one writer's segments, which are written one at a time; `closed` are the finished ones.
 
-    Only the newest has its cursors in memory: each would have those of all streams.
+    Only the newest segment keeps its cursors in memory, because each has the cursors of all streams.
 
-    `crash` is called at the risky points, `on_trouble` at a failure. `writer` is its name in the folder's account;
-    `known` returns whether the server knows our run's log.
+    Args: `writer` is the writer's name in the folder's account. `known` returns whether the server still knows the log
+    of this run. `crash` is called at the risky points, `on_trouble` when a write has failed.
     """
 
     def __init__(
@@ -63,7 +63,12 @@ class SegmentStore:
         self._stopping = asyncio.Event()
 
     async def take_over(self, epoch: int) -> None:
-        """Start with an epoch that fences every earlier writer; list the segments. Raises LogError."""
+        """Make this writer the owner of the folder, and list the folder's segments.
+
+        Args: epoch is this writer's; all earlier writers are fenced.
+
+        Raises: LogError if the folder cannot be used, or another process keeps it locked.
+        """
         self.epoch = epoch
         found = await with_folder_lock(self._folder, self._list, self._pause)
         self.closed = [*map(_without_cursors, found[:-1]), *found[-1:]]
@@ -75,11 +80,17 @@ class SegmentStore:
         return segments
 
     async def resume(self, taken: dict[str, tuple[int, int]]) -> None:
-        """Report to the transport the segments' rows, as their writer may have died before. Raises Fenced."""
+        """Report to the server which entries are in the segments, as an earlier writer may have died before it did.
+
+        Raises: Fenced if a newer writer owns the log.
+        """
         await self._retry(lambda: self._log.note_resumed(self.epoch, taken))
 
     async def store(self, sealed: Sealed) -> Segment:
-        """Make a segment durable. Raises Fenced; LogError after `stop_retrying`."""
+        """Make a segment durable; return it.
+
+        Raises: Fenced if a newer writer owns the log; LogError if a write fails after `stop_retrying`.
+        """
         begun = time.perf_counter()
         segment = await self._retry(lambda: self._write(sealed))
         self.last_s = time.perf_counter() - begun
@@ -87,18 +98,25 @@ class SegmentStore:
         return segment
 
     def append(self, segment: Segment) -> None:
-        """Add a closed segment."""
+        """Add a closed segment to `closed`."""
         if self.closed:
             self.closed[-1] = _without_cursors(self.closed[-1])
         self.closed.append(segment)
 
     async def confirm(self, marks: dict[str, LogMark], finished: tuple[str, ...]) -> None:
-        """Report durable rows to the transport. Raises Fenced."""
+        """Report to the server which entries are durable. Raises Fenced if a newer writer owns the log.
+
+        Args: marks has the last durable entry of each stream; finished are the streams that ended and are durable
+        completely.
+        """
         await self._retry(lambda: self._mark_written(marks, finished))
         self._crash("written")
 
     async def check_owner(self) -> None:
-        """Check that this writer still owns the log, or that the log is `lost`. Raises Fenced, ConnectionFailed."""
+        """Check that this writer still owns the log, and set `lost` if the server has lost the log.
+
+        Raises: Fenced if a newer writer owns the log, ConnectionFailed if the server is away.
+        """
         self.lost = self.lost or not await self._known()
         await self._mark_written({}, ())
 
@@ -113,15 +131,21 @@ class SegmentStore:
             self.lost = True
 
     async def note_missing(self, text: str) -> None:
-        """Note missing rows in the folder's account. Raises LogError after `stop_retrying`."""
+        """Add a description of missing rows to the folder's account.
+
+        Raises LogError if that fails after `stop_retrying`.
+        """
         await self._retry(lambda: self._under_lock(lambda: note_missing(self._folder, self._writer, text)))
 
     async def release_memory(self) -> None:
-        """Return unused memory to the system. A busy writer would need it again at once."""
+        """Return unused memory to the system.
+
+        It is called when idle, as a busy writer would need the memory again at once.
+        """
         await asyncio.to_thread(pa.default_memory_pool().release_unused)
 
     def stop_retrying(self) -> None:
-        """Make only one more attempt each: closing does not wait for space on a disk."""
+        """Make each call try only once more from now on: closing does not wait until there is room on a disk."""
         self._stopping.set()
 
     async def _write(self, sealed: Sealed) -> Segment:
@@ -167,7 +191,10 @@ class SegmentStore:
         return self._folder.stage(sealed.number, sealed.tables, meta)
 
     async def _retry(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Retry until it succeeds. Nothing is dropped meanwhile; senders wait once the streams are full."""
+        """Repeat a call until it succeeds.
+
+        No rows are dropped meanwhile, and senders wait once the streams are full.
+        """
         backoff = Backoff(LOG_WRITE_RETRY)
         while True:
             last = self._stopping.is_set()
@@ -217,7 +244,10 @@ class SegmentStore:
 
 
 async def with_folder_lock(folder: Folder, work: Callable[[], T], pause: Callable[[float], Awaitable[None]]) -> T:
-    """Run `work` in a thread under the folder's lock, after other processes release it. Raises LogError."""
+    """Run `work` in a thread under the folder's lock, once other processes have released it.
+
+    Raises: LogError if another process still holds the lock after 20 seconds.
+    """
     deadline = time.monotonic() + _TAKE_OVER_S
     while True:
         with folder.lock() as mine:
@@ -233,12 +263,12 @@ async def with_folder_lock(folder: Folder, work: Callable[[], T], pause: Callabl
 
 
 def _without_cursors(segment: Segment) -> Segment:
-    """Return a segment without the data that only the newest one needs."""
+    """Return a segment without its cursors, which only the newest segment needs."""
     return segment._replace(cursors={}, begun={}, taken={})
 
 
 def _times(tables: Sequence[pa.Table]) -> tuple[Any, Any]:
-    """Return the first and the last sent_at in unix seconds, None without rows."""
+    """Return the earliest and the latest sent_at in unix seconds; None for both if there are no rows."""
     times = [chunk.cast(pa.int64()) for table in tables for chunk in table["sent_at"].chunks]
     found = pc.min_max(pa.chunked_array(times, pa.int64())).as_py()
     return tuple(None if found[end] is None else found[end] / 1e6 for end in ("min", "max"))  # type: ignore[return-value]
@@ -250,7 +280,7 @@ def gone(exp_id: str, folder: Folder) -> Closed:
 
 
 def stuck(exp_id: str, folder: Folder, trouble: str | None) -> LogError:
-    """Build the error for a writer that has stopped reading because its files cannot be written."""
+    """Build the error for a writer that has stopped reading, because its files cannot be written."""
     return LogError(
         f"the event log of {exp_id} stands still, the rows that it has read cannot be written: "
         f"{trouble}; new messages wait in the streams",
@@ -270,7 +300,7 @@ def lost(exp_id: str, folder: Folder, rows: int) -> LogError:
 
 
 def died_before_loss(exp_id: str, folder: Folder, segments: Sequence[Segment]) -> LogError:
-    """Build the error for a new process that finds segments in the folder, but no streams on the server."""
+    """Build the error for a new writer process that finds segments in the folder, but no streams on the server."""
     rows = sum(segment.rows for segment in segments)
     return LogError(
         f"the log's process died, and the server has lost the data of experiment {exp_id!r} (was it flushed, restored "
@@ -282,7 +312,7 @@ def died_before_loss(exp_id: str, folder: Folder, segments: Sequence[Segment]) -
 
 
 def box_lost(exp_id: str, folder: Folder, box: str) -> LogError:
-    """Build the error for a box of a step that lacks messages."""
+    """Build the error for a step's box in which messages are missing."""
     return LogError(
         f"messages in {box!r} of experiment {exp_id!r} are missing on the server, which had confirmed them: was it "
         f"restored from older data? The log in {folder.where} ends before that step. Shut the experiment down, and "

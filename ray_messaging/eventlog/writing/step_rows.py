@@ -1,4 +1,4 @@
-"""Rows of an experiment's sealed steps, from the boxes of its server, and their feed into the event log."""
+"""Rows of an experiment's sealed steps, read from the boxes on its server, and their feed into the event log."""
 
 import asyncio
 import logging
@@ -44,14 +44,14 @@ HOLD = "event log"
 STEPS = ":steps"  # the feed's name among the streams that a task waits for
 _START = "0-0"
 _FRAMES = 16  # in one read of a box
-_STEPS = 8  # that are asked for at once
-_AHEAD = 3  # a group that joins may take messages from outside for the step after the next
+_STEPS = 8  # whose boxes are listed in one call
+_AHEAD = 3  # a group that joins may accept messages from outside for the step after the next
 
 
 class StepRows(NamedTuple):
-    """The rows of one step in canonical order, and the position after them.
+    """The rows of one step in canonical order, and the log's position after them.
 
-    `missing` says what the groups counted and the log does not have.
+    `missing` says which messages the groups counted that the log does not have; it is "" if there are none.
     """
 
     rows: Sequence[PlacedRows]
@@ -62,8 +62,10 @@ class StepRows(NamedTuple):
 class StepBoxes:
     """The boxes of an experiment with steps, as the event log reads them.
 
-    A step's messages are read once it is sealed: all covered frames that were sent in it, whenever they are delivered.
-    A hold keeps the boxes until the rows are in a file. Args: `retry` repeats a call while the server is away.
+    A step's messages are read once the step is sealed: all covered frames that were sent in it, whenever they are
+    delivered. The log has a hold on the server, which keeps the boxes until their rows are in a file.
+
+    Args: `retry` repeats a call while the server is away.
     """
 
     def __init__(
@@ -83,11 +85,14 @@ class StepBoxes:
         self._retry = retry
         self._hearers = hearers
         self._held = -1
-        self._sizes: dict[int, int] = {}  # step -> bytes of its frames, of the steps after the hold
-        self._after: dict[str, str] = {}  # box -> the last entry with only steps that are in the log
+        self._sizes: dict[int, int] = {}  # step -> bytes of its frames, for the steps after the hold
+        self._after: dict[str, str] = {}  # box -> the last entry up to which all its steps are in the log
 
     async def begin(self, position: StepPosition | None) -> StepPosition:
-        """Register the hold, and return the position from which to go on. Args: position is that of the folder."""
+        """Register the log's hold on the boxes, and return the position from which to go on.
+
+        Args: position is that of the newest segment in the folder; None: there is none.
+        """
         progress = await self._store.progress()
         held = progress.holds.get(HOLD)
         handled, outside = position or StepPosition(-1, {})
@@ -99,34 +104,34 @@ class StepBoxes:
         return StepPosition(handled, outside)
 
     def behind(self, position: StepPosition) -> bool:
-        """Tell whether the hold is so far behind that the steps may soon have to wait for it."""
+        """Return whether the log's hold is so far behind that the groups may soon have to wait for the log."""
         steps, kept = position.handled - self._held, sum(self._sizes.values())
         return steps >= max(1, self._settings.lag // 4) or 2 * kept > self._settings.lag_bytes
 
     async def written(self, position: StepPosition) -> None:
-        """Move the hold: the rows up to a position are in files."""
+        """Move the hold up to a position: the rows before it are in files, so their boxes may go."""
         if position.handled > self._held:
             await self._retry(partial(self._store.hold, HOLD, position.handled))
             self._held = position.handled
             self._sizes = {step: nbytes for step, nbytes in self._sizes.items() if step > self._held}
 
     async def end(self) -> None:
-        """End the hold."""
+        """Remove the hold from the server."""
         await self._store.drop_hold(HOLD)
 
     async def progress(self) -> Progress:
-        """Return the progress of all groups."""
+        """Return how far the groups' steps are."""
         found: Progress = await self._retry(self._store.progress)
         return found
 
     async def wait(self, news: str, block_s: float) -> None:
-        """Wait for news."""
+        """Wait until there is news of steps after `news`, or up to block_s seconds."""
         await self._retry(partial(self._store.wait, news, block_s))
 
     # -- steps ----------------------------------------------------------------------------------------------------
 
     async def sealed(self, position: StepPosition, progress: Progress) -> AsyncIterator[StepRows]:
-        """Yield the rows of each sealed step after a position. Raises LogError where the server has lost some."""
+        """Yield the rows of each sealed step after a position. Raises LogError if the server has lost some of them."""
         listed = position.handled
         for step in range(position.handled + 1, progress.sealed + 1):
             if step > listed:
@@ -145,7 +150,7 @@ class StepBoxes:
             yield StepRows(rows, position, missing)
 
     async def from_outside(self, position: StepPosition, progress: Progress) -> StepRows | None:
-        """Return the messages from outside that no group has read yet; None: there are no new ones."""
+        """Return the messages from outside that no group has read yet; None if there are no new ones."""
         parts: list[Part] = []
         outside = dict(position.outside)
         last = max(progress.latest, progress.sealed) + _AHEAD
@@ -163,7 +168,10 @@ class StepBoxes:
     async def _parts(
         self, box: str, step: int, covers: list[Cover], outside: dict[str, int]
     ) -> list[tuple[Part, bool]]:
-        """Return the rows of a box that are logged with a step, and whether they are the supervisor's notes."""
+        """Return the rows of a box that are logged with a step.
+
+        The second of each pair says if they are the supervisor's notes.
+        """
         if _step_of(box) == step:
             fresh = self._fresh(box, await self._frames(box, covers, _START), outside)
             return [(part, False) for part in fresh]
@@ -177,7 +185,10 @@ class StepBoxes:
         ]
 
     async def _frames(self, box: str, covers: list[Cover], after: str, step: int | None = None) -> list[BoxFrame]:
-        """Return the frames that covers name; frames of dead attempts are dropped page by page."""
+        """Return the frames that covers name. Frames of attempts that do not count are dropped page by page.
+
+        Args: after is the entry to begin after; step is the step whose frames are wanted, None: those from outside.
+        """
         named = {(cover.group, cover.sent, cover.attempt) for cover in covers}
         frames: list[BoxFrame] = []
         found, early, start = None, True, after
@@ -203,7 +214,10 @@ class StepBoxes:
         return found
 
     def _fresh(self, box: str, frames: Sequence[BoxFrame], taken: dict[str, int]) -> list[Part]:
-        """Return the rows of frames from outside that are not in the log yet."""
+        """Return the rows of frames from outside that are not in the log yet.
+
+        Args: taken maps each box to the number of its rows that are in the log.
+        """
         left, parts = taken.get(box, 0), []
         for frame in frames:
             if left >= frame.rows:
@@ -235,7 +249,7 @@ class StepBoxes:
         return found
 
     async def _counts(self, step: int) -> Counter[str] | None:
-        """Return the fates that the groups counted in a step; None where some did not count."""
+        """Return the number of messages by fate that the groups counted in a step; None if some group did not count."""
         closed = await self._retry(partial(self._store.closed_step, step))
         if not all(each.counts for each in closed.values()):
             return None
@@ -246,7 +260,7 @@ class StepBoxes:
 
 
 def _superseded(parts: Sequence[Part], changed: Sequence[Part]) -> list[Part]:
-    """Return parts without the messages that are among the changed ones, and these."""
+    """Return the parts without the messages that are also among the changed parts, followed by the changed parts."""
     keys = message_keys([part.batch for part in (*changed, *parts)])
     ends = np.cumsum([len(part.batch) for part in (*changed, *parts)])
     gone = np.isin(keys, keys[: ends[len(changed) - 1]])
@@ -259,19 +273,25 @@ def _superseded(parts: Sequence[Part], changed: Sequence[Part]) -> list[Part]:
 def _rows_and_fates(
     exp_id: str, parts: Sequence[Part], changed: Sequence[Part]
 ) -> tuple[list[PlacedRows], Counter[str]]:
-    """Return the rows of a step, those that rules changed as these left them, and the fates of its messages."""
+    """Return the rows of a step, and the number of its messages by fate.
+
+    Args: `changed` are the rows of messages that rules on whole steps changed. They replace those in `parts`.
+    """
     left = _superseded(parts, changed) if changed else parts
     return in_order(exp_id, left), _sent(left)
 
 
 def _sent(parts: Sequence[Part]) -> Counter[str]:
-    """Count the messages of groups by fate; one that several mailboxes have counts once, a broadcast by its pairs."""
+    """Count the messages of groups by fate.
+
+    A message in several mailboxes counts once, a broadcast once for each of its pairs.
+    """
     counts = sum((_pairs_sent(part) for part in parts if _is_said(part)), Counter[str]())
     return counts + _messages_sent([part for part in parts if not _is_said(part)])
 
 
 def _is_said(part: Part) -> bool:
-    """Tell whether the rows are broadcasts, or hearers of them."""
+    """Return whether the rows of a part are broadcasts, or messages to single hearers of a broadcast."""
     return part.batch.extension is not None and part.batch.extension.audience is not None
 
 
@@ -305,7 +325,7 @@ def _text(counts: Counter[str]) -> str:
 
 
 def _by_step(boxes: Mapping[str, Sequence[Cover]]) -> dict[int, dict[str, list[Cover]]]:
-    """Return the covers of boxes by the step with which they are logged: the one in which groups sent.
+    """Return the covers of boxes by the step with which they are logged: the step in which groups sent the messages.
 
     Messages from outside are logged with the step that reads them.
     """
@@ -322,7 +342,7 @@ def _step_of(box: str) -> int:
 
 
 class StepFeed:
-    """Feed of one log: it passes on the rows of each step once that is sealed, and waits for the next.
+    """Feed of the rows of steps into a log. It passes on the rows of each step once the step is sealed.
 
     Args: `take` adds rows to the log, with the position after them. `passed` is called after each round.
     """
@@ -343,17 +363,20 @@ class StepFeed:
         self._news: asyncio.Task[None] | None = None
 
     def ask(self) -> str:
-        """Ask for all that is sealed or came from outside by now; return the round for `reached`."""
+        """Ask for all messages that are sealed or came from outside by now.
+
+        Return the name of the round to pass to `reached`.
+        """
         self._asked += 1
         self._question.set()
         return f"{self._asked}-0"
 
     def reached(self, entry: str) -> bool:
-        """Tell whether the log has what was asked for."""
+        """Return whether the log has all that was asked for in a round of `ask`."""
         return self._answered >= int(entry.partition("-")[0])
 
     async def run(self) -> None:
-        """Pass steps on until cancelled. Raises LogError where the server has lost some of them."""
+        """Pass steps on until cancelled. Raises LogError if the server has lost some of them."""
         try:
             while True:
                 asked = self._asked
@@ -377,7 +400,10 @@ class StepFeed:
         await self._take(rows)
 
     async def _wait(self, news: str) -> None:
-        """Wait for news, or for a question. A wait that a question cuts short goes on for the next time."""
+        """Wait for news of steps, or for a call of `ask`.
+
+        In the second case the wait for news goes on during the next call.
+        """
         if self._news is None:
             self._news = asyncio.create_task(
                 self.boxes.wait(news, STEP_NEWS_TIMEOUT_S), name="ray_messaging log news of steps"

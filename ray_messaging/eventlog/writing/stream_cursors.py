@@ -1,4 +1,4 @@
-"""Cursors of the streams that the log reads, the choice of the next read, and the tasks that wait for its progress."""
+"""Cursors of the streams that the log reads, the choice of the next read, and the tasks that wait for progress."""
 
 import asyncio
 from collections import deque
@@ -11,16 +11,16 @@ from ray_messaging.eventlog.folder import StepPosition
 from ray_messaging.transports.cursors import START
 from ray_messaging.transports.log_store import LogItem, LogMark, LogStreams
 
-# Approximate bytes of one read: enough for one batch of rows, as large ones cost least, and few enough for flat memory
-# with any number of streams, and for queries not to wait while it is parsed.
+# Approximate bytes of one read. It is enough for a batch of rows, since large batches cost least. It is small enough
+# that memory stays flat with any number of streams, and that queries do not wait while the read is parsed.
 READ_BYTES = 6 * 2**20
 _WIDENING = 4.0
-_DROPPED = 1_024  # dropped streams to remember, for waiters that asked for their ends just before
-_GUESS = 2**16  # bytes of an entry before the first one
+_DROPPED = 1_024  # dropped streams to remember: waiters may have asked for their ends just before
+_GUESS = 2**16  # assumed bytes of an entry before the first one was read
 
 
 class Read(NamedTuple):
-    """Arguments of a read; `wait`: until an entry comes."""
+    """Arguments of a read: the entry to read after in each stream, and whether to `wait` until an entry comes."""
 
     cursors: dict[str, str]
     limit: int  # entries of each
@@ -28,12 +28,15 @@ class Read(NamedTuple):
 
 
 class StreamCursors:
-    """Cursors of an experiment's streams: `cursors` has the last entry taken of each, `steps` those of its steps."""
+    """Positions in an experiment's streams.
+
+    `cursors` has the last entry of each stream that is in the log, `steps` the position in the experiment's steps.
+    """
 
     def __init__(self) -> None:
         self.steps: StepPosition | None = None
         self.cursors: dict[str, str] = {}
-        self.begun: dict[str, tuple[str, int]] = {}  # stream -> the entry after its cursor, and its rows taken
+        self.begun: dict[str, tuple[str, int]] = {}  # stream -> the entry after its cursor, and its rows in the log
         self.taken_before: dict[str, tuple[int, int]] = {}  # stream -> earlier writers' messages and bytes
         self._seen: dict[str, str] = {}  # stream -> the last entry read
         self._ended: dict[str, str] = {}  # stream -> its last entry
@@ -45,7 +48,10 @@ class StreamCursors:
         self._widening = 1.0  # factor of streams per read, after empty reads
 
     def update(self, streams: LogStreams, ends: Mapping[str, str]) -> None:
-        """Set the list of streams; `ends` are the last entries of those that ended."""
+        """Set the list of streams.
+
+        Args: `ends` has the last entry of each stream that ended.
+        """
         self.cursors = {name: self.cursors.get(name, START.entry) for name in [*streams.live, *streams.ended]}
         self._ended = {name: ends[name] for name in streams.ended}
         self._seen = {name: entry for name, entry in self._seen.items() if name in self.cursors}
@@ -54,7 +60,7 @@ class StreamCursors:
         self._changed.intersection_update(self.cursors)
 
     def next_read(self) -> Read:
-        """Return the next read: all streams, or some in turn if all could bring too much at once."""
+        """Return the next read. It is of all streams, or of some in turn if all could return too much at once."""
         entries = max(1, int(READ_BYTES // self._entry_bytes))
         names = [name for name in self.cursors if not self._done(name)]
         if len(names) <= entries * self._widening:
@@ -68,7 +74,7 @@ class StreamCursors:
         return {name: self._seen.get(name, self.cursors[name]) for name in names}
 
     def received(self, items: list[LogItem]) -> None:
-        """Note the entries of a read. They are taken before those of the next read."""
+        """Record the entries of a read. They are added to the log before those of the next read."""
         self._seen.update((item.stream, item.entry) for item in items)
         if items:
             self._widening = 1.0
@@ -78,7 +84,7 @@ class StreamCursors:
             self._widening *= _WIDENING
 
     def advance(self, item: LogItem, messages: int) -> None:
-        """Advance over an entry."""
+        """Move the cursor of a stream past an entry, all of whose rows are in the log now."""
         if item.stream not in self.cursors:
             return  # it was dropped during the read
         self.cursors[item.stream] = item.entry
@@ -88,17 +94,17 @@ class StreamCursors:
         self._changed.add(item.stream)
 
     def advance_within(self, item: LogItem, rows: int) -> None:
-        """Note that the first rows of an entry were taken."""
+        """Record that the first `rows` rows of an entry are in the log."""
         if item.stream in self.cursors:
             self.begun[item.stream] = item.entry, rows
 
     def take_marks(self) -> dict[str, LogMark]:
-        """Return the marks that changed since the last call."""
+        """Return the marks that changed since the last call, by stream."""
         changed, self._changed = self._changed, set()
         return {name: self._marks[name] for name in changed}
 
     def taken(self) -> dict[str, tuple[int, int]]:
-        """Return the messages and bytes taken of each stream, by this and earlier writers."""
+        """Return the number of messages and bytes of each stream that this and earlier writers have read."""
         return {name: self._taken(name) for name in self.cursors}
 
     def _taken(self, name: str) -> tuple[int, int]:
@@ -111,7 +117,7 @@ class StreamCursors:
         return tuple(name for name in self._ended if self._done(name))
 
     def drop(self, names: tuple[str, ...]) -> None:
-        """Remove streams that are finished."""
+        """Remove streams that are finished, and all that is known of them."""
         for name in names:
             self.cursors.pop(name, None)
             self._seen.pop(name, None)
@@ -131,12 +137,12 @@ class StreamCursors:
 
 
 def size(item: LogItem) -> int:
-    """Return an entry's bytes, as the limits count them."""
+    """Return the size of an entry in bytes, as the limits of mailboxes count it."""
     return len(item.frame) + len(item.note or b"")
 
 
 def key(entry: str) -> tuple[int, int]:
-    """Return the sort key of an entry."""
+    """Return the sort key of an entry id."""
     milliseconds, _, number = entry.partition("-")
     return int(milliseconds), int(number or 0)
 
@@ -167,7 +173,7 @@ class Waiters:
             del self._open[future]
 
     async def pause(self, timeout_s: float) -> None:
-        """Wait up to a timeout, shorter if a task waits for streams."""
+        """Wait for timeout_s; return earlier if a task waits for streams."""
         if self._open:
             return
         self._asked.clear()
@@ -175,11 +181,11 @@ class Waiters:
             await asyncio.wait_for(self._asked.wait(), timeout_s)
 
     async def wait_change(self) -> None:
-        """Wait until entries were read, or the writer failed."""
+        """Wait until entries were read, or the writer has failed."""
         await self._event.wait()
 
     def notify(self) -> None:
-        """Wake the tasks that wait for a position which is reached now."""
+        """Wake the tasks whose streams have been read far enough by now, and those that wait for any change."""
         for future, missing in self._open.items():
             for name in [name for name, entry in missing.items() if self._reached(name, entry)]:
                 del missing[name]
@@ -189,7 +195,7 @@ class Waiters:
         self._event = asyncio.Event()
 
     def fail(self, error: MessagingError) -> None:
-        """Raise an error in the tasks that wait for streams; wake those that wait for changes."""
+        """Raise an error in the tasks that wait for streams, and wake those that wait for any change."""
         for future in self._open:
             if not future.done():
                 future.set_exception(error.with_traceback(None))

@@ -1,4 +1,4 @@
-"""Reader of the streams for the event log: it reads entries, ahead of use, and turns them into rows in chunks."""
+"""Reader of the streams for the event log: it reads entries ahead of their use, and turns them into rows in chunks."""
 
 import asyncio
 import logging
@@ -26,13 +26,13 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _SMALL_BYTES = 2**16  # below this a thread would cost more than it saves
-# After a read of this size there are more entries. After a little one, messages are batched for a moment: a batch of
-# rows costs 0.4 ms. Not after sizes in between: a log that is behind may get little of each stream.
+# After a read of _MUCH there are more entries. After one below _LITTLE, the reader waits a moment for more: a batch of
+# rows costs 0.4 ms. After sizes in between it does not wait: a log that is behind may get little of each stream.
 _MUCH, _LITTLE = READ_BYTES // 4, 2**16
 
 
 class Done(NamedTuple):
-    """An entry that was turned into rows: completely, or only its first `rows`."""
+    """An entry that was turned into rows: completely (`rows` is None), or only its first `rows` rows."""
 
     item: LogItem
     messages: int
@@ -48,12 +48,12 @@ class Chunk(NamedTuple):
 
 
 class StreamReader:
-    """Reader of one experiment's streams."""
+    """Reader of one experiment's streams. It retries while the server is away."""
 
     def __init__(self, transport: RedisTransport, exp_id: str, folder: Folder) -> None:
         self.unreadable = 0
         self.hearers = BroadcastHearers(transport, folder, self.retry)
-        self._age_s = 0.0  # of the last read's oldest entry
+        self._age_s = 0.0  # the age of the oldest entry of the last read
         self._read_at = 0.0
         self.away: str | None = None
         self.begun: dict[str, tuple[str, int]] = {}  # stream -> an entry, and its rows already in the log
@@ -62,7 +62,7 @@ class StreamReader:
         self._exp_id = exp_id
 
     async def list_streams(self) -> tuple[LogStreams, dict[str, str]]:
-        """Return the streams, and the last entries of those that ended."""
+        """Return the streams, and the last entry of each stream that ended."""
         streams = await self.retry(self._log.streams)
         return streams, await self.retry(partial(self._log.ends, streams.ended))
 
@@ -75,11 +75,11 @@ class StreamReader:
         return items
 
     def behind_s(self, *, blocked: bool) -> float:
-        """Return the age of the oldest entry at its read; if `blocked`, plus the time since."""
+        """Return how old the oldest entry of the last read was at that time; if `blocked`, add the time since then."""
         return self._age_s + (time.time() - self._read_at if blocked else 0.0)
 
     async def chunks(self, items: list[LogItem]) -> AsyncIterator[Chunk]:
-        """Turn entries into rows; many of them in a thread, so that others can use the event loop."""
+        """Turn entries into rows. Many entries are decoded in a thread, so that the event loop stays free."""
         await self.hearers.prepare(item.frame for item in items if item.note is None)
         chunks = self._chunks(items)
         if sum(map(size, items)) < _SMALL_BYTES:
@@ -92,7 +92,10 @@ class StreamReader:
                 yield chunk
 
     async def _bury(self) -> None:
-        """Move unreadable entries of the log stream to the dead letters. A mailbox's reader does so for its own."""
+        """Move unreadable entries of the log stream to the dead letters.
+
+        Those of a mailbox are moved by its own reader.
+        """
         refused, self._refused = self._refused, []
         for item, why in refused:
             await self.retry(partial(self._transport.bury, LOG, item.entry, item.frame, why[:NAME_LENGTH]))
@@ -122,7 +125,7 @@ class StreamReader:
         return Chunk(done, placed_rows(self._exp_id, parts) if parts else (), streams_changed)
 
     def _take(self, item: LogItem) -> Iterator[tuple[Part | None, Done]]:
-        """Yield an entry's rows piece by piece; the entry is done with the last one."""
+        """Yield an entry's rows piece by piece. The last piece marks the entry as done."""
         entry, begin = self.begun.pop(item.stream, ("", 0))
         try:
             part, messages = decode_entry(item, self.hearers.of) if item.frame else NOTHING
@@ -139,7 +142,7 @@ class StreamReader:
             yield piece, Done(item, messages, None if end == len(part.batch) else end)
 
     async def retry(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Retry while the server is away or out of memory."""
+        """Repeat a call while the server is away or out of memory."""
         while True:
             try:
                 result = await call()
@@ -159,7 +162,10 @@ _NONE = Chunk((), (), streams_changed=False)
 
 
 class ReadAhead:
-    """Entries of the streams, read by read, one read ahead; `little`: the last read brought few bytes."""
+    """Reads of the streams, made one read ahead of their use.
+
+    `little` says whether the last read returned few bytes.
+    """
 
     def __init__(self, reader: StreamReader, streams: StreamCursors) -> None:
         self.little = False
@@ -169,11 +175,14 @@ class ReadAhead:
 
     @property
     def pending(self) -> bool:
-        """Return whether a read is under way."""
+        """Return whether a read is in progress."""
         return self._pending is not None
 
     async def items(self, patience_s: Callable[[], float]) -> list[LogItem]:
-        """Return the next entries. Wait for some up to `patience_s`, unless other streams are due."""
+        """Return the next entries.
+
+        Wait up to `patience_s()` seconds for some, unless other streams are to be read in turn.
+        """
         if self._pending is None:
             read = self._streams.next_read()
             items = await self._reader.read(read, patience_s() if read.wait else 0.0)
@@ -189,7 +198,7 @@ class ReadAhead:
         return items
 
     async def close(self) -> None:
-        """Stop reading."""
+        """Cancel the read in progress, if any."""
         if self._pending is not None:
             await task_health.end(self._pending)
             self._pending = None

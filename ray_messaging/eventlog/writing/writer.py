@@ -1,4 +1,4 @@
-"""Writer of the event log: it moves messages from the streams into segments, each exactly once despite crashes."""
+"""Writer of the event log. It moves messages from the streams into segments, each exactly once, despite crashes."""
 
 import asyncio
 import logging
@@ -27,9 +27,9 @@ logger = logging.getLogger(__name__)
 LOG_LIMITS = Limits(MAILBOX_MESSAGES, MAILBOX_BYTES, lease_s=0.0, leased=False)
 
 _BLOCK_S = 5.0
-_GATHER_S = 0.02  # single messages are batched for this long: a batch of one costs 0.3 ms
+_GATHER_S = 0.02  # single messages are collected for this long: a batch of one costs 0.3 ms
 _SAVE_S = 30.0  # time to write rows of lost streams at the end
-_SAVED_ROWS = 2**16  # a file that is written for the sake of the steps is written again up to this size
+_SAVED_ROWS = 2**16  # below this size, a segment that is saved so that steps need not wait stays open for more rows
 _BUSY_S = 0.2  # blocking time of a read while a file is being written and the next is due
 
 
@@ -38,15 +38,15 @@ def _no_crash(_point: str) -> None:
 
 
 async def _always_known() -> bool:
-    """Accept the server's log as ours."""
+    """Return True: the server's log counts as the log of this run."""
     return True
 
 
 class LogWriter:
     """Writer of one experiment's log into a folder while the experiment runs.
 
-    Args: run names the run of the experiment; known returns whether the server knows that run's log. Tests crash the
-    writer in `crash`, which is called at the risky points: checked, staged, locked, renamed, written.
+    Args: run is the id of this run of the experiment; known returns whether the server still knows that run's log.
+    Tests crash the writer in `crash`, which is called at the risky points: checked, staged, locked, renamed, written.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class LogWriter:
     ) -> None:
         self.exp_id = exp_id
         self.folder = folder
-        self.error: MessagingError | None = None  # that stopped it
+        self.error: MessagingError | None = None  # the error that stopped the writer
         self._log = transport.log
         self._limits = limits
         self._segment_rows, self._segment_bytes, self._segment_age_s = segment_rows, segment_bytes, segment_age_s
@@ -89,7 +89,10 @@ class LogWriter:
         self._rotating = asyncio.Lock()
 
     async def start(self) -> None:
-        """Register the log, and continue after the last segment in the folder. Raises LogError, ConnectionFailed."""
+        """Register the log on the server, and continue after the last segment in the folder.
+
+        Raises: LogError if the folder cannot be used, ConnectionFailed if the server is away.
+        """
         await asyncio.to_thread(self.folder.prepare, self.exp_id)
         await self._segments.take_over(await self._log.register(self._limits))
         if self._segments.closed:
@@ -105,7 +108,7 @@ class LogWriter:
         self._read_task = self._spawn(self._read, "reader")
 
     async def _begin_steps(self) -> None:
-        """Follow the experiment's steps, if it has some."""
+        """Start to follow the experiment's steps, if it has steps."""
         store = self._transport.steps
         settings = await store.settings()
         if settings is None:
@@ -118,7 +121,9 @@ class LogWriter:
     async def close(self) -> None:
         """Write everything that is in the streams now, and stop. It may be called twice.
 
-        Raises: LogError if it cannot be written, ConnectionFailed. Rows that were not written stay in the streams.
+        Rows that could not be written stay in the streams.
+
+        Raises: LogError if the folder cannot be written, ConnectionFailed if the server is away.
         """
         if self._closed or self._read_task is None:
             self._closed = True
@@ -137,7 +142,7 @@ class LogWriter:
             raise self.error
 
     async def retire(self) -> None:
-        """Close, and unregister the log. From then on only readers trim their mailboxes."""
+        """Close the writer, and unregister the log: from then on streams are trimmed without regard to the log."""
         await self.close()
         if self.error is None:
             await self._log.unregister(self._segments.epoch)
@@ -148,11 +153,11 @@ class LogWriter:
 
     @property
     def rows(self) -> int:
-        """Return the number of rows, in segments and after them."""
+        """Return the number of rows in the log, with those that are not in a segment yet."""
         return self._open.first_row + self._open.rows
 
     def snapshot(self) -> tuple[list[Segment], list[pa.Table], int]:
-        """Return the closed segments, the later rows in order, and the number of rows before these."""
+        """Return the closed segments, the later rows in order, and the number of rows in the segments."""
         full = [] if self._sealed is None else self._sealed.tables
         first_row = self._open.first_row if self._sealed is None else self._sealed.first_row
         return [*self._segments.closed], [*full, *self._open.tables()], first_row
@@ -160,7 +165,7 @@ class LogWriter:
     async def caught_up(self) -> None:
         """Wait until the snapshot includes everything that is in the streams now.
 
-        Raises: LogError while the folder cannot be written; the error that stopped the writer.
+        Raises: LogError while the folder cannot be written, or the error that stopped the writer.
         """
         self._check()
         await self._segments.check_owner()
@@ -178,7 +183,10 @@ class LogWriter:
         return self._streams.reached(name, entry)
 
     async def wait_beyond(self, row: int, timeout_s: float) -> bool:
-        """Wait for more than `row` rows; return whether there are. Raises the error that stopped the writer."""
+        """Wait for more than `row` rows; return whether there are more now.
+
+        Raises the error that stopped the writer.
+        """
         try:
             async with asyncio.timeout(timeout_s):
                 while self.rows <= row:
@@ -189,7 +197,7 @@ class LogWriter:
         return True
 
     def stats(self) -> dict[str, Any]:
-        """Return counts of rows and segments, the open segment, the lag, and `error` (None: no trouble)."""
+        """Return counts of rows and segments, the size of the open segment, the lag, and `error` (None: no trouble)."""
         tail = self._open.rows + (0 if self._sealed is None else self._sealed.rows)
         return {
             "rows": self.rows,
@@ -219,7 +227,7 @@ class LogWriter:
         await self._save_lost()
 
     async def _save_lost(self) -> None:
-        """Write everything that was read of streams that the server has lost, note the loss, and stop."""
+        """Write all rows that were read of streams that the server has lost, add the loss to the account, and stop."""
         await self._written()
         await self._store_rest()
         error = self._lost()
@@ -235,7 +243,7 @@ class LogWriter:
                 await self._save(closed=True)
         if streams_changed:
             await self._reader.retry(self._segments.check_owner)
-            if not self._segments.lost:  # else they belong to a newer run
+            if not self._segments.lost:  # else the streams on the server belong to a newer run
                 self._streams.update(*await self._reader.list_streams())
         if self._open.age() >= self._segment_age_s and not self._busy and not self._rotating.locked():
             self._begin_file(closed=False)
@@ -247,7 +255,7 @@ class LogWriter:
         return max(0.0, min(_BLOCK_S, max(due, _BUSY_S) if self._busy else due))
 
     def _add(self, chunk: Chunk) -> None:
-        """Add a chunk's rows, and advance the cursors over its entries. Nothing may come between the two."""
+        """Add a chunk's rows, and advance the cursors over its entries. There must be no await between the two."""
         self._open.add(chunk.rows)
         self._open.touch()
         for item, messages, rows in chunk.done:
@@ -269,7 +277,7 @@ class LogWriter:
                 raise
 
     async def _take_step(self, found: StepRows) -> None:
-        """Add a step's rows, with the position after them. Nothing may come between the two."""
+        """Add a step's rows, and set the position after them. There must be no await between the two."""
         self._open.add(found.rows)
         self._streams.steps = found.position
         self._open.touch()
@@ -279,7 +287,7 @@ class LogWriter:
         assert self._feed is not None
         if self._full:
             await self._save(closed=True)
-        elif self._feed.boxes.behind(found.position):  # else the steps would wait for a file
+        elif self._feed.boxes.behind(found.position):  # write now, or the steps would have to wait for a file
             await self._save(closed=self._open.rows >= _SAVED_ROWS)
 
     # -- writing ----------------------------------------------------------------------------------------------------
