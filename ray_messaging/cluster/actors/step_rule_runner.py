@@ -47,7 +47,7 @@ class StepRuleRunner:
         self._store = store
         self._interceptor = interceptor
         self._schedule = schedule
-        self._reviewer = RuleReviewer(interceptor, settings.horizon, self)
+        self._reviewer = RuleReviewer(interceptor, settings.horizon, closing=self.step_closing, begins=self.step_begins)
         self._supervisor = Supervisor(transport, store, settings, self._reviewer, interceptor.epoch)
         self._task: asyncio.Task[None] | None = None
         self._following = asyncio.Lock()

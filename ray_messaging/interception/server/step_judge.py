@@ -1,8 +1,8 @@
 """The rules that judge whole steps: asked once all groups have closed one, as the supervisor of the steps wants it."""
 
 import asyncio
-from collections.abc import Awaitable, Mapping
-from typing import NamedTuple, Protocol
+from collections.abc import Awaitable, Callable, Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -17,6 +17,7 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import encode_payload
 
 Tables = dict[str, tuple[str, Fields]]  # by the name of the rule: its `admission`, and its state
+Act = Callable[[int], Awaitable[None]]  # on a step
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -36,16 +37,6 @@ class StepReview(NamedTuple):
 
     verdict: BatchVerdict
     added: list[AddedMessage]
-
-
-class StepListener(Protocol):
-    """The object that acts between two steps. After a fault a step may be closed, and begin, again."""
-
-    async def step_closing(self, number: int) -> None:
-        """Act before a step is closed, after which the next one may begin."""
-
-    async def step_begins(self, number: int) -> None:
-        """Act before anything of a step is judged; all groups have closed the step before."""
 
 
 class _Kept(msgspec.Struct, array_like=True):
@@ -68,13 +59,17 @@ class RuleReviewer:
     The state of rules that judge whole steps is kept with the steps, too: where a step is judged again, they begin with
     the state before it.
 
-    Args: `horizon` is how many steps ahead a message may be sent.
+    Args: `horizon` is how many steps ahead a message may be sent. `closing` acts before a step is closed, `begins`
+    before anything of a step is judged, when all groups have closed the one before; after a fault both may do so again.
     """
 
-    def __init__(self, interceptor: Interceptor, horizon: int, listener: StepListener | None = None) -> None:
+    def __init__(
+        self, interceptor: Interceptor, horizon: int, *, closing: Act | None = None, begins: Act | None = None
+    ) -> None:
         interceptor.supervised = True
         interceptor.before_step = self._before
-        self._listener = listener
+        self.closing = closing or _nothing
+        self._begins = begins or _nothing
         self._interceptor = interceptor
         self._begun: int | None = None  # the latest step that may be judged; None: any
         self._news = asyncio.Event()
@@ -116,15 +111,9 @@ class RuleReviewer:
         """End the round of the step before, once, where the supervisor has closed it; then let the step be judged."""
         if ended:
             await self._interceptor.end_step(number - 1, self._violations)
-        if self._listener is not None:
-            await self._listener.step_begins(number)
+        await self._begins(number)
         self._begun = number
         self._news.set()
-
-    async def closing(self, number: int) -> None:
-        """Act before a step is closed, after which the next one may begin."""
-        if self._listener is not None:
-            await self._listener.step_closing(number)
 
     # -- one step -------------------------------------------------------------------------------------------------
 
@@ -203,3 +192,7 @@ class RuleReviewer:
     def _note_first(self, rule: StepRule) -> Fields:
         """Return the state with which a rule has come."""
         return self._first.setdefault(id(rule), (rule, {} if rule.state is None else rule.state.dump()))[1]
+
+
+async def _nothing(step: int) -> None:
+    """Do nothing on a step."""
