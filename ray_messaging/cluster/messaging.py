@@ -18,14 +18,14 @@ from ray_messaging.errors import ConfigError, UnknownName
 
 if TYPE_CHECKING:
     from ray_messaging.cluster.embedded_servers import Shards
-    from ray_messaging.cluster.handles.audience import Audience, AudienceCalls
+    from ray_messaging.cluster.handles.audience import Audience
     from ray_messaging.cluster.handles.dead_letters import DeadLetters
     from ray_messaging.cluster.handles.experiment_steps import ExperimentSteps
     from ray_messaging.cluster.handles.group.group import Group
     from ray_messaging.cluster.handles.groups import Groups
     from ray_messaging.cluster.handles.hosted_agents import HostedAgents
     from ray_messaging.cluster.handles.remote_log import BlockedListener, BlockedMessage, BlockedMessages
-    from ray_messaging.cluster.handles.survey import Survey, SurveyCalls
+    from ray_messaging.cluster.handles.survey import Survey
     from ray_messaging.cluster.handles.user_messager import UserMessager
     from ray_messaging.cluster.inspector_process import Inspector
     from ray_messaging.cluster.lifecycle import StartedExperiment
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from ray_messaging.observability.observer import Observer
     from ray_messaging.observability.tracing.settings import Tracing
     from ray_messaging.receipt import Receipts
+    from ray_messaging.surveys.surveys import Surveys
 
 T = TypeVar("T")
 
@@ -348,12 +349,6 @@ class Messaging:
 
     # -- audiences ------------------------------------------------------------------------------------------------
 
-    @cached_property
-    def _audiences(self) -> "AudienceCalls":
-        from ray_messaging.cluster.handles.audience import AudienceCalls
-
-        return AudienceCalls(self._connection)
-
     def create_audience(
         self,
         name: str,
@@ -378,22 +373,30 @@ class Messaging:
         Raises: AlreadyExists, UnknownName for an agent that no group hosts, InvalidColumns, InvalidAddress,
         AudienceTooLarge, ConfigError for positions without scipy.
         """
-        from ray_messaging.cluster.handles.audience import Layout
+        from ray_messaging.cluster.handles.audience import Layout, create_audience
 
         layout = None if positions is None else Layout(ids, positions, radius, most_pairs)
-        return self._audiences.create(name, graph=graph, members=members, positions=layout)
+        return create_audience(self._connection, name, graph=graph, members=members, positions=layout)
 
     def audience(self, name: str) -> "Audience":
         """Return an audience by its name; raise UnknownName."""
-        return self._audiences.find(name)
+        from ray_messaging.cluster.handles.audience import Audience
+
+        self._connection.ask(self.interceptor.audiences.remote()).of(name)
+        return Audience(self._connection, name)
 
     def audiences(self) -> "list[Audience]":
         """Return all audiences, by name."""
-        return self._audiences.all()
+        from ray_messaging.cluster.handles.audience import Audience
+
+        names = self._connection.ask(self.interceptor.audiences.remote()).names()
+        return [Audience(self._connection, name) for name in names]
 
     def remove_audience(self, name: str) -> None:
         """Remove an audience: a later broadcast to it raises UnknownName. Raises UnknownName."""
-        self._audiences.remove(name)
+        from ray_messaging.cluster.audience_files import AudienceFiles, Ending
+
+        AudienceFiles(self._connection.experiment, self.interceptor).change(name, Ending())
 
     def broadcast(self, payload: "Payload", *, subtopic: str = AGENT_CHAT) -> "Receipts":
         """Send one message of the user to all agents; one receipt for each. Raises as `Messager.broadcast`."""
@@ -518,10 +521,10 @@ class Messaging:
     # -- surveys --------------------------------------------------------------------------------------------------
 
     @cached_property
-    def _surveys(self) -> "SurveyCalls":
-        from ray_messaging.cluster.handles.survey import SurveyCalls
+    def _surveys(self) -> "Surveys":
+        from ray_messaging.surveys.surveys import Surveys
 
-        return SurveyCalls(self._user)
+        return Surveys(self._user.messager.engine)
 
     def create_survey(
         self,
@@ -546,7 +549,12 @@ class Messaging:
         Raises: AlreadyExists, ConfigError for a survey of nobody or a type without a JSON schema; else as
         `Messager.send_columns`.
         """
-        return self._surveys.create(model, to, question, survey_id=survey_id, subtopic=subtopic, timeout=timeout)
+        from ray_messaging.cluster.handles.survey import Survey, asked_agents
+
+        agents = self._user.run(asked_agents(self._surveys, to))
+        create = self._surveys.create
+        asked = create(model, agents, question, survey_id=survey_id, subtopic=subtopic, timeout=timeout)
+        return Survey(self._user.run(asked), self._user)
 
     @overload
     def survey(self, survey_id: str, model: None = None) -> "Survey[dict[str, Any]]": ...
@@ -558,15 +566,17 @@ class Messaging:
         Args: model is the type with which it was created (ConfigError for another one). None: its JSON schema checks
         the answers, which stay dicts.
         """
-        return self._surveys.find(survey_id, model)
+        from ray_messaging.cluster.handles.survey import Survey
+
+        return Survey(self._user.run(self._surveys.open(survey_id, model)), self._user)
 
     def surveys(self) -> list[str]:
         """Return the ids of all surveys."""
-        return self._surveys.ids()
+        return self._user.run(self._surveys.ids())
 
     def remove_survey(self, survey_id: str) -> None:
         """Delete a survey with its answers; raise UnknownName."""
-        self._surveys.remove(survey_id)
+        self._user.run(self._surveys.remove(survey_id))
 
     # -- the event log --------------------------------------------------------------------------------------------
 

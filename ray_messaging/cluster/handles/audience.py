@@ -14,7 +14,7 @@ from ray_messaging.audiences.edges import Edges
 from ray_messaging.audiences.graph_edges import GraphEdges
 from ray_messaging.audiences.member_edges import MemberEdges
 from ray_messaging.audiences.records import AudienceVersion, Kind
-from ray_messaging.cluster.audience_files import AudienceFiles, Ending, Joining, Leaving, Moving
+from ray_messaging.cluster.audience_files import AudienceFiles, Joining, Leaving, Moving
 from ray_messaging.cluster.handles.connection import ExperimentConnection
 from ray_messaging.cluster.handles.own_loop import run_in_own_loop
 from ray_messaging.errors import ConfigError, InvalidColumns, UnknownName
@@ -122,9 +122,7 @@ class Audience:
 
 def check_hosted(connection: ExperimentConnection, name: str, agents: AgentSet) -> None:
     """Raise UnknownName with the first agent that no group hosts, where there are groups."""
-    hosted = AgentSet(np.zeros(0, np.int64))
-    for some in connection.ask(connection.interceptor.agents.remote()).values():
-        hosted |= some
+    hosted = _hosted(connection)
     missing = agents - hosted if len(hosted) else hosted
     if len(missing):
         first = next(iter(missing))
@@ -136,6 +134,11 @@ def check_hosted(connection: ExperimentConnection, name: str, agents: AgentSet) 
         )
 
 
+def _hosted(connection: ExperimentConnection) -> AgentSet:
+    """Return all agents that groups host."""
+    return reduce(or_, connection.ask(connection.interceptor.agents.remote()).values(), NO_AGENTS)
+
+
 class Layout(NamedTuple):
     """Positions as a user passed them: ids (None: all agents), points, radius, the most pairs."""
 
@@ -145,56 +148,37 @@ class Layout(NamedTuple):
     limit: int
 
 
-class AudienceCalls:
-    """The calls of `Messaging` for audiences."""
+def create_audience(
+    connection: ExperimentConnection, name: str, *, graph: object, members: object, positions: Layout | None
+) -> Audience:
+    """Create an audience; arguments and errors are those of `Messaging.create_audience`."""
+    check_name("audience", name)
+    if sum(given is not None for given in (graph, members, positions)) != 1:
+        raise ConfigError(f"audience {name!r} needs one of graph=, members=, and positions= with radius=")
+    if members is not None:
+        agents = AgentSet.of(cast("Iterable[Any]", members))
+        edges: Edges = MemberEdges.among(agents)
+        kind = Kind.MEMBERS
+    elif positions is not None:
+        placed = Positions.given(_ids(connection, positions), *positions[1:])
+        agents, edges, kind = AgentSet(placed.ids), placed.edges(), Kind.POSITIONS
+    else:
+        built = build_edges(_chunks(graph))
+        agents, edges, kind = built.senders | built.hearers, built, Kind.GRAPH
+    check_hosted(connection, name, agents)
+    AudienceFiles(connection.experiment, connection.interceptor).create(name, kind, edges)
+    return Audience(connection, name)
 
-    def __init__(self, connection: ExperimentConnection) -> None:
-        self._connection = connection
-        self._files = AudienceFiles(connection.experiment, connection.interceptor)
 
-    def create(self, name: str, *, graph: object, members: object, positions: Layout | None) -> Audience:
-        """Create an audience; arguments and errors are those of `Messaging.create_audience`."""
-        check_name("audience", name)
-        if sum(given is not None for given in (graph, members, positions)) != 1:
-            raise ConfigError(f"audience {name!r} needs one of graph=, members=, and positions= with radius=")
-        if members is not None:
-            agents = AgentSet.of(cast("Iterable[Any]", members))
-            edges: Edges = MemberEdges.among(agents)
-            kind = Kind.MEMBERS
-        elif positions is not None:
-            placed = Positions.given(self._ids(positions), *positions[1:])
-            agents, edges, kind = AgentSet(placed.ids), placed.edges(), Kind.POSITIONS
-        else:
-            built = build_edges(_chunks(graph))
-            agents, edges, kind = built.senders | built.hearers, built, Kind.GRAPH
-        check_hosted(self._connection, name, agents)
-        self._files.create(name, kind, edges)
-        return Audience(self._connection, name)
-
-    def _ids(self, layout: Layout) -> IdColumn:
-        """Return the agents of positions: those given, else all hosted ones, without any the first numbers."""
-        if layout.ids is not None:
-            ids = column_of(cast("Iterable[Any]", layout.ids))
-            if len(ids) != len(cast("Sequence[Any]", layout.ids)):
-                raise InvalidColumns("ids must name each agent once")
-            return ids
-        hosted = self._connection.ask(self._connection.interceptor.agents.remote()).values()
-        every = reduce(or_, hosted, NO_AGENTS)
-        return every.column if every else IdColumn(np.arange(np.shape(cast("Any", layout.points))[0]))
-
-    def find(self, name: str) -> Audience:
-        """Return an audience; raise UnknownName."""
-        self._connection.ask(self._connection.interceptor.audiences.remote()).of(name)
-        return Audience(self._connection, name)
-
-    def all(self) -> list[Audience]:
-        """Return all audiences, by name."""
-        names = self._connection.ask(self._connection.interceptor.audiences.remote()).names()
-        return [Audience(self._connection, name) for name in names]
-
-    def remove(self, name: str) -> None:
-        """Remove an audience; raise UnknownName."""
-        self._files.change(name, Ending())
+def _ids(connection: ExperimentConnection, layout: Layout) -> IdColumn:
+    """Return the agents of positions: those given, else all hosted ones, without any the first numbers."""
+    if layout.ids is not None:
+        ids = column_of(cast("Iterable[Any]", layout.ids))
+        if len(ids) != len(cast("Sequence[Any]", layout.ids)):
+            raise InvalidColumns("ids must name each agent once")
+        return ids
+    every = _hosted(connection)
+    return every.column if every else IdColumn(np.arange(np.shape(cast("Any", layout.points))[0]))
 
 
 def _chunks(graph: object) -> Iterable[object]:

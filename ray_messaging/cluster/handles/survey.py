@@ -28,10 +28,10 @@ class Survey(Generic[T]):
     are read. `for agent, answer in survey` gives the answers as they come.
     """
 
-    def __init__(self, survey: AsyncSurvey, calls: "SurveyCalls") -> None:
+    def __init__(self, survey: AsyncSurvey, user: UserMessager) -> None:
         self.id = survey.id
         self._survey = survey
-        self._calls = calls
+        self._user = user
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError(f"a survey is not passed on: pass the Messaging, and call messaging.survey({self.id!r}) there")
@@ -68,7 +68,7 @@ class Survey(Generic[T]):
     # -- the answers ----------------------------------------------------------------------------------------------
 
     def _now(self) -> Tally:
-        self._calls.run(self._survey.update())
+        self._user.run(self._survey.update())
         return self._survey.tally
 
     @property
@@ -123,7 +123,7 @@ class Survey(Generic[T]):
             for agent in tally.arrived[at:]:
                 at += 1
                 yield agent, tally.answers[agent]
-            more = more and self._calls.run(self._survey.more(_LOOK_S))
+            more = more and self._user.run(self._survey.more(_LOOK_S))
 
     def to_pandas(self) -> Any:  # noqa: ANN401 - pandas.DataFrame, where pandas is installed
         """Return a pandas.DataFrame by agent: fate ("answered", "pending", ...), reason, a column for each field."""
@@ -147,7 +147,7 @@ class Survey(Generic[T]):
         """
         tally = self._survey.tally
         with ProgressLine(len(self), shown=progress) as line:
-            while self._calls.run(self._survey.more(_LOOK_S)):
+            while self._user.run(self._survey.more(_LOOK_S)):
                 tally = self._survey.tally
                 if line.is_due():
                     line.show(int(np.count_nonzero(tally.states != OPEN)), f"survey {self.id}: {tally}")
@@ -158,55 +158,19 @@ class Survey(Generic[T]):
 
         Raises: Closed where the survey has ended, UnknownName where it was removed; else as `Messager.send_columns`.
         """
-        return self._calls.run(self._survey.remind(timeout))
+        return self._user.run(self._survey.remind(timeout))
 
     def end(self) -> None:
         """Count no answer that comes from now on, in any process. What is there stays until it is removed."""
-        self._calls.run(self._survey.end())
+        self._user.run(self._survey.end())
 
 
-class SurveyCalls:
-    """The surveys of one experiment in this process, which the user's messager asks."""
-
-    def __init__(self, user: UserMessager) -> None:
-        self.run = user.run
-        self._surveys = Surveys(user.messager.engine)
-
-    def create(
-        self,
-        model: object,
-        to: object,
-        question: object,
-        *,
-        survey_id: str | None,
-        subtopic: str,
-        timeout: float | None,
-    ) -> Survey[Any]:
-        """Create a survey, and ask; arguments and errors are those of `Messaging.create_survey`."""
-
-        async def create() -> AsyncSurvey:
-            groups = _groups(to)
-            if to is None or groups:
-                agents = await self._surveys.agents_of(groups)
-            else:
-                agents = AgentSet.of(cast("Iterable[AgentId]", to))
-            return await self._surveys.create(
-                model, agents, question, survey_id=survey_id, subtopic=subtopic, timeout=timeout
-            )
-
-        return Survey(self.run(create()), self)
-
-    def find(self, survey_id: str, model: object) -> Survey[Any]:
-        """Return a survey; arguments and errors are those of `Messaging.survey`."""
-        return Survey(self.run(self._surveys.open(survey_id, model)), self)
-
-    def ids(self) -> list[str]:
-        """Return the ids of all surveys."""
-        return self.run(self._surveys.ids())
-
-    def remove(self, survey_id: str) -> None:
-        """Delete a survey with its answers; raise UnknownName."""
-        self.run(self._surveys.remove(survey_id))
+async def asked_agents(surveys: Surveys, to: object) -> AgentSet:
+    """Return the agents that a survey asks: those of groups, or of all (None), or these ids; raise UnknownName."""
+    groups = _groups(to)
+    if to is None or groups:
+        return await surveys.agents_of(groups)
+    return AgentSet.of(cast("Iterable[AgentId]", to))
 
 
 def _groups(to: object) -> list[str] | None:
