@@ -11,7 +11,7 @@ from support.patience import WAIT_S
 from ray_messaging import Messaging, rules
 from ray_messaging.cluster import ray_metrics
 from ray_messaging.cluster.ray_metrics import RayMetrics
-from ray_messaging.observability.metrics.families import Distribution, Family, Sample
+from ray_messaging.observability.metrics.families import Distribution, Family, Sample, named_values
 
 
 def read(messaging):
@@ -27,6 +27,15 @@ def read(messaging):
     }
 
 
+async def counted_by_an_own_messager(messaging):
+    """Return what a messager in this process tells Ray of a message that it has sent: how many were delivered."""
+    messager = await messaging.open_messager("own", [50])
+    await messager.send_message(messager.get_agent_chat_channel(10), {"n": 1}, 50, 10)
+    told = [value for family in messager.engine.observer.families({}) for value in named_values(family)]
+    await messager.close()
+    return next(each.value for each in told if each.labels == (("fate", "delivered"),))
+
+
 @pytest.mark.long
 def test_what_happened_is_in_the_text(ray_cluster, tmp_path):
     name = f"metrics-{uuid.uuid4().hex[:8]}"
@@ -38,6 +47,7 @@ def test_what_happened_is_in_the_text(ray_cluster, tmp_path):
         with east.fetch(timeout=60):
             pass
         after = read(messaging)
+        assert asyncio.run(counted_by_an_own_messager(messaging)) == 1
     of_west = ("messager", "west")
     assert before["ray_messaging_messages_total", ("fate", "delivered"), of_west] == 1
     assert before["ray_messaging_messages_total", ("fate", "blocked"), of_west] == 1
