@@ -31,7 +31,7 @@ from ray_messaging.errors import ConfigError
 from ray_messaging.interception.rules import BlackList, RateLimit, Rule
 from ray_messaging.replay.plan import Plan, Traffic, assign_groups, due_times
 from ray_messaging.replay.society import generate
-from ray_messaging.replay.traces.trace import read_trace
+from ray_messaging.replay.trace import read_trace
 
 NEXT = """
 Try next:

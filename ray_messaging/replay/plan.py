@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.errors import ConfigError
-from ray_messaging.replay.traces.trace import Trace
+from ray_messaging.replay.trace import Trace
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

@@ -19,7 +19,7 @@ NAMESPACE = "ray_messaging"
 
 # For Ray to report a killed actor as dead, and between two checks, in seconds.
 _DEATH_S, _GLANCE_S = 2.0, 0.01
-_LEAST, _PER_PROCESSOR = 8, 2
+_LEAST, _PER_PROCESSOR = 8, 2  # processes that start at a time: so many at least, and for each processor
 
 
 def find_actor(name: str) -> Any:  # noqa: ANN401 - a Ray actor handle

@@ -5,7 +5,7 @@ import gzip
 import pytest
 
 from ray_messaging.errors import TraceError
-from ray_messaging.replay.traces.trace import read_trace
+from ray_messaging.replay.trace import read_trace
 
 
 @pytest.fixture

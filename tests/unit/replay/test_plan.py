@@ -6,7 +6,7 @@ from support.traffic import plan_of, traffic_of
 
 from ray_messaging.errors import ConfigError
 from ray_messaging.replay.plan import Plan, Traffic, assign_groups, digests, due_times
-from ray_messaging.replay.traces.trace import Trace
+from ray_messaging.replay.trace import Trace
 
 ROWS = [(1, 2), (2, 1), ("ann", 1), (1, "ann"), (1, 2)]
 GROUPS = {1: 0, 2: 1, "ann": 1}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ray_messaging.errors import ConfigError
-from ray_messaging.replay.traces.trace import Trace, read_trace
+from ray_messaging.replay.trace import Trace, read_trace
 
 CSV = "from,to,time,text\n1,2,10,hi\n2,1,11,\n"
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ray_messaging.errors import ConfigError
-from ray_messaging.replay.traces.trace import read_trace
+from ray_messaging.replay.trace import read_trace
 
 JSONL = '{"sender":"a","receiver":"b","seq":0,"text":"hi"}\n{"sender":"b","receiver":"a","seq":1,"text":""}\n'
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ray_messaging.errors import TraceError
-from ray_messaging.replay.traces.trace import read_trace
+from ray_messaging.replay.trace import read_trace
 
 CSV = "from,to,time,text\n1,2,10,hi\n2,1,11,\n"
 JSONL = '{"sender":"a","receiver":"b","seq":0,"text":"hi"}\n{"sender":"b","receiver":"a","seq":1,"text":""}\n'

@@ -13,7 +13,7 @@ from support.log_queries import T0, row, write_folder
 from ray_messaging import EventLog
 from ray_messaging.addressing.channels import check_id
 from ray_messaging.errors import InvalidAddress, TraceError
-from ray_messaging.replay.traces.trace import read_trace
+from ray_messaging.replay.trace import read_trace
 
 
 def is_id(spelled):

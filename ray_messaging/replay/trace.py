@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.errors import ConfigError
-from ray_messaging.replay.traces.formats import Source, reader_for
-from ray_messaging.replay.traces.rows import RequestedFields
+from ray_messaging.replay.trace_formats import Source, reader_for
+from ray_messaging.replay.trace_rows import RequestedFields
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

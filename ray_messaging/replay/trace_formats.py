@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from ray_messaging.errors import TraceError
-from ray_messaging.replay.traces.rows import (
+from ray_messaging.replay.trace_rows import (
     FROM_FIELDS,
     TEXT_FIELDS,
     TO_FIELDS,

@@ -1,1 +1,0 @@
-"""Trace files: three formats, read into columns."""
