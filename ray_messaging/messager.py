@@ -211,7 +211,7 @@ class Messager(names.ChannelNames):
         return await broadcaster.send(audience, chunks, names.check_subtopic(subtopic), engine.step)
 
     async def relay(self, frames: Sequence[bytes]) -> Receipts:
-        """Send batches that `sending.accumulation.bulk_input` encoded in another process; one receipt for each row."""
+        """Send batches that `sending.bulk_input` encoded in another process; one receipt for each row."""
         batches = [decode(frame) for frame in frames]
         self.engine.checks.check_senders(batch.from_ids for batch in batches)
         if batches and is_unspread(batches[0]):

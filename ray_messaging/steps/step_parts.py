@@ -2,11 +2,14 @@
 
 import secrets
 from collections.abc import Sequence
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from ray_messaging.errors import InvalidParts
+
+if TYPE_CHECKING:
+    from ray_messaging.steps.step_sends import StepSends
 
 _NAMED = 4  # missing parts that an error names
 
@@ -22,23 +25,13 @@ class PartTag(NamedTuple):
         return f"part {self.place + 1} of {self.of}"
 
 
-class Part(Protocol):
-    """Part of a step; a tag of None marks the whole of it."""
-
-    tag: PartTag | None
-    step: int
-
-
-P = TypeVar("P", bound=Part)
-
-
-class StepParts(Generic[P]):
+class StepParts:
     """The parts of one step: each agent is in one of them, and each is joined once."""
 
     def __init__(self, step: int) -> None:
         self._step = step
         self._places: dict[PartTag, slice] = {}  # of the agents of each part of the last split
-        self._joined: dict[PartTag, P] = {}
+        self._joined: dict[PartTag, StepSends] = {}
 
     def split(self, agents: int, n: int) -> dict[PartTag, slice]:
         """Split the places of agents into at most n parts; raise InvalidParts."""
@@ -50,7 +43,7 @@ class StepParts(Generic[P]):
             self._places[PartTag(split, place, count)] = found
         return self._places
 
-    def join(self, parts: Sequence[P]) -> list[tuple[slice, P]]:
+    def join(self, parts: Sequence["StepSends"]) -> list[tuple[slice, "StepSends"]]:
         """Join some parts. Return all in the order of the split once none is missing, and before that none.
 
         Raises: InvalidParts, before any is joined.
@@ -80,7 +73,7 @@ class StepParts(Generic[P]):
                 step=self._step,
             )
 
-    def _foreign(self, part: P) -> InvalidParts:
+    def _foreign(self, part: "StepSends") -> InvalidParts:
         other = f"is of step {part.step}" if part.step != self._step else "is of another split, or of another group"
         return InvalidParts(
             f"{part.tag or 'this'} {other}: step {self._step} joins the parts of its own last split", step=self._step

@@ -63,7 +63,7 @@ class StepSends:
         sent: NDArray[np.int64] | None = None,
     ) -> None:
         self.tag, self.step = tag, step
-        self._parts: StepParts[StepSends] | None = None
+        self._parts: StepParts | None = None
         self.agents = agents
         self._attempt = attempt
         self.horizon = horizon

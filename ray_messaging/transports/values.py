@@ -75,7 +75,7 @@ LOG_STREAM = LOG + ":0"  # and as one of the streams that the event log reads
 
 
 class LoggedFrame(NamedTuple):
-    """Frame for the event log, and a note on it (see `wire.log_notes`), in the same call."""
+    """Frame for the event log, and a note on it (see `wire.notes`), in the same call."""
 
     frame: bytes
     note: bytes

@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from support.step_society import AGENTS, FRIENDS, SEED, STEPS, digests_of, run_step, sequential
+from support.step_society import AGENTS, SEED, STEPS, digests_of, hears, run_step, sequential
 
 from ray_messaging import AlreadyExists, Messager, MoveFailed, UnknownName
 from ray_messaging.audiences.building import build_edges
@@ -70,11 +70,7 @@ async def test_states_and_digests_do_not_depend_on_moves(opened):
 
 async def test_groups_that_wait_for_their_senders_alone_hear_for_agents_that_came(opened):
     first, second, third = groups = await opened(wait_for=WaitFor.SENDERS)
-    hears = {f"group{number}": set() for number in range(GROUPS)}
-    for agent, friends in FRIENDS.items():
-        for friend in friends:
-            hears[f"group{friend % GROUPS}"].add(f"group{agent % GROUPS}")
-    await first.engine.transport.steps.declare(hears)
+    await first.engine.transport.steps.declare(hears(GROUPS))
 
     async def hook(step):
         if step.number in (1, 3):

@@ -11,15 +11,12 @@ from support.patience import WAIT_S
 from support.step_society import AGENTS, SEED, STEPS, digests_of, listen, sequential, spread
 
 from ray_messaging import Closed, Fenced, InvalidParts, Messager, UnknownName, UnknownSender
-from ray_messaging.transports.step_values import StepSettings
 
 
 @pytest.fixture
-async def group(server, exp_id):
-    async with Messager(server, exp_id, name="all") as messager:
-        await messager.engine.transport.steps.begin(StepSettings(seed=SEED, digest=True))
-        await messager.host_agents(range(AGENTS), ["agent-chat"])
-        yield messager
+async def group(stepped_groups):
+    [group] = await stepped_groups(1, AGENTS, seed=SEED, digest=True)
+    return group
 
 
 def think(pickled, states):

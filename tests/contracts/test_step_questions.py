@@ -3,6 +3,7 @@
 import asyncio
 import json
 from contextlib import aclosing
+from functools import partial
 from hashlib import blake2b
 
 import msgspec
@@ -23,23 +24,8 @@ AGENTS, STEPS = 24, 7
 
 
 @pytest.fixture
-async def groups(server, exp_id):
-    """Open stepped groups, which share the agents round robin."""
-    opened = []
-
-    async def open_groups(count, agents=AGENTS):
-        for number in range(count):
-            messager = Messager(server, exp_id, name=f"group{number}")
-            opened.append(messager)
-            await messager.init()
-            if number == 0:
-                await messager.engine.transport.steps.begin(StepSettings(seed=7, groups=count, digest=True))
-            await messager.host_agents(range(number, agents, count), ["agent-chat", "user-chat"])
-        return opened
-
-    yield open_groups
-    for messager in opened:
-        await messager.close()
+def groups(stepped_groups):
+    return partial(stepped_groups, agents=AGENTS, seed=7, digest=True)
 
 
 async def test_a_name_that_has_asked_hosts_agents_and_so_does_its_successor(server, exp_id):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support.contracts import RedisStore
 from support.patience import WAIT_S
-from support.step_society import AGENTS, FRIENDS, SEED, STEPS, digests_of, run_step, sequential
+from support.step_society import AGENTS, SEED, STEPS, digests_of, hears, run_step, sequential
 
 from ray_messaging import (
     Closed,
@@ -51,11 +51,7 @@ async def test_states_and_digests_are_those_of_one_loop(groups, count):
 async def test_groups_that_wait_for_their_senders_alone_give_the_same(groups, count):
     opened = await groups(count, digest=True, wait_for=WaitFor.SENDERS)
     store = opened[0].engine.transport.steps
-    hears = {f"group{number}": set() for number in range(count)}
-    for agent, friends in FRIENDS.items():
-        for friend in friends:
-            hears[f"group{friend % count}"].add(f"group{agent % count}")
-    await store.declare(hears)
+    await store.declare(hears(count))
     async with asyncio.timeout(60):
         found = await asyncio.gather(*map(live, opened))
     states, digests = sequential()

@@ -19,6 +19,15 @@ AGENTS, STEPS, SEED = 60, 8, 7
 FRIENDS = {agent: [int(x) for x in np.random.default_rng(agent).permutation(AGENTS)[:4]] for agent in range(AGENTS)}
 
 
+def hears(count):
+    """Return which of so many groups, which share the agents round robin, send to each of them."""
+    found = {f"group{number}": set() for number in range(count)}
+    for agent, friends in FRIENDS.items():
+        for friend in friends:
+            found[f"group{friend % count}"].add(f"group{agent % count}")
+    return found
+
+
 def listen(state, inbox, generator):
     """Return an agent's next state: a hash that depends on the order of what it heard."""
     heard = "|".join(f"{from_id}:{payload['word']}" for from_id, payload in inbox)

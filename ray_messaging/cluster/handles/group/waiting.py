@@ -25,7 +25,7 @@ class Lock(Protocol):
 class Waiting(Protocol):
     """How a handle's calls wait."""
 
-    blocks: bool  # its coroutines never suspend: see `common.blocking.finish`
+    blocks: bool  # its coroutines never suspend: see `common.awaitables.finish`
 
     async def value(self, ref: Any) -> Any:  # noqa: ANN401 - an ObjectRef and its value
         """Return the result of a Ray call, or raise its error."""
