@@ -73,27 +73,6 @@ def test_a_value_changed_in_place_does_not_prevent_other_writes(caplog):
     assert "'odd' cannot be kept" in caplog.text
 
 
-class Counting(Rule):
-    """Count by numpy's own numbers, as `batch.from_ids.values` holds them."""
-
-    name = "counting"
-
-    def __init__(self):
-        self.state = Table()
-
-    def check_batch(self, batch, exp_id):
-        for from_id in batch.from_ids.values:
-            self.state[from_id] = self.state.get(from_id, 0) + np.int64(1)
-        return {}
-
-
-async def test_a_rule_may_count_by_numpys_numbers():
-    kept = Store()
-    interceptor = Interceptor("x", [Counting()], epoch=1, store=kept)
-    assert (await answered(interceptor, batch([{}] * 2))).blocked == {}
-    assert kept.tables["counting"] == {b"1": b"2"}
-
-
 class Odd(Rule):
     name = "odd"
 
