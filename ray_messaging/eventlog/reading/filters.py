@@ -224,14 +224,14 @@ class Filters:
         if name in NEVER_NULL and None in self._wanted[name]:
             raise invalid(name, value, "but every row has one: leave the field out to get all")
 
-    def loosened(self, limit: int | None) -> "Filters":
+    def limited(self, limit: int | None, *, loose: bool) -> "Filters":
         """Return a copy of these filters with the given limit (None: no limit).
 
-        The copy also accepts every broadcast, even if a recipient is asked for, because the row of a broadcast has
-        none.
+        Args: a `loose` copy also accepts every broadcast, even if a recipient is asked for, because the row of a
+        broadcast has none.
         """
         made = copy(self)
-        made._loose, made.limit = True, limit
+        made._loose, made.limit = loose, limit
         return made
 
     @property

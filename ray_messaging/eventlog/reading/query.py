@@ -65,34 +65,27 @@ def query(
     return with_ids(joined(scan(view, filters, names, text=text), names), as_text=as_text)
 
 
-def since(view: View, *, position: int, limit: int, expand: bool = False, **fields: Any) -> pa.Table:  # noqa: ANN401
+def since(
+    view: View,
+    *,
+    position: int,
+    limit: int,
+    internal: bool = False,
+    text: bool = False,
+    as_text: bool | None = None,
+    expand: bool = False,
+    **fields: Any,  # noqa: ANN401
+) -> pa.Table:
     """Return the next matching rows after a position.
 
     The table's metadata has the position for the next call, under REACHED.
 
     Args: with `expand`, `limit` is a number of rows before broadcasts are expanded.
     """
-    if expand:
-        return _expanded_since(view, position, limit, **fields)
-    found = query(view, **(fields | {"after": position, "limit": limit}))
-    reached = found["position"][-1].as_py() if len(found) == limit and limit else max(position, view.end - 1)
-    return found.replace_schema_metadata({REACHED: str(reached)})
-
-
-def _expanded_since(
-    view: View,
-    position: int,
-    limit: int,
-    *,
-    internal: bool = False,
-    text: bool = False,
-    as_text: bool | None = None,
-    **fields: Any,  # noqa: ANN401
-) -> pa.Table:
-    names = stored(SCHEMA.names if internal else COLUMNS)
+    names, filters = stored(SCHEMA.names if internal else COLUMNS), Filters(**(fields | {"after": position}))
     found: list[pa.Table] = []
     rows, reached = 0, max(position, view.end - 1)
-    for part in _expansions(view, Filters(**fields, after=position), names, limit, text=text):
+    for part in _parts(view, filters, names, limit, text=text, expand=expand):
         rows, found = rows + part.rows, found + part.pieces
         reached = part.last if rows == limit else reached
     return with_ids(joined(found, names), as_text=as_text).replace_schema_metadata({REACHED: str(reached)})
@@ -140,28 +133,29 @@ def _once_each(table: pa.Table) -> pa.Table:
     return table.take(first.sort()).drop_columns(["row"])
 
 
-class _Expanded(NamedTuple):
-    """A part of the log: the number and the last position of its rows before expansion, and the expanded rows."""
+class _Part(NamedTuple):
+    """A part of the log: the number and the last position of its rows before expansion, and the matching rows."""
 
     rows: int
     last: int
     pieces: list[pa.Table]
 
 
-def _expansions(
-    view: View, filters: Filters, names: Sequence[str], limit: int | None = None, *, text: bool = False
-) -> Iterator[_Expanded]:
-    """Yield the parts of the log, with their broadcasts expanded.
+def _parts(
+    view: View, filters: Filters, names: Sequence[str], limit: int | None, *, text: bool, expand: bool
+) -> Iterator[_Part]:
+    """Yield the parts of the log, with `expand` those of their broadcasts' hearers.
 
-    Args: `limit` is a number of rows before they are expanded; None: no limit.
+    Args: `limit` is a number of rows before broadcasts are expanded; None: no limit.
     """
-    expansion, unasked = Expansion(view.folder), [name for name in NEEDED if name not in names]
+    expansion, needed = Expansion(view.folder), [*dict.fromkeys([*names, *(NEEDED if expand else ())])]
 
-    def expanded(part: pa.Table) -> _Expanded:
-        pieces = [piece.drop_columns(unasked) for piece in expansion.expanded(part, filters)]
-        return _Expanded(len(part), part["position"][-1].as_py(), pieces)
+    def part_of(rows: pa.Table) -> _Part:
+        pieces = [*expansion.expanded(rows, filters)] if expand else [rows]
+        return _Part(len(rows), rows["position"][-1].as_py(), [piece.drop_columns(unasked) for piece in pieces])
 
-    return in_threads(expanded, scan(view, filters.loosened(limit), [*dict.fromkeys([*names, *NEEDED])], text=text))
+    unasked = needed[len(names) :]
+    return in_threads(part_of, scan(view, filters.limited(limit, loose=expand), needed, text=text))
 
 
 def _expanded(
@@ -178,7 +172,7 @@ def _expanded(
     """
     found: list[pa.Table] = []
     left = filters.limit
-    for part in _expansions(view, filters, names, text=text) if left != 0 else ():
+    for part in _parts(view, filters, names, None, text=text, expand=True) if left != 0 else ():
         found += map(only, part.pieces)
         if left is not None and sum(map(len, found)) >= left:
             break

@@ -3,23 +3,12 @@
 import pickle
 
 import pytest
-from support.log_queries import ROWS, log_of, row, table_of, write_folder
+from support.log_queries import log_of, row, table_of
 
 from ray_messaging.errors import Unbalanced
-from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.reading.balance import balance
 from ray_messaging.eventlog.reading.scan import View
-
-
-@pytest.fixture
-def folder(tmp_path):
-    return write_folder(tmp_path / "log", [ROWS[:3], ROWS[3:]])
-
-
-@pytest.fixture
-def log(folder):
-    return EventLog.open(folder.where)
 
 
 def test_a_log_that_balances(log):

@@ -9,23 +9,12 @@ import networkx as nx
 import pyarrow as pa
 import pyarrow.csv
 import pytest
-from support.log_queries import ROWS, T0, ViewSource, log_of, row, write_folder
+from support.log_queries import T0, ViewSource, log_of, row, write_folder
 
 from ray_messaging.errors import InvalidQuery, LogError, MessagingError
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.reading.event_rows import rows_as_seed, rows_of
-
-
-@pytest.fixture
-def folder(tmp_path):
-    return write_folder(tmp_path / "log", [ROWS[:3], ROWS[3:]])
-
-
-@pytest.fixture
-def log(folder):
-    return EventLog.open(folder.where)
-
 
 # -- the folder --------------------------------------------------------------------------------------------------------
 

@@ -7,20 +7,9 @@ import msgspec
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
-from support.log_queries import ROWS, T0, write_folder
+from support.log_queries import ROWS, T0
 
 from ray_messaging.errors import InvalidQuery, LogError
-from ray_messaging.eventlog.event_log import EventLog
-
-
-@pytest.fixture
-def folder(tmp_path):
-    return write_folder(tmp_path / "log", [ROWS[:3], ROWS[3:]])
-
-
-@pytest.fixture
-def log(folder):
-    return EventLog.open(folder.where)
 
 
 def test_export_to_parquet(log, tmp_path):

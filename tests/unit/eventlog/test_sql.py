@@ -107,11 +107,6 @@ def test_the_share_of_blocked_messages_by_the_degree_of_their_sender(traffic, co
 # -- the table --------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def log(tmp_path):
-    return EventLog.open(write_folder(tmp_path / "log", [ROWS[:4], ROWS[4:]]).where)
-
-
 @pytest.mark.parametrize("rows", [ROWS, ROWS[3:], [row(0)], []])
 def test_the_table_has_the_columns_and_rows_of_query(tmp_path, rows):
     folder = write_folder(tmp_path / "log", [rows[:2], rows[2:4]])

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
-from support.log_writing import Society, batch_of
+from support.log_writing import batch_of
 from support.typed_tables import tables, values_of
 
 from ray_messaging import InvalidQuery, LogError
@@ -26,7 +26,6 @@ from ray_messaging.eventlog.writing.columns import Part
 from ray_messaging.eventlog.writing.open_segment import OpenSegment
 from ray_messaging.eventlog.writing.placed_rows import placed_rows
 from ray_messaging.eventlog.writing.stream_cursors import StreamCursors
-from ray_messaging.eventlog.writing.writer import LogWriter
 from ray_messaging.model.columns import IdColumn
 from ray_messaging.model.typed.input import columns
 from ray_messaging.receipt import DELIVERED
@@ -72,34 +71,8 @@ class Traffic:
 
 
 @pytest.fixture
-async def traffic(valkey_config, exp_id):
-    society = Society(valkey_config, exp_id)
-    await society.transport.connect()
-    await society.mailbox("a")
-    yield Traffic(society)
-    await society.transport.close()
-
-
-@pytest.fixture
-async def writers(traffic, tmp_path):
-    opened = []
-
-    async def open_one(**facts):
-        transport = traffic.society.connection()
-        await transport.connect()
-        writer = LogWriter(
-            transport, Folder(tmp_path / "log"), traffic.society.exp_id, **{"segment_age_s": 1e9} | facts
-        )
-        opened.append((writer, transport))
-        await writer.start()
-        return writer
-
-    yield open_one
-    for writer, transport in opened:
-        if writer.error is None:
-            with suppress(MessagingError):
-                await writer.close()
-        await transport.close()
+def traffic(society):
+    return Traffic(society)
 
 
 def read(where):

@@ -59,41 +59,11 @@ class Crash:
 
 
 @pytest.fixture
-async def society(local, transports):
-    """Write into the streams of an experiment; mailbox `a` is open."""
-    found = Society(local)
-    found.transport = await transports("exp")
-    found.epoch = await found.mailbox("a")
-    return found
-
-
-@pytest.fixture
 async def store(local):
     """Give direct access to the server."""
     opened = RedisStore(local, "exp")
     yield opened
     await opened.close()
-
-
-@pytest.fixture
-async def writers(transports, tmp_path):
-    """Open writers on one folder; at the end none of their tasks may be left."""
-    opened = []
-
-    async def open_one(transport=None, where=tmp_path / "log", *, start=True, **settings):
-        transport = transport or await transports("exp")
-        writer = LogWriter(transport, Folder(where), "exp", **{"segment_age_s": 1e9} | settings)
-        opened.append(writer)
-        if start:
-            await writer.start()
-        return writer
-
-    yield open_one
-    for writer in opened:
-        if writer.error is None:
-            with suppress(MessagingError):
-                await writer.close()
-    await until(lambda: not any(task.get_name().startswith("ray_messaging") for task in asyncio.all_tasks()))
 
 
 async def within(awaitable):
