@@ -6,19 +6,15 @@ from contextlib import aclosing
 
 import pytest
 from support.patience import WAIT_S
-from support.step_society import AGENTS, SEED, STEPS, digests_of, run_step, sequential
+from support.step_society import AGENTS, SEED, STEPS, LoggedGroups, digests_of, run_step, sequential
 from typer.testing import CliRunner
 
-from ray_messaging import EventLog, Messager, columns
+from ray_messaging import EventLog, columns
 from ray_messaging.cli.app import app
-from ray_messaging.config import MessagingConfig
-from ray_messaging.eventlog.folder import Folder
-from ray_messaging.eventlog.writing.writer import LogWriter
 from ray_messaging.interception.rules import ALLOW, BlackList, Rule, block, rewrite
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.steps.digests import history_digest
 from ray_messaging.steps.step_account import digest_of, messages_of, sealed_counts
-from ray_messaging.transports.backend import open_transport
 from ray_messaging.transports.step_values import StepSettings
 
 POINTS = ["checked", "staged", "locked", "renamed", "written"]
@@ -35,51 +31,11 @@ async def society(server, exp_id, tmp_path):
     await found.close()
 
 
-class Society:
-    """Groups in steps and the writers of their log."""
-
-    def __init__(self, server, exp_id, folder):
-        self.server, self.exp_id, self.folder = server, exp_id, folder
-        self.opened, self.transports = [], []
-
+class Society(LoggedGroups):
     async def begin(self, **settings):
         store = (await self.transport()).steps
         await store.begin(StepSettings(seed=SEED, **{"lag": 4} | settings))  # a file after each step
         return store
-
-    async def transport(self):
-        transport = open_transport(self.server, self.exp_id, MessagingConfig())
-        await transport.connect()
-        self.transports.append(transport)
-        return transport
-
-    async def writer(self, **settings):
-        writer = LogWriter(
-            await self.transport(), Folder(self.folder), self.exp_id, **{"segment_age_s": 1e9} | settings
-        )
-        await writer.start()
-        return writer
-
-    async def group(self, number, count, **settings):
-        messager = Messager(self.server, self.exp_id, name=f"group{number}", **settings)
-        self.opened.append(messager)
-        await messager.init()
-        await messager.host_agents(range(number, AGENTS, count), ["agent-chat", "user-chat"])
-        return messager
-
-    async def groups(self, count):
-        return [await self.group(number, count) for number in range(count)]
-
-    async def messager(self):
-        self.opened.append(Messager(self.server, self.exp_id))
-        await self.opened[-1].init()
-        return self.opened[-1]
-
-    async def close(self):
-        for messager in self.opened:
-            await messager.close()
-        for transport in self.transports:
-            await transport.close()
 
 
 async def live(messager, *, until=STEPS):
@@ -294,7 +250,7 @@ class Calm(Rule):
 async def test_blocked_rewritten_and_undeliverable_messages_have_their_fates_and_reasons(society):
     store = await society.begin(digest=True)
     writer = await society.writer()
-    group = await society.group(0, 1, message_interceptor=Interceptor(society.exp_id, [BlackList([(1, 2)]), Calm()]))
+    (group,) = await society.groups(1, Interceptor(society.exp_id, [BlackList([(1, 2)]), Calm()]))
     async with asyncio.timeout(WAIT_S):
         async for step in group.steps(until=2):
             if step.number == 0:
@@ -334,9 +290,7 @@ async def test_messages_from_outside_that_a_rule_judged_are_logged_with_their_st
     store = await society.begin(digest=True)
     writer = await society.writer()
     (group,) = await society.groups(1)
-    user = Messager(society.server, society.exp_id, Interceptor(society.exp_id, [Mute(), Calm()]))
-    society.opened.append(user)
-    await user.init()
+    user = await society.messager(Interceptor(society.exp_id, [Mute(), Calm()]))
     await within(live(group, until=3))
     receipts = await user.send_columns([None] * 3, [2, 3, 4], [{"word": "no"}, {"word": "HEY"}, {"word": "yes"}])
     assert receipts.fates.tolist() == ["blocked", "delivered", "delivered"]
@@ -360,7 +314,7 @@ async def test_two_logs_differ_first_where_an_agent_sent_something_else(valkey_c
         run = Society(valkey_config, f"{exp_id}-{name}", tmp_path / name)
         await run.begin()
         writer = await run.writer()
-        group = await run.group(0, 1)
+        (group,) = await run.groups(1)
         async for step in group.steps(until=4):
             for agent in range(4):
                 word = {"word": f"{agent} in {step.number}"}

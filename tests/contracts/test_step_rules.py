@@ -9,15 +9,12 @@ from random import Random
 import pytest
 from support.contracts import until
 from support.patience import WAIT_S
-from support.step_society import AGENTS, FRIENDS, SEED
+from support.step_society import AGENTS, FRIENDS, SEED, LoggedGroups, digests_of
 
 from ray_messaging import ConfigError, EventLog, Messager
 from ray_messaging.common.task_health import end
 from ray_messaging.compat.supervisor import Message, MessageKind, SupervisorBase
-from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import RuleError
-from ray_messaging.eventlog.folder import Folder
-from ray_messaging.eventlog.writing.writer import LogWriter
 from ray_messaging.interception.rules import (
     Added,
     RateLimit,
@@ -33,9 +30,7 @@ from ray_messaging.interception.rules import (
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.server.step_judge import RuleReviewer
 from ray_messaging.steps import supervisor as supervision
-from ray_messaging.steps.digests import step_digest
 from ray_messaging.steps.step_account import StepCounts
-from ray_messaging.transports.backend import open_transport
 from ray_messaging.transports.step_values import SUPERVISOR, StepSettings
 
 STEPS = 4
@@ -48,12 +43,12 @@ async def society(server, exp_id, tmp_path):
     await found.close()
 
 
-class Society:
+class Society(LoggedGroups):
     """Groups in steps under rules, with their supervisor and log."""
 
     def __init__(self, server, exp_id, folder):
-        self.server, self.exp_id, self.folder = server, exp_id, folder
-        self.opened, self.transports, self.tasks = [], [], []
+        super().__init__(server, exp_id, folder)
+        self.tasks = []
         self.interceptor = self.store = None
         self.heard = {}
 
@@ -67,9 +62,8 @@ class Society:
         self.reviewer = RuleReviewer(self.interceptor, self.settings.horizon)
         await self.store.join(SUPERVISOR)
         await self.supervise(doom=doom)
-        self.writer = LogWriter(await self.transport(), Folder(self.folder), self.exp_id, segment_age_s=1e9)
-        await self.writer.start()
-        return [await self.group(number, groups) for number in range(groups)]
+        self.log = await self.writer()
+        return await self.groups(groups, self.interceptor)
 
     async def supervise(self, epoch=1, doom=None):
         """Start a supervisor; a higher epoch is a later interceptor's."""
@@ -80,19 +74,6 @@ class Society:
             doom.come_to(transport.steps)
         self.tasks.append(asyncio.create_task(self.supervisor.run()))
         return self.tasks[-1]
-
-    async def transport(self):
-        transport = open_transport(self.server, self.exp_id, MessagingConfig())
-        await transport.connect()
-        self.transports.append(transport)
-        return transport
-
-    async def group(self, number, count):
-        messager = Messager(self.server, self.exp_id, self.interceptor, name=f"group{number}")
-        self.opened.append(messager)
-        await messager.init()
-        await messager.host_agents(range(number, AGENTS, count), ["agent-chat", "user-chat"])
-        return messager
 
     async def live(self, messager, until=STEPS):
         """Let each agent tell its friends a word in each step, some of it for a later one."""
@@ -114,13 +95,9 @@ class Society:
 
     async def digests(self, until=STEPS):
         """Return the digests as the groups and the supervisor counted them, and as the log has them."""
-        await self.writer.close()
+        await self.log.close()
         log = EventLog.open(self.folder)
-        counted = []
-        for step in range(until):
-            left = [StepCounts.decode(each.counts) for each in (await self.store.closed_step(step)).values()]
-            counted.append(step_digest([int.from_bytes(each.digest, "little") for each in left]))
-        return counted, [log.digest(step) for step in range(until)]
+        return await digests_of(self.store, until), [log.digest(step) for step in range(until)]
 
     async def fates(self, until=STEPS):
         found = Counter()
@@ -132,12 +109,9 @@ class Society:
     async def close(self):
         for task in self.tasks:
             await end(task)
-        for messager in self.opened:
-            await messager.close()
+        await super().close()
         if self.interceptor is not None:
             await self.interceptor.close()
-        for transport in self.transports:
-            await transport.close()
 
 
 class Censor(StepRule):

@@ -19,13 +19,12 @@ from ray_messaging.interception.rules.rule import forces_all
 from ray_messaging.interception.server import state_writer
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.server.step_judge import RuleReviewer
-from ray_messaging.steps.digests import step_digest
-from ray_messaging.steps.step_account import StepCounts
 from ray_messaging.steps.supervisor import Supervisor
 from ray_messaging.transports.backend import open_transport
 from ray_messaging.transports.step_values import SUPERVISOR, StepSettings
 from support.delegation import Method
 from support.step_faults import FaultyStore, Killed
+from support.step_society import digests_of
 
 WAIT_S = 20.0
 _AGAIN = (StepAborted, TransitError, AlreadyExists)
@@ -264,10 +263,7 @@ class Town:
             store = transport.steps
             while (progress := await store.progress()).sealed < self.steps - 1:
                 await store.wait(progress.news, 5.0)
-            digests = []
-            for number in range(self.steps):
-                left = [StepCounts.decode(each.counts) for each in (await store.closed_step(number)).values()]
-                digests.append(step_digest([int.from_bytes(each.digest, "little") for each in left]).hex())
+            digests = [each.hex() for each in await digests_of(store, self.steps)]
             interceptor = await self._settled()
             tables = {rule.name: dict(rule.state) for rule in interceptor.rules if rule.state is not None}
             return digests, dict(interceptor.violations), tables

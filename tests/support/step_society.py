@@ -5,7 +5,11 @@ from hashlib import blake2b
 
 import numpy as np
 
+from ray_messaging import Messager
 from ray_messaging.audiences.records import Audiences
+from ray_messaging.config import MessagingConfig
+from ray_messaging.eventlog.folder import Folder
+from ray_messaging.eventlog.writing.writer import LogWriter
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.steps.agent_places import AgentPlaces
 from ray_messaging.steps.digests import DigestRow, step_digest, sum_of
@@ -14,6 +18,7 @@ from ray_messaging.steps.random_numbers import agent_generator
 from ray_messaging.steps.step import Step
 from ray_messaging.steps.step_account import StepCounts
 from ray_messaging.steps.step_sends import StepSends
+from ray_messaging.transports.backend import open_transport
 
 AGENTS, STEPS, SEED = 60, 8, 7
 FRIENDS = {agent: [int(x) for x in np.random.default_rng(agent).permutation(AGENTS)[:4]] for agent in range(AGENTS)}
@@ -95,10 +100,44 @@ def run_step(step):
     return states
 
 
-async def digests_of(store):
+async def digests_of(store, until=STEPS):
     """Return the digest of each step, from what the groups left in a step store."""
     found = []
-    for step in range(STEPS):
+    for step in range(until):
         left = [StepCounts.decode(each.counts) for each in (await store.closed_step(step)).values()]
         found.append(step_digest([int.from_bytes(each.digest, "little") for each in left]))
     return found
+
+
+class LoggedGroups:
+    """Groups in steps, which share the agents round robin, and the writers of their log."""
+
+    def __init__(self, server, exp_id, folder):
+        self.server, self.exp_id, self.folder = server, exp_id, folder
+        self.messagers, self.transports = [], []
+
+    async def transport(self):
+        self.transports.append(open_transport(self.server, self.exp_id, MessagingConfig()))
+        await self.transports[-1].connect()
+        return self.transports[-1]
+
+    async def writer(self, **settings):
+        transport, settings = await self.transport(), {"segment_age_s": 1e9} | settings
+        writer = LogWriter(transport, Folder(self.folder), self.exp_id, **settings)
+        await writer.start()
+        return writer
+
+    async def messager(self, interceptor=None, **settings):
+        self.messagers.append(Messager(self.server, self.exp_id, interceptor, **settings))
+        await self.messagers[-1].init()
+        return self.messagers[-1]
+
+    async def groups(self, count, interceptor=None):
+        found = [await self.messager(interceptor, name=f"group{number}") for number in range(count)]
+        for number, group in enumerate(found):
+            await group.host_agents(range(number, AGENTS, count), ["agent-chat", "user-chat"])
+        return found
+
+    async def close(self):
+        for opened in (*self.messagers, *self.transports):
+            await opened.close()
