@@ -1,4 +1,4 @@
-"""Broadcasts as rules see them: a row for each hearer; and the pairs that rules bar by ids, which are kept."""
+"""Broadcasts as rules see them, one row for each hearer, and a cache of the pairs that rules bar by ids alone."""
 
 from collections import OrderedDict
 from typing import NamedTuple
@@ -17,7 +17,10 @@ _NONE = np.zeros(0, np.int64)
 
 
 class PairRows(NamedTuple):
-    """The rows of a batch by broadcast: broadcast i has the rows `starts[i]` to `ends[i]`, one for each hearer."""
+    """The rows of a batch, grouped by broadcast.
+
+    Broadcast i has the rows `starts[i]` to `ends[i]`, one for each hearer.
+    """
 
     audience: Audience
     starts: NDArray[np.intp]
@@ -25,11 +28,11 @@ class PairRows(NamedTuple):
 
     @property
     def counts(self) -> NDArray[np.intp]:
-        """Return how many rows each broadcast has."""
+        """Return the number of rows of each broadcast."""
         return self.ends - self.starts
 
     def bounds(self, broadcast: int) -> tuple[int, int]:
-        """Return the first row of a broadcast, and the one after its last."""
+        """Return the first row of a broadcast, and the row after its last."""
         return int(self.starts[broadcast]), int(self.ends[broadcast])
 
     def rows_of(self, broadcasts: NDArray[np.intp]) -> NDArray[np.intp]:
@@ -40,11 +43,11 @@ class PairRows(NamedTuple):
 
 
 def pair_rows(batch: Batch) -> PairRows | None:
-    """Return the rows of a batch by broadcast; None where its rows are messages of their own."""
+    """Return the rows of a batch grouped by broadcast, or None if the batch has no broadcasts."""
     extension = batch.extension
     if extension is None or extension.audience is None or not batch.rows:
         return None
-    if batch.numbers is None:  # each row is a broadcast of its own: to one hearer, or not spread
+    if batch.numbers is None:  # each row is a broadcast of its own: to one hearer, or not expanded to its hearers
         starts = np.arange(batch.rows)
     else:
         starts = np.flatnonzero(np.diff(batch.numbers.astype(np.int64), prepend=-1))
@@ -52,33 +55,37 @@ def pair_rows(batch: Batch) -> PairRows | None:
 
 
 def once_each(batch: Batch, rows: PairRows) -> Batch:
-    """Return a batch with one row for each broadcast, to nobody: what rules see that judge it as one message."""
+    """Return a batch with one row for each broadcast, without recipient.
+
+    Rules that judge a broadcast as one message get this batch.
+    """
     made = batch.take(rows.starts)
     made.to_ids = IdColumn(np.zeros(made.rows, np.int64), np.full(made.rows, NONE, np.uint8))
     return made
 
 
 class BarredPairs:
-    """The pairs of one audience's version that a check bars, by sender. It learns each sender from the first broadcast.
+    """The pairs of one audience's version that a check bars, cached by sender.
 
-    A barred pair is kept as its place among the sender's hearers. Senders that are no ints are not kept.
+    The check is asked about a sender's pairs at its first broadcast only. A barred pair is stored as the index of its
+    hearer among the sender's hearers. Senders whose ids are not ints are not cached.
     """
 
     def __init__(self, check: PairCheck) -> None:
         self.reason = check.reason
         self._check = check
-        self._senders = _NONE  # known ones, ascending
-        self._hearers = _NONE  # how many each has
-        self._ends = np.zeros(1, np.int64)  # of its places
+        self._senders = _NONE  # those in the cache, ascending
+        self._hearers = _NONE  # the number of hearers of each
+        self._ends = np.zeros(1, np.int64)  # sender i has the entries `_ends[i]` to `_ends[i + 1]` of `_places`
         self._places = _NONE
 
     @property
     def size(self) -> int:
-        """Return how many pairs and senders are kept."""
+        """Return the number of pairs and senders in the cache."""
         return len(self._places) + len(self._senders)
 
     def rows(self, batch: Batch, pairs: PairRows, room: int) -> NDArray[np.intp]:
-        """Return the rows of a batch that are barred, ascending; keep at most `room` entries."""
+        """Return the rows of a batch that are barred, ascending. The cache gets no more than `room` entries."""
         if batch.from_ids.kinds is not None:
             return np.flatnonzero(self._check.bars(batch.from_ids, batch.to_ids))
         senders = batch.from_ids.values[pairs.starts]
@@ -114,7 +121,10 @@ class BarredPairs:
         new: NDArray[np.intp],
         room: int,
     ) -> None:
-        """Keep what is barred of new senders, each once; where there is no room, keep nothing of them."""
+        """Add the barred pairs of new senders to the cache, each sender once.
+
+        If there is no room for all of them, add none.
+        """
         new = new[np.unique(senders[new], return_index=True)[1]]
         new = new[~np.isin(senders[new], self._senders)]
         owner = np.searchsorted(pairs.starts, found, side="right") - 1
@@ -135,13 +145,16 @@ class BarredPairs:
 
 
 class _Entry(NamedTuple):
-    rule: Rule  # which its id names for as long as it is here
+    rule: Rule  # kept, so that no other rule gets the same id()
     version: int
     barred: BarredPairs
 
 
 class Intersections:
-    """The barred pairs of audiences' versions by rule. An entry is valid until the rule changes; memory is bounded."""
+    """A cache of the pairs that each rule bars, by version of an audience.
+
+    An entry is valid until the rule changes. The number of entries is bounded.
+    """
 
     def __init__(self, most: int = KEPT_ENTRIES) -> None:
         self._most = most
@@ -149,7 +162,7 @@ class Intersections:
         self._checks: OrderedDict[int, tuple[Rule, int, PairCheck | None]] = OrderedDict()
 
     def check(self, rule: Rule) -> PairCheck | None:
-        """Return a rule's present check of pairs; None: it has none."""
+        """Return a rule's present check of pairs, or None if it has none."""
         version = _version(rule)
         known = self._checks.pop(id(rule), None)
         if known is None or known[0] is not rule or known[1] != version:
@@ -160,8 +173,11 @@ class Intersections:
         return known[2]
 
     def rows(self, rule: Rule, check: PairCheck, batch: Batch, pairs: PairRows) -> NDArray[np.intp]:
-        """Return the rows of a batch, which has all pairs of its broadcasts, that a rule's present check bars."""
-        if not pairs.audience.version:  # all agents, whose pairs change without a version
+        """Return the rows of a batch that a rule's present check bars.
+
+        Args: the batch must have all pairs of its broadcasts.
+        """
+        if not pairs.audience.version:  # the audience of all agents, whose pairs change without a new version
             return np.flatnonzero(check.bars(batch.from_ids, batch.to_ids))
         key, version = (pairs.audience, id(rule)), _version(rule)
         entry = self._entries.pop(key, None)
@@ -175,7 +191,7 @@ class Intersections:
 
     @property
     def size(self) -> int:
-        """Return how many pairs and senders are kept."""
+        """Return the number of pairs and senders in the cache."""
         return sum(entry.barred.size for entry in self._entries.values())
 
 

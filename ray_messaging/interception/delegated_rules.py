@@ -1,4 +1,7 @@
-"""Rule delegation, on the messager's side: batches that pass by a rule snapshot need no call to the interceptor."""
+"""Rule delegation, on the messager's side.
+
+A messager applies a snapshot of the rules itself: batches that pass need no call to the interceptor.
+"""
 
 import asyncio
 import logging
@@ -22,21 +25,22 @@ logger = logging.getLogger(__name__)
 
 # After this time without an answer the interceptor may be dead or suspended: the next batch waits for its verdict.
 LEASE_S = 0.1
-_ASK_AGAIN_S = LEASE_S / 3  # while messages pass, the snapshot is confirmed, and their number reported, this often
-# Both are as many times as long as the interceptor says: many messagers ask it less often.
+_ASK_AGAIN_S = LEASE_S / 3  # while messages pass, the snapshot is confirmed, and their number is reported, this often
+# The interceptor may tell messagers to multiply both times by a factor: if there are many, each asks it less often.
 _PAUSE_S = 0.02  # without messages for this long, the number of those that have passed is reported
 _PATIENCE_S = 10.0
 _LAST_REPORT_S = 0.1
 _MANY = 1_000  # from this many entries on, rules are built in a thread
-_REMEMBERED = 256  # batches that passed, which may be judged again: each counts once
+_REMEMBERED = 256  # last batches that passed: one that is judged again is not counted again
 
 
 class DelegatedRules:
-    """A rule snapshot of the interceptor, valid while the interceptor answers.
+    """A rule snapshot of the interceptor, which a messager applies while the interceptor answers.
 
-    The server accepts messages that passed by the snapshot only while its number is valid. Delegated rules can only let
-    a whole batch pass: if they would block one of its rows, the interceptor judges the batch. The last report of a
-    killed process may be missing from the interceptor's count `judged`.
+    The server accepts messages that passed by the snapshot only while the snapshot's number is valid. Delegated rules
+    can only pass a whole batch: if they would block one of its rows, the interceptor judges the batch. A process that
+    is killed may not have reported its last passed messages, so the interceptor's count `judged` may be too low by
+    these.
     """
 
     def __init__(self, exp_id: str) -> None:
@@ -48,8 +52,8 @@ class DelegatedRules:
         self._rules: tuple[Rule, ...] = ()
         self._intersections = Intersections()
         self._until = 0.0  # loop time
-        self._stretch = 1.0  # of the lease, as the interceptor says
-        self._unreported = 0  # of `passed`
+        self._stretch = 1.0  # the factor by which the interceptor lengthens the lease
+        self._unreported = 0  # those of `passed` that were not reported to the interceptor yet
         self._seen = 0  # `passed` when the timer was set
         self._recent: dict[int, bool] = {}  # batches that passed -> whether they are counted here
         self._asked_at = 0.0
@@ -60,7 +64,7 @@ class DelegatedRules:
     # -- passing --------------------------------------------------------------------------------------------------
 
     def judge(self, batch: Batch) -> BatchVerdict | None:
-        """Return the verdict if the whole batch passes; None if the interceptor must judge it."""
+        """Return the verdict if the whole batch passes, or None if the interceptor must judge it."""
         passing = self._passing
         if passing is None or self._loop.time() >= self._until:
             return None
@@ -87,26 +91,26 @@ class DelegatedRules:
 
     @property
     def valid(self) -> bool:
-        """Tell whether there is a snapshot that counts."""
+        """Return whether there is a snapshot whose lease has not ended."""
         return self._passing is not None and self._loop.time() < self._until
 
     @property
     def late(self) -> bool:
-        """Tell whether there is a snapshot that no longer counts, as its lease has ended."""
+        """Return whether there is a snapshot whose lease has ended."""
         return self._passing is not None and not self.valid
 
     @property
     def empty(self) -> bool:
-        """Tell whether a snapshot that counts has no rules."""
+        """Return whether there is a valid snapshot, and it has no rules."""
         return self.valid and not self._rules
 
     async def fetched(self) -> None:
-        """Wait until a snapshot that was asked for is here, or could not be had."""
+        """Wait until a request for a snapshot, if one is under way, has succeeded or failed."""
         if self._asking is not None:
             await asyncio.wait((self._asking,))
 
     def _blocks(self, rule: Rule, batch: Batch, pairs: PairRows | None) -> bool:
-        """Tell whether a rule blocks a row of a batch."""
+        """Return whether a rule blocks any row of a batch."""
         check = None if pairs is None else self._intersections.check(rule)
         if pairs is None or check is None:
             return bool(rule.check_batch(batch, self._exp_id))
@@ -117,8 +121,11 @@ class DelegatedRules:
         self._unreported += messages
 
     def heard(self, lane: LaneClient, number: int, asked_at: float, batch: Batch) -> None:
-        """Note the interceptor's answer to a batch, asked at a loop time: it names a snapshot's number (0: none)."""
-        if self._recent.get(batch.first):  # it passed here, the server did not accept it, and the interceptor counts it
+        """Handle an answer of the interceptor to a batch.
+
+        Args: number is that of the snapshot that the answer offers (0: none); asked_at is the loop time of the request.
+        """
+        if self._recent.get(batch.first):  # it passed here, but the server refused it: now the interceptor counts it
             self._recent[batch.first] = False
             self._count(-batch.rows)
         self._lane = lane
@@ -144,7 +151,7 @@ class DelegatedRules:
         self._timer = self._loop.call_later(_PAUSE_S, self._on_timer)
 
     def _on_timer(self) -> None:
-        """Confirm the snapshot and report passed messages: at intervals, and when no more messages come."""
+        """Confirm the snapshot and report passed messages: at intervals, and once no more messages come."""
         self._timer = None
         if not self._unreported or self._lane is None or not self._lane.alive:
             return
@@ -200,7 +207,7 @@ class DelegatedRules:
             self._until = asked_at + self._stretch * LEASE_S
 
     async def close(self) -> None:
-        """Drop the snapshot, and report the last passed messages if the interceptor is there."""
+        """Drop the snapshot, and report the last passed messages if the interceptor can be reached."""
         held = 0 if self._passing is None else self._passing.epoch
         self._drop()
         lane, self._lane = self._lane, None

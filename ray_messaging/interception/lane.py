@@ -1,8 +1,8 @@
-"""The verdict lane's protocol: frames with a length prefix on a TCP connection.
+"""The protocol of the verdict lane: the TCP connections over which messagers ask the interceptor for verdicts.
 
-A connection opens with the token, which the messager got by a Ray call; the server answers with an empty frame. Each
-request is its number (u32), its kind (u8) and a body; each answer is the number and a body. Answers come in any order:
-a request that waits for a slow rule delays no other.
+A connection carries frames with a length prefix. It opens with the token, which the messager got by a Ray call; the
+server answers with an empty frame. Each request is its number (u32), its kind (u8) and a body; each answer is the
+number and a body. Answers come in any order: a request that waits for a slow rule delays no other.
 
 | kind       | body of the request                | body of the answer     |
 |------------|------------------------------------|------------------------|
@@ -20,20 +20,20 @@ import numpy as np
 from ray_messaging.common.limits import FRAME_LIMIT
 
 OPENING_S = 5.0  # time limit to connect and send the token
-# Requests of one connection that wait for their answers. Above it, a request for deferred rows gets an answer without
-# verdicts at once; any other ends the connection.
+# Most requests of one connection that wait for their answers. Above it, a request for deferred rows gets an answer
+# without verdicts at once, and any other request ends the connection.
 WAITING = 10_000
 JUDGE, WAIT, SNAPSHOT = 0, 1, 2
 REQUEST = Struct("<IB")
 NUMBER = Struct("<I")
 _LENGTH = Struct("<I")
 _LARGE = 2**16  # bytes
-_SMALL, _AT_ONCE = 2**14, 2**22  # bytes of a buffer: of most frames, and for a frame of which little has come
+_SMALL, _AT_ONCE = 2**14, 2**22  # bytes of a buffer: by default, and at most for a frame that has just begun
 _NOTHING = memoryview(b"")
 
 
 class LaneAddress(NamedTuple):
-    """Host and port of the lane, and the token that opens it."""
+    """Host and port of the verdict lane, and the token that opens a connection."""
 
     host: str
     port: int
@@ -44,9 +44,9 @@ class LaneAddress(NamedTuple):
 
 
 class FrameProtocol(asyncio.BufferedProtocol):
-    """A connection that carries frames; a frame above `limit_bytes` ends the connection before it is read.
+    """A connection that carries frames. A frame above `limit_bytes` ends the connection before the frame is read.
 
-    The socket is read into one buffer, in which a frame stays until it is handled: no piece of it is copied.
+    The socket is read into one buffer, in which a frame stays until it is handled: no part of it is copied.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -54,22 +54,23 @@ class FrameProtocol(asyncio.BufferedProtocol):
         self.transport: asyncio.Transport | None = None
         self.received = 0
         self._buffer = _NOTHING
-        self._low, self._high = 0, 0  # what has come, and is not handled
+        self._low, self._high = 0, 0  # where in the buffer the bytes are that have come and are not handled yet
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
         self.transport = cast("asyncio.Transport", transport)  # uvloop's do not derive from asyncio's
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's
-        """Return where the next bytes go."""
+        """Return the part of the buffer into which the next bytes are written."""
         if self._low or self._high == len(self._buffer):
             self._make_room()
         return self._buffer[self._high :]
 
     def _make_room(self) -> None:
-        """Move what has come to the front of a buffer that takes the frame which has begun.
+        """Move the unhandled bytes to the front of a buffer that is large enough for the frame which has begun.
 
-        A peer cannot claim memory: above `_AT_ONCE` the buffer is twice as long as what has come.
+        A peer cannot claim memory by announcing a large frame: above `_AT_ONCE` the buffer has at most twice as many
+        bytes as have come.
         """
         held = self._high - self._low
         whole = 0 if held < _LENGTH.size else _LENGTH.size + _LENGTH.unpack_from(self._buffer, self._low)[0]
@@ -79,12 +80,12 @@ class FrameProtocol(asyncio.BufferedProtocol):
         self._buffer, self._low, self._high = buffer, 0, held
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Pass on each complete frame."""
+        """Handle each complete frame, after `nbytes` more bytes have come."""
         self._high += nbytes
         self.handle()
 
     def handle(self) -> None:
-        """Pass on each complete frame, unless frames must wait."""
+        """Pass each complete frame to `frame_received`, unless the connection is `crowded`."""
         buffer = self._buffer
         while buffer is self._buffer and self.unhandled >= _LENGTH.size and not self.crowded():
             (length,) = _LENGTH.unpack_from(buffer, self._low)
@@ -105,7 +106,7 @@ class FrameProtocol(asyncio.BufferedProtocol):
 
     @property
     def unhandled(self) -> int:
-        """Return how many bytes have come, and wait for the rest of their frame, or until frames are handled again."""
+        """Return how many bytes have come that are not handled yet."""
         return self._high - self._low
 
     def send(self, *parts: bytes) -> None:
@@ -119,22 +120,25 @@ class FrameProtocol(asyncio.BufferedProtocol):
             self.transport.writelines(whole)
 
     def crowded(self) -> bool:
-        """Return whether frames must wait in the buffer; a subclass that says so calls `handle` again."""
+        """Return whether frames must wait in the buffer.
+
+        A subclass that returns True must call `handle` again later.
+        """
         return False
 
     def refuse(self, why: str) -> None:  # noqa: ARG002 - for subclasses that log
-        """End the connection: the peer breaks the protocol."""
-        self._buffer, self._low, self._high = _NOTHING, 0, 0  # that of before is in use while a frame is handled
+        """End the connection, because the peer breaks the protocol."""
+        self._buffer, self._low, self._high = _NOTHING, 0, 0  # the frame in hand still uses the old buffer
         if self.transport is not None:
             self.transport.abort()
 
     def frame_received(self, frame: memoryview) -> None:
-        """Handle one frame, which is there during this call only."""
+        """Handle one frame. Its memory is valid during this call only."""
         raise NotImplementedError
 
 
 class LaneClient(FrameProtocol):
-    """A messager's connection to the verdict lane."""
+    """A messager's connection to the interceptor's verdict lane."""
 
     def __init__(self) -> None:
         super().__init__(FRAME_LIMIT)
@@ -145,7 +149,10 @@ class LaneClient(FrameProtocol):
 
     @classmethod
     async def open(cls, address: LaneAddress, timeout_s: float = OPENING_S) -> "LaneClient":
-        """Connect and send the token, within OPENING_S at most; raise OSError."""
+        """Connect to the lane and send the token.
+
+        Raises: OSError (which TimeoutError is) if that fails, or takes longer than timeout_s or OPENING_S.
+        """
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(min(OPENING_S, timeout_s)):
             _, client = await loop.create_connection(cls, address.host, address.port)
@@ -167,7 +174,7 @@ class LaneClient(FrameProtocol):
         """Send a request for verdicts and return its answer; raise OSError if the connection is lost.
 
         Args:
-            patient: the request is about deferred rows; its answer comes once there are verdicts, or after a while.
+            patient: the request is about deferred rows. Its answer comes once there are verdicts, or after PATIENCE_S.
         """
         return await self._exchange(WAIT if patient else JUDGE, request)
 
@@ -191,12 +198,12 @@ class LaneClient(FrameProtocol):
                 self._abandoned.add(number)
 
     def close(self) -> None:
-        """Drop the connection."""
+        """Close the connection at once."""
         if self.transport is not None:
             self.transport.abort()
 
     def frame_received(self, frame: memoryview) -> None:
-        """Handle an answer: drop one to an abandoned request, close the connection on one to no request."""
+        """Handle an answer. One to an abandoned request is dropped, one to an unknown request ends the connection."""
         if self._opening is not None and not self._opening.done():
             self._opening.set_result(None)
         elif len(frame) < NUMBER.size:
@@ -211,7 +218,7 @@ class LaneClient(FrameProtocol):
             self._abandoned.discard(number)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Fail all open requests."""
+        """Fail all open requests with a ConnectionResetError."""
         lost: list[asyncio.Future[Any]] = [] if self._opening is None else [self._opening]
         for future in (*lost, *self._waiting.values()):
             if not future.done():

@@ -1,4 +1,4 @@
-"""Rule snapshots: rules that look at ids alone, as data that an interceptor sends to messagers."""
+"""Rule snapshots: rules that judge by ids alone, as data that an interceptor sends to messagers."""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -11,7 +11,7 @@ from ray_messaging.interception.rules.black_list import BlackList
 from ray_messaging.interception.rules.rule import Rule
 from ray_messaging.interception.server.table import Table
 
-MIN_SNAPSHOT_NUMBER = 2**32  # so that neither an epoch nor one of the codes in its place is taken for a snapshot
+MIN_SNAPSHOT_NUMBER = 2**32  # above all epochs, and the codes in their place, so that none looks like a snapshot's
 MAX_ENTRIES = 20_000  # pairs, edges and members of all rules together: every messager holds a copy
 MOST_STRETCH = 20.0
 # The instance attributes of each class. A rule with others was changed by hand, and may decide differently.
@@ -32,10 +32,10 @@ class BlackListSnapshot(msgspec.Struct, array_like=True, frozen=True, tag="black
 
 
 class SnapshotRequest(msgspec.Struct, array_like=True, frozen=True):
-    """Request for a snapshot, or for news of the one with number `held` (0: none).
+    """A messager's request for a rule snapshot, or for a newer one than that with the number `held` (0: it has none).
 
-    `passed` is the number of messages passed by delegated rules since the last request. It is negative when messages
-    counted before are judged by the interceptor after all.
+    `passed` is the number of messages that passed by delegated rules since the last request. It is negative if messages
+    that were counted before have now been judged by the interceptor.
     """
 
     held: Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
@@ -43,11 +43,11 @@ class SnapshotRequest(msgspec.Struct, array_like=True, frozen=True):
 
 
 class RuleSnapshot(msgspec.Struct, array_like=True, frozen=True):
-    """Answer with the number under which verdicts by delegated rules are valid now (0: none are).
+    """The answer: the number under which verdicts by delegated rules are valid now (0: no rules are delegated).
 
-    The number is unique among all states of the rules and all interceptors. `rules` are included unless the request
-    holds them already. `stretch` says how many times as long as usual it holds without news: many messagers ask less
-    often.
+    The number is unique among all states of the rules and all interceptors. `rules` is None if the messager already
+    holds them. `stretch` is a factor for the time that the snapshot stays valid without a confirmation: if there are
+    many messagers, each asks less often.
     """
 
     number: int
@@ -60,7 +60,7 @@ class RuleSnapshot(msgspec.Struct, array_like=True, frozen=True):
         return sum(_entries(rule) for rule in self.rules or ())
 
     def build(self) -> tuple[Rule, ...]:
-        """Return the rules; raise FrameError."""
+        """Build the rules of this snapshot; raise FrameError if its data are not valid."""
         try:
             return tuple(map(_build, self.rules or ()))
         except (RuleError, InvalidAddress) as error:
@@ -82,7 +82,7 @@ def _build(rule: BlackListSnapshot | AllowGraphSnapshot) -> Rule:
 
 
 def can_delegate(rules: Sequence[Rule]) -> bool:
-    """Return whether the verdicts of all rules depend on ids alone, and change only when the rules are changed."""
+    """Return whether the verdicts of all rules depend on ids alone, and change only if the rules are changed."""
     return all(
         type(rule) in _ATTRIBUTES and vars(rule).keys() <= _ATTRIBUTES[type(rule)] and _plain(rule) for rule in rules
     )
@@ -93,7 +93,7 @@ def _plain(rule: Rule) -> bool:
 
 
 def entry_count(rules: Sequence[Rule]) -> int:
-    """Return the number of entries of rules that can be delegated."""
+    """Return the number of entries (pairs, edges and members) in rules that can be delegated."""
     return sum(len(rule.state) if isinstance(rule, BlackList) else _drawn_size(rule) for rule in rules)
 
 
@@ -121,7 +121,7 @@ encode_snapshot_request = encode_snapshot = _encoder.encode
 
 
 def decode_snapshot_request(data: bytes | memoryview) -> SnapshotRequest:
-    """Decode a request; raise FrameError."""
+    """Decode a request; raise FrameError if it is not valid."""
     try:
         return _request.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -129,7 +129,7 @@ def decode_snapshot_request(data: bytes | memoryview) -> SnapshotRequest:
 
 
 def decode_snapshot(data: bytes) -> RuleSnapshot:
-    """Decode an answer; raise FrameError."""
+    """Decode an answer; raise FrameError if it is not valid, or has too many entries."""
     try:
         snapshot = _snapshot.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -1,7 +1,7 @@
 """Verdict clients: a messager's access to an interceptor.
 
-There is one client for each kind of interceptor: in this process, our actor (over its lane or by Ray call), or a user's
-actor with `forward`. Handles of Ray actors are only called, so nothing here imports Ray.
+There is one client for each kind of interceptor: one in this process, the actor of this library (over its verdict lane
+or by Ray call), or a user's actor with `forward`. Handles of Ray actors are only called, so nothing here imports Ray.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_GLANCE_S = 0.2  # for an actor to say that it lives: the caller has a server to get back to
+_GLANCE_S = 0.2  # time for an actor to say that it lives, while the caller waits to ask its server again
 _CALLS = 256  # concurrent `forward` calls to a user's actor
 # Ray's error for an actor that will not come back; by name, as Ray is not imported here.
 _GONE = {"ActorDiedError"}
@@ -51,18 +51,22 @@ class VerdictClient:
     route: str
 
     async def judge(self, batch: Batch) -> BatchVerdict:
-        """Return the verdicts on a batch; the same ones if it is repeated. Do not change them.
+        """Return the verdicts on a batch. A repeated batch gets the same verdicts. The caller must not change them.
 
-        Raises: InterceptorUnavailable, Closed, FrameError.
+        Raises: InterceptorUnavailable if there is no answer in time, Closed if the experiment has ended, FrameError if
+        the answer is not valid.
         """
         raise NotImplementedError
 
     async def wait(self, batch: Batch) -> BatchVerdict:
-        """Return the verdicts on deferred rows, once there are any, or after a while. Raises as `judge`."""
+        """Return the verdicts on deferred rows, as soon as there are any, or after PATIENCE_S. Raises as `judge`."""
         return await self.judge(batch)
 
     async def pass_whole(self, broadcasts: Batch) -> BatchVerdict | None:  # noqa: ARG002 - for subclasses
-        """Return the verdict on broadcasts that are not spread, where no rule judges them; None: one may."""
+        """Return a verdict that passes broadcasts without expanding them to their hearers, if there are no rules.
+
+        None if there may be rules: then the broadcasts must be expanded and judged.
+        """
         return None
 
     async def step_rules(self) -> list[str]:
@@ -76,13 +80,13 @@ class VerdictClient:
 def verdict_client_for(
     interceptor: object, timeout_s: float, exp_id: str | None = None, *, delegate_rules: bool = False
 ) -> VerdictClient:
-    """Return the client for an interceptor: ours in this process, our actor, or any actor with `forward`.
+    """Return the client for an interceptor: one in this process, this library's actor, or any actor with `forward`.
 
     Args:
-        exp_id: the experiment of the messages; our actor refuses those of another one.
-        delegate_rules: the client may apply delegated rules, because the server checks their snapshot's number.
+        exp_id: the experiment of the messages; this library's actor refuses messages of another one.
+        delegate_rules: whether the client may apply delegated rules, because the server checks the snapshot's number.
 
-    Raises: ConfigError.
+    Raises: ConfigError if the interceptor is none of these, or has rules that nobody would ask.
     """
     if hasattr(interceptor, "forward_batch") and hasattr(interceptor, "lane"):
         return RemoteVerdictClient(interceptor, timeout_s, exp_id, delegate_rules=delegate_rules)
@@ -104,21 +108,24 @@ def verdict_client_for(
 
 
 class PassAll(VerdictClient):
-    """The client of a messager without interceptor: all messages pass, if the experiment has no interceptor either."""
+    """The client of a messager without interceptor.
+
+    All messages pass, provided that the experiment has no interceptor either.
+    """
 
     route = "none"
 
     async def judge(self, batch: Batch) -> BatchVerdict:  # noqa: ARG002 - a VerdictClient's
-        """Block nothing."""
+        """Return a verdict that blocks nothing."""
         return BatchVerdict(epoch=NOBODY)
 
     async def pass_whole(self, broadcasts: Batch) -> BatchVerdict | None:
-        """Block nothing."""
+        """Return a verdict that blocks nothing."""
         return await self.judge(broadcasts)
 
 
 class LocalVerdictClient(VerdictClient):
-    """The client of an interceptor in this process, which takes batches as they are."""
+    """The client of an interceptor in this process, which takes batches as objects, without encoding."""
 
     route = "local"
 
@@ -127,19 +134,19 @@ class LocalVerdictClient(VerdictClient):
         self._last: tuple[Batch, BatchVerdict] | None = None
 
     async def judge(self, batch: Batch) -> BatchVerdict:
-        """Return the verdicts on a batch; if it is repeated at once, the same ones."""
+        """Return the verdicts on a batch. If the same batch is repeated at once, the same verdicts are returned."""
         if self._last is None or self._last[0] is not batch:
             self._last = batch, await self._interceptor.judge(batch)
         return self._last[1]
 
     async def wait(self, batch: Batch) -> BatchVerdict:
-        """Return the verdicts on deferred rows, once there are any, or after a while."""
+        """Return the verdicts on deferred rows, as soon as there are any, or after PATIENCE_S."""
         answer = self._interceptor.answer(batch, patient=True)
         return decode_verdicts(answer if isinstance(answer, bytes) else await answer).batch_verdict(batch.rows)
 
     async def pass_whole(self, broadcasts: Batch) -> BatchVerdict | None:
-        """Return the verdict on broadcasts that are not spread, where there are no rules; None: there are."""
-        await self.judge(broadcasts.take(np.zeros(0, np.intp)))  # the rules of a step are there once it is judged
+        """Return a verdict that passes broadcasts without expanding them, or None if there are rules."""
+        await self.judge(broadcasts.take(np.zeros(0, np.intp)))  # after this, the rules are those of the batch's step
         return None if self._interceptor.rules.each else await self.judge(broadcasts)
 
     async def step_rules(self) -> list[str]:
@@ -148,7 +155,10 @@ class LocalVerdictClient(VerdictClient):
 
 
 async def _retry(attempt: Callable[[], Awaitable[T]], timeout_s: float) -> T:
-    """Repeat an attempt until it succeeds or the time is up; then raise InterceptorUnavailable."""
+    """Repeat an attempt until it succeeds or the time is up; then raise InterceptorUnavailable.
+
+    An error that another attempt cannot change is raised at once.
+    """
     deadline = asyncio.get_running_loop().time() + timeout_s
     backoff = Backoff(INTERCEPTOR_RETRY, deadline=deadline)
     reason: Exception | None = None
@@ -157,7 +167,7 @@ async def _retry(attempt: Callable[[], Awaitable[T]], timeout_s: float) -> T:
             async with asyncio.timeout_at(deadline):
                 return await attempt()
         except Exception as error:
-            why = getattr(error, "cause", None)  # of Ray's error: the exception in the actor
+            why = getattr(error, "cause", None)  # Ray's error has the exception in the actor as its cause
             if isinstance(why, ConfigError) and not isinstance(why, TransitError):
                 raise why from error
             if isinstance(why, Fenced) and why.name != INTERCEPTOR:  # the whole experiment is over: it has no successor
@@ -165,7 +175,7 @@ async def _retry(attempt: Callable[[], Awaitable[T]], timeout_s: float) -> T:
             if isinstance(why, Closed):  # for good, as the text says
                 raise why from error
             if not isinstance(error, TimeoutError):
-                reason = error  # says more than the end of the time, which may cut the next attempt
+                reason = error  # it says more than the TimeoutError with which the last attempt may end
             if backoff.exhausted or type(error).__name__ in _GONE:
                 raise _unavailable(reason or error, timeout_s) from error
             logger.info("the interceptor does not answer (%s), asking again", type(error).__name__)
@@ -181,7 +191,9 @@ def _unavailable(error: Exception, timeout_s: float) -> InterceptorUnavailable:
 
 
 class RemoteVerdictClient(VerdictClient):
-    """The client of our interceptor actor: over its lane, or by Ray call if the lane cannot be opened.
+    """The client of this library's interceptor actor.
+
+    It uses the actor's verdict lane, or Ray calls if the lane cannot be opened.
 
     Payloads are sent only if the rules need them. Batches that pass by delegated rules are not sent at all (see
     `DelegatedRules`).
@@ -213,7 +225,7 @@ class RemoteVerdictClient(VerdictClient):
         return 0 if self._delegated_rules is None else self._delegated_rules.passed
 
     async def judge(self, batch: Batch) -> BatchVerdict:
-        """Return the verdicts on a batch; a repeated batch gets the same ones."""
+        """Return the verdicts on a batch. A repeated batch gets the same verdicts."""
         if self._delegate_rules and self._delegated_rules is None:
             self._delegated_rules = DelegatedRules(self._exp_id)
         if self._delegated_rules is not None and batch.rows:  # an empty batch is a question to the interceptor
@@ -230,16 +242,16 @@ class RemoteVerdictClient(VerdictClient):
         return verdicts.batch_verdict(batch.rows)
 
     async def wait(self, batch: Batch) -> BatchVerdict:
-        """Return the verdicts on deferred rows; payloads are sent only if the interceptor has lost them."""
+        """Return the verdicts on deferred rows. Payloads are sent only if the interceptor has lost them."""
         verdicts = decode_verdicts(await self._ask(encode(batch, with_payload=False), patient=True))
         if not verdicts.judged:
             verdicts = await self._ask_with_payloads(batch, patient=True)
         return verdicts.batch_verdict(batch.rows)
 
     async def pass_whole(self, broadcasts: Batch) -> BatchVerdict | None:
-        """Return the verdict on broadcasts that are not spread, where there are no rules; None: there are.
+        """Return a verdict that passes broadcasts without expanding them, or None if there are rules.
 
-        Whether there are is what a rule snapshot says: where there is none, one is fetched.
+        A rule snapshot says whether there are rules. If the client has no valid snapshot, it fetches one.
         """
         if not self._delegate_rules:
             return None
@@ -273,7 +285,10 @@ class RemoteVerdictClient(VerdictClient):
         return verdicts
 
     async def ended(self) -> Closed | None:
-        """Return that the experiment has ended, if its interceptor or a server will not come back; None: not known."""
+        """Return a Closed error if the interceptor or a server is lost for good, so that the experiment has ended.
+
+        None if that is not known.
+        """
         try:
             async with asyncio.timeout(_GLANCE_S):
                 lost = await self._handle.lost_server.remote()
@@ -285,7 +300,7 @@ class RemoteVerdictClient(VerdictClient):
         return await self._unless_over(self._ask_in_time(request, patient=patient))
 
     async def _unless_over(self, answer: Awaitable[T]) -> T:
-        """Return an answer of the interceptor; raise Closed where the experiment has ended."""
+        """Return an answer of the interceptor; raise Closed if the experiment has ended."""
         try:
             return await answer
         except InterceptorUnavailable as error:
@@ -308,7 +323,7 @@ class RemoteVerdictClient(VerdictClient):
         return await _retry(lambda: self._ask_anew(request, patient=patient), limit_s)
 
     async def _ask_anew(self, request: bytes, *, patient: bool) -> bytes:
-        """Ask over the actor's current lane; by Ray call if it cannot be opened."""
+        """Ask over the actor's current lane, or by Ray call if the lane cannot be opened."""
         if asyncio.get_running_loop().time() < self._by_ray_until:
             return bytes(await self._handle.forward_batch.remote(request, patient, **self._options))
         async with self._opening:  # several requests may find the lane cut at the same time
@@ -343,7 +358,7 @@ class RemoteVerdictClient(VerdictClient):
             self._lane = None
 
     async def close(self) -> None:
-        """Drop the lane and the delegated rules."""
+        """Close the connection to the lane, and drop the delegated rules."""
         if self._delegated_rules is not None:
             await self._delegated_rules.close()
         if self._lane is not None:
@@ -351,9 +366,9 @@ class RemoteVerdictClient(VerdictClient):
 
 
 class ForeignVerdictClient(VerdictClient):
-    """The client of a user's actor: one `forward` call per message that has both ids, as AgentSociety does.
+    """The client of a user's actor. As in AgentSociety, `forward` is called for each message that has both ids.
 
-    The actor gets the payload as it does there: JSON text.
+    The actor also gets the payload as in AgentSociety: as JSON text.
     """
 
     route = "forward"
@@ -363,7 +378,7 @@ class ForeignVerdictClient(VerdictClient):
         self._timeout_s = timeout_s
 
     async def judge(self, batch: Batch) -> BatchVerdict:
-        """Call `forward` for each message; messages that it refuses are blocked."""
+        """Call `forward` for each message. Messages that it refuses are blocked."""
         from_ids, to_ids = batch.from_ids.tolist(), batch.to_ids.tolist()
         rows = [row for row in range(len(batch)) if from_ids[row] is not None and to_ids[row] is not None]
         answers: list[bytes] = []
@@ -373,7 +388,7 @@ class ForeignVerdictClient(VerdictClient):
         return BatchVerdict(refused, epoch=FOREIGN)
 
     async def _forward_all(self, batch: Batch, rows: list[int]) -> list[bytes]:
-        """Call `forward` for some messages, in order and concurrently, as AgentSociety's many senders do."""
+        """Call `forward` for some messages concurrently, in order, as many senders in AgentSociety would."""
         calls = [asyncio.ensure_future(_retry(partial(self._forward, batch, row), self._timeout_s)) for row in rows]
         try:
             return await asyncio.gather(*calls)
@@ -382,7 +397,7 @@ class ForeignVerdictClient(VerdictClient):
                 call.cancel()
 
     async def _forward(self, batch: Batch, row: int) -> bytes:
-        """Return why a message is refused; empty if it may pass."""
+        """Return why a message is refused, or b"" if it may pass."""
         # Exactly the text of AgentSociety's messager: actors search it for parts such as '"type": "news"'.
         text = json.dumps(Message("", batch, row).payload)
         try:

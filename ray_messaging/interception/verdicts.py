@@ -1,4 +1,4 @@
-"""Verdicts on a batch: by row, and as the reply that an interceptor sends."""
+"""Verdicts on a batch: as an object with the verdicts by row, and as the reply that an interceptor sends."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,8 +12,8 @@ from ray_messaging.wire.notes import Why
 
 T = TypeVar("T")
 
-INTERCEPTOR = "interceptor"  # the name in a Fenced of an interceptor: its successor can be asked
-# In the place of an interceptor's epoch:
+INTERCEPTOR = "interceptor"  # the `name` of a Fenced error that an interceptor raises: its successor can be asked
+# Codes that stand in place of an interceptor's epoch:
 FOREIGN = -1  # verdicts by an interceptor that is not the experiment's
 NOBODY = -2  # no verdicts: accepted only where the experiment has no interceptor
 MIXED = -3  # verdicts by several interceptors: never accepted
@@ -37,12 +37,12 @@ class Labelled(msgspec.Struct, array_like=True, frozen=True):
 
 
 class VerdictReply(msgspec.Struct, array_like=True, frozen=True):
-    """The interceptor's reply on one batch.
+    """The interceptor's reply to one batch.
 
-    `epoch` is the interceptor's, or the number of the rule snapshot by which the batch passed. With `judged` false,
-    nothing was decided: the rules need payloads, which the next request must include. `wants_payload` says the same of
-    later batches. `deferred` rows (uint32) wait for a slow rule. `snapshot` is the number of the rule snapshot that can
-    be had, or is still valid; 0 if there is none (see `rule_snapshot`).
+    `epoch` is the interceptor's, or the number of the rule snapshot by which the batch passed. If `judged` is False,
+    nothing was decided: the rules need payloads, which the next request must include. `wants_payload` says whether
+    later batches must include them. `deferred` are the rows (uint32) that wait for a slow rule. `snapshot` is the
+    number of the rule snapshot that is valid and can be requested; 0 if there is none (see `rule_snapshot`).
     """
 
     epoch: int
@@ -55,7 +55,10 @@ class VerdictReply(msgspec.Struct, array_like=True, frozen=True):
     snapshot: int = 0
 
     def batch_verdict(self, count: int) -> "BatchVerdict":
-        """Return the verdicts by row; raise FrameError if a row is outside the batch of `count` rows."""
+        """Return the verdicts by row.
+
+        Raises: FrameError if a row is not in a batch of `count` rows, or a payload has several lines.
+        """
         found = BatchVerdict(epoch=self.epoch)
         for why in self.blocked:
             found.blocked.update(dict.fromkeys(_numbers(why.rows, count), (why.rule, why.reason)))
@@ -71,10 +74,10 @@ class VerdictReply(msgspec.Struct, array_like=True, frozen=True):
 
 
 class BatchVerdict(msgspec.Struct):
-    """The verdicts on a batch by row; a row in none of the fields passes unchanged.
+    """The verdicts on a batch by row. A row that is in none of the fields passes unchanged.
 
     `blocked` maps a row to (rule, reason), `rewritten` a row to (rule, payload as JSON), `labels` a label to its rows.
-    `deferred` are the rows that wait for a slow rule. `epoch` is as in a reply.
+    `deferred` are the rows that wait for a slow rule. `epoch` is as in a `VerdictReply`.
     """
 
     blocked: dict[int, tuple[str, str]] = {}
@@ -92,11 +95,11 @@ class BatchVerdict(msgspec.Struct):
         self.deferred |= other.deferred
 
     def moved(self, places: Sequence[int]) -> "BatchVerdict":
-        """Return the same verdicts for another batch, in which the rows are at `places`."""
+        """Return the same verdicts for another batch, in which row i of this batch is at `places[i]`."""
         return self.picked(range(len(places)), places)
 
     def picked(self, rows: Sequence[int], places: Sequence[int]) -> "BatchVerdict":
-        """Return the verdicts on some of the rows for another batch, in which these are at `places`."""
+        """Return the verdicts on some rows for another batch, in which these rows are at `places`."""
         at = dict(zip(rows, places, strict=True))
         return BatchVerdict(
             {at[row]: why for row, why in self.blocked.items() if row in at},
@@ -106,7 +109,7 @@ class BatchVerdict(msgspec.Struct):
         )
 
     def encode(self, epoch: int, *, wants_payload: bool, snapshot: int = 0) -> bytes:
-        """Encode a reply with these verdicts."""
+        """Encode these verdicts as a `VerdictReply`."""
         if not (self.blocked or self.rewritten or self.labels or self.deferred):
             return encode_verdicts(VerdictReply(epoch, wants_payload=wants_payload, snapshot=snapshot))
         groups, changes = _rows_of(self.blocked), _rows_of(self.rewritten)
@@ -154,7 +157,7 @@ _decode = msgspec.msgpack.Decoder(VerdictReply).decode
 
 
 def decode_verdicts(data: bytes) -> VerdictReply:
-    """Decode a reply; raise FrameError."""
+    """Decode a reply; raise FrameError if it is not valid."""
     try:
         verdicts = _decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

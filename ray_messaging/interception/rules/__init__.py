@@ -1,6 +1,6 @@
 """Rules for messages. To write your own, derive from `Rule`.
 
-A rule is imported when its name is first used: senders know few of them.
+The module of a rule is imported when the rule's name is first used: most processes use few rules.
 """
 
 from typing import TYPE_CHECKING

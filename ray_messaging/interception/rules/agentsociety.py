@@ -52,22 +52,22 @@ class Block(SlowRule):
       interceptor, not by the block;
     - `black_set`: the interceptor's black list, live: pairs added or discarded by the block are added or removed there.
 
-    A block is called for one message at a time, in the order of sending, because such classes count. So its time per
-    message delays all others that wait for it. Messages from the user or to the user pass without a call: AgentSociety
-    judges messages between agents only. A pair with None in the black set stands for all agents.
+    A block is called for one message at a time, in the order of sending, because such classes often count messages. So
+    the time of one call delays all messages that wait for the block. Messages from the user or to the user pass without
+    a call: AgentSociety judges messages between agents only. A pair with None in the black set stands for all agents.
 
-    A block's own attributes are lost with the interceptor's process.
+    A block's own attributes are lost if the interceptor's process dies.
 
     Args:
         block: the instance.
         llm: passed on to `forward`.
-        make_llm: a function that returns `llm`, for a client that cannot be pickled, as most; called once, where the
-            interceptor runs.
+        make_llm: a function that returns `llm`, for clients that cannot be pickled (most cannot). It is called once, in
+            the interceptor's process.
         timeout_s: limit for one call.
-        on_error: the verdict if a block raises, takes too long or returns nonsense: "block" or "allow".
+        on_error: the verdict if a block raises, takes too long or returns anything but (bool, str): "block" or "allow".
         name: the rule's name; by default the block's `name`, or its class's name.
 
-    Raises: RuleError.
+    Raises: RuleError if an argument is not valid.
     """
 
     time_limit_s = NO_LIMIT_S  # each call has its own limit
@@ -109,11 +109,11 @@ class Block(SlowRule):
             return self.count_failure(error)
 
     async def close(self) -> None:
-        """Wait a moment for a cancelled call."""
+        """Wait a moment for a cancelled call to end."""
         await self._calls.close()
 
     def describe(self) -> dict[str, Any]:
-        """Return name, kind, settings and the block's class as JSON."""
+        """Return the name, kind, settings and the block's class, in JSON's types."""
         settings = {"timeout_s": self.timeout_s, "on_error": self.on_error}
         return {**super().describe(), "block": type(self.block).__qualname__, **settings}
 
@@ -189,7 +189,7 @@ class ViolationCounts(MutableMapping[AgentId, int]):
 
 
 class BlackSet(MutableSet[Pair]):
-    """The interceptor's black list as a set of (from_id, to_id); changes here are changes there."""
+    """The interceptor's black list as a set of (from_id, to_id). A change of this set changes the black list."""
 
     __slots__ = ("_context",)
 
@@ -237,15 +237,15 @@ class BlackSet(MutableSet[Pair]):
         return set(self)
 
     def union(self, *others: Iterable[Pair]) -> set[Pair]:
-        """Return a plain set of these and others."""
+        """Return a plain set of these pairs and others."""
         return self.copy().union(*others)
 
     def difference(self, *others: Iterable[Pair]) -> set[Pair]:
-        """Return a plain set of these without others."""
+        """Return a plain set of these pairs without others."""
         return self.copy().difference(*others)
 
     def intersection(self, *others: Iterable[Pair]) -> set[Pair]:
-        """Return a plain set of these that are in others."""
+        """Return a plain set of those pairs that are also in others."""
         return self.copy().intersection(*others)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -256,7 +256,7 @@ class BlackSet(MutableSet[Pair]):
 
 
 def _name_of(block: object) -> str:
-    """Return a block's own name, or one from its class's."""
+    """Return a block's own name, or one made from its class's name."""
     name = getattr(block, "name", "")
     if isinstance(name, str) and name:
         return name
@@ -276,21 +276,22 @@ def _check_block(block: object, rule: str) -> None:
 class Supervisor(StepRule):
     """Run a supervisor: an instance of a class written for AgentSociety's message interceptor, unchanged.
 
-    Such a class has `async forward(current_round_messages) -> (validation, messages)`. A step is a round, of which it
-    sees the messages of the subtopic agent-chat. One that it finds invalid is blocked, and its sender gets "Message
-    sent failed" from the recipient; the messages that it returns are sent. So does AgentSociety.
+    Such a class has `async forward(current_round_messages) -> (validation, messages)`. A step is a round. The
+    supervisor sees the step's messages of the subtopic agent-chat. As in AgentSociety, a message that it finds invalid
+    is blocked, and its sender gets "Message sent failed" from the recipient. The messages that the supervisor returns
+    are sent.
 
-    A message's `created_at` counts steps in seconds and messages in microseconds, so that it is the same in each run. A
-    supervisor's own attributes are lost with the interceptor's process.
+    A message's `created_at` is made from the step (as seconds) and the message's place in it (as microseconds), so that
+    it is the same in each run. A supervisor's own attributes are lost if the interceptor's process dies.
 
     Args:
         supervisor: the instance.
         clock: returns the day and the tick of a step; by default (0, step).
         timeout_s: limit for one call.
-        on_error: the verdict on a step at which the supervisor fails: "block" or "allow".
+        on_error: the verdict on a step if the supervisor fails on it: "block" or "allow".
         name: the rule's name.
 
-    Raises: RuleError.
+    Raises: RuleError if an argument is not valid.
     """
 
     def __init__(
@@ -316,8 +317,8 @@ class Supervisor(StepRule):
         self._last: tuple[int, StepVerdicts] | None = None
 
     async def check_step(self, number: int, batch: Batch, exp_id: str) -> StepVerdicts:
-        """Return the supervisor's verdicts on the chat of a step, and its messages."""
-        if self._last is None or self._last[0] != number:  # it may count, and a step may be asked about again
+        """Return the supervisor's verdicts on the chat of a step, and the messages that it sends."""
+        if self._last is None or self._last[0] != number:  # it may be asked again: no double count
             self._last = number, await self._verdicts(number, batch, exp_id)
         return self._last[1]
 
@@ -338,7 +339,7 @@ class Supervisor(StepRule):
         return StepVerdicts({row: block(f"refused by {self.name}") for row in refused}, [*failures, *added])
 
     def describe(self) -> dict[str, Any]:
-        """Return name, kind, settings and the supervisor's class as JSON."""
+        """Return the name, kind, settings and the supervisor's class, in JSON's types."""
         settings = {"timeout_s": self.time_limit_s, "on_error": self.on_error}
         return {**super().describe(), "supervisor": type(self.supervisor).__qualname__, **settings}
 

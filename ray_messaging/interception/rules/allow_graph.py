@@ -37,14 +37,15 @@ class AllowGraph(Rule):
     Args:
         graph: (from_id, to_id) pairs, or a graph like networkx's (`edges()`, `nodes()` and `is_directed()`). Edges of
             an undirected graph lead both ways.
-        networks: more graphs by name. A network may also be a list of ids: then each member may write to each.
-        public: names of networks to whose members all agents may write. Into the other networks, which are private,
-            only members write, along edges.
+        networks: more graphs by name. A network may also be a list of ids: then each member may write to each other
+            one.
+        public: names of networks to whose members all agents may write. The other networks are private: only along an
+            edge can a message reach their members.
         user: the user (from_id None) may write to every agent; otherwise only to members of public networks.
-        channels: all agents may write to plain channels; otherwise none.
+        channels: all agents may write to plain channels; otherwise none may.
         name: the rule's name.
 
-    Raises: RuleError, InvalidAddress.
+    Raises: RuleError if an argument is not valid, InvalidAddress if an id is not valid.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class AllowGraph(Rule):
 
     @classmethod
     def of(cls, snapshot: AllowGraphSnapshot) -> "AllowGraph":
-        """Build a rule from another one's data: it decides alike."""
+        """Build a rule from the data of another one. It makes the same decisions."""
         made = cls.__new__(cls)
         made._names, made._public = (), ()
         made._join(snapshot)
@@ -82,13 +83,13 @@ class AllowGraph(Rule):
 
     @property
     def snapshot(self) -> AllowGraphSnapshot:
-        """Return the data on which the rule decides."""
+        """Return the data from which the rule decides."""
         memberships = [(member, number) for member, found in self._networks_of.items() for number in found]
         return AllowGraphSnapshot(self.name, [*self._edges], memberships, self._open, self.user, self.channels)
 
     @property
     def size(self) -> int:
-        """Return how many edges and members that is."""
+        """Return the number of edges and members in the rule's data."""
         return len(self._edges) + len(self._memberships) + len(self._open)
 
     def _join(self, joined: AllowGraphSnapshot) -> None:
@@ -104,13 +105,13 @@ class AllowGraph(Rule):
         self._open_ints = np.array(sorted(member for member in self._open if isinstance(member, int)), np.int64)
 
     def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - a Rule's
-        """Return blocks for the rows without an edge."""
+        """Return blocks for the rows whose sender and receiver are not joined by an edge."""
         from_ids, to_ids = batch.from_ids, batch.to_ids
         rows = np.flatnonzero(self._bars(from_ids, to_ids)).tolist()
         return blocks(rows, (_reason(from_ids[row], to_ids[row]) for row in rows))
 
     def pair_check(self) -> PairCheck | None:
-        """Return the check of pairs, unless a subclass decides in another way."""
+        """Return the check of pairs, or None if a subclass overrides `check_batch`."""
         if type(self).check_batch is not AllowGraph.check_batch:
             return None
         return PairCheck(self._bars, "no edge joins this sender and this hearer")
@@ -122,7 +123,7 @@ class AllowGraph(Rule):
         return ~allowed
 
     def _allowed(self, from_values: NDArray[np.int64], to_values: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return for each pair of ints whether it is allowed."""
+        """Return, for each pair of int ids, whether it is allowed."""
         allowed = self._edges.holds(from_values, to_values)
         for members, networks in self._layers:
             places = np.minimum(np.searchsorted(members, from_values), len(members) - 1)
@@ -132,7 +133,7 @@ class AllowGraph(Rule):
         return allowed
 
     def _allows(self, from_id: AgentId | None, to_id: AgentId | None) -> bool:
-        """Return whether one message may pass; for any ids."""
+        """Return whether a message may pass. The ids may be of any kind."""
         if to_id is None:
             return self.channels and (self.user or from_id is not None)
         if to_id in self._open:
@@ -143,7 +144,7 @@ class AllowGraph(Rule):
         return self._edges.has(from_id, to_id) or any(self._memberships.has(to_id, number) for number in both)
 
     def describe(self) -> dict[str, Any]:
-        """Return name, kind, the number of edges, the networks, and the other settings."""
+        """Return the name, kind, number of edges, networks and other settings."""
         return {
             **super().describe(),
             "edges": len(self._edges),
@@ -165,7 +166,7 @@ def _check_public(networks: Mapping[str, object] | None, public: Iterable[str], 
 
 
 def _layers(networks_of: Mapping[AgentId, list[int]]) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Return for k = 0, 1, ... the sorted members of more than k networks, and the k-th network of each."""
+    """Return a list whose item k has the sorted members of more than k networks, and the k-th network of each."""
     ints = sorted((member, numbers) for member, numbers in networks_of.items() if isinstance(member, int))
     layers: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
     while ints:
@@ -176,7 +177,7 @@ def _layers(networks_of: Mapping[AgentId, list[int]]) -> list[tuple[NDArray[np.i
 
 
 def _rows_without_ints(from_ids: IdColumn, to_ids: IdColumn) -> list[int]:
-    """Return the rows with an id that is no int."""
+    """Return the rows in which an id is not an int."""
     if from_ids.kinds is None and to_ids.kinds is None:
         return []
     found = np.zeros(len(from_ids), np.bool_)

@@ -19,12 +19,13 @@ _CHECK = "check"  # marks the check's entries in `state`, the only keys of three
 
 
 class Ban(Rule):
-    """Block the messages that `check` blocks; after `after` violations of one kind, block all of that kind.
+    """Block the messages that `check` blocks, and after `after` violations with one key, all messages with that key.
 
-    A violation is a message that the check blocks. A message at which the check fails is blocked too, unless `on_error`
-    of either rule is "allow", and is no violation. The user's violations are blocked and not counted. `state` holds the
-    count of each kind, up to `after`, and the check's own state. A check that judges whole batches, and counts, has
-    counted the whole batch in which a ban begins.
+    The key of a message is its sender, or its sender and receiver. A violation is a message that the check blocks. A
+    message on which the check fails is blocked too, unless `on_error` of either rule is "allow", but it is no
+    violation. The user's violations are blocked and not counted. `state` holds the count of each key, up to `after`,
+    and the check's own state. A check that judges whole batches and keeps counts has counted the whole batch in which a
+    ban begins.
     """
 
     state: Table[Any]
@@ -59,7 +60,7 @@ class Ban(Rule):
         raise NotImplementedError
 
     def _pair(self, key: Any) -> Pair:  # noqa: ANN401 - an id, or a pair
-        """Return the key as a pair for the index."""
+        """Return the key as a pair for the index of banned pairs."""
         raise NotImplementedError
 
     def _reason(self, key: Any) -> str:  # noqa: ANN401 - an id, or a pair
@@ -74,7 +75,7 @@ class Ban(Rule):
         self._build_index()
 
     def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:
-        """Return the check's verdicts, and blocks for banned rows."""
+        """Return the check's verdicts, and blocks for rows whose sender or pair is banned."""
         with self._in_context():
             if type(self.inner).check_batch is Rule.check_batch:
                 return self._one_by_one(batch, exp_id)
@@ -82,7 +83,7 @@ class Ban(Rule):
 
     @contextmanager
     def _in_context(self) -> Iterator[None]:
-        """Give the check its context during a call, and copy its state afterwards."""
+        """Set the check's context during a call, and copy its changed state afterwards."""
         self.inner.context = self.context  # only for the call: a removed rule is pickled without it
         try:
             yield
@@ -110,7 +111,10 @@ class Ban(Rule):
         return found
 
     def _at_once(self, batch: Batch, exp_id: str) -> dict[int, Verdict]:
-        """Apply a check that judges whole batches; only rows that it blocks, or that may be banned, are visited."""
+        """Apply a check that judges whole batches.
+
+        Only rows that it blocks, or that may be banned, are visited one by one.
+        """
         found = self._banned_rows(batch)
         rest, rows = batch, np.arange(len(batch))
         if found:
@@ -133,7 +137,11 @@ class Ban(Rule):
         return found | verdicts | (self._banned_rows(batch, begins) if begins else {})
 
     def _banned_rows(self, batch: Batch, begins: Mapping[Any, int] | None = None) -> dict[int, Verdict]:
-        """Return blocks for banned rows; with `begins`, for rows after the one at which their ban began."""
+        """Return blocks for banned rows.
+
+        Args: `begins` maps each key that was banned in this batch to the row at which its ban began. With it, only the
+        rows of these keys after that row are returned.
+        """
         rows: dict[int, str] = {}
         for row in self._index.candidates(batch.from_ids, batch.to_ids):
             key = self._key_of(batch, row)
@@ -164,7 +172,7 @@ class Ban(Rule):
         return ALLOW if self.inner.on_error == "allow" else verdict
 
     def _mirror(self) -> None:
-        """Copy changes of the check's state into ours: only ours is saved on the server."""
+        """Copy the changes of the check's state into this rule's state, because only that is saved on the server."""
         changes = None if self.inner.state is None else self.inner.state.changes()
         if changes is None:
             return
@@ -177,7 +185,7 @@ class Ban(Rule):
             self.state[_CHECK, field.decode(), ""] = value.decode()
 
     def new_round(self) -> None:
-        """Begin a new round for the check; bans and counts remain."""
+        """Begin a new round for the check; bans and counts of violations remain."""
         with self._in_context():
             self.inner.new_round()
 
@@ -186,7 +194,7 @@ class Ban(Rule):
         await self.inner.close()
 
     def restored(self) -> None:
-        """Rebuild the index of bans, and the check's state."""
+        """Rebuild the index of bans, and the check's state, from `state`."""
         self._build_index()
         if self.inner.state is not None:
             kept = {key[1].encode(): value.encode() for key, value in self.state.items() if _of_check(key)}
@@ -194,7 +202,7 @@ class Ban(Rule):
             self.inner.restored()
 
     def describe(self) -> dict[str, Any]:
-        """Return name, kind, the check, the violations before a ban, and the number of bans."""
+        """Return the name, kind, the check, the number of violations before a ban, and the number of bans."""
         return {
             **super().describe(),
             "check": self.inner.describe(),
@@ -204,7 +212,7 @@ class Ban(Rule):
 
 
 def _is_violation(verdict: Verdict) -> bool:
-    """Return whether a check blocked a message, and did not just fail on it."""
+    """Return whether a verdict blocks a message for another reason than a failure of the check."""
     return verdict.blocked and not verdict.reason.startswith(_FAILED)
 
 
@@ -215,17 +223,18 @@ def _of_check(key: object) -> bool:
 class EdgeBan(Ban):
     """Block all messages between a sender and a receiver after repeated violations.
 
-    A message that the rule `check` blocks is a violation by its pair. After the first `after` violations, all further
-    messages from that sender to that receiver are blocked. All plain channels count as one receiver. The user is never
-    banned. See `Ban` for the details of counting. Banned pairs do not hear broadcasts. A broadcast that the check
-    blocks as one message is a violation like one to a plain channel.
+    A message that the rule `check` blocks is a violation of its sender and receiver. After the first `after`
+    violations, all further messages from that sender to that receiver are blocked. All plain channels count as one
+    receiver. The user is never banned. See `Ban` for the details of counting. A banned receiver does not hear the
+    sender's broadcasts. If the check blocks a broadcast as one message, that counts like a violation on a plain
+    channel.
 
     Args:
         check: the rule that finds violations; any but a slow one.
         after: violations before the ban.
         name: the rule's name.
 
-    Raises: RuleError.
+    Raises: RuleError if an argument is not valid.
     """
 
     def __init__(self, check: Rule, after: int = 3, *, name: str = "edge_ban") -> None:
@@ -237,11 +246,14 @@ class EdgeBan(Ban):
         return frozenset(self._banned())
 
     def forgive(self, pairs: Iterable[Pair] | Pair | None = None) -> None:
-        """Forget the violations of pairs, or of a single pair; by default of all."""
+        """Reset the violations of pairs, or of a single pair; by default of all. Their bans end."""
         self._forgive(None if pairs is None else check_pairs(pairs, self.name))
 
     def pair_check(self) -> PairCheck | None:
-        """Return the check of banned pairs, where the rule's own check judges a broadcast as one message."""
+        """Return the check of banned pairs if broadcasts are judged as one message, otherwise None.
+
+        Without it, a broadcast that is judged as one message would still reach banned receivers.
+        """
         if self.judges_broadcasts == "pair":
             return None
         heard = (pair for pair in self._banned() if pair[1] is not None)
@@ -261,7 +273,7 @@ class EdgeBan(Ban):
 class SenderBan(Ban):
     """Block all messages of a sender after repeated violations.
 
-    A message that the rule `check` blocks is a violation by its sender. After the first `after` violations, all further
+    A message that the rule `check` blocks is a violation of its sender. After the first `after` violations, all further
     messages of that sender are blocked. The user is never banned. See `Ban` for the details of counting.
 
     Args:
@@ -269,7 +281,7 @@ class SenderBan(Ban):
         after: violations before the ban.
         name: the rule's name.
 
-    Raises: RuleError.
+    Raises: RuleError if an argument is not valid.
     """
 
     def __init__(self, check: Rule, after: int = 3, *, name: str = "sender_ban") -> None:
@@ -281,7 +293,7 @@ class SenderBan(Ban):
         return frozenset(self._banned())
 
     def forgive(self, agents: Iterable[AgentId] | AgentId | None = None) -> None:
-        """Forget the violations of agents, or of a single agent; by default of all."""
+        """Reset the violations of agents, or of a single agent; by default of all. Their bans end."""
         if agents is None:
             self._forgive(None)
         elif isinstance(agents, Iterable) and not isinstance(agents, str):

@@ -22,7 +22,7 @@ class BlackList(Rule):
         pairs: (from_id, to_id) pairs, or a single pair.
         name: the rule's name.
 
-    Raises: RuleError, InvalidAddress.
+    Raises: RuleError if `pairs` is not a list of pairs, InvalidAddress if an id is not valid.
     """
 
     state: Table[int]
@@ -38,7 +38,7 @@ class BlackList(Rule):
         return frozenset(self.state)
 
     def set(self, pairs: Iterable[Pair] | Pair) -> None:
-        """Replace all pairs; here and below, a single pair is fine."""
+        """Replace all pairs. As in `add` and `remove`, a single pair may be given instead of a list."""
         wanted = check_pairs(pairs, self.name)
         self.state.clear()
         self.state.update(dict.fromkeys(wanted, 1))
@@ -71,7 +71,7 @@ class BlackList(Rule):
         self.restored()
 
     def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - a Rule's
-        """Return blocks for the rows of listed pairs."""
+        """Return blocks for the rows whose pair is listed."""
         if not self._listed:
             return {}
         found: dict[int, str] = {}
@@ -83,13 +83,13 @@ class BlackList(Rule):
         return blocks(found, found.values()) if found else {}
 
     def pair_check(self) -> PairCheck | None:
-        """Return the check of pairs, unless a subclass decides in another way."""
+        """Return the check of pairs, or None if a subclass overrides `check_batch`."""
         if type(self).check_batch is not BlackList.check_batch:
             return None
         return PairCheck(PairTable(self.state).has, "this sender may not write to this hearer")
 
     def _hit(self, from_id: AgentId | None, to_id: AgentId | None) -> Pair | None:
-        """Return the listed pair that blocks a message."""
+        """Return the listed pair that blocks a message, or None if none does."""
         if from_id is None:
             return None
         pairs = self._listed
@@ -99,7 +99,7 @@ class BlackList(Rule):
         return None
 
     def describe(self) -> dict[str, Any]:
-        """Return name, kind and the number of pairs."""
+        """Return the name, kind and number of pairs."""
         return {**super().describe(), "pairs": len(self.state)}
 
 

@@ -24,14 +24,18 @@ _BEGUN = None  # the key in `state` that marks a begun round
 
 
 class Groups(NamedTuple):
-    """The k distinct ids of a column (`keys`), each row's index among them (n,), and the rows of each (k,)."""
+    """The rows of a column, grouped by id.
+
+    `keys` are the k distinct ids, `codes` the index of each row's id among them (n,), `counts` the rows of each id
+    (k,).
+    """
 
     keys: list[AgentId | None]
     codes: NDArray[np.intp]
     counts: NDArray[np.intp]
 
     def beyond(self, allowed: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Return the rows, ascending, that come after the first `allowed` (k,) of their id."""
+        """Return the rows, ascending, that exceed the number of rows `allowed` (k,) for their id."""
         over = allowed < self.counts
         if not over.any():
             return np.zeros(0, np.intp)
@@ -61,19 +65,18 @@ class RateLimit(Rule):
     Per second, each agent has a token bucket. It fills with `per_second` tokens a second and holds one second's tokens,
     at least one; a message takes one. So an agent may send `per_second` messages at once after a pause. Time is the
     interceptor's. Buckets are not kept in `state`: they mean nothing on another process's clock, and fill in a second.
-
     Per round, each agent's count is kept in `state` until `new_round`.
 
-    A message that this rule blocks takes no token. One that a later rule blocks does: to count only messages that pass,
-    put this rule last. The user is not limited. A broadcast is one message.
+    A message that this rule blocks takes no token. A message that a later rule blocks does take one: to count only
+    messages that pass, put this rule last. The user is not limited. A broadcast is one message.
 
     Args:
-        per_second: messages per second.
-        per_round: messages per round.
+        per_second: messages per second; None: no limit.
+        per_round: messages per round; None: no limit.
         name: the rule's name.
         clock: returns the time in seconds, for tests.
 
-    Raises: RuleError.
+    Raises: RuleError if both limits are None, or one is not valid.
     """
 
     judges_broadcasts = "message"
@@ -107,7 +110,7 @@ class RateLimit(Rule):
 
     @property
     def has_rounds(self) -> bool:
-        """Tell whether it counts by rounds."""
+        """Return whether the rule has a limit per round."""
         return self.per_round is not None
 
     def new_round(self) -> None:
@@ -116,7 +119,7 @@ class RateLimit(Rule):
             self.state.clear()
 
     def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - a Rule's
-        """Return blocks for the rows above a limit."""
+        """Return blocks for the rows that exceed a limit."""
         senders = group(batch.from_ids)
         left = self._left_of_round(senders)
         empty_at, tokens = self._tokens(senders)
@@ -139,7 +142,7 @@ class RateLimit(Rule):
         return np.maximum(self.per_round - sent, 0)
 
     def _tokens(self, senders: Groups) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
-        """Return for each sender the time at which its bucket was empty, and its whole tokens now."""
+        """Return, for each sender, the time at which its bucket was empty, and its whole tokens now."""
         if self.per_second is None:
             return np.zeros(0), np.full(len(senders.keys), np.iinfo(np.intp).max - 1)
         now, fills_in = self._clock(), max(1.0, self.per_second) / self.per_second
@@ -165,7 +168,7 @@ class RateLimit(Rule):
         return f"{name_of(sender)} writes more messages than it may: the limit is {limit}"
 
     def describe(self) -> dict[str, Any]:
-        """Return name, kind and the limits."""
+        """Return the name, kind and limits."""
         return {**super().describe(), "per_second": self.per_second, "per_round": self.per_round}
 
 
@@ -185,17 +188,18 @@ def _check_limits(per_second: object, per_round: object, name: str) -> None:
 class RoundQuota(Rule):
     """Limit, for each agent and round, the agents that it writes to, and its blocked messages.
 
-    The user has no quota. `state` holds the round's contacts under (from_id, to_id), and under from_id the number of an
-    agent's blocked messages when the round began.
+    The user has no quota. `state` holds the round's contacts under (from_id, to_id), and under from_id how many
+    messages of an agent had been blocked when the round began.
 
     Args:
-        contacts: most agents that one agent may write to in a round; to these it may write again. Plain channels are
-            no contacts. Each hearer of a broadcast is one.
+        contacts: the number of agents that one agent may write to in a round (None: no limit). It may write to the same
+            agent again. Plain channels are not contacts. Each hearer of a broadcast is one.
         blocked: once this many messages of an agent were blocked in a round, by any rule, all its messages are blocked
-            until `new_round`, also to plain channels. Messages blocked in the current batch count from the next one on.
+            until `new_round`, also to plain channels (None: no limit). Messages blocked in the current batch count from
+            the next batch on.
         name: the rule's name.
 
-    Raises: RuleError.
+    Raises: RuleError if both quotas are None, or one is not valid.
     """
 
     state: Table[int]
@@ -214,7 +218,7 @@ class RoundQuota(Rule):
         self.restored()
 
     def restored(self) -> None:
-        """Count the contacts of each agent."""
+        """Count the contacts of each agent in `state`."""
         self._met = Counter(key[0] for key in self.state if isinstance(key, tuple))
 
     def new_round(self) -> None:
@@ -224,14 +228,14 @@ class RoundQuota(Rule):
         self._begin()
 
     def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - a Rule's
-        """Return blocks for the rows above a quota."""
+        """Return blocks for the rows that exceed a quota."""
         found = {} if self.blocked is None else self._silenced(batch, self.blocked)
         if self.contacts is not None:
             found |= self._strangers(batch, self.contacts, found)
         return blocks(found, found.values())
 
     def _begin(self) -> None:
-        """Record each agent's number of blocked messages at the beginning of a round."""
+        """Record how many messages of each agent had been blocked when the round began."""
         if self.blocked is None or self.context is None:
             return
         self.state[_BEGUN] = 1
@@ -240,7 +244,7 @@ class RoundQuota(Rule):
                 self.state[agent] = count
 
     def _silenced(self, batch: Batch, quota: int) -> dict[int, str]:
-        """Return the rows of agents with too many blocked messages."""
+        """Return the rows of agents with too many blocked messages, each with the reason."""
         if _BEGUN not in self.state:
             self._begin()
         if self.context is None or not self.context.violations:
@@ -263,7 +267,7 @@ class RoundQuota(Rule):
         return count - before
 
     def _strangers(self, batch: Batch, quota: int, silenced: Mapping[int, str]) -> dict[int, str]:
-        """Record new contacts; return the rows with one too many."""
+        """Record new contacts; return the rows with a contact that exceeds the quota, each with the reason."""
         found: dict[int, str] = {}
         known, met = self.state.keys(), self._met
         pairs = zip(batch.from_ids.tolist(), batch.to_ids.tolist(), strict=True)
@@ -279,18 +283,18 @@ class RoundQuota(Rule):
         return found
 
     def describe(self) -> dict[str, Any]:
-        """Return name, kind and the quotas."""
+        """Return the name, kind and quotas."""
         return {**super().describe(), "contacts": self.contacts, "blocked": self.blocked}
 
 
 class MaxLength(Rule):
-    """Block payloads whose JSON text is longer than `limit_bytes`, the user's too.
+    """Block payloads whose JSON text is longer than `limit_bytes`. The user's messages are checked, too.
 
     Args:
         limit_bytes: the longest payload that passes, in bytes of JSON.
         name: the rule's name.
 
-    Raises: RuleError.
+    Raises: RuleError if `limit_bytes` is not an int of at least 2.
     """
 
     needs_payload = True
@@ -305,7 +309,7 @@ class MaxLength(Rule):
         self.name = name
 
     def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - a Rule's
-        """Return blocks for rows with long payloads."""
+        """Return blocks for the rows whose payloads are too long."""
         assert batch.lines is not None
         sizes = [len(line) for line in batch.lines.list]
         if max(sizes, default=0) <= self.limit_bytes:
@@ -315,5 +319,5 @@ class MaxLength(Rule):
         return blocks(over, (f"payload of {size} bytes, the limit is {self.limit_bytes}" for size in over.values()))
 
     def describe(self) -> dict[str, Any]:
-        """Return name, kind and the limit."""
+        """Return the name, kind and limit."""
         return {**super().describe(), "limit_bytes": self.limit_bytes}

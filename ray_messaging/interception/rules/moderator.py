@@ -23,7 +23,7 @@ OnError = Literal["block", "allow"]
 
 logger = logging.getLogger(__name__)
 
-# Time for a cancelled call to clean up; after it, the call counts as one that will not end.
+# Time for a cancelled call to clean up. After it, the call counts as one that will never end.
 _GRACE_S = 1.0
 # Time from a message's arrival to its verdict, in seconds. Each call has a limit of its own: a message must not fail
 # because it waits while others are judged.
@@ -34,22 +34,23 @@ _DIGEST_BYTES = 20  # 80 bits of work to find two payloads with one digest
 class Calls:
     """At most `concurrency` calls at a time, none awaited longer than `timeout_s`.
 
-    Waiting for a place has no limit: the limit is for the call, not for the calls before it. A call that continues
-    after its cancellation (it caught it) is abandoned. While `concurrency` abandoned calls run, further calls fail at
-    once, so there are never more than twice as many.
+    The limit is for the call itself: waiting until another call has ended is not limited. A call that goes on after it
+    was cancelled (because it caught the cancellation) is abandoned. While `concurrency` abandoned calls run, further
+    calls fail at once, so there are never more than twice as many calls as `concurrency`.
     """
 
     def __init__(self, concurrency: int, timeout_s: float) -> None:
         self._concurrency = concurrency
         self._timeout_s = timeout_s
         self._places = asyncio.Semaphore(concurrency)
-        self._abandoned: dict[asyncio.Future[Any], float] = {}  # -> when it was cancelled (loop time)
+        self._abandoned: dict[asyncio.Future[Any], float] = {}  # a call -> the loop time at which it was cancelled
 
     async def run(self, rule: Rule, call: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of a rule's call; raise its error, or TimeoutError.
+        """Return the result of a rule's call.
 
-        The place becomes free in the step in which the caller continues: its code up to the next `await` runs before
-        the next call.
+        The next call begins only after the caller's code up to its next `await` has run.
+
+        Raises: the call's own error; TimeoutError if it takes too long, or too many abandoned calls still run.
         """
         async with self._places:
             await self._wait_for_abandoned()
@@ -66,7 +67,7 @@ class Calls:
             return future.result()
 
     async def close(self) -> None:
-        """Wait a moment for cancelled calls."""
+        """Wait a moment for cancelled calls to end."""
         if self._abandoned:
             await asyncio.wait(self._abandoned, timeout=_GRACE_S)
 
@@ -92,7 +93,7 @@ class Calls:
 
 
 async def _watched(rule: Rule, call: Callable[[], Awaitable[T]]) -> T:
-    """Await a call under the watchdog; turn errors that would end the loop or the task into others."""
+    """Await a call under the watchdog. Errors that would end the loop or the task are replaced by others."""
     try:
         return await (call() if rule.context is None else Steps(rule.context.watch, rule, call))
     except Stuck as error:
@@ -113,16 +114,17 @@ class Moderator(SlowRule):
 
     Args:
         judge: the callable, of one `Message`. It and `key` must pickle, because rules travel to the interceptor.
-        timeout_s: limit for one message's call, retries included. Waiting for one of the `concurrency` places is not.
+        timeout_s: limit for one message's call, retries included. The time until the call can begin, because
+            `concurrency` other calls run, does not count.
         concurrency: most calls at a time.
-        cache: verdicts to keep, the most recently used ones; 0 for none.
+        cache: how many verdicts to keep, those used most recently; 0: none.
         key: returns the part of a message on which its verdict depends, as a hashable. By default that is the payload.
             If ids, channel or step matter, too, pass for example `lambda message: (message.from_id, message.data)`.
         on_error: the verdict after an error or a timeout: "block" or "allow".
         retries: further attempts after an error.
         name: the rule's name.
 
-    Raises: RuleError.
+    Raises: RuleError if an argument is not valid.
     """
 
     time_limit_s = NO_LIMIT_S
@@ -152,7 +154,7 @@ class Moderator(SlowRule):
         self._work = _Work(concurrency, timeout_s)
 
     def at_once(self, message: Message) -> Verdict | None:
-        """Return the cached verdict for a message, if there is one."""
+        """Return the cached verdict on a message, or None if there is none."""
         if not self.cache:
             return None
         try:
@@ -161,7 +163,7 @@ class Moderator(SlowRule):
             return None
 
     async def judge(self, message: Message) -> Verdict:
-        """Return the verdict on one message; raise nothing, except when cancelled."""
+        """Return the verdict on one message. Errors of the callable become verdicts; only a cancellation is raised."""
         if not self.cache:
             return await self._ask(message)
         try:
@@ -190,7 +192,7 @@ class Moderator(SlowRule):
         await self._work.calls.close()
 
     def stats(self) -> dict[str, int]:
-        """Return the numbers of messages asked, cached, shared (another's call), failed, and waiting."""
+        """Return how many messages were asked, cached, shared (got another message's call), failed, or are waiting."""
         work = self._work
         return {
             "asked": work.asked,
@@ -201,7 +203,7 @@ class Moderator(SlowRule):
         }
 
     def describe(self) -> dict[str, Any]:
-        """Return name, kind, settings and counts as JSON."""
+        """Return the name, kind, settings and counts, in JSON's types."""
         return {
             **super().describe(),
             "timeout_s": self.timeout_s,
@@ -231,7 +233,10 @@ class Moderator(SlowRule):
         return verdict
 
     async def _shared(self, call: asyncio.Task[Verdict]) -> Verdict:
-        """Wait for a call that may be shared: a cancelled waiter leaves it to the others."""
+        """Wait for a call that several messages may share.
+
+        If this waiter is cancelled, the call goes on for the others.
+        """
         try:
             return await asyncio.shield(call)
         except asyncio.CancelledError:
@@ -241,7 +246,7 @@ class Moderator(SlowRule):
             return self._fail(Closed("the rule was closed before it answered"))
 
     async def _ask(self, message: Message, key: Hashable = None) -> Verdict:
-        """Call the callable, and cache its verdict."""
+        """Call the callable about a message, and cache its verdict."""
         work = self._work
         work.waiting += 1
         work.asked += 1
@@ -271,15 +276,15 @@ class Moderator(SlowRule):
     def _fail(self, error: Exception) -> Verdict:
         work = self._work
         work.failed += 1
-        if not work.failing and self.context is None:  # otherwise the interceptor logs it, once
-            work.failing = True  # logged once for all failures in a row: a service that is down fails for every message
+        if not work.failing and self.context is None:  # in an interceptor, the interceptor logs it, once
+            work.failing = True  # failures in a row are logged once: a service that is down fails for every message
             then = "passes" if self.on_error == "allow" else "is blocked"
             logger.warning("rule %r fails, what it should judge %s: %s: %s", self.name, then, _kind(error), error)
         return self.count_failure(error)
 
 
 class _Work:
-    """A moderator's calls, cache and counts; they do not travel with the rule."""
+    """A moderator's calls, cache and counts. They are not pickled with the rule."""
 
     def __init__(self, concurrency: int, timeout_s: float) -> None:
         self.calls = Calls(concurrency, timeout_s)
@@ -290,7 +295,7 @@ class _Work:
 
 
 def as_verdict(answer: object) -> Verdict:
-    """Return a callable's answer as a verdict; raise TypeError if it is none."""
+    """Return a callable's answer as a verdict; raise TypeError if it is not a valid answer."""
     if isinstance(answer, bool | np.bool_):
         return ALLOW if answer else block("the moderator refused it")
     if isinstance(answer, str) and answer:
@@ -301,14 +306,14 @@ def as_verdict(answer: object) -> Verdict:
 
 
 def check_name(name: object) -> str:
-    """Return a rule's name; raise RuleError if it is none."""
+    """Return a rule's name; raise RuleError if it is not a text, or empty."""
     if not isinstance(name, str) or not name:
         raise RuleError(f"a rule's name must be a text, not {name!r}", rule=repr(name))
     return name
 
 
 def check_timeout(timeout_s: float, rule: str) -> float:
-    """Return a time limit in seconds; raise RuleError if it is none."""
+    """Return a time limit in seconds; raise RuleError if it is not a number above 0."""
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0 < timeout_s < float("inf"):
         raise RuleError(f"timeout_s must be a number of seconds above 0, not {timeout_s!r}", rule=rule)
     return timeout_s

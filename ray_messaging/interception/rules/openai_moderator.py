@@ -37,8 +37,8 @@ _FORMATS: tuple[dict[str, Any], ...] = (
 )
 
 _REASON_CHARS = 500
-# Limits on the search for a verdict in an answer, because other messages wait: an answer with more characters, or more
-# braces that open no object, has none.
+# Limits on the search for a verdict in an answer, because other messages wait. An answer that exceeds them, in
+# characters or in braces that open no object, has no verdict.
 _ANSWER_CHARS, _ATTEMPTS = 20_000, 50
 
 _SYSTEM = """You moderate messages between agents. Judge each by this policy:
@@ -58,7 +58,7 @@ class _Form(NamedTuple):
 
 
 class Endpoint:
-    """The connection to one model; its client is created on first use, and does not travel with the rule."""
+    """The connection to one model. Its client is created on first use, and is not pickled with the rule."""
 
     def __init__(
         self, model: str, base_url: str | None, api_key: SecretStr | None, retries: int, options: dict[str, Any]
@@ -94,17 +94,20 @@ class Endpoint:
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
     async def ask(self, messages: list[dict[str, str]]) -> str:
-        """Return the model's answer; raise an error that says how to fix it, and never contains the key."""
+        """Return the model's answer.
+
+        Raises: an error that says how to fix it, and never contains the API key.
+        """
         try:
             reply = await self._complete(await self._opened(), messages)
-        except Exception as error:  # noqa: BLE001 - each is translated
-            # Without its cause, which may contain the key, as may its text.
+        except Exception as error:  # noqa: BLE001 - every error is translated
+            # The cause is left out: like the error's text, it may contain the key.
             raise self._translated(error) from None
         self._count(reply)
         return _content(reply)
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the client's connections."""
         client, self._client = self._client, None
         if client is not None:
             await client.close()
@@ -152,7 +155,7 @@ class Endpoint:
                 return reply
 
     def _milder(self, form: _Form, error: Exception) -> _Form | None:
-        """Return a milder form for a refused request; None if its form was not the reason."""
+        """Return a less strict form for a request that was refused, or None if its form was not the reason."""
         if getattr(error, "status_code", None) not in {400, 422}:
             return None
         text = str(error).lower()
@@ -208,7 +211,7 @@ def _content(reply: Any) -> str:  # noqa: ANN401 - any answer of an endpoint
 
 
 def check_url(url: object, rule: str) -> str | None:
-    """Return an endpoint's address; raise RuleError if it is none."""
+    """Return an endpoint's address, or None for None; raise RuleError if it is not an http(s) URL."""
     if url is None:
         return None
     try:
@@ -222,7 +225,7 @@ def check_url(url: object, rule: str) -> str | None:
 
 
 def check_key(key: object, rule: str) -> SecretStr | None:
-    """Return an API key that no text shows; raise RuleError if it is none."""
+    """Return an API key that no text shows, or None for None; raise RuleError if it is not a text without blanks."""
     if key is None:
         return None
     secret = key if isinstance(key, SecretStr) else SecretStr(key if isinstance(key, str) else "")
@@ -234,29 +237,29 @@ def check_key(key: object, rule: str) -> SecretStr | None:
 class OpenAIModerator(Moderator):
     """Ask a language model whether a message complies with a policy, the `prompt`.
 
-    The model is asked at temperature 0 for {"allow": bool, "reason": str}, as structured output if the endpoint can.
-    Any other answer is an error. Verdicts are cached by the text that the model sees.
+    The model is asked at temperature 0 for {"allow": bool, "reason": str}, as structured output if the endpoint can do
+    that. Any other answer is an error. Verdicts are cached by the text that the model sees.
 
-    The message is data in a JSON object of its own turn, so it cannot pose as the policy, nor end its own quotation.
-    It may still persuade the model. Leave to `MaxLength` and `Pattern`, which cannot be persuaded, all that they can
+    The message is data in a JSON object of its own turn, so it cannot pose as the policy, nor end its own quotation. It
+    may still persuade the model. Use `MaxLength` and `Pattern`, which cannot be persuaded, for all that they can
     decide, and test the policy against messages that argue with it.
 
     Args:
         prompt: the policy.
         model: the model's name.
         base_url: the endpoint's address; None for OpenAI's.
-        api_key: shown nowhere. By default it is OPENAI_API_KEY where the interceptor runs; an endpoint of your own may
-            need none.
-        show: returns the text or JSON of a message that the model sees; by default the payload.
+        api_key: the key, which is never shown. By default it is OPENAI_API_KEY in the interceptor's environment; an
+            endpoint of your own may need none.
+        show: returns what the model sees of a message, as text or JSON; by default the payload.
         options: added to each request, such as `{"max_tokens": 200, "seed": 1}`.
         timeout_s: limit for one message, retries included.
         concurrency: most requests at a time.
-        cache: verdicts to keep; 0 for none.
+        cache: how many verdicts to keep; 0: none.
         on_error: the verdict after an error or a timeout: "block" or "allow".
         retries: further attempts of the openai client after a failed request.
         name: the rule's name.
 
-    Raises: RuleError; ConfigError without the openai package.
+    Raises: RuleError if an argument is not valid; ConfigError if the openai package is not installed.
     """
 
     def __init__(
@@ -299,11 +302,11 @@ class OpenAIModerator(Moderator):
         )
 
     def stats(self) -> dict[str, int]:
-        """Return a moderator's counts, and those of answered requests and tokens."""
+        """Return the counts of a `Moderator`, and the numbers of answered requests and of tokens."""
         return {**super().stats(), **self._endpoint.usage}
 
     def describe(self) -> dict[str, Any]:
-        """Return name, kind, settings and counts as JSON, without the key."""
+        """Return the name, kind, settings and counts, in JSON's types, without the key."""
         settings = {"prompt": self._question.prompt, "model": self._endpoint.model, "base_url": self._endpoint.address}
         return {**super().describe(), **settings, "retries": self._endpoint.retries}
 
@@ -314,7 +317,7 @@ class OpenAIModerator(Moderator):
 
 
 class _Question:
-    """The request about one message, and the reading of its answer."""
+    """The request about one message to a model. A call returns the verdict in the model's answer."""
 
     def __init__(self, prompt: str, endpoint: Endpoint, show: Callable[[Message], Any] | None) -> None:
         self.prompt = prompt
@@ -336,7 +339,10 @@ class _Question:
 
 
 def read_verdict(text: str) -> Verdict:
-    """Return the verdict in a model's answer, among other text; raise ValueError if there is none, or several."""
+    """Return the verdict in a model's answer, which may have other text around it.
+
+    Raises: ValueError if there is no verdict, or there are contradictory ones.
+    """
     answer = text.rpartition("</think>")[2].strip()  # some models write their reasoning first
     found = {bool(verdict["allow"]): verdict for verdict in _objects(answer[:_ANSWER_CHARS])}
     if len(found) != 1 or len(answer) > _ANSWER_CHARS:
@@ -348,7 +354,7 @@ def read_verdict(text: str) -> Verdict:
 
 
 def _objects(text: str) -> list[dict[str, Any]]:
-    """Return the JSON objects in a text that may be verdicts."""
+    """Return the JSON objects in a text that have a boolean "allow"."""
     decoder = json.JSONDecoder()
     found: list[dict[str, Any]] = []
     at, attempts = text.find("{"), 0

@@ -1,4 +1,4 @@
-"""Pairs of agents: given by users, as a list or as a graph, named in reasons, and looked up by columns."""
+"""Pairs of agents: read from lists or graphs that users give, named in reasons, and looked up by columns of ids."""
 
 from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Any, NamedTuple
@@ -21,18 +21,21 @@ _HALF = np.uint64(32)
 _SLOTS_PER_PAIR = 16
 _LEAST_SLOTS = 2**16  # a false hit costs a lookup, as much as the arithmetic of a hundred rows
 _LEAST_ROOM = 16
-FEW_ROWS = 8  # up to so many, a lookup of each is faster than arithmetic on the columns
+FEW_ROWS = 8  # up to so many rows, looking up each is faster than arithmetic on the columns
 
 
 def check_pair(pair: object, rule: str) -> Pair:
-    """Return a pair with normalized ids; raise RuleError or InvalidAddress."""
+    """Return a pair with normalized ids; raise RuleError if it is not a pair, InvalidAddress if an id is not valid."""
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise RuleError(f"{pair!r} is no pair: write (from_id, to_id), None for any agent", rule=rule)
     return (None if pair[0] is None else check_id(pair[0]), None if pair[1] is None else check_id(pair[1]))
 
 
 def check_pairs(pairs: object, rule: str) -> set[Pair]:
-    """Return the pairs given by a user: several, or a single one; raise RuleError or InvalidAddress."""
+    """Return the pairs given by a user, who may give several or a single one.
+
+    Raises: RuleError if one is not a pair, InvalidAddress if an id is not valid.
+    """
     if isinstance(pairs, tuple) and len(pairs) == 2 and not any(isinstance(side, tuple | list | set) for side in pairs):
         return {check_pair(pairs, rule)}
     if isinstance(pairs, str | bytes) or not isinstance(pairs, Iterable):
@@ -41,12 +44,12 @@ def check_pairs(pairs: object, rule: str) -> set[Pair]:
 
 
 def name_of(agent_id: AgentId | None) -> str:
-    """Return an agent's name for a reason."""
+    """Return an agent's name, as the reasons of blocks show it."""
     return f"agent {agent_id!r}"
 
 
 def blocks(rows: Iterable[int], reasons: Iterable[str]) -> dict[int, Verdict]:
-    """Return verdicts that block rows; rows with the same reason share one."""
+    """Return verdicts that block rows. Rows with the same reason share one object."""
     made: dict[str, Verdict] = {}
     found: dict[int, Verdict] = {}
     for row, reason in zip(rows, reasons, strict=True):
@@ -63,10 +66,10 @@ def hash_pairs(from_values: NDArray[np.int64], to_values: NDArray[np.int64]) -> 
 
 
 class PairIndex:
-    """An index of pairs (None: any agent) that finds the rows of a batch that may be among them.
+    """An index of pairs (None: any agent) that finds the rows of a batch that may be among the pairs.
 
-    It finds all rows that are, and few that are not: the caller looks these up in the set itself. Pairs are only added;
-    a removed pair costs lookups until the index is rebuilt.
+    It finds all rows that are among them, and a few others: the caller looks each row up in the set itself. Pairs can
+    only be added; a removed pair costs extra lookups until the index is rebuilt.
     """
 
     def __init__(self, pairs: Iterable[Pair] = ()) -> None:
@@ -79,7 +82,7 @@ class PairIndex:
         self._everybody = (None, None) in listed
 
     def add(self, pair: Pair) -> bool:
-        """Add a pair; return False if the index is full, and must be rebuilt."""
+        """Add a pair; return False if the index is full and must be rebuilt."""
         from_id, to_id = pair
         self._names |= {name for name in pair if isinstance(name, str)}
         self._everybody |= pair == (None, None)
@@ -92,7 +95,7 @@ class PairIndex:
         return to_id is None or self._receivers.add((0, to_id))
 
     def candidates(self, from_ids: IdColumn, to_ids: IdColumn) -> list[int]:
-        """Return the rows that may be among the pairs, ascending."""
+        """Return the rows, ascending, that may be among the pairs."""
         if self._everybody or len(from_ids) <= FEW_ROWS:
             return list(range(len(from_ids)))
         sender = from_ids.values.view(np.uint64) * _SPREAD_FROM
@@ -111,7 +114,7 @@ class PairIndex:
 
 
 class _Bitmap:
-    """A one-hash Bloom filter for pairs of ints: 16 slots or more per pair, with room for as many pairs again."""
+    """A one-hash Bloom filter for pairs of ints: 16 slots or more per pair, with room for twice as many pairs."""
 
     def __init__(self, pairs: list[tuple[int, int]]) -> None:
         size = max(_LEAST_SLOTS, 1 << (len(pairs) * _SLOTS_PER_PAIR).bit_length())
@@ -143,7 +146,10 @@ class _Bitmap:
 
 
 class Network(NamedTuple):
-    """A graph: its edges and members. In a `complete` one, all members are joined, and the edges are left out."""
+    """A graph: its edges and members.
+
+    In a `complete` one, each member may write to each other one, and the edges are left out.
+    """
 
     edges: set[Edge]
     members: set[AgentId]
@@ -151,7 +157,12 @@ class Network(NamedTuple):
 
 
 def read_network(graph: Any, rule: str, name: str, *, ids: bool) -> Network:  # noqa: ANN401 - anything networkx-like
-    """Read a graph given by a user; with `ids`, a list of members is one, too."""
+    """Read a graph given by a user.
+
+    Args: `ids` allows a list of members, which is a complete network.
+
+    Raises: RuleError if it is not a graph, InvalidAddress if an id is not valid.
+    """
     pairs = edge_pairs(graph)
     if pairs is not graph and hasattr(graph, "nodes"):
         return Network({_edge(edge, rule, name) for edge in pairs}, {check_id(node) for node in graph.nodes()})
@@ -173,13 +184,13 @@ def _edge(edge: object, rule: str, name: str) -> Edge:
 
 
 def among(ordered: NDArray[Any], values: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return for each value whether it is in a sorted array, which must not be empty."""
+    """Return, for each value, whether it is in a sorted array, which must not be empty."""
     found: NDArray[np.bool_] = ordered[np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)] == values
     return found
 
 
 class Edges:
-    """A set of edges. Those between ints are looked up by columns, in a sorted array of hashes."""
+    """A set of edges. Edges between int ids are looked up in bulk, in a sorted array of hashes."""
 
     def __init__(self, edges: Set[Edge]) -> None:
         self._edges = edges
@@ -197,24 +208,24 @@ class Edges:
         return iter(self._edges)
 
     def has(self, from_id: AgentId, to_id: AgentId) -> bool:
-        """Return whether there is an edge; for any ids."""
+        """Return whether there is an edge. The ids may be of any kind."""
         return (from_id, to_id) in self._edges
 
     def holds(self, sources: NDArray[np.int64], targets: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return for each pair of ints whether it is an edge."""
+        """Return, for each pair of int ids, whether it is an edge."""
         if not len(self._hashes):
             return np.zeros(len(sources), np.bool_)
         hashes = hash_pairs(sources, targets)
         places = np.minimum(np.searchsorted(self._hashes, hashes), len(self._hashes) - 1)
         found: NDArray[np.bool_] = (self._sources[places] == sources) & (self._targets[places] == targets)
-        # Where only the hashes match, the edge may come after another one with the same hash.
+        # If only the hashes match, the edge may stand behind another one with the same hash.
         for row in np.flatnonzero(~found & (self._hashes[places] == hashes)).tolist():
             found[row] = (int(sources[row]), int(targets[row])) in self._edges
         return found
 
 
 class PairTable:
-    """Pairs as they were listed when it was built; None on either side is any agent, and the user is not one."""
+    """The pairs that were listed when it was built. None on either side is any agent; the user is not an agent."""
 
     def __init__(self, pairs: Iterable[Pair]) -> None:
         listed = set(pairs)
@@ -226,7 +237,7 @@ class PairTable:
         self._names = any(isinstance(end, str) for pair in listed for end in pair)
 
     def has(self, from_ids: IdColumn, to_ids: IdColumn) -> NDArray[np.bool_]:
-        """Return for each of n pairs whether it is listed."""
+        """Return, for each of n pairs, whether it is listed."""
         if self._all:
             found = np.ones(len(from_ids), np.bool_)
         else:

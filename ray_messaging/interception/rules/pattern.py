@@ -21,7 +21,7 @@ _UNSPACED = (
     r"\u3021-\u3029\u3038-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U0001b000-\U0001b16f"
     r"\U00020000-\U0003ffff"
 )
-# For the regex package: to it a mark on a letter is a letter, too, while `re` splits words there.
+# A letter for the regex package, to which a mark on a letter is a letter, too. `re` would split words there.
 LETTER = rf"[^\W_{_UNSPACED}]"
 TOKEN = re.compile(rf"{LETTER}+")
 # Invisible characters (Unicode's default ignorable code points), and marks that strike through or pile up on letters of
@@ -33,7 +33,7 @@ _HIDDEN = re.compile(
 )
 _UUID4 = re.compile(r"[0-9a-f]{12}4[0-9a-f]{3}[89ab][0-9a-f]{15}")
 _TIME = re.compile(r"[0-9]{4}(-[0-9]{2}){2} [0-9]{2}(:[0-9]{2}){2}")
-# The fields of a Msg about itself, and the test that a value is only that.
+# The fields in which a Msg describes itself, each with the test that a value is nothing else.
 _OWN: dict[str, Callable[[Any], object]] = {
     "__module__": lambda _: True,
     "__name__": lambda _: True,
@@ -44,7 +44,7 @@ _OWN: dict[str, Callable[[Any], object]] = {
 _decode = msgspec.json.Decoder().decode
 
 MASK = "***"
-_RUNAWAYS = 20  # messages of a batch that may exceed their time; then the rest fails at once, as other batches wait
+_RUNAWAYS = 20  # messages of a batch that may exceed their time. Then the rest fails at once: other batches wait
 _SHORT = 0.1  # share of the time limit within which CPU time is not measured
 _LETTER = regex.compile(LETTER)
 _NO_LETTERS = {code: " " for code in range(128) if not (chr(code).isalnum())}
@@ -55,7 +55,7 @@ _ESCAPES = tuple((b"\\" + escape, b" ") for escape in (b"\\", b"n", b'"', b"t", 
 
 
 def plain(text: str, *, fold: bool) -> str:
-    """Return text in the Unicode normal form NFKC, without invisible characters; with `fold`, without case."""
+    """Return text in the Unicode normal form NFKC, without invisible characters; with `fold`, case-folded."""
     if text.isascii():
         return text.lower() if fold else text
     text = _visible(text)
@@ -68,7 +68,7 @@ def _visible(text: str) -> str:
 
 
 def decoded(line: bytes) -> Any:  # noqa: ANN401 - JSON of any shape
-    """Return a payload decoded; a foreign client's that is no JSON, as one text."""
+    """Return a decoded payload. One that is not JSON, from a foreign client, is returned as one text."""
     try:
         return _decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -76,9 +76,10 @@ def decoded(line: bytes) -> Any:  # noqa: ANN401 - JSON of any shape
 
 
 def visible_parts(payload: Any) -> Any:  # noqa: ANN401 - JSON of any shape
-    """Return the parts of a payload that a reader sees: of a Msg, all but its class, role, id and time.
+    """Return the parts of a payload that a reader sees: for a Msg, all but its class, role, id and time.
 
-    These are left out only if their values have the form that a Msg gives them, so that nothing can hide there.
+    These fields are left out only if their values have the form that a Msg gives them, so that nothing can be hidden
+    there.
     """
     if not names_msg(payload):
         return payload
@@ -101,7 +102,7 @@ def strings(value: Any) -> list[str]:  # noqa: ANN401 - JSON of any shape
 
 
 def replaced(value: Any, change: Callable[[str], str]) -> Any:  # noqa: ANN401 - JSON of any shape
-    """Return a JSON value with all strings changed."""
+    """Return a JSON value in which `change` was applied to all strings, except keys."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):
@@ -110,7 +111,7 @@ def replaced(value: Any, change: Callable[[str], str]) -> Any:  # noqa: ANN401 -
 
 
 class Word(NamedTuple):
-    """A word as given, and as it is searched for."""
+    """A word as a user gave it, and in the plain form in which it is searched."""
 
     given: str
     plain: str
@@ -146,7 +147,7 @@ class Words:
             self._by_part.append((max(text.split(), key=len), word))
 
     def may_hit(self, line: bytes) -> bool:
-        """Return whether a JSON text may hold a word: never False if it does, rarely True if it does not."""
+        """Return whether a JSON text may hold a word. It is never False if it does, and rarely True if it does not."""
         if not line.isascii():
             return True
         if b"\\" in line:
@@ -161,14 +162,14 @@ class Words:
         return bool(self._parts) and any(part in line for part in self._parts)
 
     def hits(self, text: str) -> list[Word]:
-        """Return the words in a plain text."""
+        """Return the words that occur in a plain text."""
         tokens = text.translate(_NO_LETTERS).split() if text.isascii() else TOKEN.findall(text)
         maybe = [word for token in dict.fromkeys(tokens) for word in self._by_token.get(token, ())]
         maybe += [word for part, word in self._by_part if part in text]
         return [word for word in maybe if self.pattern(word).search(text)]
 
     def pattern(self, word: Word, *, any_case: bool = False) -> "regex.Pattern[str]":
-        """Return the regex for a word in plain text; with `any_case`, in text that is not folded."""
+        """Return the regex that finds a word in plain text; with `any_case`, in text that is not case-folded."""
         found = self._compiled.get((word, any_case))
         if found is None:
             body = r"\s+".join(map(regex.escape, word.plain.split()))
@@ -180,9 +181,9 @@ class Words:
 
 
 class Pattern(Rule):
-    r"""Block, label or mask messages that hold a word or match a regex, the user's too.
+    """Block, label or mask messages that hold a word or match a regex. The user's messages are checked, too.
 
-    All strings of the payload are searched, but no keys, and of a Msg neither class, role, id nor time. Text is
+    All strings of the payload are searched, but not its keys, and not the class, role, id and time of a Msg. Text is
     compared in Unicode's form NFKC, without invisible characters and piled-up marks. Look-alikes of other scripts (a
     Cyrillic a) are different letters.
 
@@ -191,12 +192,12 @@ class Pattern(Rule):
         regexes: patterns of the `regex` package, searched in each string.
         field: search only this field of the payload.
         ignore_case: compare without case.
-        time_limit_s: CPU time for the regexes on one message, in seconds. A regex that takes longer has run away: the
-            rule fails on the message, which blocks it unless `on_error` is "allow".
+        time_limit_s: CPU time for the regexes on one message, in seconds. If it is exceeded, the rule fails on the
+            message, which blocks the message unless `on_error` is "allow".
         action: "block"; "label" with the rule's name; or "mask", which replaces each hit by ***.
         name: the rule's name.
 
-    Raises: RuleError, which names a regex that does not compile.
+    Raises: RuleError if an argument is not valid, or a regex does not compile.
     """
 
     needs_payload = True
@@ -232,7 +233,7 @@ class Pattern(Rule):
         self._regexes = [_compiled(text, regex.IGNORECASE if ignore_case else 0, name) for text in self.regexes]
 
     def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - a Rule's
-        """Return the verdicts on rows with hits; a payload that several messages share is searched once."""
+        """Return the verdicts on rows with hits. A payload that several messages share is searched once."""
         assert batch.lines is not None
         lines = batch.lines.list
         suspects = range(len(lines)) if self._regexes else self._suspects(lines)
@@ -274,7 +275,7 @@ class Pattern(Rule):
         return block(f"the payload holds {found}")
 
     def _found(self, text: str, clock: "_Clock") -> str | None:
-        """Return a description of the first hit in a text; None if there is none."""
+        """Return a description of the first hit in a text, or None if there is none."""
         if self.words:
             hits = self._words.hits(plain(text, fold=self.ignore_case))
             if hits:
@@ -298,7 +299,7 @@ class Pattern(Rule):
         return text if masked == shown else masked
 
     def describe(self) -> dict[str, Any]:
-        """Return name, kind and settings."""
+        """Return the name, kind and settings."""
         return {
             **super().describe(),
             "words": list(self.words),
@@ -311,14 +312,14 @@ class Pattern(Rule):
 
 
 class _Clock:
-    """The CPU time left for the regexes on one message, in seconds."""
+    """The CPU time that is left for the regexes on one message, in seconds."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
         self._began: tuple[float, float] | None = None
 
     def _left(self, compiled: "regex.Pattern[str]") -> float:
-        # CPU time, as in the regex package: a busy machine must not block messages.
+        # CPU time, as the regex package measures it: messages must not be blocked because the machine is busy.
         now = time.perf_counter()
         if self._began is None:
             self._began = now, time.process_time()
@@ -334,14 +335,14 @@ class _Clock:
         return TimeoutError(f"regex {compiled.pattern!r} ran away: the limit for a message is {self._limit_s:g} s")
 
     def search(self, compiled: "regex.Pattern[str]", text: str) -> bool:
-        """Return whether a regex is found; raise TimeoutError."""
+        """Return whether a regex is found in a text; raise TimeoutError if the time is over."""
         try:
             return compiled.search(text, timeout=self._left(compiled)) is not None
         except TimeoutError:
             raise self._over(compiled) from None
 
     def sub(self, compiled: "regex.Pattern[str]", text: str) -> str:
-        """Mask the hits of a regex; raise TimeoutError."""
+        """Mask the hits of a regex; raise TimeoutError if the time is over."""
         try:
             return str(compiled.sub(lambda match: MASK if match[0] else "", text, timeout=self._left(compiled)))
         except TimeoutError:

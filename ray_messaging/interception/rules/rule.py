@@ -54,7 +54,7 @@ def label(*labels: str) -> Verdict:
 
 
 class PairCheck(NamedTuple):
-    """A check of pairs by their ids alone: `bars(from_ids, to_ids)` marks the pairs that are blocked for `reason`."""
+    """A check of pairs by their ids alone. `bars(from_ids, to_ids)` returns which pairs are blocked, for `reason`."""
 
     bars: Callable[[IdColumn, IdColumn], NDArray[np.bool_]]
     reason: str
@@ -63,16 +63,17 @@ class PairCheck(NamedTuple):
 class Rule:
     """A rule that judges messages, one by one or a whole batch at once.
 
-    Override `check`; or `check_batch`, to judge a batch by its columns. A rule that raises, or returns anything but
+    Override `check`, or `check_batch` to judge a batch by its columns. A rule that raises, or returns anything but
     verdicts, has failed on the message, and blocks it.
 
     Attributes:
-        name: shown in receipts and in the event log; unique in an interceptor. By default the class's name.
-        needs_payload: the rule reads payloads. Without it, batches may come without them.
-        on_error: the verdict on messages at which the rule fails: "block" or "allow".
-        judges_broadcasts: how it judges a broadcast: "pair", each pair of sender and hearer; or "message", once, with
-            to_id None, as rules do that look at texts, lengths, rates or senders. It cannot rewrite or label a pair.
-        state: a `Table` with all that the rule must remember when its process dies; None if there is nothing.
+        name: shown in receipts and in the event log; unique in an interceptor. By default it is made from the class's
+            name.
+        needs_payload: whether the rule reads payloads. Otherwise batches may come without them.
+        on_error: the verdict on messages on which the rule fails: "block" or "allow".
+        judges_broadcasts: "pair": the rule judges each pair of sender and hearer, and cannot rewrite or label a pair.
+            "message": it judges a broadcast once, with to_id None, as suits rules on texts, lengths, rates or senders.
+        state: a `Table` with all that must survive the death of the rule's process; None if there is nothing.
         context: the interceptor, set when the rule is inserted.
 
     Example:
@@ -111,43 +112,43 @@ class Rule:
         return found
 
     def pair_check(self) -> PairCheck | None:
-        """Return a check of pairs that is valid until `state` changes; None: `check_batch` is asked about each pair."""
+        """Return a check of pairs that is valid until `state` changes, or None if `check_batch` judges each pair."""
         return None
 
     def count_failure(self, error: BaseException, messages: int = 1) -> Verdict:
-        """Count messages at which this rule failed, and return the verdict on each."""
+        """Count messages on which this rule failed, and return the verdict on each of them."""
         if self.context is not None:
             self.context.rule_failed(self, error, messages)
         return self.failed(error)
 
     def failed(self, error: BaseException) -> Verdict:
-        """Return the verdict on a message at which this rule failed."""
+        """Return the verdict on a message on which this rule failed."""
         return ALLOW if self.on_error == "allow" else block(failure(error))
 
     def new_round(self) -> None:
-        """Begin a new round: reset counts that are kept by round."""
+        """Begin a new round: reset the counts that are kept per round."""
 
     @property
     def has_rounds(self) -> bool:
-        """Tell whether `new_round` has an effect. In an experiment with steps, each step is a round."""
+        """Return whether `new_round` has an effect. In an experiment with steps, each step is a round."""
         return type(self).new_round is not Rule.new_round
 
     def restored(self) -> None:
-        """Rebuild all that is derived from `state`, after `state` was loaded."""
+        """Rebuild all that is derived from `state`. It is called after `state` was loaded."""
 
     async def close(self) -> None:
-        """Close connections: the interceptor ends, or the rule was removed."""
+        """Close connections. It is called when the interceptor ends, or after the rule was removed."""
 
     def describe(self) -> dict[str, Any]:
-        """Return name, kind and settings as JSON, for people to read."""
+        """Return the name, kind and settings, in JSON's types, for people to read."""
         return {"name": self.name, "kind": type(self).__name__}
 
 
 class SlowRule(Rule):
-    """A rule that awaits its verdicts: from a model, from a service.
+    """A rule that awaits its verdicts, for example from a model or a service.
 
-    It delays only the messages that it judges, and later ones of the same sender and receiver. It judges a broadcast
-    once, with to_id None.
+    It delays only the messages that it judges, and later messages of the same sender and receiver. It judges a
+    broadcast once, with to_id None.
 
     Attributes:
         time_limit_s: a verdict that takes longer is a failure of the rule.
@@ -158,18 +159,19 @@ class SlowRule(Rule):
     time_limit_s: float = SLOW_RULE_TIMEOUT_S
 
     async def judge(self, message: Message) -> Verdict:
-        """Return the verdict on one message. Called once per message, for many messages at a time."""
+        """Return the verdict on one message. It is called once per message, for many messages at the same time."""
         raise NotImplementedError(f"rule {self.name!r} must override judge")
 
     def at_once(self, message: Message) -> Verdict | None:  # noqa: ARG002 - for subclasses
-        """Return a verdict that needs no waiting; None to have `judge` called."""
+        """Return a verdict that needs no waiting, or None if `judge` must be called."""
         return None
 
 
 def checked(verdict: object) -> Verdict:
     r"""Return a rule's answer if it is a verdict; raise TypeError otherwise.
 
-    A reason may quote half of a character (a lone surrogate), which no log can keep: it becomes its escape, `\\ud83d`.
+    A reason may contain a lone surrogate (half of a character), which no log can store. It is replaced by its escape,
+    such as `\\ud83d`.
     """
     if (
         isinstance(verdict, Verdict)
@@ -186,12 +188,12 @@ def checked(verdict: object) -> Verdict:
 
 
 def failure(error: BaseException) -> str:
-    """Return the reason of a block by a rule that failed."""
+    """Return the reason of a block because a rule has failed."""
     return f"the rule failed: {text_of(error)}"
 
 
 def text_of(error: BaseException) -> str:
-    """Return an error's type and text; only its type if its `__str__` fails."""
+    """Return an error's type and text, or only its type if its `__str__` fails."""
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:  # noqa: BLE001 - the original error matters more
@@ -199,7 +201,7 @@ def text_of(error: BaseException) -> str:
 
 
 class Added(NamedTuple):
-    """A message that a rule adds to a step; `deliver_at` is the step in which it is read (None: the next one)."""
+    """A message that a rule adds to a step. `deliver_at` is the step in which it is read (None: the next one)."""
 
     to_id: AgentId
     payload: Payload
@@ -219,8 +221,8 @@ class StepRule(Rule):
     """A rule that sees all messages of a step at once, before any of them is delivered.
 
     It is asked once all groups have closed the step, and the next step begins once it has answered. If its process
-    dies, it is asked again about the same messages; `state` is then as it was before the step. It sees what the other
-    rules let pass to agents of groups.
+    dies, it is asked again about the same messages; `state` is then as it was before the step. It sees the messages to
+    agents of groups that the other rules have passed.
 
     Attributes:
         time_limit_s: an answer that takes longer is a failure of the rule.
@@ -232,17 +234,17 @@ class StepRule(Rule):
     """
 
     time_limit_s: float = SLOW_RULE_TIMEOUT_S
-    admission: str = ""  # given by the interceptor: another rule of this name has another one, and other state
+    admission: str = ""  # given by the interceptor, unique: a later rule of the same name must not get this one's state
 
     async def check_step(self, number: int, batch: Batch, exp_id: str) -> StepVerdicts:
-        """Return the verdicts on a step: on its rows, which are in canonical order, and the messages to add."""
+        """Return the verdicts on the rows of a step, which are in canonical order, and the messages to add to it."""
         raise NotImplementedError(f"rule {self.name!r} must override check_step")
 
     def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - a Rule's
-        """Let all messages of a batch pass: they are judged with their step."""
+        """Pass all messages of a batch: they are judged with their step."""
         return {}
 
 
 def forces_all(rules: Iterable[Rule]) -> bool:
-    """Tell whether each step must end in all groups before the next one begins, because a rule acts in between."""
+    """Return whether each step must end in all groups before the next begins, because a rule acts in between."""
     return any(isinstance(rule, StepRule) or rule.has_rounds for rule in rules)

@@ -14,11 +14,12 @@ _GAMMA, _MIX_1, _MIX_2 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4
 
 
 class Sample(Rule):
-    """Block or label a random share of the messages: as a lossy network would, or to study some of them.
+    """Block or label a random share of the messages, to simulate a lossy network or to study some of the messages.
 
-    The choice is a hash of the seed, the sender's name and the message's number. So a retry is decided alike, and a run
-    in which the same named senders send the same messages repeats; groups have names, messagers where one is given.
-    The sender's epoch is left out, because it changes with each restart. The user's messages are picked like others.
+    The choice is a hash of the seed, the sender's name and the message's number. So a retry gets the same verdict, and
+    a run is repeatable if senders with the same names send the same messages. Groups always have names, messagers only
+    if one is given. The sender's epoch is left out, because it changes with each restart. The user's messages are
+    picked like others.
 
     Args:
         share: the share to pick, from 0 to 1.
@@ -26,7 +27,7 @@ class Sample(Rule):
         action: "block", or "label" with the rule's name.
         name: the rule's name.
 
-    Raises: RuleError.
+    Raises: RuleError if an argument is not valid.
     """
 
     judges_broadcasts = "message"
@@ -61,5 +62,5 @@ class Sample(Rule):
         return dict.fromkeys(picked.tolist(), label(self.name) if self.action == "label" else verdict)
 
     def describe(self) -> dict[str, Any]:
-        """Return name, kind, share, seed and action."""
+        """Return the name, kind, share, seed and action."""
         return {**super().describe(), "share": self.share, "seed": self.seed, "action": self.action}

@@ -1,4 +1,4 @@
-"""Answers that are kept for senders that ask again, and saved together with the counts that they changed."""
+"""The interceptor's answers, kept for senders that ask again, and saved together with the counts that they changed."""
 
 import asyncio
 import time
@@ -29,16 +29,17 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class Paused(msgspec.Struct, array_like=True, frozen=True):
-    """Messages that wait for a slow rule (their numbers, uint32), and the names of the rules they have passed."""
+    """Messages that wait for a slow rule, by number (uint32), and the names of the rules that they have passed."""
 
     passed: tuple[str, ...]
     numbers: bytes
 
 
 class Record(msgspec.Struct, array_like=True, frozen=True):
-    """An answer, with the progress of the messages that it defers.
+    """An answer to a batch, and how far the rules are with the messages that it defers.
 
-    `so_far` is a `VerdictReply` with the verdicts of the rules they have passed; its row 0 is the first of `paused`.
+    `so_far` is a `VerdictReply` with the verdicts of the rules that these messages have passed. Its rows are the
+    messages of `paused`, in order.
     """
 
     answer: bytes
@@ -52,7 +53,10 @@ class Record(msgspec.Struct, array_like=True, frozen=True):
 
     @classmethod
     def unpack(cls, data: bytes) -> "Record":
-        """Read packed bytes: zlib's by their first byte, else a MessagePack array. Raises FrameError."""
+        """Decode packed bytes; raise FrameError if they are not valid.
+
+        Bytes whose first byte is zlib's are compressed, others are a MessagePack array.
+        """
         try:
             return _decode(_inflated(data) if data[:1] == _ZLIB else data)
         except (zlib.error, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -72,14 +76,17 @@ _decode = msgspec.msgpack.Decoder(Record).decode
 
 
 class Progress(NamedTuple):
-    """The rules that a deferred message has passed, and their verdict on it."""
+    """The rules that a deferred message has passed, and the verdict of these rules on it."""
 
     passed: tuple[str, ...]
     so_far: BatchVerdict
 
 
 def key_of(batch: Batch) -> str:
-    """Return the key of a batch: the same for the same batch sent again. In a step it names the attempt at it."""
+    """Return the key of a batch, by which its answer is kept. It is the same if the batch is sent again.
+
+    The key of a batch of a step has the attempt at the step.
+    """
     attempt = attempt_at(batch)
     place = batch.epoch if attempt is None else f"{attempt.number}@{attempt.step}"
     return f"{batch.sender} {place} {batch.first} {batch.rows}"
@@ -90,7 +97,7 @@ def _head(batch: Batch) -> str:
 
 
 def record(answer: bytes, deferred: Iterable[Deferred]) -> bytes:
-    """Return an answer, with the progress of its deferred messages, as a packed `Record`."""
+    """Return an answer, with the progress of the messages that it defers, as a packed `Record`."""
     groups: defaultdict[tuple[str, ...], list[Deferred]] = defaultdict(list)
     for each in deferred:
         groups[each.passed].append(each)
@@ -109,14 +116,15 @@ def _number(message: Batch) -> int:
 
 
 class Answers:
-    """The answers that senders may ask for again: they are kept here and, with the counts they rest on, on the server.
+    """The answers that senders may ask for again, kept here and, with the counts that they changed, on the server.
 
-    These are the last answer to each sender, and for `keep_s` every answer that changed a count: a batch that is sent
-    again, after a lost answer or the interceptor's death, must not count twice. A counted answer is kept as long as one
-    of its messages is deferred. Above LIMIT_BYTES the oldest answers are dropped early; a batch sent again
-    after that is judged, and counted, once more. Answers in an open step (`in_step`) stay.
+    These are the last answer to each sender, and for `keep_s` seconds every answer that changed a count: a batch that
+    is sent again, after a lost answer or the interceptor's death, must not count twice. An answer that changed a count
+    is kept for as long as one of its messages is deferred, or a step is open in which it was given (`in_step`). Above
+    LIMIT_BYTES the oldest answers are dropped early; if such a batch is sent again, it is judged, and counted, once
+    more.
 
-    `unsafe` holds answers that are counted and not yet saved, each with its packed record.
+    `unsafe` holds answers that have changed counts and are not saved yet, each with its packed record.
     """
 
     def __init__(self, writer: StateWriter, keep_s: float, in_step: Callable[[str], bool]) -> None:
@@ -137,7 +145,7 @@ class Answers:
 
     @property
     def nbytes(self) -> int:
-        """Return the size of all answers in bytes."""
+        """Return the size in bytes of all answers that are kept."""
         return self._last_bytes + self._counted_bytes
 
     def _all(self) -> dict[str, bytes]:
@@ -147,7 +155,10 @@ class Answers:
     # -- asking again ---------------------------------------------------------------------------------------------
 
     def get(self, sender: str, key: str) -> bytes | Awaitable[bytes] | None:
-        """Return the answer to a sender's batch, if it is known; one that is not saved yet comes once it is."""
+        """Return the answer to a sender's batch, or None if it is not known.
+
+        An answer that is not saved yet is returned as an awaitable, which is done once it is saved.
+        """
         last = self._last.get(sender)
         if last is not None and last[0] == key:
             return last[1]
@@ -157,7 +168,7 @@ class Answers:
         return self.keep(key, *self.unsafe[key], sender=sender) if known is None and key in self.unsafe else known
 
     def _answer(self, key: str) -> bytes | None:
-        """Return a counted answer under our epoch, also where a predecessor gave it."""
+        """Return an answer that changed a count, with this interceptor's epoch even if a predecessor gave it."""
         found = self._counted.get(key)
         if found is None:
             return None
@@ -167,17 +178,17 @@ class Answers:
         return encode_verdicts(msgspec.structs.replace(decode_verdicts(answer), epoch=self._epoch))
 
     def knows(self, key: str) -> bool:
-        """Return whether a batch, or a single message, has been counted."""
+        """Return whether the answer to a batch, or to a single message, is kept because it changed a count."""
         return key in self._counted
 
     def verdict_on(self, key: str) -> BatchVerdict | None:
-        """Return the verdict on a message that was judged on its own, if it is known."""
+        """Return the verdict on a message that was judged on its own, or None if it is not known."""
         answer = self._answer(key)
         found = None if answer is None else decode_verdicts(answer).batch_verdict(1)
         return None if found is None or found.deferred else found
 
     def progress(self, message: Batch, row: int) -> Progress | None:
-        """Return the saved progress of a deferred message; None: no rule has counted it."""
+        """Return the saved progress of a deferred message, or None if no rule has counted it."""
         number = row if message.numbers is None else int(message.numbers[row])
         single = self._paused(message.message_id(row)).get(number)
         if single is not None:  # newer than the record of its batch
@@ -193,7 +204,7 @@ class Answers:
         return self._read[1]
 
     def put(self, sender: str, key: str, answer: bytes) -> None:
-        """Keep a sender's last answer."""
+        """Keep an answer as the last one to a sender."""
         _, before = self._last.pop(sender, ("", b""))
         self._last[sender] = (key, answer)
         self._last_bytes += len(answer) - len(before)
@@ -202,10 +213,10 @@ class Answers:
             self._last_bytes -= len(gone)
 
     def keep(self, key: str, answer: bytes, data: bytes, *, sender: str = "") -> Awaitable[bytes]:
-        """Save an answer's packed record with all counts as they are now; return the answer once both are safe.
+        """Save an answer's packed record with all counts as they are now; return the answer once both are saved.
 
-        The record is attached at once, before the first await: a count must never be on the server without it. With a
-        sender, it is saved although nobody waits for it any more.
+        The record is attached to the next write before the first await: a count must never be on the server without it.
+        If a sender is given, the record is saved even if the caller stops waiting.
         """
         self.unsafe[key] = (answer, data)
         saving = self._saved(key, answer, data, sender, self._writer.keep({key: data}))
@@ -226,19 +237,22 @@ class Answers:
         return answer
 
     def attach(self, records: Mapping[str, bytes]) -> None:
-        """Add records of counted or deferred messages to the next write."""
+        """Add records of messages that were counted or deferred to the next write."""
         self._writer.attach(records)
         self.hold(records)
 
     def hold(self, records: Mapping[str, bytes]) -> None:
-        """Keep packed records here; those that are over are dropped, here and with the next write."""
+        """Keep packed records here.
+
+        Records that have expired are dropped, here and on the server with the next write.
+        """
         for key, data in records.items():
             expired = self._count(key, data)
             if expired:
                 self._writer.forget(expired)
 
     def _count(self, key: str, data: bytes) -> list[str]:
-        """Keep a packed record; drop expired ones, and return their keys."""
+        """Keep a packed record; drop expired ones and return their keys."""
         now = time.monotonic()
         self._drop(key)
         self._add(key, data, now)
@@ -262,7 +276,7 @@ class Answers:
             self._batches[key.rpartition(" ")[0]] = key
 
     def forget(self, keys: Collection[str]) -> None:
-        """Drop answers that nobody may ask for any more; the next write drops them on the server."""
+        """Drop answers that nobody may ask for any more, here and on the server with the next write."""
         for key in keys:
             self._drop(key)
             self.unsafe.pop(key, None)
@@ -275,7 +289,7 @@ class Answers:
             self._batches.pop(key.rpartition(" ")[0], None)
 
     def _has_deferred(self, key: str, data: bytes) -> bool:
-        """Return whether one of a batch's messages, or this message, still waits for a slow rule."""
+        """Return whether this message, or any message of this batch, still waits for a slow rule."""
         try:
             paused = Record.unpack(data).paused
         except FrameError:  # expired, and never asked for
@@ -289,7 +303,7 @@ class Answers:
         return any(self.is_deferred(f"{sender}-{epoch}-{int(first) + number}") for number in numbers)
 
     def load(self, counted: Mapping[str, bytes], epoch: int) -> None:
-        """Load a predecessor's answers; they are given under our epoch."""
+        """Load a predecessor's answers. They will be given with this interceptor's epoch."""
         self._epoch = epoch
         now = time.monotonic()
         for key, data in counted.items():
@@ -297,7 +311,7 @@ class Answers:
 
 
 def _progress(kept: Record) -> dict[int, Progress]:
-    """Return the progress of each message, by its number."""
+    """Return the progress of each message of a record, by the message's number."""
     found = [(number, group.passed) for group in kept.paused for number in np.frombuffer(group.numbers, "<u4").tolist()]
     if not found:
         return {}

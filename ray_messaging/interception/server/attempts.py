@@ -1,4 +1,4 @@
-"""Attempts at steps: what an attempt that died has changed in the tables of rules is taken back."""
+"""Attempts at steps: the changes that a dead attempt has made in the tables of rules are undone."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -9,11 +9,11 @@ from ray_messaging.interception.server.table import Journal, Table
 from ray_messaging.model.batch import Batch
 
 _OPEN = "open"
-_Place = tuple[Any, ...]  # group, table, key; and _OPEN
+_Place = tuple[Any, ...]  # group, table, key; then _OPEN if the batch has no answer yet
 
 
 class Attempt(NamedTuple):
-    """An attempt of a group at a step; a later one is greater."""
+    """An attempt of a group at a step. A later attempt compares greater."""
 
     group: str
     step: int
@@ -21,7 +21,7 @@ class Attempt(NamedTuple):
 
 
 def attempt_at(batch: Batch) -> Attempt | None:
-    """Return the attempt at a step that a batch is of; None: it is of no step."""
+    """Return the attempt at a step to which a batch belongs, or None if it belongs to no step."""
     if batch.extension is None or batch.extension.attempt == 0 or batch.step is None:
         return None
     step = int(batch.step[0]) if isinstance(batch.step, np.ndarray) else batch.step
@@ -29,26 +29,29 @@ def attempt_at(batch: Batch) -> Attempt | None:
 
 
 def attempt_of(key: str) -> Attempt | None:
-    """Return the attempt that the key of a batch's answer names (see `answers.key_of`); None: it is of no step."""
+    """Return the attempt in the key of a batch's answer (see `answers.key_of`), or None if it is of no step."""
     sender, place, *_ = key.rsplit(" ", 3) if key.count(" ") > 2 else ("", "")
     number, _, step = place.partition("@")
     return Attempt(sender, int(step), int(number)) if step else None
 
 
 class StepAttempts:
-    """The attempts at steps that ask for verdicts, by group, and what each has changed in the tables of rules.
+    """The attempts at steps that ask for verdicts, by group, and what each attempt has changed in the tables of rules.
 
-    A later attempt at the same step begins with the tables as they were before the earlier one. `undo` tells how, by
-    group, table and key, and is saved with the tables. Each value is step and attempt, then either None and the value
-    before, if there was one; or, of a count, how much was added to it, and whether there was one: agents of other
-    groups may have counted there since. What a batch changes before it has its answer, as it waits for slow rules, has
-    entries apart (_OPEN), so that a successor of the interceptor can judge it anew. The latest attempt of a group is
-    under the group alone.
+    A later attempt at the same step begins with the tables as they were before the earlier one. `undo` says how to
+    restore them. It is a table by group, table and key, and is saved with the tables. Each value begins with the step
+    and the attempt. For an entry that is a count, how much was added to it follows, and whether it existed before:
+    agents of other groups may have counted there since. For any other entry None follows, and the previous value, if
+    there was one.
 
-    `answers` are, by group, the keys of the answers that its latest attempt got in its latest step.
+    A batch that waits for slow rules has no answer yet. What it has changed is under keys that end in _OPEN, so that a
+    successor of the interceptor can judge the batch anew. The latest attempt of a group is under the group alone.
 
-    Args: `tables` returns the tables of the rules that judge messages, by name; `restored` is called with the names of
-    those of which entries were put back; `begun` with each attempt, and the keys of the answers that count no more.
+    `answers` has, for each group, the keys of the answers to its latest attempt in its latest step.
+
+    Args: `tables` returns the tables of the rules that judge messages, by name. `restored` is called with the names of
+    the tables in which entries were restored. `begun` is called with each new attempt, and the keys of the answers that
+    are no longer valid.
     """
 
     def __init__(
@@ -67,9 +70,11 @@ class StepAttempts:
         self._open: dict[str, set[_Place]] = {}
 
     def load(self, answers: Iterable[str]) -> list[str]:
-        """Follow `undo`, which was loaded, and take back what batches without an answer have changed.
+        """Read the attempts from `undo` after it was loaded, and undo what batches without an answer have changed.
 
-        Args: `answers` are the keys of all answers that were loaded. Returns those that count no more.
+        Args: `answers` are the keys of all answers that were loaded.
+
+        Returns: the keys of those that are no longer valid.
         """
         for kept in (self._latest, self._settled, self._open, self.answers):
             kept.clear()
@@ -91,12 +96,12 @@ class StepAttempts:
         return attempt < self._latest.get(attempt.group, attempt)
 
     def keeps(self, key: str) -> bool:
-        """Return whether a key is that of an answer to the latest attempt of a group in its latest step."""
+        """Return whether a key is that of an answer to the latest attempt of a group, in its latest step."""
         found = attempt_of(key)
         return found is not None and key in self.answers.get(found.group, ())
 
     def enter(self, attempt: Attempt) -> bool:
-        """Begin an attempt, or a later step of it, unless it has begun; False: it is over."""
+        """Begin an attempt, or a later step of it, unless it has begun; return False if a later attempt has begun."""
         before = self._latest.get(attempt.group)
         if before is not None and attempt <= before:
             return attempt == before
@@ -116,7 +121,10 @@ class StepAttempts:
         return True
 
     def note(self, attempt: Attempt, judge: Callable[[], bool]) -> None:
-        """Note what `judge` changes as changes by an attempt; it returns whether the batch has its answer by then."""
+        """Call `judge`, and record what it changes in the tables as changes by an attempt.
+
+        Args: `judge` returns whether the batch has its answer when it returns.
+        """
         tables = self._tables()
         journals = {name: Journal() for name in tables}
         for name, table in tables.items():
@@ -150,7 +158,7 @@ class StepAttempts:
         places.setdefault(place[0], set()).add(place)
 
     def _take_back(self, places: Iterable[_Place]) -> set[str]:
-        """Take changes back; return the names of the tables."""
+        """Undo changes; return the names of the tables."""
         tables, names = self._tables(), set[str]()
         for place in places:
             _, _, *change = self.undo.pop(place)
@@ -160,14 +168,14 @@ class StepAttempts:
         return names
 
     def forget(self, table: str) -> None:
-        """Forget changes of a table that another one has replaced."""
+        """Forget the changes of a table, because another table has replaced it."""
         for places in (*self._settled.values(), *self._open.values()):
             for place in [place for place in places if place[1] == table]:
                 places.discard(place)
                 del self.undo[place]
 
     def end_step(self) -> None:
-        """Forget what could be taken back: all groups have closed the step."""
+        """Forget all changes: all groups have closed the step, so no attempt at it can be undone."""
         self._settled.clear()
         self._open.clear()
         latest = {place: value for place, value in self.undo.items() if len(place) == 1}
@@ -186,7 +194,7 @@ def _change(attempt: Attempt, table: Table[Any], key: Any, before: tuple[Any, ..
 
 
 def _joined(earlier: list[Any], later: list[Any]) -> list[Any]:
-    """Return two changes of one entry as one."""
+    """Return two successive changes of one entry as one change."""
     step, number, added, *before = earlier
     if added is None:
         return earlier
@@ -201,5 +209,5 @@ def _put_back(table: Table[Any], key: Any, added: int | None, *before: Any) -> N
         table.put_back(key, *before)
         return
     now = table.get(key, 0)
-    if type(now) is int and (key in table or added < 0):  # else somebody has reset it
+    if type(now) is int and (key in table or added < 0):  # else it was reset in the meantime
         table.put_back(key, *([now - added] if now != added or before[0] else []))

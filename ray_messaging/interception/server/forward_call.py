@@ -1,4 +1,4 @@
-"""Messages judged by AgentSociety's `forward` call, as batches of one."""
+"""Messages that are judged by a call of AgentSociety's `forward`, each as a batch of one."""
 
 from contextlib import suppress
 from typing import Any
@@ -13,7 +13,10 @@ from ray_messaging.model.columns import IdColumn, PayloadColumn, encode_payload
 
 
 def forwarded(from_id: AgentId | None, to_id: AgentId | None, message: object, *, epoch: int, number: int) -> Batch:
-    """Build the batch of one message; raise InvalidAddress, InvalidPayload, PayloadTooLarge."""
+    """Build the batch of one message.
+
+    Raises: InvalidAddress, InvalidPayload or PayloadTooLarge if an id or the payload is not valid.
+    """
     return Batch(
         sender=":forward",  # no messager's name holds a colon
         epoch=epoch,
@@ -27,7 +30,10 @@ def forwarded(from_id: AgentId | None, to_id: AgentId | None, message: object, *
 
 
 def _payload(message: object) -> object:
-    """Return the payload: AgentSociety's messager passes JSON text; any other text becomes the content."""
+    """Return the payload of a message.
+
+    AgentSociety's messager passes JSON text; any other text becomes the field "content".
+    """
     if isinstance(message, dict | Msg):
         return message
     if isinstance(message, str):

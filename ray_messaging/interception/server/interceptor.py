@@ -1,4 +1,4 @@
-"""The interceptor: a verdict on every message, by rules in order."""
+"""The interceptor: it gives a verdict on every message, by applying rules in order."""
 
 import asyncio
 import logging
@@ -55,18 +55,18 @@ _KEEP_S = 120.0  # by default, senders ask again about a batch for no longer tha
 
 
 class Interceptor:
-    """Ordered rules that judge batches; a plain object, so that Ray wraps none of its hot code.
+    """Ordered rules that judge batches. It is a plain object, so that Ray wraps none of its hot code.
 
     One batch takes this path: `answer` looks for an earlier answer, a `RulePipeline` applies the rules, the verdict is
-    counted and encoded, and the answer is kept for a sender that asks again. `judge` does without answers, for
-    messagers of this process. A batch of a step is judged once for its attempt: its answer waits for slow rules, and is
-    kept until the group goes on.
+    counted and encoded, and the answer is kept for a sender that asks again. `judge`, for messagers of this process,
+    works without answers. A batch of a step is judged once for its attempt: its answer waits for slow rules, and is
+    kept until the group goes on to the next step.
 
     Args:
         store: where the rules' state is kept. With it, a batch that changed the state is answered after the state is
             saved.
         keep_s: how long senders may ask again about a batch, in seconds.
-        publish_snapshot: registers the number of a rule snapshot with the server. With it, rules that look at ids
+        publish_snapshot: registers the number of a rule snapshot with the server. With it, rules that judge by ids
             alone are delegated to messagers.
     """
 
@@ -82,13 +82,13 @@ class Interceptor:
     ) -> None:
         self.exp_id = exp_id
         self.epoch = epoch
-        self.supervised = False  # rules that judge whole steps are asked
+        self.supervised = False  # whether somebody asks the rules that judge whole steps
         self.before_step: Callable[[int], Awaitable[None] | None] = _no_wait
         self.tracer: Tracer | None = None
         self.judged = 0
         self.blocked = 0
         self.violations: Table[int] = Table()
-        self.rounds: Table[int] = Table()  # "step": the last one that ended a round
+        self.rounds: Table[int] = Table()  # under "step": the last step whose end has ended a round
         self._attempts = StepAttempts(lambda: self._counted, self._restore_rules, self._attempt_begun)
         self.failures = RuleFailures()
         self._intersections = Intersections()
@@ -96,7 +96,7 @@ class Interceptor:
         self.delegation = RuleDelegation(self.rules, epoch, publish_snapshot)
         self.watch = Watch()
         self._tables: dict[str, Table[Any]] = {}
-        self._counted: dict[str, Table[Any]] = {}  # those that verdicts change
+        self._counted: dict[str, Table[Any]] = {}  # the tables that verdicts change
         self._writer = StateWriter(store, self._tables, epoch)
         self._follow_rules()
         self._answers = Answers(self._writer, keep_s, self._attempts.keeps)
@@ -112,7 +112,10 @@ class Interceptor:
     # -- judging --------------------------------------------------------------------------------------------------
 
     async def judge(self, batch: Batch) -> BatchVerdict:
-        """Return the verdicts on a batch from this process; with a store, once the state is saved. Raises Fenced."""
+        """Return the verdicts on a batch from this process; with a store, once the state is saved.
+
+        Raises: Fenced if a newer interceptor has taken over.
+        """
         if self._writer.stores or attempt_at(batch) is not None:
             answer = self.answer(batch)
             return decode_verdicts(answer if isinstance(answer, bytes) else await answer).batch_verdict(batch.rows)
@@ -120,19 +123,19 @@ class Interceptor:
             raise self._fenced.with_traceback(None)
         verdict = self._run_rules(self._as_wanted(batch)).verdict
         if verdict.blocked or verdict.rewritten or verdict.labels or verdict.deferred:
-            # As it would reach other processes: a verdict that cannot be sent must not pass here either.
+            # Encoded as for other processes: a verdict that cannot be sent must not pass here either.
             return decode_verdicts(self.encode(verdict, batch.rows)).batch_verdict(batch.rows)
         verdict.epoch = self.epoch
         return verdict
 
     def answer(self, request: bytes | Batch, *, patient: bool = False) -> bytes | Awaitable[bytes]:
-        """Return the encoded verdicts on a batch; a repeated batch gets the same answer again.
+        """Return the encoded verdicts on a batch. A repeated batch gets the same answer again.
 
         Args:
-            request: the batch: as a frame, or as it is from a messager of this process.
-            patient: the request is about deferred rows, and its answer waits for news of them.
+            request: the batch: as a frame, or as an object from a messager of this process.
+            patient: the request is about deferred rows, and its answer waits until some of them have verdicts.
 
-        Raises: Fenced, where a newer interceptor has taken over; FrameError.
+        Raises: Fenced if a newer interceptor has taken over; FrameError if the request is not a valid frame.
         """
         self._check()
         batch = request if isinstance(request, Batch) else decode(request)
@@ -140,12 +143,15 @@ class Interceptor:
         if attempt is not None:
             return self._answer_in_step(batch, attempt, patient=patient)
         if patient:
-            # A task: it ends well even where its result is never awaited.
+            # A task, because it must run to its end even if its result is never awaited.
             return asyncio.create_task(self._wait(batch), name="ray_messaging deferred answer")
         return self._judge_once(self._as_wanted(batch))
 
     def _answer_in_step(self, batch: Batch, attempt: Attempt, *, patient: bool) -> bytes | Awaitable[bytes]:
-        """Answer about a batch of a step; an answer that defers all rows says that the rules need more time."""
+        """Answer a request about a batch of a step.
+
+        An answer that defers all rows means that the rules need more time.
+        """
         before = self.before_step(attempt.step)
         if before is not None:
             return self._answer_after(before, batch, attempt, patient=patient)
@@ -180,7 +186,7 @@ class Interceptor:
     def snapshot(self, request: bytes | memoryview, messagers: int = 1) -> bytes | Awaitable[bytes]:
         """Answer a request for a rule snapshot, and count the messages that have passed by delegated rules.
 
-        Args: messagers is how many there are that may ask.
+        Args: messagers is the number of messagers that may ask.
         """
         self._check()
         asked = decode_snapshot_request(request)
@@ -188,7 +194,7 @@ class Interceptor:
         return self.delegation.answer(asked.held, messagers)
 
     def _as_wanted(self, batch: Batch) -> Batch:
-        """Return a batch as rules get it: those that do not ask for payloads get none, also in this process."""
+        """Return a batch without its payloads if no rule needs them, so that rules see the same in any process."""
         return batch if batch.lines is None or self.rules.wants_payload else _without_payloads(batch)
 
     def _check(self) -> None:
@@ -246,7 +252,7 @@ class Interceptor:
         self._answers.forget(answers)
 
     def _run_rules(self, batch: Batch) -> RulePipeline:
-        """Apply the rules to a batch, count the verdicts, and begin the checks of slow rules."""
+        """Apply the rules to a batch, count the verdicts, and start to ask the slow rules."""
         pipeline = RulePipeline(batch, self.exp_id, self.watch, self._intersections)
         with self._traced(batch):
             pipeline.run(self.rules.for_broadcasts if pipeline.of_pairs else self.rules.each)
@@ -271,11 +277,11 @@ class Interceptor:
 
     @property
     def state_version(self) -> int:
-        """Return a number that grows with each change of the kept state."""
+        """Return a number that grows with each change of the state that is saved."""
         return sum(table.version for table in self._tables.values())
 
     def count(self, batch: Batch, verdict: BatchVerdict) -> None:
-        """Count a batch as judged, and violations by sender; deferred rows are counted later."""
+        """Count a batch as judged, and its blocked messages by sender. Deferred rows are counted later."""
         self.judged += batch.rows - len(verdict.deferred)
         if verdict.blocked:
             rows = np.fromiter(verdict.blocked, np.intp, len(verdict.blocked))
@@ -287,7 +293,7 @@ class Interceptor:
             self.violations[from_id] = self.violations.get(from_id, 0) + count
 
     def encode(self, verdict: BatchVerdict, rows: int) -> bytes:
-        """Encode the verdict on a batch; one that cannot be sent becomes a block of all its rows."""
+        """Encode the verdict on a batch. If it cannot be sent, all rows of the batch are blocked."""
         try:
             snapshot = self.delegation.offer if self.delegation.enabled else 0
             answer = verdict.encode(self.epoch, wants_payload=self.rules.wants_payload, snapshot=snapshot)
@@ -304,13 +310,16 @@ class Interceptor:
 
     @property
     def black_list(self) -> BlackList:
-        """Return the first black list; without one, an empty one is inserted before all other rules."""
+        """Return the first black list. If there is none, an empty one is inserted before all other rules."""
         found = self.rules.black_list
         self._follow_rules()
         return found
 
     def rule_failed(self, rule: Rule, error: BaseException, messages: int) -> None:
-        """Count messages at which a rule failed, for the rule that is running: it may have called the failed one."""
+        """Count messages on which a rule failed.
+
+        They are counted for the rule that is running, which may have called the failed one.
+        """
         self.failures.note(self.watch.rule or rule, error, messages)
 
     @property
@@ -319,12 +328,16 @@ class Interceptor:
         return len(self._slow_rules) + len(self._in_steps)
 
     def kept(self) -> dict[str, int]:
-        """Return the number of entries of each rule, the agents with violations, and the bytes of kept answers."""
+        """Return the number of entries of each rule and of senders with violations, and the bytes of kept answers."""
         tables = {rule.name: len(rule.state) for rule in self.rules if rule.state is not None}
         return tables | {VIOLATIONS: len(self.violations), ANSWERS: self._answers.nbytes}
 
     def load(self, tables: Mapping[str, Mapping[bytes, bytes]], answers: Mapping[str, bytes], *, merge: bool) -> None:
-        """Load the state saved by a predecessor; with `merge`, beside the state of newly given rules."""
+        """Load the state that a predecessor saved. With `merge`, it is added to the state of the newly given rules.
+
+        Args: tables has the saved fields of each table by name, answers the packed record of each saved answer by its
+        key.
+        """
         for name, table in self._tables.items():
             if tables.get(name):
                 table.load(tables[name], merge=merge)
@@ -345,7 +358,7 @@ class Interceptor:
                 ) from error
 
     async def change(self, change: Callable[[], T], also: Callable[[], Awaitable[None]] | None = None) -> T:
-        """Change rules or their state; the change is saved and in force once this has returned.
+        """Change rules or their state. The change is saved and in force once this has returned.
 
         Args:
             also: awaited after rules were added or removed, and before the state is saved.
@@ -355,7 +368,7 @@ class Interceptor:
         self.delegation.notice_changes()
         self._follow_rules()
         for name, table in self._tables.items():
-            if table is not tables.get(name):  # another rule's, or a rule has a new one
+            if table is not tables.get(name):  # it belongs to another rule, or the rule has a new table
                 table.rewrite()
                 self._attempts.forget(name)
         if self.rules.now is not before:
@@ -368,7 +381,7 @@ class Interceptor:
         return result
 
     def new_round(self, rules: Iterable[Rule] | None = None) -> list[str]:
-        """Begin a new round for rules (None: all of them); return the names of those that failed at it."""
+        """Begin a new round for rules (None: for all); return the names of the rules that failed at it."""
         failures: list[str] = []
         for rule in self.rules if rules is None else rules:
             try:
@@ -385,9 +398,9 @@ class Interceptor:
         return failures
 
     async def end_step(self, number: int, violations: Mapping[AgentId | None, int]) -> None:
-        """End the round of a step that is closed, and count messages that were blocked at its end, once.
+        """End the round of a step that is closed, once, and count messages that were blocked when it was closed.
 
-        Rules that judge whole steps have begun their round by then.
+        Rules that judge whole steps have already begun their next round by then.
         """
 
         def end() -> None:
@@ -400,23 +413,23 @@ class Interceptor:
             await self.change(end)
 
     async def store_all(self) -> None:
-        """Save all state, in place of the server's."""
+        """Save all state; it replaces the state on the server."""
         for table in self._tables.values():
             table.rewrite()
         await self._writer.keep({})
 
     async def renew(self) -> None:
-        """Save all state again, because the server has lost some that it had confirmed."""
+        """Save all state again, because the server has lost state that it had confirmed."""
         await self._writer.renew()
         await self.delegation.renew()
 
     @property
     def server_behind(self) -> int:
-        """Return how often the server has lost state that it had confirmed."""
+        """Return how many times the server has lost state that it had confirmed."""
         return self._writer.behind_count
 
     def _follow_rules(self) -> None:
-        """Make the saved tables those of the current rules."""
+        """Set the tables that are saved to those of the current rules."""
         # The state of rules that judge a whole step is kept with the steps.
         tables = {rule.name: rule.state for rule in self.rules.each if rule.state is not None}
         for name in set(self._tables) - set(tables) - {VIOLATIONS, ROUNDS, ATTEMPTS}:
@@ -428,15 +441,15 @@ class Interceptor:
 
     @property
     def fenced(self) -> Fenced | None:
-        """Return the error that says that a newer interceptor has taken over, if one has."""
+        """Return the error that says that a newer interceptor has taken over, or None if none has."""
         return self._fenced or self._writer.error
 
     def fence(self, error: Fenced) -> None:
-        """Refuse all further requests with an error."""
+        """Refuse all further requests with this error."""
         self._fenced = self._fenced or error
 
     async def stop(self) -> None:
-        """Stop judging and saving; wait for running work, up to a limit."""
+        """Stop judging and saving. Running work is awaited up to a time limit."""
         await self._in_steps.close()
         await self._slow_rules.close()
         await self._writer.close()
@@ -449,11 +462,11 @@ class Interceptor:
 
 
 def _no_wait(step: int) -> None:
-    """Let a step be judged at once: nothing must be done before it."""
+    """Return None: the step can be judged at once."""
 
 
 def _over(rows: int) -> bytes:
-    """Return the answer to an attempt that is over: the server takes nothing of it."""
+    """Return the answer to an attempt that is over. The server accepts nothing from such an attempt."""
     return BatchVerdict(blocked=dict.fromkeys(range(rows), _OVER)).encode(FOREIGN, wants_payload=False)
 
 

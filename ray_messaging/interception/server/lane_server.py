@@ -28,26 +28,28 @@ logger = logging.getLogger(__name__)
 
 CONNECTIONS = 10_000
 STALLED_S = 60.0  # time limit to complete a request, and to read an answer: slow callers hold memory
-HELD_BYTES = 2**30  # of incomplete requests, of all callers together
-_UNREAD_BYTES = 2**20  # of answers; above it no more requests are read
+HELD_BYTES = 2**30  # most bytes of incomplete requests, of all callers together
+_UNREAD_BYTES = 2**20  # bytes of answers that a caller has not read; above it no more of its requests are read
 _TOKEN_LIMIT = 128
 
 
-Parts = tuple[bytes, ...]  # of a large answer, which are written as they are
+Parts = tuple[bytes, ...]  # the parts of a large answer, which are written without joining them
 
 
 class Answer(Protocol):
-    """Answers requests for verdicts."""
+    """A function that answers requests for verdicts."""
 
     def __call__(self, request: memoryview, *, patient: bool) -> bytes | Awaitable[bytes | Parts]:
-        """Return an answer, at once or later; a `patient` request waits for deferred rows.
+        """Return an answer, at once or as an awaitable.
 
-        The request is there during this call only.
+        A `patient` request is about deferred rows, and waits for verdicts.
+
+        The memory of the request is valid during this call only.
         """
 
 
 class LaneServer:
-    """The lane, served on one address.
+    """The server of the verdict lane: it listens on one address, and passes requests on.
 
     Args:
         answer: answers requests for verdicts.
@@ -73,10 +75,10 @@ class LaneServer:
         return self._server is not None and self._server.is_serving()
 
     async def start(self, host: str) -> LaneAddress:
-        """Listen on a free port of an address."""
+        """Listen on a free port of the host; return the lane's address."""
         loop = asyncio.get_running_loop()
         self._limit = _connections_limit()
-        # asyncio accepts a whole backlog before any of it can be refused: it must not take all descriptors.
+        # asyncio accepts the whole backlog before any connection can be refused: it must not use up all descriptors.
         backlog = max(1, min(1024, self._limit // 4))
         self._server = await loop.create_server(lambda: _Caller(self), host, 0, backlog=backlog)
         return LaneAddress(host, self._server.sockets[0].getsockname()[1], self.token)
@@ -90,7 +92,11 @@ class LaneServer:
             await self._server.wait_closed()
 
     def admit(self, caller: "_Caller") -> bool:
-        """Add a connection; above the limit it replaces the oldest one without a token, so a flood locks out nobody."""
+        """Add a connection; return False if it must be refused.
+
+        Above the limit it replaces the oldest connection without a token, so that a flood of strangers locks out
+        nobody.
+        """
         if len(self.strangers) >= max(1, self._limit // 4) or len(self.connections) >= self._limit:
             oldest = next(iter(self.strangers), None)
             if oldest is None:
@@ -107,19 +113,19 @@ class LaneServer:
         self.strangers.pop(caller, None)
 
     def hold(self, change: int) -> bool:
-        """Count bytes of incomplete requests; return False if there are too many."""
+        """Add `change` to the bytes of incomplete requests that are in memory; return False if there are too many."""
         self.held_bytes += change
         return change <= 0 or self.held_bytes <= HELD_BYTES
 
 
 def _connections_limit() -> int:
-    """Return the most connections that leave a quarter of the process's descriptors to others."""
+    """Return how many connections to accept: a quarter of the process's descriptors stays free for other use."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return CONNECTIONS if soft == resource.RLIM_INFINITY else max(1, min(CONNECTIONS, soft * 3 // 4))
 
 
 class _Caller(FrameProtocol):
-    """A messager's connection."""
+    """The server's end of a connection to one messager."""
 
     def __init__(self, server: LaneServer) -> None:
         super().__init__(_TOKEN_LIMIT)
@@ -131,7 +137,7 @@ class _Caller(FrameProtocol):
         self._later: dict[int, set[asyncio.Future[None]]] = {JUDGE: set(), WAIT: set()}
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Give the caller a few seconds to send the token."""
+        """Accept the connection, and start the time limit for its token."""
         super().connection_made(transport)
         if not self._server.admit(self):
             self.refuse("too many connections")
@@ -150,7 +156,7 @@ class _Caller(FrameProtocol):
                 timer.cancel()
 
     def handle(self) -> None:
-        """Handle complete requests, and limit the time of an incomplete one."""
+        """Handle the complete requests, and start the time limit of an incomplete one."""
         requests = self.received
         super().handle()
         begun = self.unhandled
@@ -173,7 +179,7 @@ class _Caller(FrameProtocol):
         if self._unread is None:
             if self.transport.get_write_buffer_size() <= _UNREAD_BYTES:
                 return False
-            asyncio.get_running_loop().call_soon(self._resume)  # uvloop writes, and pauses us, only then
+            asyncio.get_running_loop().call_soon(self._resume)  # only by then has uvloop written, or paused us
         return True
 
     def _resume(self) -> None:
@@ -181,13 +187,13 @@ class _Caller(FrameProtocol):
             self.handle()
 
     def pause_writing(self) -> None:
-        """Stop reading from a caller that does not read its answers; drop it after a while."""
+        """Stop reading from a caller that does not read its answers, and drop it if it goes on so for STALLED_S."""
         if self.transport is not None and not self.transport.is_closing():
             self.transport.pause_reading()
             self._unread = asyncio.get_running_loop().call_later(STALLED_S, self.refuse, "answers that nobody reads")
 
     def resume_writing(self) -> None:
-        """Continue with a caller that reads again."""
+        """Read again from a caller that has begun to read its answers."""
         if self._unread is not None:
             self._unread.cancel()
             self._unread = None
@@ -196,13 +202,13 @@ class _Caller(FrameProtocol):
             asyncio.get_running_loop().call_soon(self._resume)
 
     def refuse(self, why: str) -> None:
-        """End the connection, and count it."""
+        """End the connection, and count it as refused unless the server closes."""
         self._server.refused += why != "closing"
         logger.debug("the verdict lane drops a connection: %s", why)
         super().refuse(why)
 
     def frame_received(self, frame: memoryview) -> None:
-        """Check the token; after it, answer requests."""
+        """Check the token in the first frame; answer the requests in all others."""
         if self._open:
             self._request(frame)
         elif hmac.compare_digest(frame, self._server.token.encode()):
@@ -258,6 +264,6 @@ class _Caller(FrameProtocol):
 
 
 def _all_deferred(request: memoryview) -> bytes:
-    """Answer that all rows of a request are still deferred."""
+    """Return an answer that defers all rows of a request."""
     rows = set(range(len(decode(bytes(request)))))
     return BatchVerdict(deferred=rows).encode(FOREIGN, wants_payload=False)

@@ -1,4 +1,4 @@
-"""Calls of rules' coroutines, each with a time limit, and the last one: that of a removed rule's `close`."""
+"""Calls of rules' coroutines, each with a time limit, and the closing of removed rules."""
 
 import asyncio
 import logging
@@ -23,14 +23,20 @@ _CLOSE_S = 3.0  # time limit for a rule's close()
 
 
 class RuleCalls:
-    """Watched calls of rules' coroutines. A call that ignores its cancellation is abandoned, and delays no other."""
+    """Calls of rules' coroutines under the watchdog.
+
+    A call that ignores its cancellation is abandoned, and delays no other.
+    """
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
         self._abandoned: dict[asyncio.Task[object], Rule] = {}
 
     async def run(self, rule: Rule, call: Callable[[], Awaitable[T]], limit_s: float, result: str) -> T | BaseException:
-        """Return the result of a call, or its error; after `limit_s` a TimeoutError that names the missing `result`."""
+        """Return the result of a call, or its error.
+
+        After `limit_s` the error is a TimeoutError that names what is missing, the `result`.
+        """
         if self._abandoned and sum(other is rule for other in self._abandoned.values()) >= _MAX_ABANDONED:
             return TimeoutError(f"{_MAX_ABANDONED} earlier calls go on although they were cancelled: let them end")
         task = asyncio.create_task(self._call(rule, call), name=f"ray_messaging rule {rule.name}")
@@ -51,13 +57,13 @@ class RuleCalls:
         return found
 
     async def close(self, limit_s: float) -> None:
-        """Wait up to `limit_s` for cancelled calls."""
+        """Wait up to `limit_s` for cancelled calls to end."""
         if self._abandoned:
             await asyncio.wait(self._abandoned, timeout=limit_s)
 
 
 class RuleCloser:
-    """Close removed rules after their pending messages finish, and all rules at the end."""
+    """Closer of rules: it closes a removed rule once no message needs it, and all other rules at the end."""
 
     def __init__(
         self, rules: "RuleSet", slow_rules: "SlowRuleRunner", in_steps: "StepBatches", calls: RuleCalls
@@ -69,7 +75,7 @@ class RuleCloser:
         self._closing: set[asyncio.Task[None]] = set()
 
     def begin(self, before: Iterable[Rule]) -> None:
-        """Close each rule of an earlier set that is no longer in the current one, once no message needs it."""
+        """Close each rule of an earlier set that is not in the current set any more, once no message needs it."""
         for rule in before:
             if not self._is_in(rule):
                 task = asyncio.create_task(self._close_unused(rule), name=f"ray_messaging close of rule {rule.name}")

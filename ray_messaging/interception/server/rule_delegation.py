@@ -1,4 +1,4 @@
-"""Rule delegation, on the interceptor's side: rules that look at ids alone may be applied by messagers."""
+"""Rule delegation, on the interceptor's side: rules that judge by ids alone may be applied by messagers themselves."""
 
 import asyncio
 import logging
@@ -28,8 +28,8 @@ logger = logging.getLogger(__name__)
 PublishSnapshot = Callable[[int], Awaitable[None]]
 
 CALM_S = 1.0  # rules are delegated once they have not changed for this long
-# A messager that sends asks 30 times a second, which takes 50 us of processor time each. Above so many of them, all ask
-# less often.
+# A messager that sends asks 30 times a second, and each request takes 50 us of processor time. If there are more than
+# _EAGER messagers, each asks less often.
 _EAGER = 32
 _NOTHING = encode_snapshot(RuleSnapshot(0))
 
@@ -38,16 +38,16 @@ class RuleDelegation:
     """Numbered snapshots of the rules, for messagers that apply the rules themselves.
 
     The server checks a snapshot's number as it checks epochs. The number is on the server before the snapshot is given
-    to a messager, and a change of the rules returns only once a higher number is there. So no message passes
-    by outdated rules.
+    to a messager, and a change of the rules returns only once a higher number is there. So no message passes by
+    outdated rules.
     """
 
     def __init__(self, rules: RuleSet, epoch: int, publish: PublishSnapshot | None) -> None:
         self._rules = rules
         self._publish_number = publish
         self.enabled = publish is not None and epoch > 0
-        self.held: Callable[[], bool] = bool  # nothing may be delegated: a change of the rules waits for its step
-        self.number = 0  # of a snapshot of the current rules; each change makes a new one
+        self.held: Callable[[], bool] = bool  # nothing may be delegated while a rule change waits for its step
+        self.number = 0  # the number of a snapshot of the current rules; each change of the rules takes a new number
         self._given = -1  # the number of the last snapshot that may have been given out
         self._revoked = 0  # snapshots with lower numbers are no longer valid on the server
         self._revoking: asyncio.Task[None] | None = None
@@ -56,13 +56,13 @@ class RuleDelegation:
         self.restart()
 
     def restart(self) -> None:
-        """Start again with the current rules; earlier snapshots are revoked."""
+        """Start again with the current rules, and revoke earlier snapshots."""
         self.number = new_epoch(self.number)
         self._seen: tuple[Rule, ...] = self._rules.now
         self._delegated = self._rules.each
         self._packed = 0.0, b""  # the last snapshot, by its stretch
         self._since = time.monotonic()
-        # Tables of other rules are not watched: they may change with every batch.
+        # The tables of rules that cannot be delegated are not watched: they may change with every batch.
         possible = self.enabled and can_delegate(self._delegated)
         self._tables: list[Table[Any]] = [rule.state for rule in self._delegated if rule.state is not None and possible]
         self._changes = self._count_changes()
@@ -74,7 +74,7 @@ class RuleDelegation:
 
     @property
     def offer(self) -> int:
-        """Return the number under which a snapshot is valid or can be had; 0 if there is none."""
+        """Return the number under which a snapshot is valid or can be requested; 0 if there is none."""
         if not self.enabled:
             return 0
         self.notice_changes()
@@ -88,7 +88,10 @@ class RuleDelegation:
             self.restart()
 
     async def revoked(self) -> None:
-        """Wait until all snapshots from before the last change are revoked; raise the server's error."""
+        """Wait until all snapshots from before the last change of the rules are revoked.
+
+        Raises: the server's error if it refused; Closed if the interceptor was closed before.
+        """
         self._start_revoking()
         if self._revoking is not None:
             await asyncio.wait((self._revoking,))  # not cancelled with us
@@ -107,7 +110,7 @@ class RuleDelegation:
             self._revoking = asyncio.create_task(self._revoke(), name="ray_messaging revoke delegated rules")
 
     async def _revoke(self) -> None:
-        """Publish the newest number, and retry for as long as the server is away."""
+        """Publish the newest number on the server, and retry while the server is away."""
         self._failure = None
         try:
             while self._outdated:
@@ -130,7 +133,10 @@ class RuleDelegation:
     # -- giving out snapshots -------------------------------------------------------------------------------------
 
     def answer(self, held: int, messagers: int = 1) -> bytes | Awaitable[bytes]:
-        """Answer one of some messagers, which holds the snapshot of a number (0: none)."""
+        """Answer a messager that holds the snapshot with the number `held` (0: none).
+
+        Args: messagers is the number of messagers that may ask.
+        """
         number = self.offer
         if number == 0 or self._outdated:  # earlier snapshots are revoked first
             return _NOTHING
@@ -138,7 +144,7 @@ class RuleDelegation:
         return encode_snapshot(RuleSnapshot(number, None, stretch)) if held == number else self._give(stretch)
 
     async def _give(self, stretch: float) -> bytes:
-        """Return a snapshot of the rules, unless they change while its number is published."""
+        """Return a snapshot of the rules, or one without rules if they change while its number is published."""
         if self._outdated:  # changed since `answer`: a newer snapshot must not hide an older one that is still valid
             return _NOTHING
         number = self._given = self.number
@@ -154,13 +160,13 @@ class RuleDelegation:
         return self._packed[1]
 
     async def renew(self) -> None:
-        """Publish the number again, because the server has lost it: it may have an older one again."""
+        """Publish the number again: the server has lost it, and may have an older one now."""
         self.notice_changes()
         if self._given >= 0:
             await self._publish(self.number)
 
     async def close(self) -> None:
-        """Give out and publish no more."""
+        """Give out and publish no more snapshots."""
         self._closed, self._can = True, False
         if self._revoking is not None:
             self._revoking.cancel()

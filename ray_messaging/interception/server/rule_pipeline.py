@@ -1,4 +1,4 @@
-"""One batch on its way through the rules."""
+"""The pipeline that applies the rules to one batch."""
 
 import logging
 from collections.abc import Generator, Mapping, Sequence
@@ -22,11 +22,15 @@ from ray_messaging.model.typed.table import TypedColumns
 logger = logging.getLogger(__name__)
 
 FAILURES = (*RAISED, Stuck)
-REASON_CHARS = 2_000  # of a block: every message of a batch may have a reason of its own
+REASON_CHARS = 2_000  # of a block's reason: every message of a batch may have another one
 
 
 class Deferred(NamedTuple):
-    """A message that waits for a slow rule: a batch of one, as the rules before (`passed`, by name) left it."""
+    """A message that waits for a slow rule.
+
+    `message` is a batch of one, as the rules before have left it. These rules are `passed`, by name, and `so_far` is
+    their verdict. `rule` is the slow rule, and `then` are the rules after it.
+    """
 
     message: Batch
     so_far: BatchVerdict
@@ -40,7 +44,7 @@ class Deferred(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """A slow rule that is to be asked about messages, which are batches of one."""
+    """A slow rule, and the messages about which it must be asked, each a batch of one."""
 
     rule: SlowRule
     messages: list[Batch]
@@ -49,11 +53,11 @@ class Asked(NamedTuple):
 class RulePipeline:
     """The rules applied to one batch: the first block wins, rewrites compose, later rules see the remaining rows.
 
-    `verdict` is the result by row, `deferred` the messages that wait for a slow rule, by row; `rest` are the messages
-    that no rule has blocked or deferred, with the payloads that they have by now.
+    `verdict` is the result by row. `deferred` has the messages that wait for a slow rule, by row. `rest` are the
+    messages that no rule has blocked or deferred, with their present payloads.
 
-    Of broadcasts each row is a hearer, and rules that judge messages are asked once about each broadcast. With
-    `intersections` a rule's check of pairs takes the place of its `check_batch`.
+    If the batch has broadcasts, each row is a hearer, and rules that judge messages are asked once about each
+    broadcast. With `intersections`, a rule's check of pairs is used instead of its `check_batch`.
 
     Args: `so_far` is the verdict of the rules that the batch has passed before; the pipeline adds to it.
     """
@@ -79,11 +83,14 @@ class RulePipeline:
 
     @property
     def of_pairs(self) -> bool:
-        """Tell whether the rows are hearers of broadcasts."""
+        """Return whether the rows are hearers of broadcasts."""
         return self._pairs is not None
 
     def run(self, rules: Sequence[Rule], passed: tuple[str, ...] = ()) -> None:
-        """Apply rules in order; the batch has `passed` others, by name, before."""
+        """Apply rules in order, and defer messages that must wait for a slow rule.
+
+        Args: `passed` are the names of the rules that the batch has passed before.
+        """
         for place, rule in enumerate(rules):
             if not self.rest.rows:
                 return
@@ -96,7 +103,10 @@ class RulePipeline:
                 self.take(rule, found)
 
     def in_order(self, rules: Sequence[Rule]) -> Generator[Asked, Sequence[Verdict], None]:
-        """Apply rules in order to all rows, and defer none: yield what a slow rule is to be asked, get its verdicts."""
+        """Apply rules in order to all rows, and defer none.
+
+        It yields what a slow rule must be asked, and the caller sends back the verdicts.
+        """
         for rule in rules:
             if not self.rest.rows:
                 return
@@ -126,7 +136,7 @@ class RulePipeline:
         return {**found, **(barred or {})}
 
     def _barred(self, rule: Rule, pairs: PairRows) -> Mapping[int, Verdict] | None:
-        """Return blocks for the rows of pairs that a rule bars by their ids; None: it has no check of pairs."""
+        """Return blocks for the rows whose pair a rule bars by ids alone, or None if the rule has no check of pairs."""
         if self._intersections is None:
             return None
         try:
@@ -146,12 +156,12 @@ class RulePipeline:
     def _check(self, rule: Rule, batch: Batch) -> Mapping[int, Verdict]:
         watch = self._watch
         try:
-            watch.calls += 1  # Watch.enter, inlined: a call less for each rule and batch
+            watch.calls += 1  # Watch.enter, inlined: this saves a call for each rule and batch
             watch.rule = rule
             began = perf_counter()
             try:
                 found = rule.check_batch(batch, self._exp_id)
-                watch.spent[rule.name] += perf_counter() - began  # here: an interrupt comes up to the end of the watch
+                watch.spent[rule.name] += perf_counter() - began  # in here, as an interrupt may come until the end
             finally:
                 watch.rule = None
                 if watch.struck:
@@ -166,7 +176,7 @@ class RulePipeline:
         return found
 
     def _ask_at_once(self, rule: SlowRule) -> tuple[dict[int, Verdict], list[tuple[range, Batch]]]:
-        """Return the verdicts that a slow rule knows already, and each other message with its rows."""
+        """Return the verdicts that a slow rule can give at once, and all other messages, each with its rows."""
         found: dict[int, Verdict] = {}
         slow: list[tuple[range, Batch]] = []
         pairs = None if self._pairs is None else pair_rows(self.rest)
@@ -191,7 +201,7 @@ class RulePipeline:
         return found, slow
 
     def _defer(self, rule: SlowRule, passed: tuple[str, ...], then: Sequence[Rule]) -> Mapping[int, Verdict]:
-        """Return the verdicts that a slow rule knows already; defer the other rows."""
+        """Return the verdicts that a slow rule can give at once, and defer the other rows."""
         found, slow = self._ask_at_once(rule)
         for rows, message in slow:
             place = self._place(rows[0])
@@ -204,7 +214,7 @@ class RulePipeline:
         return found
 
     def _take_out(self, place: int) -> BatchVerdict:
-        """Remove one row's verdict so far, and return it as that of a batch of one."""
+        """Remove one row's verdict so far, and return it as the verdict on a batch of one."""
         single = of_row(self.verdict, place)
         self.verdict.rewritten.pop(place, None)
         for name in single.labels:
@@ -212,7 +222,7 @@ class RulePipeline:
         return single
 
     def take(self, rule: Rule, verdicts: Mapping[int, Verdict]) -> None:
-        """Add a rule's verdicts to the result; blocked rows leave the batch, rewritten ones change."""
+        """Add a rule's verdicts to the result. Blocked rows leave `rest`, rewritten rows change there."""
         blocked: list[int] = []
         changed: dict[int, bytes] = {}
         for row, verdict in verdicts.items():
@@ -238,7 +248,7 @@ class RulePipeline:
             self._drop(blocked)
 
     def _drop(self, rows: list[int]) -> NDArray[np.intp]:
-        """Remove rows from the rest; return those that stay."""
+        """Remove rows from `rest`; return the rows that stay."""
         stay = np.ones(len(self.rest), np.bool_)
         stay[rows] = False
         kept = np.flatnonzero(stay)
@@ -251,7 +261,7 @@ class RulePipeline:
 
 
 def of_row(verdict: BatchVerdict, row: int) -> BatchVerdict:
-    """Return the verdict on one row, as that of a batch of one."""
+    """Return the verdict on one row, as the verdict on a batch of one."""
     single = BatchVerdict()
     if row in verdict.blocked:
         single.blocked[0] = verdict.blocked[row]
@@ -264,7 +274,7 @@ def of_row(verdict: BatchVerdict, row: int) -> BatchVerdict:
 
 
 def failed(rule: Rule, error: BaseException, messages: int = 1) -> Verdict:
-    """Count messages at which a rule failed; return its verdict on each."""
+    """Count messages on which a rule failed; return the rule's verdict on each of them."""
     if isinstance(error, Stuck):
         trace = error.__traceback__
         error = TimeoutError("it was at work for too long, and was interrupted").with_traceback(trace)
@@ -279,7 +289,7 @@ def failed(rule: Rule, error: BaseException, messages: int = 1) -> Verdict:
 
 
 def _sendable(verdict: Verdict) -> bytes | None:
-    """Return a rewritten payload as JSON, if there is one; raise where the payload or a label cannot be sent."""
+    """Return a rewritten payload as JSON, or None if there is none. Raises if the payload or a label cannot be sent."""
     for name in verdict.labels:
         name.encode()
     if verdict.payload is None or verdict.blocked:
@@ -288,7 +298,10 @@ def _sendable(verdict: Verdict) -> bytes | None:
 
 
 def checked_rows(verdicts: Mapping[int, Verdict], count: int) -> dict[int, Verdict]:
-    """Return verdicts by row of a batch; raise TypeError, ValueError where they are none."""
+    """Return a rule's verdicts by row.
+
+    Raises: TypeError if one is not a verdict, ValueError if one is not on a row of the batch.
+    """
     return {_row(row, count): checked(verdict) for row, verdict in verdicts.items()}
 
 

@@ -26,8 +26,9 @@ _FURTHER = ("", "", "further errors")
 class RuleSet:
     """Rules in order, each with a unique name.
 
-    `now` is the tuple of the current rules; each change replaces it. `each` are those that judge messages one by one,
-    `for_broadcasts` the same, those on pairs before the others; `whole` are those that judge a whole step.
+    `now` is the tuple of the current rules; each change replaces it. `each` are the rules that judge messages one by
+    one, `for_broadcasts` the same rules with those that judge pairs first. `whole` are the rules that judge a whole
+    step.
     """
 
     def __init__(self, rules: Iterable[Rule] = (), context: "Interceptor | None" = None) -> None:
@@ -48,11 +49,14 @@ class RuleSet:
 
     @property
     def names(self) -> list[str]:
-        """Return the names, in order."""
+        """Return the names of the rules, in order."""
         return [rule.name for rule in self.now]
 
     def find(self, which: int | str) -> int:
-        """Return the position of a rule, given by position or name; raise RuleError, listing the names there are."""
+        """Return the position of a rule, given by position or name.
+
+        Raises: RuleError, which lists all names, if there is no such rule.
+        """
         if isinstance(which, str) and which in self.names:
             return self.names.index(which)
         if isinstance(which, int) and not isinstance(which, bool) and -len(self) <= which < len(self):
@@ -63,20 +67,23 @@ class RuleSet:
         )
 
     def get(self, which: int | str) -> Rule:
-        """Return a rule, given by position or name; raise RuleError."""
+        """Return a rule, given by position or name; raise RuleError if there is no such rule."""
         return self.now[self.find(which)]
 
     def insert(self, rule: object, index: int | None = None) -> Rule:
-        """Insert a rule before the one at `index` (None: at the end); raise RuleError for a bad rule, name or index."""
+        """Insert a rule before the one at `index` (None: at the end).
+
+        Raises: RuleError if the rule, its name or the index is not valid.
+        """
         return self._put(rule, [*self.now], len(self) if index is None else _place(index))
 
     def replace(self, which: int | str, rule: object) -> Rule:
-        """Replace a rule by another one."""
+        """Replace a rule by another one; raise RuleError if there is no such rule, or the new one is not valid."""
         place = self.find(which)
         return self._put(rule, [*self.now[:place], *self.now[place + 1 :]], place)
 
     def pop(self, which: int | str = -1) -> Rule:
-        """Remove a rule and return it; it keeps its context, because deferred messages may still need it."""
+        """Remove a rule and return it. It keeps its context, because deferred messages may still need it."""
         place = self.find(which)
         rule = self.now[place]
         self._set([*self.now[:place], *self.now[place + 1 :]])
@@ -111,7 +118,7 @@ class RuleSet:
 
     @property
     def black_list(self) -> BlackList:
-        """Return the first black list; without one, an empty one is inserted before all other rules."""
+        """Return the first black list. If there is none, an empty one is inserted before all other rules."""
         for rule in self.now:
             if isinstance(rule, BlackList):
                 return rule
@@ -146,7 +153,7 @@ class _Error:
 
 @dataclass(slots=True)
 class _Record:
-    """The failures of one rule; the rule is kept, so that no other object gets its id."""
+    """The failures of one rule. The rule is kept, so that no other object gets its id()."""
 
     rule: Rule
     count: int = 0
@@ -156,19 +163,20 @@ class _Record:
 
 
 class RuleFailures:
-    """Counts of the messages at which the current rules failed.
+    """Counts of the messages on which the current rules failed.
 
-    Errors are the same if their type and the line that raised them are; their texts may name the message, and differ.
+    Two errors are the same if their type and the line that raised them are the same: their texts may differ, as they
+    may name the message.
     """
 
     def __init__(self) -> None:
         self._records: dict[int, _Record] = {}
 
     def note(self, rule: Rule, error: BaseException, messages: int = 1, *, at: str = "") -> None:
-        """Count messages at which a rule failed; log a new error with its traceback.
+        """Count messages on which a rule failed. A new error is logged with its traceback.
 
         Args:
-            at: names the failed call, if it was not a verdict on messages.
+            at: the name of the call that failed, if it was not a verdict on messages.
         """
         record = self._records.setdefault(id(rule), _Record(rule))
         text = text_of(error)[:_CHARS]
@@ -191,7 +199,7 @@ class RuleFailures:
                 found.log_at *= _AGAIN
 
     def of(self, rule: Rule) -> dict[str, Any]:
-        """Return a rule's failures as JSON; {} if there are none.
+        """Return a rule's failures in JSON's types; {} if there are none.
 
         `failures` counts messages, `errors` lists the distinct errors, `last_failed_at` is in unix seconds.
         """
@@ -208,7 +216,7 @@ class RuleFailures:
         }
 
     def keep(self, rules: Iterable[Rule]) -> None:
-        """Drop the failures of all other rules."""
+        """Drop the failures of all rules but these."""
         stay = {id(rule) for rule in rules}
         self._records = {key: record for key, record in self._records.items() if key in stay}
 
@@ -218,7 +226,7 @@ class RuleFailures:
 
 
 def _key(error: BaseException, text: str) -> tuple[str, str, str]:
-    """Return the identity of an error; one that was never raised is ours, and its text never varies."""
+    """Return the identity of an error. One that was never raised was made by this library, so its text never varies."""
     trace = error.__traceback__
     if trace is None:
         return type(error).__name__, "", text

@@ -25,16 +25,16 @@ logger = logging.getLogger(__name__)
 
 _GATHER_S = 0.002  # verdicts that come this close together go into one answer
 _PASSED = BatchVerdict()
-_SLICE = 64  # messages started, or resumed, before other tasks get a turn
+_SLICE = 64  # messages that are started, or resumed, before other tasks get a turn
 _GRACE_S = 1.0  # time for cancelled calls to clean up
 
 
 class SlowRuleRunner:
     """Deferred messages, each judged in a task of its own.
 
-    A message continues from the slow rule that it has reached: the rules before have counted it. Verdicts stay known
-    for `keep_s`, because senders ask again after a lost answer. A message that a predecessor of this interceptor
-    deferred continues from the progress that the predecessor saved.
+    A message continues at the slow rule that it has reached, because the rules before have already counted it. Verdicts
+    stay known for `keep_s` seconds, because senders ask again after a lost answer. A message that a predecessor of this
+    interceptor deferred continues from the progress that the predecessor saved.
     """
 
     def __init__(self, interceptor: "Interceptor", writer: StateWriter, answers: Answers, keep_s: float) -> None:
@@ -45,7 +45,7 @@ class SlowRuleRunner:
         self._known: OrderedDict[str, tuple[float, BatchVerdict]] = OrderedDict()
         self._running: dict[str, asyncio.Task[None] | None] = {}  # None: not started yet
         answers.is_deferred = self._running.__contains__
-        self._deferred: dict[str, Deferred] = {}  # those of them that wait for a slow rule
+        self._deferred: dict[str, Deferred] = {}  # those of the running messages that wait for a slow rule
         self._due: deque[tuple[Batch, Deferred | BatchVerdict]] = deque()
         self._news: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
 
@@ -59,7 +59,10 @@ class SlowRuleRunner:
     # -- starting -------------------------------------------------------------------------------------------------
 
     def begin(self, deferred: Deferred) -> None:
-        """Judge a message by the slow rule it has reached, unless a predecessor took it further."""
+        """Start to judge a message by the slow rule that it has reached.
+
+        If a predecessor got further with it, go on from there.
+        """
         message = deferred.message
         key = message.message_id(0)
         if self.knows(key):
@@ -82,7 +85,7 @@ class SlowRuleRunner:
             asyncio.get_running_loop().call_soon(self._start_some)
 
     def _start_some(self) -> None:
-        """Start some tasks, then yield to others: one deferred batch can be thousands of tasks."""
+        """Start some tasks, then yield to others: one deferred batch can need thousands of tasks."""
         for _ in range(min(_SLICE, len(self._due))):
             message, found = self._due.popleft()
             key = message.message_id(0)
@@ -122,7 +125,7 @@ class SlowRuleRunner:
                 self._save_progress(deferred)
 
     async def ask(self, rule: SlowRule, message: Batch) -> Verdict:
-        """Return a rule's verdict on a message."""
+        """Return a slow rule's verdict on a message."""
 
         def judge() -> Awaitable[Verdict]:
             return rule.judge(Message(self._interceptor.exp_id, message, 0))
@@ -171,9 +174,9 @@ class SlowRuleRunner:
             await asyncio.sleep(0)
 
     def _resume(self, batch: Batch) -> None:
-        """Continue each message from its saved progress; messages with the same progress continue together.
+        """Continue each message from its saved progress. Messages with the same progress continue together.
 
-        Of broadcasts, their pairs were judged before they were deferred.
+        The pairs of broadcasts were judged before the broadcasts were deferred.
         """
         pairs = pair_rows(batch)
         batch = batch if pairs is None else once_each(batch, pairs)
@@ -198,7 +201,10 @@ class SlowRuleRunner:
             self._apply_rest(batch.take(np.array(rows, np.intp)), passed, so_far)
 
     def _apply_rest(self, batch: Batch, passed: tuple[str, ...], so_far: BatchVerdict) -> None:
-        """Apply the rules that a batch has not passed yet."""
+        """Apply the rules that a batch has not passed yet.
+
+        Args: `passed` are the names of those that it has passed, `so_far` is their verdict.
+        """
         version = self._interceptor.state_version
         lines = {row: line for row, (_, line) in so_far.rewritten.items()}
         batch = batch.with_payloads(lines) if lines else batch
@@ -218,7 +224,7 @@ class SlowRuleRunner:
             self._start(message, verdict)
 
     def _attach(self, deferred: list[Deferred], settled: list[tuple[Batch, BatchVerdict]]) -> None:
-        """Attach verdicts and progress to the counts that they have just changed: one write saves both."""
+        """Attach verdicts and progress to the counts that they have just changed, so that one write saves both."""
         for message, verdict in settled:
             self._interceptor.count(message, verdict)
             key, answer = message.message_id(0), self._interceptor.encode(verdict, 1)
@@ -235,7 +241,7 @@ class SlowRuleRunner:
         return [row for row, key in enumerate(keys) if not self.knows(key)]
 
     async def wait(self, batch: Batch) -> BatchVerdict:
-        """Return the known verdicts on a batch, once there is a first one or PATIENCE_S are over.
+        """Return the known verdicts on a batch, as soon as there is one, or after PATIENCE_S.
 
         Rows without a verdict are deferred. Unknown messages are resumed first.
         """
@@ -279,7 +285,7 @@ class SlowRuleRunner:
     # -- removing rules -------------------------------------------------------------------------------------------
 
     async def done_with(self, rule: Rule) -> None:
-        """Return once none of the messages deferred now still has to pass a rule."""
+        """Return once a rule is no longer needed by any of the messages that are deferred now."""
         for key in [key for key, deferred in self._deferred.items() if deferred.needs(rule)]:
             while key in self._running:
                 news = asyncio.Event()
@@ -287,7 +293,7 @@ class SlowRuleRunner:
                 await news.wait()
 
     async def close(self) -> None:
-        """Stop all tasks, and give running calls a moment to clean up."""
+        """Stop all tasks, and wait a moment for running calls to clean up."""
         self._due.clear()
         tasks = [task for task in self._running.values() if task is not None]
         for task in tasks:

@@ -1,4 +1,4 @@
-"""Writes of the rules' state to the server."""
+"""Writes of the rules' state to the server, one after another."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ _CLOSE_S = 2.0  # at the end, a server that does not answer gets this long
 
 
 class StateChanges(NamedTuple):
-    """One atomic write: the changes of each table, the answers that rest on them, and answers to forget.
+    """One atomic write: the changes of each table, the answers that changed counts there, and answers to delete.
 
     With `whole`, it replaces all state on the server.
     """
@@ -27,11 +27,11 @@ class StateChanges(NamedTuple):
 
 
 class ServerBehindError(Exception):
-    """The server has lost writes that it had confirmed."""
+    """Raised if the server has lost writes that it had confirmed."""
 
 
 class StateStore(Protocol):
-    """A place for the state of rules, written atomically."""
+    """A place where the state of rules is stored. Writes are atomic."""
 
     async def save(self, epoch: int, kept: StateChanges) -> None:
         """Write changes.
@@ -44,9 +44,10 @@ class StateStore(Protocol):
 
 
 class StateWriter:
-    """One write after another; changes that arrive during a write go into the next one.
+    """Writer of the rules' tables and answers to a store. There is one write at a time.
 
-    Without a store nothing is written, and all is as if it were.
+    Changes that are made during a write go into the next one. Without a store nothing is written, and every write
+    counts as done.
     """
 
     def __init__(self, store: StateStore | None, tables: dict[str, Table[Any]], epoch: int) -> None:
@@ -54,7 +55,7 @@ class StateWriter:
         self.error: Fenced | None = None
         self.all_answers: Callable[[], Mapping[str, bytes]] = dict[str, bytes]
         self.behind_count = 0  # how often the server had lost confirmed writes
-        self._whole = False  # the next write holds all state
+        self._whole = False  # whether the next write must have all state
         self._writing = StateChanges({}, {}, ())
         self._store = store
         self._tables = tables
@@ -71,7 +72,7 @@ class StateWriter:
         return self._store is not None
 
     def keep(self, answers: Mapping[str, bytes]) -> "asyncio.Future[None]":
-        """Write answers with the current content of the tables; done once both are on the server."""
+        """Write answers with the current content of the tables. The future is done once both are on the server."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self._store is None:
             done.set_result(None)
@@ -86,7 +87,7 @@ class StateWriter:
         return done
 
     def attach(self, answers: Mapping[str, bytes]) -> None:
-        """Add answers to the next write of the tables: neither reaches the server without the other."""
+        """Add answers to the next write of the tables: neither may reach the server without the other."""
         if self._store is not None:
             self._answers.update(answers)
 
@@ -103,16 +104,19 @@ class StateWriter:
 
     @property
     def behind(self) -> bool:
-        """Return whether the server lacks some content of the tables."""
+        """Return whether there are changes of the tables that are not on the server yet."""
         return self.changed or (self._task is not None and not self._task.done())
 
     @property
     def changed(self) -> bool:
-        """Return whether the tables hold changes that no write includes yet."""
+        """Return whether the tables have changes that no write includes yet."""
         return self._store is not None and any(table.changed for table in self._tables.values())
 
     def renew(self) -> "asyncio.Future[None]":
-        """Write all state again, because the server has lost some; done once it is on the server."""
+        """Write all state again, because the server has lost some of it.
+
+        The future is done once it is on the server.
+        """
         self._note_loss()
         return self.keep({})
 
@@ -126,7 +130,7 @@ class StateWriter:
         self._whole = True
 
     async def close(self) -> None:
-        """Wait for the current write, up to a limit, and write no more; later waiters get Closed."""
+        """Wait for the current write, up to a limit, and write no more. Callers that still wait get a Closed error."""
         self._closed = True
         if self._task is not None:
             await asyncio.wait((self._task,), timeout=_CLOSE_S)
@@ -142,7 +146,7 @@ class StateWriter:
             except asyncio.CancelledError:
                 self._fail(_closed(), waiting)
                 raise
-            except Exception as error:  # no batch is answered on unsaved state
+            except Exception as error:  # batches whose state is not saved get no answer
                 if isinstance(error, Fenced):
                     self.error = error
                 else:
@@ -177,13 +181,13 @@ class StateWriter:
         return StateChanges(tables, answers, forget, self._whole)
 
     def _take_back(self) -> None:
-        """Move the content of the failed write to the next one."""
+        """Move the content of a failed write to the next one."""
         self._dropped |= self._writing.tables.keys() - self._tables.keys()
         self._answers = {**self._writing.answers, **self._answers}
         self._forget += self._writing.forget
 
     async def _write(self) -> None:
-        """Write, and retry for as long as the server is away: the tables cannot go back to their earlier state."""
+        """Write, and retry while the server is away: the tables cannot go back to their earlier state."""
         assert self._store is not None
         while True:
             try:

@@ -1,4 +1,4 @@
-"""Batches of steps on their way through the rules: each waits for its slow rules, and no message is deferred."""
+"""Batches of steps on their way through the rules. Each batch waits for its slow rules, and no message is deferred."""
 
 import asyncio
 import logging
@@ -18,7 +18,7 @@ Ask = Callable[[SlowRule, Batch], Awaitable[Verdict]]
 
 
 class Judging(NamedTuple):
-    """A batch of an attempt that waits for a slow rule, with the rules that judge it."""
+    """A batch of an attempt, and how far its rules are: `sections` yields each time a slow rule must be asked."""
 
     batch: Batch
     attempt: Attempt
@@ -30,14 +30,14 @@ class Judging(NamedTuple):
 class StepBatches:
     """Batches of steps that wait for slow rules.
 
-    The rules up to a slow one, and those behind it, are applied to the whole batch at once, and what they change is
-    noted for the attempt. A later attempt of the group ends the wait.
+    The rules up to a slow rule, and those after it, are applied to the whole batch at once. What they change is
+    recorded for the attempt, so that it can be undone. A later attempt of the group ends the wait.
 
     Args: `ask` asks a slow rule about one message; `count` counts a batch that all rules have judged.
     """
 
     def __init__(self, attempts: StepAttempts, ask: Ask, count: Callable[[Judging], None]) -> None:
-        self.running: dict[str, tuple[Judging, asyncio.Task[bytes]]] = {}  # by the key of the batch
+        self.running: dict[str, tuple[Judging, asyncio.Task[bytes]]] = {}  # by the batch's key
         self._attempts = attempts
         self._ask = ask
         self._count = count
@@ -46,7 +46,10 @@ class StepBatches:
         return sum(judging.batch.rows for judging, _ in self.running.values())
 
     def advance(self, judging: Judging, verdicts: Sequence[Verdict] | None = None) -> Asked | None:
-        """Apply the rules up to the next slow one, and return what it is to be asked; None: all rules have judged."""
+        """Apply the rules up to the next slow one, and return what it must be asked; None if there is none left.
+
+        Args: `verdicts` are the answers of the slow rule before; None for the first call.
+        """
         asked: Asked | None = None
 
         def judge() -> bool:
@@ -62,7 +65,7 @@ class StepBatches:
         return asked
 
     def start(self, key: str, judging: Judging, answer: Coroutine[None, None, bytes]) -> asyncio.Task[bytes]:
-        """Start the task that answers about a batch; it is there under the batch's key until it is done."""
+        """Start the task that answers about a batch. It is in `running`, under the batch's key, until it is done."""
         task = asyncio.create_task(answer, name="ray_messaging answer in a step")
         self.running[key] = judging, task
         task.add_done_callback(lambda _: self._ended(key, task))
@@ -74,7 +77,7 @@ class StepBatches:
             logger.error("an answer in a step is lost", exc_info=task.exception())
 
     async def finish(self, judging: Judging, asked: Asked | None) -> None:
-        """Ask the slow rules until all rules have judged."""
+        """Ask the slow rules until all rules have judged the batch."""
         while asked is not None:
             asked = self.advance(judging, await self._ask_all(asked))
 
@@ -91,19 +94,19 @@ class StepBatches:
                 call.cancel()
 
     def begun(self, attempt: Attempt) -> None:
-        """End the wait of earlier attempts of a group."""
+        """Cancel the batches of earlier attempts of a group, because a new attempt has begun."""
         for judging, task in self.running.values():
             if judging.attempt.group == attempt.group and judging.attempt != attempt:
                 task.cancel()
 
     async def done_with(self, rule: Rule) -> None:
-        """Return once none of the batches that wait now still has to pass a rule."""
+        """Return once a rule is no longer needed by any of the batches that wait now."""
         tasks = [task for judging, task in self.running.values() if any(other is rule for other in judging.rules)]
         if tasks:
             await asyncio.wait(tasks)
 
     async def close(self) -> None:
-        """End all waits."""
+        """Cancel all batches that wait."""
         tasks = [task for _, task in self.running.values()]
         for task in tasks:
             task.cancel()

@@ -1,4 +1,4 @@
-"""The rules that judge whole steps: asked once all groups have closed one, as the supervisor of the steps wants it."""
+"""The rules that judge whole steps. The supervisor of the steps asks them once all groups have closed a step."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -16,13 +16,13 @@ from ray_messaging.interception.verdicts import BatchVerdict
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import encode_payload
 
-Tables = dict[str, tuple[str, Fields]]  # by the name of the rule: its `admission`, and its state
-Act = Callable[[int], Awaitable[None]]  # on a step
+Tables = dict[str, tuple[str, Fields]]  # the name of a rule -> its `admission`, and its state
+Act = Callable[[int], Awaitable[None]]  # called with a step's number
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class AddedMessage(NamedTuple):
-    """A message that a rule adds, checked: its payload is a line of JSON."""
+    """A message that a rule adds to a step, after it was checked. `line` is its payload as one line of JSON."""
 
     rule: str
     from_id: AgentId | None
@@ -40,7 +40,7 @@ class StepReview(NamedTuple):
 
 
 class _Kept(msgspec.Struct, array_like=True):
-    """What the rules keep of a step: their tables, and the messages that they have blocked, by sender."""
+    """What the rules keep of a step: their tables, and how many messages of each sender they have blocked."""
 
     tables: Tables
     violations: list[tuple[AgentId | None, int]]
@@ -52,15 +52,16 @@ _decode = msgspec.msgpack.Decoder(_Kept).decode
 class RuleReviewer:
     """The rules of an interceptor that act at the end of each step.
 
-    What they say of a step, and remember of it, is kept with the step's close: nothing stays of an attempt that was not
-    closed. What acts between two steps does so after the close, and before anything of the next step is judged: until
-    then its batches wait.
+    Their verdicts on a step, and their state after it, are saved together with the step's close: an attempt that was
+    not closed leaves nothing behind. Whatever acts between two steps does so after the close, and before any message of
+    the next step is judged: until then, batches of the next step wait.
 
-    The state of rules that judge whole steps is kept with the steps, too: where a step is judged again, they begin with
-    the state before it.
+    The state of rules that judge whole steps is also saved with the steps: if a step is judged again, they begin with
+    the state from before it.
 
-    Args: `horizon` is how many steps ahead a message may be sent. `closing` acts before a step is closed, `begins`
-    before anything of a step is judged, when all groups have closed the one before; after a fault both may do so again.
+    Args: `horizon` is how many steps ahead a message may be sent. `closing` is called before a step is closed, `begins`
+    before any message of a step is judged, when all groups have closed the previous one. After a fault both may be
+    called again for the same step.
     """
 
     def __init__(
@@ -71,12 +72,12 @@ class RuleReviewer:
         self.closing = closing or _nothing
         self._begins = begins or _nothing
         self._interceptor = interceptor
-        self._begun: int | None = None  # the latest step that may be judged; None: any
+        self._begun: int | None = None  # the latest step that may be judged; None: any step may be
         self._news = asyncio.Event()
         self._violations: Mapping[AgentId | None, int] = {}  # in the step that was closed last
-        self.asking: StepRule | None = None  # the rule that is at work
+        self.asking: StepRule | None = None  # the rule that is being asked now
         self._horizon = horizon
-        self._first: dict[int, tuple[StepRule, Fields]] = {}  # rules by id, with the state with which they came
+        self._first: dict[int, tuple[StepRule, Fields]] = {}  # id() of a rule -> the rule and its first state
 
     def _rules(self) -> tuple[StepRule, ...]:
         return self._interceptor.rules.whole
@@ -84,11 +85,11 @@ class RuleReviewer:
     # -- the order of steps ---------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Let batches wait until their step has begun."""
+        """Make batches wait from now on until their step has begun."""
         self._begun = -1
 
     def stop(self) -> None:
-        """Let batches of any step be judged from now on."""
+        """Allow batches of any step to be judged from now on."""
         self._begun = None
         self._news.set()
 
@@ -101,14 +102,18 @@ class RuleReviewer:
             await self._news.wait()
 
     async def resume(self, number: int, state: bytes | None, *, ended: bool) -> None:
-        """Begin a step with what the rules have kept of the step before (see `dump`); None: nothing."""
+        """Begin a step after the supervisor has restarted.
+
+        Args: state is what the rules have kept of the step before (see `dump`), None: nothing; ended says whether the
+        supervisor has closed that step.
+        """
         kept = _Kept({}, []) if state is None else _decode(state)
         self._violations = dict(kept.violations)
         await self.begin(number, ended=ended)
         self._load(kept.tables)
 
     async def begin(self, number: int, *, ended: bool = True) -> None:
-        """End the round of the step before, once, where the supervisor has closed it; then let the step be judged."""
+        """End the round of the step before, if the supervisor has `ended` it, and allow the given step to be judged."""
         if ended:
             await self._interceptor.end_step(number - 1, self._violations)
         await self._begins(number)
@@ -118,11 +123,14 @@ class RuleReviewer:
     # -- one step -------------------------------------------------------------------------------------------------
 
     def reads(self) -> bool:
-        """Tell whether a rule sees whole steps."""
+        """Return whether any rule judges whole steps."""
         return bool(self._rules())
 
     async def review(self, number: int, batch: Batch) -> StepReview:
-        """Return what the rules say about a step; a rule that fails blocks all of it. Their round ends with it."""
+        """Return the verdicts and added messages of the rules on a step. A rule that fails blocks the whole step.
+
+        The round of these rules ends with it.
+        """
         pipeline = RulePipeline(batch, self._interceptor.exp_id, self._interceptor.watch)
         added: list[AddedMessage] = []
         for rule in self._rules():
@@ -134,7 +142,10 @@ class RuleReviewer:
         return StepReview(pipeline.verdict, added)
 
     async def _ask(self, rule: StepRule, number: int, batch: Batch) -> tuple[Mapping[int, Verdict], list[AddedMessage]]:
-        """Return a rule's verdicts by row, and the messages that it adds; a failure is a verdict on all rows."""
+        """Return a rule's verdicts by row, and the messages that it adds.
+
+        A failure gives the same verdict on all rows.
+        """
         self.asking = rule
         try:
             found = await self._interceptor.calls.run(
@@ -153,7 +164,10 @@ class RuleReviewer:
             return {} if verdict is ALLOW else dict.fromkeys(range(batch.rows), verdict), []
 
     def _added(self, rule: StepRule, number: int, message: Added) -> AddedMessage:
-        """Return an added message as it is sent; raise TypeError, ValueError, MessagingError for a wrong one."""
+        """Return an added message as it is sent.
+
+        Raises: TypeError, ValueError or a MessagingError if the message is not valid.
+        """
         if not isinstance(message, Added):
             raise TypeError(f"{message!r} is no message to add: write Added(to_id, payload)")
         deliver = number + 1 if message.deliver_at is None else message.deliver_at
@@ -174,13 +188,13 @@ class RuleReviewer:
     # -- state ----------------------------------------------------------------------------------------------------
 
     def dump(self, violations: Mapping[AgentId | None, int]) -> bytes | None:
-        """Return what the rules keep of a step that they have judged; None: nothing."""
+        """Return what the rules keep of a step that they have judged, encoded; None if they keep nothing."""
         self._violations = violations
         tables = {rule.name: (rule.admission, rule.state.dump()) for rule in self._rules() if rule.state is not None}
         return _encode(_Kept(tables, list(violations.items()))) if tables or violations else None
 
     def _load(self, tables: Tables) -> None:
-        """Give the rules the tables of a `dump`; a rule that was not there then begins anew."""
+        """Load the tables of a `dump` into the rules. A rule that was inserted later begins with its first state."""
         self._first = {id(rule): self._first[id(rule)] for rule in self._rules() if id(rule) in self._first}
         for rule in self._rules():
             if rule.state is not None:
@@ -190,7 +204,7 @@ class RuleReviewer:
                 rule.restored()
 
     def _note_first(self, rule: StepRule) -> Fields:
-        """Return the state with which a rule has come."""
+        """Return the state that a rule had when it was inserted."""
         return self._first.setdefault(id(rule), (rule, {} if rule.state is None else rule.state.dump()))[1]
 
 

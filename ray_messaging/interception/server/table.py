@@ -38,7 +38,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
         self._touched: set[Key] = set()
         self._cleared = False
         self.version = 0  # counts changes
-        self.journal: Journal | None = None  # notes each key at its first change
+        self.journal: Journal | None = None  # if set, records the previous value of each key that is changed
 
     def __getitem__(self, key: Key) -> V:
         value = self._values[key]
@@ -69,7 +69,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
             self.journal[key] = (_kept(self._values[key]),) if key in self._values else ()
 
     def put_back(self, key: Key, *value: V) -> None:
-        """Set an entry to the value that a journal noted; none: there was no entry."""
+        """Set an entry to the value that a journal recorded, or remove it if no value is given."""
         if value:
             self[key] = value[0]
         else:
@@ -79,7 +79,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
         return key in self._values
 
     def keys(self) -> KeysView[Key]:
-        """Return a view of the keys, the dict's own: faster than this class's."""
+        """Return a view of the keys. It is the dict's own view, which is faster than that of MutableMapping."""
         return self._values.keys()
 
     def __iter__(self) -> Iterator[Key]:
@@ -105,11 +105,11 @@ class Table(MutableMapping[Key, V], Generic[V]):
 
     @property
     def changed(self) -> bool:
-        """Return whether there are changes."""
+        """Return whether there are changes since the last call of `changes`."""
         return self._cleared or bool(self._touched)
 
     def changes(self) -> "Changes | None":
-        """Return the changes since the last call, as fields of a hash; None if there are none."""
+        """Return the changes since the last call, as fields of a Redis hash, or None if there are none."""
         if not self._touched and not self._cleared:
             return None
         put: Fields = {}
@@ -128,11 +128,11 @@ class Table(MutableMapping[Key, V], Generic[V]):
         return changes
 
     def dump(self) -> Fields:
-        """Return all entries as fields of a hash."""
+        """Return all entries as fields of a Redis hash."""
         return {_encode(key): _encode(value) for key, value in self._values.items()}
 
     def load(self, fields: Mapping[bytes, bytes], *, merge: bool = False) -> None:
-        """Load the fields of a `dump`, in place of the current entries or (`merge`) beside them."""
+        """Load the fields of a `dump`. They replace the current entries, or with `merge` are added to them."""
         found = {_key(_decode(field)): _decode(value) for field, value in fields.items()}
         self._values = self._values | found if merge else found
         self._touched.clear()
@@ -140,7 +140,10 @@ class Table(MutableMapping[Key, V], Generic[V]):
 
 
 class Changes(msgspec.Struct, frozen=True):
-    """Changed and removed fields of a table; with `cleared`, all earlier fields are removed first."""
+    """Fields of a table that were changed (`put`) and removed (`gone`).
+
+    With `cleared`, all earlier fields are removed first.
+    """
 
     put: Fields
     gone: list[bytes]
@@ -148,7 +151,7 @@ class Changes(msgspec.Struct, frozen=True):
 
 
 def _checked(key: Any) -> Key:  # noqa: ANN401 - any key that a rule sets
-    """Return a key that can be saved; raise RuleError."""
+    """Return a key in the form in which it is saved; raise RuleError if it cannot be saved."""
     if type(key) is int or key is None:
         return key
     if isinstance(key, tuple):
@@ -165,7 +168,7 @@ def _checked(key: Any) -> Key:  # noqa: ANN401 - any key that a rule sets
 
 
 def _kept(value: Any) -> Any:  # noqa: ANN401 - JSON
-    """Return a value as a successor will read it; raise RuleError."""
+    """Return a value as a successor will read it; raise RuleError if it cannot be saved as JSON."""
     if type(value) is int or value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Watchdog for rules that hang: all rules share one event loop."""
+"""Watchdog for rules that hang. All rules share one event loop, so one that hangs stops all others."""
 
 import ctypes
 import faulthandler
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# A rule times out after this many checks. Checks are counted, not seconds: a process that was suspended for a while has
-# no rule that hangs.
+# A rule times out after this many checks. Checks are counted and not seconds, because a process may be suspended for a
+# while without any rule that hangs.
 _CHECKS = 4
 
 _interrupt = ctypes.pythonapi.PyThreadState_SetAsyncExc
@@ -27,14 +27,14 @@ _interrupt.argtypes = (ctypes.c_ulong, ctypes.c_void_p)
 
 
 class Stuck(BaseException):
-    """Raised in a rule that runs for too long; no Exception, so that the rule's own handlers do not catch it."""
+    """Raised in a rule that runs for too long. It is no Exception, so that the rule's own handlers do not catch it."""
 
 
 class Watch:
-    """The rule that is running in the loop's thread.
+    """The rule that is running now in the thread of the event loop.
 
-    When the rule is done, its caller sets `rule` to None and calls `take_back` where this was `struck`, in a `finally`.
-    A method for that would not do: an interrupt at its very beginning would leave the rule marked as running.
+    When a rule is done, its caller must set `rule` to None and, if `struck`, call `take_back`, in a `finally`. This
+    cannot be a method: an interrupt at the method's very beginning would leave the rule marked as running.
     """
 
     __slots__ = ("_lock", "calls", "rule", "spent", "struck")
@@ -52,7 +52,7 @@ class Watch:
         self.rule = rule
 
     def take_back(self) -> None:
-        """Cancel an interrupt that came too late: the rule is done."""
+        """Cancel an interrupt that came too late, when the rule was already done."""
         while self.struck:
             try:
                 with self._lock:
@@ -62,9 +62,12 @@ class Watch:
                 continue
 
     def strike(self, thread: int, calls: int) -> None:
-        """Interrupt the rule running in a thread, if it is still the same call. To be called from another thread."""
+        """Interrupt the rule that runs in a thread, if it is still in the call with the number `calls`.
+
+        It must be called from another thread.
+        """
         with self._lock:
-            # Set before the check whether the rule is done: `leave` does both in the other order.
+            # `struck` is set before `rule` is read. A caller whose rule is done does both in the other order.
             self.struck = True
             if self.rule is not None and self.calls == calls:
                 _interrupt(thread, id(Stuck))
@@ -73,7 +76,7 @@ class Watch:
 
 
 class Steps:
-    """An awaitable that runs a rule's coroutine, watched during each of its steps."""
+    """An awaitable that runs a rule's coroutine, and marks the rule as running during each step between two awaits."""
 
     def __init__(self, watch: Watch, rule: "Rule", begin: Callable[[], Any]) -> None:
         self._watch = watch
@@ -112,8 +115,9 @@ class Watchdog:
     """A thread that interrupts a rule after `rule_timeout_s`, and logs it.
 
     An interrupt is an exception, which reaches only Python code. With `exit_after_s`, the process ends with a traceback
-    on stderr when a rule still holds the loop that long after; Ray then restarts the actor. It also ends when nothing
-    at all has run for that long, as in a runaway regular expression. That timer is `faulthandler`'s: one per process.
+    on stderr if a rule still blocks the event loop that long after the interrupt; Ray then restarts the actor. It also
+    ends if no Python code at all has run for that long, for example during a runaway regular expression. That timer is
+    `faulthandler`'s, of which there is one per process.
     """
 
     def __init__(
@@ -127,7 +131,7 @@ class Watchdog:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start watching. To be called in the thread in which the rules run."""
+        """Start watching. It must be called in the thread in which the rules run."""
         self._loop_thread = threading.get_ident()
         self._thread = threading.Thread(target=self._run, name="ray_messaging rule watchdog", daemon=True)
         self._thread.start()
