@@ -424,20 +424,6 @@ async def test_a_stream_outlives_its_mailbox_until_the_log_has_it(transport, pos
     assert await transport.log.ends([stream]) == {stream: "0-0"}
 
 
-async def test_a_stream_whose_mailbox_ends_is_read_to_its_end(transport, transports, post):
-    _, stream = await settle(transport)
-    await transport.log.register(WIDE)
-    await post.send("box", b"1")
-    [item] = await drain(transport, stream)
-    other = await transports()
-    reading = asyncio.create_task(other.log.read({stream: item.entry}, 10, WAIT_S))
-    await post.send("box", b"2")
-    assert [found.frame for found in await reading] == [b"2"]
-    await post.send("box", b"3")
-    await transport.remove("box", None)
-    assert await frames(transport, stream, after={stream: item.entry}) == [b"2", b"3"]
-
-
 async def test_handled_rows_of_a_frame_do_not_become_dead_letters(transport, post, store):
     epoch, _ = await settle(transport)
     await transport.log.register(WIDE)

@@ -5,6 +5,7 @@ import json
 from contextlib import aclosing
 
 import pytest
+from support.log_writing import POINTS, Crash, Died
 from support.patience import WAIT_S
 from support.step_society import AGENTS, SEED, STEPS, LoggedGroups, digests_of, run_step, sequential
 from typer.testing import CliRunner
@@ -16,12 +17,6 @@ from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.steps.digests import history_digest
 from ray_messaging.steps.step_account import digest_of, messages_of, sealed_counts
 from ray_messaging.transports.step_values import StepSettings
-
-POINTS = ["checked", "staged", "locked", "renamed", "written"]
-
-
-class Died(Exception):
-    """The end of a log's process."""
 
 
 @pytest.fixture
@@ -113,15 +108,7 @@ async def died(*_args, **_kwargs):
 @pytest.mark.parametrize("after", [0, 2])
 async def test_each_row_is_there_once_although_the_log_dies(society, point, after):
     await society.begin(groups=2, digest=True)
-    left = [after]
-
-    def crash(at):
-        if at == point:
-            left[0] -= 1
-            if left[0] < 0:
-                raise Died
-
-    writer = await society.writer(segment_rows=300, crash=crash)
+    writer = await society.writer(segment_rows=300, crash=Crash(point, after))
     living = asyncio.gather(*map(live, await society.groups(2)))
     async with asyncio.timeout(WAIT_S):
         while writer.error is None:  # the steps go on until they wait for the log
@@ -136,7 +123,7 @@ async def test_each_row_is_there_once_although_the_log_dies(society, point, afte
 
 async def test_steps_wait_for_a_log_that_lags_and_no_longer(society):
     store = await society.begin(lag=2)
-    writer = await society.writer(crash=die_at_once)
+    writer = await society.writer(crash=Crash("checked"))
     (group,) = await society.groups(1)
     living = asyncio.create_task(live(group))
     async with asyncio.timeout(WAIT_S):
@@ -150,10 +137,6 @@ async def test_steps_wait_for_a_log_that_lags_and_no_longer(society):
     await within(living)
     await within(later.close())
     assert digests(society.folder) == sequential()[1]
-
-
-def die_at_once(_point):
-    raise Died
 
 
 async def test_a_query_sees_what_was_sealed_and_what_came_from_outside_before_it(society):

@@ -1,5 +1,7 @@
 """Frames and notes as senders write them, straight into the streams, and the rows that the log must have of them."""
 
+import asyncio
+from contextlib import suppress
 from datetime import UTC, datetime
 
 import numpy as np
@@ -101,6 +103,40 @@ def note_of(fate, *, mailbox="", why=(), before=()):
     whys = tuple(Why(rule, reason, np.array(rows, "<u4").tobytes()) for rule, reason, rows in why)
     said = tuple(Before(np.array(rows, "<u4").tobytes(), line) for rows, line in before)
     return encode_log_note(LogNote(FATES.index(fate), mailbox, whys, said))
+
+
+POINTS = ["checked", "staged", "locked", "renamed", "written"]  # at which a writer may die
+
+
+class Died(Exception):
+    """The end of a process."""
+
+
+class Crash:
+    """Die at a point when it is reached once more than `after` times."""
+
+    def __init__(self, point, after=0):
+        self.point = point
+        self.left = after
+        self.over = False
+        self.died = asyncio.Event()
+        self.loop = asyncio.get_running_loop()
+
+    def __call__(self, point):
+        if self.over:
+            raise Died
+        if point == self.point:
+            if self.left == 0:
+                self.over = True
+                self.loop.call_soon_threadsafe(self.died.set)  # files are written by a thread
+                raise Died
+            self.left -= 1
+
+    async def near(self):
+        """Wait briefly for the end: it may need another message."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.02):
+                await self.died.wait()
 
 
 class Society:

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
-from support.log_writing import batch_of
+from support.log_writing import POINTS, Crash, batch_of
 from support.typed_tables import tables, values_of
 
 from ray_messaging import InvalidQuery, LogError
@@ -299,21 +299,11 @@ async def test_very_many_sets_of_columns_make_several_segments(traffic, writers,
 # -- crashes ----------------------------------------------------------------------------------------------------------
 
 
-class Died(Exception):
-    """The end of a process."""
-
-
 @pytest.mark.parametrize("by_age", [False, True])
-@pytest.mark.parametrize("point", ["checked", "staged", "locked", "named", "renamed", "written"])
+@pytest.mark.parametrize("point", [*POINTS, "named"])
 @pytest.mark.parametrize("after", [0, pytest.param(1, marks=pytest.mark.long)])
 async def test_a_crash_neither_doubles_nor_drops_a_row(traffic, writers, tmp_path, monkeypatch, point, by_age, after):
-    times = {"left": after, "over": False}
-
-    def crash(reached):
-        if times["over"] or (reached == point and times["left"] == 0):
-            times["over"] = True
-            raise Died
-        times["left"] -= reached == point
+    crash = Crash(point, after)
 
     def fsync(path, fsync=folders._fsync):
         fsync(path)
@@ -323,16 +313,11 @@ async def test_a_crash_neither_doubles_nor_drops_a_row(traffic, writers, tmp_pat
     facts = {"segment_age_s": 0.0} if by_age else {"segment_rows": 8}
     writer = await writers(crash=crash, **facts)
     monkeypatch.setattr(folders, "_fsync", fsync)
-    for _ in range(40):
-        if times["over"]:
-            break
+    while not crash.over:
         await traffic.mixed(1)
         with suppress(MessagingError):
             await writer.caught_up()
-    else:
-        with suppress(MessagingError):
-            await writer.close()
-    assert times["over"]
+        await crash.near()
     monkeypatch.undo()
     writer = await writers(segment_rows=8)
     await traffic.mixed(1)
@@ -344,31 +329,19 @@ async def test_a_crash_neither_doubles_nor_drops_a_row(traffic, writers, tmp_pat
     assert {str(path) for path in (tmp_path / "log").glob("*.parquet")} == used
 
 
-async def test_a_missing_file_is_named(traffic, writers, tmp_path):
-    writer = await writers()
-    await traffic.mixed(1)
-    await writer.close()
-    (segment,) = Folder(tmp_path / "log").segments()
-    log = read(tmp_path / "log")
-    (tmp_path / "log" / segment.others[0].rpartition("/")[2]).unlink()
-    with pytest.raises(LogError, match="is not there any more") as caught:
-        log.query()
-    assert caught.value.path == segment.others[0]
-
-
-async def test_a_segment_counts_the_bytes_of_all_its_files(traffic, writers, tmp_path):
+async def test_all_files_of_a_segment_count_are_needed_and_are_erased(traffic, writers, tmp_path):
     writer = await writers()
     await traffic.mixed(2)
     await writer.close()
     sizes = [path.stat().st_size for path in (tmp_path / "log").glob("*.parquet")]
     assert len(sizes) == 3
-    assert read(tmp_path / "log").stats()["bytes"] == sum(sizes)
-
-
-async def test_erasing_leaves_no_file(traffic, writers, tmp_path):
-    writer = await writers()
-    await traffic.mixed(1)
-    await writer.close()
+    log = read(tmp_path / "log")
+    assert log.stats()["bytes"] == sum(sizes)
+    (segment,) = Folder(tmp_path / "log").segments()
+    (tmp_path / "log" / segment.others[0].rpartition("/")[2]).unlink()
+    with pytest.raises(LogError, match="is not there any more") as caught:
+        log.query()
+    assert caught.value.path == segment.others[0]
     Folder(tmp_path / "log").erase()
     assert not [*(tmp_path / "log").glob("*.parquet")]
 

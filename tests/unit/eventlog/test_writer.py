@@ -9,7 +9,7 @@ import pyarrow.dataset as ds
 import pytest
 from support.contracts import RedisStore, until
 from support.embedded_server import client
-from support.log_writing import Society, logged, seen
+from support.log_writing import POINTS, Crash, Society, logged, seen
 from support.patience import WAIT_S
 
 from ray_messaging.common.backoff import RetryPolicy
@@ -23,39 +23,6 @@ from ray_messaging.transports.backend import open_transport
 from ray_messaging.transports.cursors import Cursor
 from ray_messaging.transports.log_store import RedisLog
 from ray_messaging.transports.values import LOG, LOG_STREAM
-
-POINTS = ["checked", "staged", "locked", "renamed", "written"]
-
-
-class Died(Exception):
-    """The end of a process."""
-
-
-class Crash:
-    """Die at the n-th time that a point is reached."""
-
-    def __init__(self, point, after=0):
-        self.point = point
-        self.left = after
-        self.over = False
-        self.died = asyncio.Event()
-        self.loop = asyncio.get_running_loop()
-
-    def __call__(self, point):
-        if self.over:
-            raise Died
-        if point == self.point:
-            if self.left == 0:
-                self.over = True
-                self.loop.call_soon_threadsafe(self.died.set)  # files are written by a thread
-                raise Died
-            self.left -= 1
-
-    async def near(self):
-        """Wait briefly for the end: it may need another message."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(0.02):
-                await self.died.wait()
 
 
 @pytest.fixture
@@ -162,22 +129,19 @@ async def test_lone_messages_gather(society, writers, monkeypatch):
 # -- segments ---------------------------------------------------------------------------------------------------------
 
 
-async def test_a_segment_is_closed_by_rows(society, writers, tmp_path):
-    writer = await writers(segment_rows=10)
-    for _ in range(25):
-        await society.send("a", 2)
+@pytest.mark.parametrize(
+    ("full", "rows", "columns"),
+    [({"segment_rows": 10}, 2, {}), ({"segment_bytes": 99_000}, 1, {"payload": {"text": "x" * 99_000}})],
+    ids=["rows", "bytes"],
+)
+async def test_a_full_segment_is_closed(society, writers, tmp_path, full, rows, columns):
+    writer = await writers(**full)
+    for _ in range(20):
+        await society.send("a", rows, **columns)
         await within(writer.caught_up())
     await within(writer.close())
-    assert [segment.rows for segment in Folder(tmp_path / "log").segments()] == [10] * 5
-
-
-async def test_a_segment_is_closed_by_bytes(society, writers, tmp_path):
-    writer = await writers(segment_bytes=99_000)
-    for _ in range(4):
-        await society.send("a", 1, payload={"text": "x" * 99_000})
-        await within(writer.caught_up())
-    await within(writer.close())
-    assert [segment.rows for segment in Folder(tmp_path / "log").segments()] == [1] * 4
+    segments = [segment.rows for segment in Folder(tmp_path / "log").segments()]
+    assert segments == ([10] * 4 if rows == 2 else [1] * 20)
 
 
 async def test_by_age_one_file_grows(society, writers, tmp_path):
