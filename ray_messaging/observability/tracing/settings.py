@@ -45,7 +45,7 @@ def check_tracing(tracing: object) -> None:
     except ImportError as error:
         raise ImportError("tracing needs OpenTelemetry: pip install 'ray-messaging[otel]'") from error
     if tracing.file is not None:
-        from ray_messaging.observability.tracing.provider import tracer_provider  # noqa: PLC0415 - an extra
+        from ray_messaging.observability.tracing.tracer import tracer_provider  # noqa: PLC0415 - an extra
 
         tracer_provider(tracing.file)
 
@@ -64,7 +64,7 @@ async def flush_spans(tracing: Tracing | None) -> None:
     """Export the spans that have ended, if there is tracing; wait up to 5 s, and log where that is not enough."""
     if tracing is None:
         return
-    from ray_messaging.observability.tracing.provider import flush  # noqa: PLC0415 - an extra
+    from ray_messaging.observability.tracing.tracer import flush  # noqa: PLC0415 - an extra
 
     try:
         async with asyncio.timeout(_FLUSH_S):

@@ -1,14 +1,24 @@
-"""The tracer of one messager, handle or interceptor, and the spans of a batch that it sends."""
+"""The tracer of one messager, handle or interceptor, the spans of a batch that is sent, and their provider.
 
+The provider of a process is that of a file, the program's own, or one that the environment describes.
+"""
+
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
 from random import random
 from struct import Struct
 from time import time
-from typing import Protocol
 
 import numpy as np
+from opentelemetry import trace
 from opentelemetry.context import Context, get_current
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.trace import (
     Link,
     NonRecordingSpan,
@@ -23,14 +33,100 @@ from opentelemetry.trace import (
     use_span,
 )
 
-from ray_messaging.errors import MessagingError
+from ray_messaging.errors import ConfigError, MessagingError
 from ray_messaging.message import Message
 from ray_messaging.messages import Slice
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.trace_point import TracePoint
-from ray_messaging.observability.tracing.provider import tracer_provider
 from ray_messaging.observability.tracing.settings import Tracing
 from ray_messaging.receipt import FATES, Outcome
+
+_GROUP = "opentelemetry_traces_exporter"  # the entry points of all exporters of spans
+
+
+class SpanFile(SpanExporter):
+    """Exporter of spans to the end of a file, each as OpenTelemetry's `to_json` has it."""
+
+    def __init__(self, path: str | Path) -> None:
+        """Open the file, and make its folder; raise ConfigError where that cannot be."""
+        try:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            self._file = Path(path).open("ab", buffering=0)  # noqa: SIM115 - open as long as the process runs
+        except OSError as error:
+            raise ConfigError(f"cannot write spans to {str(path)!r} ({error.strerror}): choose another file") from error
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Append spans in one write, which those of other processes do not cut in two."""
+        lines = "".join(span.to_json(indent=None) + "\n" for span in spans).encode()
+        if self._file.write(lines) != len(lines):
+            raise OSError(f"the spans do not fit on the disk of {str(self._file.name)!r}")
+        return SpanExportResult.SUCCESS
+
+    def shutdown(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def tracer_provider(file: str | Path | None = None) -> trace.TracerProvider:
+    """Return the provider of a file; without one, the program's or that of Ray's tracing hook, or by OTEL_* variables.
+
+    Raises: ConfigError where the file cannot be written, or the variables name an exporter that is not installed.
+    """
+    if file is not None:
+        return _of_file(file)
+    found = trace.get_tracer_provider()
+    return _by_environment() if isinstance(found, trace.ProxyTracerProvider) else found
+
+
+def flush(file: str | Path | None = None) -> None:
+    """Export all spans that have ended. Ray ends actors without the exit at which OpenTelemetry does it."""
+    found = trace.get_tracer_provider()
+    if file is not None:
+        found = _of_file(file)
+    elif isinstance(found, trace.ProxyTracerProvider) and _by_environment.cache_info().currsize:
+        found = _by_environment()
+    if isinstance(found, TracerProvider):
+        found.force_flush()
+
+
+@cache
+def _of_file(file: str | Path) -> TracerProvider:
+    return _exported_by([SpanFile(file)])
+
+
+@cache
+def _by_environment() -> TracerProvider:
+    """Build the provider as `opentelemetry-instrument` does. It is not global: the program may set its own later."""
+    return _exported_by(_exporters())
+
+
+def _exported_by(exporters: Iterable[SpanExporter]) -> TracerProvider:
+    named = "OTEL_SERVICE_NAME" in os.environ or "service.name=" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
+    facts = {} if named else {"service.name": "ray_messaging"}
+    provider = TracerProvider(resource=Resource.create({**facts, "process.pid": os.getpid()}))
+    for exporter in exporters:
+        provider.add_span_processor(BatchSpanProcessor(exporter))
+    return provider
+
+
+def _exporters() -> Iterator[SpanExporter]:
+    for name in os.environ.get("OTEL_TRACES_EXPORTER", "otlp").split(","):
+        wanted = name.strip()
+        if wanted == "otlp":
+            variable = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL")
+            protocol = variable or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+            wanted = "otlp_proto_grpc" if protocol == "grpc" else "otlp_proto_http"
+        if wanted in {"", "none"}:
+            continue
+        found = [*entry_points(group=_GROUP, name=wanted)]
+        if not found:
+            raise ConfigError(
+                f"tracing exports spans by {wanted!r}, which is not installed: pip install "
+                "opentelemetry-exporter-otlp-proto-http (or -grpc, with OTEL_EXPORTER_OTLP_PROTOCOL=grpc), name "
+                "another exporter in OTEL_TRACES_EXPORTER, or write Tracing(file='spans.jsonl')"
+            )
+        yield found[0].load()()
+
 
 _PACKED = Struct(">QQQB")
 
@@ -49,23 +145,16 @@ def unpacked(data: bytes) -> Context:
     return set_span_in_context(NonRecordingSpan(found), Context())
 
 
-class Spans(Protocol):
-    """The maker of spans."""
-
-    def start(self, name: str, parent: Context, kind: SpanKind, since: float | None = None, messages: int = 0) -> Span:
-        """Start a span."""
-
-
 class SentBatch:
     """The spans of one batch: accept, until it is taken; judge, until its verdicts; write, until its receipts.
 
     The last two are children of the first. A batch that is judged once more has another judge span.
     """
 
-    __slots__ = ("_accept", "_context", "_judge", "_spans", "_write")
+    __slots__ = ("_accept", "_context", "_judge", "_tracer", "_write")
 
-    def __init__(self, spans: Spans, accept: Span) -> None:
-        self._spans = spans
+    def __init__(self, tracer: "Tracer", accept: Span) -> None:
+        self._tracer = tracer
         self._accept = accept
         self._context = set_span_in_context(accept, Context())
         self._judge: Span | None = None
@@ -78,7 +167,7 @@ class SentBatch:
 
     def asking(self, batch: Batch) -> None:
         """Note that the verdicts are asked for; the request carries the span."""
-        self._judge = self._spans.start("judge", self._context, SpanKind.CLIENT, messages=batch.rows)
+        self._judge = self._tracer.start("judge", self._context, SpanKind.CLIENT, messages=batch.rows)
         batch.trace = TracePoint(packed(self._judge), time())
 
     def judged(self, blocked: int, deferred: int, route: str) -> None:
@@ -93,7 +182,7 @@ class SentBatch:
     def writing(self, outgoing: Batch) -> None:
         """Note that frames of the batch are made; they carry the span."""
         if self._write is None:
-            self._write = self._spans.start("write", self._context, SpanKind.PRODUCER, messages=outgoing.rows)
+            self._write = self._tracer.start("write", self._context, SpanKind.PRODUCER, messages=outgoing.rows)
         outgoing.trace = TracePoint(packed(self._write), 0.0)
 
     def done(self, outcome: Outcome, error: MessagingError | None) -> None:
