@@ -14,7 +14,7 @@ from ray_messaging.addressing.channels import AgentId, check_id
 from ray_messaging.addressing.directory import Directory
 from ray_messaging.audiences.records import Audiences
 from ray_messaging.cluster.actors.ownership import Heartbeat, Ownership
-from ray_messaging.cluster.actors.rule_editor import PendingChanges, RuleEditor, RuleSchedule
+from ray_messaging.cluster.actors.rule_editor import PendingChanges, RuleEditor
 from ray_messaging.cluster.actors.step_rule_runner import StepRuleRunner, StragglerWatch, check_step_rules
 from ray_messaging.cluster.rule_store import RuleStore, description, pickled
 from ray_messaging.cluster.spec import Experiment, InterceptorSpec
@@ -79,8 +79,7 @@ class InterceptorHost:
         self._directory = Directory(spec.exp_id)
         self._changes = PendingChanges(redis, self._server.where, spec.settings.send_timeout_s)
         self._saving = asyncio.Lock()
-        self._schedule = RuleSchedule(self._store, lambda: self.interceptor, self._save_rules)
-        self.editor = RuleEditor(self.experiment, self._store, self._schedule, self.change)
+        self.editor = RuleEditor(self.experiment, self._store, lambda: self.interceptor, self.change, self._save_rules)
         self._stragglers: StragglerWatch | None = None
         self._watchdog: Watchdog | None = None
         self._step_rules: StepRuleRunner | None = None  # None: the experiment has no steps
@@ -133,7 +132,7 @@ class InterceptorHost:
         if self._spec.steps is not None:
             self._stragglers = StragglerWatch(self.steps, self._spec.exp_id, self._spec.steps.stall_s)
             settings = await self.steps.settings() or StepSettings.of(self._spec.steps)
-            self._step_rules = StepRuleRunner(self.transport, self.steps, settings, self.interceptor, self._schedule)
+            self._step_rules = StepRuleRunner(self.transport, self.steps, settings, self.interceptor, self.editor)
             await self._step_rules.release()
             await self._step_rules.follow()
             self.editor.use_steps(self.steps, self._step_rules)
@@ -168,7 +167,7 @@ class InterceptorHost:
             self._spec.exp_id, rules, epoch=epoch, store=self._store, keep_s=keep_s, publish_snapshot=publish
         )
         interceptor.tracer = self._tracer
-        interceptor.delegation.held = lambda: self._schedule.waits
+        interceptor.delegation.held = lambda: self.editor.waits
         interceptor.load(tables, answers, merge=kept is None)
         if not restarted:
             await self._store.forget_rules()

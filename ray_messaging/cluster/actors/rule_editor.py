@@ -81,25 +81,109 @@ class RuleRequest(NamedTuple):
         return rules.pop(self.which) if self.change == "remove" else rules.replace(self.which, self.rule)
 
 
-class RuleSchedule:
-    """Changes of the rules that wait for their step, and a record of all changes; `store` keeps both.
+class Change(Protocol):
+    """A change of the rules or their state, which is stored and in force when it has returned."""
 
-    Args: `rules` returns the interceptor; `save` stores the rules of now and the schedule.
+    def __call__(self, change: Callable[[], T]) -> Awaitable[T]:
+        """Make the change; return its result."""
+
+
+class RuleEditor:
+    """Changes of the rules: at once, or for a step and all later ones; and a record of all, in the event log too.
+
+    Args: `store` keeps those that wait for their step, and the record. `interceptor` returns the interceptor; `change`
+    makes a change; `save` stores the rules of now and the changes that wait.
     """
 
     def __init__(
-        self, store: RuleStore, interceptor: Callable[[], Interceptor], save: Callable[[], Awaitable[None]]
+        self,
+        experiment: Experiment,
+        store: RuleStore,
+        interceptor: Callable[[], Interceptor],
+        change: Change,
+        save: Callable[[], Awaitable[None]],
     ) -> None:
+        self._experiment = experiment
         self._store = store
         self._interceptor = interceptor
-        self.save = save
+        self._change = change
+        self._save = save
+        self._steps: tuple[RedisSteps, StepRuleRunner] | None = None
+
+    def use_steps(self, steps: "RedisSteps", runner: StepRuleRunner) -> None:
+        """Know the experiment's steps from now on."""
+        self._steps = steps, runner
+
+    @property
+    def changes(self) -> list[RuleChange]:
+        """Return the changes of the rules in this run."""
+        return list(self._store.changes)
+
+    async def edit(self, request: RuleRequest, at_step: int | None = None) -> dict[str, Any]:
+        """Insert, replace or remove a rule; return its description.
+
+        Args: `at_step` is the first step to which the change applies; None: at once.
+        Raises: RuleError; ConfigError for a step that is too early, or without steps.
+        """
+        if at_step is None:
+            step = await self._open_step()
+            described = await self._change(lambda: self._make(request, step))
+        else:
+            described = await self._edit_from(request, check_at_step(at_step))
+        self._log()
+        return described
+
+    async def _edit_from(self, request: RuleRequest, at_step: int) -> dict[str, Any]:
+        if self._steps is None:
+            raise without_steps(self._experiment.exp_id)
+        _, runner = self._steps
+        earliest = await runner.earliest()
+        if at_step < earliest and request.call not in self._store.calls:
+            async with runner.between_steps() as following:
+                if at_step == following:
+                    await self.apply(at_step)  # those that came earlier
+                    return await self._change(lambda: self._make(request, at_step, whole=True))
+            await runner.follow()
+            raise ConfigError(
+                f"at_step={at_step}: a change of the rules can apply to step {following or earliest} at the earliest, "
+                "because the steps before have begun"
+            )
+        described = self._add(request, at_step)  # nothing may come between this and `earliest`
+        await self._save()
+        await self._change(lambda: None)
+        return described
+
+    async def edit_state(self, change: str, make: Callable[[], T], rule: str) -> T:
+        """Change the state of a rule at once."""
+        step = await self._open_step()
+
+        def noted() -> T:
+            result = make()
+            self._note(change, {"name": rule}, step)
+            return result
+
+        result = await self._change(noted)
+        self._log()
+        return result
+
+    async def _open_step(self) -> int | None:
+        """Return the latest step that some group has begun (-1: none has); None: there are no steps."""
+        return None if self._steps is None else (await self._steps[0].progress()).latest
+
+    def _log(self) -> None:
+        """Have the event log keep the changes; it gets all of them each time, so that none is lost with a process."""
+        if self._experiment.log_dir is not None:
+            log = ray.get_actor(self._experiment.log_name, namespace=NAMESPACE)
+            log.write_rule_changes.remote(self._store.changes)
+
+    # -- changes that wait for their step, and the record -----------------------------------------------------------
 
     @property
     def waits(self) -> bool:
         """Tell whether changes wait for their step."""
         return bool(self._store.scheduled)
 
-    def make(self, request: RuleRequest, step: int | None, *, whole: bool = False) -> dict[str, Any]:
+    def _make(self, request: RuleRequest, step: int | None, *, whole: bool = False) -> dict[str, Any]:
         """Make a change at once, in an open step (-1: none has begun); return the rule's description.
 
         Args: `whole` says that nobody has begun the step.
@@ -109,10 +193,10 @@ class RuleSchedule:
             return dict(self._store.calls[request.call])
         described = description(request.make(self._interceptor().rules))
         self._store.calls[request.call] = described
-        self.note(request.change, described, step, exact=whole)
+        self._note(request.change, described, step, exact=whole)
         return described
 
-    def add(self, request: RuleRequest, at_step: int) -> dict[str, Any]:
+    def _add(self, request: RuleRequest, at_step: int) -> dict[str, Any]:
         """Schedule a change; return the rule's description. Raises RuleError where it could not be made then."""
         if request.call in self._store.calls:
             return dict(self._store.calls[request.call])
@@ -125,7 +209,7 @@ class RuleSchedule:
         self._store.scheduled = scheduled
         self._interceptor().delegation.restart()  # nothing is delegated until then
         self._store.calls[request.call] = described
-        self.note(request.change, described, at_step, exact=True)
+        self._note(request.change, described, at_step, exact=True)
         return described
 
     def _found(self, which: int | str | None) -> Rule | None:
@@ -146,11 +230,11 @@ class RuleSchedule:
                     RuleRequest(change.call, change.change, change.which, rule).make(self._interceptor().rules)
                 except RuleError as error:  # another change has come in between
                     logger.error("a change of the rules for step %d cannot be made: %s", step, error)  # noqa: TRY400
-                    self.note(f"{change.change} failed: {error}", {"name": change.which}, step, exact=True)
+                    self._note(f"{change.change} failed: {error}", {"name": change.which}, step, exact=True)
 
-        await self._interceptor().change(make, also=self.save)
+        await self._interceptor().change(make, also=self._save)
 
-    def note(self, change: str, rule: dict[str, Any], step: int | None, *, exact: bool = False) -> None:
+    def _note(self, change: str, rule: dict[str, Any], step: int | None, *, exact: bool = False) -> None:
         """Record a change that applies from a step on, or, unless it is exact, from the middle of an open step."""
         if step is not None and step < 0:
             step, exact = 0, True
@@ -188,90 +272,6 @@ def _check_names(names: Sequence[str], scheduled: Sequence[ScheduledChange]) -> 
                     rule=change.rule.name,
                 )
             there.append(change.rule.name)
-
-
-class Change(Protocol):
-    """A change of the rules or their state, which is stored and in force when it has returned."""
-
-    def __call__(self, change: Callable[[], T]) -> Awaitable[T]:
-        """Make the change; return its result."""
-
-
-class RuleEditor:
-    """Changes of the rules at once, or from a step on, and their record in the event log."""
-
-    def __init__(self, experiment: Experiment, store: RuleStore, schedule: RuleSchedule, change: Change) -> None:
-        self._experiment = experiment
-        self._store = store
-        self._schedule = schedule
-        self._change = change
-        self._steps: tuple[RedisSteps, StepRuleRunner] | None = None
-
-    def use_steps(self, steps: "RedisSteps", runner: StepRuleRunner) -> None:
-        """Know the experiment's steps from now on."""
-        self._steps = steps, runner
-
-    @property
-    def changes(self) -> list[RuleChange]:
-        """Return the changes of the rules in this run."""
-        return list(self._store.changes)
-
-    async def edit(self, request: RuleRequest, at_step: int | None = None) -> dict[str, Any]:
-        """Insert, replace or remove a rule; return its description.
-
-        Args: `at_step` is the first step to which the change applies; None: at once.
-        Raises: RuleError; ConfigError for a step that is too early, or without steps.
-        """
-        if at_step is None:
-            step = await self._open_step()
-            described = await self._change(lambda: self._schedule.make(request, step))
-        else:
-            described = await self._edit_from(request, check_at_step(at_step))
-        self._log()
-        return described
-
-    async def _edit_from(self, request: RuleRequest, at_step: int) -> dict[str, Any]:
-        if self._steps is None:
-            raise without_steps(self._experiment.exp_id)
-        _, runner = self._steps
-        earliest = await runner.earliest()
-        if at_step < earliest and request.call not in self._store.calls:
-            async with runner.between_steps() as following:
-                if at_step == following:
-                    await self._schedule.apply(at_step)  # those that came earlier
-                    return await self._change(lambda: self._schedule.make(request, at_step, whole=True))
-            await runner.follow()
-            raise ConfigError(
-                f"at_step={at_step}: a change of the rules can apply to step {following or earliest} at the earliest, "
-                "because the steps before have begun"
-            )
-        described = self._schedule.add(request, at_step)  # nothing may come between this and `earliest`
-        await self._schedule.save()
-        await self._change(lambda: None)
-        return described
-
-    async def edit_state(self, change: str, make: Callable[[], T], rule: str) -> T:
-        """Change the state of a rule at once."""
-        step = await self._open_step()
-
-        def noted() -> T:
-            result = make()
-            self._schedule.note(change, {"name": rule}, step)
-            return result
-
-        result = await self._change(noted)
-        self._log()
-        return result
-
-    async def _open_step(self) -> int | None:
-        """Return the latest step that some group has begun (-1: none has); None: there are no steps."""
-        return None if self._steps is None else (await self._steps[0].progress()).latest
-
-    def _log(self) -> None:
-        """Have the event log keep the changes; it gets all of them each time, so that none is lost with a process."""
-        if self._experiment.log_dir is not None:
-            log = ray.get_actor(self._experiment.log_name, namespace=NAMESPACE)
-            log.write_rule_changes.remote(self._store.changes)
 
 
 def check_at_step(at_step: object) -> int:

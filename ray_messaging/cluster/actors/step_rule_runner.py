@@ -18,7 +18,7 @@ from ray_messaging.steps.supervisor import Supervisor
 from ray_messaging.transports.step_values import RULE_CHANGE, STANDSTILL, SUPERVISOR, Progress, StepSettings, WaitFor
 
 if TYPE_CHECKING:
-    from ray_messaging.cluster.actors.rule_editor import RuleSchedule
+    from ray_messaging.cluster.actors.rule_editor import RuleEditor
     from ray_messaging.transports.steps import RedisSteps
     from ray_messaging.transports.transport import RedisTransport
 
@@ -40,13 +40,13 @@ class StepRuleRunner:
         store: "RedisSteps",
         settings: StepSettings,
         interceptor: Interceptor,
-        schedule: "RuleSchedule",
+        editor: "RuleEditor",
     ) -> None:
         self._closing = -1  # the last step that was about to be closed
         self._wait_for = settings.wait_for
         self._store = store
         self._interceptor = interceptor
-        self._schedule = schedule
+        self._editor = editor
         self._reviewer = RuleReviewer(interceptor, settings.horizon, closing=self.step_closing, begins=self.step_begins)
         self._supervisor = Supervisor(transport, store, settings, self._reviewer, interceptor.epoch)
         self._task: asyncio.Task[None] | None = None
@@ -56,7 +56,7 @@ class StepRuleRunner:
 
     @property
     def _needed(self) -> bool:
-        return forces_all(self._interceptor.rules) or self._schedule.waits
+        return forces_all(self._interceptor.rules) or self._editor.waits
 
     async def follow(self) -> None:
         """Begin or end supervision, as the rules of now need it."""
@@ -110,12 +110,12 @@ class StepRuleRunner:
     async def step_closing(self, number: int) -> None:
         """Take no more changes for the next step; see that no rules are delegated in it that change before it."""
         self._closing = number
-        if self._schedule.waits:
+        if self._editor.waits:
             await self._interceptor.delegation.revoked()
 
     async def step_begins(self, number: int) -> None:
         """Make the changes that apply to a step, and end supervision where it is not needed any more."""
-        await self._schedule.apply(number)
+        await self._editor.apply(number)
         if not self._needed:
             self._leaving = asyncio.create_task(self.follow(), name="ray_messaging step rules end")
 
