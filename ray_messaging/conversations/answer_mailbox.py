@@ -18,16 +18,18 @@ from ray_messaging.receiving.commits import MOST_RANGES
 from ray_messaging.receiving.fetcher import Fetcher
 from ray_messaging.receiving.inbox import Piece
 
-_MOST_KEPT = MOST_RANGES // 2  # late answers that nothing has fetched: later ones are committed in the inbox
+_MOST_KEPT = MOST_RANGES // 2  # most late answers without a commit; above it, each is committed once in the inbox
 
 
 class AnswerMailbox:
-    """The mailbox that takes answers beside the inbox, so that a full inbox holds up no answer.
+    """The mailbox for the answers to a messager's questions.
 
-    An answer that nobody waits for any more goes to the inbox as an ordinary message. It is committed with the messages
-    of the fetch that returns it.
+    It is apart from the inbox, so that a full inbox delays no answer.
 
-    Args: `engine` is for this mailbox alone; `fetcher` is that of the messager. Without `keeps_late` a late answer is
+    An answer that nobody waits for any more is late. It goes to the inbox as an ordinary message, and is committed with
+    the messages of the fetch that returns it.
+
+    Args: `engine` is for this mailbox alone; `fetcher` is the messager's. Without `keeps_late`, a late answer is
     committed as soon as it is in the inbox.
     """
 
@@ -38,58 +40,58 @@ class AnswerMailbox:
         self._fetcher = fetcher
         self._keeps_late = keeps_late
         self._uncommitted = 0  # late answers, in the inbox or fetched
-        self._handled: list[Slice] = []  # and not acknowledged
+        self._handled: list[Slice] = []  # but not acknowledged yet
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Listen, and read from now on."""
+        """Start listening for answers, and reading them."""
         await self.engine.open()
         self.engine.fetcher.inbox.on_news = self._take
         await self.engine.subscribe([])
         self._task = asyncio.create_task(self._read(), name="ray_messaging answers")
 
     async def close(self) -> None:
-        """Stop reading; a mailbox without a given name leaves the directory."""
+        """Stop reading answers. If no name was given to the messager, the mailbox is removed from the directory."""
         if self._task is not None:
             await end(self._task)
         await self.engine.close()
 
     def check(self) -> None:
-        """Raise the error that ended the reading of answers: a question would wait in vain."""
+        """Raise the error that ended the reading of answers, if one did: a question would wait in vain."""
         if self._task is not None and self._task.done():
             self._task.result()
 
     def _take(self) -> None:
-        """Give askers their answers in the very turn of the event loop in which these were read."""
+        """Pass answers to their askers in the same turn of the event loop in which they were read."""
         self._answer(self.engine.fetcher.take_at_once())
         self._news.set()
 
     async def _read(self) -> None:
-        """Commit what was answered; take what could not be taken at once."""
+        """Commit answers that were passed on, and pass on those that could not be taken at once."""
         fetcher = self.engine.fetcher
         while True:
             await self._news.wait()
             self._news.clear()
             if fetcher.inbox.size or fetcher.inbox.error is not None:
                 self._answer((await fetcher.fetch(None, 0.0, "acked")).slices)
-            await asyncio.sleep(0)  # those that have waited for these answers go first
+            await asyncio.sleep(0)  # the callers that waited for these answers continue first
             handled, self._handled = self._handled, []
             fetcher.commits.acknowledge_some(spans_in(handled, self.engine.name))
             fetcher.commits.write_soon()  # later answers do not wait for it
 
     def _answer(self, slices: Iterable[Slice]) -> None:
-        """Give askers their answers, and the inbox those that are late."""
+        """Pass answers to their askers, and late answers to the inbox."""
         for found in slices:
             _as_asked(found.batch)
             late = self._questions.answer(found)
             told = found.batch.extension is not None and found.batch.extension.failed
-            if told or not len(late):  # that a handler failed is no message: nobody waits to hear it late
+            if told or not len(late):  # the failure of a handler is not an ordinary message, so a late one is dropped
                 self._handled.append(found)
                 continue
             self.late += len(late)
             keep = self._keeps_late and self._uncommitted < _MOST_KEPT
-            if self._fetcher.listens:  # else nothing could fetch them: the event log has them
+            if self._fetcher.listens:  # else nothing could fetch them, but the event log has them
                 self._hand_in(found, late)
                 self._uncommitted += len(late) if keep else 0
             kept = late if keep and self._fetcher.listens else late[:0]
@@ -102,7 +104,7 @@ class AnswerMailbox:
             self._fetcher.inbox.put(Piece(None, part.batch, part.low, part.high, nbytes))
 
     def late_among(self, slices: Iterable[Slice]) -> list[Slice]:
-        """Return the slices that are late answers."""
+        """Return those slices that are late answers."""
         if not self._uncommitted:
             return []
         name = self.engine.name
@@ -116,7 +118,7 @@ class AnswerMailbox:
 
 
 def _as_asked(batch: Batch) -> None:
-    """Give answers from steps the ids that we have given to the questions."""
+    """Set the ids of the questions in answers that come from steps to the ids under which the questions were asked."""
     extension = batch.extension
     if extension is not None and extension.asked_outside:
         asked = extension.asked_outside
@@ -125,7 +127,7 @@ def _as_asked(batch: Batch) -> None:
 
 
 def _runs(found: Slice, rows: Rows) -> list[Slice]:
-    """Return some ascending rows of a slice as slices."""
+    """Return some rows of a slice, in ascending order, as slices."""
     if not len(rows):
         return []
     bounds = [0, *(np.flatnonzero(np.diff(rows) > 1) + 1).tolist(), len(rows)]

@@ -1,4 +1,4 @@
-"""The answers to many questions, as they come."""
+"""The answers to many questions, in the order in which they come."""
 
 import asyncio
 import time
@@ -23,28 +23,28 @@ _NONE = -1
 
 
 class AnswerPart(NamedTuple):
-    """Answers that came together: row i of the batch answers the question at `places[i]`."""
+    """Answers that came together: row i of the batch is the answer to question `places[i]`."""
 
     places: Rows
     batch: Batch
 
 
 class AnswerTable:
-    """The answers to n questions; rows are those of the columns that were asked.
+    """The answers to n questions; question i is row i of the columns that were asked.
 
-    A question waits for its answer until it has one, or the time is up. A question that was blocked, or that no mailbox
-    takes, does not wait.
+    A question waits for its answer until the answer is there, or the time is up. A question that was blocked, or that
+    no mailbox takes, does not wait.
     """
 
     def __init__(self, exp_id: str, rows: int, timeout: float | None) -> None:
         self.exp_id = exp_id
         self.parts: list[AnswerPart] = []
-        self.late = 0  # answers that came too late, or twice
+        self.late = 0  # answers that came too late, or were not the first to their question
         self.receipts: Receipts | None = None
         self._due = None if timeout is None else time.monotonic() + timeout
         self._part = np.full(rows, _NONE, np.int32)  # by question: the part that has its answer, and its row there
         self._row = np.zeros(rows, np.int32)
-        self._fates: NDArray[np.uint8] | None = None  # of the questions, once they have their receipts
+        self._fates: NDArray[np.uint8] | None = None  # the fates of the questions, once there are receipts
         self._left = rows
         self.errors: dict[int, NoAnswer] = {}  # by question: why it will have no answer
         self._asked_last = False  # another process was asked after the time was up
@@ -56,11 +56,14 @@ class AnswerTable:
 
     @property
     def done(self) -> bool:
-        """Tell whether no more answers count: all are there, or the time is up."""
+        """Return whether no more answers count, because all are there or the time is up."""
         return self._left == 0 or self.seconds_left == 0
 
     def asks_again(self) -> bool:
-        """Tell whether to ask for more: until all are there, and once after the time, for those that came in it."""
+        """Return whether to ask another process for more answers.
+
+        It does so until all are there, and once more after the time is up, for answers that came in time.
+        """
         if self.done and (self._left == 0 or self._asked_last):
             return False
         self._asked_last = self.done
@@ -68,38 +71,38 @@ class AnswerTable:
 
     @property
     def seconds_left(self) -> float | None:
-        """Return the time in which answers count; None: no limit."""
+        """Return for how many more seconds answers count; None: there is no limit."""
         return None if self._due is None else max(0.0, self._due - time.monotonic())
 
     def sent(self, receipts: Receipts) -> None:
-        """Take the receipts of the questions: those that did not arrive wait for nothing."""
+        """Set the receipts of the questions. Questions that did not arrive stop waiting for an answer."""
         self.receipts, self._fates = receipts, receipts.codes
         unsent = self._unsent() & (self._part == _NONE)
         unsent[[*self.errors]] = False
         self._left -= int(np.count_nonzero(unsent))
 
     def end(self) -> None:
-        """Wait for no more answers: those that come are late."""
+        """Stop waiting for answers: those that come from now on are late."""
         self._due = time.monotonic()
 
     def _unsent(self) -> NDArray[np.bool_]:
         return np.zeros(len(self), np.bool_) if self._fates is None else self._fates > PUBLISHED
 
     def waits(self, places: Rows) -> NDArray[np.bool_]:
-        """Return which of the questions at some places wait for an answer, bool (n,)."""
+        """Return which of the questions at these places wait for an answer, bool (n,)."""
         waiting = (self._part == _NONE) & ~self._unsent()
         waiting[[*self.errors]] = False
         found: NDArray[np.bool_] = waiting[places]
         return found
 
     def fail(self, place: int, error: NoAnswer) -> None:
-        """Take the reason why a question will have no answer."""
+        """Record why a question will have no answer."""
         if not self.done and place not in self.errors and self._part[place] == _NONE:
             self.errors[place] = error
             self._left -= 1
 
     def take(self, places: Rows, batch: Batch, rows: Rows) -> NDArray[np.bool_]:
-        """Take answers to the questions at some places; return which are the first and in time, bool (n,)."""
+        """Take answers to the questions at these places; return which are the first and come in time, bool (n,)."""
         first = np.zeros(len(places), np.bool_)
         if not self.done:
             _, once = np.unique(places, return_index=True)
@@ -114,7 +117,7 @@ class AnswerTable:
         return first
 
     def add(self, part: AnswerPart) -> None:
-        """Add first answers."""
+        """Add answers that are the first to their questions."""
         self._part[part.places], self._row[part.places] = len(self.parts), np.arange(part.batch.rows)
         self.parts.append(part)
         self._left -= part.batch.rows
@@ -123,33 +126,33 @@ class AnswerTable:
 
     @property
     def answered(self) -> NDArray[np.intp]:
-        """Return the questions that have an answer, ascending."""
+        """Return the numbers of the questions that have an answer, ascending."""
         return np.flatnonzero(self._part != _NONE)
 
     @property
     def pending(self) -> NDArray[np.intp]:
-        """Return the questions that may still have an answer, ascending."""
+        """Return the numbers of the questions that may still get an answer, ascending."""
         return np.flatnonzero(self.waits(np.arange(len(self))))
 
     @property
     def failed(self) -> NDArray[np.intp]:
-        """Return the questions that arrived and will have no answer, ascending; `errors[row]` says why."""
+        """Return the numbers of the questions that arrived and will get no answer, ascending; `errors` says why."""
         return np.array(sorted(self.errors), np.intp)
 
     @property
     def blocked(self) -> NDArray[np.intp]:
-        """Return the questions that a rule blocked, ascending."""
+        """Return the numbers of the questions that a rule blocked, ascending."""
         return np.flatnonzero(self._fates == BLOCKED) if self._fates is not None else np.zeros(0, np.intp)
 
     def __getitem__(self, row: int) -> Message | None:
-        """Return the answer to one question; None: there is none."""
+        """Return the answer to one question, or None if there is none."""
         at = int(self._part[row])
         return None if at == _NONE else Message(self.exp_id, self.parts[at].batch, int(self._row[row]))
 
     def column(self, name: str) -> NDArray[Any]:
-        """Return one value of each answer that is there, by its name, in the order of `answered`.
+        """Return the value with this name of each answer that is there, in the order of `answered`.
 
-        Raises: InvalidColumns where an answer has no such value.
+        Raises: InvalidColumns if an answer has no such value.
         """
         ends = np.cumsum([0, *(part.batch.rows for part in self.parts)])
         answered = self.answered
@@ -157,7 +160,7 @@ class AnswerTable:
         return found[ends[self._part[answered]] + self._row[answered]]
 
     def messages(self, at: int) -> Iterator[Message]:
-        """Return the answers of a part."""
+        """Return the answers of one part as messages."""
         batch = self.parts[at].batch
         return (Message(self.exp_id, batch, row) for row in range(batch.rows))
 
@@ -198,9 +201,10 @@ MoreAnswers = Callable[[AnswerTable], Coroutine[Any, Any, None]]  # waits for an
 
 
 class Answers(AnswerTable):
-    """The answers to a messager's questions: `async for answer in answers` gives them as they come.
+    """The answers to a messager's questions: `async for answer in answers` yields them as they come.
 
-    Args: `more` waits for answers and adds them, or returns when the time is up. None: `add` is called as they come.
+    Args: `more` waits until there are answers and adds them, or returns when the time is up. None: whoever receives
+    answers calls `add`.
     """
 
     def __init__(self, exp_id: str, rows: int, timeout: float | None, more: MoreAnswers | None = None) -> None:
@@ -209,22 +213,22 @@ class Answers(AnswerTable):
         self._news = asyncio.Event()
 
     def sent(self, receipts: Receipts) -> None:
-        """Take the receipts of the questions."""
+        """Set the receipts of the questions. Questions that did not arrive stop waiting for an answer."""
         super().sent(receipts)
         self._news.set()
 
     def add(self, part: AnswerPart) -> None:
-        """Add first answers."""
+        """Add answers that are the first to their questions."""
         super().add(part)
         self._news.set()
 
     def fail(self, place: int, error: NoAnswer) -> None:
-        """Take the reason why a question will have no answer."""
+        """Record why a question will have no answer."""
         super().fail(place, error)
         self._news.set()
 
     def end(self) -> None:
-        """Wait for no more answers: those that come are late."""
+        """Stop waiting for answers: those that come from now on are late."""
         super().end()
         self._news.set()
 
@@ -246,7 +250,7 @@ class Answers(AnswerTable):
             await self.change()
 
     async def change(self) -> None:
-        """Wait for answers, or the end."""
+        """Wait until answers come, or the time is up."""
         if self._more is not None:
             await self._more(self)
             return
@@ -257,7 +261,7 @@ class Answers(AnswerTable):
 
 
 class GroupAnswers(AnswerTable):
-    """The answers to the questions of a group's handle: `for answer in answers` gives them as they come.
+    """The answers to the questions of a group's handle: `for answer in answers` yields them as they come.
 
     Args: `more` blocks until there are answers and adds them, or returns when the time is up.
     """

@@ -1,4 +1,4 @@
-"""A messager's side of conversations: it asks, and it replies."""
+"""A messager's side of conversations: it asks questions, and replies to them."""
 
 import asyncio
 import logging
@@ -55,7 +55,7 @@ _UNLIMITED = nullcontext()
 
 
 class Conversation:
-    """The questions of one messager and its replies; its mailbox for answers opens with the first question.
+    """The questions of one messager and its replies. Its mailbox for answers is opened at the first question.
 
     Args: `open_transport` makes another transport to the same server.
     """
@@ -66,7 +66,7 @@ class Conversation:
         self._open = OpenQuestions(engine.exp_id, from_any=not engine.settings.strict_answers)
         self._watch = QuestionWatch(engine, self._open)
         self.waits = Waits(engine)
-        self.left: list[Message] = []  # that a service has fetched, and not handled
+        self.left: list[Message] = []  # messages that a service has fetched, but not handled
         self._mailbox: AnswerMailbox | None = None
         self.opened = False  # there is a mailbox for answers: an attribute, because each fetch reads it
         self._opening = asyncio.Lock()
@@ -76,7 +76,7 @@ class Conversation:
     # -- life -----------------------------------------------------------------------------------------------------
 
     async def resume(self) -> None:
-        """Take over the mailbox for answers that a predecessor of this name has left, if it has."""
+        """Take over the mailbox for answers of a predecessor with the same name, if it left one."""
         if (
             self._engine.steps is None
             and self._engine.named
@@ -85,7 +85,7 @@ class Conversation:
             await self._answers()
 
     async def _answers(self) -> AnswerMailbox:
-        """Return the mailbox for answers, open; raise Closed."""
+        """Return the mailbox for answers, and open it if needed. Raises Closed if the messager is closed."""
         if self._mailbox is None:
             await self._open_mailbox()
         if self._mailbox is None or self._engine.closed:
@@ -112,7 +112,10 @@ class Conversation:
                 self._mailbox, self.opened = mailbox, True
 
     async def close(self, *, commit: bool) -> None:
-        """Close the mailbox for answers; commit the late ones that were handed out, if `commit`."""
+        """Close the mailbox for answers, and end all questions.
+
+        With `commit`, late answers that were handed out are committed.
+        """
         if commit:
             await self.commit()
         mailbox, self._mailbox, self.opened = self._mailbox, None, False
@@ -123,12 +126,12 @@ class Conversation:
         self._open.end()
 
     def hand_out(self, messages: Messages) -> None:
-        """Note the late answers among fetched messages: the next fetch commits them."""
+        """Record the late answers among fetched messages, so that the next fetch commits them."""
         if self._mailbox is not None:
             self.handed_out += self._mailbox.late_among(messages.slices)
 
     async def commit(self, messages: Acked | None = None) -> None:
-        """Commit the late answers among fetched messages; None: those that were handed out."""
+        """Commit the late answers among some fetched messages; None: among those that were handed out."""
         if self._mailbox is None:
             return
         if messages is None:
@@ -143,7 +146,7 @@ class Conversation:
     async def ask(
         self, from_id: AgentId | None, to_id: AgentId, payload: Payload, subtopic: str, timeout: float | None
     ) -> Message:
-        """Ask one agent; return its answer. Raises as `Messager.ask`."""
+        """Ask one agent; return the answer. Raises as `Messager.ask`."""
         check_timeout(timeout)
         engine = self._engine
         checked = engine.checks.checked(agent_channel(engine.exp_id, to_id, subtopic), payload, from_id, None)
@@ -153,7 +156,7 @@ class Conversation:
         return await self._ask(checked, timeout, handling.asker(), handling.waits)
 
     async def ask_batch(self, batch: Batch, timeout: float | None, asker: Asker | None = None) -> Message:
-        """Ask the one question of a batch of another process, of a handler there. Raises as `Messager.ask`."""
+        """Ask the one question of a batch that comes from a handler in another process. Raises as `Messager.ask`."""
         self._engine.checks.check_senders([batch.from_ids])
         assert batch.lines is not None
         checked = CheckedMessage(batch.from_ids[0], batch.to_ids[0], batch.topic_of(0), batch.lines.row(0))
@@ -178,7 +181,7 @@ class Conversation:
             if asker is not None:
                 rows.behind[len(rows.answers)] = asker.chain
             rows.answers.append(answer)
-            await asyncio.sleep(0)  # it is written before a timer is set, which takes as long as its checks
+            await asyncio.sleep(0)  # the question is sent before the timer is set, as that takes as long as all checks
             async with asyncio.timeout_at(due):
                 receipt = await sent
                 if receipt:
@@ -196,7 +199,7 @@ class Conversation:
         raise _not_asked(checked.to_id, receipt, timeout)
 
     async def _check_circle(self, checked: CheckedMessage, asker: Asker) -> None:
-        """Raise NoAnswer where the answer would have to wait for the handler that asks."""
+        """Raise NoAnswer if the answer would have to wait for the very handler that asks."""
         engine = self._engine
         if circle_of(asker.chain, checked, engine.directory):
             assert engine.frame_sender is not None
@@ -213,14 +216,17 @@ class Conversation:
     async def ask_columns(
         self, from_ids: object, to_ids: object, payloads: object, subtopic: str, timeout: float | None
     ) -> Answers:
-        """Ask many agents; return their answers, as they come. Raises as `Messager.ask_columns`."""
+        """Ask many agents; return an object that collects their answers. Raises as `Messager.ask_columns`."""
         check_timeout(timeout)
         engine = self._engine
         chunks = engine.checks.columns(from_ids, to_ids, payloads)
         return await self.ask_batches(batches_of_columns(chunks, check_subtopic(subtopic), engine.step), timeout)
 
     async def ask_batches(self, batches: Sequence[Batch], timeout: float | None) -> Answers:
-        """Ask the questions of batches; return their answers, as they come."""
+        """Ask the questions of batches; return an object that collects their answers.
+
+        Raises as `Messager.ask_columns`.
+        """
         engine = self._engine
         engine.checks.check_senders(batch.from_ids for batch in batches)
         due = None if timeout is None else asyncio.get_running_loop().time() + timeout
@@ -228,7 +234,7 @@ class Conversation:
         try:
             async with asyncio.timeout_at(due):
                 await self._send_questions(batches, answers)
-        except BaseException as error:  # nobody holds the answers: those that come are ordinary messages
+        except BaseException as error:  # nobody will read the answers: they become ordinary messages
             answers.end()
             if isinstance(error, TimeoutError) and not isinstance(error, MessagingError):
                 raise _unanswered(None, None, timeout) from None
@@ -251,7 +257,7 @@ class Conversation:
     # -- replying -------------------------------------------------------------------------------------------------
 
     async def reply(self, message: Message, payload: Payload, *, failed: bool = False) -> Receipt:
-        """Answer one question, or say that its handler has failed. Raises as `Messager.reply`."""
+        """Answer one question, or with `failed` tell the asker that the handler failed. Raises as `Messager.reply`."""
         question = slice_of(message)
         check_question(question)
         batch, row, *_ = question
@@ -273,29 +279,32 @@ class Conversation:
 
     @property
     def name(self) -> str:
-        """Return the name of this messager, of which one service runs at a time."""
+        """Return the name of this messager, which names its service: it has one at a time."""
         return self._engine.name
 
     async def begin(self) -> Sequence[Message]:
-        """Begin to serve; return the messages that an earlier service here has left unhandled."""
+        """Begin to serve; return the messages that an earlier service of this messager has left unhandled."""
         left, self.left = self.left, []
         self.waits.ended = ""
         await self.waits.write(anew=True)
         return left
 
     async def serve_by_hand(self) -> None:
-        """Note that somebody fetches again where a service had ended."""
+        """Remove the note on the server that the service has ended, because messages are fetched again."""
         self.waits.ended = ""
         await self.waits.write()
 
     async def end(self, left: Sequence[Message], ended: str) -> None:
-        """Serve no more; keep the messages that are not handled for the next service here."""
+        """Stop serving; keep the unhandled messages for the next service of this messager.
+
+        Args: ended is why the service has ended, for the askers that still wait; "": the caller has ended it.
+        """
         self.left, self.waits.ended = [*left], ended
         if ended:
             await self.waits.write(anew=True)
 
     async def keep_failed(self, message: Message, failure: HandlerFailure) -> None:
-        """Make a message whose handler has failed a dead letter."""
+        """Turn a message whose handler failed into a dead letter."""
         batch, row, *_ = slice_of(message)
         if batch.origin is None:
             logger.warning("a message of a foreign client is lost: %s", failure.reason)
@@ -305,7 +314,7 @@ class Conversation:
             await self._engine.transport.bury(origin.mailbox, origin.entry, frame, failure.reason, row=row)
 
     async def tell_failed(self, message: Message, failure: HandlerFailure) -> None:
-        """Tell the asker of a message that its handler has failed; where it has none, or has an answer, do nothing."""
+        """Tell the asker of a message that its handler failed, unless nobody waits for an answer or there is one."""
         if waits_for_failure(slice_of(message)):
             await self.reply(message, failure.payload, failed=True)
 

@@ -1,4 +1,4 @@
-"""The message that a handler of `serve` has in hand: what waits behind it, and what is told of its failure."""
+"""The messages that handlers of `serve` have in hand, which handlers wait, and what askers learn of failures."""
 
 import asyncio
 import logging
@@ -20,12 +20,12 @@ from ray_messaging.wire.notes import Ask, ServiceNote, Slot, encode_service_note
 logger = logging.getLogger(__name__)
 
 _MOST_TEXT = 1000  # characters of an error's text: it may quote what it could not read
-_LONGEST = 100  # of a chain: of a longer one the last ones travel
-_STUCK_S = 0.2  # most answers are there before: only of what lasts longer others are told
+_LONGEST = 100  # links of a chain that are sent: of a longer chain, the last ones
+_STUCK_S = 0.2  # most answers come sooner: a note is written only if handlers wait for longer
 
 
 class HandlerFailure(NamedTuple):
-    """The error of a handler: the name of its type, its text, and how often the handler was tried."""
+    """The error of a handler: the name of its type, its text, and how many times the handler was tried."""
 
     error: str
     text: str
@@ -33,7 +33,10 @@ class HandlerFailure(NamedTuple):
 
     @classmethod
     def of(cls, error: BaseException, attempts: int = 1) -> "HandlerFailure":
-        """Build from an error; its text is cut, and half an emoji is quoted, so that it can travel."""
+        """Build the failure from an error.
+
+        The error's text is cut, and lone surrogates are escaped, so that it can be sent.
+        """
         try:
             text = str(error)[:_MOST_TEXT]
         except Exception as broken:  # noqa: BLE001 - the text is the user's own code
@@ -42,23 +45,27 @@ class HandlerFailure(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """Return why the message is a dead letter."""
+        """Return the reason for which the message is a dead letter."""
         times = f" {self.attempts} times" if self.attempts > 1 else ""
         return f"its handler failed{times}: {self.told}"
 
     @property
     def told(self) -> str:
-        """Return the error in one line."""
+        """Return the error as one line."""
         return f"{self.error}: {self.text}" if self.text else self.error
 
     @property
     def payload(self) -> dict[str, Any]:
-        """Return what the asker gets in place of an answer."""
+        """Return the payload that the asker gets instead of an answer."""
         return {"error": self.error, "text": self.text}
 
 
 class Asker(NamedTuple):
-    """A handler that asks: its service, with how many handlers at most, and the chain that ends with the handler."""
+    """A handler that asks a question.
+
+    `service` is its service, which runs at most `slots` handlers at once. `chain` are the messages that wait for this
+    question, each because its handler has asked the next one; the handler's own message is the last.
+    """
 
     service: str
     slots: int
@@ -66,9 +73,9 @@ class Asker(NamedTuple):
 
 
 class Handling:
-    """A message in the hand of a handler, until that has ended.
+    """A message in the hand of a handler, until the handler has ended.
 
-    Args: `waits` has the handlers of this process that wait; None: the group's actor has.
+    Args: `waits` records the handlers of this process that wait; None: the group's actor records them.
     """
 
     __slots__ = ("_message", "_service", "_slots", "over", "waits")
@@ -80,7 +87,7 @@ class Handling:
         self._service, self._slots = service, slots
 
     def asker(self) -> Asker | None:
-        """Return the handler as one that asks; None for a message that no mailbox has."""
+        """Return the handler as one that asks, or None if its message came from no mailbox."""
         batch, row, *_ = slice_of(self._message)
         if batch.origin is None:
             return None
@@ -95,21 +102,21 @@ HANDLING: ContextVar[Handling | None] = ContextVar("ray_messaging handling", def
 
 
 def handling_here() -> Handling | None:
-    """Return the message in the hand of the handler that runs here, or that has started this task."""
+    """Return the message in hand of the handler that runs here or has started this task, or None if there is none."""
     found = HANDLING.get()
     return None if found is None or found.over else found
 
 
 def asker_here() -> Asker | None:
-    """Return the handler that runs here, as one that asks."""
+    """Return the handler that runs here, as one that asks, or None if there is none."""
     found = handling_here()
     return None if found is None else found.asker()
 
 
 def circle_of(chain: tuple[InHand, ...], asked: CheckedMessage, directory: Directory) -> tuple[InHand, ...]:
-    """Return the part of a chain that waits for a question which its last handler asks, and for which that waits.
+    """Return the part of a chain that would wait in a circle if its last handler asked this question.
 
-    It is () where a handler is free for the question, or may be: as long as the chain has not all of the service.
+    It is () if a handler is, or may be, free for the question: the chain does not have all handlers of the service.
     """
     for mailbox in directory.mailboxes_of(asked.to_id, asked.topic):
         mine = [at for at, each in enumerate(chain) if each.mailbox == mailbox and each.slots]
@@ -119,7 +126,7 @@ def circle_of(chain: tuple[InHand, ...], asked: CheckedMessage, directory: Direc
 
 
 class _Service:
-    """The handlers of one service that wait: their questions, by the message in hand."""
+    """The handlers of one service that wait. `asks` maps the id of the message in hand to the handler's questions."""
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
@@ -129,13 +136,14 @@ class _Service:
 class Waits:
     """The handlers that wait for answers, by service.
 
-    While every handler of a mailbox waits, it handles no other message: then a note on the server says for what.
-    `others_handle` tells whether a service which is none of some may have a message in hand.
+    While every handler of a mailbox waits, the mailbox handles no other message. Then a note on the server says for
+    which questions they wait. `others_handle` returns whether any service other than the given ones may have a message
+    in hand.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.others_handle: Callable[[Collection[str]], bool] = lambda _: False
-        self.ended = ""  # why the service has ended, while nobody serves
+        self.ended = ""  # why the service has ended; "": it has not, or somebody fetches again
         self._engine = engine
         self._services: dict[str, _Service] = {}
         self._written = b""
@@ -145,7 +153,7 @@ class Waits:
 
     @contextmanager
     def waiting(self, asker: Asker, ask: Ask) -> Iterator[None]:
-        """Count a handler among those that wait, for one question."""
+        """Count a handler as waiting for the answer to one question."""
         message = asker.chain[-1].message
         service = self._services.setdefault(asker.service, _Service(asker.slots))
         service.asks.setdefault(message, []).append(ask)
@@ -175,7 +183,7 @@ class Waits:
         return ServiceNote(self.ended, tuple(slots))
 
     async def _keep(self) -> None:
-        """Keep the note as it should be, while handlers wait."""
+        """Update the note on the server while handlers wait."""
         while self._services or self._written:
             await self._changed.wait()
             await asyncio.sleep(_STUCK_S)
@@ -188,7 +196,7 @@ class Waits:
                 return
 
     async def write(self, *, anew: bool = False) -> None:
-        """Write the note as it is now, where the server may have another one; `anew`: it surely may."""
+        """Write the present note, if the server may have another one. With `anew` it is written in any case."""
         async with self._writing:
             note, subscription = encode_service_note(self._note()), self._engine.subscription
             if (note != self._written or anew) and subscription is not None and subscription.epoch is not None:
@@ -196,7 +204,7 @@ class Waits:
                 self._written = note
 
     async def close(self) -> None:
-        """Keep the note no more; one that says that handlers wait is taken away."""
+        """Stop updating the note; if it says that handlers wait, remove it."""
         if self._task is not None:
             await end(self._task)
         self._services = {}

@@ -1,4 +1,4 @@
-"""The messages in hand, each committed by itself, and the inboxes of agents, which are filled from them."""
+"""The messages in hand, each committed on its own, and the inboxes of agents, which are filled with them."""
 
 import asyncio
 import logging
@@ -20,21 +20,21 @@ from ray_messaging.receiving.commits import MOST_RANGES
 
 logger = logging.getLogger(__name__)
 
-_MOST = MOST_RANGES // 2  # in hand: they lie apart in the mailbox, and late answers take ranges, too
+_MOST = MOST_RANGES // 2  # most messages in hand: each may take an ack range, as late answers do, too
 
 
 class Fetch(Protocol):
-    """Fetches messages."""
+    """A function that fetches messages."""
 
     def __call__(self, *, limit: int | None, timeout: float | None, commit: CommitMode) -> Awaitable[Messages]:
         """Return new messages."""
 
 
 class HandOut:
-    """The messages in hand, at most `most`: they are fetched, given to `take`, and committed once they are handled.
+    """The messages in hand, at most `most`. They are fetched, passed to `take`, and committed once they are handled.
 
-    A message is in hand until its commit is durable: no more than `most` come again after a crash. Those that are
-    handled while a commit is on its way are committed together by the next one.
+    A message is in hand until its commit is durable, so no more than `most` messages come again after a crash. Messages
+    that are handled during a commit are committed together by the next one.
     """
 
     def __init__(
@@ -50,35 +50,35 @@ class HandOut:
         self._most = check_most(most)
         self._in_hand = 0
         self._stopped = False
-        self._handled: list[Message] = []  # and not committed
+        self._handled: list[Message] = []  # but not committed yet
         self._news = asyncio.Event()  # a message was handled, or the end is near
         self._room = asyncio.Event()
 
     @property
     def full(self) -> bool:
-        """Tell whether no message is fetched before one is handled."""
+        """Return whether so many messages are in hand that no more are fetched until one of them is handled."""
         return self._in_hand >= self._most
 
     def handled(self, message: Message) -> None:
-        """Note that a message is handled: it is committed soon."""
+        """Mark a message as handled: it is committed soon."""
         self._handled.append(message)
         self._news.set()
 
     def release(self, messages: int = 1) -> None:
-        """Note that messages are not in hand any more."""
+        """Mark some messages as no longer in hand."""
         self._in_hand -= messages
         self._room.set()
         self._news.set()
 
     def stop(self) -> None:
-        """Fetch no more; `run` returns once nothing is in hand."""
+        """Stop fetching; `run` returns once no message is in hand."""
         self._stopped = True
         self._news.set()
 
     async def run(self, first: Sequence[Message] = ()) -> None:
-        """Fetch and commit until `stop`, or until the messager closes: that raises its error.
+        """Fetch and commit messages until `stop` is called. If the messager closes before, its error is raised.
 
-        Args: `first` were fetched before, and come first.
+        Args: `first` are messages that were fetched before, and are passed on first.
         """
         fetching = asyncio.create_task(self._fetch(first), name="ray_messaging fetch")
         fetching.add_done_callback(lambda _: self._news.set())
@@ -99,7 +99,7 @@ class HandOut:
         handled = self._handled[:]
         if handled:
             await self._ack(handled)
-            del self._handled[: len(handled)]  # behind the await: where that is cut, a later call commits them
+            del self._handled[: len(handled)]  # after the await: if that is cancelled, a later call commits them
             self.release(len(handled))
 
     async def _wait_for_room(self) -> None:
@@ -108,7 +108,7 @@ class HandOut:
             await self._room.wait()
 
     async def _fetch(self, first: Sequence[Message]) -> None:
-        """Fetch messages for ever."""
+        """Fetch messages, without end."""
         for message in first:
             await self._wait_for_room()
             self._in_hand += 1
@@ -119,12 +119,12 @@ class HandOut:
             for message in await self._fetch_messages(limit=free, timeout=None, commit="acked"):
                 self._in_hand += 1
                 self._take(message)
-            for _ in range(2):  # the handling of these messages goes first, and then what that sends
+            for _ in range(2):  # let the handlers of these messages run first, and then what they send
                 await asyncio.sleep(0)
 
 
 def check_most(most: object) -> int:
-    """Return how many messages may be in hand at once; raise ConfigError."""
+    """Return how many messages may be in hand at once; raise ConfigError if it is not an int of at least 1."""
     try:
         number = index(most)  # type: ignore[arg-type]  # others raise
     except TypeError:
@@ -135,7 +135,10 @@ def check_most(most: object) -> int:
 
 
 class Inbox(msgspec.Struct, eq=False):
-    """The messages of one agent that are in hand and not being handled. `error` is why no more of them come."""
+    """The messages of one agent that are in hand but not being handled.
+
+    `error` is why no more will come (None: they may).
+    """
 
     messages: deque[Message] = msgspec.field(default_factory=deque)
     news: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
@@ -144,9 +147,9 @@ class Inbox(msgspec.Struct, eq=False):
 
 
 class Inboxes:
-    """The inboxes of one messager's agents, filled by one task; each message is committed by itself.
+    """The inboxes of one messager's agents, which one task fills. Each message is committed on its own.
 
-    Args: `is_committed` tells whether `ack` has committed a message already.
+    Args: `is_committed` returns whether `ack` has already committed a message.
     """
 
     def __init__(
@@ -169,14 +172,14 @@ class Inboxes:
         return InboxMessages(self, inbox)
 
     def fill(self) -> None:
-        """Fetch from now on, unless that is done."""
+        """Start fetching messages, if that is not going on already."""
         if self._filling is None or self._filling.done():
             self._error = None
             self._filling = asyncio.create_task(self._hand_out.run(), name="ray_messaging inboxes")
             self._filling.add_done_callback(self._ended)
 
     async def take_from(self, inbox: Inbox) -> Message:
-        """Return the next message of an inbox; wait for it."""
+        """Return the next message of an inbox, and wait for it if there is none."""
         while not inbox.messages and self._error is None and inbox.error is None:
             inbox.news.clear()
             await inbox.news.wait()
@@ -187,7 +190,10 @@ class Inboxes:
         return inbox.messages.popleft()
 
     def agents_changed(self, name: str, listens_for: Callable[[AgentId], bool]) -> None:
-        """End the wait of readers whose agents have left the mailbox of this name; those that are back read on."""
+        """End the wait of readers whose agents have left the mailbox of this name.
+
+        Agents that have come back can be read again.
+        """
         for agent, inbox in self._inboxes.items():
             inbox.error = None
             if agent is not None and not listens_for(agent):
@@ -197,11 +203,11 @@ class Inboxes:
                 inbox.news.set()
 
     def handled(self, message: Message) -> None:
-        """Note that a message is handled: it is committed soon."""
+        """Mark a message as handled: it is committed soon."""
         self._hand_out.handled(message)
 
     def put_back(self, inbox: Inbox, message: Message) -> None:
-        """Keep a message whose handling did not end for the agent's next reader, unless it is committed."""
+        """Keep a message whose handling did not end for the agent's next reader, unless it is already committed."""
         if self._is_committed(message):
             self._hand_out.release()
         else:
@@ -239,7 +245,7 @@ class Inboxes:
             inbox.news.set()
 
     async def close(self, *, commit: bool) -> None:
-        """Fetch no more, and commit the handled messages, if `commit`."""
+        """Stop fetching; with `commit`, commit the handled messages."""
         if self._filling is None:
             return
         await end(self._filling)
@@ -249,10 +255,12 @@ class Inboxes:
 
 
 class InboxMessages(AsyncIterator[Message]):
-    """The messages of one agent as they come: to ask for the next one says that the one before is handled.
+    """Iterator over the messages of one agent as they come.
+
+    Asking for the next message marks the one before as handled.
 
     A `for` block that is left drops its iterator, which then puts the message in hand back at once. A generator would
-    do so only later, behind messages that the next reader has got.
+    do so only later, when the next reader may already have later messages.
     """
 
     def __init__(self, inboxes: Inboxes, inbox: Inbox) -> None:
@@ -273,7 +281,7 @@ class InboxMessages(AsyncIterator[Message]):
         return self._in_hand
 
     async def aclose(self) -> None:
-        """Stop; the message in hand goes back, unless it is committed."""
+        """Stop reading. The message in hand goes back to the inbox, unless it is already committed."""
         self._leave()
 
     def __del__(self) -> None:

@@ -21,11 +21,14 @@ from ray_messaging.model.columns import IdColumn
 from ray_messaging.model.message_ids import MessageIdColumn
 
 _NO_ROWS: Rows = np.empty(0, np.intp)
-_LONE = 64  # lone questions among which none is looked for that waits no more
+_LONE = 64  # up to so many lone questions, those that no longer wait are not searched for and dropped
 
 
 class LoneQuestion(NamedTuple):
-    """A question that was asked by itself: its id without the number, whom, on which topic, its answer's future."""
+    """A question that was asked by itself, not in a batch.
+
+    `text` is its id without the number, `to_id` the agent that was asked, and `answer` the future of its answer.
+    """
 
     text: str
     to_id: AgentId | None
@@ -34,9 +37,9 @@ class LoneQuestion(NamedTuple):
 
 
 class OpenQuestion(NamedTuple):
-    """A question that waits, or some of those that were asked together: the mailboxes that have the agents now.
+    """A question that waits, or some of those asked together, and the mailboxes that host the asked agents now.
 
-    `key` names it: the id of a lone one. `fail` ends its wait, for a reason.
+    `key` names it; for a lone question it is the question's id. `fail` ends its wait, with a reason.
     """
 
     key: object
@@ -45,7 +48,10 @@ class OpenQuestion(NamedTuple):
 
 
 class Asked(msgspec.Struct, eq=False):
-    """The questions of one batch: their numbers begin with `first`; the first one is at `place` of its asker."""
+    """The questions of one batch.
+
+    Their numbers begin with `first`, and the first one is at `place` in the asker's table.
+    """
 
     first: int
     text: str
@@ -56,7 +62,7 @@ class Asked(msgspec.Struct, eq=False):
     place: int
 
     def batch_of(self, rows: Rows) -> Batch:
-        """Return some of the questions as a batch that can be routed."""
+        """Return some of the questions as a batch, to look up the mailboxes of their agents."""
         ids, topic = self.to_ids.take(rows), None if self.topic is None else self.topic[rows]
         return Batch(
             sender="", epoch=0, first=0, from_ids=ids, to_ids=ids, topics=self.topics, topic=topic, rows=len(rows)
@@ -64,9 +70,9 @@ class Asked(msgspec.Struct, eq=False):
 
 
 class OpenQuestions:
-    """The questions that wait, by the numbers in their ids.
+    """The questions of a messager that wait, by the numbers in their ids.
 
-    An answer counts if it comes from the agent that was asked, unless `from_any`.
+    An answer counts if it comes from the agent that was asked, or with `from_any` from any agent.
     """
 
     def __init__(self, exp_id: str, *, from_any: bool = False) -> None:
@@ -74,13 +80,16 @@ class OpenQuestions:
         self._from_any = from_any
         self._texts: set[str] = set()  # of ids, without the numbers
         self._lone: dict[int, LoneQuestion] = {}
-        self._most_lone = _LONE  # above it, those that wait no more are dropped
+        self._most_lone = _LONE  # above it, those that no longer wait are dropped
         self._asked: list[Asked] = []  # by number
         self._firsts: list[int] = []
-        self._most = 0  # as `_most_lone`
+        self._most = 0  # the same limit for `_asked`
 
     def add_lone(self, batch: Batch, answers: "Sequence[Future[Message]]") -> None:
-        """Wait for the answers to lone questions, a batch which was just numbered; each one has a future."""
+        """Start to wait for the answers to lone questions.
+
+        Args: batch has the questions, whose ids were just assigned; answers has a future for each.
+        """
         if len(self._lone) > self._most_lone:  # the callers of some were cancelled, or had no answer in time
             self._lone = {number: lone for number, lone in self._lone.items() if not lone.answer.done()}
             self._most_lone = max(_LONE, 2 * len(self._lone))
@@ -92,7 +101,10 @@ class OpenQuestions:
             self._lone[number] = LoneQuestion(text, batch.to_ids[row], only or batch.topic_of(row), answer)
 
     def add(self, batch: Batch, asker: AnswerTable, place: int = 0) -> None:
-        """Wait for the answers to a batch, which was just numbered; its first question has a place at its asker."""
+        """Start to wait for the answers to a batch whose ids were just assigned.
+
+        Args: place is the number that its first question has in the asker's table.
+        """
         self._drop_done()
         self._texts.add(_text(batch))
         at = bisect_right(self._firsts, batch.first)
@@ -108,12 +120,12 @@ class OpenQuestions:
 
     @property
     def waiting(self) -> bool:
-        """Tell whether a question waits for its answer."""
+        """Return whether any question waits for its answer."""
         lone = any(not each.answer.done() for each in self._lone.values())
         return lone or any(not each.asker.done for each in self._asked)
 
     def open(self, directory: Directory) -> Iterator[OpenQuestion]:
-        """Yield the questions that wait, by the mailboxes that a directory names for their agents."""
+        """Yield the questions that wait, grouped by the mailboxes that host their agents in the directory."""
         for number, lone in [*self._lone.items()]:
             if not lone.answer.done():
                 mailboxes = directory.mailboxes_of(lone.to_id, lone.topic)
@@ -133,17 +145,17 @@ class OpenQuestions:
             lone.answer.set_exception(no_answer(lone.to_id, question, why))
 
     def end(self) -> None:
-        """Wait for no more answers: the callers get Closed."""
+        """Stop waiting for answers: callers that still wait get a Closed error."""
         for lone in self._lone.values():
             if not lone.answer.done():
                 lone.answer.set_exception(Closed("this messager was closed before the answer came"))
-                lone.answer.exception()  # the caller may be gone: then nobody is to hear of it
+                lone.answer.exception()  # retrieved, so that asyncio does not log it if the caller is gone
         for asked in self._asked:
             asked.asker.end()
         self._lone, self._asked, self._firsts = {}, [], []
 
     def answer(self, found: Slice) -> Rows:
-        """Give askers their answers; return the rows of the batch that are none, or come late."""
+        """Pass answers to their askers; return the rows that are no answers to open questions, or come late."""
         batch, low, high, _ = found
         replies = None if batch.extension is None else batch.extension.in_reply_to
         if replies is None:
@@ -166,7 +178,7 @@ class OpenQuestions:
         return rows[~taken]
 
     def _answer_one(self, replies: MessageIdColumn, batch: Batch, row: int) -> bool:
-        """Give the asker of one question its answer; return whether it counts."""
+        """Pass one answer to its asker; return whether it counts."""
         number = replies.numbers.item(row)
         if replies.texts[0 if replies.places is None else replies.places[row]] not in self._texts:
             return False
@@ -185,7 +197,7 @@ class OpenQuestions:
         return bool(asked.asker.take(np.array([asked.place + place]), batch, np.array([row]))[0])
 
     def _answer_lone(self, number: int, batch: Batch, row: int) -> bool:
-        """Give the asker of one question its answer; return whether it counts: the first, and in time."""
+        """Pass one answer to the asker of a lone question; return whether it counts, as the first and in time."""
         asked = self._lone.get(number)
         if asked is None or not (self._from_any or batch.from_ids[row] == asked.to_id):
             return False
@@ -199,7 +211,7 @@ class OpenQuestions:
         return True
 
     def _known(self, replies: MessageIdColumn, rows: Rows) -> NDArray[np.bool_]:
-        """Tell which rows answer questions with our name."""
+        """Return which rows answer questions that this messager has asked."""
         ours = np.array([text in self._texts for text in replies.texts], np.bool_)
         return np.broadcast_to(ours[0], len(rows)) if replies.places is None else ours[replies.places[rows]]
 
@@ -217,13 +229,13 @@ class OpenQuestions:
 
 
 def no_answer(agent: AgentId | None, question: str, why: str) -> NoAnswer:
-    """Build the error for a question that can have no answer any more."""
+    """Build the error for a question that can no longer get an answer."""
     text = f"agent {agent!r} will not answer {question}: {why}"
     return NoAnswer(text, agent=agent, question=question, timeout=None, fate="delivered")
 
 
 def answer_failed(answer: Message) -> AnswerFailed:
-    """Build the error for a question from what its handler's messager has sent in place of an answer."""
+    """Build the error for a question from the message that came instead of an answer, because the handler failed."""
     told = answer.payload if isinstance(answer.payload, dict) else {}
     error, text = str(told.get("error", "error")), str(told.get("text", ""))
     return AnswerFailed(
@@ -245,7 +257,7 @@ def _fail_some(asked: Asked, rows: Rows, why: str) -> None:
 
 
 def _text(batch: Batch) -> str:
-    """Return the ids of a batch's messages without their numbers."""
+    """Return what the ids of all messages of a batch begin with, without the numbers."""
     return f"{batch.sender}-{batch.epoch}-"
 
 

@@ -1,4 +1,4 @@
-"""A watch over the open questions of one messager: those that can have no answer any more end at once."""
+"""A watch over the open questions of one messager. It ends questions that can no longer get an answer."""
 
 import asyncio
 import logging
@@ -15,27 +15,30 @@ from ray_messaging.wire.notes import Ask, ServiceNote, decode_service_note
 
 logger = logging.getLogger(__name__)
 
-_LOOK_S = 0.5  # between two looks: what both have seen is so, though notes are written a little late
-_SHARE = 20  # a look that takes long comes less often
-_MOST_NOTES = 1000  # mailboxes that one look follows
+_LOOK_S = 0.5  # between two looks: only what both have seen counts, as notes are written with some delay
+_SHARE = 20  # the pause is at least so many times as long as the last look took
+_MOST_NOTES = 1000  # mailboxes whose notes are read in one look
 
 
 class WaitGraph(NamedTuple):
-    """The questions of handlers that wait, and the notes of their mailboxes: who waits for whom."""
+    """Which question waits for which, from the notes of mailboxes whose handlers all wait."""
 
     asks: dict[str, Ask]
-    in_hand: dict[str, tuple[Ask, ...]]  # by question that a handler has in hand: the questions of that handler
+    in_hand: dict[str, tuple[Ask, ...]]  # the question that a handler has in hand -> the questions that it has asked
     notes: Mapping[str, ServiceNote]
 
     @classmethod
     def of(cls, notes: Mapping[str, ServiceNote]) -> "WaitGraph":
-        """Build from the notes of services."""
+        """Build the graph from the notes of services."""
         slots = [slot for note in notes.values() for slot in note.slots]
         asks = {ask.question: ask for slot in slots for ask in slot.asks}
         return cls(asks, {slot.message: slot.asks for slot in slots}, notes)
 
     def waits_for(self, ask: Ask) -> list[tuple[Ask, ...]]:
-        """Return the questions of each handler that may answer this one, or has to end before; []: one is free."""
+        """Return the questions of each handler that may answer this one, or must end before it can be answered.
+
+        [] means that some handler is free for it.
+        """
         if ask.question in self.in_hand:
             return [self.in_hand[ask.question]]
         slots = [slot.asks for name in ask.mailboxes for slot in self._note(name).slots]
@@ -45,7 +48,7 @@ class WaitGraph(NamedTuple):
         return self.notes.get(mailbox) or ServiceNote()
 
     def dead(self) -> set[str]:
-        """Return the questions that wait for each other, or behind those that do, whatever else happens."""
+        """Return the questions that can never be answered: they wait for each other, or for questions that do."""
         dead = set(self.asks)
         while True:
             alive = {question for question in dead if not self._is_dead(self.asks[question], dead)}
@@ -58,7 +61,7 @@ class WaitGraph(NamedTuple):
         return bool(slots) and all(any(each.question in dead for each in asks) for asks in slots)
 
     def circle(self, question: str, dead: set[str]) -> list[Ask]:
-        """Return a shortest circle of dead questions from one back to itself; []: there is none."""
+        """Return a shortest circle of dead questions that begins and ends with this one, or [] if there is none."""
         came: dict[str, str] = {}
         left = deque([question])
         while left:
@@ -80,25 +83,25 @@ class WaitGraph(NamedTuple):
 
 
 class QuestionWatch:
-    """A watch over the open questions of one messager: now and then it asks the server what has become of them.
+    """A watch over the open questions of one messager, which asks the server from time to time what has become of them.
 
-    A question ends where no mailbox has the agent any more, where the service of its mailbox has ended, or where its
-    answer would have to wait for itself; each time after two looks that have seen the same.
+    It ends a question if no mailbox hosts the agent any more, if the service of its mailbox has ended, or if the answer
+    would have to wait for itself. Two looks in a row must have seen the same reason.
     """
 
     def __init__(self, engine: Engine, questions: OpenQuestions) -> None:
         self._engine = engine
         self._questions = questions
         self._task: asyncio.Task[None] | None = None
-        self._seen: dict[object, object] = {}  # by question: why it is without hope, as the last look has seen it
+        self._seen: dict[object, object] = {}  # a question -> why it cannot get an answer, as the last look has seen it
 
     def begin(self) -> None:
-        """Watch from now on, while there are open questions."""
+        """Start to watch, for as long as there are open questions."""
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run(), name="ray_messaging question watch")
 
     async def close(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         if self._task is not None:
             await end(self._task)
 
@@ -128,7 +131,7 @@ class QuestionWatch:
         for each in asked:
             circle = graph.circle(each.key, dead) if each.key in dead else []
             why = _hopeless(each, notes) or in_circle((ask.from_id, ask.to_id) for ask in circle)
-            # Of a circle the question with the highest id ends, and the others go on.
+            # In a circle, only the question with the highest id ends, so that the others can go on.
             if not why or (circle and max(ask.question for ask in circle) != each.key):
                 continue
             found[each.key] = why, [ask.question for ask in circle]
@@ -137,7 +140,7 @@ class QuestionWatch:
         self._seen = found
 
     async def _notes(self, mailboxes: Iterable[str]) -> dict[str, ServiceNote]:
-        """Return the notes of mailboxes, and of those for which these wait."""
+        """Return the notes of mailboxes, and of the mailboxes for which these wait."""
         found: dict[str, ServiceNote] = {}
         asked, left = set[str](), {*mailboxes}
         while left and len(asked) < _MOST_NOTES:
@@ -159,7 +162,7 @@ _ENDED = (
 
 
 def _hopeless(asked: OpenQuestion, notes: Mapping[str, ServiceNote]) -> str:
-    """Return why no mailbox will answer a question; "": one may."""
+    """Return why no mailbox will answer a question, or "" if one may."""
     if not asked.mailboxes:
         return _GONE
     ended = [(name, notes[name].ended) for name in asked.mailboxes if name in notes and notes[name].ended]
@@ -167,7 +170,10 @@ def _hopeless(asked: OpenQuestion, notes: Mapping[str, ServiceNote]) -> str:
 
 
 def in_circle(pairs: Iterable[tuple[object, object]]) -> str:
-    """Return the reason for a question whose answer would wait for itself, by who asks whom; "" without any."""
+    """Return the reason for a question whose answer would wait for itself, or "" without any pairs.
+
+    Args: pairs are the agents of the circle: who has asked, and who was asked.
+    """
     told = ", ".join(f"agent {one!r} waits for agent {other!r}" for one, other in pairs)
     return told and (
         f"its answer would wait for itself: {told}, and no handler of them is free. Raise `serve(concurrency=)`, "

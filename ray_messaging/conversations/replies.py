@@ -26,11 +26,13 @@ def replies_to(
     *,
     failed: bool = False,
 ) -> list[Batch]:
-    """Build the answers to questions, a batch for each slice.
+    """Build the answers to questions, one batch for each slice.
 
-    Args: payloads are one for each question, or one for all, of at most `payload_bytes` as JSON. With `failed` they
-    say that handlers have failed.
-    Raises: NoQuestion, InvalidColumns, InvalidPayload, PayloadTooLarge.
+    Args: payloads are one for each question, or one for all, of at most `payload_bytes` as JSON. With `failed`, the
+    messages say that the handlers failed, instead of answering.
+
+    Raises: NoQuestion if a message expects no answer or has one; InvalidColumns, InvalidPayload or PayloadTooLarge if
+    the payloads are not valid.
     """
     check_questions(questions)
     lines = payload_column(payloads, sum(part.high - part.low for part in questions), payload_bytes)
@@ -67,17 +69,20 @@ def _replies(part: Slice, lines: Payloads, exp_id: str, step: int | None, *, fai
 
 
 def answer_topic(batch: Batch, row: int, exp_id: str) -> str:
-    """Return the topic of the answer to a question: its own, or for the user that of the user's channel."""
+    """Return the topic of the answer to a question.
+
+    It is the question's own, or for a question of the user that of the user's channel.
+    """
     return ":" + payback_channel(exp_id) if batch.from_ids[row] is None else batch.topic_of(row)
 
 
 def asker_of(batch: Batch) -> str:
-    """Return the mailbox that takes the answers to a batch of questions."""
+    """Return the mailbox that takes the answers to a batch of questions; "" if it expects none."""
     return "" if batch.extension is None else batch.extension.reply_mailbox
 
 
 def check_question(question: Slice) -> None:
-    """Raise NoQuestion for a message that expects no answer, or has one of this process."""
+    """Raise NoQuestion for a message that expects no answer, or that this process has already answered."""
     batch, row, *_ = question
     expects = None if batch.extension is None else batch.extension.expects_answer
     if expects is None or not expects[row]:
@@ -87,13 +92,13 @@ def check_question(question: Slice) -> None:
 
 
 def is_answered(question: Slice) -> bool:
-    """Tell whether this process has answered a question."""
+    """Return whether this process has answered a question."""
     batch, row, *_ = question
     return batch.replied is not None and row in batch.replied
 
 
 def check_questions(parts: Iterable[Slice]) -> None:
-    """Raise NoQuestion for a message that expects no answer, has one of this process, or is there twice."""
+    """Raise NoQuestion if a message expects no answer, was already answered by this process, or is there twice."""
     seen: dict[int, set[int]] = {}
     for part in parts:
         batch, rows = part.batch, range(part.low, part.high)
@@ -110,7 +115,7 @@ def check_questions(parts: Iterable[Slice]) -> None:
 
 @contextmanager
 def naming(questions: Sequence[Slice]) -> Iterator[None]:
-    """Have the error of a sender that is closed name the first question, and the agent that cannot answer it."""
+    """Add the first question, and the agent that cannot answer it, to the error of a messager that is closed."""
     try:
         yield
     except Closed as error:
@@ -118,7 +123,7 @@ def naming(questions: Sequence[Slice]) -> Iterator[None]:
 
 
 def cannot_answer(question: Slice, error: Closed) -> Closed:
-    """Build the error of a sender that is closed, for one question."""
+    """Build the error for a question that cannot be answered because the messager is closed."""
     batch, row, *_ = question
     return Closed(
         f"agent {batch.to_ids[row]!r} cannot answer message {batch.message_id(row)}: {error}", unsent=error.unsent
@@ -141,7 +146,10 @@ def _asker(batch: Batch, row: int) -> str:
 
 
 def waits_for_failure(question: Slice) -> bool:
-    """Tell whether the asker of a message is to learn that its handler failed: no survey, which counts answers."""
+    """Return whether the asker of a message must be told that its handler failed.
+
+    It need not be told if it expects no answer, has one already, or is a survey, which only counts answers.
+    """
     batch, row, *_ = question
     expects = None if batch.extension is None else batch.extension.expects_answer
     asks = expects is not None and bool(expects[row])
@@ -149,12 +157,15 @@ def waits_for_failure(question: Slice) -> bool:
 
 
 def blocked_among(receipts: Receipts) -> Collection[int]:
-    """Return the places of the answers that a rule blocked."""
+    """Return the places of those answers that a rule blocked."""
     return {*np.flatnonzero(receipts.codes == BLOCKED).tolist()}
 
 
 def note_replied(questions: Iterable[Slice], blocked: Collection[int] = ()) -> None:
-    """Note that questions are answered, but for some, by their place: those whose answers were blocked."""
+    """Mark questions as answered.
+
+    Args: `blocked` are the places, among all questions, of those whose answers were blocked. They are left out.
+    """
     place = 0
     for part in questions:
         rows = range(part.low, part.high)

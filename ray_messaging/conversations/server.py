@@ -1,4 +1,4 @@
-"""Serving: a handler for each message, many at once."""
+"""Serving: a handler is called for each message, and many handlers run at once."""
 
 import asyncio
 import logging
@@ -34,12 +34,12 @@ Handler = Callable[[Message], Awaitable[Payload | None]]
 OnError = Literal["dead_letter", "end"]
 
 _NO_LIMIT = nullcontext()
-_OURS = (Closed, Fenced)  # of a handler that sends: this messager, not the message, is at fault
+_OURS = (Closed, Fenced)  # errors of a handler that sends, for which this messager and not the message is the reason
 _OF_THE_ANSWER = (
     NoQuestion,
     InvalidPayload,
     PayloadTooLarge,
-)  # of a reply: the handler has returned what cannot be sent
+)  # errors of a reply: what the handler has returned cannot be sent
 
 
 class Serving(NamedTuple):
@@ -52,7 +52,7 @@ class Serving(NamedTuple):
 
     @classmethod
     def checked(cls, concurrency: object, retries: object, timeout: float | None, on_error: object) -> "Serving":
-        """Build from the arguments of `serve`; raise ConfigError."""
+        """Build the settings from the arguments of `serve`; raise ConfigError if one is not valid."""
         check_timeout(timeout)
         if on_error not in get_args(OnError):
             raise ConfigError(f"on_error={on_error!r} must be one of {', '.join(map(repr, get_args(OnError)))}")
@@ -62,7 +62,7 @@ class Serving(NamedTuple):
 
 
 class Service(Protocol):
-    """The mailbox whose messages are served, as far as handlers fail or wait."""
+    """The messager whose messages are served. The server tells it which handlers fail or wait."""
 
     @property
     def name(self) -> str:
@@ -70,25 +70,29 @@ class Service(Protocol):
 
     @property
     def waits(self) -> Waits | None:
-        """Return the handlers of this process that wait for answers; None: the group's actor has them."""
+        """Return the record of the handlers of this process that wait; None: the group's actor keeps it."""
 
     async def begin(self) -> Sequence[Message]:
-        """Begin to serve; return the messages that an earlier service here has left unhandled."""
+        """Begin to serve; return the messages that an earlier service of this messager has left unhandled."""
 
     async def keep_failed(self, message: Message, failure: HandlerFailure) -> None:
-        """Make a message whose handler has failed a dead letter."""
+        """Turn a message whose handler failed into a dead letter."""
 
     async def tell_failed(self, message: Message, failure: HandlerFailure) -> None:
-        """Tell the asker of a message that its handler has failed."""
+        """Tell the asker of a message that its handler failed."""
 
     async def end(self, left: Sequence[Message], ended: str) -> None:
-        """Serve no more; take back the messages that are not handled. `ended`: why ("": the caller has ended it)."""
+        """Stop serving; take back the messages that are not handled.
+
+        Args: ended is why the service has ended; "": the caller has ended it.
+        """
 
 
 class MessageServer:
-    """Handlers of messages, many at once; each message is committed by itself.
+    """A loop that fetches messages and runs a handler for each, many at once. Each message is committed on its own.
 
-    A message whose handler fails becomes a dead letter, its asker is told, and the others go on; or the service ends.
+    If a handler fails, its message becomes a dead letter, the asker is told, and the others go on; or the service ends,
+    as `serving.on_error` says.
     """
 
     def __init__(
@@ -102,7 +106,7 @@ class MessageServer:
         tracer: "Tracer | None" = None,
     ) -> None:
         problem = None if callable(handler) else "it cannot be called"
-        if problem := problem or call_problem(handler, 1):  # else each message would become a dead letter
+        if problem := problem or call_problem(handler, 1):  # checked now, or each message would become a dead letter
             raise ConfigError(f"handler={handler!r} must take one argument, async def answer(message): {problem}")
         self._service = service
         self._tracer = tracer
@@ -111,12 +115,15 @@ class MessageServer:
         self._serving = serving
         self._hand_out = HandOut(fetch, ack, self._begin, serving.concurrency)
         self._running: dict[asyncio.Task[None], Message] = {}
-        self._left: list[Message] = []  # whose handlers have ended, and are not handled
+        self._left: list[Message] = []  # messages whose handlers have ended without handling them
         self._error: BaseException | None = None
         self._over = False
 
     async def run(self) -> None:
-        """Handle messages until the messager closes, or an error ends this: then wait for the others, and raise."""
+        """Handle messages until the messager closes, or an error ends the service.
+
+        Then end all handlers, and raise the error.
+        """
         first = await self._service.begin()
         try:
             await self._hand_out.run(first)
@@ -165,7 +172,7 @@ class MessageServer:
                 await self._try(message)
 
     async def _try(self, message: Message) -> None:
-        """Handle a message, again where it fails; raise what ends the service."""
+        """Handle a message, and try again if it fails; raise the errors that end the service."""
         backoff: Backoff | None = None
         attempts = 0
         while True:
@@ -203,12 +210,12 @@ class MessageServer:
             raise
         except MessagingError as error:
             raise _ReplyLost(error) from error
-        if not receipt and receipt.fate == "blocked":  # its asker would wait in vain
+        if not receipt and receipt.fate == "blocked":  # the asker would wait in vain
             told = HandlerFailure("AnswerBlocked", f"rule {receipt.rule!r} blocked it")  # a reason may be blocked, too
             await self._tell(message, told)
 
     async def _fail(self, message: Message, error: BaseException, attempts: int) -> None:
-        """Give a message up; raise its error where that is to end the service."""
+        """Give up on a message; raise its error if that must end the service."""
         failure = HandlerFailure.of(error, attempts)
         logger.error("the handler of message %s failed", message.id, exc_info=error)
         if self._serving.on_error == "end":
@@ -238,11 +245,11 @@ class MessageServer:
 
 
 class _Unhandled(Exception):
-    """A handler has ended the service, which has its error already."""
+    """Raised by a handler that has ended the service. The service has recorded the error already."""
 
 
 class _ReplyLost(Exception):
-    """The error of a reply, or of the handler's form: it ends the service."""
+    """Wraps the error of a reply, or of a handler that is not async. It ends the service."""
 
     def __init__(self, error: MessagingError) -> None:
         super().__init__(str(error))
@@ -250,7 +257,7 @@ class _ReplyLost(Exception):
 
 
 def _cancelled(error: asyncio.CancelledError) -> MessagingError:
-    """Build the error for a handler that was cancelled, and not with its server."""
+    """Build the error for a handler that was cancelled although its server goes on."""
     made = MessagingError("a handler of `serve` was cancelled, by itself or by a call of its own")
     made.__cause__ = error
     return made
