@@ -1,4 +1,4 @@
-"""The type that answers to a survey must fit."""
+"""The type that the answers to a survey must have."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from ray_messaging.errors import ConfigError
 
 
 class Misfit(NamedTuple):
-    """An answer that does not fit, in place of its value."""
+    """Stands in place of the value of an answer that does not fit the type."""
 
     reason: str
 
@@ -20,8 +20,8 @@ class Misfit(NamedTuple):
 class AnswerModel:
     """The type of the answers to a survey: a pydantic model, a dataclass, a TypedDict or a msgspec.Struct.
 
-    Args: `read_all` reads a JSON array of answers, and `read_one` an answer; they raise any error where one does not
-    fit. `dump` returns values as dicts.
+    Args: `read_all` decodes a JSON array of answers, and `read_one` a single answer; they raise any error if one does
+    not fit the type. `dump` returns values as dicts.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class AnswerModel:
 
     @classmethod
     def of(cls, model: Any) -> "AnswerModel":  # noqa: ANN401 - a class, or a type of typing
-        """Build from a type; raise ConfigError where it has no JSON schema, or takes no JSON object."""
+        """Build it from a type; raise ConfigError if that has no JSON schema, or its values are not JSON objects."""
         try:
             if not isinstance(model, type) and get_origin(model) is None:
                 raise TypeError("it is no type")  # noqa: TRY301 - pydantic also takes functions
@@ -51,7 +51,7 @@ class AnswerModel:
 
     @classmethod
     def of_schema(cls, schema: bytes) -> "AnswerModel":
-        """Build from a JSON schema: answers are checked by it, and stay dicts."""
+        """Build the model from a JSON schema: answers are checked against it, and stay dicts."""
         import jsonschema  # type: ignore[import-untyped]  # noqa: PLC0415 - a process that has the type needs none
         from referencing import Registry  # noqa: PLC0415
 
@@ -70,10 +70,10 @@ class AnswerModel:
         return cls(schema, read_all, read_one, list)
 
     def check(self, lines: Sequence[bytes]) -> list[Any]:
-        """Return answers, given as JSON, as values of the type; a Misfit where one does not fit."""
+        """Return answers, given as JSON, as values of the type; a Misfit stands for each one that does not fit."""
         try:
             values = self._read_all(b"[" + b",".join(lines) + b"]")
-        except Exception:  # noqa: BLE001 - a validator of the user's may raise any error; below it has its answer
+        except Exception:  # noqa: BLE001 - a user's validator may raise any error; `_checked` finds the answer
             return [self._checked(line) for line in lines]
         return values if len(values) == len(lines) else [self._checked(line) for line in lines]
 

@@ -1,4 +1,4 @@
-"""Facts of a survey that are kept on the server."""
+"""The facts of a survey that are kept on the server."""
 
 import msgspec
 import numpy as np
@@ -7,11 +7,14 @@ from numpy.typing import NDArray
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.receipt import BLOCKED, DELIVERED, UNDELIVERABLE, Receipts
 
-END = "end"  # the name of the part that ends a survey: the last entry of its mailbox that counts
+END = "end"  # the part of a record that ends the survey; its value is the last entry of the mailbox that counts
 
 
 class SurveyRecord(msgspec.Struct, array_like=True, frozen=True):
-    """A survey as it was created: `ints` (int64) and `strings` are the ids of its agents, `question` is JSON."""
+    """A survey as it was created.
+
+    `ints` (int64) and `strings` are the ids of the agents that it asks, `question` is JSON.
+    """
 
     mailbox: str
     question: bytes
@@ -24,14 +27,14 @@ class SurveyRecord(msgspec.Struct, array_like=True, frozen=True):
 
     @property
     def agents(self) -> AgentSet:
-        """Return the agents."""
+        """Return the agents that the survey asks."""
         return AgentSet(np.frombuffer(self.ints, "<i8"), self.strings)
 
 
 class Asking(msgspec.Struct, array_like=True, frozen=True):
-    """Questions that were sent together: the places of their agents (uint32), and those that did not arrive.
+    """Questions that were sent together: the places of their agents (uint32), and which of them did not arrive.
 
-    `due` is the unix time until which `wait` waits for their answers; None: for ever.
+    `due` is the unix time until which `wait` waits for their answers; None: without limit.
     """
 
     places: bytes
@@ -41,7 +44,7 @@ class Asking(msgspec.Struct, array_like=True, frozen=True):
 
     @classmethod
     def of(cls, places: NDArray[np.intp], receipts: Receipts, due: float | None) -> "Asking":
-        """Build from the receipts of the questions to some places."""
+        """Build the record of some questions from their receipts."""
         codes = receipts.codes
         blocked = {
             int(places[row]): (receipt.rule or "", receipt.reason or "")

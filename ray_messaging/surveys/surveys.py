@@ -1,4 +1,7 @@
-"""The surveys of an experiment, for async code: create, find, remove one; ask, read the answers, remind, end."""
+"""The surveys of an experiment, for async code.
+
+A survey can be created, opened and removed; it asks, counts, and ends.
+"""
 
 import asyncio
 import logging
@@ -34,11 +37,11 @@ _FRAMES = 32
 
 
 class AsyncSurvey:
-    """A survey of an experiment. Its mailbox is only read, never committed: it is the record of the answers.
+    """A survey of an experiment. Its mailbox is only read and never committed, because it is the record of the answers.
 
-    Several processes may hold a survey at the same time, and each reads its mailbox from the beginning.
+    Several processes may open a survey at the same time. Each of them reads the mailbox from its beginning.
 
-    Args: `reading` is held by the one survey of `engine` that reads, because its transport reads one mailbox at a time.
+    Args: `reading` is a lock that all surveys of `engine` share, because its transport reads one mailbox at a time.
     """
 
     def __init__(
@@ -54,7 +57,7 @@ class AsyncSurvey:
     def _begin(self) -> None:
         self.tally = Tally(self.record.agents, self.model)
         self._last: str | None = None  # the last entry that counts, once the survey has ended
-        self._known: set[str] = set()  # parts of the record
+        self._known: set[str] = set()  # the parts of the record that were read
         self._dues: list[float | None] = []
         self._read_to = START.entry
         self._frame_bytes = 1
@@ -66,14 +69,14 @@ class AsyncSurvey:
     # -- reading --------------------------------------------------------------------------------------------------
 
     async def update(self, block_s: float = 0.0) -> None:
-        """Count the answers that have come since; wait up to `block_s` for the first."""
+        """Count the answers that have come since the last call; wait up to `block_s` for the first one."""
         async with self._reading:
             await self._update(block_s)
 
     async def _update(self, block_s: float) -> None:
         parts = await self._store.parts(self.id, self._known)
         if END in parts and order(parts[END].decode()) < order(self._read_to):
-            self._begin()  # answers were counted here that came after the end
+            self._begin()  # count anew: answers were counted that came after the end
             parts = await self._store.parts(self.id, self._known)
         self._known.update(parts)
         if END in parts:
@@ -85,7 +88,7 @@ class AsyncSurvey:
             block_s = 0.0
 
     async def _read(self, block_s: float) -> bool:
-        """Count some more answers; return whether there may be others."""
+        """Count some more answers; return whether there may be more."""
         count = max(1, min(_FRAMES, _READ_BYTES // self._frame_bytes))
         frames = await self._engine.transport.read(self.record.mailbox, self._read_to, count, block_s)
         for entry, frame in frames:
@@ -117,17 +120,17 @@ class AsyncSurvey:
 
     @property
     def ended(self) -> bool:
-        """Tell whether nothing that comes now counts."""
+        """Return whether the survey has ended, so that answers that come now do not count."""
         return self._last is not None
 
     @property
     def waits(self) -> bool:
-        """Tell whether answers are outstanding and not overdue."""
+        """Return whether answers are outstanding and not overdue."""
         return not self.ended and self.seconds_left != 0 and not self.tally.done
 
     @property
     def seconds_left(self) -> float | None:
-        """Return for how long to wait for answers; None: no limit."""
+        """Return for how many more seconds to wait for answers; None: there is no limit."""
         record = self.record
         dues = self._dues or [None if record.timeout is None else record.created_at + record.timeout]
         limits = [due for due in dues if due is not None]
@@ -136,7 +139,7 @@ class AsyncSurvey:
     # -- asking ---------------------------------------------------------------------------------------------------
 
     async def ask(self, places: Rows, timeout: float | None) -> None:
-        """Ask the agents at some places, in parts; what each part came to is noted at once."""
+        """Ask the agents at these places, in parts. The receipts of each part are saved at once."""
         await open_mailbox(self._engine, self.record.mailbox, 2 * (self.tally.questions + len(places)))
         due = None if timeout is None else time.time() + timeout
         for low in range(0, len(places), BATCH_ROWS):
@@ -154,7 +157,10 @@ class AsyncSurvey:
         return EncodedBatch(step=None, batch=batch, conversation=ConversationRows(kind))
 
     async def remind(self, timeout: float | None) -> int:
-        """Ask again all agents without an answer that fits; return how many. Raises Closed after the end."""
+        """Ask all agents again that have no answer that fits; return how many.
+
+        Raises: Closed if the survey has ended, UnknownName if it was removed.
+        """
         check_timeout(timeout, positive=True)
         if await self._store.read(self.id) is None:
             raise unknown(self._engine, self.id)
@@ -167,7 +173,7 @@ class AsyncSurvey:
         return len(places)
 
     async def end(self) -> None:
-        """Count what has come up to now, and nothing that comes later."""
+        """End the survey: answers that have come up to now count, later ones do not."""
         await self.update()
         if not self.ended:
             await self._store.add(self.id, END, self._read_to.encode())
@@ -184,7 +190,7 @@ def unknown(engine: Engine, survey_id: str) -> UnknownName:
 
 
 async def open_mailbox(engine: Engine, mailbox: str, messages: int) -> Listening:
-    """Make a mailbox that nobody holds, with room for so many answers at least, unless it is there; take its epoch."""
+    """Create a mailbox without owner, with room for at least `messages` answers, if needed; return its epoch."""
     settings, transport = engine.settings, engine.transport
     record = SubscriptionSpec(engine.exp_id).record(mailbox, settings)
     limits = Limits(max(settings.mailbox_messages, messages), settings.mailbox_bytes, settings.lease_s, leased=False)
@@ -196,7 +202,7 @@ async def open_mailbox(engine: Engine, mailbox: str, messages: int) -> Listening
 
 
 class Surveys:
-    """The surveys of an experiment; `engine` sends the questions, as the user."""
+    """The surveys of an experiment. Questions are sent by `engine`, in the name of the user."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -213,7 +219,7 @@ class Surveys:
         subtopic: str,
         timeout: float | None,
     ) -> AsyncSurvey:
-        """Ask all agents; return the survey. Raises as `Messaging.create_survey`."""
+        """Create a survey and ask all agents; return it. Raises as `Messaging.create_survey`."""
         name = check_name("survey_id", survey_id) if survey_id is not None else f"survey-{secrets.token_hex(4)}"
         answer_model = AnswerModel.of(model)
         check_timeout(timeout, positive=True)
@@ -249,7 +255,7 @@ class Surveys:
         return survey
 
     async def open(self, survey_id: str, model: object = None) -> AsyncSurvey:
-        """Return a survey with the answers that have come; raises as `Messaging.survey`."""
+        """Return a survey with the answers that have come by now. Raises as `Messaging.survey`."""
         data = await self._store.read(check_name("survey_id", survey_id))
         if data is None:
             raise unknown(self._engine, survey_id)
@@ -269,7 +275,7 @@ class Surveys:
         return await self._store.ids()
 
     async def remove(self, survey_id: str) -> None:
-        """Delete a survey with its answers; raise UnknownName."""
+        """Delete a survey with its answers; raise UnknownName if it does not exist."""
         data = await self._store.read(check_name("survey_id", survey_id))
         if data is None:
             raise unknown(self._engine, survey_id)
@@ -282,7 +288,7 @@ class Surveys:
         await self._store.remove(survey_id)
 
     async def agents_of(self, groups: Collection[str] | None) -> AgentSet:
-        """Return the agents of some groups, or of all (None); raise UnknownName."""
+        """Return the agents of some groups (None: of all groups); raise UnknownName if a group does not exist."""
         records = {record.mailbox: record for record in (await self._engine.transport.load_directory(-1)).changed}
         names = [name for name, record in records.items() if record.exclusive] if groups is None else groups
         found = NO_AGENTS

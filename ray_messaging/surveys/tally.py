@@ -20,14 +20,14 @@ STATES = np.array(["pending", "answered", "invalid", "blocked", "undeliverable"]
 
 
 class InvalidAnswer(NamedTuple):
-    """An answer that does not fit the survey's type, as JSON, and the reason."""
+    """An answer that does not fit the survey's type, as JSON, and the reason why."""
 
     reason: str
     data: bytes
 
     @property
     def payload(self) -> Any:  # noqa: ANN401 - JSON of any shape
-        """Return the answer, decoded."""
+        """Return the decoded answer."""
         return msgspec.json.decode(self.data)
 
 
@@ -39,19 +39,19 @@ class BlockedQuestion(NamedTuple):
 
 
 class Tally:
-    """The answers that count: from each agent the first one that fits, in the order of the survey's mailbox.
+    """The answers that count: for each agent the first one that fits, in the order of the survey's mailbox.
 
-    The same mailbox gives the same tally to each reader.
+    Every reader of the same mailbox gets the same tally.
     """
 
     def __init__(self, agents: AgentSet, model: AnswerModel) -> None:
         self.agents = AgentPlaces(agents)
         self.answers: dict[AgentId, Any] = {}
-        self.arrived: list[AgentId] = []  # those with an answer that fits, as it came
+        self.arrived: list[AgentId] = []  # the agents with an answer that fits, in the order of their answers
         self.invalid: dict[AgentId, InvalidAnswer] = {}
         self.blocked: dict[AgentId, BlockedQuestion] = {}
         self.late = 0  # answers that do not count
-        self.questions = 0  # that were sent
+        self.questions = 0  # the number of questions that were sent
         self.states = np.zeros(len(self.agents), np.uint8)
         self._model = model
         self._owed = np.zeros(len(self.agents), np.int32)  # questions without an answer
@@ -60,7 +60,7 @@ class Tally:
     # -- filling --------------------------------------------------------------------------------------------------
 
     def add_asking(self, asking: Asking) -> None:
-        """Note questions that were sent."""
+        """Record questions that were sent."""
         places = np.frombuffer(asking.places, "<u4")
         self.questions += len(places)
         self._asked[places] = True
@@ -72,7 +72,7 @@ class Tally:
             self._unsent(place, UNDELIVERABLE)
 
     def _unsent(self, place: int, state: int) -> bool:
-        """Note a question that did not arrive; return whether its agent has given no answer at all."""
+        """Record a question that did not arrive; return whether its agent has given no answer at all."""
         self._owed[place] -= 1
         is_open = bool(self.states[place] == OPEN)
         if is_open:
@@ -93,7 +93,7 @@ class Tally:
         self.late += batch.rows - counted
 
     def _take(self, batch: Batch, rows: Rows, places: Rows) -> None:
-        """Count one answer of each of some agents."""
+        """Count one answer each of some agents."""
         assert batch.lines is not None
         by_row = batch.lines.by_row
         lines = by_row if len(rows) == batch.rows else [by_row[row] for row in rows.tolist()]
@@ -103,14 +103,14 @@ class Tally:
         for at in np.flatnonzero(~fits).tolist():
             self.invalid[agents[at]] = InvalidAnswer(values[at].reason, lines[at])
         for agent in agents if self.blocked else ():
-            self.blocked.pop(agent, None)  # an earlier question
+            self.blocked.pop(agent, None)  # an earlier question to it was blocked
         if not fits.all():
             agents = [agent for agent, fit in zip(agents, fits, strict=True) if fit]
             values = [value for value, fit in zip(values, fits, strict=True) if fit]
         self.answers.update(zip(agents, values, strict=True))
         self.arrived += agents
         for agent in agents if self.invalid else ():
-            self.invalid.pop(agent, None)  # an earlier answer
+            self.invalid.pop(agent, None)  # an earlier answer of it was invalid
         self._owed[places] -= 1
         self.states[places] = np.where(fits, ANSWERED, INVALID)
 
@@ -118,7 +118,10 @@ class Tally:
 
     @property
     def done(self) -> bool:
-        """Tell whether no answer is outstanding: an invalid one is after a reminder."""
+        """Return whether no answer is outstanding.
+
+        After a reminder, that of an agent whose answer was invalid is outstanding.
+        """
         states = self.states
         return not ((states == OPEN) | ((states == INVALID) & (self._owed > 0))).any()
 
@@ -128,7 +131,7 @@ class Tally:
 
     @property
     def open_places(self) -> Rows:
-        """Return the places of agents without an answer that fits, but for those that no question reached."""
+        """Return the places of agents that have no answer that fits, except those that no question reached."""
         return np.flatnonzero((self.states == OPEN) | (self.states == INVALID))
 
     def of_state(self, state: int) -> list[AgentId]:
@@ -137,7 +140,7 @@ class Tally:
 
     @property
     def unasked(self) -> list[AgentId]:
-        """Return the agents to which no question was sent, as far as is noted."""
+        """Return the agents to which no question was sent, as far as the survey's record says."""
         return self.named(np.flatnonzero(~self._asked & (self.states == OPEN)))
 
     def counts(self) -> dict[str, int]:
