@@ -1,4 +1,4 @@
-"""Process that runs a model again: the trial comes on stdin, and its steps, or the model's error, go to stdout."""
+"""A process that runs a model once more. The trial comes on stdin; its steps, or the model's error, go to stdout."""
 
 import asyncio
 import os
@@ -11,7 +11,7 @@ from ray_messaging.testing.trial import Answers, Attempt, Trial, run_trial
 
 
 def main() -> None:
-    """Run the trial that a parent process has sent."""
+    """Run the trial that the parent process has sent."""
     path, trial, packed, answers = pickle.loads(sys.stdin.buffer.read())  # noqa: S301 - of the process that started this one
     sys.path[:] = path
     answer = os.fdopen(os.dup(sys.stdout.fileno()), "wb")

@@ -1,4 +1,4 @@
-"""Check of a model: its agents do the same each time, in all groups and processes."""
+"""Check that a model is repeatable: its agents do the same each time, in all groups and processes."""
 
 import asyncio
 import os
@@ -49,13 +49,14 @@ def check_repeatable(
 ) -> None:
     """Check that a model gives the same result whenever it runs; it needs neither Ray nor a server of yours.
 
-    It runs each step twice, then all agents in two groups, and then in another process that hashes strs otherwise and
-    begins each step with a fresh copy of the model. Messages and states of each agent have to be equal. Some causes
-    need luck or time to show: run it with enough agents and steps.
+    It runs each step twice, then all agents in two groups, and then in another process that hashes strs differently and
+    begins each step with a fresh copy of the model. The messages and states of each agent must be equal in all runs.
+    Some causes show only by chance or after some time: run it with enough agents and steps.
 
     Args: as those of `Messaging.run`.
-    Raises: NotRepeatable with the first step, agent and message or state that differ; StepFailed where the model fails
-    at once.
+
+    Raises: NotRepeatable with the first step, agent and message or state that differ; StepFailed if the model fails
+    already in the first run.
     """
     options = RunOptions(start, by, 1, None)
     check_run(model, until, options)
@@ -96,7 +97,10 @@ def _elsewhere(trial: Trial, packed: bytes, answers: Answers) -> list[Attempt]:
 
 
 def _packed(objects: tuple[Any, ...]) -> bytes:
-    """Pickle a model with the globals that it uses, so that each copy has its own; by name where that cannot be."""
+    """Pickle a model with the globals that it uses, so that each copy has its own.
+
+    If that is impossible, the model is pickled by name.
+    """
     module = sys.modules.get(getattr(objects[0], "__module__", None) or "")
     if module is not None and module.__name__ != "__main__":
         cloudpickle.register_pickle_by_value(module)
@@ -109,7 +113,7 @@ def _packed(objects: tuple[Any, ...]) -> bytes:
 
 
 def _compare(mine: Sequence[Attempt], theirs: Sequence[Attempt], when: str, hint: str) -> None:
-    """Raise NotRepeatable for the first difference."""
+    """Raise NotRepeatable for the first difference between two runs, if there is one."""
     for step, (one, other) in enumerate(zip(mine, theirs, strict=True)):
         for agent, deeds in one.items():
             if deeds != other[agent]:
@@ -126,7 +130,7 @@ def _compare(mine: Sequence[Attempt], theirs: Sequence[Attempt], when: str, hint
 
 
 def _difference(one: Deeds, other: Deeds) -> tuple[str, object, object]:
-    """Return the first message that differs, or else the states."""
+    """Return the first message that differs, or the two states if all messages are equal."""
     for place in range(max(len(one.sent), len(other.sent))):
         mine, theirs = (deeds.sent[place] if place < len(deeds.sent) else None for deeds in (one, other))
         if mine != theirs:
@@ -135,7 +139,7 @@ def _difference(one: Deeds, other: Deeds) -> tuple[str, object, object]:
 
 
 def _failed(error: StepFailed, when: str, hint: str) -> NotRepeatable:
-    """Return the error for a model that fails in one run only."""
+    """Build the error for a model that fails in one of the runs only."""
     return NotRepeatable(
         f"step {error.step} is not repeatable: the model fails {when}: {error}. {hint} (docs/repeatability.md)",
         step=error.step,

@@ -1,4 +1,4 @@
-"""One run of a model on a local server, with a record of each agent's deeds in each step."""
+"""One run of a model on a local server, with a record of what each agent did in each step."""
 
 import asyncio
 from collections.abc import Callable
@@ -31,14 +31,14 @@ class Sent(NamedTuple):
 
 
 class Deeds(NamedTuple):
-    """Deeds of one agent in one step: its messages in order, and the state that it left, encoded."""
+    """What one agent did in one step: the messages that it sent, in order, and the state that it left, encoded."""
 
     sent: list[Sent]
     state: bytes
 
 
 class Trial(NamedTuple):
-    """A run: the model, its agents in some groups, and how it runs."""
+    """A run: the model, its agents, the number of groups, and the settings of the run."""
 
     model: Any
     agents: object
@@ -51,26 +51,29 @@ class Trial(NamedTuple):
 
 
 Attempt = dict[AgentId, Deeds]
-Copy = Callable[[], Any]  # of the model
+Copy = Callable[[], Any]  # returns a copy of the model
 
 
 class Answers:
-    """Results of remembered calls, by step and call: they are the same in all trials. In the place of RedisSteps."""
+    """Results of remembered calls, by step and call, so that they are the same in all trials.
+
+    It stands in for RedisSteps.
+    """
 
     def __init__(self) -> None:
         self._kept: dict[int, dict[str, bytes]] = {}
 
     async def remembered(self, _group: str, step: int) -> dict[str, bytes]:
-        """Return the results of a step's calls."""
+        """Return the results of the calls of a step."""
         return dict(self._kept.get(step, {}))
 
     async def remember(self, _group: str, _attempt: int, step: int, results: dict[str, bytes]) -> bool:
-        """Keep results of a step's calls."""
+        """Keep results of calls of a step."""
         self._kept.setdefault(step, {}).update(results)
         return True
 
     def of(self, plan: GroupPlan, step: int) -> CallMemory:
-        """Return the memory of one group in one step."""
+        """Return the call memory of one group in one step."""
         limit = MessagingConfig().payload_bytes
         return CallMemory(cast(RedisSteps, self), plan.name, 0, step, limit=limit, again=True)
 
@@ -78,11 +81,13 @@ class Answers:
 async def run_trial(
     trial: Trial, answers: Answers, *, twice: bool = False, copy: Copy | None = None
 ) -> list[list[Attempt]]:
-    """Run a model; return for each step the attempts at it, each with the deeds of all agents.
+    """Run a model; return, for each step, the attempts at it, each with the deeds of all agents.
 
-    Args: `answers` keeps the results of remembered calls. `twice` gives up a first attempt at each step. `copy` gives
-    each group and step a copy of the model, as after a restart.
-    Raises: StepFailed.
+    Args: `answers` keeps the results of remembered calls. With `twice`, each step gets a first attempt that is
+    abandoned. `copy` returns a copy of the model; with it, each group gets a new copy for each step, as after a
+    restart.
+
+    Raises: StepFailed if the model fails.
     """
     plans = plan_groups(trial.agents, trial.groups, trial.graph, 1)
     steps: list[list[Attempt]] = [[{} for _ in range(1 + twice)] for _ in range(trial.until)]
@@ -110,7 +115,7 @@ async def _live(
     copy: Copy | None,
     steps: list[list[Attempt]],
 ) -> None:
-    """Run one group, and add the deeds of its agents."""
+    """Run one group, and add what its agents did to `steps`."""
     society = society_of(plan, trial.model, trial.options, trial.shared)
     for number, attempts in enumerate(steps):
         for attempt in attempts:
@@ -144,7 +149,10 @@ def _deeds(step: Step, states: dict[Any, Any]) -> Attempt:
 
 
 def _by_agent(step: Step, states: dict[str, dict[str, Any]]) -> dict[AgentId, Any]:
-    """Return the state of each agent of a crowd; arrays of other lengths are of the group, and left out."""
+    """Return the state of each agent of a crowd.
+
+    Arrays whose length is not the number of agents belong to the group, and are left out.
+    """
     (arrays,) = states.values()
     columns = {name: array.tolist() for name, array in arrays.items() if np.shape(array)[:1] == (len(step.agents),)}
     return {agent: {name: column[at] for name, column in columns.items()} for at, agent in enumerate(step.agents)}
@@ -155,7 +163,7 @@ def _encoded(state: Any) -> bytes:  # noqa: ANN401 - a state of any shape
 
 
 def _in_order(value: Any) -> Any:  # noqa: ANN401 - a part of a state
-    """Return a value with the items of its dicts in one order, whatever their keys."""
+    """Return a value in which the items of all dicts are sorted by key."""
     if isinstance(value, dict):
         items = sorted(value.items(), key=lambda item: encode_exactly(item[0], "a key"))
         return {key: _in_order(part) for key, part in items}
