@@ -1,1 +1,1 @@
-"""Audiences: named, versioned sets of pairs of sender and hearer."""
+"""Audiences: named, versioned sets of pairs of a sender and a hearer."""

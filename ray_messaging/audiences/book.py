@@ -18,13 +18,13 @@ from ray_messaging.model.columns import IdColumn
 from ray_messaging.model.extension import Audience
 
 UNRESOLVED = 0  # the version of an audience that is looked up later
-EVERYBODY = Audience("*", 0)  # all agents of the experiment, as the directory has them
+EVERYBODY = Audience("*", 0)  # all agents of the experiment that are in the directory
 K = TypeVar("K")
-_VERSIONS = 16  # that are kept in memory, or mapped
+_VERSIONS = 16  # most versions that are kept in memory, or mapped
 
 
 class AudienceBook:
-    """Edges of audiences, each version loaded once from a source (None: there is none)."""
+    """A cache of the edges of audiences. Each version is loaded once from a source (None: there is no source)."""
 
     def __init__(self, source: AudienceSource | None) -> None:
         self._source = source
@@ -33,7 +33,10 @@ class AudienceBook:
         self._loading = asyncio.Lock()
 
     async def edges(self, audience: Audience) -> Edges:
-        """Return the pairs of a version; raise UnknownName, FrameError where they cannot be read."""
+        """Return the pairs of a version.
+
+        Raises: UnknownName if there is no source or it does not have the version, FrameError if the version is damaged.
+        """
         async with self._loading:
             found = self._edges.get(audience)
             if found is None:
@@ -49,7 +52,7 @@ class AudienceBook:
             return _kept(self._edges, audience, found)
 
     def _forget_before(self, audience: Audience) -> None:
-        """Let go of the versions that a newer one has replaced, but for the last: messages of it may still come."""
+        """Drop the versions that newer ones have replaced, except the last of them: messages to it may still come."""
         old = {each for each in self._edges if each.name == audience.name and each.version < audience.version - 1}
         for each in old:
             del self._edges[each]
@@ -57,7 +60,10 @@ class AudienceBook:
             del self._toward[key]
 
     async def move_in_step(self, name: str, step: int, ids: IdColumn, points: NDArray[np.float64]) -> None:
-        """Make the version of an audience that counts from a step on; raise AudienceTooLarge, ConfigError."""
+        """Make the version of an audience that counts from a step on, after agents have moved to new positions.
+
+        Raises: AudienceTooLarge if there are too many pairs, ConfigError if this messager cannot move agents.
+        """
         mover: Any = self._source
         if not hasattr(mover, "move_in_step"):
             raise ConfigError(
@@ -66,7 +72,7 @@ class AudienceBook:
         await mover.move_in_step(name, step, ids, points)
 
     async def toward(self, audience: Audience, agents: AgentSet, digest: bytes) -> Edges:
-        """Return the pairs of a version whose hearers are some agents, with this digest; raises as `edges`."""
+        """Return those pairs of a version whose hearers are among `agents`, whose digest this is. Raises as `edges`."""
         key = audience, digest
         found = self._toward.get(key)
         if found is None:
@@ -83,7 +89,7 @@ def _kept(cache: "OrderedDict[K, Edges]", key: K, value: Edges) -> Edges:
 
 
 def name_of(audience: object) -> str:
-    """Return the name of an audience that a user passed, by its handle or its name; raise UnknownName."""
+    """Return the name of an audience that a user passed as a handle or a name; raise UnknownName if it is neither."""
     name = audience if isinstance(audience, str) else getattr(audience, "name", None)
     if not isinstance(name, str):
         raise UnknownName(
@@ -96,7 +102,10 @@ def name_of(audience: object) -> str:
 
 
 def current_audience(audiences: Audiences, given: object, step: int | None = None) -> Audience:
-    """Return an audience that a user passed in the version that counts in a step (None: now); raise UnknownName."""
+    """Return an audience that a user passed, in the version that counts in a step (None: the newest).
+
+    Raises: UnknownName if there is no such audience, or it does not count in that step.
+    """
     name = name_of(given)
     return EVERYBODY if name == EVERYBODY.name else Audience(name, audiences.of(name, step).version)
 

@@ -1,4 +1,4 @@
-"""Edges built: from pairs of ids, chunk by chunk, and from positions of agents that are near each other."""
+"""Building of edges: from pairs of ids, chunk by chunk, or from positions of agents, which hear each other if near."""
 
 from collections.abc import Iterable
 from hashlib import blake2b
@@ -17,23 +17,25 @@ from ray_messaging.model.columns import IdColumn
 _HALF = np.int64(32)
 _LOW = np.int64(2**32 - 1)
 _SMALL = 2**31  # ids below it fit into half a key
-_DENSE = 2**26  # ids up to it are looked up in a table
-_SAMPLE = 1000  # of how many agents one is looked at, to see whether all pairs must be counted first
+_DENSE = 2**26  # ids up to it are looked up in a table with a place for each
+_SAMPLE = 1000  # about so many agents are looked at, to estimate whether all pairs must be counted first
 
 
 def build_edges(chunks: Iterable[object]) -> GraphEdges:
-    """Build the edges of pairs (sender, hearer), which may come several times and in any order.
+    """Build the edges from pairs (sender, hearer), which may be repeated and come in any order.
 
-    It needs 8 bytes a pair beside the chunk, and 8 for the result.
+    It needs 8 bytes a pair in addition to a chunk, and 8 bytes a pair for the result.
 
-    Args: chunks are int arrays (m, 2); each is let go of before the next one is taken.
-    Raises: InvalidColumns for a chunk that is none, with its row where one id is invalid.
+    Args: chunks are int arrays (m, 2); each is released before the next one is taken.
+
+    Raises: InvalidColumns for a chunk of another shape or type, with the row if one id is not an int; InvalidAddress
+    for an invalid id.
     """
     keys, ids = _packed(chunks)
     keys.sort()
     keys = _distinct(keys)
     senders, out_lengths, heard = sorted_side(keys)
-    # The halves change places, so that the same sort gives the other side.
+    # Swap the halves, so that the same sort gives the side of the hearers.
     for low in range(0, len(keys), CHUNK):
         part = keys[low : low + CHUNK]
         part[:] = part << _HALF | part >> _HALF
@@ -55,7 +57,7 @@ def joined_edges(
     into_lengths: NDArray[np.int64],
     said: NDArray[np.int32],
 ) -> GraphEdges:
-    """Return the edges of both sides, with their hash."""
+    """Return the edges made of both sides, with their hash."""
     digest = blake2b(digest_size=32)
     for column in (senders, out_lengths, hearers, heard):
         digest.update(len(column).to_bytes(8, "little"))
@@ -68,9 +70,10 @@ def joined_edges(
 
 
 def _packed(chunks: Iterable[object]) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
-    """Return the pairs as keys, the sender in the upper half; and the ids of which the halves are places.
+    """Return the pairs as keys, with the sender in the upper half, and the ids to which the halves are indexes.
 
-    None: the halves are ids. An array that grows is moved by the kernel, without a copy.
+    None instead of the ids: the halves are the ids themselves. An array that grows is moved by the kernel, without a
+    copy.
     """
     keys, used = np.empty(CHUNK, np.int64), 0
     large: list[NDArray[Any]] = []
@@ -98,7 +101,7 @@ def _packed(chunks: Iterable[object]) -> tuple[NDArray[np.int64], NDArray[np.int
 
 
 def pack(senders: NDArray[Any], hearers: NDArray[Any], keys: NDArray[np.int64]) -> None:
-    """Put pairs into keys, the sender in the upper half."""
+    """Write pairs into keys, with the sender in the upper half."""
     for low in range(0, len(keys), CHUNK):
         part = slice(low, low + CHUNK)
         keys[part] = senders[part].astype(np.int64) << _HALF | hearers[part].astype(np.int64)
@@ -124,7 +127,7 @@ def _checked(chunk: object, first: int) -> NDArray[Any]:
 
 
 def _distinct(keys: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Drop repetitions from sorted keys, in place."""
+    """Drop repeated keys from sorted keys, in place."""
     used = 0
     for low in range(0, len(keys), CHUNK):
         part = keys[low : low + CHUNK]
@@ -139,7 +142,7 @@ def _distinct(keys: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def sorted_side(keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]:
-    """Return the distinct upper halves of sorted keys, how often each is there, and the lower halves."""
+    """Return the distinct upper halves of sorted keys, how many keys each has, and the lower halves of all keys."""
     firsts, others = [], np.empty(len(keys), np.int32)
     before = -1
     for low in range(0, len(keys), CHUNK):
@@ -154,7 +157,7 @@ def sorted_side(keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.
 
 
 def replace_by_places(others: NDArray[np.int32], ids: NDArray[np.int64]) -> None:
-    """Replace ids by their places among all, in place."""
+    """Replace ids by their indexes in the sorted `ids`, in place."""
     if not len(ids) or int(ids[-1]) == len(ids) - 1:
         return  # the ids are the places
     table = None
@@ -167,7 +170,7 @@ def replace_by_places(others: NDArray[np.int32], ids: NDArray[np.int64]) -> None
 
 
 class Positions(NamedTuple):
-    """Agents, `ids` (ascending int64), at `points`, float64 (n, d); those within `radius` of each other are pairs."""
+    """Agents, `ids` (ascending int64), at `points`, float64 (n, d). Agents within `radius` of each other are pairs."""
 
     ids: NDArray[np.int64]
     points: NDArray[np.float64]
@@ -176,7 +179,10 @@ class Positions(NamedTuple):
 
     @classmethod
     def given(cls, ids: IdColumn, points: object, radius: object, limit: int) -> "Positions":
-        """Check positions that a user passed; raise InvalidColumns, ConfigError."""
+        """Check positions that a user passed.
+
+        Raises: InvalidColumns if positions or ids are not valid, ConfigError if the radius is not.
+        """
         if isinstance(radius, bool) or not isinstance(radius, int | float | np.number) or not 0 < radius < np.inf:
             raise ConfigError(f"radius={radius!r} must be a number above 0")
         checked = checked_points(points, len(ids))
@@ -187,7 +193,10 @@ class Positions(NamedTuple):
         return cls(ids.values[order], checked[order], float(radius), limit)
 
     def moved(self, ids: IdColumn, points: object) -> "Positions":
-        """Return the positions after some agents have moved; raise InvalidColumns, UnknownName."""
+        """Return the positions after some agents have moved.
+
+        Raises: InvalidColumns if the new positions are not valid, UnknownName if an agent has no position yet.
+        """
         checked = checked_points(points, len(ids), self.points.shape[1])
         places = places_in(AgentSet(self.ids), ids)
         if bool((places < 0).any()):
@@ -198,9 +207,9 @@ class Positions(NamedTuple):
         return self._replace(points=after)
 
     def edges(self) -> GraphEdges:
-        """Return the pairs, both ways, without those of an agent and itself.
+        """Return the pairs, in both directions, without those of an agent and itself.
 
-        Raises: AudienceTooLarge above the limit, ConfigError without scipy.
+        Raises: AudienceTooLarge if there are more pairs than the limit, ConfigError if scipy is not installed.
         """
         pairs = self._near()
         keys = np.empty(2 * len(pairs), np.int64)
@@ -215,7 +224,7 @@ class Positions(NamedTuple):
 
     @property
     def digest(self) -> bytes:
-        """Return a hash, 32 bytes."""
+        """Return a hash of the positions, 32 bytes."""
         digest = blake2b(repr((self.points.shape, self.radius)).encode(), digest_size=32)
         digest.update(self.ids.data)
         digest.update(np.ascontiguousarray(self.points).data)
@@ -228,7 +237,7 @@ class Positions(NamedTuple):
             raise ConfigError("audiences of positions need scipy: pip install 'ray-messaging[spatial]'") from error
         tree: Any = cKDTree(self.points, balanced_tree=False, compact_nodes=False)
         few = cKDTree(self.points[:: max(len(self.ids) // _SAMPLE, 1)])
-        # An agent is near itself, too.
+        # `few.n` is subtracted because each agent is near itself.
         about = (few.count_neighbors(tree, self.radius) - few.n) * (len(self.ids) / max(few.n, 1))
         if about > self.limit / 2:
             self._check(int(tree.count_neighbors(tree, self.radius)) - len(self.ids))
@@ -247,7 +256,12 @@ class Positions(NamedTuple):
 
 
 def checked_points(points: object, rows: int, dimensions: int | None = None) -> NDArray[np.float64]:
-    """Return positions that a user passed, float64 (rows, d); raise InvalidColumns."""
+    """Return positions that a user passed as float64 (rows, d).
+
+    Args: dimensions is the number d that they must have; None: any.
+
+    Raises: InvalidColumns if they have another shape, or are not finite numbers.
+    """
     try:
         found = np.array(points, np.float64)
     except (TypeError, ValueError) as error:

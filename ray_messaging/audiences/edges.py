@@ -1,4 +1,4 @@
-"""The port of the pairs of an audience's version, and places of ids in the order of a set of agents."""
+"""The protocols of the pairs of an audience's version, and the lookup of ids in a set of agents."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
@@ -11,16 +11,17 @@ from ray_messaging.model.columns import INT, STR, IdColumn
 
 
 class Pairs(NamedTuple):
-    """Pairs of messages and hearers: `rows`, places in a column of senders, and `hearers`, as many ids."""
+    """Pairs of broadcasts and hearers: `rows` are indexes into a column of senders, `hearers` are the hearers' ids."""
 
     rows: NDArray[np.intp]
     hearers: IdColumn
 
 
 class HeardRows(NamedTuple):
-    """Messages of the hearers `low` to `high`: hearer `low + i` has the rows `rows[offsets[i]:offsets[i + 1]]`.
+    """The broadcasts that the hearers from `low` to before `high` hear, by row number.
 
-    They ascend by sender (None, ints, strs); those of one sender keep their order.
+    Hearer `low + i` hears the rows `rows[offsets[i]:offsets[i + 1]]`. They ascend by sender (None, ints, strs), and
+    those of one sender keep their order.
     """
 
     low: int
@@ -30,26 +31,33 @@ class HeardRows(NamedTuple):
 
 
 class Hearing(Protocol):
-    """Broadcasts, one a row, as some agents hear them: row and hearer are looked up, and no pair is kept."""
+    """Broadcasts, one per row, as some agents hear them.
+
+    Which agent hears which row is looked up, and no pair is stored.
+    """
 
     def counts(self) -> NDArray[np.int64]:
-        """Return how many rows each hearer hears."""
+        """Return the number of rows that each hearer hears."""
 
     def sums(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return for each hearer the sum of the values of its rows: 0 without a row."""
+        """Return, for each hearer, the sum of the values of its rows; 0 if it hears none."""
 
     def extremes(self, values: NDArray[Any], *, largest: bool) -> NDArray[Any]:
-        """Return for each hearer the largest or smallest value of its rows; anything without a row."""
+        """Return, for each hearer, the largest or smallest value of its rows.
+
+        The result of a hearer without rows is undefined.
+        """
 
     def chunks(self, some: NDArray[np.intp] | None = None) -> Iterator[HeardRows]:
         """Yield the rows of all hearers, in their order, a few hearers at a time.
 
-        Args: some are places of hearers, ascending, in place of all; `low` and `high` count these.
+        Args: some are ascending places of hearers, of which only these are yielded; `low` and `high` then count only
+        these.
         """
 
 
 class Edges(Protocol):
-    """Pairs of sender and hearer, each once; they do not change."""
+    """Pairs of sender and hearer, each once. They do not change."""
 
     @property
     def pairs(self) -> int:
@@ -57,32 +65,41 @@ class Edges(Protocol):
 
     @property
     def digest(self) -> bytes:
-        """Return a hash of the pairs, 32 bytes; that of restricted edges is the hash of all."""
+        """Return a hash of the pairs, 32 bytes.
+
+        That of a restriction, by `toward` or `of`, is the hash of all pairs.
+        """
 
     def counts(self, from_ids: IdColumn) -> NDArray[np.int64]:
-        """Return for each sender the number of its hearers, 0 where it is none."""
+        """Return the number of hearers of each sender; 0 for an id that is not a sender."""
 
     def expand(self, from_ids: IdColumn) -> Pairs:
-        """Return the pairs of each sender, ascending by row, then hearer (ints before strs).
+        """Return the pairs of each sender, ascending by row, then by hearer (ints before strs).
 
-        It makes 16 bytes a pair: pass as many senders at a time as `counts` allows.
+        It needs 16 bytes a pair. `counts` says how many senders can be passed at a time.
         """
 
     def has(self, from_ids: IdColumn, to_ids: IdColumn) -> NDArray[np.bool_]:
-        """Return for each of n pairs whether it is there."""
+        """Return, for each of n pairs, whether it is among these pairs."""
 
     def toward(self, hearers: AgentSet) -> "Edges":
-        """Return the pairs of some hearers. The first call of `counts` or `expand` takes a pass over the pairs."""
+        """Return the pairs whose hearers are in a set.
+
+        The first call of `counts` or `expand` on it passes over all its pairs.
+        """
 
     def of(self, senders: AgentSet) -> "Edges":
-        """Return the pairs of some senders, without a copy of them."""
+        """Return the pairs whose senders are in a set, without copying them."""
 
     def hearing(self, hearers: AgentSet, from_ids: IdColumn) -> Hearing:
-        """Return the broadcasts of `from_ids`, in any order and any number a sender, as some agents hear them."""
+        """Return the broadcasts of `from_ids` as some agents hear them.
+
+        A sender may have any number of rows, in any order.
+        """
 
 
 def places_in(agents: AgentSet, ids: IdColumn) -> NDArray[np.intp]:
-    """Return the place of each id in the order of a set, -1 where it is none of it."""
+    """Return the index of each id in the order of a set of agents, or -1 if it is not in the set."""
     found = np.full(len(ids), -1, np.intp)
     if len(agents.ints):
         places = np.minimum(np.searchsorted(agents.ints, ids.values), len(agents.ints) - 1)

@@ -1,4 +1,4 @@
-"""The files of audiences: a folder for each version, arrays that are mapped, and their checksums."""
+"""The files of audiences: a folder for each version, with arrays that are memory-mapped, and their checksums."""
 
 import json
 import os
@@ -27,12 +27,12 @@ _GRAPH = ("senders", "out_lengths", "heard", "hearers", "into_lengths", "said")
 
 
 def version_folder(folder: Path, name: str, version: int) -> Path:
-    """Return where a version of an audience is kept."""
+    """Return the folder of a version of an audience."""
     return folder / f"{name}@{version}"  # a name may be ".."
 
 
 def write_edges(folder: Path, edges: Edges) -> None:
-    """Write the files of a version; they appear at once, in place of any of an experiment that was reset."""
+    """Write the files of a version. They appear all at once, and replace files left by an experiment that was reset."""
     made = folder.with_name(f".{folder.name}.{uuid4().hex}")
     made.mkdir(parents=True)
     try:
@@ -75,7 +75,7 @@ def _write(path: Path, array: NDArray[np.generic]) -> None:
 
 
 def read_edges(folder: Path, name: str, version: int) -> Edges:
-    """Map the files of a version; raise UnknownName, FrameError where they are damaged."""
+    """Memory-map the files of a version; raise UnknownName if there are none, FrameError if they are damaged."""
     try:
         facts = json.loads((folder / _FACTS).read_text())
         arrays = {each: _read(folder / f"{each}.npy", checksum) for each, checksum in facts["checksums"].items()}

@@ -1,4 +1,4 @@
-"""Folding: the messages of a broadcast, one for each hearer, become one row of a frame, and messages again."""
+"""Folding: the messages of a broadcast, one for each hearer, become one row of a frame, and later messages again."""
 
 from copy import copy
 from hashlib import blake2b
@@ -19,9 +19,10 @@ _PLACE = np.dtype("<u4")
 
 
 def encode_kept(places: NDArray[np.intp], pairs: int) -> bytes:
-    """Return some of so many pairs, by their ascending places, as bytes; b"": all.
+    """Return some of `pairs` pairs, given by their ascending places, as bytes; b"" if it is all of them.
 
-    Runs of places, or a bit for each pair, whichever is shorter: so a few pairs take as few bytes as all but a few.
+    The bytes are runs of places, or one bit for each pair, whichever is shorter. So both a few pairs and all but a few
+    take few bytes.
     """
     if len(places) == pairs:
         return b""
@@ -35,7 +36,7 @@ def encode_kept(places: NDArray[np.intp], pairs: int) -> bytes:
 
 
 def kept_places(kept: bytes, pairs: int) -> NDArray[np.intp]:
-    """Return the places that `encode_kept` was given; raise FrameError for bytes that do not fit so many pairs."""
+    """Return the places that were passed to `encode_kept`; raise FrameError if the bytes do not fit so many pairs."""
     kind, data = kept[:1], kept[1:]
     if kind == _BITS and len(data) == (pairs + 7) // 8:
         bits = np.unpackbits(np.frombuffer(data, np.uint8), count=pairs)
@@ -52,7 +53,7 @@ def kept_places(kept: bytes, pairs: int) -> NDArray[np.intp]:
 
 
 def agents_digest(agents: AgentSet) -> bytes:
-    """Return the bytes that name a set of agents in a frame."""
+    """Return the digest by which frames refer to a set of agents."""
     digest = blake2b(agents.ints.astype("<i8", copy=False).data, digest_size=12)
     for name in sorted(agents.strings):
         digest.update(len(name).to_bytes(4, "little") + name.encode())
@@ -60,7 +61,7 @@ def agents_digest(agents: AgentSet) -> bytes:
 
 
 def spread(broadcasts: Batch, edges: Edges) -> Batch:
-    """Return a batch of broadcasts with one row for each hearer; rows of one broadcast share number and payload."""
+    """Return a batch of broadcasts with one row for each hearer. Rows of one broadcast share number and payload."""
     rows, hearers = edges.expand(broadcasts.from_ids)
     bare = copy(broadcasts)
     bare.lines = None
@@ -71,9 +72,9 @@ def spread(broadcasts: Batch, edges: Edges) -> Batch:
 
 
 def fold(pairs: Batch, rows: NDArray[np.intp], there: NDArray[np.intp], agents: bytes) -> Batch:
-    """Return some rows of a batch that `spread` made, for one mailbox, with one row for each broadcast.
+    """Return some rows of a batch that `spread` made, for one mailbox, as a batch with one row for each broadcast.
 
-    Args: `rows` ascend; `there` are all rows for agents of the mailbox, whose digest is `agents`.
+    Args: `rows` must ascend. `there` are all rows for agents of the mailbox, whose digest is `agents`.
     """
     numbers = pairs.numbers
     assert numbers is not None
@@ -91,8 +92,9 @@ def fold(pairs: Batch, rows: NDArray[np.intp], there: NDArray[np.intp], agents: 
 def unfold(broadcasts: Batch, edges: Edges) -> Batch:
     """Return the messages of a folded frame, one for each hearer.
 
-    Args: edges are those of the audience's version, toward the agents that the frame names.
-    Raises: FrameError where they do not give the pairs that the frame counts.
+    Args: edges are the pairs of the audience's version whose hearers are the agents to which the frame refers.
+
+    Raises: FrameError if the edges do not give the number of pairs that the frame has.
     """
     folded = broadcasts.fold
     assert folded is not None
@@ -119,7 +121,7 @@ def _other_pairs(broadcasts: Batch, found: int) -> FrameError:
 
 
 def _repeated(lines: Payloads, rows: NDArray[np.intp]) -> Payloads:
-    """Return the payload of each row; JSON lines are kept once."""
+    """Return the payload of each row. JSON text is not copied."""
     if not isinstance(lines, PayloadColumn):
         return lines.take(rows)
     index = rows if lines.index is None else lines.index[rows]

@@ -1,4 +1,4 @@
-"""Pairs of an audience that are kept one by one, of a graph or of positions, and how hearers hear by them."""
+"""Pairs of an audience that are stored one by one, from a graph or positions, and the lookup of what hearers hear."""
 
 from collections.abc import Iterator
 from functools import cached_property
@@ -14,13 +14,13 @@ from ray_messaging.model.columns import INT, IdColumn
 if TYPE_CHECKING:
     from ray_messaging.audiences.building import Positions
 
-CHUNK = 2**17  # neighbours that are looked at a time: the arrays for them stay in the cache
+CHUNK = 2**17  # neighbours that are looked at together, so that their arrays stay in the processor's cache
 
 
 class Adjacency(NamedTuple):
     """Agents, `ids` (ascending int64), and their neighbours: agent i has `others[starts[i]:starts[i] + lengths[i]]`.
 
-    `others` is int32: places in the ids of the other side, ascending for each agent.
+    `others` are indexes (int32) into the ids of the other side, ascending for each agent.
     """
 
     ids: NDArray[np.int64]
@@ -29,15 +29,15 @@ class Adjacency(NamedTuple):
     others: NDArray[np.int32]
 
     def take(self, places: NDArray[np.intp] | slice) -> "Adjacency":
-        """Return some agents; their neighbours are not copied."""
+        """Return the adjacency of some agents. Their neighbours are not copied."""
         return Adjacency(self.ids[places], self.starts[places], self.lengths[places], self.others)
 
     def places(self, agents: IdColumn) -> NDArray[np.intp]:
-        """Return the place of each agent, -1 where it has none."""
+        """Return the index of each agent in `ids`, or -1 if it is not there."""
         if not len(self.ids):
             return np.full(len(agents), -1, np.intp)
         values, low, high = agents.values, int(self.ids[0]), int(self.ids[-1])
-        if high - low == len(self.ids) - 1:  # all ids between: a subtraction in place of a search
+        if high - low == len(self.ids) - 1:  # the ids have no gaps, so a subtraction replaces the search
             found = values - low
             missing = (values < low) | (values > high)
         else:
@@ -51,11 +51,11 @@ class Adjacency(NamedTuple):
 
     @property
     def contiguous(self) -> bool:
-        """Tell whether the neighbours of all agents lie behind one another, in order."""
+        """Return whether the neighbours of all agents follow one another in `others`, in the order of the agents."""
         return bool((self.starts[1:] == self.starts[:-1] + self.lengths[:-1]).all())
 
     def compact(self) -> "Adjacency":
-        """Return the same with the neighbours behind one another: a copy unless they are so."""
+        """Return an adjacency that is `contiguous`: this one, or a copy."""
         if self.contiguous:
             return self
         others = np.empty(int(self.lengths.sum()), np.int32)
@@ -65,11 +65,11 @@ class Adjacency(NamedTuple):
 
     @property
     def offsets(self) -> NDArray[np.int64]:
-        """Return how many neighbours the agents before each one have, and all: int64 (n + 1,)."""
+        """Return where each agent's neighbours would begin if they were contiguous, and the end: int64 (n + 1,)."""
         return offsets_of(self.lengths)
 
     def pieces(self) -> Iterator[tuple[int, int, NDArray[np.int64]]]:
-        """Yield ranges of agents with about CHUNK neighbours (one agent may have more), and their offsets."""
+        """Yield ranges of agents with about CHUNK neighbours (a single agent may have more), and their offsets."""
         offsets, low = self.offsets, 0
         while low < len(self.ids):
             high = int(np.searchsorted(offsets, offsets[low] + CHUNK, side="right")) - 1
@@ -79,20 +79,23 @@ class Adjacency(NamedTuple):
 
 
 def offsets_of(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the sums of the lengths before each one, and of all."""
+    """Return the sum of the lengths before each one, and at the end the sum of all."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
 
 
 def gathered(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the indices of several ranges, behind one another."""
+    """Return the indices of several ranges, one range after another."""
     offsets = offsets_of(lengths)
     return np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
 
 
 class HearerSide(NamedTuple):
-    """The senders of `agents` agents: those that hear somebody are `into`, and have the places `at` among all."""
+    """The senders that some agents hear.
+
+    `agents` is the number of these agents. Those that hear somebody are in `into`, and `at` are their places among all.
+    """
 
     into: Adjacency
     at: NDArray[np.intp]
@@ -100,7 +103,10 @@ class HearerSide(NamedTuple):
 
     @classmethod
     def of(cls, into: Adjacency, agents: AgentSet, wanted: NDArray[np.bool_] | None) -> "HearerSide":
-        """Take some agents, of those that are wanted (by place; None: all), out of a graph."""
+        """Build it for a set of agents, from the side of the hearers of a graph.
+
+        Args: `wanted` says, for each hearer of the graph, whether it counts; None: all count.
+        """
         places = into.places(IdColumn(agents.ints))
         heard = places >= 0
         if wanted is not None and len(wanted):
@@ -109,9 +115,11 @@ class HearerSide(NamedTuple):
 
 
 class GraphHearing:
-    """The rows of the senders with the places `places` (-1: no sender), one each, as a graph's hearers hear them.
+    """The rows of some senders as the hearers of a graph hear them.
 
-    What a sender said is put together first, so that each pair costs one look at its sender.
+    `places` has the sender of each row (-1: no sender).
+
+    The values of each sender's rows are first combined, so that each pair costs only one lookup of its sender.
     """
 
     def __init__(self, side: HearerSide, places: NDArray[np.intp], senders: int) -> None:
@@ -122,7 +130,7 @@ class GraphHearing:
 
     @cached_property
     def _said(self) -> NDArray[np.int64] | None:
-        """Return how many rows each sender has; None: one each."""
+        """Return the number of rows of each sender, or None if each has exactly one."""
         said = np.bincount(self._places, minlength=self._senders)
         return None if bool((said == 1).all()) else said
 
@@ -135,7 +143,7 @@ class GraphHearing:
         return found
 
     def counts(self) -> NDArray[np.int64]:
-        """Return how many rows each hearer hears."""
+        """Return the number of rows that each hearer hears."""
         if self._said is not None:
             return self._reduced(np.add, self._said)
         counts = np.zeros(self._side.agents, np.int64)
@@ -143,7 +151,7 @@ class GraphHearing:
         return counts
 
     def sums(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return for each hearer the sum of the values of its rows: 0 without a row."""
+        """Return, for each hearer, the sum of the values of its rows; 0 if it hears none."""
         by_sender = np.zeros(self._senders, values.dtype)
         if self._said is None:
             by_sender[self._places] = self._heard(values)
@@ -152,7 +160,10 @@ class GraphHearing:
         return self._reduced(np.add, by_sender)
 
     def extremes(self, values: NDArray[Any], *, largest: bool) -> NDArray[Any]:
-        """Return for each hearer the largest or smallest value of its rows; anything without a row."""
+        """Return, for each hearer, the largest or smallest value of its rows.
+
+        The result of a hearer without rows is undefined.
+        """
         ufunc = np.maximum if largest else np.minimum
         by_sender = np.full(self._senders, _bound(values.dtype, largest=largest), values.dtype)
         ufunc.at(by_sender, self._places, self._heard(values))
@@ -182,7 +193,10 @@ class GraphHearing:
     def _rows_of(
         self, senders: NDArray[np.int32], lengths: NDArray[np.int64], begins: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
-        """Return how many rows some hearers hear, and these, where each has so many senders from its beginning on."""
+        """Return how many rows some hearers hear, and these rows.
+
+        Args: `senders` are those of all these hearers; those of hearer i begin at `begins[i]`, and are `lengths[i]`.
+        """
         if self._said is None:
             return lengths, self._ordered.take(senders)
         said = self._said[senders]
@@ -190,7 +204,7 @@ class GraphHearing:
 
     @cached_property
     def _firsts(self) -> NDArray[np.int64]:
-        """Return how many rows the senders before each one have."""
+        """Return, for each sender, the number of rows of the senders before it."""
         assert self._said is not None
         return offsets_of(self._said)
 
@@ -202,7 +216,7 @@ class GraphHearing:
 
 
 def _bound(dtype: np.dtype[Any], *, largest: bool) -> Any:  # noqa: ANN401 - a value of the type
-    """Return the value of a type that is the largest or the smallest beside no other."""
+    """Return the value of a type with which to begin a maximum or minimum: no other is smaller, or larger."""
     if dtype.kind == "f":
         return -np.inf if largest else np.inf
     if dtype.kind == "b":
@@ -214,8 +228,9 @@ def _bound(dtype: np.dtype[Any], *, largest: bool) -> Any:  # noqa: ANN401 - a v
 class GraphEdges:
     """Pairs of int ids, from both sides: `out` has the hearers of each sender, `into` the senders of each hearer.
 
-    Restricted edges share these arrays: `senders` and `wanted` (bool, by place of the hearer) are the agents that count
-    (None: all). `positions` are those of the agents, where these make the pairs.
+    Restrictions share these arrays. `senders` are the places of the senders that count, and `wanted` (bool, by place)
+    says which hearers count; None: all count. `positions` are the positions from which the pairs were made, if they
+    were.
     """
 
     def __init__(
@@ -239,7 +254,7 @@ class GraphEdges:
 
     @cached_property
     def _degrees(self) -> NDArray[np.int64]:
-        """Return how many hearers that count each sender has."""
+        """Return, for each sender, the number of its hearers that count."""
         if self._wanted is None:
             return self.out.lengths
         degrees = np.zeros(len(self.out.ids), np.int64)
@@ -262,23 +277,23 @@ class GraphEdges:
 
     @property
     def senders(self) -> AgentSet:
-        """Return the agents that have a hearer in the whole audience, of those that count."""
+        """Return the senders that count and have a hearer in the whole audience."""
         return AgentSet(self.out.ids)
 
     @property
     def hearers(self) -> AgentSet:
-        """Return the agents that hear somebody."""
+        """Return the agents that hear somebody, of those that count."""
         return AgentSet(self.into.ids if self._wanted is None else self.into.ids[self._wanted])
 
     def counts(self, from_ids: IdColumn) -> NDArray[np.int64]:
-        """Return for each sender the number of its hearers, 0 where it is none."""
+        """Return the number of hearers of each sender; 0 for an id that is not a sender."""
         places = self.out.places(from_ids)
         if not len(self.out.ids):
             return np.zeros(len(from_ids), np.int64)
         return np.where(places < 0, 0, self._degrees[places])
 
     def expand(self, from_ids: IdColumn) -> Pairs:
-        """Return the pairs of each sender, ascending by row, then hearer."""
+        """Return the pairs of each sender, ascending by row, then by hearer."""
         places = self.out.places(from_ids)
         senders = np.flatnonzero(places >= 0)
         starts, lengths = self.out.starts[places[senders]], self.out.lengths[places[senders]]
@@ -289,7 +304,7 @@ class GraphEdges:
         return Pairs(rows, IdColumn(self.into.ids[found]))
 
     def has(self, from_ids: IdColumn, to_ids: IdColumn) -> NDArray[np.bool_]:
-        """Return for each of n pairs whether it is there."""
+        """Return, for each of n pairs, whether it is among these pairs."""
         senders, hearers = self.out.places(from_ids), self.into.places(to_ids)
         there = (senders >= 0) & (hearers >= 0)
         if self._wanted is not None and len(self._wanted):
@@ -308,7 +323,7 @@ class GraphEdges:
         return there
 
     def toward(self, hearers: AgentSet) -> "GraphEdges":
-        """Return the pairs of some hearers."""
+        """Return the pairs whose hearers are in a set."""
         wanted = np.zeros(len(self.into.ids), np.bool_)
         places = self.into.places(IdColumn(hearers.ints))
         wanted[places[places >= 0]] = True
@@ -317,7 +332,7 @@ class GraphEdges:
         return self._restricted(self._restricted_to, None if bool(wanted.all()) else wanted)
 
     def of(self, senders: AgentSet) -> "GraphEdges":
-        """Return the pairs of some senders, without a copy of them."""
+        """Return the pairs whose senders are in a set, without copying them."""
         places = self.all.places((senders & self.senders).column)
         if len(places) and places[-1] - places[0] + 1 == len(places):
             return self._restricted(slice(places[0], places[-1] + 1), self._wanted)
@@ -327,7 +342,10 @@ class GraphEdges:
         return GraphEdges(self.all, self.into, self.digest, senders=senders, wanted=wanted)
 
     def hearing(self, hearers: AgentSet, from_ids: IdColumn) -> Hearing:
-        """Return the broadcasts of `from_ids`, in any order and any number a sender, as some agents hear them."""
+        """Return the broadcasts of `from_ids` as some agents hear them.
+
+        A sender may have any number of rows, in any order.
+        """
         if self._heard is None or self._heard[0] != hearers:
             self._heard = hearers, HearerSide.of(self.into, hearers, self._wanted)
         places = self.all.places(from_ids)

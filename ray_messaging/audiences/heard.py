@@ -1,4 +1,4 @@
-"""Messages that the agents of a group hear of one audience in one step."""
+"""The broadcasts to one audience that the agents of a group hear in one step."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -18,9 +18,9 @@ _VECTORS = 2  # dimensions of a column of vectors
 
 
 class HeardColumn(NamedTuple):
-    """One value of each broadcast that some hearers hear: `agents[i]` has `values[offsets[i]:offsets[i + 1]]`.
+    """One value of each broadcast that some hearers hear: `agents[i]` hears `values[offsets[i]:offsets[i + 1]]`.
 
-    `from_ids` has as many senders. The values of one hearer ascend by sender.
+    `from_ids` has the sender of each value. The values of one hearer ascend by sender.
     """
 
     agents: Sequence[AgentId]
@@ -30,9 +30,9 @@ class HeardColumn(NamedTuple):
 
 
 class Heard:
-    """The broadcasts to one audience, as `agents` hear them; a result has one value for each, in their order.
+    """The broadcasts to one audience, as `agents` hear them. A result has one value for each agent, in their order.
 
-    Several broadcasts of one sender count each. No method makes an array with a place for each pair.
+    If a sender has several broadcasts, each one counts. No method makes an array with one place per pair.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Heard:
         payloads: Sequence[PayloadPart],
         removed: Pairs | None = None,
     ) -> None:
-        """Args: the rows of `from_ids` and `payloads` are broadcasts; `removed` are pairs that rules took out."""
+        """Args: the rows of `from_ids` and `payloads` are broadcasts; `removed` are pairs that rules have taken out."""
         self.agents = agents
         self._from_ids = from_ids
         self._payloads = payloads
@@ -58,37 +58,48 @@ class Heard:
         return f"Heard({len(self):,} broadcasts, {len(self.agents):,} agents)"
 
     def count(self) -> NDArray[np.int64]:
-        """Return how many broadcasts each agent hears."""
+        """Return the number of broadcasts that each agent hears."""
         counts = self._hearing.counts()
         for chunk in self._rest():
             counts[self._affected[chunk.low : chunk.high]] = np.diff(chunk.offsets)
         return counts
 
     def sum(self, name: str) -> NDArray[Any]:
-        """Return the sum of a column for each agent, int64 or float64, 0 without a broadcast; raise InvalidColumns."""
+        """Return the sum of a column for each agent, int64, uint64 or float64; 0 if it hears no broadcast.
+
+        Raises: InvalidColumns if a broadcast lacks the column, or it has no numbers.
+        """
         return self._by_column(name, self._sums)
 
     def mean(self, name: str) -> NDArray[np.float64]:
-        """Return the mean of a column for each agent, NaN without a broadcast; raise InvalidColumns.
+        """Return the mean of a column for each agent, NaN if it hears no broadcast.
 
-        The sum is of float64, sender by sender in the order of their ids, by `np.add.reduceat`.
+        The sum is one of float64, sender by sender in the order of their ids, by `np.add.reduceat`.
+
+        Raises: InvalidColumns if a broadcast lacks the column, or it has no numbers.
         """
         counts = self.count()
         divisors = np.where(counts, counts, np.nan)
         return self._by_column(name, lambda values: self._sums(values.astype(np.float64)) / divisors)
 
     def max(self, name: str) -> NDArray[np.float64]:
-        """Return the largest value of a column for each agent, NaN without a broadcast; raise InvalidColumns."""
+        """Return the largest value of a column for each agent, NaN if it hears no broadcast.
+
+        Raises: InvalidColumns if a broadcast lacks the column, or it has no numbers.
+        """
         return self._by_column(name, lambda values: self._extremes(values, largest=True))
 
     def min(self, name: str) -> NDArray[np.float64]:
-        """Return the smallest value of a column for each agent, NaN without a broadcast; raise InvalidColumns."""
+        """Return the smallest value of a column for each agent, NaN if it hears no broadcast.
+
+        Raises: InvalidColumns if a broadcast lacks the column, or it has no numbers.
+        """
         return self._by_column(name, lambda values: self._extremes(values, largest=False))
 
     def column(self, name: str) -> Iterator[HeardColumn]:
         """Yield the values of a column, and their senders, for all agents in order, some agents at a time.
 
-        Raises: InvalidColumns.
+        Raises: InvalidColumns if a broadcast lacks the column.
         """
         values, agents = self._column(name), self.agents.column
         low = 0
@@ -123,7 +134,7 @@ class Heard:
         return sums
 
     def _summed(self, chunk: HeardRows, values: NDArray[Any]) -> NDArray[Any]:
-        """Return the sum of each hearer of a chunk, in the order of `Hearing.sums`: first of each sender."""
+        """Return the sum for each hearer of a chunk, in the order of `Hearing.sums`: first the sum of each sender."""
         hearers = np.repeat(np.arange(chunk.high - chunk.low), np.diff(chunk.offsets))
         senders = self._sender_codes[chunk.rows]
         first = (np.diff(hearers, prepend=-1) | np.diff(senders, prepend=-1)) != 0
@@ -146,7 +157,7 @@ class Heard:
     # -- pairs that rules took out --------------------------------------------------------------------------------
 
     def _rest(self) -> Iterator[HeardRows]:
-        """Yield what is left to the agents that lost a pair."""
+        """Yield the remaining rows of those agents that have lost a pair to a rule."""
         if len(self._affected):
             for chunk in self._hearing.chunks(self._affected):
                 yield self._without_removed(chunk, self._affected[chunk.low : chunk.high])
@@ -163,12 +174,12 @@ class Heard:
 
     @property
     def _sender_codes(self) -> NDArray[np.intp]:
-        """Return a number for each row that is equal for rows of one sender."""
+        """Return a number for each row. Rows of the same sender have the same number."""
         return self._from_ids.values * 3 + (0 if self._from_ids.kinds is None else self._from_ids.kinds)
 
 
 def _keys(removed: Pairs | None, agents: AgentSet, rows: int) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
-    """Return sorted keys of the removed pairs, by hearer and row, and the places of their hearers."""
+    """Return sorted keys, by hearer and row, of the removed pairs, and the places of their hearers."""
     if removed is None:
         return np.zeros(0, np.int64), np.zeros(0, np.intp)
     hearers = places_in(agents, removed.hearers)
@@ -177,7 +188,7 @@ def _keys(removed: Pairs | None, agents: AgentSet, rows: int) -> tuple[NDArray[n
 
 
 def _reduced_at(ufunc: np.ufunc, values: NDArray[Any], hearers: NDArray[np.intp], count: int) -> NDArray[Any]:
-    """Return the values of each hearer reduced to one, 0 without any; hearers ascends."""
+    """Return the values of each hearer reduced to one; 0 for a hearer without values. `hearers` must ascend."""
     found = np.zeros(count, values.dtype)
     begins = np.flatnonzero(np.diff(hearers, prepend=-1))
     if len(begins):

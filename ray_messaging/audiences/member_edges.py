@@ -1,4 +1,4 @@
-"""Pairs of an audience of members: each hears all others, and no pair is kept."""
+"""Pairs of an audience that is a set of members. Each member hears all others, so no pair is stored."""
 
 from collections.abc import Iterator
 from hashlib import blake2b
@@ -14,12 +14,12 @@ from ray_messaging.model.columns import NONE, IdColumn
 
 
 class MemberHearing:
-    """The rows of `from_ids` as the agents that `hears` marks hear them: all `rows` but their own."""
+    """The rows of `from_ids` as the agents that are marked in `hears` hear them: all of `rows` except their own."""
 
     def __init__(self, agents: AgentSet, hears: NDArray[np.bool_], from_ids: IdColumn, rows: NDArray[np.intp]) -> None:
         said = from_ids.take(rows)
         senders = AgentSet.of(said if said.kinds is None else said.take(said.kinds != NONE))
-        # Ascending by sender, so that each hearer's own rows are one range, and sums do not depend on the group.
+        # Sorted by sender, so that each hearer's own rows are one range, and sums do not depend on the group.
         places = places_in(senders, said)
         order = np.argsort(places, kind="stable")
         self._rows, places = rows[order], places[order]
@@ -29,19 +29,25 @@ class MemberHearing:
         self._hears = hears
 
     def counts(self) -> NDArray[np.int64]:
-        """Return how many rows each hearer hears."""
+        """Return the number of rows that each hearer hears."""
         return np.where(self._hears, len(self._rows) - (self._high - self._low), 0)
 
     def sums(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return for each hearer the sum of the values of its rows: 0 without a row."""
+        """Return, for each hearer, the sum of the values of its rows; 0 if it hears none."""
         return self._reduced(np.add, values[self._rows], values.dtype.type(0))
 
     def extremes(self, values: NDArray[Any], *, largest: bool) -> NDArray[Any]:
-        """Return for each hearer the largest or smallest value of its rows; anything without a row."""
+        """Return, for each hearer, the largest or smallest value of its rows.
+
+        The result of a hearer without rows is undefined.
+        """
         return self._reduced(np.maximum if largest else np.minimum, values[self._rows], -np.inf if largest else np.inf)
 
     def _reduced(self, ufunc: np.ufunc, heard: NDArray[Any], nothing: Any) -> NDArray[Any]:  # noqa: ANN401 - a value
-        """Return what comes before a hearer's own rows together with what comes after: nothing is subtracted."""
+        """Combine, for each hearer, the values before its own rows with those after them.
+
+        That is exact, while it would not be to subtract a hearer's own values from those of all.
+        """
         before = np.append(nothing, ufunc.accumulate(heard)).astype(heard.dtype)
         after = np.append(nothing, ufunc.accumulate(heard[::-1])).astype(heard.dtype)[::-1]
         # A hearer without rows of its own has all of them before an empty range.
@@ -65,9 +71,9 @@ class MemberHearing:
 
 
 class MemberEdges:
-    """Pairs of any sender, or one of `senders`, with each of `members` but itself.
+    """Pairs of any sender, or of one in `senders`, with each of `members` except itself.
 
-    `wanted` are the members that count (None: all).
+    `wanted` are the members that count as hearers (None: all).
     """
 
     def __init__(
@@ -80,7 +86,7 @@ class MemberEdges:
 
     @classmethod
     def among(cls, members: AgentSet) -> "MemberEdges":
-        """Return the pairs of all members."""
+        """Return the pairs of all members with each other."""
         digest = blake2b(b"members", digest_size=32)
         digest.update(members.ints.data)
         for name in sorted(members.strings):
@@ -89,12 +95,12 @@ class MemberEdges:
 
     @property
     def pairs(self) -> int:
-        """Return the number of pairs of senders that are members, too."""
+        """Return the number of pairs, of senders that are members, too."""
         senders = self.members if self._senders is None else self.members & self._senders
         return len(senders) * len(self._wanted) - len(senders & self._wanted)
 
     def places(self, ids: IdColumn) -> NDArray[np.intp]:
-        """Return the place of each agent among the members that count, -1 where it is none of them."""
+        """Return each agent's index among the members that count as hearers, or -1 if it is not one of them."""
         return places_in(self._wanted, ids)
 
     def _may_send(self, from_ids: IdColumn) -> NDArray[np.bool_]:
@@ -103,12 +109,12 @@ class MemberEdges:
         return places_in(self._senders, from_ids) >= 0
 
     def counts(self, from_ids: IdColumn) -> NDArray[np.int64]:
-        """Return for each sender the number of its hearers, 0 where it is none."""
+        """Return the number of hearers of each sender; 0 for an id that may not send."""
         counts = len(self._wanted) - (self.places(from_ids) >= 0).astype(np.int64)
         return np.where(self._may_send(from_ids), counts, 0)
 
     def expand(self, from_ids: IdColumn) -> Pairs:
-        """Return the pairs of each sender, ascending by row, then hearer (ints before strs)."""
+        """Return the pairs of each sender, ascending by row, then by hearer (ints before strs)."""
         senders, count = np.flatnonzero(self._may_send(from_ids)), len(self._wanted)
         own = self.places(from_ids)[senders]
         rows, places = np.repeat(senders, count), np.tile(np.arange(count), len(senders))
@@ -117,21 +123,24 @@ class MemberEdges:
         return Pairs(rows[kept], self._wanted.column.take(places[kept]))
 
     def has(self, from_ids: IdColumn, to_ids: IdColumn) -> NDArray[np.bool_]:
-        """Return for each of n pairs whether it is there."""
+        """Return, for each of n pairs, whether it is among these pairs."""
         hearers, senders = self.places(to_ids), self.places(from_ids)
         found: NDArray[np.bool_] = (hearers >= 0) & (hearers != senders) & self._may_send(from_ids)
         return found
 
     def toward(self, hearers: AgentSet) -> "MemberEdges":
-        """Return the pairs of some hearers."""
+        """Return the pairs whose hearers are in a set."""
         return MemberEdges(self.members, self.digest, senders=self._senders, wanted=self._wanted & hearers)
 
     def of(self, senders: AgentSet) -> "MemberEdges":
-        """Return the pairs of some senders."""
+        """Return the pairs whose senders are in a set."""
         both = senders if self._senders is None else senders & self._senders
         return MemberEdges(self.members, self.digest, senders=both, wanted=self._wanted)
 
     def hearing(self, hearers: AgentSet, from_ids: IdColumn) -> Hearing:
-        """Return the broadcasts of `from_ids`, in any order and any number a sender, as some agents hear them."""
+        """Return the broadcasts of `from_ids` as some agents hear them.
+
+        A sender may have any number of rows, in any order.
+        """
         hears = places_in(self._wanted, hearers.column) >= 0
         return MemberHearing(hearers, hears, from_ids, np.flatnonzero(self._may_send(from_ids)))

@@ -1,4 +1,4 @@
-"""Records of audiences in the directory: their versions, and since which step each counts."""
+"""Records of audiences in the directory: their versions, and the step from which each version counts."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -17,9 +17,9 @@ class Kind(StrEnum):
 
 
 class AudienceFacts(msgspec.Struct, frozen=True):
-    """Record of a version in the directory, beside its number; `digest` is the hash of its pairs, as hex.
+    """The facts of a version in the directory, in addition to its number. `digest` is the hash of its pairs, as hex.
 
-    `moved` is the step in which groups moved the agents (-1: none; a call made the version).
+    `moved` is the step in which groups moved agents and so made this version (-1: a call made it).
     """
 
     kind: Kind
@@ -29,7 +29,7 @@ class AudienceFacts(msgspec.Struct, frozen=True):
 
 
 class AudienceVersion(msgspec.Struct, frozen=True):
-    """One version of an audience; in steps it counts for messages that are sent in step `since` or later."""
+    """One version of an audience. In steps, it counts for messages that are sent in step `since` or later."""
 
     name: str
     version: int
@@ -38,7 +38,7 @@ class AudienceVersion(msgspec.Struct, frozen=True):
 
 
 class StoredVersion(msgspec.Struct, array_like=True, frozen=True):
-    """A version as the server keeps it; without facts the audience was removed."""
+    """A version as the server stores it. If `facts` is "", the audience was removed."""
 
     version: int
     since: int
@@ -62,41 +62,41 @@ def encode_facts(facts: AudienceFacts) -> str:
 
 
 class Audiences:
-    """The audiences of an experiment, as a directory has them."""
+    """The audiences of an experiment, as they are in a directory."""
 
     def __init__(self) -> None:
         self._texts: AudienceTexts = NO_AUDIENCES
 
     def update(self, texts: AudienceTexts) -> None:
-        """Take the versions of all audiences."""
+        """Replace the versions of all audiences."""
         self._texts = texts
 
     def names(self) -> list[str]:
-        """Return the names of the audiences that are there now, in order."""
+        """Return the sorted names of the audiences that exist now."""
         return sorted(name for name, versions in self._texts.items() if versions[-1].facts)
 
     def __bool__(self) -> bool:
-        """Tell whether there is an audience, or was one."""
+        """Return whether there is an audience, or ever was one."""
         return bool(self._texts)
 
     def last_version(self, name: str) -> int:
-        """Return the number of the last version that an audience has had, 0 without one."""
+        """Return the number of the last version of an audience; 0 if it never had one."""
         versions = self._texts.get(name)
         return versions[-1].version if versions else 0
 
     def has_positions(self) -> bool:
-        """Tell whether agents of some audience have positions."""
+        """Return whether any audience is made from positions of agents."""
         return any(f'"kind":"{Kind.POSITIONS}"' in versions[-1].facts for versions in self._texts.values())
 
     def moved_with(self, name: str, step: int) -> bool:
-        """Tell whether there is the version that the moves of the step before a step make."""
+        """Return whether the version exists that is made by the moves in the step before the given one."""
         found = [each for each in self._texts.get(name, ()) if each.since == step and each.facts]
         return any(_read_facts(each.facts).moved == step - 1 for each in found)
 
     def of(self, name: str, step: int | None = None) -> AudienceVersion:
         """Return the version that counts for messages of a step (None: the newest one).
 
-        Raises: UnknownName where there is none, ConfigError for one of a later release.
+        Raises: UnknownName if there is none, ConfigError if a later release of this library made it.
         """
         versions = self._texts.get(name, ())
         found = [each for each in versions if step is None or each.since <= step]

@@ -1,4 +1,4 @@
-"""The port by which a process gets the pairs of an audience's version, and the one to a folder."""
+"""The protocol by which a process gets the pairs of an audience's version, and its implementation for a folder."""
 
 import asyncio
 from pathlib import Path
@@ -9,18 +9,21 @@ from ray_messaging.audiences.files import read_edges, version_folder
 
 
 class AudienceSource(Protocol):
-    """Source of the pairs of audiences."""
+    """A source of the pairs of audiences."""
 
     async def load(self, name: str, version: int) -> Edges:
-        """Return the pairs of exactly this version; raise UnknownName, FrameError where they are damaged."""
+        """Return the pairs of exactly this version.
+
+        Raises: UnknownName if it does not exist, FrameError if it is damaged.
+        """
 
 
 class LocalFolder:
-    """Audiences in a folder of this machine: their files are mapped, so processes share the memory."""
+    """Audiences in a folder of this machine. Their files are memory-mapped, so processes share the memory."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     async def load(self, name: str, version: int) -> Edges:
-        """Return the pairs of a version; raise UnknownName, FrameError."""
+        """Return the pairs of a version; raise UnknownName if it does not exist, FrameError if it is damaged."""
         return await asyncio.to_thread(read_edges, version_folder(self.folder, name, version), name, version)
