@@ -28,9 +28,14 @@ if TYPE_CHECKING:  # it brings pyarrow, which an interceptor does not need
 
 FORMAT = 1
 _RUN = "_run.json"  # programs that read folders of Parquet files skip names with an underscore
+_RULE_CHANGES = "_rule_changes.json"
+ACCOUNT = "_account.json"
 _LONGEST = 200  # characters of an argument
 _SECRET = re.compile(r"(?i)(pass|secret|token|key|credential)")
 _IN_URL = re.compile(r"://[^/@\s]*@")
+
+
+# -- the run ----------------------------------------------------------------------------------------------------------
 
 
 class RunStart(msgspec.Struct, frozen=True):
@@ -198,7 +203,7 @@ def command_line() -> list[str]:
     return found
 
 
-_RULE_CHANGES = "_rule_changes.json"
+# -- the rule changes -------------------------------------------------------------------------------------------------
 
 
 class RuleChange(msgspec.Struct, frozen=True):
@@ -232,7 +237,7 @@ def write_rule_changes(folder: "Folder", changes: Sequence[RuleChange]) -> None:
     folder.write_small(_RULE_CHANGES, msgspec.json.encode(list(changes)))
 
 
-ACCOUNT = "_account.json"
+# -- the account ------------------------------------------------------------------------------------------------------
 
 
 class Account(msgspec.Struct, frozen=True):
@@ -302,6 +307,9 @@ def _change(folder: "Folder", account: Account, **values: Any) -> None:  # noqa:
     changed = msgspec.structs.replace(account, **values)
     if changed != account:
         folder.write_small(ACCOUNT, msgspec.json.encode(changed))
+
+
+# -- sets of agents ---------------------------------------------------------------------------------------------------
 
 
 class _Stored(msgspec.Struct, array_like=True, frozen=True):

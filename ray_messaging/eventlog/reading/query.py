@@ -201,6 +201,9 @@ def run(view: View) -> dict[str, Any] | None:
     return run_facts(view.folder)
 
 
+# -- the last rows ----------------------------------------------------------------------------------------------------
+
+
 def recent(view: View, *, limit: int, width: int, **fields: Any) -> pa.Table:  # noqa: ANN401 - see Fields
     """Return the last `limit` matching rows in log order, with payloads as JSON text of at most `width` characters.
 
@@ -249,6 +252,9 @@ def _cut(part: pa.Table, width: int) -> pa.Table:
         place = part.column_names.index(name)
         part = part.set_column(place, name, pc.utf8_slice_codeunits(part[name], 0, width))
     return part.append_column(SIZE, sizes)
+
+
+# -- threads ----------------------------------------------------------------------------------------------------------
 
 
 def thread(view: View, *, message_id: str, text: bool = False) -> pa.Table:

@@ -30,6 +30,9 @@ from ray_messaging.wire.frames import decode, is_folded
 
 logger = logging.getLogger(__name__)
 
+_KEPT = 256  # pairs of an audience's version and a mailbox
+_Key = tuple[Audience, bytes]
+
 
 class Hearers(NamedTuple):
     """The hearers of each row of some broadcasts.
@@ -90,11 +93,6 @@ def hearer_columns(found: Sequence[Hearers | None], counts: Sequence[int]) -> di
         "hearing_agents": repeated([None if each is None else each.agents for each in found], counts),
         "kept_pairs": pa.array(kept, pa.binary()),
     }
-
-
-_KEPT = 256  # pairs of an audience's version and a mailbox
-
-_Key = tuple[Audience, bytes]
 
 
 class BroadcastHearers:

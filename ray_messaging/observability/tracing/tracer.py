@@ -42,6 +42,11 @@ from ray_messaging.observability.tracing.settings import Tracing
 from ray_messaging.receipt import FATES, Outcome
 
 _GROUP = "opentelemetry_traces_exporter"  # the entry points of all exporters of spans
+_PACKED = Struct(">QQQB")
+_SYSTEM = "ray_messaging"
+
+
+# -- the provider -----------------------------------------------------------------------------------------------------
 
 
 class SpanFile(SpanExporter):
@@ -128,7 +133,7 @@ def _exporters() -> Iterator[SpanExporter]:
         yield found[0].load()()
 
 
-_PACKED = Struct(">QQQB")
+# -- contexts, as frames carry them -----------------------------------------------------------------------------------
 
 
 def packed(span: Span) -> bytes:
@@ -143,6 +148,9 @@ def unpacked(data: bytes) -> Context:
     high, low, span_id, flags = _PACKED.unpack(data)
     found = SpanContext(high << 64 | low, span_id, is_remote=True, trace_flags=TraceFlags(flags))
     return set_span_in_context(NonRecordingSpan(found), Context())
+
+
+# -- spans ------------------------------------------------------------------------------------------------------------
 
 
 class SentBatch:
@@ -195,9 +203,6 @@ class SentBatch:
         if error is not None:
             last.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"))
         last.end()
-
-
-_SYSTEM = "ray_messaging"
 
 
 class Tracer:
