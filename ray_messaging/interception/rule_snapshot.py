@@ -15,13 +15,9 @@ MIN_SNAPSHOT_NUMBER = 2**32  # above all epochs, and the codes in their place, s
 MAX_ENTRIES = 20_000  # pairs, edges and members of all rules together: every messager holds a copy
 MOST_STRETCH = 20.0
 # The instance attributes of each class. A rule with others was changed by hand, and may decide differently.
-_ATTRIBUTES = {
-    BlackList: {"name", "state", "_index", "_listed", "context", "on_error"},
-    AllowGraph: {
-        "name", "user", "channels", "context", "on_error", "_public", "_names", "_edges", "_memberships",
-        "_networks_of", "_layers", "_open", "_open_ints",
-    },
-}  # fmt: skip
+_ATTRIBUTES: dict[type[Rule], set[str]] = {
+    type(rule): {*vars(rule), "context", "on_error"} for rule in (BlackList(), AllowGraph([]))
+}
 
 
 class BlackListSnapshot(msgspec.Struct, array_like=True, frozen=True, tag="black_list"):
@@ -82,24 +78,18 @@ def _build(rule: BlackListSnapshot | AllowGraphSnapshot) -> Rule:
 
 
 def can_delegate(rules: Sequence[Rule]) -> bool:
-    """Return whether the verdicts of all rules depend on ids alone, and change only if the rules are changed."""
+    """Return whether the verdicts of all rules depend on ids alone, and change only when the rules are changed."""
     return all(
-        type(rule) in _ATTRIBUTES and vars(rule).keys() <= _ATTRIBUTES[type(rule)] and _plain(rule) for rule in rules
+        type(rule) in _ATTRIBUTES
+        and vars(rule).keys() <= _ATTRIBUTES[type(rule)]
+        and (rule.state is None or type(rule.state) is Table)
+        for rule in rules
     )
 
 
-def _plain(rule: Rule) -> bool:
-    return not isinstance(rule, BlackList) or type(rule.state) is Table
-
-
 def entry_count(rules: Sequence[Rule]) -> int:
-    """Return the number of entries (pairs, edges and members) in rules that can be delegated."""
-    return sum(len(rule.state) if isinstance(rule, BlackList) else _drawn_size(rule) for rule in rules)
-
-
-def _drawn_size(rule: Rule) -> int:
-    assert isinstance(rule, AllowGraph)
-    return rule.size
+    """Return the number of entries of rules that can be delegated."""
+    return sum(rule.size if isinstance(rule, AllowGraph) else len(rule.state or ()) for rule in rules)
 
 
 def snapshot_of(number: int, rules: Sequence[Rule], stretch: float = 1.0) -> RuleSnapshot:
