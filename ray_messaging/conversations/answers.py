@@ -165,7 +165,10 @@ class AnswerTable:
         return (Message(self.exp_id, batch, row) for row in range(batch.rows))
 
     def to_pandas(self) -> Any:  # noqa: ANN401 - pandas.DataFrame, where pandas is installed
-        """Return a pandas.DataFrame by question: from_id, fate ("answered", "failed", "pending", ...), answer."""
+        """Return a pandas.DataFrame with one row per question.
+
+        Its columns are from_id, fate ("answered", "failed", "pending", ...) and answer.
+        """
         answers = [self[row] for row in range(len(self))]
         fates = np.full(len(self), "pending", object)
         if self.receipts is not None:

@@ -43,7 +43,11 @@ _OF_THE_ANSWER = (
 
 
 class Serving(NamedTuple):
-    """How to serve: handlers at once, tries of a message after the first one, seconds for each, what an error does."""
+    """Settings of `serve`.
+
+    They say how many handlers may run at once, how many more times a message is tried, how many seconds each try may
+    take (None: no limit), and what an error does.
+    """
 
     concurrency: int = 1000
     retries: int = 0
