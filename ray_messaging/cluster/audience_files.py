@@ -1,4 +1,4 @@
-"""The files of an experiment's audiences, and their changes, from any node of the cluster."""
+"""Access from any node of the cluster to the files of an experiment's audiences, and their changes."""
 
 import asyncio
 import fcntl
@@ -26,50 +26,53 @@ from ray_messaging.errors import AlreadyExists, ConfigError
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import IdColumn
 
-_ATTEMPTS: Final = 5  # each makes the actor anew, where it is gone
+_ATTEMPTS: Final = 5  # each attempt starts the actor again if it is gone
 
 
 class Joining(NamedTuple):
-    """Agents become members."""
+    """Change of an audience: agents become members."""
 
     name: str
     agents: AgentSet
 
     def applied(self, edges: Edges) -> Edges:
-        """Return the pairs with more members; raise ConfigError where there are none."""
+        """Return the pairs with these members added; raise ConfigError if the audience has no members."""
         return MemberEdges.among(_members(self.name, edges) | self.agents)
 
 
 class Leaving(NamedTuple):
-    """Agents are members no more."""
+    """Change of an audience: agents are no longer members."""
 
     name: str
     agents: AgentSet
 
     def applied(self, edges: Edges) -> Edges:
-        """Return the pairs with fewer members; raise ConfigError where there are none."""
+        """Return the pairs without these members; raise ConfigError if the audience has no members."""
         return MemberEdges.among(_members(self.name, edges) - self.agents)
 
 
 class Moving(NamedTuple):
-    """Agents have other positions."""
+    """Change of an audience: agents have new positions."""
 
     name: str
     ids: IdColumn
     points: object
 
     def applied(self, edges: Edges) -> Edges:
-        """Return the pairs of the new positions; raise ConfigError where the audience has none, AudienceTooLarge."""
+        """Return the pairs of the new positions.
+
+        Raises: ConfigError if the audience has no positions; AudienceTooLarge if there are too many pairs.
+        """
         if not isinstance(edges, GraphEdges) or edges.positions is None:
             raise ConfigError(f"audience {self.name!r} has no positions: create_audience(..., positions=, radius=)")
         return edges.positions.moved(self.ids, self.points).edges()
 
 
 class Ending(NamedTuple):
-    """The audience goes."""
+    """Change of an audience: it is removed."""
 
     def applied(self, edges: Edges) -> None:
-        """Return None."""
+        """Return None, which means that the audience has no pairs any more."""
 
 
 def _members(name: str, edges: Edges) -> AgentSet:
@@ -85,10 +88,10 @@ Change = Joining | Leaving | Moving | Ending
 
 
 class AudienceMaker:
-    """Maker of versions: it writes their files, then has the interceptor put them into the directory.
+    """Maker of an audience's versions: it writes their files, then asks the interceptor to enter them in the directory.
 
     A lock in the folder makes the changes of several processes follow one another. As a Ray actor on the node with the
-    files it serves other nodes; it keeps nothing.
+    files it serves other nodes. It keeps no state.
     """
 
     def __init__(self, folder: str, interceptor: Any) -> None:  # noqa: ANN401 - a Ray actor handle
@@ -107,7 +110,7 @@ class AudienceMaker:
             yield self._ask(self._interceptor.audiences.remote())
 
     def create(self, name: str, kind: str, edges: Edges) -> None:
-        """Create an audience; raise AlreadyExists."""
+        """Create an audience; raise AlreadyExists if one has this name."""
         with self._alone() as audiences:
             if name in audiences.names():
                 raise AlreadyExists(
@@ -118,7 +121,10 @@ class AudienceMaker:
             self._publish(name, audiences.last_version(name) + 1, Kind(kind), edges)
 
     def change(self, name: str, change: Change) -> None:
-        """Make another version of an audience; raise UnknownName, ConfigError where it is of another kind."""
+        """Make a new version of an audience.
+
+        Raises: UnknownName if the audience does not exist; ConfigError if the change is for another kind of audience.
+        """
         with self._alone() as audiences:
             last = audiences.of(name)
             old = read_edges(version_folder(self._folder, name, last.version), name, last.version)
@@ -127,7 +133,7 @@ class AudienceMaker:
                 self._publish(name, last.version + 1, last.facts.kind, edges)
 
     def move_in_step(self, name: str, step: int, change: Change) -> None:
-        """Make the version that counts from a step on, unless another process has."""
+        """Make the version that is used from a step on, unless another process has made it."""
         with self._alone() as audiences:
             if audiences.moved_with(name, step):
                 return
@@ -148,16 +154,16 @@ class AudienceMaker:
 
     def _ask(self, ref: Any) -> Any:  # noqa: ANN401 - an ObjectRef and its value
         try:
-            return ref.future().result()  # ray.get would warn, in a thread of an async actor, of a blocked event loop
+            return ref.future().result()  # ray.get in a thread of an async actor would warn of a blocked event loop
         except (RayTaskError, RayActorError) as error:
             raise translated(error, actor_name="the interceptor") from error
 
 
 class AudienceFiles:
-    """The files of an experiment's audiences: an AudienceSource, and the calls that make versions.
+    """The files of an experiment's audiences: the source of their pairs, and the calls that make new versions.
 
-    On their node they are read and written directly, elsewhere through an actor there. Processes find that actor by its
-    name, and it ends with the last of their handles.
+    A process on the node with the files reads and writes them directly, one elsewhere through an actor on that node.
+    Processes find that actor by its name, and it ends with the last of their handles.
     """
 
     def __init__(self, experiment: Experiment, interceptor: Any) -> None:  # noqa: ANN401 - a Ray actor handle
@@ -172,7 +178,7 @@ class AudienceFiles:
         return self._experiment.audiences
 
     def _here(self) -> bool:
-        # A driver on Ray Client is not on the node that it is told.
+        # A driver on Ray Client is not on the node that Ray returns.
         client = ray.util.client.ray.is_connected()
         return not client and ray.get_runtime_context().get_node_id() == self._home.node
 
@@ -186,7 +192,7 @@ class AudienceFiles:
         return self._kept
 
     async def _through_actor(self, call: str, *arguments: object) -> Any:  # noqa: ANN401 - the call's value
-        """Make a call of the actor; again where the actor ended just then, with another process's handle."""
+        """Call the actor; call it again if it ended meanwhile, together with another process's last handle."""
         name = f"the audiences of experiment {self._experiment.exp_id!r}"
         for left in reversed(range(_ATTEMPTS)):
             try:
@@ -200,14 +206,20 @@ class AudienceFiles:
         raise AssertionError  # the last attempt returns or raises
 
     async def load(self, name: str, version: int) -> Edges:
-        """Return the pairs of exactly this version; raise UnknownName, FrameError where they are damaged."""
+        """Return the pairs of exactly this version.
+
+        Raises: UnknownName if the version has no files; FrameError if these are damaged.
+        """
         if self._here():
             return await LocalFolder(Path(self._home.folder)).load(name, version)
         found: Edges = await self._through_actor("load", name, version)
         return found
 
     async def move_in_step(self, name: str, step: int, ids: IdColumn, points: NDArray[np.float64]) -> None:
-        """Make the version that counts from a step on, unless it is there; raise AudienceTooLarge."""
+        """Make the version that is used from a step on, with new positions of agents, unless it exists.
+
+        Raises: AudienceTooLarge if the positions make too many pairs.
+        """
         change = Moving(name, ids, points)
         if self._here():
             await asyncio.to_thread(self._maker().move_in_step, name, step, change)
@@ -215,14 +227,17 @@ class AudienceFiles:
             await self._through_actor("move_in_step", name, step, change)
 
     def create(self, name: str, kind: str, edges: Edges) -> None:
-        """Create an audience; raise AlreadyExists."""
+        """Create an audience; raise AlreadyExists if one has this name."""
         if self._here():
             self._maker().create(name, kind, edges)
         else:
             run_in_own_loop(lambda: self._through_actor("create", name, kind, edges))
 
     def change(self, name: str, change: Change) -> None:
-        """Make another version of an audience; raise UnknownName, ConfigError where it is of another kind."""
+        """Make a new version of an audience.
+
+        Raises: UnknownName if the audience does not exist; ConfigError if the change is for another kind of audience.
+        """
         if self._here():
             self._maker().change(name, change)
         else:

@@ -1,4 +1,4 @@
-"""Servers of an experiment: the primary, and with steps further ones for the bodies of large frames, its shards.
+"""Servers of an experiment: the primary, and with steps also shards, servers that keep the bodies of large frames.
 
 Embedded servers may keep their data in folders for a later start.
 """
@@ -25,13 +25,13 @@ _SHARD = re.compile(r"shard-(\d+)-of-(\d+)")
 
 
 def server_names(exp_id: str, count: int) -> list[str]:
-    """Return the names of the servers: the only one, or the shards."""
+    """Return the names of the Ray actors of `count` embedded servers, the primary's first."""
     return [f"{exp_id}/server", *(f"{exp_id}/server-{shard}" for shard in range(1, count))]
 
 
 @contextmanager
 def named_in_errors(what: str, shard: int, nodes: Sequence[str]) -> Iterator[None]:
-    """Name the server in an error of its start, where an experiment has several: the shard, and its Ray node."""
+    """Add the shard and its Ray node to an error of a server's start, if the experiment has several servers."""
     try:
         yield
     except (ServerFailed, ConfigError) as error:
@@ -41,7 +41,10 @@ def named_in_errors(what: str, shard: int, nodes: Sequence[str]) -> Iterator[Non
 
 
 def check_shards(shards: object, *, server: ServerConfig | None, steps: Steps | None, data_dir: object) -> Shards:
-    """Return a valid number of servers, given as `shards=` or with a cluster's address; raise ConfigError."""
+    """Return the number of servers, which is given as `shards=` or in a cluster's address (None: not given).
+
+    Raises: ConfigError for an invalid number, or one that does not fit the other arguments.
+    """
     whole = isinstance(shards, int) and not isinstance(shards, bool) and shards >= 1
     if shards is not None and not whole and shards != PER_NODE:
         raise ConfigError(f"shards={shards!r} is unknown: write a number from 1, or 'per-node'")
@@ -66,7 +69,7 @@ def check_shards(shards: object, *, server: ServerConfig | None, steps: Steps | 
 
 
 def _check_own(shards: object, server: ServerConfig) -> object:
-    """Return the number of servers where redis= is the user's; raise ConfigError."""
+    """Return the number of servers if the user gave `redis=`; raise ConfigError if it does not agree with `shards=`."""
     own = 1
     if isinstance(server, ShardsConfig):
         own = len(server.servers)
@@ -102,7 +105,7 @@ def config_of(servers: Sequence[ServerConfig], spec: InterceptorSpec) -> ServerC
 
 
 async def embedded_config(spec: InterceptorSpec) -> ServerConfig:
-    """Return the config of an experiment's embedded servers, once all of them run; raise Closed where one is lost."""
+    """Return the config of an experiment's embedded servers when all of them run; raise Closed if one is lost."""
     names = server_names(spec.exp_id, len(spec.nodes))
     try:
         actors = [ray.get_actor(name, namespace=NAMESPACE) for name in names]
@@ -114,7 +117,7 @@ async def embedded_config(spec: InterceptorSpec) -> ServerConfig:
 
 
 def lost_server(spec: InterceptorSpec) -> str | None:
-    """Return which server Ray cannot start again, because its node with its data is gone; None: none."""
+    """Return an error text that names a server whose node is gone with its data, or None if no server is lost."""
     for shard, name in enumerate(server_names(spec.exp_id, len(spec.nodes))):
         try:
             ray.get_actor(name, namespace=NAMESPACE)
@@ -129,23 +132,23 @@ def lost_server(spec: InterceptorSpec) -> str | None:
 
 
 def config_here(config: ServerConfig) -> ServerConfig:
-    """Return a config for a group in this process: the server of this node, if it has one, takes its bodies."""
+    """Return a config for a group in this process: this node's own server, if any, stores the bodies that it sends."""
     if isinstance(config, ShardsConfig) and config.nodes:
         return config.on_node(ray.get_runtime_context().get_node_id())
     return config
 
 
 class KeptData(NamedTuple):
-    """A folder on this machine, and in it the folder of each server; one server has the folder itself."""
+    """A folder on this machine for servers' data, with a folder in it for each server. One server alone uses it."""
 
     folder: Path
     of_servers: tuple[Path, ...]
 
     @classmethod
     def of(cls, given: str | Path | None, *, log_dir: str | None, shards: Shards) -> Self | None:
-        """Return where the data are; without a folder given, beside the log. None: they are not kept.
+        """Return the folders for the data, or None if the data are not kept. The default is beside the log.
 
-        Raises: ConfigError for a folder that cannot be, or has data of another number of servers.
+        Raises: ConfigError for a folder that cannot be used, or that has data of another number of servers.
         """
         if shards == PER_NODE:  # check_shards refuses a folder that is given
             return None
@@ -162,19 +165,19 @@ class KeptData(NamedTuple):
         return cls(folder, servers)
 
     def clean(self) -> None:
-        """Remove the folder, once those of all servers have been."""
+        """Remove the folder, after the folders of all servers were removed."""
         if len(self.of_servers) > 1:
-            with suppress(OSError):  # it has other files, or an erased server left some
+            with suppress(OSError):  # the folder has other files, or an erased server left some
                 self.folder.rmdir()
 
 
 def beside(log_dir: str) -> str:
-    """Return the folder in which an embedded server keeps its data, where a log has a folder."""
+    """Return the folder in which an embedded server keeps its data if the log is in folder `log_dir`."""
     return f"{log_dir.rstrip('/')}-server"
 
 
 def _check(folder: Path, servers: Sequence[Path]) -> None:
-    """Refuse a folder with data that these servers would not load, or only in part."""
+    """Raise ConfigError if the folder has data that these servers would not load, or would load only in part."""
     with_data = {path.parent for path in folder.glob(f"*/{APPEND_ONLY_NAME}") if _SHARD.fullmatch(path.parent.name)}
     if (folder / APPEND_ONLY_NAME).exists():
         with_data.add(folder)

@@ -1,6 +1,6 @@
-"""Finish of the event log of a run whose driver was killed: the rows that its embedded server has still.
+"""Finish of the event log after a run whose driver was killed: it writes the rows that the embedded server still has.
 
-The server's guard runs this file after the driver's death, and `ray-messaging log finish` does.
+The server's guard runs this file after the driver's death, and so does `ray-messaging log finish`.
 """
 
 import asyncio
@@ -23,12 +23,12 @@ HOST = "127.0.0.1"
 
 
 def finish(log_dir: str) -> bool:
-    """Write the rows that are missing in a log whose run was killed; return whether it had no end.
+    """Write the rows that are missing in a log whose run was killed; return False if the log was complete.
 
-    The server's data go with that, but for those of steps, by which the run can go on, and those in a user's
-    `data_dir`.
+    Then the server's data are deleted, except those of an experiment with steps, with which the run can go on, and
+    those in a user's `data_dir`.
 
-    Raises: LogError where its server's data are not here; ConfigError while the run's server runs still.
+    Raises: LogError if the server's data are not on this machine; ConfigError while the run's server still runs.
     """
     folder = Folder(log_dir)
     record, lacking = read_run(folder), unended(folder)
@@ -45,7 +45,7 @@ def finish(log_dir: str) -> bool:
 
 
 async def _write(folder: Folder, record: RunRecord, server: RedisConfig, *, erase: bool) -> None:
-    """Do what is left of the log's actor, as its successor in the same run."""
+    """Do the remaining work of the log's actor, as its successor in the same run."""
     run, settings = record.starts[-1].run, MessagingConfig()
     host = LogHost(Experiment(record.experiment, run, server, settings, folder.where), "resume")
     try:
@@ -62,5 +62,5 @@ async def _write(folder: Folder, record: RunRecord, server: RedisConfig, *, eras
 
 
 if __name__ == "__main__":
-    with suppress(MessagingError):  # the folder says what it lacks
+    with suppress(MessagingError):  # the folder's record says which rows it lacks
         finish(sys.argv[1])

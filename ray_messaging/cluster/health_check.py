@@ -1,4 +1,4 @@
-"""Health check of a running experiment: asks its server and actors, within 5 s even where they hang."""
+"""Health check of a running experiment. It asks the server and the actors, and ends within 5 s even if they hang."""
 
 import logging
 import threading
@@ -26,8 +26,8 @@ from ray_messaging.transports.server_facts import Kept, ServerFacts
 logger = logging.getLogger(__name__)
 
 DEADLINE_S = 5.0
-_TASK_S = 10.0  # for a task to start
-_REASON = 300  # characters of an error of Ray's
+_TASK_S = 10.0  # the most time for a Ray task to start
+_REASON = 300  # the most characters that are shown of an error of Ray's
 _UNKNOWN = critical(
     "server",
     "not examined, as the interceptor did not say where it is",
@@ -60,9 +60,9 @@ def check_health(exp_id: str, experiment: Experiment | None, handles: Mapping[st
 
 
 def ask_experiment(exp_id: str, experiment: Experiment | None, handles: Mapping[str, Any]) -> ExperimentFacts | None:
-    """Return the facts about an experiment, with the findings, after at most 5 s; arguments as of `check_health`.
+    """Return the facts about an experiment, with the findings, after at most 5 s; arguments as in `check_health`.
 
-    None: on Ray Client, the task that asks gave no answer.
+    Return None if, on Ray Client, the task that asks gave no answer.
     """
     if client.is_connected():
         return _ask_on_cluster(exp_id, experiment, handles)
@@ -90,7 +90,7 @@ def ask_experiment(exp_id: str, experiment: Experiment | None, handles: Mapping[
 
 
 def _check_servers(facts: ServerFacts, *, allow_eviction: bool, embedded: bool, wait_replicas: int) -> list[Finding]:
-    """Return the findings about the servers of an experiment; where it has several, each finding names the shard."""
+    """Return the findings about the servers of an experiment. If it has several, each finding names the shard."""
     found: list[Finding] = []
     for shard, each in enumerate([facts, *facts.others]):
         some = check_server(each, allow_eviction=allow_eviction, embedded=embedded, wait_replicas=wait_replicas)
@@ -99,7 +99,10 @@ def _check_servers(facts: ServerFacts, *, allow_eviction: bool, embedded: bool, 
 
 
 def _ask_on_cluster(exp_id: str, experiment: Experiment | None, handles: Mapping[str, Any]) -> ExperimentFacts | None:
-    """Ask in a task: a driver on Ray Client may not reach the server, nor list actors."""
+    """Ask in a Ray task, because a driver on Ray Client may not reach the server, and cannot list actors.
+
+    Return None if the task fails or gives no answer in time.
+    """
     known = None if experiment is None else experiment.without_password()  # Ray keeps the arguments of tasks
     asking = ray.remote(num_cpus=0, max_retries=0)(ask_experiment).remote(exp_id, known, dict(handles))
     try:
@@ -111,7 +114,7 @@ def _ask_on_cluster(exp_id: str, experiment: Experiment | None, handles: Mapping
 
 
 def warn_of_data_loss(config: ServerConfig) -> None:
-    """Log a warning where a server is configured so that it may lose the experiment's data."""
+    """Log a warning if a server is configured so that it may lose the experiment's data."""
     facts = backend_of(config).probe()
     if facts.error:
         logger.warning("cannot check how the server stores its data: %s", facts.error)
@@ -157,7 +160,7 @@ class _ServerProbe:
             self._facts = ServerFacts(redis.server, error=f"asking failed ({type(error).__name__}: {error})")
 
     def answer(self, deadline: float) -> ServerFacts | None:
-        """Return the server's facts; None where its address is unknown."""
+        """Return the server's facts, or None if its address is unknown."""
         self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive() and self.experiment is not None:
             late = f"the server gave no answer within {DEADLINE_S:g} s"
@@ -166,7 +169,10 @@ class _ServerProbe:
 
 
 def _find_experiment(exp_id: str) -> Experiment | None:
-    """Return an experiment with its passwords, from the interceptor or else the actors of its embedded servers."""
+    """Return an experiment with its passwords, from its interceptor, or else from the actors of its embedded servers.
+
+    Return None if neither answers.
+    """
     experiment: Experiment | None = _call(f"{exp_id}/interceptor", "ready")
     if experiment is not None:
         return experiment
@@ -179,14 +185,14 @@ def _find_experiment(exp_id: str) -> Experiment | None:
 
 
 def _further_servers(exp_id: str) -> list[str]:
-    """Return the names of the actors of all embedded servers but the first one, in order."""
+    """Return the names of the actors of all embedded servers except the first one, in order."""
     prefix = f"{exp_id}/server-"
     found = [name for name in _named_in_time(prefix) or () if name.removeprefix(prefix).isdecimal()]
     return sorted(found, key=lambda name: int(name.removeprefix(prefix)))
 
 
 def _call(name: str, method: str) -> Any:  # noqa: ANN401 - the method's result
-    """Return the result of an actor's method; None where there is no such actor, or it fails or is too slow."""
+    """Return the result of an actor's method, or None if there is no such actor, or it fails or is too slow."""
     actor = find_actor(name)
     if actor is None:
         return None
@@ -198,7 +204,7 @@ def _call(name: str, method: str) -> Any:  # noqa: ANN401 - the method's result
 
 
 def _named_in_time(prefix: str) -> dict[str, Any] | None:
-    """Return the living actors; None where Ray's head gives no answer in time (its call has no timeout)."""
+    """Return the living actors, or None if Ray's head gives no answer in time. Ray's own call has no timeout."""
     found: list[dict[str, Any]] = []
 
     def ask() -> None:
@@ -214,7 +220,10 @@ def _named_in_time(prefix: str) -> dict[str, Any] | None:
 
 
 def ask_actors(prefix: str, actors: Mapping[str, Any], deadline: float, *, look_up: bool = True) -> list[ActorFacts]:
-    """Return the facts about actors, also about silent ones. `look_up`: add the facts that Ray has about them."""
+    """Return the facts about actors, including those that do not answer.
+
+    With `look_up`, add the facts that Ray has about them.
+    """
     asked = {name: ActorFacts(_shown(name.removeprefix(prefix))) for name in sorted(actors, key=_order)}
     began = time.time()
     pending = {}
@@ -249,7 +258,7 @@ def _take(facts: ActorFacts, ref: Any, began: float) -> None:  # noqa: ANN401 - 
 
 
 def _look_up(facts: ActorFacts, actor: Any) -> None:  # noqa: ANN401 - an actor's handle
-    """Add Ray's facts about an actor; without the dashboard Ray has no public call for them."""
+    """Add Ray's facts about an actor. Without the dashboard Ray has no public call for them."""
     try:
         from ray._private.state import actors  # noqa: PLC0415 - a Ray that has it elsewhere must not stop the rest
     except ImportError:

@@ -18,10 +18,13 @@ _END_S = 10.0
 
 
 class Inspector:
-    """Handle of an inspector: `url` to open in a browser, and `close`. It ends with the process that opened it."""
+    """Handle of an inspector, the web pages about a run: open `url` in a browser, and `close` it.
+
+    The inspector ends with the process that opened it.
+    """
 
     def __init__(self, exp_id: str, options: list[str]) -> None:
-        """Start it, and wait until its pages can be opened; raise ConfigError with the reason where it cannot."""
+        """Start the inspector, and wait until its pages can be opened; raise ConfigError if it does not start."""
         if client.is_connected():
             raise ConfigError(
                 f"on Ray Client this machine may not reach the experiment: run `ray-messaging ui {exp_id}` on a node "
@@ -46,11 +49,11 @@ class Inspector:
 
     @property
     def pid(self) -> int:
-        """Return its process."""
+        """Return the process id of the inspector."""
         return self._process.pid
 
     def _why(self) -> str:
-        """Return the reason for which it ended."""
+        """Return the reason why the inspector ended."""
         self._process.communicate()
         self._said.seek(0)
         said = self._said.read().decode(errors="replace").strip().splitlines()
@@ -58,7 +61,7 @@ class Inspector:
         return (said or ["the inspector ended without a reason"])[-1].removeprefix("error: ")
 
     def close(self) -> None:
-        """End it; a second call does nothing."""
+        """End the inspector; a second call does nothing."""
         if self._process.poll() is None:
             self._process.terminate()
             try:

@@ -1,8 +1,8 @@
 """Calls of a group's handle over the group's lane, and their answers, as bytes.
 
 The body of a request or answer is a table of sizes (u32: how many parts, then the size of each), a MessagePack header
-as the first part, and frames as the others. An empty answer has no result: the handle asks again by Ray call, which
-also brings the error, if there is one. Nothing here is a pickle.
+as the first part, and frames as the others. An empty answer means that there is no result: the handle repeats the call
+by Ray, which also raises the error, if there is one. Nothing here is pickled.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,13 +41,13 @@ class FetchCall(msgspec.Struct, array_like=True, frozen=True, tag=1):
 
 
 class AckCall(msgspec.Struct, array_like=True, frozen=True, tag=2):
-    """Leases to commit, all of their messages."""
+    """Leases whose messages are all to be committed."""
 
     tokens: tuple[Token, ...]
 
 
 class AliveCall(msgspec.Struct, array_like=True, frozen=True, tag=3):
-    """A question for a sign of life, answered by `ALIVE` at once."""
+    """A question for a sign of life, which is answered with `ALIVE` at once."""
 
 
 class BatchFates(msgspec.Struct, array_like=True, frozen=True):
@@ -68,7 +68,7 @@ class Sent(msgspec.Struct, array_like=True, frozen=True):
 
 
 class LentSlice(msgspec.Struct, array_like=True, frozen=True):
-    """Rows `low` to `high` of a frame; without a mailbox it is of a foreign client's messages."""
+    """Rows `low` to `high`, exclusive, of a frame. An empty `mailbox` means that a foreign client sent the messages."""
 
     low: int
     high: int
@@ -79,7 +79,7 @@ class LentSlice(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Lent(msgspec.Struct, array_like=True, frozen=True):
-    """The answer to a FetchCall: a lease, and the slice of each frame."""
+    """The answer to a FetchCall: the token of a lease (None: no messages), and the slice of each frame."""
 
     token: Token | None
     slices: tuple[LentSlice, ...]
@@ -87,7 +87,7 @@ class Lent(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Committed(msgspec.Struct, array_like=True, frozen=True):
-    """The answer to an AckCall: the leases that are over."""
+    """The answer to an AckCall: the leases that have ended."""
 
     over: tuple[Token, ...]
 
@@ -117,7 +117,7 @@ def body_of(header: Call | Sent | Lent | Committed, frames: Sequence[bytes] = ()
 
 
 def parse_call(body: memoryview) -> tuple[Call, list[bytes]]:
-    """Decode a call, and cut off its frames; raise FrameError."""
+    """Decode a call; return it and its frames. Raise FrameError if it cannot be read."""
     head, *frames = parts_of(body)
     try:
         return _read_call(head), frames
@@ -126,7 +126,7 @@ def parse_call(body: memoryview) -> tuple[Call, list[bytes]]:
 
 
 def parts_of(body: bytes | memoryview) -> list[bytes]:
-    """Cut a call or an answer into its header and its frames, copies; raise FrameError."""
+    """Split a call or an answer into copies of its header and its frames; raise FrameError if the sizes do not fit."""
     if len(body) < _COUNT.size:
         raise FrameError("a call over the group's lane has no table of sizes")
     (count,) = _COUNT.unpack_from(body)
@@ -163,7 +163,7 @@ parse_sent, parse_lent, parse_committed = _parser(Sent), _parser(Lent), _parser(
 
 
 def fates_of(receipts: Receipts) -> Sent:
-    """Return the fates of a send, without what the handle knows itself: times and addresses."""
+    """Return the fates of a send, without the times and addresses, which the handle knows itself."""
     return Sent(
         tuple(
             BatchFates(
@@ -180,7 +180,7 @@ def fates_of(receipts: Receipts) -> Sent:
 
 
 def receipts_of(sent: Sent, batches: Sequence[Batch]) -> Receipts:
-    """Return the receipts of batches that a handle has sent; raise FrameError where the fates are of others."""
+    """Return the receipts of batches that a handle has sent; raise FrameError if the fates do not fit the batches."""
     if len(sent.batches) != len(batches):
         raise FrameError(f"a group's actor gave fates of {len(sent.batches)} batches for {len(batches)} batches")
     parts = []
@@ -201,7 +201,7 @@ def receipts_of(sent: Sent, batches: Sequence[Batch]) -> Receipts:
 
 
 def lent_of(token: Token | None, messages: Messages) -> Parts:
-    """Encode leased messages: their frames, as they were read."""
+    """Encode leased messages as the frames that were read from the mailbox."""
     slices, frames = [], []
     for batch, low, high, pattern in messages.slices:
         origin = batch.origin or Origin("", "")
@@ -212,10 +212,10 @@ def lent_of(token: Token | None, messages: Messages) -> Parts:
 
 
 def messages_of(exp_id: str, lent: Lent, frames: Sequence[bytes]) -> Messages:
-    """Return leased messages; raise FrameError."""
+    """Return leased messages; raise FrameError if a frame cannot be decoded."""
     slices: list[Slice] = []
     for part, frame in zip(lent.slices, frames, strict=True):
-        batch = decode(frame, checked=True)  # by the actor, when it read the mailbox
+        batch = decode(frame, checked=True)  # the actor has checked it when it read the mailbox
         batch.origin = Origin(part.mailbox, part.entry) if part.mailbox else None
         if batch.trace is not None:
             batch.trace = batch.trace._replace(fetched=part.fetched)

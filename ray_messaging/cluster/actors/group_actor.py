@@ -26,7 +26,7 @@ of_host = OfHost[GroupHost]()
 class GroupActor:
     """Ray actor that hosts agents: one mailbox and one sender.
 
-    Its agents come by `open`, not by the constructor, because Ray keeps no large arguments for a restart.
+    It gets its agents from `open`, not from the constructor, because Ray keeps no large arguments for a restart.
     """
 
     async def __init__(self, experiment: Experiment, name: str) -> None:  # type: ignore[misc]
@@ -39,7 +39,7 @@ class GroupActor:
         self._newest = GroupHost(experiment, interceptor, name, owner)
         if restarted():
             while not await self._begin(self._newest.resume()):
-                # The server does not answer, or its memory is full: that may pass.
+                # The server does not answer, or its memory is full. Both may pass.
                 await asyncio.sleep(ACTOR_RECONNECT.first_s)
                 self._newest = GroupHost(experiment, interceptor, name, owner)
         if experiment.metrics:
@@ -48,7 +48,7 @@ class GroupActor:
         tune_process()
 
     async def _begin(self, start: Coroutine[Any, Any, None]) -> bool:
-        """Start the host; keep an error for `ready`. Return False where another try may succeed."""
+        """Start the host; keep an error for `ready`. Return False if it failed and another try may succeed."""
         self._failure = None
         try:
             await start
@@ -58,7 +58,7 @@ class GroupActor:
         return not worth_a_retry(self._failure)
 
     async def open(self, agents: IdColumn, subtopics: tuple[str, ...]) -> None:
-        """Open the mailbox for agents; raise the error where that fails."""
+        """Open the mailbox for agents; raise the error if that fails."""
         await self._begin(self._newest.start(agents, subtopics))
         await self.ready()
 
@@ -70,14 +70,14 @@ class GroupActor:
         return self._newest
 
     async def ready(self) -> None:
-        """Return once the group listens; raise the error that prevents it."""
+        """Return when the group listens; raise the error that prevents its start."""
         _ = self._host
 
     async def lane(self) -> tuple[str, int, str]:
-        """Return host, port and token of the lane, over which handles call this actor faster than by Ray."""
+        """Return host, port and token of the group's lane, the socket by which handles call it faster than by Ray."""
         return await self._host.lane.address(get_node_ip_address())
 
-    # Calls of handles. Where Ray repeats one, it happens once.
+    # Calls of handles. A call that Ray repeats is executed once.
     relay = of_host(lambda host: host.relay)
     relay_again = of_host(lambda host: host.relay_again)
     ask = of_host(lambda host: host.questions.ask)
@@ -96,7 +96,7 @@ class GroupActor:
     let_go = of_host(lambda host: host.let_go)
 
     async def agents(self) -> IdColumn:
-        """Return the agents of this group, as the directory has them: others may have moved some here."""
+        """Return the agents of this group according to the directory, because other groups may have moved some here."""
         subscription = self._newest.messager.engine.subscription
         if subscription is not None:
             await subscription.adopt()

@@ -48,16 +48,20 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_MOST_KEPT = 16  # calls that have ended and were read, for one that Ray repeats
-_MOST_UNREAD = 1024  # calls that have ended: a handle may be gone, and read nothing
+_MOST_KEPT = 16  # ended calls whose answers were read; they are kept because Ray may repeat a call
+_MOST_UNREAD = 1024  # ended calls whose answers were not read; their handles may be gone
 
-# Ray repeats a call within this time, in seconds; its answer is kept for so long.
+# Ray repeats a call within this time, in seconds; its answer is kept for as long.
 _REPEATED_S = 60.0
 CALLERS = 10_000  # above it, the callers idle for longest are forgotten
 
 
 class MoreAnswers(NamedTuple):
-    """Answers for a handle: the places of each part's questions, and its frame; by place, why others have none."""
+    """Answers for a handle.
+
+    `parts` has for each part of the answers the positions of their questions and the answers' frame. `late` counts
+    late answers. `errors` says, by position, why other questions have no answer.
+    """
 
     parts: list[tuple[bytes, bytes]]
     late: int
@@ -65,16 +69,16 @@ class MoreAnswers(NamedTuple):
 
 
 class GroupQuestions:
-    """The questions of a group's handles: each call has an id, and happens once where Ray repeats it."""
+    """The questions of a group's handles. Each call has an id, and is executed once even if Ray repeats it."""
 
     def __init__(self, messager: Messager) -> None:
         self._messager = messager
         self._lone: dict[str, asyncio.Task[Message]] = {}
         self._asked: dict[str, asyncio.Task[Answers]] = {}
-        self._read: set[str] = set()  # of these, those whose handle has all answers
+        self._read: set[str] = set()  # calls in `_asked` whose handle has all answers
 
     async def ask(self, call: str, frame: bytes, timeout: float | None, asker: Asker | None = None) -> Message:
-        """Ask one question, of a handler; return its answer."""
+        """Ask one question and return its answer; `asker` is the handler that asks, if it is one."""
         if call not in self._lone:
             batch = decode(frame)
             asking = self._messager.conversation.ask_batch(batch, timeout, asker)
@@ -93,7 +97,10 @@ class GroupQuestions:
         return answers.receipts
 
     async def more(self, call: str, parts: int, wait_s: float, errors: int = 0) -> MoreAnswers:
-        """Return the answers behind some parts and errors; wait for the first. Raises UnknownName."""
+        """Return the answers after the first `parts` parts and `errors` errors; wait up to `wait_s` for new ones.
+
+        Raises: UnknownName if the call is not known any more.
+        """
         if call not in self._asked:
             raise UnknownName(
                 "the group's actor does not know these questions any more: it was started anew, and their answers come "
@@ -118,7 +125,7 @@ class GroupQuestions:
             del self._lone[call]
 
     def _forget_asked(self) -> None:
-        """Forget the oldest questions that wait for no more answers, soon after their answers were read."""
+        """Forget the oldest calls that wait for no more answers, earlier if their answers were read."""
         over = [call for call, task in self._asked.items() if _over(task)]
         read = [call for call in over if call in self._read]
         for call in {*read[:-_MOST_KEPT], *over[:-_MOST_UNREAD]}:
@@ -127,12 +134,15 @@ class GroupQuestions:
 
 
 def _over(task: "asyncio.Task[Answers]") -> bool:
-    """Tell whether questions were not sent, or wait for no more answers."""
+    """Return whether the questions of a call were not sent, or wait for no more answers."""
     return task.done() and (task.cancelled() or task.exception() is not None or task.result().done)
 
 
 class GroupLaneServer:
-    """The lane of one group. It has results only: a call that fails gets an empty answer, and is repeated by Ray."""
+    """The lane of one group: a socket for the calls of its handles.
+
+    It returns results only. A call that fails gets an empty answer, and its handle repeats it by Ray.
+    """
 
     def __init__(self, group: "GroupHost") -> None:
         self._group = group
@@ -149,7 +159,7 @@ class GroupLaneServer:
 
     @property
     def token(self) -> str:
-        """Return the lane's token, which no other process of this group has had."""
+        """Return the lane's token, which is unique to this process of the group."""
         return self._lane.token
 
     async def close(self) -> None:
@@ -182,17 +192,20 @@ class GroupLaneServer:
 
 
 class GroupSteps:
-    """The committed steps of one group. Its driver is another process, which writes them to the server."""
+    """The committed steps of one group. Its driver, another process, writes them to the server."""
 
     def __init__(self, messager: Messager) -> None:
         self._messager = messager
 
     async def state(self) -> bytes | None:
-        """Return the state that the last committed step left; raise ConfigError without steps."""
+        """Return the state after the last committed step; raise ConfigError if the experiment has no steps."""
         return await self._store.state(self._messager.name)
 
     async def fates(self, step: int) -> "Counter[str]":
-        """Return the fates of the group's messages of a step; raise UnknownName, and ConfigError without steps."""
+        """Return how many of the group's messages of a step had each fate.
+
+        Raises: UnknownName if the step's counts are not on the server; ConfigError if the experiment has no steps.
+        """
         counts = (await sealed_counts(self._store, step)).get(self._messager.name)
         return Counter() if counts is None else Counter(counts.fates)
 
@@ -218,14 +231,14 @@ class CallerAdmission:
         self._callers: OrderedDict[str, _Caller] = OrderedDict()
 
     def knows(self, caller_id: str, number: int) -> bool:
-        """Return whether a call has begun, so that a repeated one needs no arguments."""
+        """Return whether a call has begun, so that a repetition of it needs no arguments."""
         caller = self._callers.get(caller_id)
         return caller is not None and (number in caller.calls or number < caller.next)
 
     async def admit(self, caller_id: str, number: int, oldest: int, run: Callable[[], Awaitable[Receipts]]) -> Receipts:
         """Run a call in its turn; `oldest` is the lowest number that its caller still waits for.
 
-        Raises: OutcomeUnknown where a repeated call's first run was forgotten.
+        Raises: OutcomeUnknown if this is a repeated call and the answer of its first run is no longer kept.
         """
         loop = asyncio.get_running_loop()
         caller = self._callers.setdefault(caller_id, _Caller(oldest))
@@ -271,30 +284,37 @@ class GroupHost:
         self.steps = GroupSteps(self.messager)
         self.questions = GroupQuestions(self.messager)
         self.messager.conversation.waits.others_handle = self._others_handle
-        self.messager.conversation.keeps_late = False  # handles commit by leases, which are of the group's mailbox
+        # Handles commit by leases, and these are of the group's mailbox only.
+        self.messager.conversation.keeps_late = False
 
     @property
     def leases(self) -> DeliveryLeases:
-        """Return the leases of the group's messages, which are there once it listens."""
+        """Return the leases of the group's messages; call this only once the group listens."""
         assert self._leases is not None
         return self._leases
 
     @property
     def agents(self) -> IdColumn:
-        """Return the agents that are hosted now, in the order in which they were given unless some came or went."""
+        """Return the agents that are hosted now, in the given order, or sorted if agents have come or left since."""
         subscription = self.messager.engine.subscription
         hosted = NO_AGENTS if subscription is None else subscription.hosted
         return self._given if hosted == AgentSet.of(self._given) else hosted.column
 
     async def start(self, agents: IdColumn, subtopics: Sequence[str]) -> None:
-        """Claim the agents and listen; raise AlreadyExists where one is claimed or the group's name is taken."""
+        """Claim the agents and listen.
+
+        Raises: AlreadyExists if another group hosts one of the agents, or the group's name is taken.
+        """
         await self.messager.init()
         await self.messager.host_agents(AgentSet.of(agents), subtopics, owner=self._owner, gone=gone_for(self._run))
         self._given = agents
         self._leases = DeliveryLeases(self.messager.subscription, self._loan_s)
 
     async def resume(self) -> None:
-        """Continue after a process that died, with its agents from the directory. Raises NotListening."""
+        """Continue after a process that died, with the group's agents from the directory.
+
+        Raises: NotListening if the group has no mailbox.
+        """
         await self.messager.init()
         record = self.messager.directory.records.get(self._name)
         if record is None:
@@ -309,9 +329,13 @@ class GroupHost:
         await self.messager.add_agents(AgentSet.of(agents))
 
     async def let_go(self, leaving: IdColumn, target: str | None, timeout: float, *, again: bool) -> None:
-        """Move agents to another group, or (None) remove them; `again`: an earlier process may have done it."""
+        """Move agents to group `target`, or remove them if it is None.
+
+        Args: `again` says that an earlier process may already have moved them; then agents that are not here are
+        ignored.
+        """
         agents = AgentSet.of(leaving)
-        if again:  # those that are not here have left before
+        if again:  # agents that are not here have left already
             await self.messager.subscription.adopt()
             agents &= self.messager.subscription.hosted
         if target is None:
@@ -320,14 +344,14 @@ class GroupHost:
             await self.messager.move_agents(agents, to=target, timeout=timeout)
 
     async def relay(self, caller: str, number: int, oldest: int, frames: Sequence[bytes]) -> Receipts:
-        """Send the frames of a handle: in the handle's order, and once."""
+        """Send the frames of a handle once, in the order of the handle's calls."""
         return await self._admission.admit(caller, number, oldest, lambda: self.messager.relay(frames))
 
     async def relay_again(self, caller: str, number: int, oldest: int, process: str) -> Receipts | None:
-        """Return the receipts of a send that may have begun over the lane; None where it has not.
+        """Return the receipts of a send that may have begun over the lane, or None if it has not begun.
 
         Args: process is the token of the lane, which names the process that may have begun it.
-        Raises: OutcomeUnknown where that process is gone.
+        Raises: OutcomeUnknown if that process is not this one, and so is gone.
         """
         if process != self.lane.token:
             raise OutcomeUnknown(
@@ -339,22 +363,22 @@ class GroupHost:
     async def fetch(
         self, caller: str, token: Token | None, limit: int | None, timeout: float | None, asking: FetchOptions = NEXT
     ) -> tuple[Token | None, Messages]:
-        """Commit the lease of a token, and lease the next messages."""
+        """Commit the messages that a token leased, and lease the next ones; return their token and the messages."""
         if self.messager.conversation.waits.ended:
             await self.messager.conversation.serve_by_hand()
         return await self.leases.fetch(caller, token, limit, timeout, asking)
 
     async def begin_service(self) -> None:
-        """Note that a handle serves from now on."""
+        """Record that a handle serves this mailbox from now on."""
         await self.messager.conversation.begin()
 
     async def end_service(self, caller: str, ended: str) -> None:
-        """Note why a handle serves no more, unless others hold messages or fetch."""
+        """Record why a handle no longer serves this mailbox, unless other handles hold messages or fetch."""
         if not self._others_handle({caller}):
             await self.messager.conversation.end((), ended)
 
     async def keep_failed(self, mailbox: str, entry: str, row: int, frame: bytes, reason: str) -> None:
-        """Make a message on which a handle's handler has failed a dead letter."""
+        """Turn a message into a dead letter, because the handler of a handle has failed on it."""
         await self.messager.engine.transport.bury(mailbox, entry, frame, reason, row=row)
 
     def _others_handle(self, callers: Collection[str]) -> bool:
@@ -365,7 +389,7 @@ class GroupHost:
         return self.messager.stats() | {"lent": 0 if self._leases is None else self._leases.lent}
 
     def metrics(self) -> list[Family]:
-        """Return what this group has counted; nothing without `Messaging.start(..., metrics=True)`."""
+        """Return the metrics of this group, empty without `Messaging.start(..., metrics=True)`."""
         return [] if self._metrics is None else self._metrics.families(self.stats())
 
     def health(self) -> Report:

@@ -1,7 +1,8 @@
 """Ray actor of the interceptor.
 
-Ray wraps every method of an actor class, so the hot code is in plain classes elsewhere. Ray loads this file wherever a
-handle of the actor is, so in each group's process: what only the actor needs, it imports when it starts.
+Ray wraps every method of an actor class, so the hot code is in plain classes elsewhere. Ray loads this file in every
+process that has a handle of the actor, so in each group's process. Modules that only the actor needs are therefore
+imported when it starts.
 """
 
 import asyncio
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from ray_messaging.cluster.actors.interceptor_host import InterceptorHost
     from ray_messaging.eventlog.records import RuleChange
 
-# The one of the cluster: a driver on Ray Client has another `ray.method`, which refuses options of the actor's side.
+# This is the `ray.method` of the cluster. A driver on Ray Client has another, which refuses the actor's options.
 _method = unwrap(ray.method)
 
 
@@ -42,7 +43,7 @@ of_host = OfHost["InterceptorHost"]()
 
 
 class InterceptorActor:
-    """Ray actor that gives verdicts and knows the experiment; other processes find it by its name."""
+    """Ray actor that gives verdicts and keeps the facts of the experiment; other processes find it by its name."""
 
     # Ray runs an async __init__ on the actor's own loop, also at every restart.
     async def __init__(  # type: ignore[misc]
@@ -69,29 +70,33 @@ class InterceptorActor:
 
     @property
     def _host(self) -> "InterceptorHost":
-        """Return the host; raise the error that prevents its start, or its fencing."""
+        """Return the host; raise the error that prevented its start, or Fenced if another start has replaced it."""
         failure = self._start.failure or self._newest.fenced
         if failure is not None:
             raise failure.with_traceback(None)
         return self._newest
 
     async def ready(self) -> Experiment:
-        """Return the experiment once everything runs; raise the error that prevents it."""
+        """Return the facts of the experiment when everything runs; raise the error that prevents the start."""
         return self._host.experiment
 
     # Callers repeat the call sooner than Ray would.
     @_method(max_task_retries=0)  # type: ignore[untyped-decorator]
     async def lane(self, exp_id: str | None = None) -> tuple[str, int, str]:
-        """Return host, port and token of the verdict lane to a messager of this experiment; raise ConfigError.
+        """Return host, port and token of the verdict lane, the socket on which messagers ask for verdicts.
 
         Args:
-            exp_id: The messager's experiment. None: one of no experiment (see `compat.mqtt`).
+            exp_id: The messager's experiment. None: a messager without an experiment (see `compat.mqtt`).
+        Raises: ConfigError if the messager is of another experiment.
         """
         self._check_ours(exp_id)
         return self._host.lane_address
 
     def _check_ours(self, exp_id: str | None) -> None:
-        """Raise ConfigError for another experiment: its epoch may equal ours, as epochs are small numbers."""
+        """Raise ConfigError if the caller is of another experiment.
+
+        Comparing epochs would not find that out, because epochs are small numbers that may be equal by chance.
+        """
         ours = self._host.experiment.exp_id
         if exp_id not in {None, ours}:
             raise ConfigError(
@@ -123,7 +128,8 @@ class InterceptorActor:
         """Insert a rule before the one at `index` (None: at the end).
 
         Args: `at_step`, here and below, is the first step to which the change applies; None: at once.
-        Raises: RuleError; ConfigError for a step that is too early.
+        Raises: RuleError for a rule or an index that cannot be used; ConfigError for a step that is too early, or
+        without steps.
         """
         await self._edit("insert", index, at_step, self._host.admitted(rule))
 
@@ -143,11 +149,11 @@ class InterceptorActor:
         return await self._host.editor.edit(RuleRequest(_call(), change, which, rule), at_step)
 
     async def rule_changes(self) -> "list[RuleChange]":
-        """Return the changes of the rules in this run, in the order of the calls."""
+        """Return the changes of the rules since this start of the experiment, in the order of the calls."""
         return self._host.editor.changes
 
     async def new_round(self) -> None:
-        """Begin a new round: quotas per round start again."""
+        """Begin a new round: rules with a quota per round count from 0 again."""
         await self._host.new_round()
 
     async def violation_counts(self) -> dict[AgentId | None, int]:
@@ -164,7 +170,10 @@ class InterceptorActor:
             await self._host.change(lambda: [counts.pop(agent, None) for agent in forgiven])
 
     async def reset_rule_failures(self, which: int | str | None = None) -> None:
-        """Reset the failures of a rule (None: of all), so that the next one is logged again; raises RuleError."""
+        """Reset the failure count of a rule (None: of all rules), so that its next failure is logged again.
+
+        Raises: RuleError if there is no such rule.
+        """
         self._host.reset_failures(which)
 
     async def black_set(self) -> set[Pair]:
@@ -176,7 +185,7 @@ class InterceptorActor:
         await self._host.edit_pairs("add", pairs)
 
     async def remove_from_black_set(self, pairs: Iterable[Pair] | Pair) -> None:
-        """Let pairs pass again."""
+        """Block these pairs no longer."""
         await self._host.edit_pairs("remove", pairs)
 
     async def set_black_set(self, pairs: Iterable[Pair] | Pair) -> None:
@@ -237,7 +246,7 @@ class InterceptorActor:
         return Report(time.time(), loops=self._newest.loops(), stats=self._newest.counters(), late=late)
 
     async def lost_server(self) -> str | None:
-        """Return which embedded server is lost for good, as an error's text; None: none is."""
+        """Return an error text that names the embedded server that is lost for good, or None if none is lost."""
         return None if self._embedded is None else await asyncio.to_thread(lost_server, self._embedded)
 
     async def _families(self) -> list[Family]:

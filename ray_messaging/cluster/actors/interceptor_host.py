@@ -46,7 +46,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# A rule that cannot be interrupted ends the process after so many times rule_timeout_s; a shorter pause is no hang.
+# A rule that cannot be interrupted ends the process after this many times rule_timeout_s, but not sooner than the
+# least time below: a shorter pause is not a hang.
 _EXIT_FACTOR, _EXIT_LEAST_S = 1.5, 5.0
 
 
@@ -86,7 +87,7 @@ class InterceptorHost:
 
     @property
     def interceptor(self) -> Interceptor:
-        """Return the interceptor, with its rules; raise InterceptorUnavailable before it has them."""
+        """Return the interceptor; raise InterceptorUnavailable before it has its rules."""
         if self._interceptor is None:
             raise InterceptorUnavailable(
                 f"the interceptor of {self._spec.exp_id!r} has no rules yet, so nothing may pass: ask again"
@@ -95,14 +96,14 @@ class InterceptorHost:
 
     @property
     def steps(self) -> "RedisSteps":
-        """Return the store of the experiment's steps; raise ConfigError where it has none."""
+        """Return the store of the experiment's steps; raise ConfigError if the experiment has no steps."""
         if self._spec.steps is None:
             raise without_steps(self._spec.exp_id)
         return self.transport.steps
 
     @property
     def fenced(self) -> Fenced | None:
-        """Return the error that ended its verdicts; None: it gives them."""
+        """Return the error because of which this gives no more verdicts, or None if it still gives them."""
         return None if self._interceptor is None else self._interceptor.fenced
 
     def _answer(self, request: memoryview, *, patient: bool) -> Any:  # noqa: ANN401 - bytes, or what gives them
@@ -114,15 +115,15 @@ class InterceptorHost:
     async def start(self, host: str) -> None:
         """Claim the experiment and a new epoch, load the rules' state, and serve the lane on an address.
 
-        Raises: AlreadyExists where the server has an experiment of this name and `on_existing` is "error"; Fenced where
-        another start has claimed it; RuleError.
+        Raises: AlreadyExists if the server has an experiment of this name and `on_existing` is "error"; Fenced if
+        another start has claimed it; RuleError if a rule cannot be used.
         """
         given = self._given()  # first, because an error must come before any write
         await self.transport.connect()
         epoch, restarted = await self._ownership.take()
         await begin_steps(self.transport.steps, self._spec)
         if self._spec.steps is not None and not restarted:
-            await self.steps.resume()  # the pause of a driver that died ends with it, and its Ctrl-C
+            await self.steps.resume()  # a pause, or a Ctrl-C, of a driver that died ends with that driver
             await self.steps.drop_hold(CTRL_C)
         await self._take_rules(epoch, given, restarted=restarted)
         self._heartbeat = Heartbeat(self._store, self.interceptor)
@@ -139,7 +140,7 @@ class InterceptorHost:
         self.lane_address = await self._lane.start(host)
 
     def _watch_rules(self) -> None:
-        """Start the watchdog: it interrupts a rule that hangs, and ends this process where that fails."""
+        """Start the watchdog, which interrupts a rule that hangs, and ends this process if that does not help."""
         timeout_s = self._spec.settings.rule_timeout_s
         self._watchdog = Watchdog(
             self.interceptor.watch, rule_timeout_s=timeout_s, exit_after_s=max(_EXIT_LEAST_S, _EXIT_FACTOR * timeout_s)
@@ -157,10 +158,11 @@ class InterceptorHost:
             rules = [rule for rule in rules if rule is not black_list]
         for rule in kept or ():
             if rule.state is not None and not isinstance(rule, StepRule):
-                rule.state.load({})  # pairs that it was inserted with may have been removed since
+                rule.state.load({})  # some of the pairs with which it was inserted may have been removed since
                 rule.restored()
         settings = self._spec.settings
-        # For as long as a sender may repeat a question: while it waits for capacity and for the next interceptor.
+        # Answers are kept for as long as a sender may repeat a question: while it waits for capacity and for the next
+        # interceptor.
         keep_s = settings.send_timeout_s + 2 * settings.interceptor_timeout_s
         publish = partial(self._store.publish_snapshot, epoch) if settings.delegate_rules else None
         interceptor = Interceptor(
@@ -182,7 +184,7 @@ class InterceptorHost:
         return rules
 
     async def _retire_log(self) -> None:
-        """Remove the event log of an earlier run: senders would wait for it, and nothing reads on."""
+        """Remove an earlier run's log stream from the server: nothing reads it, so senders would wait for space."""
         if (await self.transport.load_directory(-1)).logged:
             settings = self._spec.settings
             epoch = await self.transport.log.register(
@@ -193,9 +195,9 @@ class InterceptorHost:
     # -- rules at run time ----------------------------------------------------------------------------------------
 
     async def change(self, change: Callable[[], T]) -> T:
-        """Change the rules or their state; on return the change is stored and in force.
+        """Change the rules or their state; return when the change is stored and in force.
 
-        Raises: ConnectionFailed where it is in force, but not stored in time.
+        Raises: ConnectionFailed if the change is in force, but could not be stored in time.
         """
         return await self._changes.wait_stored(self.interceptor.change(change, also=self._save_rules))
 
@@ -206,7 +208,7 @@ class InterceptorHost:
             await self._step_rules.follow()
 
     def admitted(self, rule: Rule) -> Rule:
-        """Return this process's copy of a rule; an object that is no rule is returned, and refused by the change.
+        """Return this process's copy of a rule. An object that is not a rule is returned as it is, and refused later.
 
         Raises: RuleError for a rule that this experiment cannot have.
         """
@@ -223,12 +225,12 @@ class InterceptorHost:
         return [description(rule) | failures.of(rule) for rule in self.interceptor.rules]
 
     async def step_progress(self) -> Progress:
-        """Return the progress of the steps of all groups; raise ConfigError where there are none."""
+        """Return the progress of the steps of all groups; raise ConfigError if the experiment has no steps."""
         progress = await self.steps.progress()
         return progress if self._step_rules is None else self._step_rules.named(progress)
 
     async def hold_steps(self) -> int:
-        """Begin no further step, whoever resumes them; return the last one that may have begun."""
+        """Let no further step begin, even if somebody calls `resume`. Return the last step that may have begun."""
         await self.steps.hold(CTRL_C, STANDSTILL)
         progress = await self.steps.progress()
         return progress.latest if progress.target is None else min(progress.latest, progress.target)
@@ -247,7 +249,7 @@ class InterceptorHost:
             )
 
     async def new_round(self) -> None:
-        """Begin a new round for all rules that count by rounds; raise RuleError where rules failed at it."""
+        """Begin a new round for all rules that count by rounds; raise RuleError if a rule's `new_round` failed."""
         failures = await self.change(self.interceptor.new_round)
         if failures:
             names = ", ".join(map(repr, failures))
@@ -264,13 +266,13 @@ class InterceptorHost:
         return [name for name, record in self._directory.records.items() if record.exclusive]
 
     async def hosted(self, groups: Collection[str]) -> dict[str, AgentSet]:
-        """Return the agents of some groups, as far as these have a mailbox."""
+        """Return the agents of each of some groups. Groups without a mailbox are left out."""
         await self._reload()
         records = self._directory.records
         return {name: records[name].agents() for name in groups if name in records}
 
     async def moved(self) -> dict[str, AgentSet]:
-        """Return the agents of the groups from which some have left, or to which some have come."""
+        """Return the agents of each group that agents have left, or to which agents have come."""
         await self._reload()
         return {name: record.agents() for name, record in self._directory.records.items() if record.moved}
 
@@ -284,20 +286,23 @@ class InterceptorHost:
         return {name: record.agents() for name, record in self._directory.records.items() if record.exclusive}
 
     async def owner_of(self, agent_id: AgentId) -> str | None:
-        """Return the group that hosts an agent."""
+        """Return the group that hosts an agent, or None if no group does."""
         await self._reload()
         found = self._directory.owner_of({check_id(agent_id)}, besides="")
         return None if found is None else found[1]
 
     async def declare_edges(self, senders: IdColumn, hearers: IdColumn, at_step: int | None) -> None:
-        """Declare which groups may send to a group: those with an agent that has an edge to one of its agents."""
+        """Declare which groups may send to each group: those with an agent that has an edge to one of its agents."""
         await self.steps.declare(await self._groups_joined_by(senders, hearers), at_step)
 
     async def _groups_joined_by(self, senders: IdColumn, hearers: IdColumn) -> dict[str, set[str]]:
-        """Return for each group the groups with an agent that has an edge, by row, to one of its agents."""
+        """Return for each group the groups with an agent that has an edge to one of its agents.
+
+        Each row of `senders` and `hearers` is an edge.
+        """
         await self._reload()
         records = [record for record in self._directory.records.values() if record.exclusive]
-        # The owner of each row's agent is an index; the last one, -1, is for agents that no group hosts.
+        # The owner of each row's agent is an index into the groups; -1, the last one, means that no group hosts it.
         sources, targets = np.full(len(senders), -1), np.full(len(hearers), -1)
         for number, record in enumerate(records):
             places = AgentPlaces(record.agents())
@@ -310,7 +315,7 @@ class InterceptorHost:
         return found
 
     async def audiences(self) -> Audiences:
-        """Return the audiences, as of now."""
+        """Return the audiences of the experiment as they are now."""
         await self._reload()
         return self._directory.audiences
 
@@ -318,12 +323,12 @@ class InterceptorHost:
         self._directory.update(*await self.transport.load_directory(self._directory.version))
 
     async def step_stragglers(self) -> list[Straggler]:
-        """Return the groups that held up a step at the last look."""
+        """Return the groups that held up a step when it was last checked."""
         return self.stragglers
 
     @property
     def stragglers(self) -> list[Straggler]:
-        """Return the groups that held up a step at the last look."""
+        """Return the groups that held up a step when it was last checked."""
         return [] if self._stragglers is None else self._stragglers.late
 
     def loops(self) -> list[TaskHealth]:
@@ -355,17 +360,17 @@ class InterceptorHost:
         }
 
     async def families(self) -> list[Family]:
-        """Return the metrics of the interceptor, and of the mailboxes on the server, as far as it answers."""
+        """Return the metrics of the interceptor, and those of the mailboxes if the server answers."""
         facts = await asyncio.to_thread(backend_of(self.experiment.redis).probe, self._spec.exp_id)
         return [*of_interceptor(self.counters()), *(() if facts.kept is None else of_mailboxes(facts.kept))]
 
     def failures(self) -> dict[str, dict[str, Any]]:
-        """Return the failures of rules that failed, by name."""
+        """Return the failures of each rule that has failed, by the rule's name."""
         interceptor = self.interceptor
         return {rule.name: found for rule in interceptor.rules if (found := interceptor.failures.of(rule))}
 
     def reset_failures(self, which: int | str | None) -> None:
-        """Reset the failures of a rule, or of all; raise RuleError where there is no such rule."""
+        """Reset the failures of a rule (None: of all rules); raise RuleError if there is no such rule."""
         interceptor = self.interceptor
         for rule in interceptor.rules.now if which is None else [interceptor.rules.get(which)]:
             interceptor.failures.forget(rule)
@@ -373,14 +378,14 @@ class InterceptorHost:
     async def remove(self, name: str) -> int:
         """Remove a mailbox and the state of its sender; return the number of unread frames."""
         if self._spec.steps is not None:
-            with suppress(UnknownName):  # it has not joined
+            with suppress(UnknownName):  # the group has not joined the steps
                 await self.steps.leave(name, at_once=True)
         frames = await self.transport.remove(name, None)
         await self._server.forget_sender(name)
         return frames
 
     async def close(self, *, erase: bool) -> None:
-        """End the experiment; with `erase`, delete its data from the server, even where closing a rule fails."""
+        """End the experiment; with `erase`, delete its data from the server, even if closing a rule fails."""
         try:
             await self._stop_verdicts()
         finally:
@@ -417,7 +422,7 @@ class InterceptorHost:
 
 
 async def begin_steps(store: "RedisSteps", spec: InterceptorSpec) -> None:
-    """Set up the steps of an experiment; raise ConfigError where it began with other ones."""
+    """Set up the steps of an experiment; raise ConfigError if it began with other settings of steps."""
     given = None if spec.steps is None else StepSettings.of(spec.steps)
     kept = await (store.settings() if given is None else store.begin(given))
     if kept != given:

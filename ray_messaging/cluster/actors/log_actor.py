@@ -25,7 +25,7 @@ of_host = OfHost[LogHost]()
 
 
 class LogActor:
-    """Ray actor that writes the log and answers queries; all of its calls may be repeated."""
+    """Ray actor that writes the event log and answers queries. Every call of it may be repeated without harm."""
 
     async def __init__(self, experiment: Experiment, on_existing: str) -> None:  # type: ignore[misc]
         # Arrow's own allocator retains half as much again as a segment needs.
@@ -55,7 +55,7 @@ class LogActor:
         return self._newest
 
     async def ready(self) -> None:
-        """Return once the log is being written; raise the error that prevents it."""
+        """Return when the log is being written; raise the error that prevents it."""
         self._start.check()
 
     note_start = of_host(lambda host: host.note_start)
@@ -69,9 +69,9 @@ class LogActor:
     write_rule_changes = of_host(lambda host: host.write_rule_changes)
 
     async def blocked(self, cursor: int, seen: Seen | None, timeout_s: float) -> tuple[pa.Table, Seen] | MessagingError:
-        """Return the blocked messages after the first `cursor` ones; wait for one.
+        """Return the blocked messages after the first `cursor` ones; wait up to `timeout_s` for one.
 
-        An error is returned, not raised: Ray would print it where the listener was closed meanwhile.
+        An error is returned, not raised, because Ray would print a raised one if the listener was closed meanwhile.
         """
         try:
             return await self._host.blocked(cursor, seen, timeout_s)
@@ -79,7 +79,7 @@ class LogActor:
             return error
 
     async def stats(self) -> dict[str, Any]:
-        """Return rows, segments, lag and error."""
+        """Return the writer's counters, such as rows, segments and lag, and its error."""
         failure = self._start.failure
         return (
             self._host.stats() if failure is None else {"error": str(failure), "lost": getattr(failure, "lost", False)}
@@ -94,7 +94,7 @@ class LogActor:
         return of_log(await self.stats())
 
     async def close(self) -> None:
-        """Write everything that was sent, and stop."""
+        """Write a row for everything that was sent, and stop."""
         if self._metrics is not None:
             await self._metrics.stop()
         retried = await self._start.stop()

@@ -69,7 +69,7 @@ class LogHost:
             run=experiment.run,
             known=self._known,
             limits=limits,
-            # Rows count for a mailbox's limit until they are in a file: they must not fill it on their own.
+            # Rows count towards the limit of the log's mailbox until they are in a file, so a segment must not fill it.
             segment_rows=min(SEGMENT_ROWS, max(1, settings.mailbox_messages // 2)),
             segment_bytes=min(SEGMENT_BYTES, max(1, settings.mailbox_bytes // 2)),
         )
@@ -80,8 +80,12 @@ class LogHost:
         self._importing: asyncio.Task[Any] | None = None
 
     async def start(self) -> None:
-        """Claim the folder and start the writer. Raises AlreadyExists, Fenced, LogError, ConnectionFailed."""
-        # Where pandas is there, the first array imports it, which takes up to a second.
+        """Claim the folder and start the writer.
+
+        Raises: AlreadyExists if the folder has another log; Fenced if another start has claimed the experiment;
+        LogError if the folder cannot be used; ConnectionFailed if the server does not answer.
+        """
+        # If pandas is installed, building the first array imports it, which takes up to a second.
         self._importing = asyncio.create_task(asyncio.to_thread(pa.array, [0]), name="ray_messaging log import")
         try:
             await self._start()
@@ -98,11 +102,11 @@ class LogHost:
         self._cleared_ms = int(await self._server.log_mark(_CLEARED) or -1)
 
     async def _known(self) -> bool:
-        """Return whether the server knows the log of this run: not after a flush, nor once a newer run has one."""
+        """Return whether the server has this run's log: not after a FLUSHALL, nor when a newer run has a log."""
         return bool(await self._server.log_mark("run") == self._experiment.run.encode())
 
     async def _check_run(self) -> None:
-        """Raise Fenced where another start has claimed the experiment: its log may be in the same folder."""
+        """Raise Fenced if another start has claimed the experiment, because its log may be in the same folder."""
         if await self._server.holder() not in {None, self._experiment.run.encode()}:
             raise other_run(self._experiment.exp_id, 0)
 
@@ -117,7 +121,7 @@ class LogHost:
         await self._server.set_log_mark("run", self._experiment.run)
 
     def _claim_folder(self, before: str) -> None:
-        """Claim the folder for this run, under its lock: writers of other runs add no files from here on.
+        """Claim the folder for this run, while holding its lock. Writers of other runs add no files from then on.
 
         Args: `before` is the run whose log the server has.
         """
@@ -152,7 +156,10 @@ class LogHost:
             write_rule_changes(self._folder, [])
 
     async def close(self, *, killed: bool = False) -> None:
-        """Write everything that was sent, and remove the log from the server; with `killed` in place of its driver."""
+        """Write a row for everything that was sent, and remove the log from the server.
+
+        Args: `killed` says that this is done because the run's driver was killed, and could not do it.
+        """
         try:
             delta = await self._transport.load_directory(-1)
             groups = {record.mailbox: len(record.agents()) for record in delta.changed if record.exclusive}
@@ -166,7 +173,7 @@ class LogHost:
     # -- the record of the run ------------------------------------------------------------------------------------
 
     async def note_start(self, facts: StartFacts) -> None:
-        """Record this start of the experiment in the folder; raise LogError."""
+        """Record this start of the experiment in the folder; raise LogError if that cannot be written."""
         probe = await asyncio.to_thread(backend_of(self._experiment.redis).probe)
         start = RunStart(
             self._experiment.run,
@@ -181,7 +188,7 @@ class LogHost:
         await self._note(note_start, self._experiment.exp_id, facts.steps, start)
 
     async def note_model(self, model: dict[str, Any], groups: dict[str, int]) -> None:
-        """Record a call of `messaging.run` in the folder; raise LogError."""
+        """Record a call of `messaging.run` in the folder; raise LogError if that cannot be written."""
         await self._note(note_model, model, groups)
 
     async def _note(self, change: Callable[..., None], *facts: object) -> None:
@@ -198,7 +205,7 @@ class LogHost:
         await self._transport.close()
 
     async def write_rule_changes(self, changes: list[RuleChange]) -> None:
-        """Keep the changes of the run's rules beside its rows; a full disk costs only this record."""
+        """Write the changes of the run's rules into the log's folder. If that fails, log a warning and go on."""
         try:
             await asyncio.to_thread(write_rule_changes, self._folder, changes)
         except OSError as error:
@@ -207,7 +214,7 @@ class LogHost:
     # -- queries --------------------------------------------------------------------------------------------------
 
     async def ask(self, what: str, arguments: dict[str, Any]) -> Any:  # noqa: ANN401 - each question has its own
-        """Answer a query over everything that was sent before it; a sample is of what has been read by now."""
+        """Answer a query over everything that was sent before it. Only a sample may miss the newest rows."""
         view = self._view_now() if what == "sample" else await self._view()
         return await asyncio.to_thread(answer, view, what, arguments)
 
@@ -222,7 +229,8 @@ class LogHost:
     async def since(self, seen: Seen, arguments: dict[str, Any]) -> tuple[pa.Table, Seen]:
         """Return the next matching rows after a position, and the position after them.
 
-        Rows that a dead writer had not written yet have new positions: some may be returned twice, and none is missed.
+        Rows that an earlier process had read but not written have new positions, so some may be returned twice. None is
+        missed.
         """
         position = seen.position
         if seen.process not in {"", self._process}:
@@ -231,11 +239,11 @@ class LogHost:
         return page, Seen(self._process, int(page.schema.metadata[REACHED]))
 
     async def wait(self, position: int, timeout_s: float) -> bool:
-        """Wait until there are rows after a position."""
+        """Wait up to `timeout_s` until there are rows after a position; return whether there are any."""
         return await self._writer.wait_beyond(position + 1, timeout_s)
 
     async def blocked(self, cursor: int, seen: Seen | None, timeout_s: float) -> tuple[pa.Table, Seen]:
-        """Return the blocked messages after the first `cursor` ones; wait for one.
+        """Return the blocked messages after the first `cursor` ones; wait up to `timeout_s` for one.
 
         One stream carries all of them, so their order, and with it the cursor, survives a restart of the writer.
         """
@@ -254,7 +262,7 @@ class LogHost:
             await self.wait(position, left)
 
     async def count_blocked(self) -> int:
-        """Return the number of blocked messages so far: the cursor for those to come."""
+        """Return the number of blocked messages so far. As a cursor for `blocked` it skips all of them."""
         counted = await self.ask("count", {"by": "fate", "fate": "blocked"})
         return int(counted["count"][0].as_py()) if len(counted) else 0
 
@@ -266,26 +274,26 @@ class LogHost:
         return rows_as_seed(_later(found, self._cleared_ms).drop_columns(list(INTERNAL)))
 
     async def clear(self) -> None:
-        """Empty the list of `rows`; the log keeps everything."""
+        """Empty the list that `rows` returns; the event log keeps everything."""
         self._cleared = await self.ask("end", {})
         now = await self._server.time_ms()
         await self._server.set_log_mark(_CLEARED, now)
         while await self._server.time_ms() <= now:
-            pass  # what is sent once this has returned has a later millisecond
+            pass  # everything that is sent after this returns has a later millisecond
 
     def stats(self) -> dict[str, Any]:
-        """Return rows, segments, lag and error."""
+        """Return the writer's counters, such as rows, segments and lag, and its error."""
         return self._writer.stats()
 
 
 def _last_blocked(view: View, count: int) -> int:
-    """Return the position of the last of the first `count` blocked messages; -1: there is none."""
+    """Return the position of the last of the first `count` blocked messages, or -1 if there is none."""
     ends = [int(part["position"][-1].as_py()) for part in scan(view, Filters(fate="blocked", limit=count), [])]
     return max(ends, default=-1)
 
 
 def _later(table: pa.Table, ms: int) -> pa.Table:
-    """Return the rows that the server received after a time, which `entry` begins with."""
+    """Return the rows that the server received after a time, with which the ids in column `entry` begin."""
     if ms < 0:
         return table
     later = [entry for entry in table["entry"].unique().to_pylist() if int(entry.partition("-")[0]) > ms]

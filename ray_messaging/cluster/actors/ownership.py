@@ -1,4 +1,7 @@
-"""Claim of one start of an experiment on the server's data, and its heartbeat; a reset ends it, or the start's end."""
+"""Claim of one start of an experiment on the server's data, and the heartbeat that shows that the start lives.
+
+The claim ends when the start ends, or when another start resets the experiment.
+"""
 
 import asyncio
 import logging
@@ -16,7 +19,7 @@ logger = logging.getLogger(__name__)
 BEAT_S = 0.5
 # An interceptor without a heartbeat for this long is dead or hangs; a new epoch fences it.
 _SILENT_S = 6 * BEAT_S
-_ENDING_S = 20.0  # Ray's processes may outlive a killed driver by this
+_ENDING_S = 20.0  # Ray's processes may outlive a killed driver by so long
 
 _END_TIMEOUT_S = 1.0
 
@@ -32,7 +35,7 @@ class Ownership:
     async def take(self) -> tuple[int, bool]:
         """Claim the experiment; return a new epoch, and whether this start held it before its actor's restart.
 
-        Raises: AlreadyExists where the server has an experiment of this name and `on_existing` is "error"; Fenced where
+        Raises: AlreadyExists if the server has an experiment of this name and `on_existing` is "error"; Fenced if
         another start has claimed it meanwhile.
         """
         mine = self._spec.run.encode()
@@ -52,7 +55,7 @@ class Ownership:
         return epoch, holder == mine and taken is Claim.HELD
 
     async def _check(self, holder: bytes) -> None:
-        """Raise AlreadyExists where another start keeps its claim."""
+        """Raise AlreadyExists if another start keeps its claim."""
         spec = self._spec
         if spec.on_existing == "reset":
             return
@@ -75,7 +78,10 @@ class Ownership:
         raise AlreadyExists(text, kind="experiment", value=spec.exp_id, owner=holder.decode() or None)
 
     async def _lives(self) -> bool:
-        """Return whether the claiming start's interceptor lives: its heartbeat changes (clocks may differ)."""
+        """Return whether the claiming start's interceptor lives, because its heartbeat changes.
+
+        The time in the heartbeat is not compared with our clock, because clocks may differ.
+        """
         first = beat = await self._server.heartbeat()
         deadline = asyncio.get_running_loop().time() + _SILENT_S
         while first is not None and beat == first and asyncio.get_running_loop().time() < deadline:
@@ -85,7 +91,10 @@ class Ownership:
 
 
 class Heartbeat:
-    """Task that beats for an interceptor; rewrites its state where the server lost it, and stops where it is fenced."""
+    """Task that writes an interceptor's heartbeat to the server.
+
+    It also writes the interceptor's state again if the server has lost it, and stops if the interceptor is fenced.
+    """
 
     def __init__(self, store: RuleStore, interceptor: Interceptor) -> None:
         self._store = store
@@ -113,7 +122,7 @@ class Heartbeat:
             logger.exception("the interceptor's heartbeat failed")
 
     async def close(self) -> None:
-        """Stop, and note the end on the server if it answers at once."""
+        """Stop the heartbeat, and record the interceptor's end on the server, if the server answers at once."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         with suppress(MessagingError, TimeoutError):

@@ -1,4 +1,4 @@
-"""What our Ray actors share: starts, repeated until the cause of a failure is gone, and calls of their hosts."""
+"""What our Ray actors share: a start that is repeated until the cause of a failure is gone, and calls of the host."""
 
 import asyncio
 import logging
@@ -19,16 +19,16 @@ T = TypeVar("T")
 
 
 class OfHost(Generic[Host]):
-    """Maker of an actor's methods out of its host's: `fetch = of_host(lambda host: host.fetch)`.
+    """Maker of an actor's methods from those of its host, as in `fetch = of_host(lambda host: host.fetch)`.
 
-    The actor's `_host` is the host, or raises the error that prevents its start. Ray wraps every method of an actor's
-    class, so all that is hot is in the host.
+    The host is a plain object that does the actor's work: Ray wraps every method of an actor's class, so hot code is
+    in the host. The actor's property `_host` returns it, or raises the error that prevents its start.
     """
 
     def __call__(
         self, call: Callable[[Host], Callable[P, Awaitable[T]]]
     ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
-        """Return a method that makes a call of the host, with the same arguments."""
+        """Return an actor's method that calls the host's method with the same arguments."""
 
         async def method(actor: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:  # noqa: ANN401 - an actor
             return await call(actor._host)(*args, **kwargs)
@@ -48,14 +48,14 @@ def unreachable(failure: MessagingError | None) -> bool:
 
 
 def worth_a_retry(failure: MessagingError | None) -> bool:
-    """Return whether another try may succeed: the server did not answer, or had no memory left."""
+    """Return whether another try may succeed, because the server did not answer or had no memory left."""
     return unreachable(failure) or isinstance(failure, MailboxFull)
 
 
 class ActorStart:
     """Start of an actor's host; `failure` is the error of the last try, which the actor's calls raise.
 
-    An error raised by an actor's __init__ would kill the actor and lose its type.
+    The error is kept, because one that an actor's __init__ raises would kill the actor and lose its type.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class ActorStart:
         self._retrying: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
-        """Start; after a restart of the actor, wait while the failure `passes`, and retry others in the background."""
+        """Start the host. After a restart of the actor, retry a failure that may pass at once, others in background."""
         await self._try()
         if not restarted():
             return
@@ -105,7 +105,7 @@ class ActorStart:
             raise self.failure.with_traceback(None)
 
     async def stop(self) -> bool:
-        """Stop the retries; return whether there were any."""
+        """Stop the retries; return whether the start was still being retried."""
         if self._retrying is None:
             return False
         self._retrying.cancel()

@@ -27,11 +27,11 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_CHANGES = 10_000  # that are kept for people
+_CHANGES = 10_000  # the most changes that are kept for people to read
 
 
 class PendingChanges:
-    """Wait, with a limit, until changes are stored."""
+    """The changes of rules that are being stored, for which callers wait at most `limit_s`."""
 
     def __init__(self, server: ServerConfig, where: str, limit_s: float) -> None:
         self._server = server
@@ -57,7 +57,7 @@ class PendingChanges:
 
 
 def _retrieve_error(task: asyncio.Task[Any]) -> None:
-    """Retrieve the error of a change after its caller has left; failed writes are logged elsewhere."""
+    """Retrieve a change's error after its caller has left, so that asyncio reports none; failed writes are logged."""
     if not task.cancelled():
         task.exception()
 
@@ -65,7 +65,7 @@ def _retrieve_error(task: asyncio.Task[Any]) -> None:
 class RuleRequest(NamedTuple):
     """One change of the rules: insert, replace or remove; `which` is a position or a name.
 
-    `call` is the name of the call: one that Ray repeats after a restart finds its change already made.
+    `call` is the name of the call, by which a call that Ray repeats after a restart finds its change already made.
     """
 
     call: str
@@ -74,7 +74,10 @@ class RuleRequest(NamedTuple):
     rule: Rule | None = None
 
     def make(self, rules: RuleSet) -> Rule:
-        """Make the change; return the rule. Raises RuleError."""
+        """Make the change; return the rule that it concerns.
+
+        Raises: RuleError for a rule that cannot be used, or a position or name that does not exist.
+        """
         if self.change == "insert":
             return rules.insert(self.rule, self.which)  # type: ignore[arg-type]  # a wrong place is refused there
         assert self.which is not None
@@ -180,14 +183,15 @@ class RuleEditor:
 
     @property
     def waits(self) -> bool:
-        """Tell whether changes wait for their step."""
+        """Return whether changes wait for their step."""
         return bool(self._store.scheduled)
 
     def _make(self, request: RuleRequest, step: int | None, *, whole: bool = False) -> dict[str, Any]:
         """Make a change at once, in an open step (-1: none has begun); return the rule's description.
 
-        Args: `whole` says that nobody has begun the step.
-        Raises: RuleError.
+        Args: `step` is the open step (-1: none has begun; None: there are no steps). `whole` says that no group has
+        begun it, so that the change applies to the whole step.
+        Raises: RuleError if the change cannot be made.
         """
         if request.call in self._store.calls:
             return dict(self._store.calls[request.call])
@@ -207,7 +211,7 @@ class RuleEditor:
         found = request.rule or self._found(request.which)
         described = {"name": request.which} if found is None else description(found)
         self._store.scheduled = scheduled
-        self._interceptor().delegation.restart()  # nothing is delegated until then
+        self._interceptor().delegation.restart()  # no rule is delegated to senders until the step
         self._store.calls[request.call] = described
         self._note(request.change, described, at_step, exact=True)
         return described
@@ -217,7 +221,7 @@ class RuleEditor:
         return rules.get(which) if isinstance(which, int) or which in rules.names else None
 
     async def apply(self, step: int) -> None:
-        """Make the changes that apply to a step, and store them; nothing of the step was judged."""
+        """Make the changes that apply from a step on, and store them, before any message of the step is judged."""
         due = [change for change in self._store.scheduled if change.at_step <= step]
         if not due:
             return
@@ -249,7 +253,10 @@ class RuleEditor:
 
 
 def _check_names(names: Sequence[str], scheduled: Sequence[ScheduledChange]) -> None:
-    """Raise RuleError for a change that finds no such rule, or another one of its name, in its step."""
+    """Raise RuleError if, at its step, a scheduled change would find no such rule, or another rule of its name.
+
+    Args: `names` are those of the rules that are in force now.
+    """
     there = list(names)
     for change in scheduled:
         which = change.which
@@ -275,7 +282,7 @@ def _check_names(names: Sequence[str], scheduled: Sequence[ScheduledChange]) -> 
 
 
 def check_at_step(at_step: object) -> int:
-    """Return the step to which a change applies first; raise ConfigError."""
+    """Return the first step to which a rule change applies; raise ConfigError if `at_step` is not a step number."""
     if isinstance(at_step, bool) or not isinstance(at_step, int) or at_step < 0:
         raise ConfigError(f"at_step={at_step!r} must be the number of a step")
     return at_step

@@ -15,7 +15,7 @@ from ray_messaging.embedded.server import Durability, EmbeddedServer, Succession
 from ray_messaging.embedded.supervisor import ServerSupervisor
 from ray_messaging.observability.health.findings import Disk, Report
 
-# Ray starts a new process within seconds, even on a busy machine. After a driver's end the data are kept for as long.
+# Ray restarts the actor within this time, even on a busy machine. The data are kept for as long after a driver's end.
 GRACE_S: Final = 20.0
 
 
@@ -23,11 +23,12 @@ class ServerActor:
     """Ray actor that owns an embedded server; after a restart it takes the running server over.
 
     Args:
-        name: A secret of this actor and its restarts: the name of a temporary data directory.
-        data_dir: Where data stay. None: a temporary directory.
-        on_its_node: How many servers of the experiment share this node; together they may fill half of its memory.
-        durability: That of the server.
-        log_dir: The event log to finish from its data after the death of all that could do so. None: none.
+        name: A secret that this actor and its restarts share. It names a temporary data directory.
+        data_dir: The folder in which the data are kept. None: a temporary directory.
+        on_its_node: The number of servers of the experiment on this node; together they may fill half of its memory.
+        durability: When the server writes its data to disk. None: its default.
+        log_dir: The folder of the event log that the server's guard finishes from the server's data if all other
+            processes have died. None: there is no log to finish.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class ServerActor:
         durability: Durability | None = None,
         log_dir: str | None = None,
     ) -> None:
-        # Without this node's raylet Ray cannot restart the actor here.
+        # The guard watches this node's raylet: without it Ray cannot restart the actor here.
         raylet = int(os.environ.get("RAY_RAYLET_PID", os.getppid()))
         again = restarted()
         server = EmbeddedServer(
@@ -53,11 +54,11 @@ class ServerActor:
         self._owner.start(succeed=again)  # an error raised here would lose its type; `config` raises it
 
     def config(self) -> RedisConfig:
-        """Return the server's address and password; raise the error of a failure."""
+        """Return the server's address and password; raise the server's error if it failed."""
         return self._owner.config()
 
     def node(self) -> str:
-        """Return the Ray node on which it is."""
+        """Return the id of the Ray node on which this actor runs."""
         return str(ray.get_runtime_context().get_node_id())
 
     def stats(self) -> dict[str, Any]:
@@ -73,5 +74,8 @@ class ServerActor:
         return Report(time.time(), error=error, stats=stats, disk=disk)
 
     def stop(self, *, erase: bool = False) -> None:
-        """Stop the server; its data go; those in a `data_dir` with `erase`, if no other experiment has any."""
+        """Stop the server and delete its temporary data.
+
+        Data in a `data_dir` are deleted only with `erase`, and if no other experiment has data there.
+        """
         self._owner.stop(erase=erase)

@@ -1,4 +1,4 @@
-"""What an interceptor does for steps: it runs the rules that act at the end of each, and watches who holds one up."""
+"""What an interceptor does for steps: it runs the rules that act at each step's end, and finds groups that are late."""
 
 import asyncio
 import logging
@@ -24,12 +24,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_FAILING_S = 1.0  # a supervisor that fails for so long is reported
-_SOONEST = 0.1  # of `stall_s`, between two looks
+_FAILING_S = 1.0  # a supervisor that fails for longer is reported
+_SOONEST = 0.1  # the least time between two checks for stragglers, as a part of `stall_s`
 
 
 class StepRuleRunner:
-    """Runner of a supervisor, for as long as a rule acts at the end of a step, or a change of the rules waits for one.
+    """Runner of the supervisor, the member of the steps that closes each step last, with the verdicts of step rules.
+
+    The supervisor runs while a rule acts at the end of a step, or while a change of the rules waits for its step.
 
     Args: `settings` are those of the experiment's steps.
     """
@@ -42,7 +44,7 @@ class StepRuleRunner:
         interceptor: Interceptor,
         editor: "RuleEditor",
     ) -> None:
-        self._closing = -1  # the last step that was about to be closed
+        self._closing = -1  # the last step that the supervisor has begun to close
         self._wait_for = settings.wait_for
         self._store = store
         self._interceptor = interceptor
@@ -59,9 +61,9 @@ class StepRuleRunner:
         return forces_all(self._interceptor.rules) or self._editor.waits
 
     async def follow(self) -> None:
-        """Begin or end supervision, as the rules of now need it."""
+        """Begin or end supervision, as the current rules need it."""
         if asyncio.current_task() is self._task:
-            return  # `step_begins` follows up
+            return  # `step_begins` calls this again in a task of its own
         async with self._following:
             if self._needed and self._task is None:
                 await self._join()
@@ -69,19 +71,22 @@ class StepRuleRunner:
                 self._task = asyncio.create_task(self._supervisor.run(), name="ray_messaging step rules")
             elif not self._needed:
                 await self.close()
-                with suppress(UnknownName):  # there was none
+                with suppress(UnknownName):  # there was no supervisor
                     await self._store.leave(SUPERVISOR, at_once=True)
                 await self._store.set_wait_for(self._wait_for)
 
     async def _join(self) -> int:
-        """Join the steps, which each group begins after all others from now on; return the first one."""
+        """Make the supervisor a member of the steps; return its first step.
+
+        From then on each group waits for all others before it begins a step.
+        """
         if self._wait_for != WaitFor.ALL:
             logger.info("each group waits for all others before a step, in spite of Steps(wait_for=%r)", self._wait_for)
             await self._store.set_wait_for(WaitFor.ALL)
         return await self._store.join(SUPERVISOR)
 
     async def earliest(self) -> int:
-        """Join the steps; return the first one before which the supervisor will come to change the rules."""
+        """Join the steps; return the first step before which the supervisor is able to change the rules."""
         since = await self._join()
         progress = await self._store.progress()
         closed = since - 1 if progress.supervisor is None else progress.supervisor.closed
@@ -89,7 +94,10 @@ class StepRuleRunner:
 
     @asynccontextmanager
     async def between_steps(self) -> AsyncIterator[int | None]:
-        """Let no step begin meanwhile; yield the next one if all that have begun are committed, else None."""
+        """Let no step begin while the block runs.
+
+        Yield the number of the next step if all steps that have begun are committed, otherwise None.
+        """
         async with self._holding:
             await self._store.hold(RULE_CHANGE, STANDSTILL)
             try:
@@ -99,7 +107,7 @@ class StepRuleRunner:
                 await self.release()
 
     async def release(self) -> None:
-        """Let the steps go on, which wait until then; also after an interceptor that has died between two steps."""
+        """Let the steps go on. An interceptor also calls this at its start, because one before it may have died."""
         backoff = Backoff(STEP_SUPERVISOR_RETRY)
         while True:
             try:
@@ -108,7 +116,7 @@ class StepRuleRunner:
                 await backoff.sleep()
 
     async def step_closing(self, number: int) -> None:
-        """Take no more changes for the next step; see that no rules are delegated in it that change before it."""
+        """Accept no more changes for the next step. If changes wait, wait until no sender applies rules by itself."""
         self._closing = number
         if self._editor.waits:
             await self._interceptor.delegation.revoked()
@@ -120,12 +128,12 @@ class StepRuleRunner:
             self._leaving = asyncio.create_task(self.follow(), name="ray_messaging step rules end")
 
     def named(self, progress: Progress) -> Progress:
-        """Return the progress of the steps with the rule that they wait for."""
+        """Return the progress of the steps, with the name of the rule for which they wait, if they wait for one."""
         asking = self._reviewer.asking
         return progress if asking is None else progress._replace(supervised_by=f"rule {asking.name!r}")
 
     def health(self) -> list[TaskHealth]:
-        """Return the health of the supervisor, if there is one."""
+        """Return the health of the supervisor, or an empty list if there is none."""
         if self._task is None:
             return []
         error, alive = self._supervisor.error, not self._task.done()
@@ -133,7 +141,7 @@ class StepRuleRunner:
         return [TaskHealth("step rules", alive, bool(error), age_s, error, _FAILING_S)]
 
     async def close(self) -> None:
-        """End the supervisor's work here; it stays a member of the steps."""
+        """Stop the supervisor in this process. It stays a member of the steps, so the steps wait for its successor."""
         task, self._task = self._task, None
         if task is not None:
             await end(task)
@@ -141,7 +149,7 @@ class StepRuleRunner:
 
 
 def check_step_rules(rules: Iterable[Rule], *, steps: bool, mirror: bool) -> None:
-    """Raise RuleError for a rule that judges whole steps where that cannot be."""
+    """Raise RuleError if a rule judges whole steps in an experiment without steps, or with `mirror`."""
     for rule in rules:
         if isinstance(rule, StepRule) and not steps:
             raise RuleError(
@@ -157,10 +165,10 @@ def check_step_rules(rules: Iterable[Rule], *, steps: bool, mirror: bool) -> Non
 
 
 class StragglerWatch:
-    """Task that names in the log the groups that hold up a step for `stall_s`, and again each time after twice as long.
+    """Task that logs the names of groups that hold up a step for `stall_s`, and logs them again after twice as long.
 
-    `late` are those of the last look. It looks when the first group may have become late, so a run without stragglers
-    costs a call in `stall_s`.
+    `late` has the late groups of the last check. The next check comes when the first group may have become late, so a
+    run without stragglers costs one call to the server in `stall_s`.
     """
 
     def __init__(self, store: "RedisSteps", exp_id: str, stall_s: float) -> None:
@@ -184,7 +192,7 @@ class StragglerWatch:
                 wait_s = self._until_next(progress)
 
     def look(self, progress: Progress) -> None:
-        """Find the stragglers of now, and name those that it is time to name."""
+        """Find the groups that hold up a step now, and log those that are due to be logged."""
         self.late = stragglers(progress, self._stall_s)
         said, self._said = self._said, {}
         for straggler in self.late:

@@ -17,13 +17,13 @@ from ray_messaging.errors import Closed, ConfigError, MessagingError, OutcomeUnk
 
 NAMESPACE = "ray_messaging"
 
-# For Ray to report a killed actor as dead, and between two checks, in seconds.
+# The most time that Ray needs to report a killed actor as dead, and the time between two checks, in seconds.
 _DEATH_S, _GLANCE_S = 2.0, 0.01
 _LEAST, _PER_PROCESSOR = 8, 2  # processes that start at a time: so many at least, and for each processor
 
 
 def find_actor(name: str) -> Any:  # noqa: ANN401 - a Ray actor handle
-    """Return one of our actors by its name; None: there is none, or it is dead."""
+    """Return one of our actors by its name, or None if there is none or it is dead."""
     try:
         return ray.get_actor(name, namespace=NAMESPACE)
     except ValueError:
@@ -31,7 +31,7 @@ def find_actor(name: str) -> Any:  # noqa: ANN401 - a Ray actor handle
 
 
 def named_actors(prefix: str) -> dict[str, Any]:
-    """Return our living actors with a name prefix, by name."""
+    """Return our living actors whose names begin with a prefix, by name."""
     listed = ray.util.list_named_actors(all_namespaces=True)
     names = [each["name"] for each in listed if each["namespace"] == NAMESPACE and each["name"].startswith(prefix)]
     found = {name: find_actor(name) for name in names}
@@ -41,7 +41,7 @@ def named_actors(prefix: str) -> dict[str, Any]:
 def result(ref: Any, *, actor_name: str) -> Any:  # noqa: ANN401 - an ObjectRef and its value
     """Wait for a call and return its result; `actor_name` is the actor's name in errors.
 
-    Raises: the actor's error; Closed where the actor is dead.
+    Raises: the actor's error; Closed if the actor is dead.
     """
     try:
         return ray.get(ref)
@@ -50,7 +50,10 @@ def result(ref: Any, *, actor_name: str) -> Any:  # noqa: ANN401 - an ObjectRef 
 
 
 async def value_of(waiting: Waiting, ref: Any, *, actor_name: str, sends: bool = False) -> Any:  # noqa: ANN401 - an ObjectRef and its value
-    """Wait for a call and return its result, as `result`; OutcomeUnknown where one that `sends` was interrupted."""
+    """Wait for a call and return its result.
+
+    Raises: as `result`; OutcomeUnknown if the call `sends` messages and the actor went down during it.
+    """
     try:
         return await waiting.value(ref)
     except (RayTaskError, RayActorError) as error:
@@ -60,7 +63,7 @@ async def value_of(waiting: Waiting, ref: Any, *, actor_name: str, sends: bool =
 def known_dead(actor: Any) -> bool:  # noqa: ANN401 - a Ray actor handle
     """Return whether this process knows that an actor is dead for good, so that a call would never begin.
 
-    False on Ray Client, and before the first call of the actor.
+    It always returns False on Ray Client, and before the first call of the actor.
     """
     state = getattr(actor, "_get_local_state", None)
     return state is not None and state() == ActorTableData.ActorState.DEAD
@@ -74,7 +77,7 @@ def wait_dead(actor: Any) -> None:  # noqa: ANN401 - a Ray actor handle
 
 
 def gone(actor_name: str) -> Closed:
-    """Build the error for a send by an actor that was dead before."""
+    """Build the error for a send by an actor that was dead before the call."""
     return Closed(
         f"{actor_name} is gone: it was removed or shut down, or it died and cannot come back. Nothing was sent: create "
         "it again, or start the experiment anew",
@@ -98,9 +101,10 @@ async def insist(waiting: Waiting, actor: Any, call: Callable[[], Any], *, actor
 
 
 async def wait_restart(waiting: Waiting, actor: Any, timeout_s: float = math.inf) -> None:  # noqa: ANN401 - a Ray actor handle
-    """Wait until an actor answers or is dead, with a limit.
+    """Wait at most `timeout_s` until an actor answers or is dead.
 
-    A call made during a restart fails only seconds later, when newer calls would succeed: several are made.
+    A call that is made during a restart fails only seconds later, when newer calls would succeed. Therefore several
+    calls are made.
     """
     calls: list[Any] = []
     deadline = time.monotonic() + timeout_s
@@ -120,7 +124,7 @@ async def wait_restart(waiting: Waiting, actor: Any, timeout_s: float = math.inf
 
 
 def translated(error: RayTaskError | RayActorError, *, actor_name: str, sends: bool = False) -> Exception:
-    """Turn Ray's error into the actor's error, or into one of ours."""
+    """Turn Ray's error into the error that the actor raised, or into one of ours if the actor is gone."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, MessagingError):
         return cause
@@ -136,10 +140,12 @@ def translated(error: RayTaskError | RayActorError, *, actor_name: str, sends: b
 
 
 def start_in_turn(starts: Iterable[Callable[[], Any]], check: Callable[[Any], object]) -> None:
-    """Start processes, twice as many at a time as the cluster has processors; `check` raises a start's error.
+    """Start processes, at most twice as many at a time as the cluster has processors.
 
-    More would starve each other of the processor, until the first ones take the server for dead. The first error ends
-    it. Args: each start returns an ObjectRef, which is ready when the process is.
+    If more started at once, they would slow each other so much that some would take the server for dead. The first
+    error ends the starts.
+
+    Args: each of `starts` returns an ObjectRef that is ready when the process is; `check` raises the error of one.
     """
     at_once = max(_LEAST, _PER_PROCESSOR * int(ray.cluster_resources().get("CPU", 0)))
     under_way: list[Any] = []
@@ -152,7 +158,7 @@ def start_in_turn(starts: Iterable[Callable[[], Any]], check: Callable[[Any], ob
 
 
 def _one_less(under_way: list[Any], check: Callable[[Any], object]) -> list[Any]:
-    """Wait for one start, and return the others."""
+    """Wait until one start has ended, check it, and return the others."""
     [done], left = ray.wait(under_way, num_returns=1)
     check(done)
     return left
@@ -161,7 +167,8 @@ def _one_less(under_way: list[Any], check: Callable[[Any], object]) -> list[Any]
 class ExperimentConnection:
     """An experiment and the handle of its interceptor.
 
-    No pickle holds the server's password: a connection that was pickled asks the interceptor for it when it is needed.
+    A pickle of it never contains the server's password. After unpickling, it asks the interceptor for the password when
+    it is needed.
     """
 
     def __init__(self, experiment: Experiment, interceptor: Any) -> None:  # noqa: ANN401 - a Ray actor handle
@@ -197,7 +204,10 @@ class ExperimentConnection:
         return result(ref, actor_name=self._actor_name)
 
     def log_actor(self) -> Any:  # noqa: ANN401 - a Ray actor handle
-        """Return the actor that keeps the event log; raise ConfigError where there is none, Closed after the end."""
+        """Return the actor that keeps the event log.
+
+        Raises: ConfigError if the experiment has no event log; Closed if the experiment was shut down.
+        """
         experiment = self.experiment
         if experiment.log_dir is None:
             raise ConfigError(no_log(self.exp_id))
@@ -210,13 +220,13 @@ class ExperimentConnection:
 
 
 def connect(exp_id: str) -> ExperimentConnection:
-    """Find a running experiment in this Ray cluster; raise UnknownName."""
+    """Find a running experiment in this Ray cluster; raise UnknownName if none has this name."""
     interceptor = find_interceptor(exp_id)
     return ExperimentConnection(result(interceptor.ready.remote(), actor_name=f"experiment {exp_id!r}"), interceptor)
 
 
 def find_interceptor(exp_id: str) -> Any:  # noqa: ANN401 - a Ray actor handle
-    """Return the interceptor of a running experiment; raise UnknownName."""
+    """Return the interceptor of a running experiment; raise UnknownName if none has this name."""
     check_name("exp_id", exp_id)
     interceptor = find_actor(f"{exp_id}/interceptor")
     if interceptor is None:

@@ -26,19 +26,19 @@ T = TypeVar("T")
 
 _ID = re.compile(r"([0-9]{1,20})-([0-9]{1,20})")
 _DROPPED_AT_ONCE = 500
-_NO_LIMIT = 2**62  # a reader moves expired frames there, and must not drop others for them
+_NO_LIMIT = 2**62  # a reader that moves expired frames to the dead letters must not drop older ones for them
 
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """A frame that no mailbox will deliver, with its mailbox, the reason, and the time of its death, `at` (unix s)."""
+    """A frame that no mailbox will deliver, with its mailbox and the reason. `at` is when it became one (unix s)."""
 
     id: str
     mailbox: str
     reason: str
     at: float
     frame: bytes
-    row: int  # the rows before it are handled
+    row: int  # all rows before this one are handled
     exp_id: str
     acked: str = ""  # further handled rows: "low-high,..."
 
@@ -51,17 +51,17 @@ class DeadLetter:
 
     @property
     def readable(self) -> bool:
-        """Return whether its messages can be decoded, and so be requeued."""
+        """Return whether the messages of this letter can be decoded, which `requeue` needs."""
         return isinstance(self._batch, Batch)
 
     @property
     def rows(self) -> int:
-        """Return the number of its unhandled messages; 0 where it cannot be decoded."""
+        """Return the number of unhandled messages in this letter, or 0 if it cannot be decoded."""
         return len(unhandled(self.row, self.acked, len(self._batch))) if isinstance(self._batch, Batch) else 0
 
     @property
     def messages(self) -> Messages:
-        """Return its unhandled messages; raise FrameError where it cannot be decoded."""
+        """Return the unhandled messages of this letter; raise FrameError if it cannot be decoded."""
         batch = self._batch
         if isinstance(batch, FrameError):
             raise FrameError(f"dead letter {self.id} cannot be decoded, look at its bytes (.frame): {batch}")
@@ -86,7 +86,7 @@ def _columns(letters: Iterable[DeadLetter]) -> dict[str, list[Any]]:
 class Requeues(NamedTuple):
     """Outcome of `requeue`: the number of removed letters, and of messages that wait in a mailbox again.
 
-    `left` maps the id of each letter that stays, in whole or in part, to the reason.
+    `left` maps the id of each letter that stays, in whole or in part, to the reason why it stays.
     """
 
     letters: int
@@ -95,9 +95,9 @@ class Requeues(NamedTuple):
 
 
 class DeadLetters:
-    """Dead letters of one experiment; the calls block, for drivers and tasks.
+    """Dead letters of one experiment: messages that no mailbox could deliver. The calls block, for drivers and tasks.
 
-    An iteration reads page by page, oldest first.
+    Iterating yields the letters, oldest first, and reads them page by page.
     """
 
     def __init__(self, redis: ServerConfig, exp_id: str, settings: MessagingConfig | None = None) -> None:
@@ -120,7 +120,7 @@ class DeadLetters:
             after = page[-1].id
 
     def list(self, *, limit: int = 100, after: str | None = None, mailbox: str | None = None) -> Letters:
-        """Return the first letters after the id `after`, of one mailbox or of all."""
+        """Return at most `limit` letters, of one mailbox or of all (None), from the first one after the id `after`."""
         found: Letters = []
         last = "" if after is None else _checked(after)
         while len(found) < limit and (page := self._page(last, PAGE if mailbox else limit - len(found))):
@@ -129,14 +129,14 @@ class DeadLetters:
         return found[:limit]
 
     def get(self, letter: str) -> DeadLetter:
-        """Return one letter; raise UnknownName."""
+        """Return one letter; raise UnknownName if none has this id."""
         found = self._run(lambda store: store.get(_checked(letter)))
         if found is None:
             raise _unknown(letter)
         return self._letter(found)
 
     def check(self) -> "DeadLetters":
-        """Return these letters if the server knows the experiment; raise UnknownName otherwise."""
+        """Return this object if the server has data of the experiment; raise UnknownName otherwise."""
         if not self._run(lambda store: store.known()):
             raise UnknownName(
                 f"the server has no experiment {self.exp_id!r}: check the name, and the db of the server's URL",
@@ -146,7 +146,7 @@ class DeadLetters:
         return self
 
     def stats(self) -> dict[str, int]:
-        """Return the number of letters and their bytes, and of those dropped at the limit."""
+        """Return the number and bytes of the letters, and those of letters that were dropped at the limit."""
         facts = self._run(lambda store: store.facts())
         return {
             "letters": facts.letters,
@@ -182,7 +182,8 @@ class DeadLetters:
 
         Give exactly one of ids, mailbox and everything. Letters that cannot go back stay, with the reason in `left`.
 
-        Raises: ConfigError, ConnectionFailed, MailboxFull where the server's memory is full.
+        Raises: ConfigError unless exactly one is given; ConnectionFailed if the server does not answer; MailboxFull if
+        the server's memory is full.
         """
         chosen = _Chosen.of(ids, mailbox, everything=everything)
 
@@ -190,7 +191,7 @@ class DeadLetters:
             requeueing = Requeueing(store, self.exp_id)
             letters = messages = 0
             left: dict[str, str] = {}
-            waiting: set[str] = set()  # full mailboxes: later letters must not overtake earlier ones
+            waiting: set[str] = set()  # full mailboxes, for which later letters must not overtake earlier ones
             async for name, letter in chosen.letters(store):
                 if letter is None:
                     left[name] = "there is no such dead letter"
@@ -215,7 +216,10 @@ class DeadLetters:
         mailbox: str | None = None,
         everything: bool = False,
     ) -> int:
-        """Delete letters and return their number; `everything` also resets the dropped counts. Raises ConfigError."""
+        """Delete letters and return their number; `everything` also resets the counts of dropped letters.
+
+        Raises: ConfigError unless exactly one of ids, mailbox and everything is given.
+        """
         chosen = _Chosen.of(ids, mailbox, everything=everything)
 
         async def run(store: RedisDeadLetters) -> int:
@@ -245,7 +249,7 @@ class DeadLetters:
         )
 
     def _run(self, work: "Callable[[RedisDeadLetters], Awaitable[T]]") -> T:
-        """Run an operation on the store; it may be called inside a running event loop, which it blocks."""
+        """Run an operation on the store, and wait for its result. In a running event loop this blocks the loop."""
 
         async def run() -> T:
             async with self._store() as store:
@@ -265,7 +269,7 @@ class DeadLetters:
 
 
 class _Chosen(NamedTuple):
-    """Selection of letters by ids or mailbox; neither: all."""
+    """Selection of letters by ids or by mailbox. If both are None, all letters are selected."""
 
     ids: "list[str] | None"
     mailbox: str | None
@@ -280,12 +284,12 @@ class _Chosen(NamedTuple):
         return cls([_checked(one) for one in dict.fromkeys([ids] if isinstance(ids, str) else ids)], None)
 
     async def letters(self, store: RedisDeadLetters) -> AsyncIterator[tuple[str, DeadFrame | None]]:
-        """Yield id and letter of the selected ones; None for an id that does not exist."""
+        """Yield the id and the letter of each selected one; the letter is None if the id does not exist."""
         if self.ids is not None:
             for name in self.ids:
                 yield name, await store.get(name)
             return
-        after, last = "", await store.last()  # what is left of a letter comes again behind the last one
+        after, last = "", await store.last()  # a letter of which a part is left is stored again after the last one
         while last and after != last and (page := await store.page(after, PAGE)):
             after = page[-1].id
             for letter in page:

@@ -1,4 +1,4 @@
-"""The steps of an experiment, as a driver sees and controls them."""
+"""The steps of an experiment, as a driver sees and controls them: `messaging.steps`."""
 
 import time
 from collections import Counter
@@ -21,17 +21,17 @@ from ray_messaging.steps.step_account import StepCounts, digest_of
 from ray_messaging.steps.stragglers import Straggler
 from ray_messaging.transports.step_values import SUPERVISOR, Progress
 
-_NAMED = 3  # groups that hold up a step
+_NAMED = 3  # the most late groups that the progress names
 
 
 class RunProgress:
-    """The step, the rate and the slowest group of a run: a bar on a terminal, else a line on stderr now and then."""
+    """Display of a run's step, rate and slowest group: a bar on a terminal, otherwise a line on stderr now and then."""
 
     def __init__(self, steps: "ExperimentSteps", until: int, *, shown: bool) -> None:
         self._steps = steps
         self._until = until
         self._line = ProgressLine(until, shown=shown)
-        self._first: int | None = None  # the step that ran at the first look
+        self._first: int | None = None  # the step that ran when the progress was first read
 
     def __enter__(self) -> Self:
         self._line.__enter__()
@@ -41,7 +41,7 @@ class RunProgress:
         self._line.__exit__(*error)
 
     def show(self) -> None:
-        """Show how far the run is, where it is time to."""
+        """Show how far the run is, if it is time to do so."""
         if not self._line.is_due():
             return
         progress = self._steps.progress()
@@ -53,7 +53,7 @@ class RunProgress:
         self._line.show(step, text)
 
     def text(self, step: int, rate: float, waiting: dict[str, int], *, paused: bool = False) -> str:
-        """Return the progress as text; `waiting` are the groups that hold up the others."""
+        """Return the progress as text; `waiting` has the groups that hold up the others, with their steps."""
         if paused:
             return f"step {step} of {self._until}, paused until messaging.steps.resume()"
         slowest = min(waiting, key=lambda name: (waiting[name], name), default=None)
@@ -63,7 +63,10 @@ class RunProgress:
 
 
 class ExperimentSteps:
-    """The steps of all groups: progress, pause and resume, digests. Its calls raise ConfigError without steps."""
+    """The steps of all groups: progress, pause and resume, digests.
+
+    All calls raise ConfigError if the experiment has no steps.
+    """
 
     def __init__(self, connection: ExperimentConnection) -> None:
         self._connection = connection
@@ -86,7 +89,7 @@ class ExperimentSteps:
         return html_table(f"{self!r}: step {progress.sealed + 1}{paused}", columns, len(groups))
 
     def progress(self) -> Progress:
-        """Return how far each group is, and the pause."""
+        """Return how far each group is, and whether the steps are paused."""
         progress: Progress = self._connection.ask(self._interceptor.step_progress.remote())
         return progress
 
@@ -106,15 +109,15 @@ class ExperimentSteps:
         return found
 
     def moved(self) -> dict[str, AgentSet]:
-        """Return the agents of the groups from which some have left, or to which some have come."""
+        """Return the agents of each group that agents have left, or to which agents have come."""
         found: dict[str, AgentSet] = self._connection.ask(self._interceptor.moved.remote())
         return found
 
     @property
     def wait_for(self) -> str:
-        """Return the groups that each waits for: "all", or "senders", those that may send to it.
+        """Return for which groups each group waits: "all", or "senders", those that may send to it.
 
-        It is "all" in spite of `Steps(wait_for="senders")` where a rule has rounds, so that it needs whole steps.
+        It is "all" in spite of `Steps(wait_for="senders")` if a rule acts at the end of each step, as one with rounds.
         """
         return str(self.progress().wait_for)
 
@@ -125,17 +128,19 @@ class ExperimentSteps:
         edges: object = None,
         at_step: int | None = None,
     ) -> None:
-        """Declare which groups may send to a group, for `Steps(wait_for="senders")`; others all hear each other.
+        """Declare which groups may send to a group, for `Steps(wait_for="senders")`.
 
-        A step that sends to a group that does not hear the sender raises UndeclaredSend and is not committed.
+        A group "hears" those that may send to it, and waits only for them. A group without a declaration hears all. A
+        step that sends to a group that does not hear the sender raises UndeclaredSend and is not committed.
 
         Args:
-            hears: {group: the groups that may send to it}, besides itself; the groups need not be there yet.
-            edges: In place of it pairs of agents, sender and hearer, or a graph, as AllowGraph takes them. It declares
-                all groups that are there: each hears those with an agent that has an edge to one of its agents.
-            at_step: In a run, the first step that is read so, at the earliest the second after the latest open one.
+            hears: {group: the groups that may send to it}, besides itself; the groups need not exist yet.
+            edges: Instead of `hears`, pairs of agents, sender and hearer, or a graph, as AllowGraph takes them. It
+                declares all existing groups: each hears those with an agent that has an edge to one of its agents.
+            at_step: In a run, the first step that is read in this way, at the earliest the second after the latest open
+                step.
 
-        Raises: ConfigError where a group may have sent by another declaration already.
+        Raises: ConfigError if a group may have sent under another declaration already.
         """
         if (hears is None) == (edges is None):
             raise ConfigError("declare either hears={group: groups that may send to it}, or edges=pairs of agents")
@@ -152,14 +157,15 @@ class ExperimentSteps:
         return self.progress().waiting_for()
 
     def stragglers(self) -> list[Straggler]:
-        """Return the groups that have held up a step for `Steps.stall_s`, as of the interceptor's last look."""
+        """Return the groups that have held up a step for `Steps.stall_s`, when the interceptor last checked."""
         found: list[Straggler] = self._connection.ask(self._interceptor.step_stragglers.remote())
         return found
 
     def wait(self, until: int, *, timeout: float | None = None, progress: bool = False) -> None:
         """Wait until all groups have committed the steps before `until`; raise TimeoutError after `timeout` seconds.
 
-        Args: with `progress` it shows the step, the rate, and the groups that hold up the others, as `messaging.run`.
+        Args: with `progress` this shows the step, the rate, and the groups that hold up the others, as `messaging.run`
+        does.
         """
         check_timeout(timeout)
         until = _number("wait", until, 0)
@@ -178,18 +184,21 @@ class ExperimentSteps:
             self._connection.ask(self._interceptor.wait_steps.remote(progress.news, left))
 
     def pause(self) -> int:
-        """Begin no further step in any group, until `resume` or `advance`; return the last one that may have begun."""
+        """Let no group begin another step until `resume` or `advance`. Return the last step that may have begun."""
         last: int = self._connection.ask(self._interceptor.pause_steps.remote())
         return last
 
     def resume(self, last: int | None = None) -> None:
-        """Let the steps go on after a pause, up to a last one; None: without an end. Raises ConfigError."""
+        """Let the steps go on after a pause, up to and including step `last` (None: without an end).
+
+        Raises: ConfigError unless `last` is a step number.
+        """
         if last is not None:
             last = _number("resume", last, 0)
         self._connection.ask(self._interceptor.resume_steps.remote(last))
 
     def advance(self, n: int = 1) -> int:
-        """Let n more steps run, and pause again; return the last one of them. Calls add up."""
+        """Let n more steps run, and then pause again; return the last of them. Several calls add up."""
         n = _number("advance", n, 1)
         target = self.progress().target
         last = (self.pause() if target is None else target) + n
@@ -197,30 +206,31 @@ class ExperimentSteps:
         return last
 
     def fates_by_rules(self, step: int) -> dict[str, int]:
-        """Return how rules that judge whole steps have changed the counts of fates, up to a committed step."""
+        """Return how much rules that judge whole steps have changed the count of each fate, up to a committed step."""
         left = self._sealed(step).get(SUPERVISOR)
         return {} if left is None else dict(left.total)
 
     def digest(self, step: int) -> bytes:
         """Return the digest of what was sent in a step that all groups have committed, 32 bytes.
 
-        Raises: ConfigError without `Steps(digest=True)`, UnknownName for a step that is not committed, or too long ago.
+        Raises: ConfigError without `Steps(digest=True)`; UnknownName for a step that is not committed yet, or that was
+        committed too long ago.
         """
         return digest_of(self._sealed(step))
 
     def history_digest(self, step: int) -> bytes:
-        """Return the digest of all steps up to one, 32 bytes, as far as the server keeps them; raises as `digest`."""
+        """Return the digest of all steps up to and including `step`, 32 bytes; raises as `digest`."""
         found: bytes = self._connection.ask(self._interceptor.history_digest.remote(step))
         return found
 
     def fates(self, step: int) -> "Counter[str]":
-        """Return how many messages of a step met each fate. Raises UnknownName as `digest` does.
+        """Return how many messages of a step had each fate. Raises UnknownName as `digest` does.
 
-        Per group it is `group.fates(step)`; the event log has the fate of each message.
+        `group.fates(step)` returns the same for one group. The event log has the fate of each message.
         """
         found = Counter[str]()
         for counts in self._sealed(step).values():
-            found.update(counts.fates)  # those of rules may be below 0
+            found.update(counts.fates)  # the counts of rules may be negative
         return +found
 
     def _sealed(self, step: int) -> dict[str, StepCounts]:
@@ -229,14 +239,17 @@ class ExperimentSteps:
 
 
 def _number(call: str, given: object, least: int) -> int:
-    """Return a number of steps, or that of one; raise ConfigError."""
+    """Return a count of steps, or a step's number; raise ConfigError unless it is an int of at least `least`."""
     if isinstance(given, bool) or not isinstance(given, int | np.integer) or given < least:
         raise ConfigError(f"{call}({given!r}) needs a whole number of at least {least}")
     return int(given)
 
 
 def _checked(hears: Mapping[str, Iterable[str]]) -> dict[str, set[str]]:
-    """Return the groups that each group hears; raise ConfigError, InvalidAddress."""
+    """Return the groups that each group hears.
+
+    Raises: ConfigError unless each value is a list of groups; InvalidAddress for an invalid name.
+    """
     for group, senders in hears.items():
         if isinstance(senders, str) or not isinstance(senders, Iterable):
             raise ConfigError(f"hears[{group!r}] is {senders!r}: it must be a list of groups, as [{str(senders)!r}]")
@@ -247,7 +260,10 @@ def _checked(hears: Mapping[str, Iterable[str]]) -> dict[str, set[str]]:
 
 
 def _columns(edges: object) -> tuple[IdColumn, IdColumn]:
-    """Return the senders and the hearers of a graph; raise ConfigError, InvalidAddress."""
+    """Return the senders and the hearers of a graph.
+
+    Raises: ConfigError if it is not a graph; InvalidAddress for an invalid id.
+    """
     try:
         found = list(read_network(edges, "", "edges", ids=False).edges)
     except RuleError as error:

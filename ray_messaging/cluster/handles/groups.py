@@ -26,7 +26,7 @@ class StartingGroup(NamedTuple):
 
 
 class Groups:
-    """Groups of one experiment; `started` is given in the process that started the experiment, and stops them."""
+    """Groups of one experiment. In the process that started the experiment, `started` is given, and stops them."""
 
     def __init__(self, connection: ExperimentConnection, started: StartedExperiment | None) -> None:
         self.known: dict[str, Group] = {}
@@ -43,7 +43,7 @@ class Groups:
         subtopics: Sequence[str],
         actor_options: dict[str, Any] | None,
     ) -> dict[str, Group]:
-        """Start several groups at a time: all of them, or none."""
+        """Start several groups at the same time. If one fails to start, none is kept."""
         topics = tuple(map(check_subtopic, subtopics))
         hosted = {check_name("group name", name): column_of(agents, once=True) for name, agents in groups.items()}
         before = self._names_while_it_runs()
@@ -62,7 +62,7 @@ class Groups:
         except BaseException:
             _kill(starting)
             for group in starting:
-                if group.name not in before:  # a mailbox of an earlier run stays
+                if group.name not in before:  # keep the mailbox of an earlier run
                     self._remove_mailbox(group.name)
             raise
         made = {group.name: self._handle(group.name, group.actor) for group in starting}
@@ -75,7 +75,7 @@ class Groups:
         return Group(self._connection.experiment, name, actor, keep=self._started)
 
     def find(self, name: str) -> Group:
-        """Return a group by its name; raise UnknownName."""
+        """Return a group by its name; raise UnknownName if the experiment has no such group."""
         known = self.known.get(name)
         if known is not None:
             return known
@@ -100,7 +100,7 @@ class Groups:
         return found
 
     def host_of(self, agent_id: AgentId) -> Group:
-        """Return the group that hosts an agent; raise UnknownName."""
+        """Return the group that hosts an agent; raise UnknownName if no group hosts it."""
         owner = self._connection.ask(self._connection.interceptor.owner_of.remote(check_id(agent_id)))
         if owner is None:
             raise UnknownName(
@@ -127,8 +127,8 @@ class Groups:
         return names
 
     def _names_while_it_runs(self) -> list[str]:
-        """Return the names of the groups; raise Closed once the experiment has ended."""
-        if not ray.is_initialized():  # a call would start another Ray
+        """Return the names of the groups; raise Closed if the experiment has ended."""
+        if not ray.is_initialized():  # otherwise a call would start another Ray
             raise ended(self._exp_id)
         try:
             return self._names()
@@ -143,7 +143,7 @@ def _named(starting: Sequence[StartingGroup], opened: Any) -> str:  # noqa: ANN4
 def _start(
     experiment: Experiment, name: str, agents: IdColumn, subtopics: tuple[str, ...], options: dict[str, Any]
 ) -> StartingGroup:
-    """Start a group's actor and open its mailbox, without waiting; raise AlreadyExists where its name is taken."""
+    """Start a group's actor and open its mailbox, without waiting; raise AlreadyExists if its name is taken."""
     named: dict[str, Any] = ACTOR | {"max_restarts": -1, "name": experiment.group_name(name)} | options
     try:
         actor = remote(GroupActor, named).remote(experiment, name)

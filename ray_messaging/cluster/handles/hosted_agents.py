@@ -13,9 +13,9 @@ from ray_messaging.model.agent_sets import AgentSet
 
 
 class HostedAgents(Mapping[AgentId, str]):
-    """The agents of an experiment when it was asked: a mapping of each one to its group, and columns.
+    """The agents of an experiment at one moment: a mapping from each agent to its group.
 
-    `by_group` has the sets of agents by the name of their group.
+    `by_group` has the set of agents of each group, by the group's name.
     """
 
     def __init__(self, by_group: Mapping[str, AgentSet]) -> None:
@@ -34,7 +34,7 @@ class HostedAgents(Mapping[AgentId, str]):
         return sum(map(len, self.by_group.values()))
 
     def to_pandas(self) -> Any:  # noqa: ANN401 - pandas.DataFrame, where pandas is installed
-        """Return a pandas.DataFrame with the columns agent and group: 1,000,000 agents need no object each."""
+        """Return a pandas.DataFrame with the columns agent and group, built without a Python object for each agent."""
         sets = self.by_group.values()
         agents: Any = [*self] if any(each.strings for each in sets) else _joined([each.ints for each in sets])
         return data_frame({"agent": agents, "group": np.repeat(np.array([*self.by_group], object), [*map(len, sets)])})

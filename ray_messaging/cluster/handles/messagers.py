@@ -67,7 +67,7 @@ async def open_messager(
     subtopics: Sequence[str],
     observer: Observer | None,
 ) -> GroupMessager:
-    """Open a messager in this process that hosts agents; raise AlreadyExists where its name or an agent is taken."""
+    """Open a messager in this process that hosts agents; raise AlreadyExists if its name or an agent is taken."""
     hosted = AgentSet.of(column_of(agents, once=True))
     experiment = await connection.with_password_async()
     metrics = MessagerMetrics() if experiment.metrics and observer is None else None

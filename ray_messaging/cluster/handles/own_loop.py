@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class SharedLoop:
-    """An event loop in a thread of its own, for all that enter it; the thread ends when the last one has left."""
+    """An event loop in a thread of its own, for all users that enter it. The thread ends when the last one leaves."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -21,7 +21,7 @@ class SharedLoop:
         self._thread: threading.Thread | None = None
 
     def enter(self) -> None:
-        """Use the loop from now on; `leave` comes later."""
+        """Begin to use the loop. Each `enter` needs a later `leave`."""
         with self._changing:
             self._users += 1
             if self._loop is None:
@@ -42,7 +42,7 @@ class SharedLoop:
             raise
 
     def leave(self, last: Coroutine[Any, Any, None] | None = None) -> None:
-        """Run a last coroutine, and use the loop no more.
+        """Run a last coroutine, if one is given, and stop using the loop.
 
         The garbage collector may call this in the loop's own thread, which cannot wait for it.
         """
@@ -87,6 +87,6 @@ def run_in_own_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         except BaseException as error:  # Ctrl-C, or a signal's error: the pool waits for the task
             interrupted.append(error)
             for loop, cancel in running:
-                with suppress(RuntimeError):  # it ended just now
+                with suppress(RuntimeError):  # the loop has ended meanwhile
                     loop.call_soon_threadsafe(cancel)
             raise

@@ -1,4 +1,4 @@
-"""Event log of a running experiment, read through its actor; blocked messages as they come."""
+"""Event log of a running experiment, read through its actor, and its blocked messages as they are logged."""
 
 import logging
 import threading
@@ -20,11 +20,11 @@ from ray_messaging.eventlog.reading.event_rows import LogRow, rows_of
 logger = logging.getLogger(__name__)
 
 _ACTOR_NAME = "the event log"
-_GLANCE_S = 0.5  # between a listener's checks whether it was closed
+_GLANCE_S = 0.5  # the time between a listener's checks whether it was closed
 
 
 class Seen(NamedTuple):
-    """Last position that was read, and the writer's process, as a new process may renumber rows."""
+    """The last position that was read, and the writer's process in which it is valid: a new one may renumber rows."""
 
     process: str
     position: int
@@ -41,7 +41,7 @@ class RemoteSource:
         self._process = ""  # the writer's process at the last call of `since`
 
     def follower(self) -> "RemoteSource":
-        """Return a source with its own memory of the writer's process."""
+        """Return a copy of this source that remembers the writer's process on its own."""
         return copy(self)
 
     def ask(self, question: str, **arguments: Any) -> Any:  # noqa: ANN401 - each question has its own
@@ -56,7 +56,7 @@ class RemoteSource:
         return self._result(self._log.ask.remote(question, arguments))
 
     def wait(self, position: int, timeout_s: float) -> bool:
-        """Wait until there are rows after a position; return False where none came in time."""
+        """Wait until there are rows after a position; return False if none came within `timeout_s`."""
         return bool(self._result(self._log.wait.remote(position, timeout_s)))
 
     def _result(self, ref: Any) -> Any:  # noqa: ANN401 - an ObjectRef and its value
@@ -65,13 +65,16 @@ class RemoteSource:
 
 @dataclass(frozen=True, slots=True)
 class BlockedMessage(LogRow):
-    """A message that a rule blocked; `cursor`, given as `after`, continues behind it, also in another process."""
+    """A message that a rule blocked.
+
+    Pass its `cursor` as `after` to continue with the next blocked message, also in another process.
+    """
 
     cursor: int
 
 
 class BlockedMessages(AsyncIterator[BlockedMessage]):
-    """Async iterator over blocked messages after a cursor (None: from now on), each as soon as the log has it."""
+    """Async iterator over blocked messages after a cursor (None: only new ones), each as soon as the log has it."""
 
     def __init__(self, log: Any, after: int | None) -> None:  # noqa: ANN401 - a Ray actor handle
         self._log = log
@@ -94,7 +97,7 @@ class BlockedMessages(AsyncIterator[BlockedMessage]):
 
 
 class BlockedListener:
-    """Thread that calls a function with each blocked message; `cursor` is that of the last one.
+    """Thread that calls a function with each blocked message. `cursor` is the cursor of the last one.
 
     Errors of the function and of the log are logged, and the listener continues.
     """

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class UserMessager:
-    """The user's messager in this process, for questions, broadcasts and surveys; a thread's event loop drives it."""
+    """The user's messager in this process, for questions, broadcasts and surveys. It runs in a thread of its own."""
 
     def __init__(self, connection: ExperimentConnection) -> None:
         experiment = connection.with_password()
@@ -42,7 +42,7 @@ class UserMessager:
         relax_collector()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the loop, and wait for its result; raise Closed after `close`."""
+        """Run a coroutine in the messager's event loop, and wait for its result; raise Closed after `close`."""
         if self._closed:
             work.close()
             raise Closed(
@@ -52,7 +52,7 @@ class UserMessager:
         return self._loop.run(work)
 
     def close(self) -> None:
-        """Disconnect, and end the loop; answers that have not come are lost, but for those of surveys."""
+        """Disconnect, and end the event loop. Answers that have not arrived are lost, except those of surveys."""
         if not self._closed:
             self._closed = True
             self._loop.leave(self.messager.close())
@@ -66,7 +66,7 @@ class UserMessager:
         return self.run(self.messager.ask(None, to_id, payload, subtopic=subtopic, timeout=timeout))
 
     def ask_columns(self, to_ids: object, payloads: object, subtopic: str, timeout: float | None) -> GroupAnswers:
-        """Ask many agents; return their answers, which fill up as they come. Raises as `Messaging.ask_columns`."""
+        """Ask many agents; return an object that collects their answers. Raises as `Messaging.ask_columns`."""
         ask = self.messager.ask_columns
         found = self.run(ask(None, to_ids, payloads, subtopic=subtopic, timeout=timeout))
         answers = GroupAnswers(found.exp_id, len(found), found.seconds_left, partial(self._more, found))
@@ -84,6 +84,6 @@ class UserMessager:
 
 
 async def _news(answers: Answers, parts: int, errors: int) -> None:
-    """Wait for answers behind some parts and errors, or the end."""
+    """Wait until there are more than `parts` parts and `errors` errors of answers, or no more can come."""
     if (len(answers.parts), len(answers.errors)) == (parts, errors) and not answers.done:
         await answers.change()

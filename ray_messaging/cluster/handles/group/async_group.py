@@ -85,9 +85,9 @@ class StampedHandle:
 
     @property
     def step(self) -> int | None:
-        """Return the simulation step that is stamped on messages as they are sent; None in a group with steps.
+        """Return the simulation step that is stamped on sent messages, or None in an experiment with steps.
 
-        Setting it raises ConfigError in a group with steps.
+        Setting it raises ConfigError in an experiment with steps.
         """
         return self._stamp.step
 
@@ -103,9 +103,9 @@ class StampedHandle:
 class AsyncGroup(StampedHandle):
     """The calls of a group's handle for async code: `await group.aio.send(...)`.
 
-    It is a handle of its own, with the same `step`: its fetches and those of `group` are apart. Several event loops may
-    send at once; `fetch` and `ack` raise ConfigError while one of another event loop waits. The blocking calls of
-    `Group` are these, with a `waiting` that blocks.
+    It is a separate handle with the same `step`, so it does not commit what `group` has fetched. Several event loops
+    may send at once; `fetch` and `ack` raise ConfigError while a call in another event loop waits. The blocking calls
+    of `Group` are the same code, with a `waiting` that blocks.
     """
 
     def __init__(
@@ -129,9 +129,9 @@ class AsyncGroup(StampedHandle):
         self._sending = threading.Lock()
         self._fetching = waiting.lock()
         self._token: Token | None = None
-        self._fetches = self._received = 0  # numbers of fetches with commit="acked": the last begun, the last returned
-        self._unacked: dict[tuple[str, int], Token] = {}  # their tokens
-        self._restarting = False  # its actor died during a send
+        self._fetches = self._received = 0  # the last fetch with commit="acked" that began, and that returned
+        self._unacked: dict[tuple[str, int], Token] = {}  # the tokens of such fetches
+        self._restarting = False  # the group's actor died during a send
         connect = LaneConnection.open if waiting.blocks else LoopConnection.open
         wait_s = experiment.settings.send_timeout_s
         route = LaneRoute()
@@ -171,7 +171,7 @@ class AsyncGroup(StampedHandle):
     async def send_columns(
         self, from_ids: object, to_ids: object, payloads: object, *, subtopic: str = AGENT_CHAT
     ) -> Receipts:
-        """Send n messages given as columns, as `Messager.send_columns` does; they cross as bytes."""
+        """Send n messages given as columns, as `Messager.send_columns` does. The actor gets them as encoded bytes."""
         columns = columns_of(from_ids, to_ids, payloads, self._payload_bytes)
         return await self._relay(batches_of_columns(columns, check_subtopic(subtopic), self.step))
 
@@ -187,7 +187,7 @@ class AsyncGroup(StampedHandle):
         """Send n broadcasts given as columns; one receipt for each pair, as `Messager.broadcast_columns`."""
         columns, named = columns_of(from_ids, 0, payloads, self._payload_bytes), Audience(name_of(audience), UNRESOLVED)
         batches = unspread_batches(columns, named, check_subtopic(subtopic), self.step)
-        return await self._relay(batches, by_lane=False)  # the lane's answer has a fate for each row of its frames
+        return await self._relay(batches, by_lane=False)  # the lane can only answer with one fate for each row
 
     @property
     def _payload_bytes(self) -> int:
@@ -211,7 +211,7 @@ class AsyncGroup(StampedHandle):
         lanes, lane, number = self._lane(), None, -1
         try:
             lane = await lanes.connection() if by_lane else None
-            if lane is None and known_dead(self.actor):  # found out just now
+            if lane is None and known_dead(self.actor):  # this has been found out just now
                 raise gone(self._actor_name)
             async with nullcontext() if lane is None else lane.turn():
                 with self._sending:
@@ -233,9 +233,12 @@ class AsyncGroup(StampedHandle):
                 lanes.release(lane)
 
     async def _relay_by_ray(self, call: RelayCall, frames: list[bytes], begun_in: str | None) -> Receipts:
-        """Make a call by Ray; `begun_in` names the process that may have begun it over the lane."""
+        """Make a send by Ray call.
+
+        `begun_in` names the actor's process that may have begun the send over the lane; None: none has.
+        """
         receipts: Receipts | None = None
-        if begun_in is not None:  # most often that process has the frames
+        if begun_in is not None:  # most often that process has the frames already
             ref = self.actor.relay_again.remote(*msgspec.structs.astuple(call), begun_in)
             receipts = await value_of(self.waiting, ref, actor_name=self._actor_name, sends=True)
         if receipts is None:
@@ -254,7 +257,7 @@ class AsyncGroup(StampedHandle):
         subtopic: str = AGENT_CHAT,
         timeout: float | None = 60.0,
     ) -> Message:
-        """Ask an agent; return its answer. Raises as `Messager.ask`."""
+        """Ask an agent, and return its answer. Raises as `Messager.ask`."""
         check_timeout(timeout)
         entries = self._entries([Outgoing.to_agent(to_id, payload, from_id, subtopic)])
         [batch] = batches_of_entries(entries, self.step)
@@ -272,10 +275,10 @@ class AsyncGroup(StampedHandle):
         subtopic: str = AGENT_CHAT,
         timeout: float | None = 60.0,
     ) -> Answers:
-        """Ask many agents, with columns as of `send_columns`; return their answers, which fill up as they come.
+        """Ask many agents, with columns as in `send_columns`; return an object that collects their answers.
 
-        `async for answer in answers` gives them as they come, `await answers.wait()` waits for all; both end after
-        `timeout` seconds. Raises as `send_columns`.
+        `async for answer in answers` yields them as they arrive, and `await answers.wait()` waits for all; both end
+        after `timeout` seconds. Raises as `send_columns`.
         """
         return await self.ask_into(Answers, from_ids, to_ids, payloads, subtopic, timeout)
 
@@ -288,7 +291,7 @@ class AsyncGroup(StampedHandle):
         subtopic: str,
         timeout: float | None,
     ) -> Table:
-        """Ask many agents; return their answers in a table of some kind."""
+        """Ask many agents; return an object, made by `table`, that collects their answers."""
         check_timeout(timeout)
         columns = columns_of(from_ids, to_ids, payloads, self._payload_bytes)
         frames = [encode(batch) for batch in batches_of_columns(columns, check_subtopic(subtopic), self.step)]
@@ -302,7 +305,7 @@ class AsyncGroup(StampedHandle):
         wait_s = WAIT_S if left is None else min(WAIT_S, left)
         parts, errors = len(answers.parts), len(answers.errors)
         found = await self._insist(lambda: self.actor.more_answers.remote(call, parts, wait_s, errors))
-        for places, frame in found.parts[len(answers.parts) - parts :]:  # another task may have got the first ones
+        for places, frame in found.parts[len(answers.parts) - parts :]:  # another task may have received the first ones
             answers.add(AnswerPart(np.frombuffer(places, "<i8").astype(np.intp), decode(frame)))
         for place, error in found.errors:
             answers.fail(place, error)
@@ -313,11 +316,14 @@ class AsyncGroup(StampedHandle):
         return (await self.reply_columns(message, payload))[0]
 
     async def reply_columns(self, messages: Acked, payloads: object) -> Receipts:
-        """Answer many questions, with a payload each or one for all; one receipt for each. Raises as `reply`."""
+        """Answer many questions, with one payload for each or one for all; return one receipt for each.
+
+        Raises: as `reply`.
+        """
         return await self.reply_to(slices_of(messages), payloads)
 
     async def reply_to(self, questions: Sequence[Slice], payloads: object, *, failed: bool = False) -> Receipts:
-        """Answer questions, or say that their handlers have failed."""
+        """Answer questions; with `failed` the payloads say why their handlers have failed."""
         exp_id, payload_bytes = self._experiment.exp_id, self._payload_bytes
         receipts = await self._relay(replies_to(questions, payloads, exp_id, payload_bytes, self.step, failed=failed))
         note_replied(questions, blocked_among(receipts))
@@ -334,9 +340,10 @@ class AsyncGroup(StampedHandle):
     ) -> None:
         """Await `handler(message)` for each message, as `Messager.serve` does.
 
-        A handler that takes longer than `MessagingConfig.loan_s` loses its message to the next fetch of another handle.
-        Messages that are not handled at the end go to the next fetch at once, of this handle or another.
-        Raises: CommitFailed then, and as `Messager.serve`.
+        If a handler takes longer than `MessagingConfig.loan_s`, its message is redelivered to the next fetch of another
+        handle. Messages that are not handled when the service ends are delivered to the next fetch at once, by this
+        handle or another.
+        Raises: CommitFailed if a handler took longer than that; otherwise as `Messager.serve`.
         """
         serving = Serving.checked(concurrency, retries, timeout, on_error)
         service = GroupService(self, self._caller)
@@ -352,18 +359,20 @@ class AsyncGroup(StampedHandle):
         commit: CommitMode = "next",
         complete: bool = False,
     ) -> Fetched:
-        """Return the arrived messages; wait up to `timeout` seconds (None: for ever) for the first.
+        """Return new messages; wait up to `timeout` seconds (None: for ever) for the first.
 
-        The messages of this handle's last fetch are committed now. Messages that a handle holds for longer than
-        `MessagingConfig.loan_s`, because its task died or ended without `ack`, go to the next fetch of any handle.
+        This commits the messages of this handle's last fetch. Messages that a handle holds for longer than
+        `MessagingConfig.loan_s`, because its task died or ended without `ack`, are redelivered to the next fetch of any
+        handle.
 
         Args:
             limit: The most messages to return.
             timeout: Seconds to wait for the first message.
-            commit: "acked": only `ack`, or a `with` block over the result, commits these messages.
+            commit: With "acked", only `ack` or a `with` block over the result commits these messages.
             complete: Return all messages that the server had at the call, except those that other handles hold.
 
-        Raises: CommitFailed where another handle has got the messages of the last fetch, FetchTooLarge.
+        Raises: CommitFailed if the messages of the last fetch were redelivered to another handle; FetchTooLarge above
+        the limits of `complete`.
         """
         check_limit(limit, complete=complete)
         check_commit(commit)
@@ -381,8 +390,8 @@ class AsyncGroup(StampedHandle):
                 self._token = None  # another handle has the messages
                 raise
             except (asyncio.CancelledError, KeyboardInterrupt):
-                # The actor would wait on, and lend to nobody what comes next.
-                if ray.is_initialized():  # else the group has ended, or will with its driver
+                # The actor would go on waiting, and would lease the next messages to a handle that is gone.
+                if ray.is_initialized():  # otherwise the group has ended, or will end with its driver
                     self.actor.abandon.remote(self._caller, self._received)
                 raise
             self._token = None
@@ -412,7 +421,7 @@ class AsyncGroup(StampedHandle):
         return found
 
     async def _ask(self, call: Call) -> tuple[bytes, list[bytes]] | None:
-        """Make a call that may be repeated over the lane; None: it must go by Ray."""
+        """Make an idempotent call over the lane; return its answer, or None if the call must be made by Ray."""
         lanes = self._lane()
         lane = await lanes.connection()
         if lane is None:
@@ -425,9 +434,9 @@ class AsyncGroup(StampedHandle):
     async def ack(self, messages: Acked | None = None) -> None:
         """Commit fetched messages: one, some, or all that this handle holds (None).
 
-        On return the commit is durable, even where other handles hold earlier messages. A second call does nothing.
+        On return the commit is durable, even if other handles hold earlier messages. A second call does nothing.
 
-        Raises: CommitFailed where this handle held a message for longer than `MessagingConfig.loan_s` and another
+        Raises: CommitFailed if this handle held a message for longer than `MessagingConfig.loan_s` and another
         handle has it now; ConfigError for messages that no handle of this group has fetched.
         """
         if messages is None:
@@ -468,7 +477,7 @@ class AsyncGroup(StampedHandle):
 
     async def give_up_lease(self, token: Token | None) -> None:
         """Return the messages of a lease to the mailbox."""
-        self._forget(token)  # before: a fetch at the same time must not commit them
+        self._forget(token)  # before the call, because a fetch at the same time must not commit the messages
         await self._insist(lambda: self.actor.give_up.remote(self._caller, token))
 
     async def give_up_unacked(self) -> None:
@@ -482,7 +491,7 @@ class AsyncGroup(StampedHandle):
             self._tracer.committed()
         try:
             await self._ack([(token, None)])
-        finally:  # not before: a fetch at the same time that does not know the lease would get its messages again
+        finally:  # not earlier: a fetch at the same time without the lease would get its messages again
             self._forget(token)
 
     def _forget(self, token: Token | None) -> None:
@@ -502,18 +511,18 @@ class AsyncGroup(StampedHandle):
         return driven_steps(self._experiment, self.name, driving_task(), until, leave=leave)
 
     async def state(self) -> bytes | None:
-        """Return the state that the group's last committed step left; None: there is none.
+        """Return the group's state after its last committed step, or None if there is none.
 
-        Raises: ConfigError where the experiment has no steps.
+        Raises: ConfigError if the experiment has no steps.
         """
         state: bytes | None = await self._insist(self.actor.step_state.remote)
         return state
 
     async def fates(self, step: int) -> "Counter[str]":
-        """Return how many messages that this group sent in a step met each fate, once all groups have committed it.
+        """Return how many of the messages that this group sent in a step had each fate.
 
-        Raises: UnknownName for a step that is not committed, or too long ago (the server keeps the last 64);
-        ConfigError where the experiment has no steps.
+        Raises: UnknownName until all groups have committed the step, and later than 64 steps after it; ConfigError if
+        the experiment has no steps.
         """
         fates: Counter[str] = await self._insist(partial(self.actor.step_fates.remote, step))
         return fates
@@ -529,7 +538,7 @@ class AsyncGroup(StampedHandle):
         await self._let_go(agents, None, timeout)
 
     async def move_agents(self, agents: Iterable[AgentId], *, to: str, timeout: float = 30.0) -> None:
-        """Move agents to another group, with all that waits for them. Raises as `Messager.move_agents`."""
+        """Move agents to another group, with the messages that wait for them. Raises as `Messager.move_agents`."""
         await self._let_go(agents, to, timeout)
 
     async def _let_go(self, agents: Iterable[AgentId], target: str | None, timeout: float) -> None:

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 class Fetched(Messages):
-    """Fetched messages; a `with` block over them commits them at its end, or returns them to the mailbox at an error.
+    """Fetched messages. A `with` block over them commits them at its end, or returns them to the mailbox on an error.
 
-    Those of `group.aio` take `async with`. The block's end raises CommitFailed where it took longer than
+    Messages of `group.aio` need `async with`. The end of the block raises CommitFailed if the block took longer than
     `MessagingConfig.loan_s` and another handle has the messages now.
     """
 

@@ -22,7 +22,7 @@ T = TypeVar("T")
 def _blocking(
     call: Callable[Concatenate[AsyncGroup, P], Coroutine[Any, Any, T]],
 ) -> "Callable[Concatenate[Group, P], T]":
-    """Make a call of `AsyncGroup` one that blocks, with the same arguments."""
+    """Return a blocking method from a coroutine of `AsyncGroup`, with the same arguments."""
 
     @wraps(call)
     def blocking(group: "Group", /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -35,8 +35,8 @@ class Group(StampedHandle):
     """Handle of a group: sends for its agents, and fetches their messages.
 
     `actor` is the raw Ray handle, `aio` has the same calls for async code. Sends of one handle keep their order, and a
-    send that Ray repeats happens once. A task gets its own copy of a handle. A task that fetches and then ends should
-    `ack()`, or fetch by `with`:
+    send that Ray repeats is executed once. A Ray task gets its own copy of a handle. Before a task that has fetched
+    ends, it should call `ack()`, or it should fetch in a `with` block:
 
         with group.fetch(timeout=5) as messages: ...      # committed when the block ends without an error
     """
@@ -53,7 +53,7 @@ class Group(StampedHandle):
         self.actor = actor
         self._experiment = experiment
         self._stamp = StepStamp(step)
-        self._keep = keep  # the experiment lives as long as a reference to its actors
+        self._keep = keep  # keeps the experiment alive, which lives as long as a reference to its actors
         self._calls = AsyncGroup(experiment, name, actor, self._stamp, Blocking())
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -97,22 +97,23 @@ class Group(StampedHandle):
         subtopic: str = AGENT_CHAT,
         timeout: float | None = 60.0,
     ) -> GroupAnswers:
-        """Ask many agents, with columns as of `send_columns`; return their answers, which fill up as they come.
+        """Ask many agents, with columns as in `send_columns`; return an object that collects their answers.
 
-        `for answer in answers` gives them as they come, `answers.wait()` waits for all; both end after `timeout`
+        `for answer in answers` yields them as they arrive, and `answers.wait()` waits for all; both end after `timeout`
         seconds. Raises as `send_columns`.
         """
         return finish(self._calls.ask_into(GroupAnswers, from_ids, to_ids, payloads, subtopic, timeout))
 
     def steps(self, *, until: int, leave: bool = False) -> "Iterator[Step]":
-        """Iterate over the steps of this group's agents, from the first one that is not committed to before `until`.
+        """Iterate over the steps of this group's agents, from the first uncommitted one up to `until`, exclusive.
 
-        To ask for the next step commits the one before; `break`, or an exception, leaves it uncommitted, and it runs
-        again. All groups must be driven at the same time, so give their tasks num_cpus=0.
+        Requesting the next step commits the current one. After a `break` or an exception the current step is not
+        committed, and the next driver runs it again. All groups must be driven at the same time, so give their tasks
+        num_cpus=0.
 
-        Args: with `leave` the group leaves before step `until`: the others go on without it.
-        Raises: ConfigError where the experiment has no steps, AlreadyExists where another task drives the group,
-        StepAborted, StepTooLarge.
+        Args: with `leave` the group leaves before step `until`, and the others go on without it.
+        Raises: ConfigError if the experiment has no steps; AlreadyExists if another task drives the group; StepAborted
+        or StepTooLarge if a step could not be committed.
         """
         from ray_messaging.cluster.handles.group.group_steps import group_steps  # noqa: PLC0415 - most groups have no steps
 
@@ -120,9 +121,9 @@ class Group(StampedHandle):
 
     @property
     def state(self) -> bytes | None:
-        """Return the state that the group's last committed step left; None: there is none.
+        """Return the group's state after its last committed step, or None if there is none.
 
-        Raises: ConfigError where the experiment has no steps.
+        Raises: ConfigError if the experiment has no steps.
         """
         return finish(self._calls.state())
 

@@ -1,13 +1,13 @@
 """The lane of a group, on the handle's side: sockets over which a handle calls the group's actor.
 
-A Ray call with 2 MB takes 6 to 8 ms of processor time, in the caller, in the actor and in Ray's object store. Messages
-that a handle sends and another fetches cross twice, which takes as long as all the rest of their way. A socket takes a
-fraction of that (`python -m benchmarks.driven --processor`). So handles send and fetch over a socket of the actor. Ray
-calls open it, bring errors, and do what the socket does not answer.
+A Ray call with 2 MB takes 6 to 8 ms of processor time, in the caller, in the actor and in Ray's object store. A message
+that one handle sends and another fetches needs two such calls, which take as long as all the rest of its way. A socket
+takes a fraction of that (`python -m benchmarks.driven --processor`). So handles send and fetch over a socket of the
+actor. Ray calls are used to open the socket, to return errors, and for calls that the socket does not answer.
 
 Outside of steps handles do not write to the server themselves: each would need its own epoch and connection there, the
 directory, the delegated rules and the server's password. The group's actor stays the only sender of its name. A task
-that drives a group's steps pays for all of that once, and its attempt is its epoch (`group_steps.py`).
+that drives a group's steps pays for all of that once, and the number of its attempt is its epoch (`group_steps.py`).
 """
 
 import asyncio
@@ -34,40 +34,44 @@ from ray_messaging.interception.lane import JUDGE, NUMBER, REQUEST, WAITING, Lan
 
 logger = logging.getLogger(__name__)
 
-_OPENING_S = 2.0  # to connect; a firewall may drop packets
-# A longer wait goes by Ray call: a task that waits for Ray lends its processor to others, which may be what it waits
-# for. Large requests get a second more for every so many bytes.
+_OPENING_S = 2.0  # the longest wait to connect; a firewall may drop packets
+# A longer wait is made by Ray call: a task that waits for Ray lends its processor to other tasks, and one of these may
+# be what it waits for. Large requests get one more second for every so many bytes.
 WAIT_S = 0.5
 _PATIENCE_S, _BYTES_PER_S = 1.0, 50 * 2**20
-_ENCRYPTED = os.environ.get("RAY_USE_TLS", "").lower() in {"1", "true"}  # Ray's calls are, the lane would not be
+_ENCRYPTED = os.environ.get("RAY_USE_TLS", "").lower() in {"1", "true"}  # the lane is not
 _TIME = Packer("@ll")  # struct timeval
 _PREFIX = Packer("<I")
-# Sends that are under way at once. The actor takes twice as many calls from a connection: those that were cancelled
-# are under way there all the same.
+# The most concurrent sends of a connection. The actor accepts twice as many calls, because calls that were cancelled
+# here still run there.
 _SENDS = WAITING // 2
-_SILENT = 5  # looks in a row at which nothing had come, after which the connection is given up
+_SILENT = 5  # after so many checks in a row without an answer the connection is given up
 
 
 def patience_s(size: int) -> float:
-    """Return the seconds to wait for the answer to so many bytes."""
+    """Return how many seconds to wait for the answer to a request of `size` bytes."""
     return _PATIENCE_S + size // _BYTES_PER_S
 
 
 class LaneReply(NamedTuple):
-    """The header and the frames of an answer, None where the call must go by Ray; whether the actor may have it."""
+    """Result of a call over the lane.
+
+    `begun` says whether the actor may have received the call. `answer` has the header and the frames of the answer;
+    None means that the call must be made by Ray.
+    """
 
     begun: bool
     answer: tuple[bytes, list[bytes]] | None
 
 
 class Connection(Protocol):
-    """A connection to the group's actor; `process` names the actor's process, which a call by Ray must meet, too."""
+    """A connection to the group's actor. `process` names the actor's process; a Ray call must reach the same one."""
 
     process: str
 
     @property
     def closed(self) -> bool:
-        """Return whether this side has closed it."""
+        """Return whether this side has closed the connection."""
 
     def alive(self) -> bool:
         """Return whether the actor's side is open, as far as is known."""
@@ -79,11 +83,11 @@ class Connection(Protocol):
         """Return a context for one send."""
 
     async def ask(self, call: Call, frames: Sequence[bytes] = ()) -> LaneReply:
-        """Make a call."""
+        """Make a call; return its answer."""
 
 
 class LaneRoute:
-    """The address of an actor's lane, as far as a handle knows it, and until when its calls go by Ray."""
+    """The address of an actor's lane, if a handle knows it, and the time until which calls are made by Ray."""
 
     def __init__(self) -> None:
         self.address: LaneAddress | None = None
@@ -93,8 +97,8 @@ class LaneRoute:
 class GroupLane:
     """The connections of one handle to its group's actor.
 
-    A handle that blocks has one for each of its threads that call at the same time. The calls of an event loop share
-    one: then `shared`. The lanes of several event loops share the `route`.
+    A blocking handle has one connection for each thread that makes a call at the same time. With `shared`, all calls of
+    an event loop share one connection. The lanes of several event loops share the `route`.
     """
 
     def __init__(
@@ -110,17 +114,17 @@ class GroupLane:
     ) -> None:
         self._actor = actor
         self._actor_name = actor_name
-        self._wait_s = wait_s  # for the actor to start again
+        self._wait_s = wait_s  # how long to wait for the actor to start again
         self._waiting = waiting
         self._connect = connect
         self._shared = shared
-        self._lost = False  # its process may have died
+        self._lost = False  # the actor's process may have died
         self._route = route
         self._idle: list[Connection] = []
         self._opening = waiting.lock()
 
     async def connection(self) -> Connection | None:
-        """Return a connection for one call; None: the call must go by Ray."""
+        """Return a connection for one call, or None if the call must be made by Ray."""
         found = self._known()
         if found is not None or _ENCRYPTED or time.monotonic() < self._route.by_ray_until:
             return found
@@ -142,7 +146,7 @@ class GroupLane:
         return None
 
     async def _open(self) -> Connection | None:
-        if self._lost:  # its successor has another lane, and a call during the restart would fail seconds later
+        if self._lost:  # the next process has another lane, and a call during the restart would fail seconds later
             await wait_restart(self._waiting, self._actor, self._wait_s)
             self._route.address, self._lost = None, False
         try:
@@ -156,33 +160,34 @@ class GroupLane:
         except (MessagingError, OSError) as error:
             logger.info("no lane to %s, so it is called by Ray: %s", self._actor_name, error)
             self._route.address = None
-            if not isinstance(error, MessagingError | ConnectionError):  # those pass when the actor has started again
+            if not isinstance(error, MessagingError | ConnectionError):  # these end when the actor runs again
                 self._route.by_ray_until = time.monotonic() + LANE_RETRY.first_s  # meanwhile calls go by Ray
             return None
 
     def release(self, connection: Connection) -> None:
         """Keep a connection for later calls, unless it is closed."""
         if connection.closed:
-            self._lost = True  # another program may have the port by now: the actor is asked again
+            self._lost = True  # another program may have the port by now, so ask the actor for its address again
         elif not self._shared:
             self._idle.append(connection)
 
 
 class LaneConnection:
-    """A connection for one thread; after a call without an answer it is closed."""
+    """A connection for one thread. It is closed after a call that got no answer."""
 
     def __init__(self, address: LaneAddress) -> None:
         self.process = address.token
         self._limit_s = 0.0
         self._socket = socket.create_connection((address.host, address.port), timeout=_OPENING_S)
-        # When its handle is gone. By `__del__`, a collector that ends both may warn of an open socket first.
+        # Close the socket when the handle is gone. With `__del__` instead, a garbage collection of both may first warn
+        # of an open socket.
         weakref.finalize(self, self._socket.close)
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._wait_at_most(_OPENING_S)
             token = address.token.encode()
             self._socket.sendall(_PREFIX.pack(len(token)) + token)
-            self._read(_PREFIX.size)  # an empty frame: the token is right
+            self._read(_PREFIX.size)  # an empty frame means that the token is right
         except BaseException:
             self._socket.close()
             raise
@@ -194,7 +199,7 @@ class LaneConnection:
 
     @property
     def closed(self) -> bool:
-        """Return whether this side has closed it."""
+        """Return whether this side has closed the connection."""
         return self._socket.fileno() < 0
 
     def alive(self) -> bool:
@@ -205,14 +210,14 @@ class LaneConnection:
             return True
         except OSError:
             return False
-        return False  # its end, or an answer to no call
+        return False  # the actor has closed it, or has sent an answer that belongs to no call
 
     def close(self) -> None:
         """Close the connection: the actor stops waiting for messages on its behalf."""
         self._socket.close()
 
     def turn(self) -> AbstractAsyncContextManager[object]:
-        """Return a context for one send: each thread has a connection of its own."""
+        """Return a context that never waits, because each thread has a connection of its own."""
         return nullcontext()
 
     async def ask(self, call: Call, frames: Sequence[bytes] = ()) -> LaneReply:
@@ -257,7 +262,7 @@ class LaneConnection:
         return header, frames
 
     def _read(self, size: int) -> bytes:
-        """Read exactly so many bytes: by one call, into the object that is returned."""
+        """Read exactly `size` bytes, by one system call if possible, without copying them."""
         found = self._socket.recv(size, socket.MSG_WAITALL) if size else b""
         while len(found) < size:
             more = self._socket.recv(size - len(found), socket.MSG_WAITALL)
@@ -267,7 +272,7 @@ class LaneConnection:
         return found
 
     def _wait_at_most(self, seconds: float) -> None:
-        """Limit each wait. The socket must block, since only then one call reads all of a frame."""
+        """Limit each wait of the socket. The socket must block, because only then one call reads a whole frame."""
         if seconds == self._limit_s:
             return
         self._limit_s = seconds
@@ -278,23 +283,23 @@ class LaneConnection:
 
 
 class LoopConnection:
-    """A connection for all calls of one event loop, many at once; a call without an answer goes by Ray.
+    """A connection for all calls of one event loop, many at once. A call without an answer is made again by Ray.
 
-    A call may take long, behind many others or a slow rule. So it is not given up after some time, but with the
-    connection, once no answer to any call, nor to a question for a sign of life, has come for a while.
+    A call may take long, after many others or because of a slow rule. So there is no timeout for a single call. All
+    calls are given up with the connection, when no call, and no question for a sign of life, was answered for a while.
     """
 
     def __init__(self, process: str, client: LaneClient, life: Life) -> None:
         self.process = process
         self._client = client
-        self._life = life  # a client that nobody has any more is closed, too
+        self._life = life  # closes the client also when nothing refers to it any more
         self._loop = asyncio.get_running_loop()
         self._sends = asyncio.Semaphore(_SENDS)
-        self._calls = 0  # that have no answer yet
-        self._nbytes = 0  # theirs
-        self._watch: asyncio.TimerHandle | None = None  # while there are some
-        self._heard = 0  # answers at the last look
-        self._silent = 0  # looks since one came
+        self._calls = 0  # calls that have no answer yet
+        self._nbytes = 0  # the bytes of these calls
+        self._watch: asyncio.TimerHandle | None = None  # set while there are such calls
+        self._heard = 0  # the number of answers at the last check
+        self._silent = 0  # the number of checks since the last answer
         self._asking: asyncio.Task[None] | None = None
 
     @classmethod
@@ -309,16 +314,16 @@ class LoopConnection:
         return not self._client.alive
 
     def alive(self) -> bool:
-        """Return whether the connection is up, as far as is known, and of the running event loop."""
+        """Return whether the connection is up, as far as is known, and belongs to the running event loop."""
         return self._loop is asyncio.get_running_loop() and self._client.alive
 
     def close(self) -> None:
         """Close the connection: the actor stops waiting for messages on its behalf."""
-        if not self._loop.is_closed():  # else it was closed with its loop
+        if not self._loop.is_closed():  # otherwise it was closed with its loop
             self._client.close()
 
     def turn(self) -> AbstractAsyncContextManager[object]:
-        """Return a context for one send, which waits while very many are under way."""
+        """Return a context for one send, which waits while too many others are in flight."""
         return self._sends
 
     async def ask(self, call: Call, frames: Sequence[bytes] = ()) -> LaneReply:
@@ -352,7 +357,7 @@ class LoopConnection:
         self._watch = self._loop.call_later(patience_s(self._nbytes), self._look)
 
     def _look(self) -> None:
-        """Look whether answers come while calls wait; if not, ask for a sign of life, and give up in the end."""
+        """Check whether answers arrive while calls wait. If not, ask for a sign of life, and in the end give up."""
         self._watch = None
         if not self._calls or not self._client.alive:
             return

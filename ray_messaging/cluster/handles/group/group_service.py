@@ -1,4 +1,4 @@
-"""The service of a group by one of its handles, as far as handlers fail or wait: the group's actor keeps it."""
+"""The actor's record of a handle that serves a group: who serves, and which handlers failed."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class GroupService:
-    """The service of one handle; `name` is that of the handle at the actor."""
+    """The service of one handle. The group's actor knows the handle by `name`."""
 
     waits = None
 
@@ -26,12 +26,12 @@ class GroupService:
         self._group = group
 
     async def begin(self) -> Sequence[Message]:
-        """Begin to serve."""
+        """Record at the group's actor that this handle serves. Return no messages to handle first."""
         await self._group._insist(self._group.actor.begin_service.remote)
         return ()
 
     async def keep_failed(self, message: Message, failure: HandlerFailure) -> None:
-        """Make a message whose handler has failed a dead letter."""
+        """Turn a message whose handler has failed into a dead letter."""
         batch, row, *_ = slice_of(message)
         frame, origin = encode(batch.take(np.array([row]))), batch.origin
         if origin is not None:
@@ -39,14 +39,17 @@ class GroupService:
             await self._group._insist(lambda: self._group.actor.keep_failed.remote(*arguments))
 
     async def tell_failed(self, message: Message, failure: HandlerFailure) -> None:
-        """Tell the asker of a message that its handler has failed; where it has none, or has an answer, do nothing."""
+        """Send an AnswerFailed to the asker of a message; do nothing if nobody asks, or the asker has an answer."""
         question = slice_of(message)
         if waits_for_failure(question):
             await self._group.reply_to([question], failure.payload, failed=True)
 
     async def end(self, left: Sequence[Message], ended: str) -> None:  # noqa: ARG002 - a Service's
-        """Serve no more: what is not handled goes to the next fetch at once."""
-        if ray.is_initialized():  # else the group has ended, or will with its driver
+        """Serve no longer. Messages that are not handled are delivered to the next fetch at once.
+
+        Args: `ended` is the reason for askers, or "" if there is nothing to record.
+        """
+        if ray.is_initialized():  # otherwise the group has ended, or will end with its driver
             await self._group.give_up_unacked()
             if ended:
                 await self._group._insist(lambda: self._group.actor.end_service.remote(self.name, ended))

@@ -19,12 +19,13 @@ from ray_messaging.observability.metrics.messager_metrics import MessagerMetrics
 from ray_messaging.steps.step import Step
 from ray_messaging.steps.step_loop import check_until, driven_loop
 
-# The groups that this process drives wait for news of steps together: with a loop for each, the server would wake each.
+# All groups that this process drives share one event loop, and wait for news of steps together. With a loop for each
+# group, the server would have to wake each.
 _LOOP = SharedLoop("steps")
 
 
 def group_steps(experiment: Experiment, name: str, until: int, *, leave: bool = False) -> Iterator[Step]:
-    """Yield the steps of a group."""
+    """Yield the steps of a group, for a driver that blocks."""
     check_until(until)
     steps = driven_steps(experiment, name, driving_task(), until, leave=leave)
 
@@ -45,10 +46,10 @@ def group_steps(experiment: Experiment, name: str, until: int, *, leave: bool = 
 async def driven_steps(
     experiment: Experiment, name: str, task: str, until: int, *, leave: bool = False
 ) -> AsyncGenerator[Step, None]:
-    """Yield the steps of a group that a task drives.
+    """Yield the steps of a group that `task` drives.
 
-    This process reads and writes on the server itself, under the number of its attempt: a pass through the group's
-    actor would double the work of a step. Its messager hosts nothing.
+    This process reads from and writes to the server itself, under the number of its attempt, because a detour by the
+    group's actor would double the work of a step. Its messager hosts no agents.
     """
     check_until(until)
     interceptor = await asyncio.to_thread(find_actor, f"{experiment.exp_id}/interceptor")
@@ -78,9 +79,9 @@ async def driven_steps(
 
 
 async def connected(make: Callable[[], Messager], patience_s: float) -> Messager:
-    """Return a messager that is connected, which is tried again while the server is out of reach, as later calls are.
+    """Return a connected messager. While the server cannot be reached, try again, as for later calls.
 
-    Raises: ConnectionFailed after `patience_s`.
+    Raises: ConnectionFailed after `patience_s` seconds.
     """
     backoff = Backoff(REDIS_RETRY, deadline=time.monotonic() + patience_s)
     while True:
@@ -97,6 +98,6 @@ async def connected(make: Callable[[], Messager], patience_s: float) -> Messager
 
 
 def driving_task() -> str:
-    """Return the name of the running task, or of the driver."""
+    """Return the name of the running Ray task, or of the driver."""
     context = ray.get_runtime_context()
     return context.get_task_id() or f"driver {context.get_worker_id()}"

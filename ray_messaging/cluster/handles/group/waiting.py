@@ -19,11 +19,11 @@ class Lock(Protocol):
     """A lock that calls hold while they wait."""
 
     def held(self) -> AbstractAsyncContextManager[object]:
-        """Return a context that holds it."""
+        """Return a context that holds the lock."""
 
 
 class Waiting(Protocol):
-    """How a handle's calls wait."""
+    """The way in which a handle's calls wait: blocking, or in an event loop."""
 
     blocks: bool  # its coroutines never suspend: see `common.awaitables.finish`
 
@@ -40,7 +40,7 @@ class Waiting(Protocol):
         """Return a new lock."""
 
     def shared(self, make: Callable[[], T]) -> Callable[[], T]:
-        """Return a function that returns the object that concurrent calls share, which `make` makes."""
+        """Return a function that returns an object made by `make`, which concurrent calls share."""
 
 
 class Blocking:
@@ -61,11 +61,11 @@ class Blocking:
         time.sleep(seconds)  # noqa: ASYNC251 - there is no event loop
 
     def lock(self) -> Lock:
-        """Return a lock among threads."""
+        """Return a lock for threads."""
         return _ThreadLock()
 
     def shared(self, make: Callable[[], T]) -> Callable[[], T]:
-        """Return a function that returns one object to all threads."""
+        """Call `make` once; return a function that returns the same object in all threads."""
         made = make()
         return lambda: made
 
@@ -82,7 +82,7 @@ class InLoop:
     async def some(self, refs: Refs, timeout_s: float) -> tuple[Refs, Refs]:
         """Wait for Ray calls up to a time; return those that have ended, and the others."""
         futures = [asyncio.wrap_future(ref.future()) for ref in refs]
-        for future in futures:  # one that fails later has no reader
+        for future in futures:  # nobody reads the error of a future that fails later
             future.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         await asyncio.wait(futures, timeout=timeout_s)
         ended = [future.done() for future in futures]
@@ -96,22 +96,22 @@ class InLoop:
         await asyncio.sleep(seconds)
 
     def lock(self) -> Lock:
-        """Return a lock among tasks; it raises ConfigError where tasks of two event loops want it at once."""
+        """Return a lock for tasks. It raises ConfigError if tasks of two event loops want it at the same time."""
         return _TaskLock()
 
     def shared(self, make: Callable[[], T]) -> Callable[[], T]:
-        """Return a function that returns an object to each event loop."""
+        """Return a function that calls `make` once per event loop, and returns the same object to all callers in it."""
         return _PerLoop(make).get
 
 
 class _ThreadLock:
-    """A lock among threads."""
+    """A lock for threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
 
     def held(self) -> "_ThreadLock":
-        """Return a context that holds it."""
+        """Return a context that holds the lock."""
         return self
 
     async def __aenter__(self) -> None:
@@ -122,7 +122,7 @@ class _ThreadLock:
 
 
 class _Turns:
-    """The calls of one event loop that hold a lock or wait for it."""
+    """The number of calls in one event loop that hold a lock or wait for it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None) -> None:
         self.loop = loop
@@ -130,12 +130,12 @@ class _Turns:
         self.calls = 0
 
     def over(self) -> bool:
-        """Return whether none is left; those of a loop that was closed will never go on."""
+        """Return whether no call is left. Calls of a closed event loop do not count, because they never continue."""
         return not self.calls or self.loop is None or self.loop.is_closed()
 
 
 class _TaskLock:
-    """A lock among the tasks of one event loop at a time."""
+    """A lock for tasks, which the tasks of only one event loop may use at a time."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -143,7 +143,7 @@ class _TaskLock:
 
     @asynccontextmanager
     async def held(self) -> AsyncGenerator[None, None]:
-        """Hold it; raise ConfigError while a call of another event loop does, or waits for it."""
+        """Hold the lock; raise ConfigError while a call in another event loop holds it or waits for it."""
         turns = self._enter(asyncio.get_running_loop())
         try:
             async with turns.lock:
@@ -166,7 +166,7 @@ class _TaskLock:
 
 
 class _PerLoop(Generic[T]):
-    """An object for each event loop."""
+    """Objects that `make` makes, one for each event loop."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
