@@ -1,4 +1,4 @@
-"""Start and end of an experiment: its actors, and Ray where it does not run yet."""
+"""Start and end of an experiment: its actors, and Ray itself if it does not run yet."""
 
 import logging
 import os
@@ -45,8 +45,8 @@ logger = logging.getLogger(__name__)
 
 # The longest wait for actors to close cleanly, in seconds.
 _CLOSE_S = 10.0
-_CALLS_S = 2.0  # for calls under way, once their actor is closed
-_SERVER_S = 20.0  # a guard that does not end is killed after 15
+_CALLS_S = 2.0  # for calls that are in flight when their actor is closed
+_SERVER_S = 20.0  # for the server: its guard is killed after 15 s if it does not end
 _LOG_S = 300.0  # the rows of full mailboxes take some seconds to write
 _INLINE_BYTES = 50_000  # half of Ray's limit for passing by value
 ACTOR = {"num_cpus": 0, "namespace": NAMESPACE, "max_concurrency": 10_000}
@@ -56,14 +56,14 @@ class StartedExperiment:
     """An experiment in the process that started it, with the actors that this process must stop."""
 
     def __init__(self, *, ray_is_ours: bool) -> None:
-        self.experiment: Any = None  # until `start` has returned
+        self.experiment: Any = None  # None until `start` has returned
         self.interceptor: Any = None
         self.groups: dict[str, Any] = {}
         self.log: Any = None
         self._servers: list[Any] = []
         self._spec: Any = None
         self._ray_is_ours = ray_is_ours
-        self._untouched = False  # the server has only data of this start
+        self._untouched = False  # the server has data of this start only
         self._temporary: str | None = None  # the folder of audiences that end with the experiment
         self._kept: KeptData | None = None
         self._keeping = Keeping.NOTHING
@@ -71,16 +71,20 @@ class StartedExperiment:
     def start(
         self, spec: InterceptorSpec, config: ServerConfig | None, kept: KeptData | None, keeping: "Keeping"
     ) -> None:
-        """Start the actors; config is a server of the user's (None: embedded ones, with their data in `kept`)."""
+        """Start the actors.
+
+        Args: `config` is the address of the user's server; None: start embedded servers, with their data in `kept`.
+        """
         self._kept, self._keeping = kept, keeping
         node = ray.get_runtime_context().get_node_id()
         here = NodeAffinitySchedulingStrategy(node, soft=False)
         if config is None and kept is None and spec.log_dir is None and spec.audiences is not None:
             self._temporary = spec.audiences.folder
         self._start_servers(spec, kept)
-        # Ray may repeat all of its calls.
+        # Ray may repeat all calls of this actor.
         options = ACTOR | {"max_restarts": -1, "max_task_retries": -1, "name": f"{spec.exp_id}/interceptor"}
-        # Beside the directory's server: without that node it could do nothing, and the loss of others is not its own.
+        # The actor runs on the node of the primary: without that node it could do nothing, and it need not be lost with
+        # other nodes.
         options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=True)
         try:
             # Ray copies small arguments for a restart; large ones (a long black list) must stay in its object store.
@@ -122,7 +126,7 @@ class StartedExperiment:
     def _start_servers(self, spec: InterceptorSpec, kept: KeptData | None) -> None:
         folders = kept.of_servers if kept is not None else [None] * len(spec.nodes)
         for node, name, folder in zip(spec.nodes, server_names(spec.exp_id, len(spec.nodes)), folders, strict=False):
-            # Its data are on that node, so it must stay on it.
+            # The server's data are on that node, so its actor must stay there.
             pinned = NodeAffinitySchedulingStrategy(node, soft=False)
             options = {"num_cpus": 0, "namespace": NAMESPACE, "scheduling_strategy": pinned}
             options |= {"max_restarts": -1, "max_task_retries": -1, "name": name}
@@ -144,9 +148,9 @@ class StartedExperiment:
             if self.interceptor is not None:
                 over = until_logged and logged and self.experiment is not None
                 leave([self.interceptor], erase=erase or over or self._untouched)
-            erase = erase or until_logged  # of files without data
+            erase = erase or until_logged  # then the files have no data that anybody needs
             if self.experiment is not None and (audiences := find_actor(self.experiment.audiences_name)) is not None:
-                ray.kill(audiences)  # handles of it may be left anywhere
+                ray.kill(audiences)  # other processes may still have handles of it
             attempt([server.stop.remote(erase=erase) for server in self._servers], timeout_s=_SERVER_S)
             _kill(self._servers)
             if erase and self._kept is not None:
@@ -159,8 +163,8 @@ class StartedExperiment:
             shutil.rmtree(self._temporary, ignore_errors=True)
 
     def _tell_of_data(self) -> None:
-        """Say where the data are that nobody has asked for, so that somebody removes them."""
-        if self._kept is None or not self._kept.folder.is_dir():  # it is on the machine of a Ray Client's server
+        """Print where data are that the user did not ask to keep, so that somebody removes them."""
+        if self._kept is None or not self._kept.folder.is_dir():  # with Ray Client it is on another machine
             return
         nbytes = sum(path.stat().st_size for path in self._kept.folder.rglob("*") if path.is_file())
         sys.stderr.write(
@@ -170,11 +174,11 @@ class StartedExperiment:
 
 
 class Keeping(Enum):
-    """Why the embedded servers keep their data in a folder, beside a user's wish."""
+    """Why embedded servers keep their data in a folder without a `data_dir` of the user."""
 
-    NOTHING = 0  # they do not, or the user has named the folder
-    UNTIL_LOGGED = 1  # until the log has all rows, as after the death of all processes
-    STEPS = 2  # so that a run in steps can go on
+    NOTHING = 0  # they do not keep their data, or the user has named the folder
+    UNTIL_LOGGED = 1  # until the log has all rows: all other processes may die before that
+    STEPS = 2  # so that a later start can go on with the steps
 
 
 def start_experiment(
@@ -235,7 +239,7 @@ def start_experiment(
 
 
 def _check_kinds(settings: object, steps: object, **folders: object) -> None:
-    """Raise ConfigError for an argument of another kind."""
+    """Raise ConfigError if an argument has a wrong type."""
     if not isinstance(settings, MessagingConfig):
         raise ConfigError(f"settings={settings!r} is no MessagingConfig: write settings=MessagingConfig(lease_s=60)")
     if not isinstance(steps, Steps | None):
@@ -246,10 +250,11 @@ def _check_kinds(settings: object, steps: object, **folders: object) -> None:
 
 
 def _audience_home(spec: InterceptorSpec, config: ServerConfig | None, kept: KeptData | None) -> AudienceHome:
-    """Return where the files of audiences are: with the log, else with the server's data, else in a temporary folder.
+    """Return the node and the folder of the audiences' files.
 
-    They are on this node. A server of the user's keeps the experiment's data for a later start, which finds the files
-    here by the server's address.
+    The node is this one. The folder is in the log's folder, else in that of the server's data, else a temporary one. A
+    user's own server keeps the experiment's data for a later start, so the name of a temporary folder has a hash of the
+    server's address, by which a later start on this node finds the files.
     """
     if spec.log_dir is not None and "://" not in spec.log_dir:
         folder = Path(spec.log_dir, "audiences")
@@ -262,7 +267,10 @@ def _audience_home(spec: InterceptorSpec, config: ServerConfig | None, kept: Kep
 
 
 def _end_running(exp_id: str, on_existing: str) -> None:
-    """End an experiment of this name that runs in this Ray cluster, for a reset; else raise AlreadyExists."""
+    """End an experiment of this name that runs in this Ray cluster, if `on_existing` is "reset".
+
+    Raises: AlreadyExists if one runs and `on_existing` is something else.
+    """
     try:
         running = connect(exp_id)
     except UnknownName:
@@ -271,7 +279,7 @@ def _end_running(exp_id: str, on_existing: str) -> None:
         for actor in named_actors(f"{exp_id}/").values():
             ray.kill(actor)
         return
-    except MessagingError as error:  # it is ending just now, or did not start
+    except MessagingError as error:  # the experiment is ending just now, or did not start
         raise runs_already(exp_id) from error
     if on_existing != "reset":
         raise runs_already(exp_id)
@@ -291,9 +299,12 @@ def leave(
     timeout_s: float = _CLOSE_S,
     **kwargs: Any,  # noqa: ANN401 - a method's arguments
 ) -> None:
-    """Close actors cleanly, then end them; `calls` of theirs, which are of no use any more, end with that."""
+    """Close actors cleanly, then kill them.
+
+    Args: `calls` are calls of these actors whose results nobody needs any more; they end with the actors.
+    """
     attempt([actor.close.remote(**kwargs) for actor in actors], timeout_s=timeout_s)
-    # Else Ray prints that it repeats them, which it does not, and their errors.
+    # Otherwise Ray prints the errors of these calls, and that it repeats them, which it does not do.
     for ref in ray.wait(list(calls), num_returns=len(calls), timeout=_CALLS_S)[0] if calls else ():
         with suppress(RayError, MessagingError):
             ray.get(ref)
@@ -301,7 +312,7 @@ def leave(
 
 
 def _kill(actors: Collection[Any]) -> None:
-    """End actors, and wait until they are dead: then their names are free for an experiment that starts next."""
+    """Kill actors, and wait until they are dead, so that their names are free for the next experiment."""
     for actor in actors:
         ray.kill(actor)
     for actor in actors:
@@ -309,7 +320,7 @@ def _kill(actors: Collection[Any]) -> None:
 
 
 def finish_log(log: Any) -> bool:  # noqa: ANN401 - a Ray actor handle
-    """Close the event log after it has written everything; log an error where it could not. Return whether it has."""
+    """Close the event log after it has written everything. Return False, and log an error, if it could not."""
     done, written = log.close.remote(), False
     if not ray.wait([done], timeout=_LOG_S)[0]:
         logger.error("the event log was not complete after %g s, and stays incomplete", _LOG_S)
@@ -324,7 +335,7 @@ def finish_log(log: Any) -> bool:  # noqa: ANN401 - a Ray actor handle
 
 
 def attempt(refs: Sequence[Any], *, timeout_s: float = _CLOSE_S) -> list[Any]:
-    """Wait for calls at the end of actors, with a limit; log their errors, and return those without one."""
+    """Wait at most `timeout_s` for calls; log their errors, and return the calls that have succeeded."""
     done = ray.wait(list(refs), num_returns=len(refs), timeout=timeout_s)[0] if refs else []
     good = []
     for ref in done:  # Ray prints errors that are not retrieved, each with its traceback
@@ -346,14 +357,14 @@ def remote(actor_class: type, options: dict[str, Any]) -> Any:  # noqa: ANN401 -
 
 
 def _end_server(exp_id: str) -> None:
-    """End the embedded servers of an experiment that another process started, if it has some."""
+    """End the embedded servers, if there are any, of an experiment that another process started."""
     servers = named_actors(f"{exp_id}/server").values()
     attempt([server.stop.remote() for server in servers], timeout_s=_SERVER_S)
     _kill(servers)
 
 
 def runs_already(exp_id: str) -> AlreadyExists:
-    """Build the error for an experiment that runs."""
+    """Build the error for starting an experiment that runs already."""
     return AlreadyExists(
         f"experiment {exp_id!r} runs already in this Ray cluster: use Messaging.connect({exp_id!r}), choose another "
         "exp_id, or start it afresh by on_existing='reset'",
@@ -364,10 +375,10 @@ def runs_already(exp_id: str) -> AlreadyExists:
 
 
 def check_rules(rules: Sequence[Rule]) -> tuple[PickledRule, ...]:
-    """Return the rules pickled for the interceptor; raise RuleError."""
+    """Return the rules pickled for the interceptor; raise RuleError if they are not a list of valid rules."""
     if isinstance(rules, Rule):
         raise RuleError(f"rules must be a list: write rules=[{rules.name}]", rule=rules.name)
     if not isinstance(rules, list | tuple):
         raise RuleError(f"rules must be a list of rules, not {rules!r}", rule=repr(rules))
-    RuleSet(rules)  # it raises for objects that are no rules, and for duplicate names
+    RuleSet(rules)  # raises RuleError for objects that are not rules, and for duplicate names
     return tuple(map(pickled, rules))

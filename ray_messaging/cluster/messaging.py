@@ -47,9 +47,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# The modules behind a call are imported by the call: a process that only connects needs neither the actors' code nor
-# pyarrow (80 MB), and `from ray_messaging import Messaging` costs little more than `import ray`. The settings bring
-# pydantic, a quarter of the time of `import ray`.
+# A call imports the modules that it needs: a process that only connects needs neither the actors' code nor pyarrow
+# (80 MB), and `from ray_messaging import Messaging` costs little more than `import ray`. The settings import pydantic,
+# which takes a quarter of the time of `import ray`.
 # ruff: noqa: PLC0415
 
 
@@ -93,28 +93,32 @@ class Messaging:
         tracing: "Tracing | None" = None,
         shards: "Shards" = None,
     ) -> "Messaging":
-        """Start an experiment, and Ray where it does not run yet.
+        """Start an experiment, and Ray if it does not run yet.
 
         Args:
             exp_id: The experiment's name.
-            redis: A server of yours. None: an embedded one, which ends with the experiment (see `data_dir`).
+            redis: The address of your own server. None: an embedded one, which ends with the experiment (see
+                `data_dir`).
             rules: The rules that messages must pass, in order.
             log_dir: Where the event log is kept: a folder, or a URI of pyarrow's file systems. None: no log.
                 `messaging.log_dir` is the absolute path.
-            on_existing: The action where `exp_id` has data on the server or in log_dir, or runs already.
+            on_existing: What to do if `exp_id` has data on the server or in log_dir, or runs already: "error",
+                "resume" (go on with the data) or "reset" (delete them).
             settings: Limits and timeouts.
             mirror: PUBLISH messages to agents as well, for foreign listeners.
-            steps: Groups send and receive in steps (see docs/steps.md). None: as they like.
+            steps: Groups send and receive in steps (see docs/steps.md). None: they send and receive at any time.
             data_dir: A folder on this machine where the embedded servers keep their data, for a later start with
-                on_existing="resume". None: with a log_dir that is `<log_dir>-server`, without steps until the log has
-                all rows; else nothing is kept, nor with shards="per-node".
+                on_existing="resume". None: the folder `<log_dir>-server`, which is removed when the log has all rows,
+                unless there are steps. Without a log_dir, or with shards="per-node", no data are kept.
             metrics: Groups count and time what they do, for `metrics_text()` and Ray's metrics (docs/operations.md).
-            tracing: Sampled batches have spans from sender to handler (see docs/operations.md). None: none.
-            shards: With steps: so many embedded servers on this node, or "per-node", one on each node that is there
-                now, or so many parts of a cluster. The first is the primary, all carry the bodies of large frames (see
-                docs/operations.md). None: one.
+            tracing: Sampled batches have spans from sender to handler (see docs/operations.md). None: no spans.
+            shards: With steps, the number of embedded servers on this node, or of parts of a cluster; "per-node" starts
+                one on each current node. The first is the primary, and all keep bodies of large frames (see
+                docs/operations.md). None: one server.
 
-        Raises: AlreadyExists, ConfigError, ConnectionFailed within 5 s, ServerRefused, RuleError.
+        Raises: AlreadyExists if the experiment exists and `on_existing` is "error"; ConfigError for invalid arguments;
+        ConnectionFailed within 5 s if the server does not answer; ServerRefused if it refuses the password, user or db;
+        RuleError for a rule that cannot be used.
         """
         from ray_messaging.cluster.lifecycle import start_experiment
         from ray_messaging.config import MessagingConfig
@@ -139,10 +143,13 @@ class Messaging:
 
     @classmethod
     def connect(cls, exp_id: str) -> "Messaging":
-        """Find a running experiment from anywhere in its Ray cluster; raise UnknownName, InvalidAddress, ConfigError.
+        """Find a running experiment from anywhere in its Ray cluster.
 
-        Without a `ray.init` before, this joins the cluster at RAY_ADDRESS, or the one on this machine that has the
-        experiment; where none has it, this leaves Ray as it was.
+        If this process has not called `ray.init`, this joins the cluster at RAY_ADDRESS, or the one on this machine
+        that has the experiment. If no cluster has it, Ray is left as it was.
+
+        Raises: UnknownName if no such experiment runs; InvalidAddress for an invalid name; ConfigError if there is no
+        Ray cluster, or it refuses the connection.
         """
         in_cluster = ray.is_initialized()
         if not join_ray(check_name("exp_id", exp_id), as_driver=True):
@@ -153,7 +160,7 @@ class Messaging:
         try:
             connection = connect(exp_id)
         except UnknownName:
-            if not in_cluster:  # the next name may be in another cluster, and a next start must not be in this one
+            if not in_cluster:  # the next experiment may be in another cluster, and must not be started in this one
                 ray.shutdown()
             raise
         return cls(connection.experiment, connection.interceptor)
@@ -220,7 +227,7 @@ class Messaging:
         return {"exp_id": self.exp_id} | stats
 
     def health(self) -> "Health":
-        """Return the findings of a health check, each problem with its remedy; takes at most 5 s."""
+        """Return the findings of a health check, with a remedy for each problem. This takes at most 5 s."""
         from ray_messaging.cluster.health_check import check_health
 
         return check_health(self.exp_id, *self._known)
@@ -228,10 +235,10 @@ class Messaging:
     def ui(
         self, *, port: int = 8266, host: str = "127.0.0.1", control: bool = False, token: bool = False
     ) -> "Inspector":
-        """Open the inspector, pages about this experiment, in a process of its own; return its handle, with the `url`.
+        """Open the inspector, web pages about this experiment, in a process of its own; return its handle, with `url`.
 
-        Args: as the options of `ray-messaging ui` (see docs/inspector.md); port 0 is a free one.
-        Raises: ConfigError where it cannot be opened, as on a port that is taken, or without `ray-messaging[ui]`.
+        Args: as the options of `ray-messaging ui` (see docs/inspector.md); port 0 selects a free port.
+        Raises: ConfigError if it cannot be opened, for example on a port that is taken, or without `ray-messaging[ui]`.
         """
         from ray_messaging.cluster.inspector_process import Inspector
 
@@ -239,9 +246,9 @@ class Messaging:
         return Inspector(self.exp_id, options)
 
     def metrics_text(self) -> str:
-        """Return the metrics of server, interceptor, log and groups, as text in Prometheus' format; takes at most 5 s.
+        """Return the metrics of server, interceptor, log and groups, as text in Prometheus' format, in at most 5 s.
 
-        What each group counts is in it with `Messaging.start(..., metrics=True)`. Raises ImportError without
+        It contains what each group counts only with `Messaging.start(..., metrics=True)`. Raises ImportError without
         prometheus-client.
         """
         from ray_messaging.cluster.health_check import ask_experiment
@@ -267,9 +274,10 @@ class Messaging:
         subtopics: Sequence[str] = SUBTOPICS,
         actor_options: dict[str, Any] | None = None,
     ) -> "Group":
-        """Start a group, a Ray actor that hosts agents; it lives as long as the process that made it.
+        """Start a group, a Ray actor that hosts agents. It lives as long as the process that made it.
 
-        Raises: AlreadyExists where the name or an agent is taken, InvalidAddress, Closed after the end.
+        Raises: AlreadyExists if the name or an agent is taken; InvalidAddress for an invalid name or id; Closed if the
+        experiment has ended.
         """
         return self.create_groups({name: agents}, subtopics=subtopics, actor_options=actor_options)[name]
 
@@ -280,14 +288,14 @@ class Messaging:
         subtopics: Sequence[str] = SUBTOPICS,
         actor_options: dict[str, Any] | None = None,
     ) -> "dict[str, Group]":
-        """Start several groups at a time, {name: agents}, in about the time of one: all of them, or none.
+        """Start several groups, {name: agents}, in about the time of one. If one fails to start, none is kept.
 
         Raises: as `create_group`.
         """
         return self._groups.create(groups, subtopics, actor_options)
 
     def group(self, name: str) -> "Group":
-        """Return a group by its name; raise UnknownName."""
+        """Return a group by its name; raise UnknownName if the experiment has no such group."""
         return self._groups.find(name)
 
     def groups(self) -> "list[Group]":
@@ -295,23 +303,25 @@ class Messaging:
         return self._groups.all()
 
     def group_of(self, agent_id: AgentId) -> "Group":
-        """Return the group that hosts an agent; raise UnknownName."""
+        """Return the group that hosts an agent; raise UnknownName if no group hosts it."""
         return self._groups.host_of(agent_id)
 
     def agents(self) -> "HostedAgents":
-        """Return all agents with their groups, those of `open_messager` too: a mapping, and `to_pandas()`."""
+        """Return a mapping of all agents, including those of `open_messager`, to their groups; it has `to_pandas()`."""
         from ray_messaging.cluster.handles.hosted_agents import HostedAgents
 
         return HostedAgents(self._connection.ask(self.interceptor.agents.remote()))
 
     def move_agents(self, agents: Iterable[AgentId], *, to: "str | Group", timeout: float = MOVE_TIMEOUT_S) -> None:
-        """Move agents to another group, with all that waits for them: in order, and each message once.
+        """Move agents to another group, with the messages that wait for them, in order, and each exactly once.
 
-        Those of one group move at once, or none of them. It waits up to `timeout` seconds until the messages that were
-        fetched for them are committed. In steps it counts from the next step that opens (see docs/moving-agents.md).
+        The agents of one group move together, or none of them does. This waits up to `timeout` seconds until the
+        messages that were fetched for them are committed. In an experiment with steps the move takes effect from the
+        next step that opens (see docs/moving-agents.md).
 
-        Raises: UnknownName for an agent or a group that does not exist, AlreadyExists for an agent that is there
-        already, MoveFailed, or ConfigError for agents of `open_messager` without steps.
+        Raises: UnknownName for an agent or a group that does not exist; AlreadyExists for an agent that is in that
+        group already; MoveFailed if the fetched messages were not committed in time; ConfigError for agents of
+        `open_messager` without steps.
         """
         from ray_messaging.cluster.moves import AgentMoves
 
@@ -320,10 +330,10 @@ class Messaging:
     def rebalance(self, *, dry_run: bool = False, timeout: float = MOVE_TIMEOUT_S) -> "list[AgentMove]":
         """Move agents from groups with much load to groups with little, and return the moves; raises as `move_agents`.
 
-        The load of a group is the number of messages that it fetched since it was started; if no group did, the number
-        of its agents. Groups within a tenth of the mean stay.
+        The load of a group is the number of messages that it has fetched since its start, or if no group has fetched
+        any, the number of its agents. Groups whose load is within a tenth of the mean do not change.
 
-        Args: with `dry_run` nothing moves.
+        Args: with `dry_run` no agent moves, and the planned moves are returned.
         """
         from ray_messaging.cluster.moves import AgentMoves
 
@@ -334,12 +344,14 @@ class Messaging:
         self._groups.remove(name)
 
     def schema(self, subtopic: str, kind: object) -> None:
-        """Have senders refuse payloads of a subtopic that do not fit a type, from now on; None: they take all again.
+        """Set the type of a subtopic's payloads: from now on senders refuse payloads that do not fit it.
 
-        All senders know it before they send anything more, and it lasts as long as the experiment's data.
+        All senders know the type before they send anything more. It is valid as long as the experiment's data exist.
 
-        Args: kind is a pydantic model, a msgspec.Struct, a dataclass, a TypedDict, or a JSON Schema as a dict.
-        Raises: InvalidAddress, ConfigError for a type that senders cannot check without its class.
+        Args: `kind` is a pydantic model, a msgspec.Struct, a dataclass, a TypedDict, or a JSON Schema as a dict. None
+        removes the type.
+        Raises: InvalidAddress for an invalid subtopic; ConfigError for a type that senders cannot check without its
+        class.
         """
         from ray_messaging.addressing.channels import check_subtopic
         from ray_messaging.model.json_types import described
@@ -360,18 +372,19 @@ class Messaging:
         ids: object = None,
         most_pairs: int = 250_000_000,
     ) -> "Audience":
-        """Make an audience: pairs of sender and hearer, to which agents broadcast (see docs/audiences.md).
+        """Create an audience: a set of pairs of sender and hearer, to which agents broadcast (see docs/audiences.md).
 
         Args:
             graph: Pairs (m, 2) of sender and hearer, as an int array, a list, chunks of arrays, or a networkx graph.
-            members: Ids: each member hears all that is broadcast, but its own.
-            positions: Positions (n, 2) or (n, 3): agents within `radius` of each other hear each other.
+            members: Ids of agents. Each member hears all broadcasts of the other members.
+            positions: Positions (n, 2) or (n, 3). Agents within `radius` of each other hear each other.
             radius: The radius, for positions.
             ids: The agents at the positions; None: all agents, ascending.
             most_pairs: The most pairs that positions may make.
 
-        Raises: AlreadyExists, UnknownName for an agent that no group hosts, InvalidColumns, InvalidAddress,
-        AudienceTooLarge, ConfigError for positions without scipy.
+        Raises: AlreadyExists if the name is taken; UnknownName for an agent that no group hosts; InvalidColumns if the
+        arguments do not fit together; InvalidAddress for an invalid name or id; AudienceTooLarge above `most_pairs`;
+        ConfigError for positions without scipy.
         """
         from ray_messaging.cluster.handles.audience import Layout, create_audience
 
@@ -379,7 +392,7 @@ class Messaging:
         return create_audience(self._connection, name, graph=graph, members=members, positions=layout)
 
     def audience(self, name: str) -> "Audience":
-        """Return an audience by its name; raise UnknownName."""
+        """Return an audience by its name; raise UnknownName if there is none."""
         from ray_messaging.cluster.handles.audience import Audience
 
         self._connection.ask(self.interceptor.audiences.remote()).of(name)
@@ -393,13 +406,13 @@ class Messaging:
         return [Audience(self._connection, name) for name in names]
 
     def remove_audience(self, name: str) -> None:
-        """Remove an audience: a later broadcast to it raises UnknownName. Raises UnknownName."""
+        """Remove an audience. Later broadcasts to it raise UnknownName, and so does this if there is none."""
         from ray_messaging.cluster.audience_files import AudienceFiles, Ending
 
         AudienceFiles(self._connection.experiment, self.interceptor).change(name, Ending())
 
     def broadcast(self, payload: "Payload", *, subtopic: str = AGENT_CHAT) -> "Receipts":
-        """Send one message of the user to all agents; one receipt for each. Raises as `Messager.broadcast`."""
+        """Send one message from the user to all agents; one receipt for each. Raises as `Messager.broadcast`."""
         return self._user.broadcast(payload, subtopic)
 
     # -- messagers in users' own actors ---------------------------------------------------------------------------
@@ -412,20 +425,22 @@ class Messaging:
         subtopics: Sequence[str] = SUBTOPICS,
         observer: "Observer | None" = None,
     ) -> "GroupMessager":
-        """Open a group inside your own actor: a messager that hosts agents, without an extra hop. Close it yourself.
+        """Open a group inside your own actor: a messager that hosts agents, so calls need no hop to another actor.
 
-        It makes the garbage collector of your process run less often, unless you have set its thresholds.
+        You must close it. It makes the garbage collector of your process run less often, unless you have set its
+        thresholds.
 
-        Raises: AlreadyExists where the name is held by a living actor, or an agent is taken.
+        Raises: AlreadyExists if a living actor has the name, or an agent is taken.
         """
         from ray_messaging.cluster.handles.messagers import open_messager
 
         return await open_messager(self._connection, name, agents, subtopics, observer)
 
     def closed_messagers(self) -> list[str]:
-        """Return the names of closed or dead messagers; their mailboxes wait on the server for successors.
+        """Return the names of closed or dead messagers whose mailboxes wait on the server for a successor.
 
-        Groups are not among them. Raises ConnectionFailed, ServerRefused.
+        Groups are not among them. Raises ConnectionFailed if the server does not answer, ServerRefused if it refuses
+        the password, user or db.
         """
         from ray_messaging.transports.backend import backend_of
 
@@ -444,7 +459,7 @@ class Messaging:
 
     @property
     def steps(self) -> "ExperimentSteps":
-        """Return the steps of all groups: how far they are, pause and resume, digests."""
+        """Return the steps of all groups, an object with their progress, calls to pause and resume, and digests."""
         from ray_messaging.cluster.handles.experiment_steps import ExperimentSteps
 
         return ExperimentSteps(self._connection)
@@ -472,25 +487,27 @@ class Messaging:
     ) -> "Result":
         """Run a model step by step, in one Ray actor per group, and return the agents' states (see docs/steps.md).
 
-        Where a process dies, its step runs again with the same messages, states and random numbers. Call it again with
-        a higher `until`, or after `start(..., on_existing="resume")`, to go on.
+        If a process dies, its step runs again with the same messages, states and random numbers. To go on with a model,
+        call `run` again with a higher `until`, or after `start(..., on_existing="resume")`.
 
         Args:
             model: `def person(me, inbox)`, or async; with by="group" `def crowd(group, step)`.
-            agents: How many (ids 0 to n - 1), their ids, or a DataFrame: its index are the ids, its rows are `me.data`.
-            groups: How many, {name: ids}, or None: one per two CPUs.
-            until: The first step that does not run.
+            agents: The number of agents (ids 0 to n - 1), their ids, or a DataFrame whose index has the ids and whose
+                rows become `me.data`.
+            groups: The number of groups, or {name: ids}, or None: one per two CPUs.
+            until: The first step that is not run.
             start: Returns an agent's first state, a dict; with by="group" the group's, a dict of arrays.
             graph: Edges (m, 2) of sender and hearer, for `me.neighbours`.
             shared: Any object, for `me.shared`; it is stored once.
             by: "agent" or "group".
-            concurrency: How many agents of a group run at once, if the model is async.
+            concurrency: The most agents of a group that run at the same time, if the model is async.
             timeout: Seconds for one agent in one step, after which the run ends with StepFailed.
-            progress: Show the progress: a bar on a terminal, else a line on stderr every 10 s.
+            progress: Show the progress: a bar on a terminal, otherwise a line on stderr every 10 s.
 
-        Ctrl-C ends the run after the open step: the result has `stopped`. A second Ctrl-C ends it at once.
+        Ctrl-C ends the run after the open step, and `stopped` in the result is True. A second Ctrl-C ends it at once.
 
-        Raises: StepFailed where the model raises, ConfigError, StepTooLarge.
+        Raises: StepFailed if the model raises an exception; ConfigError for invalid arguments, or agents and groups
+        that differ from those of earlier steps; StepTooLarge if a group gets more messages in a step than it can read.
         """
         from ray_messaging.cluster.run.run import run
         from ray_messaging.cluster.run.run_actor import RunOptions
@@ -515,7 +532,7 @@ class Messaging:
     def ask_columns(
         self, to_ids: object, payloads: object, *, subtopic: str = USER_CHAT, timeout: float | None = ANSWER_TIMEOUT_S
     ) -> "GroupAnswers":
-        """Ask many agents as the user; return their answers, which fill up as they come. See `Group.ask_columns`."""
+        """Ask many agents as the user; return an object that collects their answers. See `Group.ask_columns`."""
         return self._user.ask_columns(to_ids, payloads, subtopic, timeout)
 
     # -- surveys --------------------------------------------------------------------------------------------------
@@ -536,18 +553,18 @@ class Messaging:
         subtopic: str = USER_SURVEY,
         timeout: float | None = 600.0,
     ) -> "Survey[T]":
-        """Ask many agents as the user, and return the survey, whose answers fill up as they come.
+        """Ask many agents as the user; return the survey, which collects the answers as they arrive.
 
         Args:
             model: The type of the answers: a pydantic model, a dataclass, a TypedDict or a msgspec.Struct.
             question: The question, one payload for all.
             to: Ids, a group, a list of groups, or None: all agents that groups host now.
-            survey_id: Its name, for `messaging.survey(id)`; None: a new one.
+            survey_id: The survey's name, for `messaging.survey(id)`; None: a new random one.
             subtopic: The subtopic of the question.
             timeout: Seconds for which `wait` waits; None: no limit.
 
-        Raises: AlreadyExists, ConfigError for a survey of nobody or a type without a JSON schema; else as
-        `Messager.send_columns`.
+        Raises: AlreadyExists if the survey_id is taken; ConfigError for a survey of nobody or a type without a JSON
+        schema; otherwise as `Messager.send_columns`.
         """
         from ray_messaging.cluster.handles.survey import Survey, asked_agents
 
@@ -561,10 +578,10 @@ class Messaging:
     @overload
     def survey(self, survey_id: str, model: type[T]) -> "Survey[T]": ...
     def survey(self, survey_id: str, model: type[T] | None = None) -> "Survey[Any]":
-        """Return a survey that any process has created, with all its answers; raise UnknownName.
+        """Return a survey that this or another process has created, with all its answers.
 
-        Args: model is the type with which it was created (ConfigError for another one). None: its JSON schema checks
-        the answers, which stay dicts.
+        Args: `model` is the type with which it was created. None: the answers are dicts, checked by its JSON schema.
+        Raises: UnknownName if there is no such survey; ConfigError if it was created with another type.
         """
         from ray_messaging.cluster.handles.survey import Survey
 
@@ -575,7 +592,7 @@ class Messaging:
         return self._user.run(self._surveys.ids())
 
     def remove_survey(self, survey_id: str) -> None:
-        """Delete a survey with its answers; raise UnknownName."""
+        """Delete a survey with its answers; raise UnknownName if there is none of this id."""
         self._user.run(self._surveys.remove(survey_id))
 
     # -- the event log --------------------------------------------------------------------------------------------
@@ -584,13 +601,16 @@ class Messaging:
     def log_dir(self) -> str | None:
         """Return where the event log is kept: an absolute path on the node that started the experiment, or a URI.
 
-        None: no log is kept.
+        Return None if no log is kept.
         """
         return self._connection.experiment.log_dir
 
     @property
     def log_actor(self) -> Any:  # noqa: ANN401 - a Ray actor handle
-        """Return the actor that keeps the event log; raise ConfigError where there is none, Closed after the end."""
+        """Return the actor that keeps the event log.
+
+        Raises: ConfigError if the experiment has no event log; Closed if the experiment was shut down.
+        """
         return self._connection.log_actor()
 
     @property
@@ -619,7 +639,10 @@ class Messaging:
 
     @property
     def dead_letters(self) -> "DeadLetters":
-        """Return the dead letters: frames that cannot be decoded, and unread messages of removed mailboxes."""
+        """Return the dead letters: frames that no mailbox could deliver.
+
+        Examples are frames that cannot be decoded, and unread messages of removed mailboxes.
+        """
         from ray_messaging.cluster.handles.dead_letters import DeadLetters
 
         experiment = self._connection.with_password()

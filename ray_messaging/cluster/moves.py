@@ -11,11 +11,11 @@ from ray_messaging.errors import AlreadyExists, ConfigError, UnknownName
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.receiving.call_checks import check_timeout
 
-_TOLERANCE = 0.1  # of the mean load: groups that differ by less stay as they are
+_TOLERANCE = 0.1  # groups whose load differs from the mean by less than this part of it are not changed
 
 
 class AgentMove(NamedTuple):
-    """Agents that move from one group to another one."""
+    """Agents that move together from one group to another."""
 
     agents: AgentSet
     source: str
@@ -33,7 +33,7 @@ class AgentMoves:
         self._groups = groups
 
     def move(self, agents: Iterable[AgentId], to: str | Group, timeout: float) -> None:
-        """Move agents to a group; those of one group all at once, or none of them."""
+        """Move agents to a group. The agents of one group move together, or none of them does."""
         target = to.name if isinstance(to, Group) else check_name("group name", to)
         check_timeout(timeout, optional=False)
         self._carry_out(plan_move(AgentSet.of(agents), target, self._hosted()), timeout)
@@ -43,7 +43,8 @@ class AgentMoves:
         check_timeout(timeout, optional=False)
         groups = [] if self._in_steps else self._groups.all()
         hosted = self._hosted()
-        # In steps nothing is fetched: all groups count, also those of your own actors, by their agents.
+        # With steps no messages are fetched, so the load of a group is the number of its agents. All groups count,
+        # including those of users' own actors.
         agents = (
             hosted if self._in_steps else {group.name: hosted[group.name] for group in groups if group.name in hosted}
         )
@@ -62,7 +63,7 @@ class AgentMoves:
         return self._connection.experiment.steps
 
     def _carry_out(self, moves: Iterable[AgentMove], timeout: float) -> None:
-        if self._in_steps:  # it takes no part of the groups' processes
+        if self._in_steps:  # the interceptor moves them, without the groups' processes
             for move in moves:
                 self._connection.ask(self._connection.interceptor.rehost.remote(*move, timeout))
             return
@@ -81,7 +82,11 @@ class AgentMoves:
 
 
 def plan_move(asked: AgentSet, target: str, hosted: Mapping[str, AgentSet]) -> list[AgentMove]:
-    """Return the moves of agents to a group; raise UnknownName, AlreadyExists."""
+    """Return the moves of agents to a group, one for each group that they leave.
+
+    Raises: UnknownName if the group does not exist, or no group hosts an agent; AlreadyExists if an agent is in that
+    group already.
+    """
     if target not in hosted:
         raise UnknownName(
             f"there is no group {target!r} to move to; there are: {', '.join(hosted) or 'none'}",
@@ -107,8 +112,8 @@ def plan_move(asked: AgentSet, target: str, hosted: Mapping[str, AgentSet]) -> l
 def plan_balance(hosted: Mapping[str, AgentSet], fetched: Mapping[str, float]) -> list[AgentMove]:
     """Return the moves after which the groups have about the same load.
 
-    The load of a group is the number of messages that it fetched; if none did, the number of its agents. Each of its
-    agents counts as the same part of its load.
+    The load of a group is the number of messages that it has fetched, or if no group has fetched any, the number of its
+    agents. All agents of a group are taken to have the same load.
     """
     loads = fetched if any(fetched.values()) else {name: float(len(agents)) for name, agents in hosted.items()}
     if len(hosted) < 2:
@@ -133,7 +138,7 @@ def plan_balance(hosted: Mapping[str, AgentSet], fetched: Mapping[str, float]) -
 
 
 def _last(agents: AgentSet, count: int) -> AgentSet:
-    """Return so many agents of a set, those at its end."""
+    """Return the last `count` agents of a set."""
     names = sorted(agents.strings)
     ints = max(0, count - len(names))
     return AgentSet(agents.ints[len(agents.ints) - ints :], names[max(0, len(names) - count) :])

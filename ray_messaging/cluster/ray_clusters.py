@@ -1,4 +1,4 @@
-"""The Ray cluster in which this process starts or finds experiments: the one in RAY_ADDRESS, or on this machine."""
+"""The Ray cluster in which this process starts or finds experiments: that at RAY_ADDRESS, or one on this machine."""
 
 import logging
 import os
@@ -15,7 +15,7 @@ from ray_messaging.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 PROCESSES = Path("/proc")
-_ANSWER_S = 5.0  # timeout of a connection to a cluster
+_ANSWER_S = 5.0  # how long a cluster may take to answer a connection
 _HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # gRPC's greeting, without settings
 _OPTION = b"--gcs-address="
 _REMEDY = (
@@ -25,7 +25,10 @@ _REMEDY = (
 
 
 def ensure_ray() -> bool:
-    """Start Ray where it does not run; return whether this call started it."""
+    """Start Ray, or join the cluster at RAY_ADDRESS, if this process uses no Ray yet. Return whether it did so.
+
+    Raises: ConfigError if that cluster cannot be joined.
+    """
     if ray.is_initialized():
         return False
     address = os.environ.get("RAY_ADDRESS") or None
@@ -40,15 +43,17 @@ def ensure_ray() -> bool:
 
 
 def join_ray(exp_id: str | None = None, *, as_driver: bool = False) -> bool:
-    """Connect to a running Ray cluster, on this machine to the one with this experiment; False: there is none.
+    """Connect to a running Ray cluster: that at RAY_ADDRESS, or the one on this machine that has this experiment.
 
-    Args: `as_driver` tells that this is a program of the user's: it prints the output of actors and tasks, and may be a
-    client of Ray.
+    Return False if there is none.
+
+    Args: `as_driver` says that this is a user's program, which prints the output of actors and tasks and may use Ray
+    Client.
     Raises ConfigError if RAY_ADDRESS is wrong, or its cluster refuses the connection.
     """
     if ray.is_initialized():
         return True
-    if as_driver and os.environ.get("RAY_ADDRESS", "").startswith("ray://"):  # it has options of its own
+    if as_driver and os.environ.get("RAY_ADDRESS", "").startswith("ray://"):  # Ray Client has options of its own
         ray.init()
         return True
     check_ray_address()
@@ -63,7 +68,7 @@ def join_ray(exp_id: str | None = None, *, as_driver: bool = False) -> bool:
             if exp_id is None or named_actors(f"{exp_id}/"):
                 return True
             ray.shutdown()
-    if not clusters:  # Ray by itself would wait for a silent one for minutes
+    if not clusters:  # Ray itself would wait for minutes for a cluster that does not answer
         return not found and not _join("auto", here=False, as_driver=as_driver)
     if why := _join(clusters[-1], here=True, as_driver=as_driver):
         raise ConfigError(f"the Ray cluster at {clusters[-1]} does not let us in ({why}): {_REMEDY}")
@@ -71,7 +76,7 @@ def join_ray(exp_id: str | None = None, *, as_driver: bool = False) -> bool:
 
 
 def check_ray_address() -> None:
-    """Raise ConfigError if nothing answers at RAY_ADDRESS: Ray itself would retry for minutes."""
+    """Raise ConfigError if no cluster answers at RAY_ADDRESS, because Ray itself would retry for minutes."""
     address = os.environ.get("RAY_ADDRESS", "")
     if address in {"", "auto", "local"}:
         return
@@ -87,7 +92,7 @@ def check_ray_address() -> None:
 
 
 def _answers(address: str) -> bool:
-    """Return whether a cluster's server says something in time: Ray would wait for a stopped one for minutes."""
+    """Return whether a cluster's server answers in time, because Ray would wait for minutes for a stopped one."""
     host, _, port = address.rpartition(":")
     with socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S) as connection:
         connection.sendall(_HTTP2)
@@ -96,12 +101,12 @@ def _answers(address: str) -> bool:
         except TimeoutError:
             return False
         except OSError:
-            pass  # it has refused us: it lives
+            pass  # it has refused us, so it runs
     return True
 
 
 def _living(clusters: Sequence[str]) -> list[str]:
-    """Return the clusters that answer; warn of silent ones."""
+    """Return the clusters that answer, and log a warning about the others."""
     living = [cluster for cluster in clusters if _lives(cluster)]
     if silent := sorted({*clusters} - {*living}):
         logger.warning("no answer from the Ray cluster at %s within %g s: does it run?", ", ".join(silent), _ANSWER_S)
@@ -112,11 +117,11 @@ def _lives(cluster: str) -> bool:
     try:
         return _answers(cluster)
     except OSError:
-        return False  # it has just ended
+        return False  # the cluster has just ended
 
 
 def searched_clusters() -> str:
-    """Return in words the Ray clusters in which `join_ray` has searched."""
+    """Return, as part of an error's text, the Ray clusters in which `join_ray` has searched."""
     asked = ray.get_runtime_context().gcs_address
     others = [] if _named() else [cluster for cluster in local_clusters() if cluster != asked]
     return f"at {asked}" + (f", nor in those at {', '.join(others)}" if others else "")
@@ -128,7 +133,7 @@ def running_experiments() -> list[str]:
 
 
 def local_clusters() -> list[str]:
-    """Return the addresses of this user's Ray clusters on this machine; [] without /proc."""
+    """Return the addresses of this user's Ray clusters on this machine, or [] if there is no /proc."""
     found = set()
     for process in PROCESSES.glob("[0-9]*"):
         try:
@@ -136,14 +141,14 @@ def local_clusters() -> list[str]:
                 continue  # another user's cluster would refuse us, slowly
             program, *arguments = (process / "cmdline").read_bytes().split(b"\0")
         except OSError:
-            continue  # it has ended
+            continue  # the process has ended
         if program.endswith(b"/raylet"):
             found |= {given[len(_OPTION) :].decode() for given in arguments if given.startswith(_OPTION)}
     return sorted(found)
 
 
 def _named() -> str:
-    """Return the cluster in RAY_ADDRESS; "": Ray chooses."""
+    """Return the cluster in RAY_ADDRESS, or "" if it names none and Ray chooses."""
     address = os.environ.get("RAY_ADDRESS", "")
     return "" if address in {"auto", "local"} else address
 
@@ -156,7 +161,7 @@ def _runs_here(address: str, clusters: Sequence[str]) -> bool:
 
 
 def _join(address: str, *, here: bool, as_driver: bool) -> str:
-    """Connect to a cluster, or return the reason for a failure. A local one gets this user's token."""
+    """Connect to a cluster; return "", or the reason for a failure. One on this machine gets this user's token."""
     try:
         if here:
             _use_token()
@@ -173,5 +178,5 @@ def _use_token() -> None:
         )
     except ImportError:
         return  # an older Ray has no tokens
-    logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)  # its notices are of no interest here
+    logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)  # its log messages do not help here
     maybe_enable_token_auth_if_token_available(warn_if_disabled=False)

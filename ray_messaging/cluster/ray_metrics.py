@@ -1,4 +1,4 @@
-"""Metrics of an actor, told to Ray, which shows them in its dashboard and to Prometheus."""
+"""Metrics of an actor, reported to Ray, which shows them in its dashboard and to Prometheus."""
 
 import asyncio
 import logging
@@ -12,15 +12,15 @@ from ray_messaging.observability.metrics.families import Family, Labels, named_v
 logger = logging.getLogger(__name__)
 
 EVERY_S = 5.0
-SERVER_S = 15.0  # between two looks at the server, each of which takes a connection of its own
-_PREFIX = "messaging_"  # Ray puts ray_ in front
+SERVER_S = 15.0  # the time between two reads of the server's metrics, each of which opens a connection
+_PREFIX = "messaging_"  # Ray adds ray_ before it
 
 
 class RayMetrics:
-    """Families of samples that Ray gets every few seconds: what counters grew by, what gauges are.
+    """Reporter of metrics to Ray, every few seconds: the growth of counters, and the values of gauges.
 
-    The buckets of a histogram are gauges: Ray appends `_total` to the name of a counter, and its own histograms take
-    each value by itself.
+    The buckets of a histogram are reported as gauges, because Ray appends `_total` to the name of a counter, and its
+    own histograms need each single value.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class RayMetrics:
         self._task: asyncio.Task[None] | None = None
 
     def start(self, ended: Callable[[], bool] = lambda: False) -> None:
-        """Tell Ray from now on, until `stop`, or until the messager has ended."""
+        """Report to Ray from now on, until `stop` is called or `ended` returns True."""
         self._task = asyncio.create_task(self._run(ended), name="ray_messaging metrics")
 
     async def _run(self, ended: Callable[[], bool]) -> None:
@@ -52,11 +52,11 @@ class RayMetrics:
         try:
             found = self._families()
             self.tell(found if isinstance(found, list) else await found)
-        except Exception:  # the next time may be better, and the messages must go on
+        except Exception:  # the next report may succeed, and messages must not stop for it
             logger.exception("metrics of %s were not told to Ray", dict(self._labels))
 
     def tell(self, families: list[Family]) -> None:
-        """Tell Ray once."""
+        """Report these metrics to Ray once."""
         for family in families:
             kind = metrics.Counter if family.kind == "counter" else metrics.Gauge
             for name, labels, value in named_values(family):
@@ -71,11 +71,11 @@ class RayMetrics:
                     self._told[name, labels] = value
 
     def health(self) -> list[TaskHealth]:
-        """Return the health of the loop."""
+        """Return the health of the task that reports, or an empty list before `start` and after `stop`."""
         return [] if self._task is None else [TaskHealth("metrics", not self._task.done(), busy=False, age_s=0.0)]
 
     async def stop(self, *, tell: bool = True) -> None:
-        """Stop; tell Ray for the last time, unless that would have to ask others."""
+        """Stop. With `tell`, report to Ray once more, which must not need an answer from another process."""
         if self._task is not None:
             self._task.cancel()
             self._task = None

@@ -1,8 +1,9 @@
 """Durable store of the interceptor's rules: their state on the server, the rules themselves in Ray.
 
 A rule is code, and code is never read from the server. Rules that change at run time are stored in Ray's cluster state,
-as Ray Serve stores its deployments. The server has the rules' state, their names, and first the name of their entry in
-Ray. So rules change together with their state, and only by an interceptor that may write.
+as Ray Serve stores its deployments. The server has the rules' state and a list: first the name of their entry in Ray,
+then the rules' names. So rules change together with their state, and only an interceptor that may write to the server
+can change them.
 """
 
 import asyncio
@@ -28,11 +29,11 @@ from ray_messaging.transports.experiment_store import Fields, RedisExperimentSto
 
 logger = logging.getLogger(__name__)
 
-_CALLS = 1_000  # changes whose repeated calls are recognized
+_CALLS = 1_000  # the most changes for which a repeated call is recognized
 
 
 class _Known(NamedTuple):
-    """A rule in force, and the pickle that it came as."""
+    """A rule in force, and the pickle from which it was made."""
 
     rule: Rule
     pickled: PickledRule
@@ -44,24 +45,27 @@ class RuleStore:
     def __init__(self, server: RedisExperimentStore, exp_id: str, run: str) -> None:
         self.calls: OrderedDict[str, Any] = OrderedDict()  # name of a call -> result of its change
         self.scheduled: list[ScheduledChange] = []
-        self.changes: list[RuleChange] = []  # of this run, for people
+        self.changes: list[RuleChange] = []  # the changes in this run, for people to read
         self._server = server
         self._exp_id = exp_id
         self._runs = f"rules/{exp_id}/"
         self._code = f"{self._runs}{run}/"
         self._kept: str | None = None  # the entry in Ray of the rules in force
-        self._names: list[str] | None = None  # not on the server yet: the next entry's name, the rules' names
+        self._names: list[str] | None = None  # the next list for the server: the entry's name, the rules' names
         self._known: dict[int, _Known] = {}
-        self._in_force: list[str] | None = None  # as `_names`: on the server
+        self._in_force: list[str] | None = None  # the list that is on the server
         self._writing: StateChanges | None = None
 
     async def load(self, rules: Iterable[Rule]) -> tuple[dict[str, Fields], dict[str, bytes]]:
-        """Return the tables of rules, by name, and the stored answers."""
+        """Return the stored state of rules, a table for each name, and the stored answers to senders."""
         names = [VIOLATIONS, ROUNDS, ATTEMPTS, *(rule.name for rule in rules if rule.state is not None)]
         return await self._server.read_tables(names)
 
     async def save(self, epoch: int, kept: StateChanges) -> None:
-        """Write changes in one step; raises Fenced where another interceptor has taken over, ServerBehindError."""
+        """Write changes of the state to the server, all or none.
+
+        Raises: Fenced if another interceptor has taken over; ServerBehindError if the server has lost earlier changes.
+        """
         names = self._in_force if kept.whole and self._names is None else self._names
         again, self._writing = kept is self._writing, kept
         state = RuleState(kept.tables, kept.answers, kept.forget, names, kept.whole)
@@ -74,14 +78,14 @@ class RuleStore:
             await self._enforced(names)
 
     async def publish_snapshot(self, epoch: int, number: int) -> None:
-        """Make a rule snapshot's number valid on the server, unless a higher one is; raises Fenced as `save`."""
+        """Make the rule snapshot of this number valid on the server, unless a later one is; raises Fenced as `save`."""
         if await self._server.delegate(epoch, number) is StateWrite.FENCED:
             raise _fenced(epoch)
 
     async def look(self, epoch: int) -> bool:
-        """Write a heartbeat; return whether the server has all that it had confirmed.
+        """Write a heartbeat; return whether the server still has everything that it had confirmed.
 
-        Raises: Fenced where another interceptor has taken over, or the server has lost the experiment.
+        Raises: Fenced if another interceptor has taken over, or the server has lost the experiment.
         """
         beat = await self._server.beat(epoch)
         if beat is StateWrite.FENCED:
@@ -89,12 +93,12 @@ class RuleStore:
         return beat is StateWrite.DONE
 
     async def leave(self, epoch: int) -> None:
-        """Write that the interceptor has ended."""
+        """Record on the server that the interceptor has ended."""
         await self._server.end_heartbeat(epoch)
 
     async def _enforced(self, names: list[str]) -> None:
         before, self._kept = self._kept, names[0]
-        if self._names is names:  # otherwise they changed meanwhile, and go with the next write
+        if self._names is names:  # otherwise they changed meanwhile, and the next write has them
             self._names = None
         self._in_force = names
         if before not in {None, names[0]}:
@@ -103,23 +107,24 @@ class RuleStore:
     # -- the rules themselves -------------------------------------------------------------------------------------
 
     def admit(self, data: PickledRule) -> Rule:
-        """Unpickle a rule, and keep the pickle: a rule in use may hold objects that cannot be pickled.
+        """Unpickle a rule, and keep the pickle, because a rule in use may hold objects that cannot be pickled.
 
-        The rule is made from bytes because Ray would pass its arrays read-only. Raises RuleError.
+        The rule is passed as bytes because Ray would pass its arrays read-only. Raises RuleError if it cannot be
+        unpickled.
         """
         rule = unpickled(data)
         self._known[id(rule)] = _Known(rule, data)
         return rule
 
     def pickle_of(self, rule: Rule) -> PickledRule:
-        """Return the pickle that a rule came as."""
+        """Return the pickle from which a rule was made, or a new one if it was made here."""
         known = self._known.get(id(rule))
         return pickled(rule) if known is None else known.pickled
 
     async def save_rules(self, rules: Iterable[Rule]) -> None:
-        """Store the rules for a restart of this actor; they are in force with the next write to the server."""
+        """Store the rules in Ray for a restart of this actor. They are in force after the next write to the server."""
         kept = tuple(rules)
-        # A rule that is not known was made here: a black list.
+        # A rule without a known pickle was made here: it is a black list.
         self._known = {id(rule): self._known.get(id(rule)) or _Known(rule, pickled(rule)) for rule in kept}
         while len(self.calls) > _CALLS:
             self.calls.popitem(last=False)
@@ -130,14 +135,17 @@ class RuleStore:
         self._names = [name, *(rule.name for rule in kept)]
 
     async def load_rules(self) -> tuple[Rule, ...] | None:
-        """Return the rules that were in force when a predecessor died; None: this run had none. Raises RuleError."""
+        """Return the rules that were in force when an earlier process died, or None if this run has stored none.
+
+        Raises: RuleError if Ray has lost the rules, or one cannot be unpickled.
+        """
         name = await self._server.rules_name()
         if name is None or not name.startswith(self._code.encode()):
             return None
         code = await asyncio.to_thread(_internal_kv_get, name, namespace=NAMESPACE)
         if code is None:
             name, code = await self._newest()
-        if code is None:  # the rules of the start would let messages pass that are forbidden now
+        if code is None:  # the rules of the start could pass messages that are forbidden now
             raise RuleError(
                 f"Ray's cluster state has lost the rules of {self._runs!r}: start the experiment again", rule="all"
             )
@@ -147,7 +155,10 @@ class RuleStore:
         return tuple(self.admit(rule) for rule in kept)
 
     async def _newest(self) -> tuple[bytes, bytes | None]:
-        """Return the newest rules in Ray, where the server has lost their name and has an older one."""
+        """Return the name and the pickle of the newest rules in Ray, for a server that has an older name or none.
+
+        The pickle is None if Ray does not have exactly one.
+        """
         names = await self._saved()
         code = await asyncio.to_thread(_internal_kv_get, names[0], namespace=NAMESPACE) if len(names) == 1 else None
         if code is not None:
@@ -159,7 +170,7 @@ class RuleStore:
         return names[0] if names else b"", code
 
     async def began(self) -> bool:
-        """Return whether this run has stored rules: then it has begun."""
+        """Return whether this run has stored rules, which means that it has begun."""
         return bool(await self._saved())
 
     async def _saved(self) -> list[bytes]:
@@ -173,7 +184,7 @@ class RuleStore:
 
 
 def description(rule: Rule) -> dict[str, Any]:
-    """Return a rule's description of itself, or an error in its place."""
+    """Return a rule's description of itself, or the error if `describe` fails."""
     try:
         return rule.describe()
     except Exception as error:
@@ -190,10 +201,10 @@ def _fenced(epoch: int) -> Fenced:
 
 
 def pickled(rule: Rule) -> PickledRule:
-    """Pickle a rule; raise RuleError where it cannot be."""
-    context, rule.context = rule.context, None  # a rule in force must not take its interceptor along
+    """Pickle a rule; raise RuleError if it cannot be pickled."""
+    context, rule.context = rule.context, None  # the pickle of a rule in force must not contain its interceptor
     try:
-        # Protocol 5 would keep arrays that came through Ray read-only.
+        # With protocol 5, arrays that Ray has passed read-only would stay read-only.
         return PickledRule(rule.name, ray.cloudpickle.dumps(rule, protocol=4))
     except Exception as error:  # a rule's objects may raise any error
         raise RuleError(
@@ -207,7 +218,7 @@ def pickled(rule: Rule) -> PickledRule:
 
 
 def unpickled(rule: PickledRule) -> Rule:
-    """Unpickle a rule in the interceptor's process; raise RuleError where that fails."""
+    """Unpickle a rule in the interceptor's process; raise RuleError if that fails."""
     try:
         found: Rule = ray.cloudpickle.loads(rule.data)
     except Exception as error:  # as above

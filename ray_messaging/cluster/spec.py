@@ -1,4 +1,4 @@
-"""Specification of an experiment: the data that its actors and handles start with."""
+"""Specification of an experiment: the data with which its actors and handles start."""
 
 import logging
 import re
@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ray_messaging.addressing.channels import AGENT_CHAT, USER_CHAT, USER_SURVEY
 
-if TYPE_CHECKING:  # not loaded with `Messaging`: the settings bring pydantic
+if TYPE_CHECKING:  # not loaded with `Messaging`, because the settings import pydantic
     from ray_messaging.config import MessagingConfig, ServerConfig, Steps
     from ray_messaging.observability.tracing.settings import Tracing
 
 logger = logging.getLogger(__name__)
 
-_SESSION = re.compile(r"session_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_\d+_\d+")  # the name of a folder of Ray's
+_SESSION = re.compile(r"session_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_\d+_\d+")  # a folder of Ray, which deletes it
 
 SUBTOPICS = (AGENT_CHAT, USER_CHAT, USER_SURVEY)
 
@@ -28,7 +28,7 @@ class AudienceHome(NamedTuple):
 
 @dataclass(frozen=True)
 class Experiment:
-    """Name, server and settings of an experiment; `run` names this start of it."""
+    """Name, server and settings of an experiment; `run` is the id of this start of it."""
 
     exp_id: str
     run: str
@@ -37,43 +37,43 @@ class Experiment:
     log_dir: str | None = None
     steps: bool = False  # groups send and receive in steps
     metrics: bool = False  # groups count what they send and fetch
-    withheld: bool = False  # a copy without the passwords
+    withheld: bool = False  # this is a copy without the passwords
     audiences: AudienceHome | None = None
     tracing: "Tracing | None" = None
 
     def without_password(self) -> "Experiment":
-        """Return a copy that may be pickled: Ray stores the arguments of tasks, and users store files."""
+        """Return a copy without passwords, which may be pickled: Ray stores tasks' arguments, and users store files."""
         redis = self.redis.without_passwords()
         return replace(self, redis=redis, withheld=self.withheld or redis != self.redis)
 
     @property
     def group_settings(self) -> "MessagingConfig":
-        """Return the settings of a group: it sends for its own agents only, unless strict_senders is False."""
+        """Return the settings of a group. It sends for its own agents only, unless strict_senders is False."""
         strict = self.settings.strict_senders is not False
         return self.settings.model_copy(update={"strict_senders": strict})
 
     @property
     def interceptor_name(self) -> str:
-        """Return the interceptor's name within Ray."""
+        """Return the name of the Ray actor that is the interceptor."""
         return f"{self.exp_id}/interceptor"
 
     @property
     def log_name(self) -> str:
-        """Return the name within Ray of the event log's actor."""
+        """Return the name of the Ray actor that writes the event log."""
         return f"{self.exp_id}/log"
 
     @property
     def audiences_name(self) -> str:
-        """Return the name within Ray of the actor that reads and writes audiences for other nodes."""
+        """Return the name of the Ray actor that reads and writes audiences for other nodes."""
         return f"{self.exp_id}/audiences"
 
     def group_name(self, group: str) -> str:
-        """Return a group's name within Ray."""
+        """Return the name of the Ray actor that hosts a group."""
         return f"{self.exp_id}/group/{group}"
 
 
 class PickledRule(NamedTuple):
-    """A pickled rule; the interceptor unpickles it and reports errors by the rule's name."""
+    """A pickled rule, with its name, which the interceptor uses in errors if it cannot unpickle the rule."""
 
     name: str
     data: bytes
@@ -103,14 +103,14 @@ class InterceptorSpec:
     metrics: bool = False
     audiences: AudienceHome | None = None
     tracing: "Tracing | None" = None
-    nodes: tuple[str, ...] = ()  # of the embedded servers; empty: the server is one of the user's
-    per_node: bool = False  # a group's bodies are on its node's server
+    nodes: tuple[str, ...] = ()  # the Ray nodes of the embedded servers; empty: the server is the user's own
+    per_node: bool = False  # the bodies that a group sends are on its own node's server
 
 
 class StartFacts(NamedTuple):
-    """Facts of a start for the record of the run: its command, the settings of steps, descriptions of the rules.
+    """Facts of a start for the record of the run: the command, the settings of steps, descriptions of the rules.
 
-    `data` is the folder of its embedded server.
+    `data` is the folder of the embedded server's data, or None if there is none.
     """
 
     command: list[str]
@@ -125,7 +125,7 @@ def no_log(exp_id: str) -> str:
 
 
 def absolute(log_dir: str | Path | None) -> str | None:
-    """Return an absolute path, or a URI unchanged; warn of a path that Ray will delete."""
+    """Return an absolute path, or a URI or None unchanged; log a warning about a path that Ray will delete."""
     if log_dir is None or "://" in str(log_dir):
         return None if log_dir is None else str(log_dir)
     given = Path(log_dir).expanduser()

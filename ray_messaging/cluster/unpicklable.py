@@ -1,4 +1,4 @@
-"""Users' objects that go to other processes, and which part of one cannot."""
+"""Users' objects that are sent to other processes, and the search for the part of one that cannot be pickled."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -9,11 +9,11 @@ import ray
 
 from ray_messaging.errors import ConfigError
 
-_DEEPEST = 20  # parts within parts
+_DEEPEST = 20  # the most levels of parts within parts that are searched
 
 
 def sent(name: str, value: object, send: Callable[[Any], Any] = ray.put) -> Any:  # noqa: ANN401 - what `send` returns
-    """Send a user's object, which `name` describes, to other processes; raise ConfigError where it cannot be pickled.
+    """Send a user's object, which `name` describes, to other processes; raise ConfigError if it cannot be pickled.
 
     Ray's own error has thirty lines, so it is not shown.
     """
@@ -28,7 +28,7 @@ def sent(name: str, value: object, send: Callable[[Any], Any] = ray.put) -> Any:
 
 
 def unpicklable(value: object) -> str | None:
-    """Return the part of an object that cannot be pickled, and why; None where all of it can be."""
+    """Return a text that names the part of an object that cannot be pickled, and why, or None if all of it can be."""
     error = _failure(value)
     if error is None:
         return None
@@ -54,7 +54,7 @@ def _failure(value: object) -> Exception | None:
 
 
 def _parts(value: object) -> Iterator[tuple[str, object]]:
-    """Yield the parts that are pickled with an object, each with the text that leads to it."""
+    """Yield the parts that are pickled with an object, each with the text that is appended to its name, as `.field`."""
     match value:
         case MethodType():
             yield "", value.__self__
@@ -71,11 +71,11 @@ def _parts(value: object) -> Iterator[tuple[str, object]]:
 
 
 def _variables(function: FunctionType) -> Iterator[tuple[str, object]]:
-    """Yield the variables that a function takes from outside, and its defaults."""
+    """Yield the variables that a function uses from outside of it, and its defaults."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             yield f".{name}", cell.cell_contents
-        except ValueError:  # it has no value yet
+        except ValueError:  # the variable has no value yet
             continue
     for name in _names(function.__code__):
         if name in function.__globals__:

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from ray_messaging.addressing.channels import AgentId
     from ray_messaging.audiences.edges import Edges
 
-_SENDERS = 1024  # whose pairs are read at a time
+_SENDERS = 1024  # the number of senders whose pairs are read at a time
 
 
 class Audience:
-    """A named set of pairs of sender and hearer: what is broadcast to it reaches the hearers of its sender.
+    """A named set of pairs of sender and hearer. A broadcast to it reaches the hearers of the broadcast's sender.
 
-    It can be passed to Ray tasks and actors. A change returns once no broadcast can use the version before; in steps it
-    counts for the next step that opens.
+    It can be passed to Ray tasks and actors. A change returns when no broadcast can use the previous version any more.
+    In an experiment with steps a change applies from the next step that opens.
     """
 
     def __init__(self, connection: ExperimentConnection, name: str) -> None:
@@ -65,28 +65,37 @@ class Audience:
 
     @property
     def version(self) -> int:
-        """Return the number of the newest version, from 1; raise UnknownName once it is removed."""
+        """Return the number of the newest version, from 1; raise UnknownName if the audience was removed."""
         return self._newest().version
 
     @property
     def kind(self) -> str:
-        """Return "graph", "members" or "positions"; raise UnknownName."""
+        """Return "graph", "members" or "positions"; raise UnknownName if the audience was removed."""
         return str(self._newest().facts.kind)
 
     @property
     def pairs(self) -> int:
-        """Return the number of pairs, among members those between them; raise UnknownName."""
+        """Return the number of pairs; members are all paired with each other.
+
+        Raises: UnknownName if the audience was removed.
+        """
         return self._newest().facts.pairs
 
     def members(self) -> NDArray[Any]:
-        """Return the ids of the members, or of all agents that hear somebody, ints before strs; raise UnknownName."""
+        """Return the ids of the members, or of all agents that hear somebody, ints before strs.
+
+        Raises: UnknownName if the audience was removed.
+        """
         edges = self._edges()
         if isinstance(edges, MemberEdges):
             return edges.members.column.to_numpy()
         return cast(GraphEdges, edges).hearers.ints
 
     def edges(self) -> Iterator[NDArray[Any]]:
-        """Yield the pairs, ascending, as arrays (m, 2) of sender and hearer; raise UnknownName."""
+        """Yield the pairs in ascending order, as arrays (m, 2) of sender and hearer.
+
+        Raises: UnknownName if the audience was removed.
+        """
         edges = self._edges()
         senders = (edges.members if isinstance(edges, MemberEdges) else cast(GraphEdges, edges).senders).column
         for low in range(0, len(senders), _SENDERS):
@@ -95,25 +104,36 @@ class Audience:
             yield np.stack((some.take(rows).to_numpy(), hearers.to_numpy()), axis=1)
 
     def add(self, ids: "Iterable[AgentId]") -> None:
-        """Add members; raise InvalidAddress, UnknownName for an agent that no group hosts, ConfigError for a graph."""
+        """Add members; agents that are members already are ignored.
+
+        Raises: InvalidAddress for an invalid id; UnknownName for an agent that no group hosts, or if the audience was
+        removed; ConfigError for another kind of audience.
+        """
         agents = AgentSet.of(ids)
         check_hosted(self._connection, self.name, agents)
         self._files.change(self.name, Joining(self.name, agents))
 
     def remove(self, ids: "Iterable[AgentId]") -> None:
-        """Remove members; others are ignored. Raises InvalidAddress, UnknownName, ConfigError for a graph."""
+        """Remove members; agents that are not members are ignored.
+
+        Raises: InvalidAddress for an invalid id; UnknownName if the audience was removed; ConfigError for another kind
+        of audience.
+        """
         self._files.change(self.name, Leaving(self.name, AgentSet.of(ids)))
 
     def move(self, ids: "Iterable[AgentId]", positions: object) -> None:
-        """Set the positions of some agents, an array (n, 2) or (n, 3); pairs follow.
+        """Set the positions of some agents, an array (n, 2) or (n, 3). The pairs are computed from the new positions.
 
-        Raises: InvalidColumns, UnknownName for an agent without a position, AudienceTooLarge, ConfigError for another
-        kind of audience.
+        Raises: InvalidColumns if the arguments do not fit together; UnknownName for an agent without a position;
+        AudienceTooLarge if there are too many pairs; ConfigError for another kind of audience.
         """
         self._files.change(self.name, Moving(self.name, IdColumn.checked(ids), positions))
 
     def positions(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return the ids of the agents with positions, ascending, and these; raise UnknownName, ConfigError."""
+        """Return the ids of the agents that have positions, ascending, and their positions.
+
+        Raises: UnknownName if the audience was removed; ConfigError if it has no positions.
+        """
         edges = self._edges()
         if not isinstance(edges, GraphEdges) or edges.positions is None:
             raise ConfigError(f"audience {self.name!r} has no positions: create_audience(..., positions=, radius=)")
@@ -121,7 +141,7 @@ class Audience:
 
 
 def check_hosted(connection: ExperimentConnection, name: str, agents: AgentSet) -> None:
-    """Raise UnknownName with the first agent that no group hosts, where there are groups."""
+    """Raise UnknownName for the first agent that no group hosts; do nothing if there are no groups."""
     hosted = _hosted(connection)
     missing = agents - hosted if len(hosted) else hosted
     if len(missing):
@@ -140,7 +160,7 @@ def _hosted(connection: ExperimentConnection) -> AgentSet:
 
 
 class Layout(NamedTuple):
-    """Positions as a user passed them: ids (None: all agents), points, radius, the most pairs."""
+    """Positions as a user passed them: ids (None: all agents), points, radius, and the limit of pairs."""
 
     ids: object
     points: object
@@ -182,7 +202,7 @@ def _ids(connection: ExperimentConnection, layout: Layout) -> IdColumn:
 
 
 def _chunks(graph: object) -> Iterable[object]:
-    """Return the chunks of a graph: an array or list of pairs, a networkx graph, or any iterable of arrays."""
+    """Return a graph as chunks. It may be an array or list of pairs, a networkx graph, or any iterable of arrays."""
     graph = edge_pairs(graph)
     if isinstance(graph, np.ndarray):
         return [graph]

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 M = TypeVar("M", bound=Messager)
 
 _ACTOR_ID, _WORKER_ID = 32, 56  # hexadecimal digits
-_ASK_S = 5.0  # without an answer an owner counts as alive
+_ASK_S = 5.0  # if Ray does not answer within this time, an owner counts as alive
 
 
 def named_messager(
@@ -89,9 +89,9 @@ async def open_messager(
 
 
 def gone_for(run: str) -> IsDead:
-    """Return the check whether a mailbox's owner is gone, as this start of the experiment sees it.
+    """Return a function that returns whether a mailbox's owner is gone, for this start of the experiment.
 
-    Owners of earlier starts are: this start has claimed the experiment, so these are fenced where they live on.
+    Owners of earlier starts count as gone: this start has claimed the experiment, so they are fenced even if they live.
     """
 
     async def is_gone(owner: str) -> bool:
@@ -102,7 +102,7 @@ def gone_for(run: str) -> IsDead:
 
 
 async def is_dead(owner: str) -> bool:
-    """Return whether Ray knows that an owner is dead for good; an unknown owner may live in another cluster."""
+    """Return whether Ray knows that an owner is dead for good. An unknown owner may live in another Ray cluster."""
     try:
         async with asyncio.timeout(_ASK_S):
             return await asyncio.to_thread(known_dead, owner)
@@ -112,7 +112,7 @@ async def is_dead(owner: str) -> bool:
 
 
 def known_dead(owner: str) -> bool:
-    """Return the same, blocking; without the dashboard Ray has no public call for it."""
+    """Return the same as `is_dead`, but block. Without the dashboard Ray has no public call for this."""
     key = owner.rpartition("/")[2]
     try:
         from ray._private.state import actors, state  # noqa: PLC0415 - a Ray that has it elsewhere must not stop the rest

@@ -18,14 +18,14 @@ from ray_messaging.surveys.tally import OPEN, STATES, UNDELIVERABLE, BlockedQues
 
 T = TypeVar("T")
 
-_LOOK_S = 0.25  # between two looks at the progress
+_LOOK_S = 0.25  # the time between two checks of the progress
 
 
 class Survey(Generic[T]):
     """A question to many agents, and their answers, which are kept on the experiment's server.
 
     Each agent counts once, with its first answer that fits the survey's type. All properties are up to date when they
-    are read. `for agent, answer in survey` gives the answers as they come.
+    are read. `for agent, answer in survey` yields the answers as they arrive.
     """
 
     def __init__(self, survey: AsyncSurvey, user: UserMessager) -> None:
@@ -50,7 +50,7 @@ class Survey(Generic[T]):
 
     @property
     def created_at(self) -> float:
-        """Return when it was created, in unix seconds."""
+        """Return the time when the survey was created, in unix seconds."""
         return self._survey.record.created_at
 
     @property
@@ -73,11 +73,11 @@ class Survey(Generic[T]):
 
     @property
     def answers(self) -> dict[AgentId, T]:
-        """Return the answers by agent, as objects of the survey's type, in the order in which they came."""
+        """Return the answers by agent, as objects of the survey's type, in the order in which they arrived."""
         return dict(self._now().answers)
 
     def counts(self) -> dict[str, int]:
-        """Count the agents: pending, answered, invalid, blocked, undeliverable."""
+        """Return the number of agents in each state: pending, answered, invalid, blocked, undeliverable."""
         return self._now().counts()
 
     @property
@@ -87,12 +87,12 @@ class Survey(Generic[T]):
 
     @property
     def invalid(self) -> dict[AgentId, InvalidAnswer]:
-        """Return the answers that do not fit, each with `reason` and `payload`, of agents that gave no other."""
+        """Return the answers that do not fit the type, of agents without a valid one: with `reason` and `payload`."""
         return dict(self._now().invalid)
 
     @property
     def blocked(self) -> dict[AgentId, BlockedQuestion]:
-        """Return the agents to which a rule blocked the question, each with `rule` and `reason`."""
+        """Return the agents whose question was blocked by a rule, each with `rule` and `reason`."""
         return dict(self._now().blocked)
 
     @property
@@ -102,17 +102,20 @@ class Survey(Generic[T]):
 
     @property
     def unasked(self) -> list[AgentId]:
-        """Return the agents that were not asked yet, or where the asking process died before it had noted so."""
+        """Return the agents of which it is not recorded that they were asked.
+
+        The asking process has not asked them yet, or has died before it could record it.
+        """
         return self._now().unasked
 
     @property
     def late(self) -> int:
-        """Return the number of answers that do not count: second ones, and those that came after the end."""
+        """Return the number of answers that do not count: second ones, and those that arrived after the end."""
         return self._now().late
 
     @property
     def ended(self) -> bool:
-        """Tell whether the survey was ended."""
+        """Return whether the survey was ended."""
         self._now()
         return self._survey.ended
 
@@ -126,7 +129,10 @@ class Survey(Generic[T]):
             more = more and self._user.run(self._survey.more(_LOOK_S))
 
     def to_pandas(self) -> Any:  # noqa: ANN401 - pandas.DataFrame, where pandas is installed
-        """Return a pandas.DataFrame by agent: fate ("answered", "pending", ...), reason, a column for each field."""
+        """Return a pandas.DataFrame with a row for each agent.
+
+        Its columns are fate ("answered", "pending", ...), reason, and one for each field of the answers.
+        """
         tally = self._now()
         agents = [*tally.agents]
         fields = dict(zip(tally.answers, self._survey.model.dump([*tally.answers.values()]), strict=True))
@@ -141,9 +147,9 @@ class Survey(Generic[T]):
     # -- waiting, asking again ------------------------------------------------------------------------------------
 
     def wait(self, *, progress: bool = True) -> "Survey[T]":
-        """Wait until all agents have answered, or the time is up; return self.
+        """Wait until all agents have answered, or the survey's timeout has passed; return self.
 
-        Args: progress shows a bar on a terminal, else a line on stderr every 10 s.
+        Args: `progress` shows a bar on a terminal, otherwise a line on stderr every 10 s.
         """
         tally = self._survey.tally
         with ProgressLine(len(self), shown=progress) as line:
@@ -154,14 +160,16 @@ class Survey(Generic[T]):
         return self
 
     def remind(self, *, timeout: float | None = None) -> int:
-        """Ask again the agents that are pending or invalid; return how many. They get the survey's `timeout` again.
+        """Ask the agents that are pending or invalid again; return their number.
 
-        Raises: Closed where the survey has ended, UnknownName where it was removed; else as `Messager.send_columns`.
+        They have `timeout` seconds, or if it is None, the survey's timeout again.
+
+        Raises: Closed if the survey has ended; UnknownName if it was removed; otherwise as `Messager.send_columns`.
         """
         return self._user.run(self._survey.remind(timeout))
 
     def end(self) -> None:
-        """Count no answer that comes from now on, in any process. What is there stays until it is removed."""
+        """End the survey: answers that arrive from now on do not count. Its answers are kept until it is removed."""
         self._user.run(self._survey.end())
 
 
@@ -174,7 +182,7 @@ async def asked_agents(surveys: Surveys, to: object) -> AgentSet:
 
 
 def _groups(to: object) -> list[str] | None:
-    """Return the names of the groups that are asked; None: these are no groups."""
+    """Return the names of the groups that are asked, or None if `to` does not consist of groups."""
     if isinstance(to, Group):
         return [to.name]
     if isinstance(to, list | tuple) and to and all(isinstance(each, Group) for each in to):

@@ -25,16 +25,16 @@ from ray_messaging.steps.moved_agents import Arrival
 from ray_messaging.steps.random_numbers import StepGenerators
 from ray_messaging.steps.step import Step
 
-_STATE = "me.state"  # in errors, the place of what cannot be kept
+_STATE = "me.state"  # names in errors where the value is that cannot be kept
 START = -1  # the step of the random numbers that agents start with
 
 
 class Agent:
     """One agent of a model in one step: its knowledge and its actions.
 
-    `state` is a dict of its own, committed with the step; what it holds comes back equal in the next one. `data` is its
-    row of the DataFrame of agents, `shared` the object that `run` got, `neighbours` the agents that its edges of the
-    graph lead to.
+    `state` is the agent's own dict, which is committed with the step and has equal values in the next one. `data` is
+    its row of the DataFrame of agents, `shared` the object that was passed to `run`, `neighbours` the agents to which
+    the agent has an edge in the graph.
     """
 
     __slots__ = ("_place", "_rng", "_send", "_society", "data", "id", "neighbours", "shared", "state", "stopped")
@@ -52,7 +52,7 @@ class Agent:
         self._send: Callable[..., None] = self._refuse
 
     def begin(self, step: Step) -> None:
-        """Send, and draw random numbers, in a step from now on."""
+        """Use this step from now on for sends and random numbers."""
         self._send, self._rng = step.send, None
 
     def __repr__(self) -> str:
@@ -65,13 +65,13 @@ class Agent:
 
     @property
     def rng(self) -> np.random.Generator:
-        """Return the agent's random numbers of this step; they depend on seed, step and agent alone."""
+        """Return the agent's random number generator of this step, which depends on seed, step and agent only."""
         if self._rng is None:
             self._rng = self._society.generators.at(self._place)
         return self._rng
 
     def send(self, to: AgentId, payload: object, *, subtopic: str = AGENT_CHAT, deliver_at: int | None = None) -> None:
-        """Send a message, to be read in the next step or in `deliver_at`; raises as `Step.send`."""
+        """Send a message, which is read in the next step or in step `deliver_at`; raises as `Step.send`."""
         self._send(self.id, to, payload, subtopic=subtopic, deliver_at=deliver_at)
 
     def broadcast(
@@ -84,11 +84,14 @@ class Agent:
         raise self._at_start()
 
     def ask(self, to: AgentId, payload: object, *, subtopic: str = AGENT_CHAT, deliver_at: int | None = None) -> str:
-        """Ask an agent; return the question's id, which is the `in_reply_to` of its answer. Raises as `Step.ask`."""
+        """Ask an agent; return the question's id. The answer has this id as `in_reply_to`. Raises as `Step.ask`."""
         return self._open_step.ask(self.id, to, payload, subtopic=subtopic, deliver_at=deliver_at)
 
     def reply(self, message: Message, payload: object, *, deliver_at: int | None = None) -> None:
-        """Answer a question of this step's inbox; raises as `Step.reply`, and NoQuestion for another agent's."""
+        """Answer a question in this step's inbox.
+
+        Raises: as `Step.reply`; NoQuestion if another agent was asked.
+        """
         if message.to_id != self.id:
             raise NoQuestion(
                 f"agent {self.id!r} cannot answer message {message.id}, because agent {message.to_id!r} was asked",
@@ -107,14 +110,14 @@ class Agent:
         return ConfigError(f"agent {self.id!r} cannot send at its start: send in the model's function")
 
     def remember(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Awaitable[Any]:  # noqa: ANN401 - a function of the user's
-        """Call a function, async or plain, and keep its result: when the step runs again, it comes without a call.
+        """Call a function, async or plain, and keep its result. If the step runs again, return it without a call.
 
-        For calls that cost money or vary, as of a language model; await it in an async model. The result is always a
-        copy of what the function returned, and equal to it. A plain function runs in a thread. An exception is not
-        kept.
+        This is for calls that cost money or vary, such as those of a language model; await it in an async model. The
+        result is a copy of what the function returned, and equal to it. A plain function runs in a thread. An exception
+        is not kept.
 
-        Raises: what the function raises; ConfigError outside of an async model; InvalidPayload for a result that would
-        not come back equal, with the place of the part, PayloadTooLarge for one above MessagingConfig.payload_bytes.
+        Raises: what the function raises; ConfigError outside of an async model; InvalidPayload for a result that cannot
+        be stored exactly, and says which part; PayloadTooLarge for one above MessagingConfig.payload_bytes.
         """
         calls = self._society.calls
         if calls is None:
@@ -122,9 +125,11 @@ class Agent:
         return calls.call(self, partial(function, *args, **kwargs))
 
     def move(self, to: str) -> None:
-        """Move to another group from the next step on, with the agent's state; the last call in a step counts.
+        """Move the agent, with its state, to another group from the next step on; the last call in a step counts.
 
-        A group that does not exist ends the run: StepFailed. Raises ConfigError at the start, InvalidAddress.
+        If the group does not exist, the run ends with StepFailed.
+
+        Raises: ConfigError in the `start` function; InvalidAddress for an invalid name.
         """
         if self._society.step is None:
             raise ConfigError(f"agent {self.id!r} cannot move at its start: do so in the model's function")
@@ -141,7 +146,7 @@ Model = Callable[[Agent, Messages], object]
 class Society:
     """The agents of one group, and the model's function that runs for each of them in each step.
 
-    Args: `data` has a row for each agent, `neighbours` the neighbours of each (empty: there are none).
+    Args: `data` has a row for each agent, `neighbours` the neighbours of each agent. Each may be empty, for no data.
     """
 
     def __init__(
@@ -158,13 +163,13 @@ class Society:
         thread: ModelThread | None = None,
     ) -> None:
         self.step: Step | None = None
-        self.calls: RememberedCalls | None = None  # of the step
+        self.calls: RememberedCalls | None = None  # the remembered calls of the step
         self.seed = 0
         self.shared = shared
         self.data = data
         self.neighbours = neighbours
-        self.homes: Homes | None = None  # of agents that have moved
-        self.moves: dict[AgentId, str] = {}  # of the step: agents that move, and to which group
+        self.homes: Homes | None = None  # data and neighbours of agents that have moved
+        self.moves: dict[AgentId, str] = {}  # the agents that move after this step, and to which group
         self._places: Sequence[AgentId] = NO_PLACES
         self._group = group
         self._model = model
@@ -173,18 +178,18 @@ class Society:
         self._timeout = timeout
         self._agents: list[Agent] = []
         self._ids = b""
-        self.generators = StepGenerators(0, START, NO_PLACES)  # of the step, by the places of the agents
+        self.generators = StepGenerators(0, START, NO_PLACES)  # the step's random numbers, by the agents' places
         self._model_thread = thread or ModelThread()
         self._holder = Holder(group)
-        self._calls: StepCalls | None = None  # of the step that runs
+        self._calls: StepCalls | None = None  # the calls of the model in the step that runs
         self._threads = ThreadPoolExecutor(concurrency, "remembered call")
 
     async def run(self, step: Step, memory: CallMemory | None = None) -> None:
-        """Run the model for all agents, ascending.
+        """Run the model for all agents, in ascending order of their ids.
 
         Args: `memory` keeps the results of calls that agents remember.
-        Raises: StepFailed for the first function that raises, or is not done in time: remembered calls under way have
-        some time to end, and to be kept. StepAborted where a call could not be remembered.
+        Raises: StepFailed for the first function that raises an exception or is not done in time, after remembered
+        calls in flight have had some time to end and to be kept; StepAborted if a result could not be kept.
         """
         if (
             not self._agents
@@ -210,12 +215,12 @@ class Society:
             await self._calls.run(step, ((agent, inbox) for agent, (_, inbox) in inboxes if not agent.stopped))
         finally:
             self._calls = None
-        if memory is not None and memory.broken is not None:  # though the model went on
+        if memory is not None and memory.broken is not None:  # even if the model has caught the error
             raise memory.broken
         step.state = self._encoded()
 
     async def end(self) -> None:
-        """Have the step that runs end; return once the remembered calls under way have, or their time is over."""
+        """End the step that runs. Return when its remembered calls in flight have ended, or their time is over."""
         if self._calls is not None:
             await self._calls.end_and_wait(Closed(f"the run of group {self._group!r} has ended"))
 
@@ -226,7 +231,7 @@ class Society:
 
     @property
     def ids(self) -> dict[str, NDArray[Any]]:
-        """Return nothing: the states have the ids."""
+        """Return {}, because the keys of `states` are the ids already."""
         return {}
 
     def read(
@@ -236,9 +241,10 @@ class Society:
         before: AgentSet | None = None,
         arrivals: Sequence[Arrival] = (),
     ) -> list[Agent]:
-        """Take over a group's committed state; return the agents that have none.
+        """Load a group's committed state; return the agents that have no state in it.
 
-        Args: `before` are the agents that the state is of (None: the same), `arrivals` agents from other groups.
+        Args: `before` has the agents to which the state belongs (None: the same as `agents`), `arrivals` the agents
+        that have come from other groups, with these groups' states.
         """
         if self.homes is not None:
             self.data, self.neighbours = self.homes.rows(agents)
@@ -254,7 +260,7 @@ class Society:
         return [agent for agent in self._agents if agent.id not in known]
 
     def _kept(self, part: Arrival, count: int) -> dict[AgentId, tuple[dict[str, Any], bool]]:
-        """Return what a group's state keeps of its agents: the state of each, and whether it has stopped."""
+        """Return, from a group's committed state, each agent's state and whether the agent has stopped."""
         if part.state is None:
             return {}
         ids, states, stopped = kept_parts(part.state, 3, part.group)
@@ -278,9 +284,9 @@ class Society:
                     raise self._failed(agent, wrong, "start")
 
     def _encoded(self) -> bytes:
-        """Return all states as they are committed; leave to the agents what will be read from that.
+        """Return all states in the form in which they are committed, and give the agents copies decoded from it.
 
-        As after a restart, nothing in a state is then shared with another agent, or with the model.
+        As after a restart, a state then shares no object with another agent or with the model.
         """
         stopped = [place for place, agent in enumerate(self._agents) if agent.stopped]
         for agent in self._agents:
@@ -310,7 +316,7 @@ class Society:
 
 
 def kept_parts(state: bytes, count: int, group: str) -> Any:  # noqa: ANN401 - as msgpack has them
-    """Decode a group's committed state; raise ConfigError for that of another kind of model."""
+    """Decode a group's committed state; raise ConfigError if it belongs to another kind of model."""
     parts = decode_exactly(state)
     if not isinstance(parts, list) or len(parts) != count:
         raise ConfigError(
@@ -321,7 +327,7 @@ def kept_parts(state: bytes, count: int, group: str) -> Any:  # noqa: ANN401 - a
 
 
 def check_agents(same: bool, group: str, count: int) -> None:  # noqa: FBT001 - it is what is checked
-    """Raise ConfigError unless a group's committed state is of the agents that it had."""
+    """Raise ConfigError unless `same`: a group's committed state must belong to the agents that the group had."""
     if not same:
         raise ConfigError(
             f"group {group!r} began with other agents than the {count:,} of this run: resume with the same agents and "
@@ -330,7 +336,7 @@ def check_agents(same: bool, group: str, count: int) -> None:  # noqa: FBT001 - 
 
 
 def step_failed(error: BaseException, function: str, group: str, step: int, agent: AgentId | None = None) -> StepFailed:
-    """Build the error for a function of the user's that failed; agent None: it ran for the whole group."""
+    """Build the error for a user's function that failed. If `agent` is None, it ran for the whole group."""
     kind = "" if isinstance(error, MessagingError) else f"{type(error).__name__}: "
     place = f"group {group!r}" if agent is None else f"agent {agent!r} of group {group!r}"
     return StepFailed(

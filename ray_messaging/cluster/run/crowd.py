@@ -25,7 +25,7 @@ _encode = msgspec.msgpack.encode
 
 
 class Crowd:
-    """All agents of a group: `ids` (int64, or object where some are strs) and `state`, a dict of arrays of its own."""
+    """All agents of a group: `ids` (int64, or object if some are strs), and `state`, the group's own dict of arrays."""
 
     def __init__(self, name: str, ids: NDArray[Any], shared: object) -> None:
         self.name = name
@@ -58,7 +58,7 @@ class CrowdSociety:
         self._step = -1
 
     async def run(self, step: Step, _calls: CallMemory | None = None) -> None:
-        """Run the model; raise StepFailed where it raises."""
+        """Run the model; raise StepFailed if it raises an exception."""
         if self._crowd is None or step.number != self._step + 1 or step.arrivals or step.before != step.places.agents:
             self.read(step.agents, step.state, step.before, step.arrivals)
             if step.state is None and self._start is not None:
@@ -102,9 +102,10 @@ class CrowdSociety:
         before: AgentSet | None = None,
         arrivals: Sequence[Arrival] = (),
     ) -> None:
-        """Take over a group's committed state.
+        """Load a group's committed state.
 
-        Args: `before` are the agents that the state is of (None: the same), `arrivals` agents from other groups.
+        Args: `before` has the agents to which the state belongs (None: the same as `agents`), `arrivals` the agents
+        that have come from other groups, with these groups' states.
         """
         ids = agents.column.to_numpy()
         self._crowd = Crowd(self._group, ids, self._shared)
@@ -116,7 +117,7 @@ class CrowdSociety:
         self._crowd.state = _gathered(agents.agents, parts)
 
     def _kept(self, part: Arrival, count: int) -> dict[str, NDArray[Any]]:
-        """Return the arrays of a group's state."""
+        """Return the arrays in a group's committed state."""
         if part.state is None:
             return {}
         known, kept = kept_parts(part.state, 2, part.group)
@@ -129,12 +130,12 @@ class CrowdSociety:
         for name, array in self._crowd.state.items():
             found = _checked(name, array)
             kept[name] = found.dtype.str, found.shape, found.tobytes()
-            self._crowd.state[name] = found  # as after a restart, where a number is an array, too
+            self._crowd.state[name] = found  # as after a restart, when a number has become an array
         return _encode((_ids_of(self._crowd.ids), kept))
 
 
 def _checked(name: object, value: Any) -> NDArray[Any]:  # noqa: ANN401 - what a user keeps
-    """Return a value of the state as an array; raise TypeError where that would change it."""
+    """Return a value of the state as an array; raise TypeError if that would change the value."""
     place = f"group.state[{name!r}]"
     if type(name) is not str:
         raise TypeError(f"{place} has a key of type {type(name).__name__}: use a text")
@@ -155,9 +156,11 @@ def _checked(name: object, value: Any) -> NDArray[Any]:  # noqa: ANN401 - what a
 
 
 def _gathered(agents: AgentSet, parts: Sequence[tuple[AgentSet, dict[str, NDArray[Any]]]]) -> dict[str, NDArray[Any]]:
-    """Return the rows of agents from the arrays of several groups; the first one's other arrays stay as they are.
+    """Return the rows of `agents` from the arrays of several groups.
 
-    Raises: ConfigError where the rows of one array differ in shape, or in type so that values would be lost.
+    Arrays of the first group that do not have a row for each agent are returned unchanged.
+
+    Raises: ConfigError if the rows of one array differ in shape, or so in type that values would be lost.
     """
     gathered = {name: array for name, array in parts[0][1].items() if array.shape[:1] != (len(parts[0][0]),)}
     rows: dict[str, list[tuple[AgentSet, NDArray[Any]]]] = {}
@@ -166,7 +169,7 @@ def _gathered(agents: AgentSet, parts: Sequence[tuple[AgentSet, dict[str, NDArra
             if name not in gathered and array.shape[:1] == (len(before),):
                 rows.setdefault(name, []).append((before, array))
     for name, found in rows.items():
-        # Of an array without rows neither the type nor the shape counts: a group without agents cannot know them.
+        # Type and shape of an array without rows do not count, because a group without agents cannot know them.
         filled = [(before, array) for before, array in found if len(array)] or found[:1]
         row = _common_row(name, [array for _, array in filled])
         made = np.zeros((len(agents), *row.shape), row.dtype)
@@ -178,7 +181,10 @@ def _gathered(agents: AgentSet, parts: Sequence[tuple[AgentSet, dict[str, NDArra
 
 
 def _common_row(name: str, arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Return a row of zeros with the shape of those of all arrays, and a type for their values; raise ConfigError."""
+    """Return a row of zeros with the common shape of all arrays' rows, and a type that can hold all their values.
+
+    Raises: ConfigError if there is no common shape or type.
+    """
     shapes = {array.shape[1:] for array in arrays}
     kinds = {"number" if array.dtype.kind in "biuf" else array.dtype.kind for array in arrays}
     if len(shapes) == len(kinds) == 1:

@@ -1,6 +1,6 @@
-"""The thread in which a group's model runs, beside the event loop of its actor, and which agent holds it.
+"""The thread in which a group's model runs, beside the event loop of its actor, and the agent that blocks it.
 
-From one await to the next nothing else runs in the model's event loop: each such turn is of one agent.
+From one await to the next only one agent's code runs in the model's event loop. We call that a turn of this agent.
 """
 
 import asyncio
@@ -27,17 +27,17 @@ BLOCKING_S: Final = 0.1  # asyncio's own measure of a slow callback
 
 
 class ModelThread:
-    """One thread for all calls of a model, with an event loop of its own for what is async in it.
+    """One thread for all calls of a model, with an event loop of its own for async models.
 
-    The actor's event loop stands still for a short call, 20 ms at most, because to be woken by its result costs up to a
-    twentieth of a small step. After a call that was longer it goes on at once. So a call that waits for that event loop
-    itself may wait 20 ms.
+    The actor's event loop blocks during a short call, for at most 20 ms, because waking it for the result would cost up
+    to a twentieth of a small step. After a call that took longer, it does not block. So a call that waits for the
+    actor's event loop may be delayed by 20 ms.
     """
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "model")
-        self._short = True  # the last call was
-        self._loop: asyncio.AbstractEventLoop | None = None  # for all steps: clients of models live as long
+        self._short = True  # the last call was short
+        self._loop: asyncio.AbstractEventLoop | None = None  # one for all steps: models' clients are bound to it
 
     async def call(
         self,
@@ -47,8 +47,9 @@ class ModelThread:
     ) -> T:
         """Call a plain function in the thread; raises its exceptions, as `raising` does.
 
-        Args: `look` is called now and then, and returns after how many seconds it wants to be called again; the call
-        ends with its exceptions, even if the function does not. With it the event loop does not stand still.
+        Args: `look` is called now and then, and returns after how many seconds it is to be called again. If it raises,
+        this call ends with that exception, even if the function does not end. With `look` the event loop does not
+        block.
         """
         began = perf_counter()
         future = self._thread.submit(copy_context().run, raising, function, *args)
@@ -64,19 +65,19 @@ class ModelThread:
                     await asyncio.wait({ended}, timeout=look())
                 return await ended
             finally:
-                ended.cancel()  # nobody asks for it any more
+                ended.cancel()  # nobody waits for it any more
         finally:
             self._short = perf_counter() - began <= _SHORT_S
 
     def wait_for(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine to its end; called in the thread."""
+        """Run a coroutine to its end. This is called in the thread."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             finalize(self, _close, self._loop)
         return self._loop.run_until_complete(coroutine)
 
     def tell(self, function: Callable[..., object], *args: Any) -> bool:  # noqa: ANN401 - the function's
-        """Have the thread's event loop call a function, from any thread; return whether it runs."""
+        """Schedule a function in the thread's event loop, from any thread; return False if that loop does not run."""
         if self._loop is None or not self._loop.is_running():
             return False
         self._loop.call_soon_threadsafe(function, *args)
@@ -84,12 +85,12 @@ class ModelThread:
 
 
 def _close(loop: asyncio.AbstractEventLoop) -> None:
-    if not loop.is_running():  # else the process ends, and a model does not
+    if not loop.is_running():  # it runs if the process ends while a model does not
         loop.close()
 
 
 class Holder:
-    """The agent whose call has its turn, and the longest turn of the step; the first long one is told as a warning."""
+    """The agent whose turn it is, and the longest turn of the step. The first long turn is logged as a warning."""
 
     def __init__(self, group: str) -> None:
         self._group = group
@@ -98,15 +99,15 @@ class Holder:
         self._warned = False
 
     def reset(self) -> None:
-        """Forget the turns of the step before."""
+        """Forget the turns of the previous step."""
         self._now, self._longest = None, (None, 0.0)
 
     def begin(self, agent: "Agent") -> None:
-        """Note that an agent's turn begins."""
+        """Record that an agent's turn begins."""
         self._now = agent, perf_counter()
 
     def end(self, what: str) -> None:
-        """Note the end of the turn."""
+        """Record the end of the turn; `what` names in a warning what the agent ran."""
         assert self._now is not None
         (agent, began), self._now = self._now, None
         seconds = perf_counter() - began
@@ -123,14 +124,17 @@ class Holder:
             )  # fmt: skip
 
     def longest(self, now: float) -> "tuple[Agent | None, float]":
-        """Return the longest turn of the step, which may go on: whose it is, and its seconds; None: all were short."""
+        """Return the agent that had the longest turn of the step, which may not have ended, and the turn's seconds.
+
+        The agent is None if all turns were short.
+        """
         turn = self._now
         running = (None, 0.0) if turn is None or now - turn[1] < BLOCKING_S else (turn[0], now - turn[1])
         return max(self._longest, running, key=lambda found: found[1])
 
 
 class _Turns(Awaitable[T]):
-    """An awaitable that notes each of its turns."""
+    """An awaitable that records each of its turns."""
 
     def __init__(self, call: Awaitable[T], holder: Holder, agent: "Agent", what: str) -> None:
         self._call = call
@@ -153,7 +157,7 @@ class _Turns(Awaitable[T]):
             try:
                 yield found
                 error = None
-            except BaseException as thrown:  # noqa: BLE001 - into the call
+            except BaseException as thrown:  # noqa: BLE001 - it is raised in the call
                 error = thrown
 
 
@@ -162,5 +166,5 @@ async def _coroutine(call: Awaitable[T]) -> T:
 
 
 async def turns(call: Awaitable[T], holder: Holder, agent: "Agent", what: str) -> T:
-    """Await a call, and note its turns."""
+    """Await a call, and record its turns."""
     return await _Turns(call, holder, agent, what)

@@ -1,4 +1,4 @@
-"""The plan of a run: which agents are in which group, with their data and neighbours, also after they have moved."""
+"""The plan of a run: the agents of each group, with their data and neighbours, which they keep after a move."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -13,7 +13,7 @@ from ray_messaging.model.edge_pairs import edge_pairs
 
 
 class GroupPlan(NamedTuple):
-    """One group of a run: its agents in canonical order, and a row of data and a list of neighbours for each."""
+    """One group of a run: its agents in canonical order, and a row of data and a list of neighbours for each agent."""
 
     name: str
     agents: AgentSet
@@ -52,7 +52,7 @@ def plan_groups(agents: object, groups: object, graph: object, cpus: int) -> lis
 
 
 def senders_of(plans: Sequence[GroupPlan]) -> dict[str, set[str]]:
-    """Return for each group the groups with an agent whose neighbours it hosts."""
+    """Return for each group the groups that have an agent with a neighbour in it."""
     owners = {agent: plan.name for plan in plans for agent in plan.agents}
     found: dict[str, set[str]] = {plan.name: set() for plan in plans}
     for plan in plans:
@@ -100,13 +100,13 @@ def _given_groups(everybody: AgentSet, groups: Mapping[Any, Any]) -> dict[str, I
 
 
 def _plain(ids: Any) -> Any:  # noqa: ANN401 - ids of any kind
-    """Return ids of pandas as a list or an integer array."""
+    """Return ids, which may be in a pandas object, as a list or an integer array."""
     values = getattr(ids, "to_numpy", lambda: ids)()
     return values.tolist() if isinstance(values, np.ndarray) and values.dtype == object else values
 
 
 def _neighbours(graph: Any) -> dict[AgentId, list[AgentId]]:  # noqa: ANN401 - edges of any kind
-    """Return the agents that each agent's edges lead to, each once, in the order of the first edges to them."""
+    """Return for each agent the agents to which it has edges, each once, in the order of their first edges."""
     if isinstance(graph, Mapping):
         raise ConfigError(f"graph is a {type(graph).__name__}: pass pairs of sender and hearer, or a networkx graph")
     edges = edge_pairs(graph)
@@ -122,7 +122,7 @@ def _neighbours(graph: Any) -> dict[AgentId, list[AgentId]]:  # noqa: ANN401 - e
 
 
 def _check_neighbours(neighbours: Mapping[AgentId, Sequence[AgentId]], groups: Iterable[Iterable[AgentId]]) -> None:
-    """Raise ConfigError for an edge from or to an id that is no agent."""
+    """Raise ConfigError if an edge begins or ends at an id that is not an agent of the run."""
     ends = AgentSet.of({*neighbours, *(agent for others in neighbours.values() for agent in others)})
     for hosted in groups:
         ends -= AgentSet.of(hosted)
@@ -132,24 +132,24 @@ def _check_neighbours(neighbours: Mapping[AgentId, Sequence[AgentId]], groups: I
         )
 
 
-# A row of data, and the neighbours, of each of some agents; empty where the run has none.
+# For each of some agents a row of data, and a list of neighbours. Each part is empty if the run has none.
 AgentRows = tuple[Sequence[Mapping[str, Any]], Sequence[Sequence[AgentId]]]
 
 
 class Homes:
-    """The groups in which the agents of a run began.
+    """Data and neighbours of all agents of a run, which are kept with the groups in which the agents began.
 
-    Args: `plan` is that of one group, `others` those of all groups, as Ray references by name.
+    Args: `plan` is the plan of this group, `others` has the plans of all groups, as Ray references by name.
     """
 
     def __init__(self, plan: GroupPlan, others: Mapping[str, Any]) -> None:
         self._plan = plan
         self._others = others
         self._found: dict[AgentId, tuple[Mapping[str, Any], Sequence[AgentId]]] = {}
-        self._seen: AgentSet = plan.agents  # the last agents that were prepared: most often those of every step
+        self._seen: AgentSet = plan.agents  # the agents that were prepared last, most often the same in every step
 
     async def prepare(self, agents: AgentSet) -> None:
-        """Load the other groups where `rows` needs them for some agents."""
+        """Load the plans of the other groups, if `rows` needs them for these agents."""
         if agents is self._seen:
             return
         if not self._found and (self._plan.data or self._plan.neighbours) and len(agents - self._plan.agents):
@@ -161,7 +161,7 @@ class Homes:
         self._seen = agents
 
     def rows(self, agents: Sequence[AgentId]) -> AgentRows:
-        """Return the rows of some agents; those of the group itself as they are."""
+        """Return data and neighbours of some agents."""
         plan = self._plan
         if not self._found:
             return (plan.data, plan.neighbours) if AgentSet.of(agents) == plan.agents else self._some(agents)
@@ -169,7 +169,7 @@ class Homes:
         return [data for data, _ in found], [neighbours for _, neighbours in found]
 
     def _some(self, agents: Sequence[AgentId]) -> AgentRows:
-        """Return the rows of some of the group's own agents."""
+        """Return data and neighbours of some of the agents that began in this group."""
         plan = self._plan
         if not plan.data and not plan.neighbours:
             return [], []

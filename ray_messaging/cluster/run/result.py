@@ -19,11 +19,10 @@ class Result:
     """The result of `messaging.run`: plain and picklable.
 
     `states` maps each agent, or with by="group" each group, to its state after the last step. With by="group" `ids`
-    maps each group to its agents, in the order of its arrays: most often every n-th agent. `fates` counts the messages
-    of all steps since the experiment began, by fate, and `undeliverable` those to a few of the addresses that nobody
-    listens to, as agents that no group hosts. `digests` maps each of the last 64 steps to the digest of its messages,
-    in hex, with `Steps(digest=True)`. `steps` is the first step that did not run; where Ctrl-C ended the run before its
-    time, `stopped` is True.
+    maps each group to its agents, in the order of its arrays. `fates` counts the messages of all steps since the
+    experiment began, by fate. `undeliverable` counts those to a few of the addresses on which nobody listens, such as
+    agents that no group hosts. With `Steps(digest=True)` `digests` maps each of the last 64 steps to the digest of its
+    messages, in hex. `steps` is the first step that did not run. `stopped` is True if Ctrl-C ended the run early.
     """
 
     states: dict[Any, Any]
@@ -58,7 +57,7 @@ class Result:
         return data_frame(columns | {name: ids}).set_index(name).rename_axis("agent")
 
     def _by_agent(self) -> tuple[list[AgentId], dict[Any, Any]]:
-        """Return all agents, ascending, and the arrays of the groups as columns of them."""
+        """Return all agents, ascending, and the groups' arrays joined into columns in the same order."""
         ids = [agent for group in self.ids.values() for agent in group.tolist()]
         order = sorted(range(len(ids)), key=lambda place: (isinstance(ids[place], str), ids[place]))
         parts = [
@@ -74,7 +73,7 @@ class Result:
 
 
 def _columns(states: Sequence[Mapping[Any, Any]]) -> dict[Any, list[Any]]:
-    """Return a list for each key of some states: their values."""
+    """Return for each key that some state has the list of its values in all states (None if a state lacks it)."""
     keys = dict.fromkeys(key for state in states for key in state)
     return {key: [state.get(key) for state in states] for key in keys}
 
@@ -85,7 +84,7 @@ def _is_of(array: NDArray[Any], ids: NDArray[Any]) -> bool:
 
 
 def _joined(parts: Sequence[tuple[int, NDArray[Any] | None]]) -> NDArray[Any] | list[Any]:
-    """Join the arrays of groups; where they differ in type or shape, or one is missing, return a list of values."""
+    """Join the arrays of groups. If they differ in type or shape, or one is missing, return a list of values."""
     filled = [(rows, array) for rows, array in parts if rows]
     arrays = [array for _, array in filled if array is not None]
     if len(arrays) == len(filled) and {array.ndim for array in arrays} == {1} and len({a.dtype for a in arrays}) == 1:
@@ -94,7 +93,7 @@ def _joined(parts: Sequence[tuple[int, NDArray[Any] | None]]) -> NDArray[Any] | 
 
 
 def _ids_among(keys: Collection[str]) -> str:
-    """Return a name for the column of the agents' ids, which is none of the states' keys."""
+    """Return a name for the column of the agents' ids that is not a key of the states."""
     name = "agent"
     while name in keys:
         name += " id"

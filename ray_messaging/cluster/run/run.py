@@ -33,17 +33,20 @@ if TYPE_CHECKING:
     from ray_messaging.cluster.messaging import Messaging
 
 _KIND: Final = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1, "max_concurrency": 100}
-_IDLE_S: Final = 60.0  # a process that is started anew takes a second or two, and an idle one tens of megabytes
-_CLOSE_S = 10.0  # for groups to leave their mailboxes, after the calls that they remember
-_LOOK_S = 0.25  # between two looks at the progress
-_NAMED = 5  # addresses of undeliverable messages
+_IDLE_S: Final = 60.0  # how long idle processes are kept: a new one takes a second or two, an idle one some memory
+_CLOSE_S = 10.0  # the most time for groups to leave their mailboxes, after their remembered calls
+_LOOK_S = 0.25  # the time between two checks of the progress
+_NAMED = 5  # the most addresses of undeliverable messages that are named
 _KEPT_STEPS = StepSettings().horizon  # the server keeps the counts of so many steps
-_TOLD_S = 1.0  # for groups to take note of an early end
+_TOLD_S = 1.0  # the most time for groups to answer that they will end early
 _REMEDY = "resume with the same, or begin anew by on_existing='reset'"
 
 
 class RunActors:
-    """Actors that have run a model, by group: they have left their mailboxes, and end after a minute without a run."""
+    """Actors that have run a model, by group, kept for the next run.
+
+    They have left their mailboxes, and are ended after a minute without a run.
+    """
 
     def __init__(self) -> None:
         self._kept: dict[str, Any] = {}
@@ -51,7 +54,7 @@ class RunActors:
         self._lock = threading.Lock()
 
     def take(self, groups: Collection[str]) -> dict[str, Any]:
-        """Return the kept actors of some groups, as far as they are of use, for a run; the others end."""
+        """Return the kept actors of some groups that can be used for another run, and end all other kept actors."""
         kept = self._detach()
         asked = {name: actor.is_current.remote() for name, actor in kept.items() if name in groups}
         found = {name: kept.pop(name) for name, answer in asked.items() if _says_yes(answer)}
@@ -59,7 +62,7 @@ class RunActors:
         return found
 
     def keep(self, actors: Mapping[str, Any]) -> None:
-        """Have actors leave the mailboxes of a run that has ended, and keep them for the next one."""
+        """Let actors leave the mailboxes of a run that has ended, and keep them for the next run."""
         calls = {actor.rest.remote(): name for name, actor in actors.items()}
         rested = {calls[done] for done in attempt([*calls])}
         _end({name: actor for name, actor in actors.items() if name not in rested})
@@ -70,7 +73,7 @@ class RunActors:
             self._end.start()
 
     def end(self) -> None:
-        """End all of them."""
+        """End all kept actors."""
         _end(self._detach())
 
     def _detach(self) -> dict[str, Any]:
@@ -89,7 +92,7 @@ def start_run_actor() -> Any:  # noqa: ANN401 - a Ray actor handle
 def _says_yes(answer: Any) -> bool:  # noqa: ANN401 - an ObjectRef
     try:
         return bool(ray.get(answer))
-    except RayActorError:  # it was killed, and Ray does not start it again
+    except RayActorError:  # the actor was killed, and Ray does not start it again
         return False
 
 
@@ -100,18 +103,18 @@ def _end(actors: Mapping[str, Any]) -> None:
 
 
 class EarlyEnd:
-    """The end of a run after the steps that are open at Ctrl-C; a second Ctrl-C raises KeyboardInterrupt as ever.
+    """Context in which Ctrl-C ends a run after the open steps; a second Ctrl-C raises KeyboardInterrupt as usual.
 
-    No step begins any more from the first Ctrl-C on until this is left; a pause of the steps stays as it is. Python has
-    signals in the main thread alone: in other threads this does nothing.
+    From the first Ctrl-C to the end of the context no step begins. A pause of the steps is not changed. Python handles
+    signals only in the main thread, so in other threads this does nothing.
     """
 
     def __init__(self, interceptor: Any, actors: Sequence[Any]) -> None:  # noqa: ANN401 - a Ray actor handle
         self.asked = False
         self._interceptor = interceptor
         self._actors = actors
-        self._former: Any = None  # handler of the signal
-        self._holds = False  # maybe
+        self._former: Any = None  # the earlier handler of the signal
+        self._holds = False  # the steps may be on hold because of this
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -134,12 +137,12 @@ class EarlyEnd:
         sys.stderr.write("\nthe run ends after the open step; Ctrl-C once more ends it at once\n")
 
     def tell(self) -> None:
-        """Have all groups end after the last open step; call it again, because one that has restarted does not know."""
+        """Tell all groups to end after the last open step. Repeat this: a group that has restarted does not know it."""
         self._holds = True
         last = result(self._interceptor.hold_steps.remote(), actor_name="the interceptor")
         told = [actor.end_after.remote(last) for actor in self._actors]
         ray.wait(told, num_returns=len(told), timeout=_TOLD_S)
-        result(self._interceptor.hold_steps.remote(), actor_name="the interceptor")  # it wakes the groups that wait
+        result(self._interceptor.hold_steps.remote(), actor_name="the interceptor")  # this wakes the groups that wait
 
 
 def run(
@@ -155,14 +158,14 @@ def run(
     *,
     progress: bool,
 ) -> Result:
-    """Run a model, by the actors of the run before where it has some; else as `Messaging.run` says."""
+    """Run a model as `Messaging.run` says, in the kept actors of the previous run if they fit."""
     check_run(model, until, options)
     plans = plan_groups(agents, groups, graph, int(ray.cluster_resources().get("CPU", 2)))
     if options.by == "group" and (graph is not None or any(plan.data for plan in plans)):
         raise ConfigError('with by="group" pass the graph and the data of agents as shared=')
     moved = messaging.steps.moved()
     check_same(plans, messaging.steps.hosted(), begun=messaging.steps.progress().latest >= 0, moved=moved.keys())
-    # Each is once in the store, however many groups there are.
+    # Each object is stored once in Ray's object store, however many groups there are.
     model_ref, shared_ref = sent("the model", model), sent("shared", shared)
     options_ref = sent("the run's options", options)
     plan_refs = {plan.name: sent("the data of agents", plan) for plan in plans}
@@ -176,7 +179,7 @@ def run(
                 actors[name] = start_run_actor()
             return actors[name].open.remote(messaging, plan_refs[name])
 
-        # All groups are there before the first step begins.
+        # All groups have their mailboxes before the first step begins.
         start_in_turn((partial(start, name) for name in plan_refs), lambda opened: _results([opened]))
         if graph is not None and not moved and messaging.steps.wait_for == WaitFor.SENDERS:
             messaging.steps.declare(senders_of(plans))
@@ -188,13 +191,13 @@ def run(
         with EarlyEnd(messaging.interceptor, all_actors) as end, RunProgress(steps, until, shown=progress) as bar:
             parts = _watch(refs, end, bar)
     except KeyboardInterrupt:
-        for actor in actors.values():  # at once, without a clean end
+        for actor in actors.values():  # kill them at once, without a clean end
             ray.kill(actor)
         raise
     except BaseException:
         leave(list(actors.values()), refs, timeout_s=CALLS_END_S + _CLOSE_S)
         raise
-    if end.asked:  # a late call may still tell one of them to end early
+    if end.asked:  # a late call may still tell one of the actors to end early
         leave(list(actors.values()))
     else:
         kept.keep(actors)
@@ -202,7 +205,7 @@ def run(
 
 
 def _note(messaging: "Messaging", model: object, until: int, options: RunOptions, plans: Sequence[GroupPlan]) -> None:
-    """Record this call beside the event log, if there is one."""
+    """Record this call in the folder of the event log, if there is one."""
     if messaging.log_dir is None:
         return
     facts = {
@@ -228,7 +231,7 @@ def _result(steps: ExperimentSteps, parts: Sequence[GroupResult], until: int) ->
     ordered = sorted(states, key=lambda key: (isinstance(key, str), key))  # ints before strs
     fates = sum((part.fates for part in parts), Counter[str]())
     if ended:
-        steps.wait(ended)  # also for rules that judge the last step
+        steps.wait(ended)  # this also waits for rules that judge the last step
         fates.update(steps.fates_by_rules(ended - 1))
     ids = {group: found for part in parts for group, found in part.ids.items()}
     states = {key: states[key] for key in ordered}
@@ -238,12 +241,12 @@ def _result(steps: ExperimentSteps, parts: Sequence[GroupResult], until: int) ->
 
 
 def _digests(steps: ExperimentSteps, until: int) -> dict[int, str]:
-    """Return the digests of the last steps, as far as they are kept; none without `Steps(digest=True)`."""
+    """Return the digests of the last steps that the server still has, or {} without `Steps(digest=True)`."""
     found: dict[int, str] = {}
     for step in range(max(0, until - _KEPT_STEPS), until):
         try:
             found[step] = steps.digest(step).hex()
-        except UnknownName:  # it was too long ago
+        except UnknownName:  # the step was too long ago
             continue
         except ConfigError:
             break
@@ -251,7 +254,7 @@ def _digests(steps: ExperimentSteps, until: int) -> dict[int, str]:
 
 
 def check_run(model: object, until: object, options: RunOptions) -> None:
-    """Raise ConfigError for arguments of a run that cannot be."""
+    """Raise ConfigError if an argument of a run is invalid."""
     if options.by not in {"agent", "group"}:
         raise ConfigError(f"by={options.by!r} is unknown: write 'agent' or 'group'")
     written = "def person(me, inbox)" if options.by == "agent" else "def crowd(group, step)"
@@ -298,8 +301,8 @@ def check_same(
 ) -> None:
     """Raise ConfigError, which names the difference, unless a run has the groups and agents of `before`.
 
-    Args: `before` are the groups that have steps; unless these have `begun`, more groups may come. Between `moved` ones
-    agents have moved: they stay where they are.
+    Args: `before` has the groups that are members of the steps. If no step has `begun`, more groups may join. Groups in
+    `moved` may have other agents than the plan says, because agents have moved between them.
     """
     now = {plan.name: plan.agents for plan in plans}
     if (begun and before.keys() != now.keys()) or before.keys() - now.keys():

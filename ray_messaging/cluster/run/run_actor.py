@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 
 
 class GroupResult(NamedTuple):
-    """Result of one group: its states after the steps before `until`, and the fates of all that it sent in these.
+    """Result of one group: its states after the steps before `until`, and the count of its messages by fate.
 
-    `ids` are those of the arrays with by="group"; `unheard` counts undeliverable messages by a few addresses.
+    With by="group" `ids` has the agents in the order of the arrays. `unheard` counts undeliverable messages to a few of
+    the addresses on which nobody listens.
     """
 
     states: dict[Any, Any]
@@ -40,7 +41,7 @@ class GroupResult(NamedTuple):
 
 
 class RunOptions(NamedTuple):
-    """How the model of a run is called."""
+    """The options with which the model of a run is called."""
 
     start: Any
     by: str
@@ -49,20 +50,23 @@ class RunOptions(NamedTuple):
 
 
 class RunActor:
-    """Ray actor of one group. All it needs comes by calls, because Ray keeps no large arguments for a restart."""
+    """Ray actor of one group of a run.
+
+    It gets its arguments by calls, not from the constructor, because Ray keeps no large arguments for a restart.
+    """
 
     def __init__(self) -> None:
-        self._since = time.time()  # no module of the user's was imported before
+        self._since = time.time()  # no module of the user was imported before this time
         self._messager: GroupMessager | None = None
         self._loop: StepLoop | None = None
         self._society: Society | None = None
-        self._thread = ModelThread()  # for all runs: clients in a module of the user's are bound to its event loop
-        self._last: int | None = None  # the step to end after, before the run's last one
+        self._thread = ModelThread()  # one for all runs: clients in a user's module are bound to its event loop
+        self._last: int | None = None  # the step after which to end early
 
     async def open(self, messaging: "Messaging", plan: GroupPlan) -> None:
         """Host the group's agents."""
         if self._messager is None:
-            # Agents may have moved before the process was started anew: the directory knows which ones are here.
+            # Agents may have moved before this process was restarted: the directory knows which ones are here.
             moved = await _has_moved(messaging, plan.name)
             try:
                 self._messager = await messaging.open_messager(plan.name, NO_AGENTS if moved else plan.agents)
@@ -85,7 +89,10 @@ class RunActor:
         shared: object,
         plans: Mapping[str, Any],
     ) -> GroupResult:
-        """Run the model up to a step; a step that was not committed runs again. Raises StepFailed."""
+        """Run the model up to a step, exclusive. A step that was not committed runs again.
+
+        Raises: StepFailed if a user's function fails.
+        """
         society, homes = society_of(plan, model, options, shared, self._thread), Homes(plan, plans)
         if isinstance(society, Society):
             society.homes, self._society = homes, society
@@ -110,23 +117,23 @@ class RunActor:
             return GroupResult(society.states, loop.fates, max(loop.committed + 1, 0), society.ids, loop.unheard)
 
     async def end_after(self, last: int) -> None:
-        """End the run after a step, unless it ends before."""
+        """End the run after step `last`, unless it ends earlier."""
         self._last = last
         if self._loop is not None:
             self._loop.until = min(self._loop.until, last + 1)
 
     async def close(self) -> None:
-        """Leave the mailbox, which stays for a resume; remembered calls under way end before that, and are kept."""
+        """Leave the mailbox, which stays on the server for a resume. First let remembered calls end and be kept."""
         if self._society is not None:
             await self._society.end()
         if self._messager is not None:
             await self._messager.close()
 
     async def rest(self) -> None:
-        """Leave the mailbox and forget the run, whose steps have ended: the process stays for the next one."""
+        """Leave the mailbox and forget the run, whose steps have ended. The process stays for the next run."""
         await self.close()
         self._messager = self._loop = self._society = self._last = None
-        gc.collect()  # agents and their group hold each other
+        gc.collect()  # agents and their group refer to each other
 
     def is_current(self) -> bool:
         """Return whether a new process would run the same code: no file of an imported module has changed."""
@@ -135,7 +142,7 @@ class RunActor:
 
 
 def changed_since(time_s: float, file: str) -> bool:
-    """Return whether a file was written after a moment; False where there is none, as in an archive."""
+    """Return whether a file was written after a time. Return False if there is no such file, as in an archive."""
     try:
         return Path(file).stat().st_mtime > time_s
     except OSError:
@@ -149,7 +156,7 @@ def society_of(
     shared: object,
     thread: ModelThread | None = None,
 ) -> "Society | CrowdSociety":
-    """Return the agents of a group, with the model's function, and the thread for it (None: a new one)."""
+    """Return the agents of a group with the model's function, which runs in `thread` (None: a new one)."""
     if options.by == "group":
         return CrowdSociety(plan.name, model, start=options.start, shared=shared, thread=thread)
     return Society(
@@ -166,18 +173,20 @@ def society_of(
 
 
 async def move_agents(messager: "GroupMessager", moves: Mapping[AgentId, str], step: int) -> None:
-    """Move agents of an open step to the groups that they have chosen; raise StepFailed.
+    """Move agents of an open step to the groups that they have chosen.
 
-    An agent that is not here any more stays where it is: another call has moved it, or this step runs again.
+    An agent that has already left is ignored: another call has moved it, or this step runs again.
+
+    Raises: StepFailed if a group does not exist, or an agent cannot move.
     """
-    await messager.subscription.adopt()  # the directory of now
+    await messager.subscription.adopt()  # read the current directory
     for target in sorted({*moves.values()} - {messager.name}):
         wanted = AgentSet.of([agent for agent, to in moves.items() if to == target])
         while leaving := wanted & messager.subscription.hosted:
             try:
                 await messager.move_agents(leaving, to=target)
             except (UnknownName, MoveFailed) as error:
-                if isinstance(error, MoveFailed) or error.kind != "agent":  # else another call was just faster
+                if isinstance(error, MoveFailed) or error.kind != "agent":  # otherwise another call was faster
                     raise step_failed(error, "me.move", messager.name, step, next(iter(leaving))) from error
 
 

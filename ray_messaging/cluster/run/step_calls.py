@@ -26,17 +26,18 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-CALLS_END_S: Final = 30.0  # where a step fails: for remembered calls under way, which cost money
-_END_S: Final = 1.0  # for a model that is told to end, which one that blocks its thread does not hear
+CALLS_END_S: Final = 30.0  # if a step fails, remembered calls in flight get this time, because they cost money
+_END_S: Final = 1.0  # the time for a model to end after it was told to; one that blocks its thread does not notice
 
 _Call = tuple["Agent", Awaitable[object]]
-RESULT = "the result of me.remember"  # in errors, the place of what cannot be kept
+RESULT = "the result of me.remember"  # names in errors where the value is that cannot be kept
 
 
 class StepCalls:
     """The calls of a model for the agents of a group in one step; they run in the model's thread.
 
-    Args: `timeout` is the seconds for one agent; `failed` makes the error for an agent's failure.
+    Args: `timeout` is the number of seconds for one agent (None: no limit); `failed` builds the error for an agent's
+    failure.
     """
 
     def __init__(
@@ -60,11 +61,11 @@ class StepCalls:
         self._running: dict[Agent, float] = {}  # when the call for an agent began
         self._workers: list[asyncio.Task[None]] = []
         self._over = asyncio.Event()
-        self._error: BaseException | None = None  # that ends the step
-        self._end_by: float | None = None  # the model was told to end, and has until then
+        self._error: BaseException | None = None  # the error that ends the step
+        self._end_by: float | None = None  # the time until which the model, which was told to end, may run
 
     async def run(self, step: "Step", agents: "Iterable[tuple[Agent, Messages]]") -> None:
-        """Call the model for agents, ascending; raise the first error."""
+        """Call the model for agents, in ascending order; raise the first error."""
         watched = self._timeout is not None or is_async(self._model)
         try:
             await self._thread.call(self._call_all, step, agents, look=self._look if watched else None)
@@ -72,14 +73,14 @@ class StepCalls:
             self._over.set()
 
     async def end_and_wait(self, error: BaseException) -> None:
-        """Have the calls end with an error; return once they have, or the time of remembered calls is over."""
+        """End the calls with an error. Return when they have ended, or the time of remembered calls is over."""
         self.end(error)
         assert self._end_by is not None
         with suppress(TimeoutError):
             await asyncio.wait_for(self._over.wait(), self._end_by - perf_counter())
 
     def end(self, error: BaseException) -> None:
-        """Have the calls end with an error, from any thread: remembered calls under way have some time for it."""
+        """End the calls with an error, from any thread. Remembered calls in flight get some time to end."""
         under_way = self._remembered is not None and self._remembered.under_way
         if self._end_by is None and self._thread.tell(self._cancel, error):
             self._end_by = perf_counter() + _END_S + (CALLS_END_S if under_way else 0.0)
@@ -88,7 +89,10 @@ class StepCalls:
         self._error = self._error or error
 
     def _look(self) -> float | None:
-        """Return the seconds until the next look; raise the error of a model that does not end by itself."""
+        """Check the time; return the seconds until the next check, or None if none is needed.
+
+        Raises: the error that ends the step, if the model does not end by itself in time.
+        """
         now = perf_counter()
         if self._end_by is None and (late := self._late(now)) is not None:
             self.end(late)
@@ -102,7 +106,7 @@ class StepCalls:
         return min([*self._running.values()], default=now) + self._timeout - now
 
     def _late(self, now: float) -> MessagingError | None:
-        """Return the error for the agent whose call takes too long, or which keeps the others from going on."""
+        """Return the error for the agent whose call takes too long, or that blocks the others; None if none does."""
         began = dict(self._running)
         if self._timeout is None or not began or now - min(began.values()) < self._timeout:
             return None
@@ -123,13 +127,13 @@ class StepCalls:
 
     def _call_all(self, step: "Step", agents: "Iterable[tuple[Agent, Messages]]") -> None:
         calls = self._calls(step, agents)
-        if not is_async(self._model):  # its calls may return awaitables all the same, as those of a decorated one
+        if not is_async(self._model):  # its calls may still return awaitables, for example if it is decorated
             calls = iter([*calls])
         if (first := next(calls, None)) is not None:
             self._thread.wait_for(self._await_all(chain([first], calls)))
 
     def _calls(self, step: "Step", agents: "Iterable[tuple[Agent, Messages]]") -> Iterator[_Call]:
-        """Call the model for agents; yield the calls that are to be awaited. Raises the error of a failure."""
+        """Call the model for agents; yield the calls that are to be awaited. Raises the error of the first failure."""
         for agent, inbox in agents:
             agent.begin(step)
             if self._timeout is not None:
@@ -139,13 +143,13 @@ class StepCalls:
             except (Exception, SystemExit) as error:
                 raise self._failed(agent, error) from error
             if answer is not None and inspect.isawaitable(answer):
-                self._running.pop(agent, None)  # its time begins when it is awaited
+                self._running.pop(agent, None)  # the call's time begins when it is awaited
                 yield agent, answer
             else:
                 self._check_done(agent, answer)
 
     def _check_done(self, agent: "Agent", answer: object) -> None:
-        """Raise the error of a call that returned something, or that was late although nothing could end it."""
+        """Raise an error if a call did not return None, or took too long without being ended."""
         began = self._running.pop(agent, None)
         now = perf_counter()
         if began is not None and self._timeout is not None and now - began > self._timeout:
@@ -154,7 +158,7 @@ class StepCalls:
             raise self._failed(agent, unfit_answer(answer))
 
     async def _await_all(self, calls: Iterator[_Call]) -> None:
-        """Await calls, at most `concurrency` at once; raise the first error, after the remembered calls under way."""
+        """Await calls, at most `concurrency` at once; raise the first error after remembered calls have ended."""
         self._workers = [asyncio.create_task(self._await(calls)) for _ in range(self._concurrency)]
         try:
             await asyncio.gather(*self._workers)
@@ -196,7 +200,7 @@ class StepCalls:
 
 
 def unfit_answer(answer: object, which: str = "me") -> TypeError:
-    """Build the error for a model that returned something else than None; `which` is its first parameter."""
+    """Build the error for a model that did not return None; `which` is the name of its first parameter."""
     found = type(answer).__name__
     return TypeError(
         f"it returned an object of type {found}, and must return None: set {which}.state, and send messages"
@@ -204,10 +208,10 @@ def unfit_answer(answer: object, which: str = "me") -> TypeError:
 
 
 class RememberedCalls:
-    """The calls of one step, by agent and place: the n-th of an agent has the same result each time the step runs.
+    """The remembered calls of one step: the n-th call of an agent has the same result each time the step runs.
 
-    They are made in the event loop of the model, and kept by that in which this is created. Each is a task of its own,
-    which goes on where its agent's step fails: `under_way` are those that have not ended.
+    The calls are made in the model's event loop, and stored by the event loop in which this object is created. Each is
+    a task of its own, which goes on if the step fails. `under_way` has the calls that have not ended.
 
     Args: plain functions run in `threads`.
     """
@@ -215,7 +219,7 @@ class RememberedCalls:
     def __init__(self, memory: CallMemory, threads: Executor, holder: Holder) -> None:
         self.memory = memory
         self.under_way: set[asyncio.Task[Any]] = set()
-        self.ending = False  # the step has failed: no call begins any more
+        self.ending = False  # the step has failed, so no more calls may begin
         self._threads = threads
         self._holder = holder
         self._server_loop = asyncio.get_running_loop()
@@ -246,15 +250,15 @@ class RememberedCalls:
         try:
             return await asyncio.shield(call)
         except asyncio.CancelledError:
-            if not self.ending:  # the model itself gives the call up
+            if not self.ending:  # the model itself has cancelled the call
                 call.cancel()
-                await asyncio.wait({call})  # its place is free before the model goes on
+                await asyncio.wait({call})  # so that its place is free before the model goes on
             raise
 
     def _ended(self, call: asyncio.Task[Any]) -> None:
         self.under_way.discard(call)
         if not call.cancelled():
-            call.exception()  # where its step has failed, nobody asks for it
+            call.exception()  # if the step has failed, nobody else reads it
 
     async def _made(self, caller: "Agent", place: int, function: Callable[[], Any]) -> Any:  # noqa: ANN401 - of a function of the user's
         agent = caller.id
@@ -263,7 +267,7 @@ class RememberedCalls:
             kept = await self._by_server(self.memory.recall(name)) if self.memory.again else None
             encoded = encode_exactly(await self._answer(caller, function), RESULT) if kept is None else kept
         except BaseException:
-            if self._begun[agent] == place:  # a second attempt takes its place, also when the step runs again
+            if self._begun[agent] == place:  # a second attempt then has the same number, also if the step runs again
                 self._begun[agent] -= 1
             else:
                 self._done[agent] += 1
@@ -271,7 +275,7 @@ class RememberedCalls:
         try:
             if kept is None:
                 await self._by_server(self.memory.keep(name, encoded))
-        finally:  # a call that is cut may be kept all the same: no other one takes its place
+        finally:  # a cancelled call may have been kept all the same, so no other one may get its number
             self._done[agent] += 1
         return decode_exactly(encoded)
 
