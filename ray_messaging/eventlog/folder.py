@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
@@ -55,7 +56,7 @@ class StepPosition(NamedTuple):
     outside: dict[str, int]
 
 
-class Segment(NamedTuple):
+class Segment(msgspec.Struct, frozen=True):
     """One piece of the log; `first_row` counts the rows of all earlier segments."""
 
     path: str
@@ -66,8 +67,8 @@ class Segment(NamedTuple):
     exp_id: str
     epoch: int  # the writer's
     size: int  # bytes
-    begun: dict[str, tuple[str, int]]  # stream -> the entry after its cursor, and its rows in the segment
-    taken: dict[str, tuple[int, int]]  # stream -> messages and bytes in this and all earlier segments
+    begun: dict[str, tuple[str, int]] = {}  # stream -> the entry after its cursor, and its rows in the segment
+    taken: dict[str, tuple[int, int]] = {}  # stream -> messages and bytes in this and all earlier segments
     first_s: float | None = None  # earliest sent_at, unix s; None: unknown
     last_s: float | None = None  # latest sent_at
     steps: StepPosition | None = None  # in the experiment's steps; None: the experiment has no steps
@@ -294,7 +295,7 @@ class Folder:
             return _segment(info.path, info.size, meta)
         except ConfigError:  # which is a ValueError
             raise
-        except KeyError as error:
+        except (KeyError, msgspec.ValidationError) as error:
             raise self.damaged(info.path, "its footer lacks what this library writes there") from error
         except (OSError, pa.ArrowInvalid, ValueError, TypeError) as error:
             raise self.damaged(info.path, error) from error
@@ -336,22 +337,9 @@ def _number(name: str) -> int:
 
 
 def _segment(path: str, size: int, meta: dict[str, Any]) -> Segment:
-    return Segment(
-        path,
-        meta["number"],
-        meta["rows"],
-        meta["first_row"],
-        dict(meta["cursors"]),
-        meta["exp_id"],
-        meta["epoch"],
-        size + meta.get("nbytes", 0),  # of the others
-        {stream: (entry, rows) for stream, (entry, rows) in meta.get("begun", {}).items()},
-        {stream: (messages, nbytes) for stream, (messages, nbytes) in meta.get("taken", {}).items()},
-        meta.get("first_s"),
-        meta.get("last_s"),
-        None if meta.get("steps") is None else StepPosition(*meta["steps"]),
-        tuple(f"{path.rpartition('/')[0]}/{name}" for name in meta.get("others", ())),
-    )
+    """Return a segment from what its footer has; raise msgspec.ValidationError."""
+    others = [f"{path.rpartition('/')[0]}/{name}" for name in meta.get("others", ())]
+    return msgspec.convert(meta | {"path": path, "size": size + meta.get("nbytes", 0), "others": others}, Segment)
 
 
 def _advice(error: OSError) -> str:

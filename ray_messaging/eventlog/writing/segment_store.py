@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -264,7 +265,7 @@ async def with_folder_lock(folder: Folder, work: Callable[[], T], pause: Callabl
 
 def _without_cursors(segment: Segment) -> Segment:
     """Return a segment without its cursors, which only the newest segment needs."""
-    return segment._replace(cursors={}, begun={}, taken={})
+    return msgspec.structs.replace(segment, cursors={}, begun={}, taken={})
 
 
 def _times(tables: Sequence[pa.Table]) -> tuple[Any, Any]:
