@@ -1,9 +1,9 @@
-"""Data directory of an embedded server: its locks, handover to a successor, and removal.
+"""Data directory of an embedded server: its locks, the handover to a successor, and its removal.
 
 The guard, a script outside the package, loads this file as well, so it imports the standard library only.
 
-Two file locks (flock) show which processes are alive. The guard and Valkey hold the exclusive lock: two servers never
-run on one directory. The owner holds the shared owner lock: it protects the data after the guard was killed.
+Two file locks (flock) show which processes are alive. The guard and Valkey hold the exclusive lock, so that two servers
+never run on one directory. The owner holds the shared owner lock, which protects the data even if the guard was killed.
 """
 
 import fcntl
@@ -18,24 +18,28 @@ from typing import Final
 TEMPORARY_PREFIX: Final = "ray_messaging-valkey-"
 LOCK_NAME: Final = ".ray_messaging.lock"
 OWNER_NAME: Final = ".ray_messaging.owner"
-SUCCESSOR_NAME: Final = ".ray_messaging.successor"  # a successor of the owner waits for the guard's lock
-AWAITED_NAME: Final = ".ray_messaging.heir"  # a successor may come; its mtime: first seen without owner and guard
+SUCCESSOR_NAME: Final = ".ray_messaging.successor"  # exists while a successor of the owner waits for the guard's lock
+AWAITED_NAME: Final = ".ray_messaging.heir"  # exists if a successor may come; mtime: when owner and guard were gone
 CONFIG_NAME, LOG_NAME = "valkey.conf", "valkey.log"
 APPEND_ONLY_NAME: Final = "appendonlydir"
 LOG_LINES: Final = 20
 LOCK_TIMEOUT_S: Final = 0.5  # a killed server loses its lock within milliseconds
-KEPT_TIMEOUT_S: Final = 2.0  # the owner of a server whose driver was killed ends a moment later
+KEPT_TIMEOUT_S: Final = 2.0  # if a driver was killed, the owner of its server ends a moment later
 PAUSE_S: Final = 0.02
-AWAITED_S: Final = 60.0  # Ray starts a successor sooner, or the experiment has ended
+AWAITED_S: Final = 60.0  # Ray starts a successor sooner than this, unless the experiment has ended
 STOPPING: Final = b"stopping"
 
 
 class CannotStart(Exception):
-    """The server cannot start; `args` are kind (data_dir, port or server), reason and last log lines."""
+    """The server cannot start. `args` are the kind (data_dir, port or server), the reason, and the last log lines."""
 
 
 def take_lock(path: Path, *, create: bool) -> int:
-    """Lock a directory; raise BlockingIOError if it is locked, FileNotFoundError if it has no lock file."""
+    """Lock a directory; return the lock's file descriptor.
+
+    Raises: BlockingIOError if another process has the lock, FileNotFoundError if there is no lock file (without
+    `create`).
+    """
     name = path / LOCK_NAME
     lock = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o600)
     try:
@@ -50,13 +54,13 @@ def take_lock(path: Path, *, create: bool) -> int:
 
 
 def mark(lock: int, holder: bytes) -> None:
-    """Write the lock's holder into the lock file."""
+    """Write a description of the lock's holder into the lock file."""
     os.pwrite(lock, holder, 0)  # before truncating: on a full disk only a write without a new block succeeds
     os.ftruncate(lock, len(holder))
 
 
 def lock_as_owner(path: Path) -> int:
-    """Protect a directory from sweeps for as long as the returned file descriptor is open; raises OSError."""
+    """Protect a directory from sweeps while the returned file descriptor is open; raise OSError if that fails."""
     owner = os.open(path / OWNER_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     fcntl.flock(owner, fcntl.LOCK_SH)  # only a sweep takes it exclusively, for an instant
     return owner
@@ -78,14 +82,14 @@ def has_owner(path: Path) -> bool:
 
 
 def expect_successor(path: Path) -> None:
-    """Protect a directory from sweeps until a successor of its owner has had time to come."""
+    """Protect a directory from sweeps until a successor of its owner has had time to appear."""
     awaited = path / AWAITED_NAME
     awaited.touch(mode=0o600)
     os.utime(awaited, (0, 0))
 
 
 def _expects_successor(path: Path) -> bool:
-    """Return whether a successor may still come to a directory that this process has locked."""
+    """Return whether a successor may still appear for a directory that this process has locked."""
     awaited = path / AWAITED_NAME
     if not awaited.exists():
         return False
@@ -97,7 +101,10 @@ def _expects_successor(path: Path) -> bool:
 
 
 def make_temporary(path: Path, busy: Callable[[], None]) -> int:
-    """Make a directory and lock it; first sweep the directories that killed guards left beside it."""
+    """Make a directory and lock it; return the lock.
+
+    First, directories that killed guards left beside it are removed.
+    """
     sweep(path.parent, busy)
     while True:
         path.mkdir(mode=0o700)
@@ -106,7 +113,10 @@ def make_temporary(path: Path, busy: Callable[[], None]) -> int:
 
 
 def open_kept(path: Path, busy: Callable[[], None]) -> int:
-    """Lock a user's directory; wait while a server without an owner stops there. Raise CannotStart if one runs."""
+    """Lock a user's directory; return the lock. A server without owner that stops there is awaited.
+
+    Raises: CannotStart if another server runs on the directory, or it cannot be used.
+    """
     deadline = time.monotonic() + KEPT_TIMEOUT_S
     try:
         while True:
@@ -129,7 +139,10 @@ def open_kept(path: Path, busy: Callable[[], None]) -> int:
 
 
 def take_over(path: Path, timeout_s: float, busy: Callable[[], None]) -> int:
-    """Lock a directory that holds our data; a guard without an owner hands it over. Raises CannotStart."""
+    """Lock a directory that holds this owner's data; return the lock. A guard without owner hands the directory over.
+
+    Raises: CannotStart if another server goes on running on it, or the data are gone.
+    """
     deadline = time.monotonic() + timeout_s
     try:
         while True:
@@ -165,7 +178,10 @@ def sweep(root: Path, busy: Callable[[], None]) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a locked directory, its lock file last: a later sweep can continue."""
+    """Remove a locked directory.
+
+    Its lock file is removed last, so that a later sweep can continue if this one is cut off.
+    """
     for child in path.iterdir():
         if child.is_dir() and not child.is_symlink():
             shutil.rmtree(child, ignore_errors=True)
@@ -176,7 +192,10 @@ def remove(path: Path) -> None:
 
 
 def erase(path: Path) -> None:
-    """Remove the files of a stopped server from a user's directory, which stays where it has others. Raises OSError."""
+    """Remove the files of a stopped server from a user's directory, and the directory if it is empty then.
+
+    Raises: OSError if a file cannot be removed.
+    """
     lock = take_lock(path, create=True)
     try:
         shutil.rmtree(path / APPEND_ONLY_NAME)
@@ -191,7 +210,10 @@ def erase(path: Path) -> None:
 
 
 def discard(path: Path) -> None:
-    """Remove the directory of a killed guard, once its server, which dies with it, has released the lock."""
+    """Remove the directory of a killed guard, once its server has released the lock.
+
+    That server dies with the guard.
+    """
     deadline = time.monotonic() + LOCK_TIMEOUT_S
     while True:
         try:
@@ -210,7 +232,7 @@ def discard(path: Path) -> None:
 
 
 def last_lines(path: Path, start: int = 0) -> str:
-    """Return the last lines of the server's log, from byte `start` on."""
+    """Return the last lines of the server's log, from byte `start` on; "" if there is no log."""
     with suppress(OSError), (path / LOG_NAME).open("rb") as file:
         file.seek(max(start, file.seek(0, os.SEEK_END) - 8192))
         return "\n".join(file.read().decode(errors="replace").splitlines()[-LOG_LINES:])

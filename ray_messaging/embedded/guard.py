@@ -1,15 +1,15 @@
-"""Guard of one Valkey server: starts it, has its data written, stops it after its owner's end, and cleans up.
+"""Guard of one Valkey server: it starts the server, stops it after the owner's end, and cleans up.
 
-A script for `python -S -E -I`. It is never imported, and imports only fast modules of the standard library.
+It is a script for `python -S -E -I`. It is never imported, and imports only fast modules of the standard library.
 
     owner -> stdin   one line of JSON, the order; then `r` and a line of JSON, the configuration: start a dead server
                      again, or `s`: stop
     owner <- stdout  one line of JSON per event: waiting, ready, failed, died; EOF: everything is cleaned up
 
-After an owner's end without an `s`, the server runs on for `grace_s` and waits for a successor, but not longer than
-the process `host_pid` lives, which starts successors. When the guard is killed, Valkey is killed with it (PDEATHSIG);
-the owner then starts a new guard on the same data. Without an owner, the next guard sweeps a temporary directory.
-After the server of an owner that died, the order's `epilogue` runs: a command that works on the data left.
+If an owner ends without an `s`, the server runs on for `grace_s` and waits for a successor, but no longer than the
+process `host_pid` lives, which starts successors. If the guard is killed, Valkey is killed with it (PDEATHSIG); the
+owner then starts a new guard on the same data. If there is no owner, the next guard removes the temporary directory.
+After the server of an owner that died, the order's `epilogue` runs: a command that works on the remaining data.
 """
 
 import ctypes
@@ -33,35 +33,35 @@ else:
     from ray_messaging.embedded import data_directory
     from ray_messaging.embedded.guard_watch import Fsync, HandedOver, Ordered, Port, Stopped, Watch, listens
 
-ANSWER_TIMEOUT_S: Final = 8.0  # without an answer or any work; below the owner's 10 s
+ANSWER_TIMEOUT_S: Final = 8.0  # time in which the server neither answers nor works; below the owner's limit of 10 s
 READY_POLL_S: Final = 0.01
 PROBE_TIMEOUT_S: Final = 0.25  # another program on the port may never answer
-STOP_TIMEOUT_S: Final = 5.0  # for the last fsync; after it SIGKILL
-# Only copied replies count for a client's output limit; others could fill the memory. Older servers copy each.
+STOP_TIMEOUT_S: Final = 5.0  # time for the last fsync, after which the server is killed
+# Only copied replies count toward a client's output limit; others could fill the memory. Older servers copy all.
 COPY_REPLIES: Final = "CONFIG SET min-string-size-avoid-copy-reply 1073741824"
 TRUNCATED: Final = "loaded anyway because aof-load-truncated is enabled"
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # of linux/prctl.h
 
 
 def send_event(event: str, **facts: object) -> None:
-    """Send an event to the owner, if it lives."""
+    """Send an event to the owner, if it is alive."""
     with suppress(OSError):
         os.write(1, json.dumps({"event": event, **facts}).encode() + b"\n")
 
 
 def busy() -> None:
-    """Send a sign of life to the owner."""
+    """Tell the owner that the guard is alive, but not ready yet."""
     send_event("waiting")
 
 
 def prctl(option: int, value: int) -> None:
-    """Set an attribute of this process; raise OSError."""
+    """Set an attribute of this process; raise OSError if that fails."""
     if ctypes.CDLL(None, use_errno=True).prctl(option, ctypes.c_ulong(value)) != 0:
         raise OSError(ctypes.get_errno(), f"prctl({option}, {value}) failed")
 
 
 class Valkey:
-    """One Valkey process in a data directory."""
+    """One Valkey process that runs in a data directory."""
 
     def __init__(self, order: dict[str, Any], path: Path, lock: int) -> None:
         self._order = order
@@ -99,7 +99,7 @@ class Valkey:
             os._exit(127)
 
     def exited(self) -> str | None:
-        """Return how the process ended, or None while it runs; it stays a zombie, so that its pid is not reused."""
+        """Return how the process ended, or None while it runs. It stays a zombie, so that its pid is not reused."""
         end = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if end is None:
             return None
@@ -111,7 +111,10 @@ class Valkey:
         return data_directory.last_lines(self._path, self._log_start)
 
     def wait_ready(self, watch: Watch) -> None:
-        """Wait until the server answers; raise CannotStart or Stopped."""
+        """Wait until the server answers.
+
+        Raises: CannotStart if it ends or does not answer; Stopped if the owner ends, or orders to stop.
+        """
         worked = -1
         while not self.ask("PING").startswith(b"+OK\r\n+PONG"):
             if self.exited():
@@ -130,7 +133,10 @@ class Valkey:
         return int(fields[11]) + int(fields[12])  # user and system time
 
     def ask(self, command: str) -> bytes:
-        """Return the answers to AUTH and a command, b"" where there are none; only our own server gets the password."""
+        """Return the answers to AUTH and a command, or b"" if there are none.
+
+        The password is sent only to this very process.
+        """
         answer, address = b"", (self._order["host"], self._order["port"])
         if not listens(self.pid, address[1]):
             return b""
@@ -141,7 +147,7 @@ class Valkey:
         return answer
 
     def take_fsync(self) -> bool:
-        """Have Valkey do the fsync of each second from now on; return whether it does."""
+        """Tell Valkey to do the fsync of each second itself from now on; return whether it does."""
         return self.ask("CONFIG SET appendfsync everysec").endswith(b"+OK\r\n+OK\r\n")
 
     def stop(self) -> None:
@@ -163,7 +169,10 @@ class Valkey:
 
 
 def serve(order: dict[str, Any], path: Path, lock: int, port: Port, watch: Watch) -> None:
-    """Run the server until it dies, or could not start; raise Stopped, or HandedOver."""
+    """Run the server until it dies or cannot start.
+
+    Raises: Stopped if the owner has ended or ordered a stop, HandedOver if a successor wants the data.
+    """
     try:
         port.open()
         valkey = Valkey(order, path, lock)
@@ -194,12 +203,12 @@ def serve(order: dict[str, Any], path: Path, lock: int, port: Port, watch: Watch
 
 
 def send_failure(error: data_directory.CannotStart) -> None:
-    """Send the reason why the server does not start."""
+    """Tell the owner why the server does not start."""
     send_event("failed", **dict(zip(("kind", "reason", "log"), error.args, strict=True)))
 
 
 def read_line() -> Any:  # noqa: ANN401 - what JSON holds
-    """Read a line of JSON from the owner; raise Stopped where it has ended."""
+    """Read a line of JSON from the owner; raise Stopped if the owner has ended."""
     line = io.FileIO(0, closefd=False).readline()  # unbuffered: a following order stays in the pipe
     if not line.endswith(b"\n"):
         raise Stopped
@@ -207,7 +216,7 @@ def read_line() -> Any:  # noqa: ANN401 - what JSON holds
 
 
 def run_epilogue(order: dict[str, Any], umask: int) -> None:
-    """Replace the guard by the command that follows a server whose owner died."""
+    """Replace the guard process by the command that must follow a server whose owner died."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nothing, stream)
@@ -216,7 +225,10 @@ def run_epilogue(order: dict[str, Any], umask: int) -> None:
 
 
 def guard(owner: int, umask: int) -> None:
-    """Carry out the owner's orders, and clean up; raise CannotStart, Stopped or HandedOver."""
+    """Carry out the owner's orders, and clean up.
+
+    Raises: CannotStart if the data directory cannot be used; Stopped or HandedOver at the end.
+    """
     watch = Watch(owner)
     order = read_line()
     path, temporary = Path(order["path"]), order["temporary"]

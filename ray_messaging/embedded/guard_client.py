@@ -1,4 +1,4 @@
-"""Client of the guard process, in the owner of an embedded server."""
+"""Client of the guard process. It runs in the owner of an embedded server."""
 
 import json
 import os
@@ -18,7 +18,7 @@ GUARD: Final = Path(__file__).with_name("guard.py")
 
 
 class GuardClient:
-    """A guard process and the pipes to it. Any thread may call `event`; `gone` is true once the guard has ended."""
+    """A guard process and the pipes to it. Any thread may call `event`. `gone` is True once the guard has ended."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(  # noqa: S603 - our own file
@@ -37,14 +37,14 @@ class GuardClient:
         self.gone = False
 
     def start(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Send the order; return its outcome, the event ready or failed."""
+        """Send the order to start; return the outcome, an event "ready" or "failed"."""
         answer = self._ask(json.dumps(order).encode() + b"\n")
         if answer["event"] == "ready":
             self._process.wait()  # the process that was started ends after it forks the guard
         return answer
 
     def restart(self, config: str) -> dict[str, Any]:
-        """Make the guard start a dead server again; return the event ready or failed."""
+        """Make the guard start a dead server again; return the outcome, an event "ready" or "failed"."""
         return self._ask(b"r" + json.dumps(config).encode() + b"\n")
 
     def _ask(self, words: bytes) -> dict[str, Any]:
@@ -60,7 +60,7 @@ class GuardClient:
         return {"event": "failed", "kind": "server", "reason": reason, "log": ""}
 
     def event(self, timeout_s: float | None) -> dict[str, Any] | None:
-        """Return the next event, or None after the timeout; after the guard's end always {"event": "gone"}."""
+        """Return the next event, or None after the timeout. After the guard's end it is always {"event": "gone"}."""
         while True:
             with self._lock:
                 if event := self._read():
@@ -88,7 +88,10 @@ class GuardClient:
         return event
 
     def stop(self, guard_pid: int | None) -> None:
-        """Make the guard stop the server and clean up, and wait for its end; kill a guard that takes too long."""
+        """Make the guard stop the server and clean up, and wait for its end. A guard that takes too long is killed.
+
+        Args: guard_pid is the guard's process id; None: it is not known.
+        """
         with suppress(OSError, ValueError):
             self._orders.write(b"s")  # closing is not enough: a forked child may hold the pipe open
         self._orders.close()

