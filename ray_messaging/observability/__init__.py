@@ -1,1 +1,1 @@
-"""Observation of experiments: health checks, and the observer for metrics and traces."""
+"""Observation of experiments: health checks, metrics and traces."""

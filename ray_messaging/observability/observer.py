@@ -1,48 +1,48 @@
-"""Observer of a messager: the calls on which metrics hang."""
+"""Observer: the calls by which a messager reports its events, for metrics."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 
 class Observer:
-    """Receiver of a messager's events; every method does nothing until a subclass overrides it.
+    """Receiver of a messager's events. Every method does nothing unless a subclass overrides it.
 
     A messager calls it once per batch, frame, fetch or attempt, on its event loop, and never per message. A method must
     return quickly and must not raise: an error in it is an error of the send or fetch that called it.
     """
 
     def batch_taken(self, messages: int, seconds: float) -> None:
-        """Note that a batch collects no more messages; `seconds` since the first of them was accepted."""
+        """Observe that a batch collects no more messages, `seconds` after its first message was accepted."""
 
     def batch_judged(self, messages: int, seconds: float) -> None:
-        """Note that the interceptor gave its verdicts on a batch, and how long that took."""
+        """Observe that the interceptor has given its verdicts on a batch, after `seconds`."""
 
     def batch_sent(self, fates: NDArray[np.uint8], seconds: float) -> None:
-        """Note that all messages of a batch have a fate, as indices into `receipt.FATES` (behind them: unknown).
+        """Observe that all messages of a batch have a fate, `seconds` after the first one was accepted.
 
-        Args: seconds since the first of them was accepted.
+        Args: fates are indexes into `receipt.FATES`; an index beyond these means that the fate is unknown.
         """
 
     def messages_blocked(self, rule: str, messages: int) -> None:
-        """Note that a rule blocked messages of a batch."""
+        """Observe that a rule has blocked messages of a batch."""
 
     def frame_written(self, mailbox: str, messages: int, nbytes: int) -> None:
-        """Note that the server has a frame of messages for a mailbox."""
+        """Observe that the server has accepted a frame of messages for a mailbox."""
 
     def call_made(self, frames: int, seconds: float) -> None:
-        """Note that the server has answered a call that writes frames, and how long that took."""
+        """Observe that the server has answered a call that writes frames, after `seconds`."""
 
     def messages_fetched(self, messages: int) -> None:
-        """Note that a fetch returned messages."""
+        """Observe that a fetch has returned messages."""
 
     def fetch_delayed(self, seconds: float) -> None:
-        """Note how old the oldest of the messages is that a fetch returned: by the clocks of sender and receiver."""
+        """Observe the age of the oldest message that a fetch returned, by the clocks of sender and receiver."""
 
     def step_committed(self, step: int, seconds: float) -> None:
-        """Note that a driver has committed a step, and how long it had it open."""
+        """Observe that a driver has committed a step that it had open for `seconds`."""
 
     def connected(self, server: str) -> None:
-        """Note a new connection to the server: the first one, or one in place of a broken one."""
+        """Observe that there is a new connection to the server: the first one, or one that replaces a broken one."""
 
     def retried(self, server: str, error: BaseException) -> None:
-        """Note that a call to the server failed and is made again."""
+        """Observe that a call to the server has failed and will be made again."""

@@ -1,1 +1,1 @@
-"""Findings about a server and its actors, from facts that were collected elsewhere."""
+"""Health checks: findings about a server and its actors, made from facts that were collected elsewhere."""

@@ -1,4 +1,4 @@
-"""Health checks of actors, from their own reports and from Ray's facts."""
+"""Health checks of actors, made from their own reports and from Ray's facts about them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -55,7 +55,7 @@ _COUNTERS = {
 
 
 def check_actors(actors: Sequence[ActorFacts]) -> list[Finding]:
-    """Return the findings about actors; healthy groups share one line."""
+    """Return the findings about actors. The first one sums up those that answer."""
     found = [finding for actor in actors for finding in check_actor(actor)]
     problems = worst_first(finding for finding in found if finding.level != "ok")
     if len(problems) > SHOWN:

@@ -1,4 +1,4 @@
-"""Findings of a health check, each with a level and a remedy where one is needed, and the reports behind them."""
+"""Findings of a health check, each with a level, and with a remedy if it needs one; and the reports behind them."""
 
 import shutil
 from collections.abc import Callable, Iterable
@@ -16,7 +16,7 @@ LEVELS: tuple[Level, ...] = ("ok", "warning", "critical")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The state (`value`) of one subject, its level, and a remedy where it is not ok."""
+    """The state (`value`) of one subject, its level, and a remedy if the level is not ok."""
 
     level: Level
     what: str
@@ -28,23 +28,23 @@ class Finding:
 
 
 def ok(what: str, value: str) -> Finding:
-    """Build a finding with nothing to do."""
+    """Build a finding for which nothing must be done."""
     return Finding("ok", what, value)
 
 
 def warning(what: str, value: str, remedy: str) -> Finding:
-    """Build a finding about future harm: if it continues, or if something else fails."""
+    """Build a finding about possible harm: if the state continues, or if something else fails."""
     return Finding("warning", what, value, remedy)
 
 
 def critical(what: str, value: str, remedy: str) -> Finding:
-    """Build a finding about present harm."""
+    """Build a finding about harm that is being done now."""
     return Finding("critical", what, value, remedy)
 
 
 @dataclass(frozen=True)
 class Health:
-    """All findings about a subject; ok where every finding is ok."""
+    """All findings about a subject. It is ok if every finding is ok."""
 
     subject: str
     findings: list[Finding] = field(default_factory=list)
@@ -69,7 +69,7 @@ class Health:
         return [finding for finding in self.findings if finding.what == what]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a dict for JSON."""
+        """Return the findings as a dict of JSON's types."""
         return {
             "subject": self.subject,
             "level": self.level,
@@ -92,7 +92,7 @@ class Health:
 
 
 def worst_first(findings: Iterable[Finding]) -> list[Finding]:
-    """Sort findings by level, stably."""
+    """Return the findings sorted by level, the worst first. Findings of the same level keep their order."""
     return sorted(findings, key=lambda finding: -LEVELS.index(finding.level))
 
 
@@ -131,7 +131,7 @@ class Disk:
 
     @classmethod
     def of(cls, path: str) -> "Disk | None":
-        """Return the disk space of a folder, which need not exist yet; None for a URI."""
+        """Return the disk space of a folder, which need not exist yet; None if the path is a URI."""
         if "://" in path:
             return None
         folder = Path(path)
@@ -145,8 +145,9 @@ class Disk:
 class Report:
     """An actor's report of its clock (unix s), loops and counters.
 
-    `error` is the reason why it does not work. `remedy` is the action to take; without one the actor retries itself.
-    `late` are groups that hold up a step, each with a remedy. `metrics` are counts since the actor's process began.
+    `error` is the reason why the actor does not work ("": it works). `remedy` is what to do about it; if it is "", the
+    actor retries by itself. `late` has the groups that hold up a step, each with a remedy. `metrics` are counts since
+    the actor's process began.
     """
 
     now: float
@@ -163,8 +164,8 @@ class Report:
 class ActorFacts:
     """Facts about one actor.
 
-    `name` is interceptor, log, group 'x', or SERVER_ACTOR. `state` is Ray's (ALIVE, RESTARTING, DEAD ...). `why` is the
-    reason of a missing report. `skew_s` is its clock minus ours, plus or minus `margin_s`.
+    `name` is "interceptor", "log", "group 'x'" or SERVER_ACTOR. `state` is Ray's (ALIVE, RESTARTING, DEAD ...). `why`
+    says why there is no report. `skew_s` is the actor's clock minus that of this process, plus or minus `margin_s`.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Health checks of mailboxes, the event log's backlog and dead letters, from the server's data."""
+"""Health checks of mailboxes, the event log's backlog and dead letters, made from the server's data."""
 
 from collections.abc import Callable, Collection, Iterator
 
@@ -13,13 +13,16 @@ from ray_messaging.observability.health.findings import (
 )
 from ray_messaging.transports.server_facts import Kept, Mailbox
 
-OLD_S = 300.0  # steps of a simulation are shorter
-SHOWN = 20  # findings of one kind
+OLD_S = 300.0  # age of a message from which it is reported: steps of a simulation are shorter
+SHOWN = 20  # most findings of one kind
 MANY_NAMES = 500
 
 
 def check_kept(kept: Kept, dead_owners: Collection[str] = ()) -> list[Finding]:
-    """Return the findings about an experiment's data on the server; some owners are known to be dead."""
+    """Return the findings about an experiment's data on the server.
+
+    Args: dead_owners are those owners of mailboxes that are known to be dead.
+    """
     return [*_mailboxes(kept, dead_owners), _names(kept), *_log(kept), _dead_letters(kept)]
 
 
@@ -43,7 +46,7 @@ def _mailboxes(kept: Kept, dead_owners: Collection[str]) -> list[Finding]:
 
 
 def _names(kept: Kept) -> Finding:
-    """Check the number of closed names: each has a mailbox and sender state, and every sender knows it."""
+    """Check the number of names of closed messagers. Each has a mailbox and sender state, and every sender knows it."""
     closed = sum(mailbox.waits_for_its_name for mailbox in kept.mailboxes)
     text = f"{closed:,} of messagers that are closed are kept, until they are removed"
     if kept.mailboxes_in_all > len(kept.mailboxes):
@@ -96,7 +99,7 @@ def _mailbox(mailbox: Mailbox, *, dead: bool) -> Iterator[Finding]:
 
 
 def _service(name: str, mailbox: Mailbox) -> Iterator[Finding]:
-    """Check the service of a mailbox: whether it has ended, and whether its handlers fail."""
+    """Check the service of a mailbox: whether it has ended, and whether its handlers have failed."""
     if mailbox.ended:
         yield critical(
             name,
@@ -113,7 +116,10 @@ def _service(name: str, mailbox: Mailbox) -> Iterator[Finding]:
 
 
 def _problems(name: str, remedy: str, *used: tuple[int, int, Callable[[int], str]]) -> list[Finding]:
-    """Return the findings about amounts near their limits; each is its number, its limit (0: none), and its text."""
+    """Return the findings about amounts that are near their limits.
+
+    Args: each of `used` is an amount, its limit (0: none), and a function that formats both.
+    """
     found = [usage_of_limit(name, number, limit, shown, remedy) for number, limit, shown in used if limit]
     return [finding for finding in found if finding.level != "ok"]
 

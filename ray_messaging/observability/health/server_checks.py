@@ -1,4 +1,4 @@
-"""Health checks of a server, from its own facts."""
+"""Health checks of a server, made from its own facts."""
 
 from collections.abc import Iterator
 
@@ -37,7 +37,11 @@ def check_server(
     embedded: bool = False,
     wait_replicas: int = 0,
 ) -> list[Finding]:
-    """Return the findings about a server, also about one that did not answer; `wait_replicas` is the setting."""
+    """Return the findings about a server, which may not have answered.
+
+    Args: `allow_eviction` and `wait_replicas` are the experiment's settings; `embedded` says whether this is an
+    embedded server.
+    """
     if facts.refused:
         remedy = "give another user, or this one the rights: see docs/operations.md"
         return [critical("server", facts.error, remedy), *_rights(facts)]
@@ -123,7 +127,7 @@ def _clock(facts: ServerFacts) -> Finding:
 
 
 def check_clock(what: str, skew_s: float, margin_s: float) -> Finding:
-    """Check a clock's lead over ours, in seconds, with a margin."""
+    """Check how far a clock is ahead of this process's clock, in seconds, give or take the margin."""
     if abs(skew_s) - margin_s > SKEW_S:
         return warning(
             what,

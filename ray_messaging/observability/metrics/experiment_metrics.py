@@ -10,7 +10,7 @@ from ray_messaging.transports.server_facts import Kept, ServerFacts
 
 
 class ExperimentFacts(NamedTuple):
-    """What actors and server have answered about themselves (None: the server was not asked), and the findings."""
+    """What actors and server have answered about themselves, and the findings. `server` is None if it was not asked."""
 
     actors: list[ActorFacts]
     server: ServerFacts | None
@@ -26,7 +26,7 @@ _LOG: dict[str, tuple[str, Kind, str]] = {
 
 
 def families_of(exp_id: str, facts: ExperimentFacts | None) -> list[Family]:
-    """Return the metrics of an experiment; None: it gave no answer."""
+    """Return the metrics of an experiment. If `facts` is None, the experiment did not answer."""
     found: list[Family] = [single("up", "gauge", "Whether the experiment answered", float(facts is not None))]
     if facts is not None:
         levels = Counter(finding.level for finding in facts.findings)
@@ -72,7 +72,7 @@ def of_interceptor(stats: dict[str, Any]) -> Iterator[Family]:
 
 
 def of_mailboxes(kept: Kept) -> Iterator[Family]:
-    """Yield the metrics of the mailboxes, as the server has them."""
+    """Yield the metrics of the mailboxes, from the server's data."""
     waiting = {mailbox.name: mailbox.messages - mailbox.acked for mailbox in kept.mailboxes}
     ages = {mailbox.name: mailbox.oldest_s or 0.0 for mailbox in kept.mailboxes}
     yield gauge("mailbox_messages", "Messages that wait in a mailbox", waiting, "mailbox")

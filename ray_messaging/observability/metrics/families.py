@@ -1,11 +1,11 @@
-"""Families of samples, as Prometheus has them: plain data that actors send; and their text."""
+"""Families of samples, as in Prometheus: plain data that actors can send, and their format as text."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
-Labels = tuple[tuple[str, str], ...]  # name and value of each
+Labels = tuple[tuple[str, str], ...]  # name and value of each label
 Kind = Literal["counter", "gauge", "histogram"]
 
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -13,7 +13,11 @@ MESSAGES = (1.0, 4.0, 16.0, 64.0, 256.0, 1_024.0, 4_096.0, 16_384.0)
 
 
 class Distribution(NamedTuple):
-    """Counts of observed values: those up to each bound and above the one before, and those above all bounds."""
+    """How many observed values fell into each bucket.
+
+    `counts[i]` are those above the bound before, up to and with `bounds[i]`; the last count has those above all bounds.
+    `total` is the sum of all values.
+    """
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
@@ -21,14 +25,14 @@ class Distribution(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """A value with its labels; of a histogram, a distribution."""
+    """A value with its labels. The value of a histogram is a distribution."""
 
     labels: Labels
     value: "float | Distribution"
 
 
 class Family(NamedTuple):
-    """Samples of one name; counters count from the start of their process."""
+    """Samples of one metric. Counters count from the start of their process."""
 
     name: str
     kind: Kind
@@ -37,7 +41,7 @@ class Family(NamedTuple):
 
 
 class NamedValue(NamedTuple):
-    """One value under the name that Prometheus has for it, as `messages_total` or `send_seconds_bucket`."""
+    """One value under the name that it has in Prometheus, such as `messages_total` or `send_seconds_bucket`."""
 
     name: str
     labels: Labels
@@ -45,7 +49,7 @@ class NamedValue(NamedTuple):
 
 
 class Histogram:
-    """Distribution of values that are observed one by one."""
+    """A distribution that is built from values observed one by one."""
 
     __slots__ = ("_bounds", "_counts", "_total")
 
@@ -60,7 +64,7 @@ class Histogram:
         self._total += value
 
     def distribution(self) -> Distribution:
-        """Return what was observed until now."""
+        """Return the distribution of all values observed so far."""
         return Distribution(self._bounds, tuple(self._counts), self._total)
 
 
@@ -80,7 +84,7 @@ def single(name: str, kind: Kind, about: str, value: "float | Distribution") -> 
 
 
 def labelled(families: Iterable[Family], **labels: str) -> list[Family]:
-    """Return the families with more labels on each sample, before their own."""
+    """Return the families with more labels on each sample. The new labels come first."""
     more = tuple(labels.items())
     return [
         family._replace(samples=[Sample(more + sample.labels, sample.value) for sample in family.samples])
@@ -89,7 +93,7 @@ def labelled(families: Iterable[Family], **labels: str) -> list[Family]:
 
 
 def joined(families: Iterable[Family]) -> list[Family]:
-    """Join the samples of families of one name, in the order of the first ones."""
+    """Join families of the same name to one. The families keep the order in which their names first appear."""
     found: dict[str, Family] = {}
     for family in families:
         if family.name in found:
@@ -100,7 +104,7 @@ def joined(families: Iterable[Family]) -> list[Family]:
 
 
 def named_values(family: Family) -> Iterator[NamedValue]:
-    """Yield the values of a family: of a histogram those of its buckets, their count and their sum."""
+    """Yield the values of a family. A histogram has those of its buckets, their count and their sum."""
     suffix = "_total" if family.kind == "counter" else ""
     for labels, value in family.samples:
         if not isinstance(value, Distribution):
@@ -117,7 +121,10 @@ PREFIX = "ray_messaging_"
 
 
 def prometheus_text(families: Iterable[Family]) -> str:
-    """Return families as text; without prometheus-client raise an ImportError that says how to install it."""
+    """Return families in Prometheus' text format.
+
+    Raises: ImportError, which says how to install prometheus-client, if it is not installed.
+    """
     try:
         from prometheus_client import generate_latest  # noqa: PLC0415 - an extra
     except ImportError as error:
@@ -126,7 +133,7 @@ def prometheus_text(families: Iterable[Family]) -> str:
 
 
 class _Collected:
-    """Families, as a registry of prometheus-client has them."""
+    """Families in the form of a collector of prometheus-client."""
 
     def __init__(self, families: Iterable[Family]) -> None:
         self._families = joined(families)

@@ -81,7 +81,7 @@ class MessagerMetrics(Observer):
         self._retries += 1
 
     def families(self, stats: dict[str, Any]) -> list[Family]:
-        """Return all counts, and the gauges among the messager's `stats()`."""
+        """Return all metrics: the counts, the durations, and the gauges that are in the messager's `stats()`."""
         fates = dict(zip([*FATES, "unknown"], self._fates.tolist(), strict=True))
         stages = (
             ("accept", "Time from a batch's first message until the batch is taken", self._accept_s),

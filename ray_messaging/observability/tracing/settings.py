@@ -20,8 +20,9 @@ _FLUSH_S = 5.0
 class Tracing:
     """Tracing by OpenTelemetry: `sample` is the share of batches that begin a trace, from 0 to 1.
 
-    A batch whose sender is in a span belongs to the trace of that span instead, where that is sampled. `file` takes the
-    spans of all processes of a node, as lines of JSON, in place of the exporter that OpenTelemetry's variables name.
+    If the sender of a batch is inside a span, the batch belongs to the trace of that span instead, if that is sampled.
+    `file` takes the spans of all processes of a node as lines of JSON; without it, spans go to the exporter that
+    OpenTelemetry's variables name.
     """
 
     sample: float = 0.001
@@ -35,7 +36,10 @@ class Tracing:
 
 
 def check_tracing(tracing: object) -> None:
-    """Raise ConfigError for no Tracing or a file that cannot be written, ImportError where OpenTelemetry is missing."""
+    """Raise ConfigError if `tracing` is not a Tracing or its file cannot be written; accept None.
+
+    Raises: ImportError, too, if OpenTelemetry is not installed.
+    """
     if tracing is None:
         return
     if not isinstance(tracing, Tracing):
@@ -51,7 +55,7 @@ def check_tracing(tracing: object) -> None:
 
 
 def tracer_of(tracing: Tracing | None, exp_id: str, name: str) -> "Tracer | None":
-    """Return the tracer of a messager, handle or interceptor; None without tracing. Raises as `check_tracing`."""
+    """Return the tracer of a messager, handle or interceptor, or None without tracing. Raises as `check_tracing`."""
     if tracing is None:
         return None
     check_tracing(tracing)
@@ -61,7 +65,10 @@ def tracer_of(tracing: Tracing | None, exp_id: str, name: str) -> "Tracer | None
 
 
 async def flush_spans(tracing: Tracing | None) -> None:
-    """Export the spans that have ended, if there is tracing; wait up to 5 s, and log where that is not enough."""
+    """Export the spans that have ended, if there is tracing.
+
+    It waits up to 5 s, and logs a warning if that is too short.
+    """
     if tracing is None:
         return
     from ray_messaging.observability.tracing.tracer import flush  # noqa: PLC0415 - an extra

@@ -1,6 +1,6 @@
-"""The tracer of one messager, handle or interceptor, the spans of a batch that is sent, and their provider.
+"""The tracer of one messager, handle or interceptor, the spans of a batch that is sent, and the provider of the tracer.
 
-The provider of a process is that of a file, the program's own, or one that the environment describes.
+The provider of a process is one that writes a file, the program's own, or one from environment variables.
 """
 
 import os
@@ -41,7 +41,7 @@ from ray_messaging.model.trace_point import TracePoint
 from ray_messaging.observability.tracing.settings import Tracing
 from ray_messaging.receipt import FATES, Outcome
 
-_GROUP = "opentelemetry_traces_exporter"  # the entry points of all exporters of spans
+_GROUP = "opentelemetry_traces_exporter"  # the group of entry points of all exporters of spans
 _PACKED = Struct(">QQQB")
 _SYSTEM = "ray_messaging"
 
@@ -50,10 +50,10 @@ _SYSTEM = "ray_messaging"
 
 
 class SpanFile(SpanExporter):
-    """Exporter of spans to the end of a file, each as OpenTelemetry's `to_json` has it."""
+    """Exporter that appends spans to a file, each as a line in the form of OpenTelemetry's `to_json`."""
 
     def __init__(self, path: str | Path) -> None:
-        """Open the file, and make its folder; raise ConfigError where that cannot be."""
+        """Open the file, and make its folder; raise ConfigError if that fails."""
         try:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             self._file = Path(path).open("ab", buffering=0)  # noqa: SIM115 - open as long as the process runs
@@ -61,7 +61,7 @@ class SpanFile(SpanExporter):
             raise ConfigError(f"cannot write spans to {str(path)!r} ({error.strerror}): choose another file") from error
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Append spans in one write, which those of other processes do not cut in two."""
+        """Append spans in a single write, so that those of other processes do not cut them in two."""
         lines = "".join(span.to_json(indent=None) + "\n" for span in spans).encode()
         if self._file.write(lines) != len(lines):
             raise OSError(f"the spans do not fit on the disk of {str(self._file.name)!r}")
@@ -73,9 +73,11 @@ class SpanFile(SpanExporter):
 
 
 def tracer_provider(file: str | Path | None = None) -> trace.TracerProvider:
-    """Return the provider of a file; without one, the program's or that of Ray's tracing hook, or by OTEL_* variables.
+    """Return the provider that writes to a file.
 
-    Raises: ConfigError where the file cannot be written, or the variables name an exporter that is not installed.
+    Without a file, it is the program's own or that of Ray's tracing hook, or else one by the OTEL_* variables.
+
+    Raises: ConfigError if the file cannot be written, or the variables name an exporter that is not installed.
     """
     if file is not None:
         return _of_file(file)
@@ -84,7 +86,10 @@ def tracer_provider(file: str | Path | None = None) -> trace.TracerProvider:
 
 
 def flush(file: str | Path | None = None) -> None:
-    """Export all spans that have ended. Ray ends actors without the exit at which OpenTelemetry does it."""
+    """Export all spans that have ended.
+
+    It is needed because Ray ends actors without the exit at which OpenTelemetry does it.
+    """
     found = trace.get_tracer_provider()
     if file is not None:
         found = _of_file(file)
@@ -101,7 +106,10 @@ def _of_file(file: str | Path) -> TracerProvider:
 
 @cache
 def _by_environment() -> TracerProvider:
-    """Build the provider as `opentelemetry-instrument` does. It is not global: the program may set its own later."""
+    """Build the provider as `opentelemetry-instrument` does.
+
+    It does not become the global one: the program may set its own later.
+    """
     return _exported_by(_exporters())
 
 
@@ -137,14 +145,14 @@ def _exporters() -> Iterator[SpanExporter]:
 
 
 def packed(span: Span) -> bytes:
-    """Return the context of a span: its trace's id, its own, its flags."""
+    """Return the context of a span as bytes: the trace's id, the span's id, and its flags."""
     context = span.get_span_context()
     trace_id = context.trace_id
     return _PACKED.pack(trace_id >> 64, trace_id & (2**64 - 1), context.span_id, context.trace_flags)
 
 
 def unpacked(data: bytes) -> Context:
-    """Return a context in which the span of some bytes is the parent; of invalid ones, there is no parent."""
+    """Return a context whose parent span is the one in these bytes. If they are not valid, it has no parent."""
     high, low, span_id, flags = _PACKED.unpack(data)
     found = SpanContext(high << 64 | low, span_id, is_remote=True, trace_flags=TraceFlags(flags))
     return set_span_in_context(NonRecordingSpan(found), Context())
@@ -154,9 +162,9 @@ def unpacked(data: bytes) -> Context:
 
 
 class SentBatch:
-    """The spans of one batch: accept, until it is taken; judge, until its verdicts; write, until its receipts.
+    """The spans of one batch: accept (until it is taken), judge (until its verdicts), write (until its receipts).
 
-    The last two are children of the first. A batch that is judged once more has another judge span.
+    The last two are children of the first. A batch that is judged again has one more judge span.
     """
 
     __slots__ = ("_accept", "_context", "_judge", "_tracer", "_write")
@@ -169,17 +177,17 @@ class SentBatch:
         self._write: Span | None = None
 
     def taken(self, batch: Batch) -> None:
-        """Note that the batch collects no more messages."""
+        """End the accept span: the batch collects no more messages."""
         self._accept.set_attribute("messaging.batch.message_count", batch.rows)
         self._accept.end()
 
     def asking(self, batch: Batch) -> None:
-        """Note that the verdicts are asked for; the request carries the span."""
+        """Start a judge span: the verdicts are asked for. The request carries the span's context."""
         self._judge = self._tracer.start("judge", self._context, SpanKind.CLIENT, messages=batch.rows)
         batch.trace = TracePoint(packed(self._judge), time())
 
     def judged(self, blocked: int, deferred: int, route: str) -> None:
-        """Note the verdicts, and the route by which they came."""
+        """End the judge span: the verdicts have come, by this route."""
         assert self._judge is not None
         self._judge.set_attributes(
             {"ray_messaging.blocked": blocked, "ray_messaging.deferred": deferred, "ray_messaging.route": route}
@@ -188,13 +196,13 @@ class SentBatch:
         self._judge = None
 
     def writing(self, outgoing: Batch) -> None:
-        """Note that frames of the batch are made; they carry the span."""
+        """Start the write span when frames of the batch are made. They carry the span's context."""
         if self._write is None:
             self._write = self._tracer.start("write", self._context, SpanKind.PRODUCER, messages=outgoing.rows)
         outgoing.trace = TracePoint(packed(self._write), 0.0)
 
     def done(self, outcome: Outcome, error: MessagingError | None) -> None:
-        """Note that all messages have a fate, or an error."""
+        """End the last span: all messages have a fate, or an error."""
         last = self._judge or self._write
         if last is None:
             return
@@ -206,9 +214,9 @@ class SentBatch:
 
 
 class Tracer:
-    """The maker of the spans of one messager, handle or interceptor, which `name` tells apart.
+    """The maker of the spans of one messager, handle or interceptor, whose name is `name`.
 
-    Only a batch that has a trace gets spans; whether it has one is decided once, where it begins.
+    Only a batch that belongs to a trace gets spans. Whether it does is decided once, where the batch begins.
     """
 
     def __init__(self, tracing: Tracing, exp_id: str, name: str) -> None:
@@ -218,7 +226,7 @@ class Tracer:
         self._facts = {"messaging.system": _SYSTEM, "messaging.client.id": name, "ray_messaging.experiment": exp_id}
 
     def start(self, name: str, parent: Context, kind: SpanKind, since: float | None = None, messages: int = 0) -> Span:
-        """Start a span; `since` is its begin in unix seconds (None: now)."""
+        """Start a span. `since` is its beginning in unix seconds (None: now)."""
         begin = None if since is None else int(since * 1e9)
         facts = self._facts | ({"messaging.batch.message_count": messages} if messages else {})
         return self._tracer.start_span(name, parent, kind, facts, start_time=begin, links=_links(parent))
@@ -226,12 +234,12 @@ class Tracer:
     # -- sending --------------------------------------------------------------------------------------------------
 
     def open(self) -> SentBatch | None:
-        """Return the spans of a batch that begins; None: it has no trace."""
+        """Return the spans of a batch that begins, or None if it is not traced."""
         parent = self._parent()
         return None if parent is None else self._accept(parent, None)
 
     def follow(self, point: TracePoint | None) -> SentBatch | None:
-        """Return the spans of a batch that another process has begun; None: it has no trace."""
+        """Return the spans of a batch that another process has begun, or None if it is not traced."""
         return None if point is None else self._accept(unpacked(point.sent), point.since)
 
     def _accept(self, parent: Context, since: float | None) -> SentBatch | None:
@@ -239,10 +247,12 @@ class Tracer:
         return SentBatch(self, accept) if accept.is_recording() else None  # OpenTelemetry's sampler may say no
 
     def _parent(self) -> Context | None:
-        """Return the context in which a batch is traced: the caller's span, or none for a sampled one.
+        """Return the context in which a batch is traced, or None if it is not.
 
-        A background task has the span in which it was started, as that of an actor's constructor: ended, it is no
-        parent.
+        It is that of the caller's span, or an empty one if the batch is sampled.
+
+        A background task still sees the span in which it was started, such as that of an actor's constructor. A span
+        that has ended is not used as a parent.
         """
         current = get_current_span()
         context = current.get_span_context()
@@ -254,7 +264,7 @@ class Tracer:
 
     @contextmanager
     def sending(self, batches: Sequence[Batch]) -> Iterator[None]:
-        """Trace a call that sends batches through the actor of a group, where it is sampled."""
+        """Trace a call that sends batches through the actor of a group, if it is sampled."""
         parent = self._parent()
         if parent is None:
             yield
@@ -268,7 +278,7 @@ class Tracer:
 
     @contextmanager
     def judging(self, batch: Batch) -> Iterator[None]:
-        """Trace the rules' work on a batch, which is the parent of the rules' own spans."""
+        """Trace the rules' work on a batch. This span is the parent of the rules' own spans."""
         assert batch.trace is not None
         span = self.start("judge", unpacked(batch.trace.sent), SpanKind.SERVER, messages=batch.rows)
         with use_span(span, end_on_exit=True):
@@ -277,7 +287,7 @@ class Tracer:
     # -- receiving ------------------------------------------------------------------------------------------------
 
     def fetched(self, slices: Iterable[Slice]) -> None:
-        """Trace the way of traced messages from the mailbox to a fetch."""
+        """Trace the way of traced messages from the mailbox to a fetch, which ends now."""
         for part in slices:
             point = part.batch.trace
             if point is not None:
@@ -287,11 +297,11 @@ class Tracer:
                 part.batch.trace = TracePoint(point.sent, time(), packed(span))
 
     def hold(self, slices: Iterable[Slice]) -> None:
-        """Note messages that were handed out, and that the next fetch commits."""
+        """Record messages that were handed out, and that the next fetch will commit."""
         self._held = [part for part in slices if part.batch.trace is not None]
 
     def committed(self, slices: Iterable[Slice] | None = None) -> None:
-        """Trace the handling of messages (None: those on hold), which ends with their commit: now."""
+        """Trace the handling of messages (None: those recorded by `hold`), which ends with their commit, now."""
         if slices is None:
             slices, self._held = self._held, []
         for part in slices:
@@ -301,7 +311,7 @@ class Tracer:
 
     @contextmanager
     def handling(self, message: Message) -> Iterator[None]:
-        """Trace the handler of one message, where it has a trace; the handler's spans and sends are part of it."""
+        """Trace the handler of one message, if the message is traced. The handler's spans and sends become children."""
         point = message._batch.trace
         if point is None:
             yield
@@ -314,7 +324,7 @@ class Tracer:
 
 
 def _links(parent: Context) -> list[Link]:
-    """Return a link to the span that is current, where it is not the parent: as that of the Ray task that fetches."""
+    """Return a link to the current span if it is not the parent, such as that of the Ray task that fetches."""
     current, known = get_current_span(), get_current_span(parent).get_span_context()
     context = current.get_span_context()
     return [Link(context)] if current.is_recording() and context.span_id != known.span_id else []
