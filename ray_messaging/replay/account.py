@@ -19,9 +19,10 @@ _NAMED = 5  # agents whose messages were undeliverable
 class Account:
     """Figures of a replay; `problems` lists in words those that do not balance.
 
-    `lost`: delivered by receipt, but not received; `leaked`: received against its receipt; `matrix`: delivered from
-    group (row) to group (column); `unheard`: undeliverable messages by agent, of a few; latencies in ms, from send to
-    fetch.
+    `lost` counts messages that were delivered according to their receipts, but not received; `leaked` those that were
+    received although their receipts say otherwise. `matrix` has the number of messages delivered from each group (row)
+    to each group (column). `unheard` has the number of undeliverable messages for a few agents. Latencies are in ms,
+    from send to fetch.
     """
 
     messages: int
@@ -70,11 +71,11 @@ class Account:
 
     @property
     def balances(self) -> bool:
-        """Return whether every message has exactly one fate, and arrived accordingly: once, in order, unchanged."""
+        """Return whether every message has exactly one fate, and arrived as that says: once, in order, unchanged."""
         return not self.problems
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the account as JSON types."""
+        """Return the account in JSON's types."""
         return {
             "messages": self.messages,
             **self.fates,
@@ -100,7 +101,7 @@ class Account:
 
 
 def build_account(plan: Plan, shares: list[Share], sent: list[Sent], tallies: list[Tally]) -> Account:
-    """Build the account from the groups' sent and received messages."""
+    """Build the account from what the groups have sent and received."""
     traffic, codes = plan.traffic, fate_codes(plan, shares, sent)
     delivered = codes == DELIVERED
     counts = np.bincount(codes, minlength=UNKNOWN + 1).tolist()
@@ -141,7 +142,7 @@ def build_account(plan: Plan, shares: list[Share], sent: list[Sent], tallies: li
 
 
 def fate_codes(plan: Plan, shares: list[Share], sent: list[Sent]) -> NDArray[np.uint8]:
-    """Return the fate of every message, uint8 (n,); UNKNOWN for messages that no group sent."""
+    """Return the fate of every message, uint8 (n,); UNKNOWN for a message that no group sent."""
     codes = np.full(len(plan.traffic), UNKNOWN, np.uint8)
     for share, part in zip(shares, sent, strict=True):
         codes[share.rows] = part.codes
@@ -149,14 +150,14 @@ def fate_codes(plan: Plan, shares: list[Share], sent: list[Sent]) -> NDArray[np.
 
 
 def matrix(plan: Plan, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Count the chosen messages from group (row) to group (column)."""
+    """Return the number of chosen messages from each group (row) to each group (column)."""
     traffic, groups = plan.traffic, plan.groups
     cells = plan.group_of[traffic.senders[chosen]] * groups + plan.group_of[traffic.receivers[chosen]]
     return np.bincount(cells, minlength=groups * groups).reshape(groups, groups)
 
 
 def percentiles(seconds: NDArray[np.floating[Any]]) -> dict[str, float | None]:
-    """Return p50 and p99 in ms; None without measurements."""
+    """Return p50 and p99 in ms; both are None if there are no measurements."""
     if not len(seconds):
         return {"p50": None, "p99": None}
     p50, p99 = np.percentile(np.asarray(seconds, np.float64) * 1000, (50, 99)).tolist()

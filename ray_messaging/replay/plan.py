@@ -16,8 +16,8 @@ from ray_messaging.replay.trace import Trace
 class Traffic:
     """N messages in sending order, from a trace or generated.
 
-    `senders`, `receivers`: int32 (n,), indices into `agents`; `times`: float64 (n,), unix s or a sequence number, in
-    any order; `texts`: one str per message, or None without texts.
+    `senders` and `receivers` are indexes into `agents`, int32 (n,). `times` are float64 (n,), unix s or a sequence
+    number, in any order. `texts` has one str per message; None: messages have no texts.
     """
 
     name: str
@@ -29,7 +29,7 @@ class Traffic:
 
     @classmethod
     def of(cls, trace: Trace) -> "Traffic":
-        """Build from a trace, in file order; agents in order of first appearance."""
+        """Build the traffic from a trace, in file order. Agents are in the order of their first appearance."""
         agents = trace.agents
         index = {agent: place for place, agent in enumerate(agents)}
         senders = np.fromiter((index[agent] for agent in trace.senders), np.int32, len(trace))
@@ -45,16 +45,17 @@ class Traffic:
 
 
 def digests(texts: Iterable[str]) -> NDArray[np.uint64]:
-    """Return a 64-bit checksum of each text's UTF-8."""
+    """Return a 64-bit checksum of the UTF-8 bytes of each text."""
     return np.frombuffer(b"".join([blake2b(text.encode(), digest_size=8).digest() for text in texts]), "<u8")
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Reference:
-    """The traffic as arrays that groups send from and check against. Ray shares one copy per node.
+    """The traffic as arrays from which groups send, and against which they check. Ray shares one copy per node.
 
-    For n messages: `senders`, `receivers`, `pairs` int32 (n,): indices into `agents`, and a number for each ordered
-    pair of them; `times` float64 (n,); `digests` uint64 (n,) of the texts, or None. `group_of` int32, by agent.
+    For n messages, `senders` and `receivers` are indexes into `agents`, and `pairs` has a number for each ordered pair
+    of them, all int32 (n,). `times` is float64 (n,), `digests` uint64 (n,) of the texts (None: no texts). `group_of`
+    has the group of each agent, int32.
     """
 
     agents: NDArray[np.int64] | NDArray[np.object_]
@@ -71,7 +72,10 @@ class Reference:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Share:
-    """One group's part: its agents, its rows in sending order (intp), their texts and due times (s)."""
+    """One group's part of the traffic: its agents, its rows in sending order (intp), their texts and due times (s).
+
+    `texts` is None if there are no texts, `due` if messages are sent as fast as possible.
+    """
 
     group: int
     name: str
@@ -82,7 +86,10 @@ class Share:
 
 
 class Plan:
-    """Division of traffic among groups; `group_of` int32, by agent. Raises ConfigError for a group without agents."""
+    """Division of traffic among groups. `group_of` has the group of each agent, int32.
+
+    Raises: ConfigError if a group would have no agents, or an agent no group.
+    """
 
     def __init__(self, traffic: Traffic, group_of: NDArray[np.int32], *, speed: float | None = None) -> None:
         self.traffic = traffic
@@ -99,7 +106,7 @@ class Plan:
         self.sizes = sizes.tolist()
 
     def reference(self) -> Reference:
-        """Build the arrays that groups send from and check against."""
+        """Build the arrays from which groups send, and against which they check."""
         traffic = self.traffic
         both = traffic.senders.astype(np.int64) * len(traffic.agents) + traffic.receivers
         return Reference(
@@ -113,7 +120,7 @@ class Plan:
         )
 
     def shares(self) -> list[Share]:
-        """Build every group's part."""
+        """Return every group's part of the traffic."""
         return [self._share(group) for group in range(self.groups)]
 
     def _share(self, group: int) -> Share:
@@ -130,14 +137,19 @@ class Plan:
 
 
 def assign_groups(agents: Sequence[AgentId], groups: int) -> NDArray[np.int32]:
-    """Assign agents to groups in turn; return each one's group. Fewer agents than groups leave groups out."""
+    """Assign agents to groups in turn; return the group of each agent.
+
+    If there are fewer agents than groups, some get none.
+    """
     return (np.arange(len(agents)) % groups).astype(np.int32)
 
 
 def due_times(times: NDArray[np.float64], speed: float) -> NDArray[np.float64]:
-    """Return each message's due time, in seconds from the first, at `speed` times the pace of `times`.
+    """Return the due time of each message, in seconds from the first, at `speed` times the pace of `times`.
 
-    A time that runs backwards is due at once: the order of messages is kept.
+    A message whose time is before that of its predecessor is due at once, so the order of messages is kept.
+
+    Raises: ConfigError if the trace would never end at this speed.
     """
     with np.errstate(over="ignore"):
         found = (np.maximum.accumulate(times) - times[:1]) / speed

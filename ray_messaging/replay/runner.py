@@ -20,11 +20,11 @@ from ray_messaging.replay.account import Account, build_account, fate_codes, per
 from ray_messaging.replay.plan import Plan, Reference, Share
 from ray_messaging.replay.worker import Sent, Tally, Worker
 
-Progress = Callable[[int, int, int | None], None]  # sent, received, expected (None: unknown yet)
+Progress = Callable[[int, int, int | None], None]  # sent, received, expected (None: not known yet)
 
 REFRESH_S = 0.25
 CLOSE_S = 10.0
-ROUNDS, WARM_UP = 150, 20  # of single messages
+ROUNDS, WARM_UP = 150, 20  # numbers of single messages
 GUESTS: tuple[AgentId, AgentId] = ("latency-probe-1", "latency-probe-2")
 
 
@@ -32,7 +32,7 @@ of_worker = OfHost[Worker]()
 
 
 class ReplayActor:
-    """Ray actor of one group, around its worker."""
+    """The Ray actor of one group, around its worker."""
 
     def __init__(self, messaging: Messaging, share: Share) -> None:
         self._messaging = messaging
@@ -41,7 +41,7 @@ class ReplayActor:
         self._host: Worker
 
     async def open(self, reference: Reference, guests: Sequence[AgentId]) -> None:
-        """Listen for the group's agents, and for guests that are not part of the traffic."""
+        """Listen for the group's agents, and for guests: agents that are not part of the traffic."""
         self._messager = await self._messaging.open_messager(
             self._share.name, [*self._share.agents, *guests], subtopics=("agent-chat",)
         )
@@ -61,15 +61,15 @@ class ReplayActor:
         return self._host.progress
 
     async def close(self) -> None:
-        """Commit received messages, and close."""
+        """Commit the received messages, and close the messager."""
         if self._messager is not None:
             await self._messager.close()
 
 
 class ReplayRunner:
-    """Run of a plan on Ray, one actor per group; a context manager.
+    """A run of a plan on Ray, with one actor per group. It is a context manager.
 
-    `probe` adds an agent to each of the first two groups, for measuring single messages.
+    `probe` adds an agent to each of the first two groups, to measure the latency of single messages.
     """
 
     def __init__(self, messaging: Messaging, plan: Plan, *, probe: bool = False) -> None:
@@ -96,13 +96,13 @@ class ReplayRunner:
         self.close()
 
     def run(self, on_progress: Progress) -> Account:
-        """Send everything, receive everything, and return the account.
+        """Send all messages, receive them, and return the account.
 
-        Raises: the error of a send with unknown outcome; Closed if a group's process died.
+        Raises: OutcomeUnknown if the outcome of a send is unknown; Closed if a group's process died.
         """
         receiving = [actor.receive.remote() for actor in self._actors]
         sending = [actor.send.remote() for actor in self._actors]
-        # Receivers do not know the number to expect yet: one that ends here has failed, and raises.
+        # Receivers do not know yet how many messages to expect, so one that ends already has failed, and raises.
         sent: list[Sent] = self._watch(sending, receiving, on_progress)
         counts = self._delivered(sent)
         for actor, count in zip(self._actors, counts, strict=True):
@@ -111,7 +111,10 @@ class ReplayRunner:
         return build_account(self._plan, self._shares, sent, tallies)
 
     def lone_latency_ms(self) -> dict[str, float | None]:
-        """Measure single messages between the first two groups, from send to fetch: p50 and p99 in ms."""
+        """Measure the latency of single messages between the first two groups, from send to fetch: p50 and p99 in ms.
+
+        Both are None if the runner has no probes.
+        """
         if not self._guests:
             return percentiles(np.zeros(0))
         one, other = self._guests
@@ -133,7 +136,7 @@ class ReplayRunner:
                 ray.kill(actor)
 
     def _delivered(self, sent: list[Sent]) -> list[int]:
-        """Return the number of messages delivered to each group."""
+        """Return the number of messages that were delivered to each group."""
         plan = self._plan
         delivered = fate_codes(plan, self._shares, sent) == DELIVERED
         counts: list[int] = np.bincount(
@@ -144,7 +147,10 @@ class ReplayRunner:
     def _watch(
         self, refs: list[Any], others: list[Any], on_progress: Progress, expected: int | None = None
     ) -> list[Any]:
-        """Wait for calls and return their results; raise at once if one of them, or of the others, fails."""
+        """Wait for calls and return their results.
+
+        If one of them, or of `others`, fails, its error is raised at once.
+        """
         pending = [*refs, *others]
         while not set(refs).isdisjoint(pending):
             done, pending = ray.wait(pending, num_returns=len(pending), timeout=REFRESH_S)
@@ -160,7 +166,7 @@ class ReplayRunner:
 
 
 def _gathered(refs: Sequence[Any]) -> list[Any]:
-    """Return the results of calls; raise an actor's error in its original form."""
+    """Return the results of calls to actors; raise an actor's error in its original form."""
     try:
         results: list[Any] = ray.get(list(refs))
     except (RayTaskError, RayActorError) as error:

@@ -1,4 +1,7 @@
-"""A generated society: a few agents write much, most write little, and more within their group than across."""
+"""A generated society.
+
+A few agents write much and most write little, and they write more within their group than across.
+"""
 
 from dataclasses import dataclass
 
@@ -28,7 +31,10 @@ PHRASES = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Society:
-    """Generated traffic, the group of each agent (int32, by index), and a black list of pairs."""
+    """Generated traffic, the group of each agent (int32, by index), and a black list of pairs.
+
+    `silenced` is the agent all of whose messages the list blocks.
+    """
 
     traffic: Traffic
     group_of: NDArray[np.int32]
@@ -37,10 +43,11 @@ class Society:
 
 
 def generate(agents: int, groups: int, messages: int, *, seed: int = 1) -> Society:
-    """Generate a society with agents 0..agents-1 in groups of equal size; the same seed gives the same one.
+    """Generate a society with agents 0..agents-1 in groups of equal size. The same seed gives the same society.
 
-    The black list blocks all messages of one of the busiest agents, and those of the most frequent other pairs. Raises
-    ConfigError if a group would have fewer than two agents.
+    The black list blocks all messages of one of the busiest agents, and those of the most frequent other pairs.
+
+    Raises: ConfigError if a group would have fewer than two agents.
     """
     if agents < 2 * groups:
         raise ConfigError(f"{agents} agents cannot fill {groups} groups: give at least two agents to a group")
@@ -72,7 +79,7 @@ def _weighted(random: np.random.Generator, weights: NDArray[np.float64], count: 
 def _receivers(
     random: np.random.Generator, group_of: NDArray[np.int32], senders: NDArray[np.int32]
 ) -> NDArray[np.int32]:
-    """Draw receivers by popularity, from the sender's group or from all; no agent writes to itself."""
+    """Draw receivers by popularity, from the sender's group or from all agents. No agent writes to itself."""
     popularity = _tail(random, len(group_of))
     receivers = _weighted(random, popularity, len(senders))
     within = random.random(len(senders)) < WITHIN

@@ -1,4 +1,4 @@
-"""Trace: messages with sender, receiver, time and text, in file order."""
+"""A trace: messages with sender, receiver, time and text, in file order."""
 
 import os
 from dataclasses import dataclass
@@ -16,10 +16,12 @@ from ray_messaging.replay.trace_rows import RequestedFields
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Trace:
-    """One row per message, in file order.
+    """The messages of a trace, one row per message, in file order.
 
-    `senders`, `receivers`: ids; `times`: float64, unix s or a sequence number, in any order; `texts`: one str per
-    message, or None if the trace has no texts. Raises ConfigError if lengths differ.
+    `senders` and `receivers` are ids. `times` are float64, unix s or a sequence number, in any order. `texts` has one
+    str per message; None: the trace has no texts.
+
+    Raises: ConfigError if the columns differ in length.
     """
 
     senders: list[AgentId]
@@ -60,12 +62,13 @@ def read_trace(
     """Read a SNAP edge list, a CSV file with a header or JSON lines, gzipped or plain.
 
     The extension (without .gz) selects the format: .txt, .edges, .edgelist, .tsv; .csv; .jsonl, .ndjson; for any other
-    the content decides. The columns of an edge list are `src`, `dst` and `time`; without a third column the time is the
-    row number from 0. `from_field` and `to_field` may be templates of plain fields: `{game}-{sender}`. Times are
-    numbers, or ISO-8601 (without an offset: UTC), which become unix s. An id that spells an int64 is that integer.
+    extension the content decides. The columns of an edge list are `src`, `dst` and `time`; without a third column the
+    time is the row number from 0. `from_field` and `to_field` may be templates of plain fields, such as
+    `{game}-{sender}`. Times are numbers, or ISO-8601 (without an offset: UTC), which become unix s. An id that spells
+    an int64 is that integer.
 
-    Raises TraceError with `file` and `line` (from 1; 0 if the file cannot be opened), and ConfigError for a template
-    that is not plain.
+    Raises: TraceError with `file` and `line` (from 1; 0 if the file cannot be opened) if the file is not a valid trace;
+    ConfigError for a template that is not plain.
     """
     requested = RequestedFields(from_field, to_field, time_field, text_field)
     source = Source(Path(path))

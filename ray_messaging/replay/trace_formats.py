@@ -1,4 +1,4 @@
-"""The formats of a trace, edge list, CSV with a header, JSON lines, and the content of its file, unzipped."""
+"""The formats of a trace (edge list, CSV with a header, JSON lines), and the unzipped content of its file."""
 
 import codecs
 import csv
@@ -42,10 +42,10 @@ _JSON_ARRAY = re.compile(r"\s*\[\s*[{\[\]]")
 class Source:
     """A whole trace file, unzipped.
 
-    `data`: UTF-8 bytes without byte order mark; `text`: the same, decoded; `stem`, `extension`: of the name without
-    .gz, the extension in lower case with its dot.
+    `data` are its UTF-8 bytes without byte order mark, and `text` is the same, decoded. `stem` and `extension` are
+    those of the name without .gz; the extension is in lower case and has its dot.
 
-    Raises TraceError if the file cannot be read, is damaged, empty, or not UTF-8.
+    Raises: TraceError if the file cannot be read, is damaged, empty, or not UTF-8.
     """
 
     def __init__(self, path: Path) -> None:
@@ -61,7 +61,7 @@ class Source:
                 file=str(path),
                 line=0,
             ) from error
-        # By its first bytes, not by its name: browsers unzip downloads and keep the .gz.
+        # The first bytes decide, not the name: browsers unzip downloads and keep the .gz in the name.
         data = self._unzip(raw) if raw.startswith(GZIP_MAGIC) else raw
         self.data = data.removeprefix(codecs.BOM_UTF8)
         if not self.data.strip():
@@ -69,14 +69,14 @@ class Source:
         self.text = self._decode()
 
     def broken(self, line: int, reason: str) -> TraceError:
-        """Build the error for an invalid line (from 1)."""
+        """Build the error for a line that is not valid. Lines are counted from 1."""
         return TraceError(f"{self.path.name}:{line}: {reason}", file=str(self.path), line=line)
 
     def _unzip(self, raw: bytes) -> bytes:
         parts: list[bytes] = []
         with gzip.GzipFile(fileobj=BytesIO(raw)) as stream:
             try:
-                # read1 returns the data before the damage, and so the line; read would drop it.
+                # read1 returns the data before the damage, from which the line is known; read would drop them.
                 while part := stream.read1(CHUNK_BYTES):
                     parts.append(part)
             except (OSError, EOFError, zlib.error) as error:
@@ -104,7 +104,7 @@ Reader = Callable[[Source, RequestedFields], Columns]
 
 
 def _number(spelled: str) -> float | Decimal:
-    """Return a number of JSON as a float, where that holds it."""
+    """Return a number of JSON as a float if a float can hold it, else as a Decimal."""
     value = float(spelled)
     return value if is_exact(spelled, value) else Decimal(spelled)
 
@@ -114,7 +114,10 @@ _json_rows = msgspec.json.Decoder(dict[str, Any], float_hook=_number)
 
 
 def reader_for(source: Source) -> Reader:
-    """Return the reader for a file's extension, or for its first line with data; raise TraceError for a JSON array."""
+    """Return the reader for a file's extension, or else for its first line with data.
+
+    Raises: TraceError for a JSON array.
+    """
     if _JSON_ARRAY.match(source.text):
         raise source.broken(
             1,
@@ -134,10 +137,12 @@ def reader_for(source: Source) -> Reader:
 
 
 def read_edges(source: Source, requested: RequestedFields) -> Columns:
-    """Read `src dst [time]` lines, split at white space; the first one decides whether there are times.
+    """Read `src dst [time]` lines, split at white space. The first line decides whether there are times.
 
-    Lines that begin with # are comments. In files of KONECT those that begin with % are as well, and the others are
-    `src dst [weight [time]]`. Raises TraceError with the line.
+    Lines that begin with # are comments. In files of KONECT, lines that begin with % are comments, too, and the others
+    are `src dst [weight [time]]`.
+
+    Raises: TraceError with the number of the first line that is not valid.
     """
     konect = _KONECT.match(source.text)
     names, comments = (KONECT_FIELDS, ("#", "%")) if konect else (EDGE_FIELDS, ("#",))
@@ -169,9 +174,9 @@ def read_edges(source: Source, requested: RequestedFields) -> Columns:
 
 
 def read_csv(source: Source, requested: RequestedFields) -> Columns:
-    """Read comma-separated rows after a header; quoted cells may hold line breaks.
+    """Read comma-separated rows after a header. Quoted cells may have line breaks in them.
 
-    Raises TraceError with the first line of the row.
+    Raises: TraceError with the number of the first line of a row that is not valid.
     """
     columns: Columns | None = None
     width = 0
@@ -187,9 +192,9 @@ def read_csv(source: Source, requested: RequestedFields) -> Columns:
 
 
 def read_json_lines(source: Source, requested: RequestedFields) -> Columns:
-    """Read one JSON object per line; the first one decides which default names are used.
+    """Read one JSON object per line. The first object decides which of the default names are used.
 
-    Raises TraceError with the line.
+    Raises: TraceError with the number of the first line that is not valid.
     """
     columns: Columns | None = None
     for line, content in enumerate(source.data.split(b"\n"), 1):
@@ -218,7 +223,7 @@ READERS: dict[str, Reader] = {
 
 
 def _check_first(cells: list[Any]) -> None:
-    """Raise RowError for a first line that is no edge."""
+    """Raise RowError if the first line is not an edge."""
     first, second = (cell.lower() for cell in (cells * 2)[:2])
     if first in FROM_FIELDS and second in TO_FIELDS:
         raise RowError("it names the columns")

@@ -1,4 +1,4 @@
-"""Rows of a trace file, converted to columns of validated ids, times and texts."""
+"""Rows of a trace file, converted to columns of valid ids, times and texts."""
 
 import re
 from array import array
@@ -28,30 +28,32 @@ TO_FIELDS = ("to", "dst", "target", "to_id", "receiver", "recipient")
 TIME_FIELDS = ("time", "ts", "timestamp", "seq", "sent_at")
 TEXT_FIELDS = ("text", "message", "content", "payload")
 
-_SHORT = 15  # a float holds every number of so many characters
+_SHORT = 15  # a float can hold every number of at most so many characters
 _FLOAT_ID = re.compile(r"[+-]?\d+\.(0+|\d+[eE][+-]?\d+)")  # as pandas and numpy write whole numbers
 _OF_LOG = (
     " (in our own log a sender that is null is the user, a receiver a broadcast: `ray-messaging log query LOG "
     "--subtopic agent-chat --expand --json` has a row for each hearer)"
 )
 _encode = msgspec.json.Encoder().encode
-_FINER = re.compile(r"\.\d{6}\d*[1-9]")  # than a microsecond
+_FINER = re.compile(r"\.\d{6}\d*[1-9]")  # a time that is finer than a microsecond
 
 
 class RowError(Exception):
-    """A row is invalid. Callers that know file and line raise a TraceError from it."""
+    """A row is not valid. Callers, which know file and line, raise a TraceError from it."""
 
 
 def find_field(noun: str, requested: str | None, defaults: Sequence[str], keys: Mapping[str, Any]) -> str | None:
-    """Return the field to read: the requested one, else the first existing default name, or None.
+    """Return the field to read: the requested one, or else the first default name that exists, or None if none does.
 
-    Default names match in any case. Raises RowError if the requested field does not exist.
+    Case does not matter for default names.
+
+    Raises: RowError if the requested field does not exist.
     """
     if requested is not None:
         if requested not in keys:
             raise RowError(f"no field {requested!r} for the {noun}: the fields are {shown(keys)}")
         return requested
-    # Reversed: of two spellings the file's first wins.
+    # Reversed, so that of two spellings the first one in the file is used.
     by_lower = {key.lower(): key for key in reversed(list(keys))}
     return next((by_lower[name] for name in defaults if name in by_lower), None)
 
@@ -62,10 +64,11 @@ def is_template(field: str) -> bool:
 
 
 def compile_template(noun: str, template: str, keys: Mapping[str, Any]) -> Getter:
-    """Return a function from a row to the id that the template composes.
+    """Return a function that composes an id from a row by a template.
 
-    Only plain `{field}`s are permitted: an attribute or an index would let a template reach into objects. Raises
-    ConfigError for anything else, RowError for a field that does not exist.
+    Only plain `{field}`s are allowed: an attribute or an index would let a template reach into objects.
+
+    Raises: ConfigError for anything else, RowError for a field that does not exist.
     """
     parts = [(literal, _plain_name(template, *field)) for literal, *field in _parse(template)]
     names = [name for _, name in parts if name is not None]
@@ -89,7 +92,7 @@ def compile_template(noun: str, template: str, keys: Mapping[str, Any]) -> Gette
 
 
 def shown(keys: Mapping[str, Any]) -> str:
-    """Return the fields' names for an error, shortened if there are many."""
+    """Return the names of the fields for an error message, shortened if there are many."""
     names = [repr(name) for name in list(keys)[:SHOWN_FIELDS]]
     return ", ".join(names) + (f" and {len(keys) - SHOWN_FIELDS} more" if len(keys) > SHOWN_FIELDS else "")
 
@@ -126,7 +129,7 @@ def _piece(name: str, get: Getter, row: Any) -> str:  # noqa: ANN401 - a list or
 
 
 class RequestedFields(NamedTuple):
-    """Fields that a user requested; None: the default names."""
+    """The fields that a user has requested. None: use the default names."""
 
     sender: str | None = None
     receiver: str | None = None
@@ -135,10 +138,11 @@ class RequestedFields(NamedTuple):
 
 
 class Columns:
-    """Columns of a trace, built row by row.
+    """The columns of a trace, built row by row.
 
-    `keys` maps each field's name to a row's index: its place in a list, or its name in a mapping. Raises RowError for a
-    missing field or an invalid value, ConfigError for an invalid template.
+    `keys` maps the name of each field to its index in a row: a place in a list, or a name in a mapping.
+
+    Raises: RowError for a missing field or an invalid value, ConfigError for an invalid template.
     """
 
     def __init__(self, keys: Mapping[str, Any], requested: RequestedFields) -> None:
@@ -165,7 +169,7 @@ class Columns:
         return len(self.senders)
 
     def add(self, row: Any) -> None:  # noqa: ANN401 - a list or a mapping, as the keys say
-        """Append one row. After a RowError the columns are unusable."""
+        """Append one row. After a RowError the columns must not be used any more."""
         ids = self._ids
         try:
             self.senders.append(ids.read(self._sender(row), "sender"))
@@ -192,7 +196,7 @@ def _id_getter(noun: str, requested: str | None, defaults: Sequence[str], keys: 
 
 
 def _none_found(fields: Mapping[str, object], keys: Mapping[str, Any]) -> str:
-    """Build the error for missing fields: the expected names, the file's fields, and the options."""
+    """Build the error text for missing fields: the expected names, the file's fields, and the options."""
     options = {"sender": ("from", FROM_FIELDS), "receiver": ("to", TO_FIELDS), "time": ("time", TIME_FIELDS)}
     missing = [
         f"for the {noun}: expected one of {', '.join(options[noun][1])}, found {shown(keys)}; "
@@ -204,14 +208,14 @@ def _none_found(fields: Mapping[str, object], keys: Mapping[str, Any]) -> str:
 
 
 class TraceIds:
-    """Parser of ids, each spelling once: a trace has few agents and many rows."""
+    """Parser of ids. It parses each spelling once, because a trace has few agents and many rows."""
 
     def __init__(self) -> None:
         # Only str keys: True and 1.0 would find the entry of 1.
         self._known: dict[str, AgentId] = {}
 
     def read(self, raw: object, noun: str) -> AgentId:
-        """Return an id in canonical form; raise RowError if it is empty or invalid."""
+        """Return an id in canonical form; raise RowError if it is empty or not valid."""
         if type(raw) is not str:
             return _checked(raw, noun)
         known = self._known.get(raw)
@@ -221,9 +225,9 @@ class TraceIds:
 
 
 def parse_time(raw: object) -> float:
-    """Return a number as a float, an ISO-8601 date and time as unix s (without an offset: UTC).
+    """Return a number as a float, and an ISO-8601 date and time as unix s (without an offset: UTC).
 
-    Raises RowError for anything else, and for a number that a float does not hold.
+    Raises: RowError for anything else, and for a number that a float cannot hold.
     """
     if type(raw) is str:
         try:
@@ -251,7 +255,7 @@ def parse_time(raw: object) -> float:
 
 
 def is_exact(spelled: str, value: float) -> bool:
-    """Return whether a float is the number that a text spells, or the nearest one to write it."""
+    """Return whether a float is the number that a text spells, or is the float that is written as that text."""
     if len(spelled) <= _SHORT:
         return True
     number = Decimal(spelled)
@@ -259,7 +263,7 @@ def is_exact(spelled: str, value: float) -> bool:
 
 
 def read_text(raw: object) -> str:
-    """Return the text, of an object its JSON; raise RowError for anything else."""
+    """Return a text as it is, and an object as its JSON; raise RowError for anything else."""
     if type(raw) is dict:  # a payload
         return _encode(raw).decode()
     if type(raw) is not str:

@@ -1,4 +1,7 @@
-"""Worker of one group: it sends the group's share, and checks that each message arrives once, in order, unchanged."""
+"""Worker of one group.
+
+It sends the group's messages, and checks that those it receives arrive once, in order, unchanged.
+"""
 
 import asyncio
 import time
@@ -16,9 +19,9 @@ from ray_messaging.errors import MessagingError
 from ray_messaging.messager import Messager
 from ray_messaging.replay.plan import Reference, Share, digests
 
-CHUNK_ROWS = 16_384  # per call: a few frames, so that progress is visible
-TICK_S = 0.2  # timeout of a fetch; the last one catches unexpected messages
-PATIENCE_S = 20.0  # longest wait for a delivered message while no other arrives
+CHUNK_ROWS = 16_384  # messages per call: only a few frames, so that progress is visible
+TICK_S = 0.2  # timeout of a fetch; the last fetch of a replay catches unexpected messages
+PATIENCE_S = 20.0  # longest time without any message, while delivered messages are missing
 
 
 class Note(msgspec.Struct, gc=False):
@@ -37,9 +40,10 @@ _read_note = msgspec.json.Decoder(Note).decode
 class Tally:
     """Counts of one group's received messages.
 
-    `seen`: uint32 (n,), arrivals of each message; `by_agent`: int64, arrivals for each agent; `out_of_order`: messages
-    that arrived after a later one of their ordered pair; `misdirected`: wrong ids, or another group's agent; `changed`:
-    another text or time; `unexpected`: not of this traffic; `latencies`: float32, s.
+    `seen` has the number of arrivals of each message, uint32 (n,); `by_agent` that for each agent, int64.
+    `out_of_order` counts messages that arrived after a later message of their ordered pair; `misdirected` those with
+    wrong ids, or for an agent of another group; `changed` those with another text or time; `unexpected` those that are
+    not of this traffic. `latencies` are float32, in s.
     """
 
     seen: NDArray[np.uint32]
@@ -54,7 +58,7 @@ class Tally:
 
 
 class Checker:
-    """Checker of one group's received messages, batch by batch."""
+    """Checks the messages that one group receives, batch by batch."""
 
     def __init__(self, reference: Reference, group: int) -> None:
         self._reference = reference
@@ -65,7 +69,7 @@ class Checker:
 
     @property
     def received(self) -> int:
-        """Return the number of messages received."""
+        """Return the number of messages received so far."""
         return self._tally.received
 
     @property
@@ -82,7 +86,7 @@ class Checker:
         sent_at: NDArray[np.float64],
         now: float,
     ) -> None:
-        """Check one batch in order of arrival; times in unix s."""
+        """Check one batch in the order of arrival. Times are in unix s."""
         tally = self._tally
         tally.received += len(lines)
         tally.last_at = now
@@ -109,7 +113,10 @@ class Checker:
         np.add.at(tally.by_agent, receivers[right.astype(bool)], 1)
 
     def _check_order(self, rows: NDArray[np.int64]) -> None:
-        """Count rows below their predecessor of the same pair. Equal rows are duplicates, counted elsewhere."""
+        """Count rows that are lower than their predecessor of the same pair.
+
+        Equal rows are duplicates, counted elsewhere.
+        """
         if not len(rows):
             return
         pairs = self._reference.pairs[rows]
@@ -131,7 +138,7 @@ class Checker:
 
 
 def _parse(lines: Sequence[bytes]) -> tuple[list[Note], NDArray[np.intp]]:
-    """Decode payloads in one pass, or one by one if some are invalid. Return the valid ones and their rows."""
+    """Decode payloads in one pass, or one by one if some are not valid. Return the valid ones and their rows."""
     try:
         return _read_notes(b"[%b]" % b",".join(lines)), np.arange(len(lines))
     except msgspec.MsgspecError:
@@ -148,7 +155,10 @@ def _parse(lines: Sequence[bytes]) -> tuple[list[Note], NDArray[np.intp]]:
 
 
 class Sent(NamedTuple):
-    """Result of sending a group's share: a fate for each of its rows (uint8), begin and end in unix s."""
+    """The result of sending a group's messages: the fate of each (uint8), and the beginning and end in unix s.
+
+    `blocked_by` has the number of messages that each rule blocked.
+    """
 
     codes: NDArray[np.uint8]
     blocked_by: Counter[str]
@@ -157,7 +167,7 @@ class Sent(NamedTuple):
 
 
 class Worker:
-    """Sender and receiver of one group; a plain object, so that Ray does not wrap its hot code."""
+    """Sender and receiver of one group. It is a plain object, so that Ray does not wrap its hot code."""
 
     def __init__(self, messager: Messager, reference: Reference, share: Share) -> None:
         self._messager = messager
@@ -173,7 +183,7 @@ class Worker:
         return self._sent, self._checker.received
 
     async def send(self) -> Sent:
-        """Send the share in order, each message at its due time."""
+        """Send the group's messages in order, each at its due time."""
         codes = np.zeros(len(self._share.rows), np.uint8)
         blocked_by: Counter[str] = Counter()
         began_at = time.time()
@@ -188,7 +198,7 @@ class Worker:
         return Sent(codes, blocked_by, began_at, time.time())
 
     def _chunks(self, start: float) -> Iterator[tuple[int, int, float]]:
-        """Yield chunks of the share, rows `low` to `high`, with the time to wait before each, in s."""
+        """Yield chunks of the messages, rows `low` to `high`, each with the time to wait before it, in s."""
         due, rows, low = self._share.due, len(self._share.rows), 0
         while low < rows:
             high, early = min(rows, low + CHUNK_ROWS), 0.0
@@ -212,13 +222,13 @@ class Worker:
         return reference.agents[reference.senders[rows]], reference.agents[reference.receivers[rows]], payloads
 
     def expect(self, messages: int) -> None:
-        """Set the number of messages that were delivered to this group, after all receipts."""
+        """Set the number of messages that were delivered to this group. It is called after all receipts have come."""
         self._expected = messages
 
     async def receive(self) -> Tally:
         """Check received messages until all expected ones are here, and one more fetch is empty.
 
-        If some are missing, it ends after `PATIENCE_S` without a message.
+        If some are missing, it ends after `PATIENCE_S` without any message.
         """
         checker, last = self._checker, time.monotonic()
         while True:
@@ -234,7 +244,9 @@ class Worker:
     async def exchange(self, own: AgentId, other: AgentId, rounds: int, *, first: bool) -> list[float]:
         """Send one message and receive one, in turn with another worker; return the latencies in s.
 
-        Only one message is in flight at any time. Raises MessagingError if one is blocked or does not arrive.
+        Only one message is in flight at any time.
+
+        Raises: MessagingError if a message is blocked or does not arrive.
         """
         channel, found = self._messager.get_agent_chat_channel(other), []
         for number in range(2 * rounds):
