@@ -2,6 +2,7 @@
 
 import os
 import select
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -47,6 +48,11 @@ def wait_ended(pid: int) -> None:
         assert poll.poll(DEADLINE_S * 1000), f"process {pid} still runs"
     finally:
         os.close(fd)
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    wait_ended(pid)
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = DEADLINE_S) -> None:

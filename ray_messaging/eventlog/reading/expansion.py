@@ -18,7 +18,7 @@ from ray_messaging.errors import FrameError, LogError, UnknownName
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.reading.filters import Filters
 from ray_messaging.eventlog.records import all_agents, read_agents
-from ray_messaging.model.columns import INT, NONE, STR, IdColumn
+from ray_messaging.model.columns import INT, STR, IdColumn
 from ray_messaging.model.extension import Audience
 
 PIECE_PAIRS = 2**20
@@ -89,7 +89,8 @@ class Expansion:
     def _hearers(self, part: pa.Table, audience: Audience, digest: str, rows: Sequence[int]) -> _Rows:
         places = pa.array(rows)
         counts, kept = part["pairs"].take(places).to_numpy(), part["kept_pairs"].take(places).to_pylist()
-        from_ids = _senders(part["from_id"].take(places), part["from_name"].take(places))
+        numbers, names = (part[name].take(places).to_pylist() for name in ("from_id", "from_name"))
+        from_ids = IdColumn.of([number if name is None else name for number, name in zip(numbers, names, strict=True)])
         edges = self._toward(audience, digest)
         whole = edges.counts(from_ids)
         at, hearers = edges.expand(from_ids)
@@ -157,18 +158,6 @@ def _column(ids: IdColumn, name: str) -> pa.Array:
     named = ids.kinds == STR
     codes = pa.array(np.where(named, ids.values, 0), mask=~named)
     return pa.array(ids.strings, pa.string()).take(codes)
-
-
-def _senders(numbers: pa.ChunkedArray, names: pa.ChunkedArray) -> IdColumn:
-    if not numbers.null_count:
-        return IdColumn(numbers.to_numpy())
-    kinds = np.full(len(numbers), NONE, np.uint8)
-    kinds[numbers.is_valid().to_numpy()] = INT
-    kinds[names.is_valid().to_numpy()] = STR
-    table = pc.unique(names.drop_null().combine_chunks())
-    places = pc.index_in(names.combine_chunks(), value_set=table)
-    values = np.where(kinds == STR, places.fill_null(0).to_numpy(), numbers.fill_null(0).to_numpy())
-    return IdColumn(values.astype(np.int64), kinds, tuple(table.to_pylist()))
 
 
 def _replaced(table: pa.Table, name: str, column: pa.Array) -> pa.Table:

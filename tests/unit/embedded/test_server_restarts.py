@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support.embedded_server import DEADLINE_S, HOST, client, guard_in, guard_of, wait_ended, wait_until
+from support.embedded_server import DEADLINE_S, HOST, client, guard_in, guard_of, kill, wait_ended, wait_until
 
 from ray_messaging.common.backoff import Backoff, RetryPolicy
 from ray_messaging.common.limits import EMBEDDED_CONNECT_S
@@ -39,11 +39,6 @@ def supervisor() -> Iterator[ServerSupervisor]:
     supervisor.start(succeed=False)
     yield supervisor
     supervisor.stop()
-
-
-def kill(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
-    wait_ended(pid)
 
 
 def wait_back(supervisor: ServerSupervisor, restarts: int = 1) -> None:

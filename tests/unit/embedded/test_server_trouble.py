@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from support.embedded_server import DEADLINE_S, HOST, client, guard_in, guard_of, wait_ended, wait_until
+from support.embedded_server import DEADLINE_S, HOST, client, guard_in, guard_of, kill, wait_ended, wait_until
 
 from ray_messaging.embedded import guard_client as server_link
 from ray_messaging.embedded import server as server_module
@@ -17,11 +17,6 @@ from ray_messaging.embedded.supervisor import ServerSupervisor
 from ray_messaging.errors import ServerFailed
 
 THREAD = "ray_messaging server supervisor"
-
-
-def kill(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
-    wait_ended(pid)
 
 
 def died(server: EmbeddedServer) -> None:
