@@ -16,7 +16,8 @@ from pydantic import (
     model_validator,
 )
 
-from ray_messaging.common.limits import (
+from ray_messaging.errors import ConfigError
+from ray_messaging.limits_and_timeouts import (
     BODY_BYTES,
     DEAD_BYTES,
     FRAME_BYTES,
@@ -28,7 +29,6 @@ from ray_messaging.common.limits import (
     SHARDS,
     TRANSACTION_BYTES,
 )
-from ray_messaging.errors import ConfigError
 
 _LONGEST_S = 1e9  # 30 years: a server accepts no infinite time
 

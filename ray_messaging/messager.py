@@ -9,7 +9,6 @@ from ray_messaging.addressing import channels as names
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.addressing.directory import Directory
 from ray_messaging.audiences.source import AudienceSource
-from ray_messaging.common.limits import ANSWER_TIMEOUT_S, MOVE_TIMEOUT_S
 from ray_messaging.compat.msg import Payload
 from ray_messaging.config import MessagingConfig
 from ray_messaging.conversations.answers import Answers
@@ -18,6 +17,7 @@ from ray_messaging.conversations.inboxes import Inboxes, InboxMessages
 from ray_messaging.conversations.server import Handler, MessageServer, OnError, Serving
 from ray_messaging.engine import Engine
 from ray_messaging.errors import Closed, ConfigError
+from ray_messaging.limits_and_timeouts import ANSWER_TIMEOUT_S, MOVE_TIMEOUT_S
 from ray_messaging.message import Message
 from ray_messaging.messages import Messages
 from ray_messaging.model.agent_sets import AgentSet, column_of

@@ -9,9 +9,9 @@ from redis.exceptions import RedisError
 
 from ray_messaging.addressing.channels import Keys
 from ray_messaging.addressing.key_tags import shard_keys
-from ray_messaging.common.limits import SCAN_COUNT
 from ray_messaging.config import MessagingConfig, RedisConfig
 from ray_messaging.errors import MessagingError
+from ray_messaging.limits_and_timeouts import SCAN_COUNT
 from ray_messaging.messager import Messager
 from ray_messaging.observability.health.findings import Finding, Health, critical, in_bytes, ok, warning
 from ray_messaging.observability.health.server_checks import check_server

@@ -14,10 +14,10 @@ import ray
 
 from ray_messaging.cluster.handles.connection import NAMESPACE
 from ray_messaging.cluster.spec import InterceptorSpec
-from ray_messaging.common.limits import SHARDS
 from ray_messaging.config import RedisConfig, ServerConfig, ShardsConfig, Steps
 from ray_messaging.embedded.data_directory import APPEND_ONLY_NAME
 from ray_messaging.errors import Closed, ConfigError, ServerFailed
+from ray_messaging.limits_and_timeouts import SHARDS
 
 Shards = int | Literal["per-node"] | None
 PER_NODE = "per-node"

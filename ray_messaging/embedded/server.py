@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, Self, get_args
 
-from ray_messaging.common.limits import EMBEDDED_CONNECT_S
 from ray_messaging.common.process_tuning import KEPT_VARIABLES
 from ray_messaging.config import RedisConfig
 from ray_messaging.embedded import data_directory
@@ -26,6 +25,7 @@ from ray_messaging.embedded.machine import (
     rewrite_bytes,
 )
 from ray_messaging.errors import ConfigError, ServerFailed
+from ray_messaging.limits_and_timeouts import EMBEDDED_CONNECT_S
 
 logger = logging.getLogger(__name__)
 

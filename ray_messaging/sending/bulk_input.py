@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from ray_messaging.addressing.channels import AgentId, check_id, check_recipient
 from ray_messaging.audiences.book import UNRESOLVED
 from ray_messaging.audiences.edges import Edges
-from ray_messaging.common.limits import BATCH_BYTES, BATCH_ROWS, BROADCAST_PAIRS, CALL_BYTES, COLUMN_ROWS
 from ray_messaging.compat.msg import Msg
 from ray_messaging.compat.payload_objects import is_object
 from ray_messaging.errors import InvalidColumns, InvalidPayload, UnknownSender
+from ray_messaging.limits_and_timeouts import BATCH_BYTES, BATCH_ROWS, BROADCAST_PAIRS, CALL_BYTES, COLUMN_ROWS
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import INT, STR, IdColumn, PayloadColumn, encode_payload, nobody

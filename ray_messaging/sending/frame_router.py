@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ray_messaging.addressing.channels import build_channel
 from ray_messaging.addressing.directory import NOBODY, Directory, Record
 from ray_messaging.audiences.folding import agents_digest, fold
-from ray_messaging.common.limits import CALL_BYTES, COLUMN_ROWS, FRAME_ROWS
+from ray_messaging.limits_and_timeouts import CALL_BYTES, COLUMN_ROWS, FRAME_ROWS
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.extension import Fold
 from ray_messaging.receipt import DELIVERED, UNDELIVERABLE, PairFates

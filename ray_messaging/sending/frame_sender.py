@@ -9,7 +9,6 @@ import numpy as np
 
 from ray_messaging.addressing.directory import Directory
 from ray_messaging.common.backoff import FENCE_RETRY, REFUSED_CALL_RETRY, Backoff
-from ray_messaging.common.limits import CALL_BYTES
 from ray_messaging.errors import (
     Closed,
     ConfigError,
@@ -20,6 +19,7 @@ from ray_messaging.errors import (
     PayloadTooLarge,
     TransitError,
 )
+from ray_messaging.limits_and_timeouts import CALL_BYTES
 from ray_messaging.model.schema import Schemas
 from ray_messaging.observability.observer import Observer
 from ray_messaging.receipt import DELIVERED, PUBLISHED, UNDELIVERABLE

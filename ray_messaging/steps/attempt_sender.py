@@ -7,7 +7,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ray_messaging.addressing.directory import Directory
-from ray_messaging.common.limits import CALL_BYTES
 from ray_messaging.engine import Engine
 from ray_messaging.errors import (
     Closed,
@@ -19,6 +18,7 @@ from ray_messaging.errors import (
     TransitError,
     UndeclaredSend,
 )
+from ray_messaging.limits_and_timeouts import CALL_BYTES
 from ray_messaging.receipt import DELIVERED
 from ray_messaging.sending.accumulator import Accumulator
 from ray_messaging.sending.bulk_sender import BulkSender

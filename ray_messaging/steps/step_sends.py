@@ -21,9 +21,9 @@ from ray_messaging.addressing.channels import (
 )
 from ray_messaging.audiences.book import UNRESOLVED, current_audience, name_of
 from ray_messaging.audiences.records import Audiences
-from ray_messaging.common.limits import BATCH_ROWS
 from ray_messaging.conversations.replies import answer_topic, replies_to
 from ray_messaging.errors import Closed, ConfigError, InvalidParts, UnknownSender
+from ray_messaging.limits_and_timeouts import BATCH_ROWS
 from ray_messaging.messages import Slice
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn, encode_payload, nobody

@@ -11,9 +11,9 @@ import numpy as np
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.addressing.directory import Directory
 from ray_messaging.common.backoff import STEP_SUPERVISOR_RETRY, Backoff
-from ray_messaging.common.limits import CALL_BYTES, STEP_LEASE_S, STEP_NEWS_TIMEOUT_S
 from ray_messaging.errors import Fenced, MessagingError, StepAborted
 from ray_messaging.interception.server.step_judge import RuleReviewer
+from ray_messaging.limits_and_timeouts import CALL_BYTES, STEP_LEASE_S, STEP_NEWS_TIMEOUT_S
 from ray_messaging.steps.digests import SIZE
 from ray_messaging.steps.sent_messages import no_messages, sent_messages
 from ray_messaging.steps.step_account import StepCounts

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ray_messaging.addressing.channels import Keys
 from ray_messaging.common.backoff import RULE_STATE_RETRY, Backoff
-from ray_messaging.common.limits import SCAN_COUNT
 from ray_messaging.errors import ConfigError, Fenced
+from ray_messaging.limits_and_timeouts import SCAN_COUNT
 
 if TYPE_CHECKING:
     from ray_messaging.transports.connection.link import RedisLink

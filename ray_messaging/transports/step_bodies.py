@@ -14,9 +14,9 @@ from zlib import crc32
 from msgspec.structs import replace
 
 from ray_messaging.addressing.channels import Keys
-from ray_messaging.common.limits import BODY_ARREARS
 from ray_messaging.common.task_health import end
 from ray_messaging.errors import BodyLost, MessagingError
+from ray_messaging.limits_and_timeouts import BODY_ARREARS
 from ray_messaging.transports.connection.link import RedisLink
 from ray_messaging.transports.connection.protocol import LARGE, LargeCommand
 from ray_messaging.transports.step_values import ASKER, OUTSIDE, PLACES, BoxFrame, StepTag

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from ray_messaging.common.limits import BOX_BYTES, BOX_ROWS, LAG_BYTES
 from ray_messaging.config import Steps
 from ray_messaging.errors import AlreadyExists, Closed, ConfigError, Fenced, UnknownName
+from ray_messaging.limits_and_timeouts import BOX_BYTES, BOX_ROWS, LAG_BYTES
 
 OUTSIDE = ""  # the group of frames from outside
 SUPERVISOR = ":rules"  # the member that closes each step after all groups; it is in no list of groups

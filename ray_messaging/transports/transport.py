@@ -12,10 +12,10 @@ from ray_messaging.addressing.channels import Keys, all_agents
 from ray_messaging.addressing.directory import HostDates, Record, decode_record, encode_record
 from ray_messaging.addressing.key_tags import shard_keys
 from ray_messaging.audiences.records import decode_audiences
-from ray_messaging.common.limits import DEAD_BYTES
 from ray_messaging.common.task_health import TaskHealth
 from ray_messaging.config import RedisConfig, ShardsConfig
 from ray_messaging.errors import Closed, ConnectionFailed, ServerRefused
+from ray_messaging.limits_and_timeouts import DEAD_BYTES
 from ray_messaging.observability.observer import Observer
 from ray_messaging.transports.connection.blocking_reads import BlockingReads
 from ray_messaging.transports.connection.link import RedisLink, link_of

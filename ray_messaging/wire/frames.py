@@ -29,8 +29,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_messaging.common.limits import FRAME_LIMIT
 from ray_messaging.errors import FrameError
+from ray_messaging.limits_and_timeouts import FRAME_LIMIT
 from ray_messaging.model.batch import Batch, Origin
 from ray_messaging.model.columns import NONE, STR, IdColumn, PayloadColumn, nobody
 from ray_messaging.model.extension import Audience, Extension, Fold, InHand, OutsideQuestion

@@ -23,8 +23,8 @@ from ray_messaging import (
 )
 from ray_messaging.addressing.channels import Keys
 from ray_messaging.common.backoff import RetryPolicy
-from ray_messaging.common.limits import CONNECT_TIMEOUT_S
 from ray_messaging.errors import Closed, ServerRefused, TransitError
+from ray_messaging.limits_and_timeouts import CONNECT_TIMEOUT_S
 from ray_messaging.messager import Messager
 from ray_messaging.transports.connection.link import RedisLink
 from ray_messaging.transports.connection.protocol import reply_error

@@ -9,11 +9,11 @@ import numpy as np
 
 from ray_messaging.addressing.channels import check_name
 from ray_messaging.cluster.handles.connection import ExperimentConnection
-from ray_messaging.common.limits import STEP_NEWS_TIMEOUT_S
 from ray_messaging.common.notebook import html_table
 from ray_messaging.common.progress_line import ProgressLine
 from ray_messaging.errors import ConfigError, RuleError
 from ray_messaging.interception.rules.pairs import read_network
+from ray_messaging.limits_and_timeouts import STEP_NEWS_TIMEOUT_S
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import IdColumn
 from ray_messaging.receiving.call_checks import check_timeout

@@ -14,7 +14,6 @@ import msgspec
 import numpy as np
 
 from ray_messaging.addressing.channels import AgentId, check_id, check_name
-from ray_messaging.common.limits import BATCH_ROWS
 from ray_messaging.common.task_health import end
 from ray_messaging.compat.mqtt.actor import ActorClass
 from ray_messaging.compat.mqtt.config import PORT, TIMEOUT_S, MqttConfig, broker_config
@@ -25,6 +24,7 @@ from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import Closed, MessagingError, NotListening
 from ray_messaging.interception.verdict_client import ForeignVerdictClient, PassAll, verdict_client_for
 from ray_messaging.interception.verdicts import BatchVerdict
+from ray_messaging.limits_and_timeouts import BATCH_ROWS
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn, encode_payload
 from ray_messaging.receipt import BLOCKED, PUBLISHED, UNKNOWN, Outcome, Receipt

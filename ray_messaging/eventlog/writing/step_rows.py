@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ray_messaging.common import task_health
-from ray_messaging.common.limits import STEP_NEWS_TIMEOUT_S
 from ray_messaging.errors import BodyLost, FrameError
 from ray_messaging.eventlog.folder import Folder, StepPosition
 from ray_messaging.eventlog.writing.columns import Part
@@ -18,6 +17,7 @@ from ray_messaging.eventlog.writing.entries import delivered, noted, without
 from ray_messaging.eventlog.writing.hearers import BroadcastHearers
 from ray_messaging.eventlog.writing.placed_rows import PlacedRows, in_order, ordinals_of
 from ray_messaging.eventlog.writing.segment_store import box_lost
+from ray_messaging.limits_and_timeouts import STEP_NEWS_TIMEOUT_S
 from ray_messaging.model.joining import joined_arrays
 from ray_messaging.receipt import FATES
 from ray_messaging.steps.box_frames import FIRST_OUTSIDE, amends, batch_of, message_keys

@@ -9,7 +9,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from ray_messaging.common.limits import MAILBOX_BYTES, MAILBOX_MESSAGES
 from ray_messaging.errors import Fenced, LogError, MessagingError
 from ray_messaging.eventlog.folder import Folder, Segment
 from ray_messaging.eventlog.writing.open_segment import SEGMENT_AGE_S, SEGMENT_BYTES, SEGMENT_ROWS, OpenSegment, Sealed
@@ -17,6 +16,7 @@ from ray_messaging.eventlog.writing.segment_store import SegmentStore, gone, los
 from ray_messaging.eventlog.writing.step_rows import STEPS, StepBoxes, StepFeed, StepRows
 from ray_messaging.eventlog.writing.stream_cursors import StreamCursors, Waiters
 from ray_messaging.eventlog.writing.stream_reader import Chunk, ReadAhead, StreamReader
+from ray_messaging.limits_and_timeouts import MAILBOX_BYTES, MAILBOX_MESSAGES
 from ray_messaging.transports.log_store import LogItem
 from ray_messaging.transports.transport import RedisTransport
 from ray_messaging.transports.values import Limits

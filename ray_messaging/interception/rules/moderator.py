@@ -11,10 +11,10 @@ import numpy as np
 
 from ray_messaging.common.awaitables import is_async
 from ray_messaging.common.backoff import MODERATOR_RETRY, Backoff
-from ray_messaging.common.limits import MODERATOR_TIMEOUT_S
 from ray_messaging.errors import Closed, RuleError
 from ray_messaging.interception.rules.rule import ALLOW, Rule, SlowRule, Verdict, block, checked
 from ray_messaging.interception.server.watchdog import Steps, Stuck
+from ray_messaging.limits_and_timeouts import MODERATOR_TIMEOUT_S
 from ray_messaging.message import Message
 
 T = TypeVar("T")

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AGENT_CHAT, AgentId
-from ray_messaging.common.limits import SLOW_RULE_TIMEOUT_S
 from ray_messaging.compat.msg import Msg, Payload
 from ray_messaging.interception.server.table import Table
+from ray_messaging.limits_and_timeouts import SLOW_RULE_TIMEOUT_S
 from ray_messaging.message import Message
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn

@@ -10,12 +10,12 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from ray_messaging.common.limits import FRAME_LIMIT
 from ray_messaging.errors import FrameError
 from ray_messaging.interception.server.attempts import attempt_at
 from ray_messaging.interception.server.rule_pipeline import Deferred, of_row
 from ray_messaging.interception.server.state_writer import StateWriter
 from ray_messaging.interception.verdicts import FOREIGN, BatchVerdict, decode_verdicts, encode_verdicts
+from ray_messaging.limits_and_timeouts import FRAME_LIMIT
 from ray_messaging.model.batch import Batch
 
 _MAX_SENDERS = 20_000  # senders whose last answer is kept; a sender has one batch in flight

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from ray_messaging.addressing.channels import AgentId
-from ray_messaging.common.limits import FRAME_LIMIT
 from ray_messaging.errors import Fenced, RuleError
 from ray_messaging.interception.broadcasts import Intersections
 from ray_messaging.interception.rule_snapshot import decode_snapshot_request
@@ -37,6 +36,7 @@ from ray_messaging.interception.verdicts import (
     decode_verdicts,
     encode_verdicts,
 )
+from ray_messaging.limits_and_timeouts import FRAME_LIMIT
 from ray_messaging.model.batch import Batch
 from ray_messaging.wire.frames import decode
 

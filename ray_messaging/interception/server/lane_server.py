@@ -8,7 +8,6 @@ import secrets
 from collections.abc import Awaitable, Callable
 from typing import Protocol, cast
 
-from ray_messaging.common.limits import FRAME_LIMIT
 from ray_messaging.errors import Fenced, FrameError
 from ray_messaging.interception.lane import (
     JUDGE,
@@ -22,6 +21,7 @@ from ray_messaging.interception.lane import (
     LaneAddress,
 )
 from ray_messaging.interception.verdicts import FOREIGN, BatchVerdict
+from ray_messaging.limits_and_timeouts import FRAME_LIMIT
 from ray_messaging.wire.frames import decode
 
 logger = logging.getLogger(__name__)

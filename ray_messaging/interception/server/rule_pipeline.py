@@ -9,11 +9,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_messaging.common.limits import PAYLOAD_LIMIT
 from ray_messaging.interception.broadcasts import Intersections, PairRows, once_each, pair_rows
 from ray_messaging.interception.rules.rule import ALLOW, RAISED, Rule, SlowRule, Verdict, block, checked
 from ray_messaging.interception.server.watchdog import Stuck, Watch
 from ray_messaging.interception.verdicts import BatchVerdict
+from ray_messaging.limits_and_timeouts import PAYLOAD_LIMIT
 from ray_messaging.message import Message
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import encode_payload

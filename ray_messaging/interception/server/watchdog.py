@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ray_messaging.common.limits import RULE_TIMEOUT_S
+from ray_messaging.limits_and_timeouts import RULE_TIMEOUT_S
 
 if TYPE_CHECKING:
     from ray_messaging.interception.rules.rule import Rule

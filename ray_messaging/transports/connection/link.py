@@ -33,7 +33,6 @@ from redis.exceptions import (
 
 from ray_messaging.addressing.channels import Keys
 from ray_messaging.common.backoff import REDIS_RETRY, Backoff
-from ray_messaging.common.limits import CONNECT_TIMEOUT_S
 from ray_messaging.config import RedisConfig
 from ray_messaging.errors import (
     Closed,
@@ -44,6 +43,7 @@ from ray_messaging.errors import (
     NotReplicated,
     ServerRefused,
 )
+from ray_messaging.limits_and_timeouts import CONNECT_TIMEOUT_S
 from ray_messaging.observability.observer import Observer
 from ray_messaging.transports.connection.connector import Connector
 from ray_messaging.transports.connection.discovery import NoPrimaryError, WrongSettingsError

@@ -5,9 +5,9 @@ from typing import Any
 
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from ray_messaging.common.limits import CONNECT_TIMEOUT_S
 from ray_messaging.config import RedisConfig
 from ray_messaging.errors import ConfigError
+from ray_messaging.limits_and_timeouts import CONNECT_TIMEOUT_S
 
 _HUNG_UP = ("closed by server", "connection was cut", "reset by peer", "reset")
 

@@ -27,7 +27,7 @@ from redis.exceptions import (
     TimeoutError as RedisTimeoutError,
 )
 
-from ray_messaging.common.limits import CONNECT_TIMEOUT_S
+from ray_messaging.limits_and_timeouts import CONNECT_TIMEOUT_S
 
 
 async def _introduce(connection: AbstractConnection) -> None:

@@ -14,12 +14,12 @@ import pytest
 from support.embedded_server import DEADLINE_S, HOST, client, guard_in, guard_of, kill, wait_ended, wait_until
 
 from ray_messaging.common.backoff import Backoff, RetryPolicy
-from ray_messaging.common.limits import EMBEDDED_CONNECT_S
 from ray_messaging.embedded import server as server_module
 from ray_messaging.embedded import supervisor as server_supervisor
 from ray_messaging.embedded.server import EmbeddedServer, Succession
 from ray_messaging.embedded.supervisor import ServerSupervisor
 from ray_messaging.errors import ConfigError, ServerFailed
+from ray_messaging.limits_and_timeouts import EMBEDDED_CONNECT_S
 
 NAME = "a-name-that-nobody-else-knows"
 

@@ -12,8 +12,8 @@ from support.extensions import INT64, TEXT, extensions
 from support.forged_frames import sealed
 from support.typed_tables import tables
 
-from ray_messaging.common.limits import BATCH_BYTES, FRAME_BYTES, FRAME_LIMIT, PAYLOAD_LIMIT, TRANSACTION_BYTES
 from ray_messaging.errors import FrameError
+from ray_messaging.limits_and_timeouts import BATCH_BYTES, FRAME_BYTES, FRAME_LIMIT, PAYLOAD_LIMIT, TRANSACTION_BYTES
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.model.extension import Extension
