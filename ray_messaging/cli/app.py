@@ -1,7 +1,7 @@
-"""The list of commands, the only place that registers one.
+"""The list of commands. This is the only place in which commands are registered.
 
 To add a command, write its function in a file of this folder, and register it here; its docstring is its help. For a
-family of commands, as `log stats`, add an `app` here, and register its commands in the family's file.
+family of commands, such as `log stats`, add an `app` here, and register its commands in the family's file.
 """
 
 from importlib.metadata import version

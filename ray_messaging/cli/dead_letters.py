@@ -48,12 +48,12 @@ app = typer.Typer(
 
 _WIDE = 120  # columns of a terminal in which reasons are beside the letters
 _TABLE_WIDTH = 80  # columns that a table needs
-_SHOWN = 50  # messages of a letter in a table
-_BYTES = 64  # shown of an undecodable frame
+_SHOWN = 50  # most messages of a letter in a table
+_BYTES = 64  # bytes that are shown of a frame that cannot be decoded
 
 
 def show_letters(console: Console, letters: Sequence[DeadLetter], stats: dict[str, int]) -> None:
-    """Print letters, and the total."""
+    """Print letters, and the total of all letters."""
     console.print(
         f"{counted(stats['letters'], 'dead letter')}, {decimal(stats['bytes'])}"
         + (f"; {stats['dropped']:,} older ones were dropped at the limit" if stats["dropped"] else "")
@@ -102,7 +102,10 @@ def show_letter(console: Console, letter: DeadLetter) -> None:
 
 
 def record(letter: DeadLetter, *, whole: bool = False) -> dict[str, Any]:
-    """Return a letter as JSON types; `whole`: with its messages, or its bytes (base64) if it has none."""
+    """Return a letter in JSON's types.
+
+    With `whole` it has its messages, too, or its bytes (base64) if it cannot be decoded.
+    """
     found: dict[str, Any] = {
         "id": letter.id,
         "mailbox": letter.mailbox,
@@ -225,14 +228,21 @@ def drop(
 
 
 def _open(exp_id: str, redis: str | None) -> DeadLetters:
-    """Open the dead letters of an experiment. Raises: ConfigError, UnknownName, ConnectionFailed."""
+    """Open the dead letters of an experiment.
+
+    Raises: ConfigError if the experiment does not run or the URL is not valid, UnknownName if the server does not have
+    it, ConnectionFailed if the server is away.
+    """
     if redis is None:
         return join_experiment(exp_id, "--redis for the server of an ended experiment").dead_letters
     return DeadLetters(RedisConfig.from_url(redis), exp_id).check()
 
 
 def _selection(ids: Sequence[str] | None, mailbox: str | None, *, every: bool) -> list[str] | None:
-    """Return the given ids, or None; raise ConfigError unless exactly one option selects letters."""
+    """Return the given ids, or None if another option selects letters.
+
+    Raises: ConfigError unless exactly one option selects letters.
+    """
     if bool(ids) + (mailbox is not None) + every != 1:
         raise ConfigError("say which dead letters: by their ids, --mailbox NAME or --all, and only by one of these")
     return list(ids) if ids else None
@@ -247,7 +257,7 @@ def _write(file: Path, frame: bytes) -> None:
 
 
 def _finish(left: Sequence[str], *, quiet: bool) -> None:
-    """Exit with code 1 if some letters are left, and print them unless `quiet`."""
+    """Exit with code 1 if some letters are left. They are printed unless `quiet`."""
     for letter in () if quiet else left:
         typer.echo(f"left: {letter}", err=True)
     if left:

@@ -33,9 +33,11 @@ Redis = Annotated[
 
 
 def examine_experiment(exp_id: str, config: RedisConfig | None) -> Health:
-    """Return the health of an experiment; `config` is its server, for when its interceptor does not answer.
+    """Return the health of an experiment.
 
-    Raises: ConfigError without a Ray cluster, UnknownName if the experiment does not run.
+    Args: config is its server, which is needed if its interceptor does not answer.
+
+    Raises: ConfigError if there is no Ray cluster, UnknownName if the experiment does not run.
     """
     if not join_ray(exp_id):
         raise ConfigError(
@@ -66,11 +68,11 @@ def doctor(exp_id: ExpId = None, redis: Redis = None, as_json: Json = False) -> 
     """Check the health of an experiment, a server or this machine, and suggest remedies.
 
     With EXP_ID of a running experiment: its server, its actors and their loops, mailboxes, log and dead letters. With
-    --redis alone: whether that server fits; the commands that we need are tried in a key space of their own, which is
-    then removed (with EXP_ID of an experiment that does not run yet: in its key space). Without either: this machine;
-    an embedded server is started and stopped.
+    --redis alone: whether that server is suitable. The commands that are needed are tried in a separate key space,
+    which is then removed (with EXP_ID of an experiment that does not run yet: in its key space). Without either: this
+    machine; an embedded server is started and stopped.
 
-    The exit code is 0 without critical findings, 1 with one, and 2 where the check itself failed.
+    The exit code is 0 without critical findings, 1 with one, and 2 if the check itself failed.
     """
     with clean_errors():
         config = None if redis is None else RedisConfig.from_url(redis)
@@ -89,7 +91,7 @@ def doctor(exp_id: ExpId = None, redis: Redis = None, as_json: Json = False) -> 
 
 
 def show_health(console: Console, health: Health) -> None:
-    """Print the findings, problems last: a table on a terminal, else a line for each."""
+    """Print the findings, problems last: as a table on a terminal, else one line for each."""
     well = [finding for finding in health.findings if finding.level == "ok"]
     problems = health.problems[::-1]
     if console.is_terminal and console.width >= _TABLE_WIDTH:

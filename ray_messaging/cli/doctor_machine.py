@@ -24,7 +24,7 @@ MEMINFO = Path("/proc/meminfo")
 LITTLE_MEMORY = 2**30  # bytes: Ray takes 0.5 GiB, each of our actors 80 MB
 FEW_FILES, TOO_FEW_FILES = 4096, 1024  # a group takes some 40 descriptors, Ray hundreds
 EXTRAS = {"pandas": "pandas", "llm": "openai", "plot": "matplotlib", "networkx": "networkx", "mqtt": "aiomqtt"}
-_TIME_ERROR = 5  # of adjtimex(2): the clock is not synchronised
+_TIME_ERROR = 5  # result of adjtimex(2) if the clock is not synchronised
 _TIMEX_BYTES = 512  # more than the size of struct timex
 
 

@@ -1,4 +1,4 @@
-"""Health check of a server before use: its settings, and a trial of the commands that we need."""
+"""Health check of a server before use: its settings, and a trial of the commands that this library needs."""
 
 import asyncio
 import secrets
@@ -20,14 +20,18 @@ from ray_messaging.transports.server_facts import ServerFacts
 from ray_messaging.transports.server_probe import COPY_FROM, ask_server, client_of
 
 TRY_S = 10.0
-FEW_CLIENTS = 1_000  # a group takes up to 4 connections
+FEW_CLIENTS = 1_000  # a group has up to 4 connections
 NEVER_SHARED = 2**30  # bytes: longer than any string of ours
 LITTLE_BUFFER = 8 * 2**20  # bytes: with less, a subscriber that pauses for a moment is disconnected
 _RIGHTS = "give this user the rights in docs/operations.md, or use another user"
 
 
 def examine_server(config: RedisConfig, exp_id: str | None = None) -> Health:
-    """Return whether a user's server fits; `exp_id`: only keys of this experiment may be used."""
+    """Return whether a user's server is suitable.
+
+    Args: exp_id is an experiment that the user may have rights for; only its keys are used. None: a key space for the
+    trial.
+    """
     space = exp_id or f"doctor-{secrets.token_hex(8)}"
     facts = ask_server(config, space=space)
     findings = check_server(facts, allow_eviction=config.allow_eviction)
@@ -67,7 +71,7 @@ def _buffers(text: str) -> Iterator[tuple[str, int, int, int]]:
 
 
 def _trial(config: RedisConfig, space: str) -> list[Finding]:
-    """Send a message through a key space of our own, and remove that."""
+    """Send a message through a key space that is used for this only, and remove the key space."""
     tolerant = config.model_copy(update={"allow_eviction": True})  # eviction is reported already
     try:
         taken = bool(_keys(tolerant, space))
@@ -112,7 +116,7 @@ async def _send_one(config: RedisConfig, exp_id: str) -> float:
 
 
 def _try_commands(config: RedisConfig, exp_id: str) -> None:
-    """Run the commands that our actors run besides scripts; raise the server's errors."""
+    """Run the commands that are used in addition to scripts; raise the server's errors."""
     for shard in range(config.shards):
         _try_commands_of(config, shard_keys(exp_id, shard, config.shards))
 

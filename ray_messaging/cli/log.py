@@ -67,7 +67,7 @@ def stats(target: Target, fields: dict[str, Any], as_json: Json = False, plot_fi
         show_stats(console, found)
         if plot_file is not None:
             console.print(f"\nThe picture is in {plot_file}.")
-    if log.unended:  # which it has said on stderr
+    if log.unended:  # `open_log` has printed a warning about it on stderr
         raise typer.Exit(DOES_NOT_BALANCE)
 
 
@@ -115,7 +115,7 @@ def sql(
         try:
             table = open_log(target).sql(query)
         except ImportError as error:
-            raise ConfigError(str(getattr(error, "cause", error))) from error  # of a running experiment it is Ray's
+            raise ConfigError(str(getattr(error, "cause", error))) from error  # Ray's error wraps it
     if as_json:
         print_json(*map(json_line, table.to_pylist()))
         return
@@ -126,7 +126,7 @@ def sql(
 
 
 def _print_lines(table: Any, *, as_json: bool, otherwise: str) -> None:  # noqa: ANN401 - a pyarrow.Table
-    """Print each row as a line, or as JSON; `otherwise` where there is none."""
+    """Print each row as a line, or as JSON; print `otherwise` if there are no rows."""
     if as_json:
         print_json(*json_lines(table))
         return
@@ -157,7 +157,7 @@ def thread(
     message_id: Annotated[str, typer.Argument(metavar="ID", help="The message_id of the question, or of an answer.")],
     as_json: Json = False,
 ) -> None:
-    """Print the thread that a message is in: its first question, the answers to that, the answers to those."""
+    """Print the thread that a message belongs to: its first question, the answers to that, the answers to those."""
     with clean_errors():
         table = open_log(target).thread(message_id, text=True)
     _print_lines(table, as_json=as_json, otherwise="No message has this id.")
@@ -172,7 +172,7 @@ def tail(
     log = open_log(target)
     after = max(-1, log.end - lines)
     if limit is not None:
-        before = deque([after], limit + 1)  # the rows to print, after the one before them
+        before = deque([after], limit + 1)  # the positions of the rows to print, and first the position before them
         for page in log.pages(**fields, after=after):
             before.extend(page["position"].to_pylist())
         after, fields = before[0], fields | {"limit": limit}
@@ -204,7 +204,10 @@ def run(target: Target, as_json: Json = False) -> None:
 @app.command(short_help="Write rows to a Parquet, CSV or JSON lines file.")
 @with_fields()
 def export(target: Target, file: File, fields: dict[str, Any], as_json: Json = False) -> None:
-    """Write the matching rows to a Parquet, CSV or JSON lines file; memory stays flat."""
+    """Write the matching rows to a Parquet, CSV or JSON lines file.
+
+    Memory use does not grow with the number of rows.
+    """
     check_file(file, "choose another file")
     log = open_log(target)
     console = output()
@@ -226,7 +229,7 @@ def diff(
     other: Annotated[str, typer.Argument(metavar="B", help="Another one.")],
     as_json: Json = False,
 ) -> None:
-    """Show the first step, agent and message in which two runs in steps differ; the exit code is 1 where they do."""
+    """Show the first step, agent and message in which two runs in steps differ. The exit code is 1 if they do."""
     with clean_errors():
         found = open_log(one).diff(open_log(other))
         if as_json:

@@ -25,7 +25,7 @@ Target = Annotated[
 
 
 def _texts(flag: str, metavar: str, text: str) -> Any:  # noqa: ANN401 - a type with an option
-    """Return the type of an option that may come several times."""
+    """Return the type of an option that may be given several times."""
     return Annotated[list[str] | None, typer.Option(flag, metavar=metavar, help=text)]
 
 
@@ -57,7 +57,10 @@ _ENDS = ("from_id", "to_id", "agent")
 
 
 def with_fields(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add the options in OPTIONS, except `without`, to a command. It gets them as `fields`, with clean errors."""
+    """Add the options in OPTIONS, except those in `without`, to a command.
+
+    The command gets their values as `fields`. Its errors are printed as by `clean_errors`.
+    """
     names = [name for name in OPTIONS if name not in without]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -79,7 +82,7 @@ def with_fields(*without: str) -> Callable[[Callable[..., None]], Callable[..., 
 
 
 def read_fields(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a query in the event log's types; raise InvalidQuery."""
+    """Return the fields of a query in the event log's types; raise InvalidQuery if one cannot be read."""
     fields = {name: value for name, value in given.items() if value not in (None, [])}
     for name in _ENDS:
         if name in fields:
@@ -104,7 +107,7 @@ def _read_value(text: str) -> tuple[str, object]:
     bounds = [_number(part) if part else None for part in (low, high)]
     if colon and not any(isinstance(bound, str) for bound in bounds):
         return name, [slice(*bounds), value]
-    return name, [_number(value), value]  # in a column of texts, a number is one, too
+    return name, [_number(value), value]  # both, as the column may hold numbers or texts
 
 
 def _number(text: str) -> float | str:
@@ -115,7 +118,7 @@ def _number(text: str) -> float | str:
 
 
 def read_id(text: str) -> str | None:
-    """Return an id as written; '' is the user."""
+    """Return an id as it is written; None for "", which is the user."""
     return text or None
 
 
@@ -137,7 +140,10 @@ def _read_time(text: str) -> float | str:
 
 
 def open_log(target: str) -> EventLog:
-    """Open the log of a folder, or of a running experiment; raise LogError, ConfigError."""
+    """Open the log of a folder, or of a running experiment.
+
+    Raises: LogError if the folder holds no log, ConfigError if it is a file, or neither exists.
+    """
     if Path(target).is_file():
         raise ConfigError(f"{target!r} is a file: pass the folder that holds the log's events-*.parquet")
     if "/" in target or Path(target).is_dir():

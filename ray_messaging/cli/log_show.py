@@ -1,4 +1,4 @@
-"""Output of the log commands: tables, bars and lines; plain text if the output is not a terminal."""
+"""Output of the log commands: tables, bars and lines. It is plain text if the output is not a terminal."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -18,7 +18,7 @@ from ray_messaging.eventlog.reading.step_digests import Difference
 
 BAR = 24  # columns
 _LINE = 60  # most columns of traffic
-_BESIDE_LINE = 30  # columns to its left
+_BESIDE_LINE = 30  # columns to the left of the traffic
 _WIDE = 100  # columns of a terminal with room for explanations
 _ROOMY = 130  # columns of a terminal in which a row of the log fits one line
 _BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -107,7 +107,7 @@ def _show_groups(console: Console, stats: dict[str, Any]) -> None:
 
 
 def sparkline(counts: Sequence[int], marks: str = _BLOCKS) -> str:
-    """Return a character for each count: a blank for zero, the last of `marks` for the maximum."""
+    """Return one character for each count: a blank for zero, the last of `marks` for the maximum."""
     most = max(counts, default=0)
     steps = len(marks) - 1
     return "".join(marks[-(-count * steps // most)] if count else marks[0] for count in counts)
@@ -123,7 +123,7 @@ def _bar(console: Console, share: float, fate: str) -> Text:
 
 
 def show_rows(console: Console, rows: Iterable[LogRow]) -> None:
-    """Print rows as a table; on a narrow terminal a rule's action is below the payload."""
+    """Print rows as a table. On a narrow terminal, a rule's action is printed below the payload."""
     roomy = console.width >= _ROOMY
     names = ("position", "sent at (UTC)", "from", "to", "fate", "payload", *["rule", "reason"] * roomy)
     table = plain_table("", *names, right=["position"], whole=("position", "sent at (UTC)", "fate"))
@@ -149,7 +149,7 @@ def show_table(console: Console, found: pa.Table) -> None:
 
 
 def line_of(row: LogRow) -> Text:
-    """Return a row as one line: time, from, to, fate and reason unless delivered, payload."""
+    """Return a row as one line: time, from, to, fate and reason (unless it was delivered), payload."""
     line = Text.assemble((utc_time(row.sent_at), "dim"), f"  {_from(row)} -> {_to(row)}  ")
     if row.fate != "delivered":
         line.append(row.fate, _STYLES.get(row.fate, ""))
@@ -176,13 +176,13 @@ def _why(row: LogRow) -> str:
 
 
 def _reason(row: LogRow) -> str:
-    """Return a rule's reason for a block, or the payload before its rewrite."""
+    """Return the rule's reason for a block, or the payload before a rewrite."""
     was = "" if row.text_before is None else f"it was {shortened(row.text_before)}"
     return printable("; ".join(filter(None, (row.reason, was))))
 
 
 def difference_line(found: Difference) -> bytes:
-    """Return a difference as a line of JSON, with the message in both logs."""
+    """Return a difference as a line of JSON, with the message as each log has it."""
     rows = {
         name: None if row is None else msgspec.Raw(json_line(row))
         for name, row in (("mine", found.mine), ("theirs", found.theirs))

@@ -48,7 +48,7 @@ def dashboard(
 
 
 def _folder_of_ray() -> Path:
-    """Return the folder in which the running Ray writes its dashboards."""
+    """Return the folder into which the running Ray writes its dashboards."""
     given = os.environ.get("RAY_METRICS_GRAFANA_DASHBOARD_OUTPUT_DIR")
     session = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "session_latest")  # noqa: S108 - Ray's own default
     return Path(given) if given else session / "metrics" / "grafana" / "dashboards"

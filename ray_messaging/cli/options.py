@@ -54,7 +54,7 @@ Text = Annotated[str | None, typer.Option("--text", metavar="FIELD", help="Field
 
 
 def read_speed(text: str) -> float | None:
-    """Parse --speed: None for `max`; raise typer.BadParameter."""
+    """Parse --speed; None for `max`. Raises typer.BadParameter if it is neither `max` nor a positive number."""
     if text == "max":
         return None
     try:

@@ -1,4 +1,4 @@
-"""The commands `replay`, a real trace through groups, and `demo`, generated traffic: every message is checked."""
+"""The commands `replay` (a real trace) and `demo` (generated traffic): they check every message that they send."""
 
 from collections.abc import Sequence
 

@@ -34,9 +34,9 @@ img { width: 100% } p { margin: .4em 0 }
 
 
 def page_of(logs: Mapping[str, EventLog]) -> str:
-    """Return the page about one run, or about two; logs by the name that the reader knows.
+    """Return the page about one run, or about two. The logs are by the names that the reader knows.
 
-    Raises: ImportError without matplotlib or networkx; LogError.
+    Raises: ImportError if matplotlib or networkx is not installed; LogError if a log cannot be read.
     """
     stats = {name: log.stats() for name, log in logs.items()}
     title = " and ".join(logs)
@@ -60,7 +60,7 @@ def page_of(logs: Mapping[str, EventLog]) -> str:
 
 
 def _section(title: str, parts: Sequence[str]) -> str:
-    """Return a section with a part for each run; none where no run has one."""
+    """Return a section with a part for each run; "" if all parts are empty."""
     if not any(parts):
         return ""
     return f"<section><h2>{title}</h2>{''.join(f'<div>{part}</div>' for part in parts)}</section>"
@@ -86,7 +86,7 @@ def _fates(stats: Mapping[str, Any]) -> str:
 
 
 def _counts(stats: Mapping[str, Any]) -> dict[str, int]:
-    """Return the counts of a run: rows, fates, rules, agents that wrote, agents that read."""
+    """Return the counts of a run: rows, fates, rules, agents that wrote, agents that were written to."""
     fates = {fate: count for fate, count in stats["fates"].items() if count}
     rules = {f"{name}: {action}": count for name, found in stats["rules"].items() for action, count in found.items()}
     return {"rows": stats["rows"]} | fates | rules | {end: stats[end] for end in ("writers", "readers")}
@@ -112,7 +112,7 @@ def _differences(names: Sequence[str], logs: Sequence[EventLog], stats: Sequence
 def _first_difference(names: Sequence[str], logs: Sequence[EventLog]) -> str:
     try:
         found: Difference | None = logs[0].diff(logs[1])
-    except ConfigError as error:  # without steps there is no order in which to compare
+    except ConfigError as error:  # runs without steps have no order by which to compare
         return f"<p>{_escaped(str(error))}</p>"
     if found is None:
         return "<p>Both runs sent the same.</p>"
@@ -153,14 +153,17 @@ def _busiest(stats: Mapping[str, Any]) -> str:
 
 
 def _facts(facts: Mapping[str, Any]) -> str:
-    """Return a table of names and values, without those that say nothing."""
+    """Return a table of names and values, without empty values."""
     told = {name: _told(value) for name, value in facts.items() if value not in (None, {}, "")}
     rows = "".join(f"<tr><th>{_escaped(name)}</th><td>{_escaped(value)}</td></tr>" for name, value in told.items())
     return f'<table class="facts">{rows}</table>'
 
 
 def _settings(rule: object) -> object:
-    """Return a rule as text: its name, and the settings that it has."""
+    """Return a rule as text: its kind, and those of its settings that are not empty.
+
+    Anything else is returned as it is.
+    """
     if not isinstance(rule, Mapping):
         return rule
     settings = {
@@ -170,7 +173,7 @@ def _settings(rule: object) -> object:
 
 
 def _told(value: object) -> str:
-    """Return a value of a record as a reader would write it."""
+    """Return a value of a record in the form in which people write it."""
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: ""}[value]
     if isinstance(value, int):
@@ -194,7 +197,7 @@ def report(
 ) -> None:
     """Write a page about a run: settings, traffic, fates, rules, interventions, network; or about two, side by side.
 
-    The page is one HTML file, which opens without a network.
+    The page is one HTML file, which can be opened without a network.
     """
     with clean_errors():
         check_file(file, "choose another file with --file")

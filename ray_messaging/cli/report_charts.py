@@ -11,19 +11,19 @@ from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.plot import COLOURS, figure_of, new_figure
 from ray_messaging.receipt import FATES
 
-_PAIRS = 2_000  # of agents, those with the most messages: more make a picture black
+_PAIRS = 2_000  # most pairs of agents, those with the most messages: more would make the picture black
 _NAMED = 20  # agents with a name in the picture, those with the most messages
 _SEED = 7
-_TOUCHED = {"delivered": "#CC79A7", "blocked": COLOURS["blocked"]}  # of messages that a rule named
+_TOUCHED = {"delivered": "#CC79A7", "blocked": COLOURS["blocked"]}  # for messages that a rule has changed or blocked
 
 
 def traffic_chart(stats: dict[str, Any]) -> str:
-    """Return the traffic over time and between groups."""
+    """Return a chart of the traffic over time and between groups."""
     return _svg(figure_of(stats))
 
 
 def step_chart(log: EventLog) -> str:
-    """Return the messages of each step by fate, with the steps of interventions; "" for a run without steps."""
+    """Return a chart of the messages of each step by fate, and of interventions; "" for a run without steps."""
     counts: Counter[tuple[int, str, bool]] = Counter()
     for row in log.count(by=("step", "fate", "rule")).to_pylist():
         if row["step"] is not None:
@@ -55,7 +55,7 @@ def step_chart(log: EventLog) -> str:
 
 
 def network_chart(log: EventLog) -> str:
-    """Return the pairs of agents with the most delivered messages as a network; "" where there are none."""
+    """Return a chart of the network of those pairs of agents with the most delivered messages; "" if there are none."""
     import networkx as nx  # noqa: PLC0415 - an optional dependency, which the command names
 
     found = log.count(by=("from_id", "to_id"), fate="delivered")

@@ -29,14 +29,14 @@ HEADERS = {("from", "to"), ("from_id", "to_id"), ("src", "dst"), ("sender", "rec
 
 
 class Argument(NamedTuple):
-    """What is behind a rule's name; with `files` it may name a file, which is read."""
+    """The text after a rule's name. If `files`, it may name a file, which is read."""
 
     text: str
     files: bool = True
 
 
 def parse_rules(specs: Sequence[str]) -> list[Rule]:
-    """Build rules in the given order; raise ConfigError, with the known rules, for an invalid one."""
+    """Build rules in the given order; raise ConfigError, which lists the known rules, if one is not valid."""
     rules: list[Rule] = []
     for spec in specs:
         rule = _parse(spec)
@@ -46,7 +46,10 @@ def parse_rules(specs: Sequence[str]) -> list[Rule]:
 
 
 def parse_rule(spec: str) -> Rule:
-    """Build one rule, for a reader of another machine: it may name no files. Raises ConfigError."""
+    """Build one rule for a user on another machine, so it must not name files.
+
+    Raises ConfigError if it is not valid.
+    """
     return _parse(spec, files=False)
 
 
@@ -91,7 +94,7 @@ def _allow_graph(argument: Argument) -> Rule:
 def _by_settings(
     make: Callable[..., Rule], kind: str, known: Mapping[str, Callable[[str], Any]], bare: str | None = None
 ) -> Callable[[Argument], Rule]:
-    """Return the builder of a rule that has settings only; `known` and `bare` are those of `_settings`."""
+    """Return the builder of a rule that has settings only. `known` and `bare` are the arguments of `_settings`."""
     return lambda argument: make(**_settings(kind, argument.text, known, bare))
 
 
@@ -129,7 +132,7 @@ def _number(kind: str, text: str, number: Callable[[str], Any]) -> Any:  # noqa:
 def _settings(
     kind: str, text: str, known: Mapping[str, Callable[[str], Any]], bare: str | None = None
 ) -> dict[str, Any]:
-    """Parse `key=value,key=value`; `bare` is a required parameter that may come first without its name."""
+    """Parse `key=value,key=value`. `bare` is a required key that may be left out before the first value."""
     settings: dict[str, Any] = {}
     for place, part in enumerate(filter(str.strip, text.split(","))):
         key, equals, value = part.partition("=")
@@ -175,7 +178,7 @@ def _side(text: str) -> AgentId | None:
 
 
 def _lines(kind: str, path: Path) -> list[tuple[int, str]]:
-    """Read the numbered lines of a text file; raise ConfigError."""
+    """Read the numbered lines of a text file; raise ConfigError if it cannot be read."""
     try:
         return list(enumerate(path.read_text(encoding="utf-8-sig").splitlines(), 1))
     except (OSError, UnicodeDecodeError) as error:
@@ -185,7 +188,10 @@ def _lines(kind: str, path: Path) -> list[tuple[int, str]]:
 
 
 def _pairs_of_file(kind: str, path: Path) -> list[Pair]:
-    """Read a CSV file of two columns, without a header such as `from,to`. Raises ConfigError with file and line."""
+    """Read a CSV file of two columns; a header such as `from,to` is skipped.
+
+    Raises: ConfigError with file and line if a line is not valid.
+    """
     try:
         cut = [(number, next(csv.reader([line]), [])) for number, line in _lines(kind, path)]
     except csv.Error as error:
@@ -206,7 +212,7 @@ def _pairs_of_file(kind: str, path: Path) -> list[Pair]:
 
 
 class Known(NamedTuple):
-    """Builder of a rule from its arguments, with an example."""
+    """The function that builds a rule from its argument, and an example of the argument."""
 
     make: Callable[[Argument], Rule]
     example: str

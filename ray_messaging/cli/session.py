@@ -1,4 +1,4 @@
-"""Shared steps of the commands: checks, a run, its report, errors and exit codes."""
+"""Steps that several commands share: checks, a run, its report, errors and exit codes."""
 
 import errno
 import json
@@ -28,15 +28,16 @@ from ray_messaging.replay.plan import Plan
 from ray_messaging.replay.runner import ROUNDS, ReplayRunner
 
 DOES_NOT_BALANCE, USAGE, INTERRUPTED = 1, 2, 130
-PLAIN_WIDTH = 200  # columns without a terminal
+PLAIN_WIDTH = 200  # columns if the output is not a terminal
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Result of a run: `startup_seconds` until every group listened, `lone_ms` None where not measured.
+    """Result of a run.
 
-    `logged` counts the event log's rows by fate, None without a log; `probes` messages measured `lone_ms` after the
-    run. `problems` are the reasons for which the account does not balance.
+    `startup_seconds` is the time until every group listened. `lone_ms` is None if it was not measured; `probes`
+    messages measured it after the run. `logged` counts the event log's rows by fate; None: there is no log. `problems`
+    are the reasons for which the account does not balance.
     """
 
     account: Account
@@ -58,9 +59,9 @@ def run(
     log_dir: str | None = None,
     ui: bool = False,
 ) -> Outcome:
-    """Start Ray and a server where needed, and the groups; send, receive, stop all of them, and print the outcome.
+    """Run a plan: start Ray and a server if needed, and the groups; send and receive; stop all; print the outcome.
 
-    With `ui` the inspector is open meanwhile, and all of them run until Ctrl-C.
+    With `ui`, the inspector is open during the run, and everything goes on until Ctrl-C.
     """
     check_ray_address()
     began = time.monotonic()
@@ -92,7 +93,7 @@ def run(
 
 
 def _logged(console: Console, messaging: Messaging, account: Account) -> tuple[dict[str, int], list[str]]:
-    """Return the event log's counts by fate, and differences from the senders' receipts."""
+    """Return the event log's counts by fate, and in words how they differ from the senders' receipts."""
     console.print("Checking the event log ...")
     try:
         counts = dict(messaging.log.balance().fates)
@@ -134,20 +135,23 @@ def finish(outcome: Outcome, json_file: Path | None, facts: dict[str, Any]) -> N
 
 
 def check_outputs(json_file: Path | None, log_dir: str | None) -> None:
-    """Check the outputs of a run; raise as `check_file` and `check_log_dir`."""
+    """Check the output files of a run before it starts. Raises as `check_file` and `check_log_dir`."""
     check_file(json_file, "choose another --json file")
     check_log_dir(log_dir)
 
 
 def check_file(file: Path | None, advice: str) -> None:
-    """Raise ConfigError if a file cannot be created, before anything is started."""
+    """Raise ConfigError if a file cannot be created. It is called before anything is started."""
     if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
         reason = "it is a folder" if file.is_dir() else "its folder does not exist"
         raise ConfigError(f"cannot write {str(file)!r}: {reason}; {advice}")
 
 
 def check_log_dir(log_dir: str | None) -> None:
-    """Raise ConfigError if a folder has a log already, before anything is started; LogError if it is unreadable."""
+    """Raise ConfigError if a folder has a log already, LogError if it cannot be read.
+
+    Called before anything is started.
+    """
     if log_dir == "":
         raise ConfigError("--log-dir '' is no folder: name one, or leave the option out")
     if log_dir is not None and Folder(log_dir).segments():
@@ -159,14 +163,17 @@ def check_log_dir(log_dir: str | None) -> None:
 
 @contextmanager
 def clean_errors() -> Iterator[None]:
-    """Print our errors and the system's as one line on stderr, with exit code 2; Ctrl-C exits with 130."""
+    """Print errors of this library and of the system as one line on stderr, with exit code 2.
+
+    Ctrl-C exits with code 130.
+    """
     try:
         yield
     except MessagingError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(USAGE) from error
     except OSError as error:
-        if error.errno == errno.EPIPE:  # the reader of our output has closed the pipe
+        if error.errno == errno.EPIPE:  # whoever reads the output has closed the pipe
             raise
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(USAGE) from error
@@ -182,7 +189,7 @@ def print_json(*lines: bytes) -> None:
 
 
 def output() -> Console:
-    """Return the console for output: colours, live bars and line breaks on a terminal only."""
+    """Return the console for output. It has colours, live bars and line breaks only on a terminal."""
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a locale without UTF-8 shows other characters escaped
     console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
@@ -192,7 +199,10 @@ def output() -> Console:
 
 
 def join_experiment(exp_id: str, otherwise: str, *, missing: str = "") -> Messaging:
-    """Return a running experiment; raise ConfigError with `otherwise` as the remedy beside RAY_ADDRESS."""
+    """Return a running experiment.
+
+    Raises: ConfigError if it does not run. The error names `otherwise` as a remedy besides RAY_ADDRESS.
+    """
     if not join_ray(check_name("exp_id", exp_id)):
         raise ConfigError(
             f"{missing}no Ray cluster runs here that could have experiment {exp_id!r}: set RAY_ADDRESS, or {otherwise}"

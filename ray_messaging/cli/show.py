@@ -1,4 +1,4 @@
-"""Output of the commands: tables, a heat map, progress bars; plain text if the output is not a terminal."""
+"""Output of the commands: tables, a heat map, progress bars. It is plain text if the output is not a terminal."""
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -45,7 +45,7 @@ def progress_bars(console: Console, messages: int) -> Iterator[OnProgress]:
 
 
 def show_fates(console: Console, account: Account) -> None:
-    """Print the messages' fates, and the numbers that each rule blocked."""
+    """Print how many messages had each fate, and how many each rule blocked."""
     right = ("messages", "share")
     table = plain_table("What became of the messages", "fate", *right, "meaning", right=right)
     for fate, count in account.fates.items():
@@ -60,7 +60,7 @@ def show_fates(console: Console, account: Account) -> None:
 
 
 def show_heat_map(console: Console, account: Account) -> None:
-    """Print the deliveries between groups; darker is more."""
+    """Print the number of messages delivered between groups. Darker cells have more."""
     names = [group["name"] for group in account.groups]
     heat_map(console, "Delivered from group (row) to group (column)", names, names, account.matrix)
 
@@ -68,7 +68,10 @@ def show_heat_map(console: Console, account: Account) -> None:
 def heat_map(
     console: Console, title: str, rows: Sequence[str], columns: Sequence[str], matrix: Sequence[Sequence[int]]
 ) -> None:
-    """Print a matrix of counts. Where it is too wide for the terminal, print digits: 9 is over 90% of the maximum."""
+    """Print a matrix of counts.
+
+    If it is too wide for the terminal, each count is one digit: 9 means over 90% of the maximum.
+    """
     most = max((count for row in matrix for count in row), default=0)
     width = max(len(f"{most:,}"), *map(len, columns)) + GAP
     wide = width * len(columns) + max(map(len, rows)) + GAP > console.width
@@ -101,7 +104,10 @@ def show_check(console: Console, account: Account) -> None:
 
 
 def show_log(console: Console, log_dir: str, logged: dict[str, int], probes: int = 0) -> None:
-    """Print the event log's total and the command to read it; `probes` are single messages sent after the run."""
+    """Print the event log's total, and the command to read it.
+
+    Args: probes is the number of single messages that were sent after the run.
+    """
     console.print(
         f"The event log has {sum(logged.values()):,} sends, each with one fate, as in the senders' receipts"
         f"{f' (and {probes:,} lone messages)' if probes else ''}. Look into it:\n  ray-messaging log stats {log_dir}"
@@ -129,7 +135,7 @@ def _shade(count: int, most: int) -> str:
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Print a table under its title, which may be wider."""
+    """Print a table under its title. The title may be wider than the table."""
     if table.title:
         console.print(Text(str(table.title), style="bold"))
         table.title = None
@@ -137,7 +143,10 @@ def print_table(console: Console, table: Table) -> None:
 
 
 def plain_table(title: str, *columns: str, right: Collection[str] = (), whole: Collection[str] = ()) -> Table:
-    """Build a table without lines, for `print_table`; `right` columns hold numbers, `whole` ones no line break."""
+    """Build a table without lines, for `print_table`.
+
+    Args: `right` are columns of numbers, aligned to the right; `whole` are columns whose cells are not broken.
+    """
     table = Table(title=title, box=None, pad_edge=False, padding=(0, GAP, 0, 0))
     for name in columns:
         table.add_column(name, justify="right" if name in right else "left", overflow="fold", no_wrap=name in whole)
@@ -145,5 +154,5 @@ def plain_table(title: str, *columns: str, right: Collection[str] = (), whole: C
 
 
 def counted(count: int, noun: str) -> str:
-    """Return a number with its noun."""
+    """Return a number with its noun, such as "1 row" or "2 rows"."""
     return f"{count:,} {noun}{'s' * (count != 1)}"

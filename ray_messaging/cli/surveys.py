@@ -16,7 +16,7 @@ _COUNTS = ("answered", "pending", "invalid", "blocked", "undeliverable")
 def surveys(
     exp_id: Annotated[str, typer.Argument(metavar="EXP_ID", help="A running experiment.")], as_json: Json = False
 ) -> None:
-    """List the surveys of an experiment, with the number of agents that have answered, and of the others."""
+    """List the surveys of an experiment, each with its numbers of agents: answered, pending, invalid and others."""
     with clean_errors(), join_experiment(exp_id, "start the experiment") as messaging:
         found = [messaging.survey(survey_id) for survey_id in messaging.surveys()]
         if as_json:

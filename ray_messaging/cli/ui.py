@@ -36,7 +36,7 @@ Steer = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the URL as JSON.")]
-OfProcess = Annotated[bool, typer.Option("--of-process", hidden=True)]  # of `messaging.ui`: it ends with its stdin
+OfProcess = Annotated[bool, typer.Option("--of-process", hidden=True)]  # used by `messaging.ui`: ends with its stdin
 
 
 def ui(
@@ -72,13 +72,16 @@ def ui(
 
 
 def check_extra() -> None:
-    """Raise ConfigError where the extra is not installed."""
+    """Raise ConfigError if the extra `ui` is not installed."""
     if find_spec("nicegui") is None:
         raise ConfigError("the inspector needs NiceGUI: pip install 'ray-messaging[ui]'")
 
 
 def open_run(target: str) -> FolderSource | Messaging:
-    """Open the folder of a log, or a running experiment; raise LogError, ConfigError."""
+    """Open the folder of a log, or a running experiment.
+
+    Raises: LogError if the folder holds no log, ConfigError if it is a file, or neither exists.
+    """
     if Path(target).is_file():
         raise ConfigError(f"{target!r} is a file: pass the folder that holds the log's events-*.parquet")
     if "/" in target or Path(target).is_dir():
