@@ -1,1 +1,1 @@
-"""The inspector: pages about a run for people, in a browser. Nothing here is imported without the extra `[ui]`."""
+"""The inspector: web pages about a run. Nothing here is imported unless the extra `[ui]` is installed."""

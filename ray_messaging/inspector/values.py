@@ -1,4 +1,4 @@
-"""Values that the pages show: aggregates and cut texts, small however large the run is."""
+"""Values that the pages show: aggregates and shortened texts, which are small however large the run is."""
 
 import unicodedata
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ _SHOWN_ELSEWHERE = {"name", "kind", "failures", "on_error", "last_error", "last_
 
 
 class Flow(NamedTuple):
-    """Messages of a period from one messager to one mailbox."""
+    """The number of messages of a period from one messager to one mailbox."""
 
     sender: str
     mailbox: str
@@ -23,10 +23,11 @@ class Flow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Messages of a period: over time by fate, blocked ones by rule, and flows between groups.
+    """The messages of a period: over time by fate, blocked ones by rule, and flows between groups.
 
-    `start` is the first bin's time (unix s), `width_s` a bin's length. `shares` says which share of the rows was
-    counted, 1.0 for all: the counts are scaled up. `blocked_from` counts the blocked messages of each messager.
+    `start` is the time of the first bin (unix s), `width_s` the length of a bin. `share` is the share of the rows that
+    was counted, 1.0 for all; the counts are scaled up from it. `blocked_from` has the number of blocked messages of
+    each messager.
     """
 
     start: float
@@ -41,23 +42,26 @@ class Traffic:
 
     @property
     def seconds(self) -> float:
-        """Return the length of the period, from its first message on: a run may have begun in it."""
+        """Return the length of the period from its first message on, as the run may have begun in the middle of it."""
         used = (next((place for place, n in enumerate(counts) if n), self.bins) for counts in self.fates.values())
         return max(1, self.bins - min(used, default=0)) * self.width_s
 
     def total(self, fate: str) -> int:
-        """Return the messages of one fate."""
+        """Return the number of messages with one fate."""
         return sum(self.fates.get(fate, ()))
 
     @property
     def messages(self) -> int:
-        """Return all messages of the period."""
+        """Return the number of all messages of the period."""
         return sum(map(sum, self.fates.values()))
 
 
 @dataclass(frozen=True, slots=True)
 class GroupFacts:
-    """A group: its agents, the messages that wait for it; in steps the last one that it closed."""
+    """A group: its number of agents, the number of messages that wait for it, and the last step that it closed.
+
+    None: unknown, or the experiment has no steps.
+    """
 
     name: str
     agents: int | None = None
@@ -67,7 +71,11 @@ class GroupFacts:
 
 @dataclass(frozen=True, slots=True)
 class StepFacts:
-    """The steps: the first one that is not sealed, the pause, and the groups that hold up the others."""
+    """The state of the steps.
+
+    `now` is the first step that is not sealed, `target` the step after which they pause (None: they do not), and
+    `waiting` has the groups for which the others wait, each with its step.
+    """
 
     now: int
     latest: int
@@ -79,7 +87,7 @@ class StepFacts:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """State of an experiment now."""
+    """The present state of an experiment."""
 
     groups: list[GroupFacts]
     steps: StepFacts | None = None
@@ -90,7 +98,10 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of the log, for people: names and texts are cut and printable, `size` is the payload's in bytes."""
+    """One row of the log, for people: names and texts are shortened and printable.
+
+    `size` is the payload's, in bytes.
+    """
 
     position: int
     message_id: str
@@ -110,7 +121,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class RowQuery:
-    """A search of rows, as a reader writes it: empty texts ask for nothing.
+    """A search for rows, as a reader has typed it. "" in a field: any value matches.
 
     `between` are the two agents of a conversation.
     """
@@ -144,7 +155,7 @@ class AgentFacts:
 
 @dataclass(frozen=True, slots=True)
 class RuleFacts:
-    """A rule: its settings, the messages that it has blocked in the period, and its failures."""
+    """A rule: its settings and its failures. Of a log, the settings are what it has done."""
 
     name: str
     kind: str
@@ -156,7 +167,7 @@ class RuleFacts:
 
 @dataclass(frozen=True, slots=True)
 class LetterFacts:
-    """A dead letter: where it lay, why, since when, and its first texts."""
+    """A dead letter: its mailbox, the reason, when it was put there, and its first texts."""
 
     id: str
     mailbox: str
@@ -170,7 +181,7 @@ class LetterFacts:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """Messages that a rule would have blocked of those that passed lately.
+    """How many of the messages that passed lately a rule would have blocked.
 
     `seconds` is the time in which the judged messages were sent. `left_out` counts those that were too long to be
     judged. `examples` are the first ones that it would have blocked, with its reasons.
@@ -186,7 +197,7 @@ class Preview:
 
 
 def visible(text: str) -> str:
-    """Return a text in which control characters, marks of direction and lone surrogates are visible signs."""
+    """Return a text in which control characters, direction marks and lone surrogates are replaced by visible signs."""
     if text.isprintable():
         return text
     return "".join(map(_sign, text))
@@ -202,18 +213,18 @@ def _sign(character: str) -> str:
 
 
 def name(value: object) -> str:
-    """Return an id or a name for a page; None is the user."""
+    """Return an id or a name as text for a page; for None, "the user"."""
     return cut("the user" if value is None else str(value), NAME_WIDTH)
 
 
 def cut(text: object, width: int = TEXT_WIDTH) -> str:
-    """Return the visible beginning of a text."""
+    """Return the beginning of a text, with visible signs for control characters; "" for None."""
     whole = "" if text is None else str(text)
     return visible(whole) if len(whole) <= width else visible(whole[: width - 1]) + "\u2026"
 
 
 def size(nbytes: int) -> str:
-    """Return a size for people."""
+    """Return a number of bytes as text for people."""
     for unit in ("bytes", "KiB", "MiB"):
         if nbytes < 1024:
             return f"{nbytes:.0f} {unit}" if unit == "bytes" else f"{nbytes:.1f} {unit}"
@@ -222,13 +233,13 @@ def size(nbytes: int) -> str:
 
 
 def number(value: float | None) -> str:
-    """Return a count for people; an unknown one is a dash."""
+    """Return a count as text for people; a dash for None, which means unknown."""
     if value is None:
         return "\u2013"
     return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.1f}"
 
 
 def settings(description: dict[str, Any]) -> str:
-    """Return a rule's settings as `name=value`, cut."""
+    """Return a rule's settings as `name=value`, shortened."""
     shown = (f"{key}={value}" for key, value in description.items() if key not in _SHOWN_ELSEWHERE)
     return cut(", ".join(shown), 300)

@@ -1,1 +1,1 @@
-"""The pages, one file for each view."""
+"""The pages of the inspector, one file for each."""

@@ -1,4 +1,4 @@
-"""The page of an agent: its messages by fate, its neighbours, its last messages."""
+"""The page of an agent: its messages by fate, its neighbours, and its last messages."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,7 +15,7 @@ _EVERY_S = 3.0
 
 
 class Agent:
-    """The agent's facts; they follow a running experiment."""
+    """The content of the page. It is refreshed while the experiment runs."""
 
     def __init__(self, desk: Desk, agent: str) -> None:
         self._desk = desk

@@ -1,7 +1,7 @@
 """Options of the charts.
 
-Names of agents and groups are only ever values: NiceGUI runs the text under a key that begins with ":" as code, and
-tooltips are drawn as text (`richText`), not as HTML.
+Names of agents and groups are only ever used as values, because NiceGUI runs the text under a key that begins with ":"
+as code. Tooltips are drawn as text (`richText`), not as HTML.
 """
 
 from datetime import UTC, datetime
@@ -20,13 +20,13 @@ _LINE = "rgba(139,147,161,0.22)"
 
 
 def rates(traffic: Traffic) -> Options:
-    """Draw the messages per second by fate."""
+    """Draw the number of messages per second by fate."""
     shown = {fate: counts for fate, counts in traffic.fates.items() if any(counts) or fate == "delivered"}
     return _over_time(traffic, shown, [COLOURS[fate] for fate in shown])
 
 
 def blocked(traffic: Traffic) -> Options:
-    """Draw the blocked messages per second by rule."""
+    """Draw the number of blocked messages per second by rule."""
     return _over_time(traffic, traffic.blocked, _PALETTE)
 
 
@@ -73,7 +73,10 @@ def _over_time(traffic: Traffic, lines: dict[str, list[int]], colours: Any) -> O
 
 
 def flows(traffic: Traffic, depths: dict[str, int]) -> Options:
-    """Draw the groups on a ring, with dots that move along the flows between them; red rings are blocks."""
+    """Draw the groups on a ring, with dots that move along the flows between them.
+
+    A red ring around a group means blocks.
+    """
     names = _ring(traffic, depths)
     places = _places(len(names))
     at = dict(zip(names, places, strict=True))
@@ -102,7 +105,7 @@ def flows(traffic: Traffic, depths: dict[str, int]) -> Options:
                 "lineStyle": {"color": COLOURS["delivered"]},
                 "z": 2,
             },
-            # In a layer of its own: it is not cleared between two pictures, so that dots have tails.
+            # In a separate layer, which is not cleared between two pictures, so that dots have tails.
             {
                 "type": "lines",
                 "coordinateSystem": "cartesian2d",
@@ -125,7 +128,10 @@ def flows(traffic: Traffic, depths: dict[str, int]) -> Options:
 
 
 def _ring(traffic: Traffic, depths: dict[str, int]) -> list[str]:
-    """Return the names on the ring, as far as they have traffic or messages wait there."""
+    """Return the names of the groups on the ring.
+
+    Those are the groups with traffic, or if there are none, the first ones with a mailbox.
+    """
     names = {end for flow in traffic.flows for end in flow[:2]} | set(traffic.blocked_from)
     return sorted(names or set(list(depths)[:12]))
 

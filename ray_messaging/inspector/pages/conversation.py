@@ -1,4 +1,4 @@
-"""The conversation of two agents: texts, fates, labels, and texts before a rule rewrote them."""
+"""The page of the conversation of two agents: texts, fates, labels, and texts before a rule rewrote them."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ _LIMIT = 60
 
 
 class Conversation:
-    """The two names, and their messages; it follows a running experiment."""
+    """The fields for the two agents, and their messages. They are refreshed while the experiment runs."""
 
     def __init__(self, desk: Desk, one: str, other: str) -> None:
         self._desk = desk

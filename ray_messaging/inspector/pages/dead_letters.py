@@ -1,4 +1,4 @@
-"""The dead letters."""
+"""The page of the dead letters."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -14,7 +14,7 @@ _EVERY_S = 5.0
 
 
 class DeadLetters:
-    """The first dead letters; the list follows a running experiment."""
+    """The list of the first dead letters. It is refreshed while the experiment runs."""
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
@@ -26,7 +26,7 @@ class DeadLetters:
         ui.timer(_EVERY_S, self.show)
 
     async def show(self) -> None:
-        """Show the letters as of now."""
+        """Show the present dead letters."""
         with self._problem.told():
             found = await self._desk.shared("letters", self._desk.source.dead_letters, _EVERY_S / 2)
             if found is None:

@@ -1,4 +1,4 @@
-"""What pages share: the frame with title, links and colours, how a page tells of an error, and the table of rows."""
+"""What the pages share: a frame with title, links and colours, a line for errors, and the table of rows."""
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -66,7 +66,7 @@ _COLUMNS = (
     ("fate", "fate"),
     ("rule", "rule, reason, labels"),
 )
-# Vue writes {{ }} as text: no value becomes markup.
+# Vue inserts {{ }} as text, so no value becomes markup.
 _BODY = r"""
 <q-tr :props="props">
   <q-td style="white-space: nowrap">{{ props.row.at }}</q-td>
@@ -82,7 +82,7 @@ _BODY = r"""
 
 
 class View(NamedTuple):
-    """One of the pages, as the frame leads to it."""
+    """One of the pages: its path, and its title in the frame's list of links."""
 
     path: str
     title: str
@@ -100,7 +100,10 @@ VIEWS = (
 
 @contextmanager
 def frame(desk: Desk, here: str) -> Iterator[None]:
-    """Draw the frame; the block draws the content of the page."""
+    """Draw the frame of a page; the `with` block draws the content.
+
+    Args: here is the path of the page.
+    """
     ui.page_title(f"{desk.source.title} - inspector")
     ui.add_css(_STYLE)
     dark = ui.dark_mode(None)
@@ -119,7 +122,7 @@ def frame(desk: Desk, here: str) -> Iterator[None]:
 
 @contextmanager
 def card(title: str, *, grow: str = "") -> Iterator[ui.column]:
-    """Draw a card under its title."""
+    """Draw a card with a title; the `with` block draws the content."""
     with ui.column().classes("card gap-1").style(f"flex: {grow}" if grow else "width: 100%") as column:
         ui.label(title).classes("head")
         yield column
@@ -128,18 +131,18 @@ def card(title: str, *, grow: str = "") -> Iterator[ui.column]:
 def button(
     label: str, act: Callable[[], Awaitable[object]], look: str = "unelevated color=primary", mark: str = ""
 ) -> None:
-    """Draw a button."""
+    """Draw a button that calls `act`."""
     ui.button(label, on_click=act).props(f"dense no-caps {look} data-mark={mark or label.lower()}")
 
 
 def field(label: str, value: str, mark: str, wide: str, enter: Callable[[], Awaitable[object]]) -> ui.input:
-    """Draw a field for a text; the key Enter sends it."""
+    """Draw a field for a text. The key Enter calls `enter`."""
     drawn = ui.input(label, value=value).props("dense").classes(wide).props(f"data-mark={mark}")
     return drawn.on("keydown.enter", enter)
 
 
 class Problem:
-    """Line that tells of the last error, until the next success."""
+    """A line that shows the last error, until something succeeds."""
 
     def __init__(self) -> None:
         self._label = ui.label().classes("problem w-full").props("data-mark=problem")
@@ -147,7 +150,7 @@ class Problem:
 
     @contextmanager
     def told(self) -> Iterator[None]:
-        """Show an error of the block, which ends with it."""
+        """Show an error of the `with` block, and go on after the block."""
         try:
             yield
         except (MessagingError, OSError) as error:
@@ -162,7 +165,7 @@ class Problem:
 
 
 class Changes:
-    """Line that tells the result of the last change, or why it was not made."""
+    """A line that shows the result of the last change, or why the change was not made."""
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
@@ -170,7 +173,7 @@ class Changes:
         self._done = ui.label().classes("note").props("data-mark=done")
 
     async def make(self, call: Callable[..., T], *arguments: object) -> T | None:
-        """Make a change, and return its result; None where it failed. A text is shown."""
+        """Make a change, and return its result, or None if it failed. If the result is a text, it is shown."""
         self._done.set_text("...")
         found = None
         try:
@@ -191,7 +194,7 @@ def row_table() -> ui.table:
 
 
 def shown(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return rows for the table, the newest first."""
+    """Return rows in the form that the table needs, the newest first."""
     return [_shown(row) for row in reversed(rows)]
 
 
@@ -213,7 +216,7 @@ def _shown(row: Row) -> dict[str, Any]:
 
 
 def clock(seconds: float) -> str:
-    """Return a time of the log."""
+    """Return a time of the log as text."""
     try:
         return f"{datetime.fromtimestamp(seconds, UTC):%d %b %H:%M:%S.%f}"[:-3]
     except (ValueError, OverflowError, OSError):  # any value of a sender's clock
@@ -221,5 +224,5 @@ def clock(seconds: float) -> str:
 
 
 def agent_link(agent: str) -> str:
-    """Return the path of an agent's page."""
+    """Return the URL path of an agent's page."""
     return f"/agent?{urlencode({'id': agent})}"

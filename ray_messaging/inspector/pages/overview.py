@@ -1,4 +1,4 @@
-"""The overview: flow between groups, rates, steps, health."""
+"""The overview page: flow between groups, rates, steps, health."""
 
 from nicegui import ui
 
@@ -14,8 +14,8 @@ _STATE_S, _HEALTH_S, _SIDE_S = 1.5, 15.0, 3.0
 _OF_A_LOG = ("rows", "rate", "blocked")
 _PROBLEMS = 6
 _DEPTHS = 6
-# A browser without a graphics processor draws moving dots with the processors that the run needs: at sixty pictures a
-# second with a third of one, at eight with a thirtieth.
+# A browser without a graphics processor draws the moving dots on the CPUs that the run needs. Sixty pictures a second
+# take a third of a CPU, eight take a thirtieth.
 _CALM = """<script>
 (() => {
   const draw = window.requestAnimationFrame.bind(window)
@@ -29,7 +29,7 @@ _NAMED = 5
 
 
 class StepPanel:
-    """The steps, as far as there are any."""
+    """The panel about the steps, if the experiment has any."""
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
@@ -83,7 +83,7 @@ def _waited_for(steps: StepFacts) -> str:
 
 
 class Overview:
-    """The page's elements, and their renewal."""
+    """The content of the page. It is refreshed all the time."""
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
@@ -150,7 +150,7 @@ class Overview:
             self._show(traffic, state)
 
     async def renew_side(self) -> None:
-        """Show health, which may take seconds, or the facts of the run."""
+        """Show the health, whose check may take seconds, or for an ended run its record."""
         source = self._desk.source
         with self._problem.told():
             if source.live:

@@ -1,4 +1,4 @@
-"""The rules, in order."""
+"""The page of the rules, in order."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -15,7 +15,7 @@ _EVERY_S = 2.0
 
 
 class RuleForm:
-    """The form; `then` is called after a change."""
+    """The form for a new rule. `then` is called after a change."""
 
     def __init__(self, desk: Desk, control: LiveControl, then: Callable[[], Awaitable[None]]) -> None:
         self._control = control
@@ -35,7 +35,7 @@ class RuleForm:
 
     @property
     def spec(self) -> str:
-        """Return the text of the rule."""
+        """Return the rule as the reader has typed it."""
         return self._spec.value or ""
 
     async def preview(self) -> None:
@@ -53,7 +53,7 @@ class RuleForm:
         await self._then()
 
     async def replace(self, which: str) -> None:
-        """Put the rule in the place of another one."""
+        """Replace a rule by the one in the form."""
         await self._changes.make(self._control.replace_rule, which, self.spec)
         await self._then()
 
@@ -76,7 +76,7 @@ def _show(found: Preview) -> None:
 
 
 class Rules:
-    """The list of the rules; it follows a running experiment."""
+    """The list of the rules. It is refreshed while the experiment runs."""
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
@@ -88,7 +88,7 @@ class Rules:
         ui.timer(_EVERY_S, self.show)
 
     async def show(self) -> None:
-        """Show the rules as of now."""
+        """Show the present rules."""
         with self._problem.told():
             found = await self._desk.shared("rules", self._desk.source.rules, _EVERY_S / 2)
             if found != self._shown:

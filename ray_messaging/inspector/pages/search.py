@@ -1,4 +1,4 @@
-"""The search in the log's rows."""
+"""The page for searches in the log's rows."""
 
 import asyncio
 from typing import Any
@@ -21,11 +21,11 @@ _FIELDS = (
 
 
 class Search:
-    """The form, and the rows that it found."""
+    """The form of a search, and the rows that were found."""
 
     def __init__(self, desk: Desk, first: RowQuery) -> None:
         self._desk = desk
-        self._searching = asyncio.Lock()  # one after the other: else the rows of an earlier one could come last
+        self._searching = asyncio.Lock()  # one search at a time, or the rows of an earlier one could come last
         with card("Search the last rows that match"):
             with ui.row().classes("w-full gap-3 items-end"):
                 self._fields = {

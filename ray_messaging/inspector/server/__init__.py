@@ -1,1 +1,1 @@
-"""The web server of the inspector: its access, and how its pages get their values."""
+"""The web server of the inspector: access to it, and how its pages get their values."""

@@ -1,4 +1,4 @@
-"""The web application: a path for each view."""
+"""The web application: it has one URL path for each page."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,7 +18,7 @@ from ray_messaging.inspector.values import RowQuery
 
 
 def application(desk: Desk) -> FastAPI:
-    """Return the application; a process has one."""
+    """Return the application. There can be only one in a process."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -32,7 +32,7 @@ def application(desk: Desk) -> FastAPI:
 
 
 def _add_pages(desk: Desk) -> None:
-    """Register the views under their paths."""
+    """Register the pages under their paths."""
 
     @ui.page("/")
     def show_overview() -> None:

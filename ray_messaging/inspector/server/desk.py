@@ -1,4 +1,4 @@
-"""Desk between the pages and a source: answers are shared by all pages, and made in threads."""
+"""Desk between the pages and a source of values: it computes answers in threads, and shares them among all pages."""
 
 import asyncio
 import time
@@ -13,12 +13,12 @@ from ray_messaging.inspector.sources.log_rows import Source
 T = TypeVar("T")
 
 _THREADS = 4
-_WAITING = 32  # questions of readers at a time; more of them wait
+_WAITING = 32  # most questions at a time; further ones wait
 
 
 @dataclass(slots=True)
 class _Answer:
-    """A value, and when it was asked for; or the question that is under way."""
+    """A value and when it was computed, and the task that computes a new one, if it runs (`coming`)."""
 
     value: Any = None
     at: float = float("-inf")
@@ -26,7 +26,10 @@ class _Answer:
 
 
 class Desk:
-    """Shared answers of a source. No call of it blocks the event loop, and a question is asked once at a time."""
+    """Answers of a source, shared by all pages.
+
+    No call blocks the event loop, and a question is asked only once at a time.
+    """
 
     def __init__(self, source: Source, control: LiveControl | None = None) -> None:
         self.source = source
@@ -37,7 +40,10 @@ class Desk:
         self._room = asyncio.Semaphore(_WAITING)
 
     async def shared(self, key: str, question: Callable[[], T], max_age_s: float) -> T:
-        """Return a question's answer, one that is young enough or a new one. Raises as the question."""
+        """Return the answer to a question: one that is at most `max_age_s` old, or a new one. Raises as the question.
+
+        Args: key names the question, so that pages can share the answer.
+        """
         answer = self._answers.setdefault(key, _Answer())
         if answer.coming is None:
             if time.monotonic() - answer.at <= max_age_s:
@@ -49,19 +55,19 @@ class Desk:
         began = time.monotonic()
         try:
             answer.value = await self.ask(question)
-            # An answer that takes long is asked for less often: at most a fourth of the time goes into it.
+            # A question that takes long is asked less often, so that it takes at most a fourth of the time.
             answer.at = time.monotonic() + 3 * (time.monotonic() - began)
         finally:
             answer.coming = None
         return answer.value
 
     async def ask(self, question: Callable[..., T], *arguments: object) -> T:
-        """Return the answer to a reader's own question, made in a thread. Raises as the question."""
+        """Return the answer to one page's own question, computed in a thread. Raises as the question."""
         async with self._room:
             return await asyncio.get_running_loop().run_in_executor(self._threads, question, *arguments)
 
     async def change(self, call: Callable[..., T], *arguments: object) -> T:
-        """Return the result of a change, made in a thread; answers that are shared are old from then on."""
+        """Make a change in a thread, and return its result. All shared answers count as outdated from then on."""
         async with self._room:
             done = await asyncio.get_running_loop().run_in_executor(self._changes, call, *arguments)
         for answer in self._answers.values():
@@ -69,7 +75,7 @@ class Desk:
         return done
 
     async def close(self) -> None:
-        """End the threads; questions under way are not waited for."""
+        """Shut the threads down, without waiting for questions that are being answered."""
         if self.control is not None:
             await asyncio.to_thread(self.control.close)
         self._changes.shutdown(wait=False, cancel_futures=True)

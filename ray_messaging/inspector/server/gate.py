@@ -1,6 +1,6 @@
 """Gate before all pages and websockets: it checks host, origin and token, and adds headers that protect the reader.
 
-The rules of access are the names under which the server may be asked, and a token that a browser must bring once.
+A request must use one of the names of the server, and a browser must bring the token once, if there is one.
 """
 
 import hmac
@@ -38,13 +38,13 @@ _HEADERS = [
     (b"cross-origin-resource-policy", b"same-origin"),
 ]
 _NO_STORE = (b"cache-control", b"no-store")
-# By script, not by a redirect: after a link from another site browsers send no strict cookie along with a redirect.
+# It leads on by a script: on a redirect after a link from another site, browsers send no cookie with SameSite=Strict.
 _ENTER = b"""<!doctype html><meta charset="utf-8"><title>Inspector</title>
 <script>location.replace("/")</script><noscript><a href="/">Open the inspector</a></noscript>"""
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach an address."""
+    """Return whether an address can be reached from this machine only."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -52,7 +52,7 @@ def is_loopback(host: str) -> bool:
 
 
 def names_of(host: str) -> frozenset[str]:
-    """Return the names by which browsers may ask a server that is bound to an address."""
+    """Return the host names that browsers may use for a server that is bound to an address."""
     if is_loopback(host):
         return _LOOPBACK_NAMES
     if host in _ANY:
@@ -71,9 +71,9 @@ def _addresses() -> set[str]:
 
 @dataclass(frozen=True)
 class Access:
-    """Conditions of a request: a known name as its host, and the cookie, if there is a token.
+    """Conditions of a request: its host must be a known name, and it must have the cookie, if there is a token.
 
-    The token is exchanged for the cookie's value, which is another secret: neither leads to the other.
+    The token is exchanged for the cookie's value. That is another secret, so neither can be derived from the other.
     """
 
     hosts: frozenset[str]
@@ -81,20 +81,20 @@ class Access:
     session: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
 
     def knows_host(self, header: str) -> bool:
-        """Return whether a Host header names this server."""
+        """Return whether a Host header has one of the names of this server."""
         return hostname(header) in self.hosts
 
     def is_token(self, given: str) -> bool:
-        """Return whether a text is the token, in a time that does not tell how much of it is right."""
+        """Return whether a text is the token. The time that it takes does not depend on how much of it is right."""
         return self.token is not None and hmac.compare_digest(given.encode(), self.token.encode())
 
     def is_session(self, given: str) -> bool:
-        """Return whether a cookie is of a browser that brought the token."""
+        """Return whether a cookie's value was given to a browser that brought the token."""
         return hmac.compare_digest(given.encode(), self.session.encode())
 
 
 def hostname(header: str) -> str:
-    """Return the host of a Host header or an origin, without port and brackets; "" for one that cannot be read."""
+    """Return the host in a Host header or an origin, without port and brackets; "" if it cannot be read."""
     try:
         return urlsplit(header if "://" in header else f"//{header}").hostname or ""
     except ValueError:
@@ -102,7 +102,7 @@ def hostname(header: str) -> str:
 
 
 def same_origin(origin: str, host: str) -> bool:
-    """Return whether an Origin header is of the page's own server, by name and port."""
+    """Return whether an Origin header belongs to the page's own server, by name and port."""
     return origin.lower() in {f"http://{host}".lower(), f"https://{host}".lower()}
 
 
@@ -112,12 +112,12 @@ def new_token() -> str:
 
 
 class Gate:
-    """Application that lets only permitted requests through to another one."""
+    """ASGI application that passes only permitted requests on to another one."""
 
     def __init__(self, app: App, access: Access, port: int) -> None:
         self.app = app
         self._access = access
-        self._cookie = f"{COOKIE}_{port}"  # cookies do not know ports: two inspectors on one host must not mix them up
+        self._cookie = f"{COOKIE}_{port}"  # browsers share cookies among ports, so the name must differ by port
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request or websocket."""
@@ -135,7 +135,7 @@ class Gate:
             await self.app(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> tuple[int, str] | None:
-        """Return status and reason for a request that names another host, or comes from another site's page."""
+        """Return status and reason if a request names another host or comes from another site's page, else None."""
         hosts = _values(scope, b"host")
         if len(hosts) != 1 or not self._access.knows_host(hosts[0]):
             return 421, "this server is not asked by that name: allow it with --allow-host NAME"
@@ -149,7 +149,7 @@ class Gate:
         return None
 
     async def _enter(self, given: str, send: Send) -> None:
-        """Exchange the token for a cookie, and lead away from the URL that has it."""
+        """Exchange the token for a cookie, and lead the browser away from the URL that has the token."""
         if not self._access.is_token(given):
             await _answer(send, 403, b"this token is wrong: open the URL that the command printed")
             return
@@ -174,7 +174,7 @@ def _values(scope: Scope, name: bytes) -> list[str]:
 
 
 def _token(scope: Scope) -> str | None:
-    """Return the token in the URL of the first page."""
+    """Return the token in the URL of the first page, or None if it has none."""
     if scope["path"] != "/" or scope["method"] != "GET":
         return None
     given = parse_qs(scope["query_string"].decode("latin-1")).get("token")
@@ -198,7 +198,10 @@ async def _answer(
 
 
 def _protected(send: Send, *, is_static: bool) -> Send:
-    """Return a `send` that adds the headers; texts of agents are not kept by the browser."""
+    """Return a `send` that adds the protective headers.
+
+    Only static files may be stored by the browser, not agents' texts.
+    """
 
     async def sending(event: Event) -> None:
         if event["type"] == "http.response.start":

@@ -1,4 +1,4 @@
-"""The server's process: its socket, its URL, its end."""
+"""The server's process: its socket, its URL, and its end."""
 
 import socket
 import threading
@@ -8,11 +8,11 @@ from typing import NamedTuple
 from ray_messaging.errors import ConfigError
 from ray_messaging.inspector.server.gate import Access, is_loopback, names_of, new_token
 
-_GRACE_S = 2  # open pages are not waited for any longer
+_GRACE_S = 2  # at the end, open pages are awaited for so long
 
 
 class Place(NamedTuple):
-    """Where to serve: an address, a port (0: a free one), and further names by which browsers may ask."""
+    """Where to serve: an address, a port (0: a free one), and more host names that browsers may use."""
 
     host: str = "127.0.0.1"
     port: int = 8266
@@ -20,7 +20,7 @@ class Place(NamedTuple):
 
 
 class Bound(NamedTuple):
-    """A socket that is taken, the access to it, and the URL to open."""
+    """A socket that is bound, the conditions of access, and the URL to open."""
 
     socket: socket.socket
     access: Access
@@ -29,9 +29,9 @@ class Bound(NamedTuple):
 
 
 def bind(place: Place, *, token: bool) -> Bound:
-    """Take a place, before anything else is started; raise ConfigError.
+    """Bind to a place, before anything else is started; raise ConfigError if that fails.
 
-    Args: token demands one on loopback, too; elsewhere there is always one.
+    Args: token demands a token on loopback, too; on any other address there always is one.
     """
     if not 0 <= place.port <= 65535:
         raise ConfigError(f"--port {place.port} is no port: write one from 1 to 65535, or 0 for a free one")
@@ -59,7 +59,7 @@ def bind(place: Place, *, token: bool) -> Bound:
 
 
 def serve(app: object, bound: Bound, *, on_ready: Callable[[], None], until: "threading.Event | None" = None) -> None:
-    """Serve until Ctrl-C, SIGTERM, or an event; `on_ready` is called once pages can be opened."""
+    """Serve until Ctrl-C, SIGTERM, or until the event `until` is set. `on_ready` is called once pages can be opened."""
     import uvicorn  # noqa: PLC0415 - of the extra
 
     from ray_messaging.inspector.server.gate import Gate  # noqa: PLC0415

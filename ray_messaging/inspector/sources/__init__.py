@@ -1,1 +1,1 @@
-"""Values that the pages show: a port, and its two adapters, a running experiment and the folder of a log."""
+"""Sources of the values that the pages show: a running experiment, or the folder of a log."""

@@ -1,4 +1,4 @@
-"""The folder of a log as a source: a run that has ended, or files of one that goes on."""
+"""The folder of a log as a source: of a run that has ended, or of one that still writes files."""
 
 from collections import Counter
 from dataclasses import replace
@@ -13,10 +13,10 @@ _MOST, _LONGEST = 14, 240  # lines of the record, and characters of each
 
 
 class FolderSource(Source):
-    """Source of the folder of a log. It counts the log once, and again when it has grown."""
+    """Source for the folder of a log. It counts the log once, and again if the log has grown."""
 
     def __init__(self, log_dir: str | Path, log: EventLog | None = None) -> None:
-        """Open a folder; raise LogError."""
+        """Open a folder; raise LogError if it holds no log."""
         self.log = log or EventLog.open(log_dir)
         self.title = name(str(log_dir).rstrip("/").rpartition("/")[2] or str(log_dir))
         self._traffic: tuple[int, Traffic] | None = None
@@ -35,7 +35,7 @@ class FolderSource(Source):
         span = (last[0] - first[0]).total_seconds() if first and last else 0.0
         unit, width = unit_for(span)
         counts = counted(self.log, unit, ("fate", "rule"))
-        # Apart: each second of a long run has hundreds of flows.
+        # Counted separately, as each second of a long run has hundreds of flows.
         ends = sum(counted(self.log, "day", ("fate", "sender", "mailbox")).values(), Counter[Key]())
         start = min(counts, default=0.0)
         bins = int((max(counts, default=0.0) - start) // width) + 1
@@ -44,7 +44,10 @@ class FolderSource(Source):
         return replace(found, flows=between.flows, blocked_from=between.blocked_from)
 
     def record(self) -> list[tuple[str, str]]:
-        """Return the facts of the run: experiment, starts, groups, steps, changes of the rules; raise LogError."""
+        """Return the facts of the run: experiment, starts, groups, steps, changes of rules.
+
+        Raise LogError if they are damaged.
+        """
         run = self.log.run
         if run is None:
             return [("record", "none: its folder has no _run.json")]
@@ -59,7 +62,7 @@ class FolderSource(Source):
         return [(title, cut(value, _LONGEST)) for title, value in found[:_MOST]]
 
     def rules(self) -> list[RuleFacts]:
-        """Return the rules that acted, those with the most messages first."""
+        """Return the rules that have acted, those with the most messages first."""
         table = self.log.count(by=["rule", "fate"])
         acted: dict[str, list[str]] = {}
         for row in table.to_pylist():

@@ -1,4 +1,4 @@
-"""A running experiment as a source: its log's newest rows, its actors, its server."""
+"""A running experiment as a source: the newest rows of its log, its actors, and its server."""
 
 import time
 from functools import cached_property
@@ -25,15 +25,15 @@ from ray_messaging.inspector.values import (
 from ray_messaging.observability.health.findings import Health
 
 PERIOD_S = 60
-_MOST_COUNTED = 50_000  # rows at a look; of more, these are a sample
-_FIRST_COUNTED = 500_000  # at the first look, which is at the rows before, too
+_MOST_COUNTED = 50_000  # rows that one call counts; if there are more, they are a sample
+_FIRST_COUNTED = 500_000  # rows that the first call counts, which also counts earlier rows
 _LETTERS = 50
-_TEXTS = 3  # of a dead letter
+_TEXTS = 3  # texts that are shown of a dead letter
 _TEXT = 300  # characters of each
 
 
 class LiveSource(Source):
-    """Source of a running experiment. Each look counts only the rows that came since the last one."""
+    """Source for a running experiment. Each call counts only the rows that have come since the last one."""
 
     live = True
 
@@ -47,13 +47,13 @@ class LiveSource(Source):
 
     @cached_property
     def log(self) -> EventLog:  # type: ignore[override]  # nobody sets it
-        """Return the log; raise ConfigError where none is kept."""
+        """Return the log; raise ConfigError if the experiment keeps none."""
         if self._messaging.log_dir is None:
             raise ConfigError("this experiment keeps no event log: start it with log_dir=... to see its messages")
         return self._messaging.log
 
     def traffic(self) -> Traffic | None:
-        """Return the traffic of the last minute; where much came at once, estimated from a sample of the rows."""
+        """Return the traffic of the last minute. If many rows came at once, it is estimated from a sample of them."""
         if self._messaging.log_dir is None:
             return None
         begin, most = self._position, _MOST_COUNTED
@@ -69,7 +69,7 @@ class LiveSource(Source):
         return self._rolling.traffic(now, found.reached + 1, self._share)
 
     def state(self) -> State:
-        """Return groups, steps and counters."""
+        """Return the groups, steps and counters."""
         stats = self._messaging.stats()
         return State(
             [GroupFacts(mailbox, waiting=waiting) for mailbox, waiting in sorted(stats["waiting"].items())],
@@ -109,7 +109,10 @@ class LiveSource(Source):
         ]
 
     def agent(self, agent: str) -> AgentFacts:
-        """Return the facts about an agent; raise InvalidQuery, ConfigError without a log."""
+        """Return the facts about an agent.
+
+        Raises: InvalidQuery if the id is not valid, ConfigError if the experiment keeps no log.
+        """
         found = agent_id(agent)
         group = None if found is None else self._connection.ask(self._connection.interceptor.owner_of.remote(found))
         waiting = None if group is None else self._messaging.stats()["waiting"].get(group)

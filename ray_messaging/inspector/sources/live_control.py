@@ -1,4 +1,4 @@
-"""Control of a running experiment by its handles."""
+"""Control of a running experiment from the inspector's pages."""
 
 import json
 import time
@@ -36,7 +36,10 @@ ReadRule = Callable[[str], Rule]
 
 
 class LiveControl:
-    """Changes of a running experiment, as the user and its owner could make them."""
+    """Changes of a running experiment that a reader makes: as its owner, or by messages as the user.
+
+    Args: `read_rule` builds a rule from what a reader has typed; `examples` show how rules are written.
+    """
 
     def __init__(self, messaging: Messaging, read_rule: ReadRule, examples: Sequence[str]) -> None:
         self.examples = examples
@@ -48,16 +51,16 @@ class LiveControl:
     # -- steps ----------------------------------------------------------------------------------------------------
 
     def pause(self) -> str:
-        """Begin no further step."""
+        """Pause the steps: no further step begins."""
         return f"paused after step {self._messaging.steps.pause():,}"
 
     def resume(self) -> str:
-        """Let the steps go on."""
+        """Resume the steps after a pause."""
         self._messaging.steps.resume()
         return "the steps go on"
 
     def advance(self, steps: int) -> str:
-        """Let some steps run, and pause again."""
+        """Run some steps, then pause again."""
         return f"runs up to step {self._messaging.steps.advance(steps):,}"
 
     # -- messages of the user -------------------------------------------------------------------------------------
@@ -72,13 +75,13 @@ class LiveControl:
             return self._opened
 
     def write(self, to_id: str, text: str) -> str:
-        """Send a message of the user to an agent; return its fate."""
+        """Send a message to an agent as the user; return its fate."""
         agent, payload = _recipient(to_id), payload_of(text)
         receipt = self._user.run(self._user.messager.send(None, agent, payload, subtopic=USER_CHAT))
         return f"{receipt.fate}{f': {cut(receipt.reason, 300)}' if receipt.reason else ''}"
 
     def ask(self, to_id: str, text: str) -> str:
-        """Ask an agent as the user; return its answer. Raises NoAnswer after ASK_S seconds."""
+        """Ask an agent as the user; return its answer. Raises NoAnswer if there is none within ASK_S seconds."""
         agent, payload = _recipient(to_id), payload_of(text)
         ask = self._user.messager.ask
         answer = self._user.run(ask(None, agent, payload, subtopic=USER_CHAT, timeout=ASK_S))
@@ -92,11 +95,14 @@ class LiveControl:
         return self._read_rule(spec.strip())
 
     def preview(self, spec: str) -> Preview:
-        """Return the messages that a rule would have blocked in the last minute; raise ConfigError."""
+        """Return which messages of the last minute a rule would have blocked.
+
+        Raise ConfigError if the rule is not valid.
+        """
         return preview(self._messaging.log, self._messaging.exp_id, self._rule(spec))
 
     def insert_rule(self, spec: str, index: int | None) -> str:
-        """Insert a rule, under a name that no other has."""
+        """Insert a rule, under a name that no other rule has."""
         rule = self._rule(spec)
         taken = {found["name"] for found in self._ask("rules")}
         free = (f"{rule.name}_{number}" if number > 1 else rule.name for number in range(1, len(taken) + 2))
@@ -105,7 +111,7 @@ class LiveControl:
         return f"rule {name(rule.name)} is in force"
 
     def replace_rule(self, which: str, spec: str) -> str:
-        """Replace a rule; the new one takes its name."""
+        """Replace a rule. The new rule gets the same name."""
         rule = self._rule(spec)
         rule.name = which
         self._ask("replace_rule", which, rule)
@@ -136,7 +142,10 @@ class LiveControl:
 
 
 def payload_of(text: str) -> dict[str, Any]:
-    """Return the payload that a reader wrote: a JSON object, or a text, which becomes its `content`."""
+    """Return the payload that a reader has typed: a JSON object, or a text, which becomes the field `content`.
+
+    Raises: InvalidPayload if it begins like JSON and is not valid, ConfigError if it is too long.
+    """
     if len(text) > _LONGEST:
         raise ConfigError(f"a text of {len(text):,} characters is too long for a page")
     if text.lstrip().startswith("{"):
@@ -155,7 +164,10 @@ def _recipient(text: str) -> AgentId:
 
 
 def preview(log: EventLog, exp_id: str, rule: Rule) -> Preview:
-    """Judge the last minute's messages that passed, at most MOST of them, by a new rule; raise LogError."""
+    """Apply a new rule to the messages that passed in the last minute, at most MOST.
+
+    Raise LogError if the log is damaged.
+    """
     since = time.time() - PERIOD_S
     table = log.recent(limit=MOST, width=WIDTH + 1, fate=["delivered", "published"], since=since)
     rows = [found for found in dicts_of(table) if found["audience"] is None]
@@ -175,7 +187,10 @@ def preview(log: EventLog, exp_id: str, rule: Rule) -> Preview:
 
 
 def judged(rows: Iterable[Mapping[str, Any]], exp_id: str, rule: Rule) -> Iterable[tuple[Mapping[str, Any], Verdict]]:
-    """Yield the rows that a rule does not simply let pass, second by second: rates count by the log's times."""
+    """Yield the rows on which a rule has another verdict than to pass, with the verdict.
+
+    They are judged second by second, so that rates count by the log's times.
+    """
     if isinstance(rule, RateLimit):
         moment = [0.0]
         rule = RateLimit(rule.per_second, rule.per_round, name=rule.name, clock=lambda: moment[0])
@@ -190,7 +205,7 @@ def judged(rows: Iterable[Mapping[str, Any]], exp_id: str, rule: Rule) -> Iterab
 
 
 def batch_of(rows: list[Mapping[str, Any]]) -> Batch:
-    """Return rows of the log as the batch that a rule judges."""
+    """Return rows of the log as a batch that a rule can judge."""
     topics = dict.fromkeys(row["subtopic"] or row["channel"] for row in rows)
     numbers = {topic: place for place, topic in enumerate(topics)}
     return Batch(

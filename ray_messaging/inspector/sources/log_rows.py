@@ -1,4 +1,4 @@
-"""Rows and agents of a log, as the pages show them, and what the sources of pages share."""
+"""Rows and agents of a log in the form that the pages show, and what all sources share."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -30,7 +30,10 @@ _USER = "the user"
 
 
 def agent_id(text: str) -> AgentId | None:
-    """Return the id that a reader wrote; "the user" and "" are the user. Raises InvalidQuery."""
+    """Return the id that a reader has typed, or None for "the user" and "", which mean the user.
+
+    Raises: InvalidQuery if it is not a valid id.
+    """
     if text.strip() in {"", _USER}:
         return None
     try:
@@ -40,7 +43,10 @@ def agent_id(text: str) -> AgentId | None:
 
 
 def rows_of(log: EventLog, query: RowQuery) -> list[Row]:
-    """Return the last matching rows, the newest last; raise InvalidQuery, LogError."""
+    """Return the last matching rows, the newest last.
+
+    Raises: InvalidQuery if a field of the query is not valid, LogError if the log cannot be read.
+    """
     limit = max(1, min(query.limit, MOST_ROWS))
     table = log.recent(limit=limit, width=TEXT_WIDTH + 1, **_fields(query))
     rows = [row_of(found) for found in dicts_of(table)]
@@ -50,7 +56,7 @@ def rows_of(log: EventLog, query: RowQuery) -> list[Row]:
 
 
 def _fields(query: RowQuery) -> dict[str, Any]:
-    """Return the fields of a query of the log; raise InvalidQuery."""
+    """Return the fields of the event log's query; raise InvalidQuery if one is not valid."""
     fields: dict[str, Any] = {}
     for end in ("from_id", "to_id", "agent"):
         if text := getattr(query, end):
@@ -74,7 +80,7 @@ def _step(text: str) -> int | slice:
 
 
 def row_of(found: Mapping[str, Any]) -> Row:
-    """Return a row of the log for people."""
+    """Return a row of the log in the form that the pages show."""
     return Row(
         found["position"],
         cut(found["message_id"], NAME_WIDTH),
@@ -104,7 +110,10 @@ def _recipient(found: Mapping[str, Any]) -> str:
 
 
 def agent_facts(log: EventLog, text: str, group: str | None = None, waiting: int | None = None) -> AgentFacts:
-    """Return the facts that a log has about an agent; raise InvalidQuery, LogError."""
+    """Return the facts that a log has about an agent.
+
+    Raises: InvalidQuery if the id is not valid, LogError if the log cannot be read.
+    """
     agent = agent_id(text)
     return AgentFacts(
         name(agent),
@@ -128,10 +137,10 @@ def _neighbours(log: EventLog, end: str, **fields: Any) -> list[tuple[str, int]]
 
 
 class Source:
-    """Facts about one run: a running experiment, or the folder of a log.
+    """Facts about one run, from a running experiment or from the folder of a log.
 
-    All calls block, so pages make them in threads; they raise MessagingError. None as an answer means that this source
-    cannot know it. `live` says whether the run goes on; `log` raises ConfigError where none is kept.
+    All calls block, so pages make them in threads, and all may raise a MessagingError. The answer None means that this
+    source cannot know it. `live` says whether the run goes on. `log` raises ConfigError if no log is kept.
     """
 
     title: str
@@ -139,15 +148,15 @@ class Source:
     log: EventLog
 
     def traffic(self) -> Traffic | None:
-        """Return the traffic: of the last minute where it is live, else of the whole run; None without a log."""
+        """Return the traffic of the last minute if the run is live, else of the whole run; None if there is no log."""
         raise NotImplementedError
 
     def state(self) -> State | None:
-        """Return groups, steps and counters as of now."""
+        """Return the present groups, steps and counters."""
         return None
 
     def record(self) -> list[tuple[str, str]]:
-        """Return the facts of the run, as names and values; [] where the pages show it as it is now."""
+        """Return the facts of the run, as names and values; [] if the pages show the present state instead."""
         return []
 
     def health(self) -> Health | None:
@@ -155,15 +164,18 @@ class Source:
         return None
 
     def rules(self) -> list[RuleFacts]:
-        """Return the rules, in order; of a log those that acted."""
+        """Return the rules, in order. A log knows only those that have acted."""
         raise NotImplementedError
 
     def rows(self, query: RowQuery) -> Sequence[Row]:
-        """Return the last matching rows, the newest last; raise InvalidQuery, ConfigError without a log."""
+        """Return the last matching rows, the newest last.
+
+        Raises: InvalidQuery if a field of the query is not valid, ConfigError if there is no log.
+        """
         return rows_of(self.log, query)
 
     def agent(self, agent: str) -> AgentFacts:
-        """Return the facts about one agent; raises as `rows`."""
+        """Return the facts about one agent. Raises as `rows`."""
         return agent_facts(self.log, agent)
 
     def dead_letters(self) -> list[LetterFacts] | None:
