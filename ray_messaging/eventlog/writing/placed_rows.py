@@ -3,9 +3,9 @@
 The rows are built in the order in which they come, or in canonical order.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +25,7 @@ CHUNK_ROWS = 32_768
 PIECE_BYTES = 16 * 2**20  # payload of a batch: a segment cannot be closed within one
 _TEXT_BYTES = 2**30
 
+T = TypeVar("T")
 Places = NDArray[np.int64]
 
 
@@ -78,7 +79,7 @@ def in_order(exp_id: str, parts: Sequence[Part]) -> list[PlacedRows]:
 
 def _reordered(exp_id: str, cut: Sequence[Part], order: pa.Array) -> pa.RecordBatch:
     """Return the rows of some parts, all of one kind, in the given order."""
-    table = pa.Table.from_batches([record_batch(exp_id, chunk) for chunk in _chunks(cut)])
+    table = pa.Table.from_batches([record_batch(exp_id, chunk) for chunk, _ in chunks_of((part, None) for part in cut)])
     columns, schema = table.columns, table.schema
     del table
     for at in range(len(columns)):  # so that the memory of each is free before the next one is sorted
@@ -114,16 +115,22 @@ def ordinals_of(parts: Sequence[Part]) -> Any:  # noqa: ANN401 - int64 (n,)
     return joined_arrays([part.batch.ordinal for part in parts if part.batch.ordinal is not None]).astype(np.int64)
 
 
-def _chunks(parts: Sequence[Part]) -> Iterator[list[Part]]:
-    """Yield parts in groups that are small enough for the processor's cache."""
+def chunks_of(parts: Iterable[tuple[Part | None, T]]) -> Iterator[tuple[list[Part], list[T]]]:
+    """Yield parts in groups that are small enough for the processor's cache.
+
+    Each part comes with a mark, and each group with the marks of its parts. A mark may come without a part.
+    """
     chunk: list[Part] = []
+    marks: list[T] = []
     rows = nbytes = 0
-    for part in parts:
-        if chunk and (rows >= CHUNK_ROWS or nbytes + payload_bytes(part) > PIECE_BYTES):
-            yield chunk
-            chunk, rows, nbytes = [], 0, 0
-        chunk.append(part)
-        rows += len(part.batch)
-        nbytes += payload_bytes(part)
-    if chunk:
-        yield chunk
+    for part, mark in parts:
+        if part is not None:
+            if chunk and (rows >= CHUNK_ROWS or nbytes + payload_bytes(part) > PIECE_BYTES):
+                yield chunk, marks
+                chunk, marks, rows, nbytes = [], [], 0, 0
+            chunk.append(part)
+            rows += len(part.batch)
+            nbytes += payload_bytes(part)
+        marks.append(mark)
+    if marks:
+        yield chunk, marks

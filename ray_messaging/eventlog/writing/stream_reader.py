@@ -13,9 +13,9 @@ from ray_messaging.common.backoff import LOG_READ_RETRY
 from ray_messaging.errors import ConnectionFailed, FrameError, MailboxFull, ServerRefused
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.writing.columns import Part
-from ray_messaging.eventlog.writing.entries import NOTHING, decode_entry, payload_bytes, pieces
+from ray_messaging.eventlog.writing.entries import NOTHING, decode_entry, pieces
 from ray_messaging.eventlog.writing.hearers import BroadcastHearers
-from ray_messaging.eventlog.writing.placed_rows import CHUNK_ROWS, PIECE_BYTES, PlacedRows, placed_rows
+from ray_messaging.eventlog.writing.placed_rows import PIECE_BYTES, PlacedRows, chunks_of, placed_rows
 from ray_messaging.eventlog.writing.stream_cursors import READ_BYTES, Read, StreamCursors, key, size
 from ray_messaging.transports.log_store import LogItem, LogStreams, mailbox_of
 from ray_messaging.transports.transport import RedisTransport
@@ -101,28 +101,9 @@ class StreamReader:
             await self.retry(partial(self._transport.bury, LOG, item.entry, item.frame, why[:NAME_LENGTH]))
 
     def _chunks(self, items: list[LogItem]) -> Iterator[Chunk]:
-        done: list[Done] = []
-        parts: list[Part] = []
-        rows = nbytes = 0
-        for item in items:
-            for part, one in self._take(item):
-                if part is not None:
-                    if parts and nbytes + payload_bytes(part) > PIECE_BYTES:
-                        yield self._chunk(done, parts)
-                        done, parts, rows, nbytes = [], [], 0, 0
-                    parts.append(part)
-                    rows += len(part.batch)
-                    nbytes += payload_bytes(part)
-                done.append(one)
-            if rows >= CHUNK_ROWS:
-                yield self._chunk(done, parts)
-                done, parts, rows, nbytes = [], [], 0, 0
-        if done:
-            yield self._chunk(done, parts)
-
-    def _chunk(self, done: list[Done], parts: list[Part]) -> Chunk:
-        streams_changed = any(not one.item.frame for one in done)
-        return Chunk(done, placed_rows(self._exp_id, parts) if parts else (), streams_changed)
+        for parts, done in chunks_of(taken for item in items for taken in self._take(item)):
+            streams_changed = any(not one.item.frame for one in done)
+            yield Chunk(done, placed_rows(self._exp_id, parts) if parts else (), streams_changed)
 
     def _take(self, item: LogItem) -> Iterator[tuple[Part | None, Done]]:
         """Yield an entry's rows piece by piece. The last piece marks the entry as done."""
