@@ -72,7 +72,10 @@ class AudienceBook:
         await mover.move_in_step(name, step, ids, points)
 
     async def toward(self, audience: Audience, agents: AgentSet, digest: bytes) -> Edges:
-        """Return those pairs of a version whose hearers are among `agents`, whose digest this is. Raises as `edges`."""
+        """Return those pairs of a version whose hearers are among `agents`. Raises as `edges`.
+
+        Args: digest is the digest of `agents`.
+        """
         key = audience, digest
         found = self._toward.get(key)
         if found is None:

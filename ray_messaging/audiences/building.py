@@ -207,7 +207,7 @@ class Positions(NamedTuple):
         return self._replace(points=after)
 
     def edges(self) -> GraphEdges:
-        """Return the pairs, in both directions, without those of an agent and itself.
+        """Return the pairs, in both directions, without pairs of an agent with itself.
 
         Raises: AudienceTooLarge if there are more pairs than the limit, ConfigError if scipy is not installed.
         """

@@ -51,7 +51,7 @@ class Hearing(Protocol):
     def chunks(self, some: NDArray[np.intp] | None = None) -> Iterator[HeardRows]:
         """Yield the rows of all hearers, in their order, a few hearers at a time.
 
-        Args: some are ascending places of hearers, of which only these are yielded; `low` and `high` then count only
+        Args: with `some`, ascending places of hearers, only these hearers are yielded, and `low` and `high` count only
         these.
         """
 

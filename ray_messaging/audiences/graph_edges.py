@@ -195,7 +195,7 @@ class GraphHearing:
     ) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
         """Return how many rows some hearers hear, and these rows.
 
-        Args: `senders` are those of all these hearers; those of hearer i begin at `begins[i]`, and are `lengths[i]`.
+        Args: `senders` are the senders that these hearers hear; hearer i has `lengths[i]` of them, from `begins[i]` on.
         """
         if self._said is None:
             return lengths, self._ordered.take(senders)

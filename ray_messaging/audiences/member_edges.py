@@ -44,9 +44,9 @@ class MemberHearing:
         return self._reduced(np.maximum if largest else np.minimum, values[self._rows], -np.inf if largest else np.inf)
 
     def _reduced(self, ufunc: np.ufunc, heard: NDArray[Any], nothing: Any) -> NDArray[Any]:  # noqa: ANN401 - a value
-        """Combine, for each hearer, the values before its own rows with those after them.
+        """Combine, for each hearer, the values before its own rows with the values after them.
 
-        That is exact, while it would not be to subtract a hearer's own values from those of all.
+        That is exact. To subtract a hearer's own values from the total would not be.
         """
         before = np.append(nothing, ufunc.accumulate(heard)).astype(heard.dtype)
         after = np.append(nothing, ufunc.accumulate(heard[::-1])).astype(heard.dtype)[::-1]

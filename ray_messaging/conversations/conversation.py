@@ -106,7 +106,7 @@ class Conversation:
                 except BaseException:
                     await mailbox.close()
                     raise
-                if engine.closed:  # meanwhile
+                if engine.closed:  # it was closed in the meantime
                     await mailbox.close()
                     return
                 self._mailbox, self.opened = mailbox, True

@@ -257,7 +257,7 @@ def _fail_some(asked: Asked, rows: Rows, why: str) -> None:
 
 
 def _text(batch: Batch) -> str:
-    """Return what the ids of all messages of a batch begin with, without the numbers."""
+    """Return the beginning that the ids of all messages of a batch share: the ids without their numbers."""
     return f"{batch.sender}-{batch.epoch}-"
 
 

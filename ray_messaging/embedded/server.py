@@ -220,7 +220,7 @@ class EmbeddedServer:
         if self._running is None:
             return self.start()
         if self._succession is not None and not Path(f"/proc/{self._succession.host_pid}").exists():
-            # Its successor, on another node, must not meet it.
+            # A successor may already run on another node, so this server must not come back.
             raise ServerFailed("this node's Ray has ended, and the embedded server with it", log="", host=self._host)
         config, path = self._running
         if self._guard is None or self._guard.gone:

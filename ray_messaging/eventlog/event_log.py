@@ -263,7 +263,7 @@ class EventLog:
         return first_difference(self.pages(text=True), other.pages(text=True))
 
     def stats(self, **fields: Unpack[Fields]) -> dict[str, Any]:
-        """Return statistics of the matching rows, as JSON types: see `statistics.stats`."""
+        """Return statistics of the matching rows, in JSON's types: see `reading.counting.stats`."""
         found: dict[str, Any] = self._source.ask("stats", **fields)
         return found
 

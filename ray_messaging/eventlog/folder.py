@@ -57,7 +57,7 @@ class StepPosition(NamedTuple):
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """One piece of the log; `first_row` counts the rows of all earlier segments."""
+    """One piece of the log. `first_row` is the number of rows in all earlier segments."""
 
     path: str
     number: int
@@ -180,7 +180,7 @@ class Folder:
             for path, name in zip(temporary[:-1], segment.others, strict=True):
                 Path(path).replace(name)
             if segment.others:
-                _fsync(self.path)  # the file that names them must not be there without them
+                _fsync(self.path)  # the file that names the others must not be on the disk without them
             Path(temporary[-1]).replace(segment.path)
             _fsync(self.path)
         if segment.others:
@@ -289,7 +289,7 @@ class Folder:
             meta = json.loads((footer.metadata or {})[KEY])
             if not any_schema:
                 _check_schema(info.path, meta["version"])
-            rows = meta["rows"] if not meta.get("others") else footer.num_rows  # the others have the rest
+            rows = meta["rows"] if not meta.get("others") else footer.num_rows  # the other files have the rest
             if (rows, meta["number"]) != (footer.num_rows, _number(info.base_name)):
                 raise ValueError("its footer is of another segment")  # noqa: TRY301 - one way out
             return _segment(info.path, info.size, meta)
@@ -337,7 +337,7 @@ def _number(name: str) -> int:
 
 
 def _segment(path: str, size: int, meta: dict[str, Any]) -> Segment:
-    """Return a segment from what its footer has; raise msgspec.ValidationError."""
+    """Build a segment from the metadata in its footer; raise msgspec.ValidationError if they are not valid."""
     others = [f"{path.rpartition('/')[0]}/{name}" for name in meta.get("others", ())]
     return msgspec.convert(meta | {"path": path, "size": size + meta.get("nbytes", 0), "others": others}, Segment)
 

@@ -1,12 +1,13 @@
 """Columns of the event log: one row per send and recipient.
 
-A file lacks the columns of OPTIONAL that have no value in it; they read as null. Each has `position`, the number of the
-row in the log, as its last one. Payloads in typed columns have a column `payload.x` each in place of `payload`, and a
-file for each set of columns, which lacks all columns without a value. Where the channel of a row with a typed payload
-is that of its recipient for its subtopic, it is null: readers compose it (see `channel_head`).
+A file lacks those columns of OPTIONAL that have no value in it; they read as null. The last column of each file is
+`position`, the number of the row in the log. Rows with typed payloads have a column `payload.x` for each typed column,
+and no `payload`. Each set of typed columns has a file of its own, which lacks all columns without a value. If a row
+with a typed payload has the usual channel of its recipient for its subtopic, its channel is null, and readers compose
+it (see `channel_head`).
 
-The encoding in Parquet is chosen by time to write and size on disk. Measured on one core, payloads of 75 bytes, 1,000
-agents (1,000,000 agents): in ns and bytes per row
+The encoding in Parquet is chosen by time to write and size on disk. Measured on one core, with payloads of 75 bytes and
+1,000 agents (in brackets: 1,000,000 agents), in ns and bytes per row:
 
     payload                          135 ns  31 B       lz4
     message_id                        22 ns   4.9 B     snappy, no dictionary; as text differences 41 ns and 0.2 B
@@ -15,11 +16,11 @@ agents (1,000,000 agents): in ns and bytes per row
     times, step, row, position         5 ns   0.1 B     each, differences
     all others                   2 to 7 ns   0.01 B     each, dictionary
 
-and together 260 ns and 40 bytes (285 ns, 49 bytes). With zstd 1 in place of lz4 each dictionary column takes 2 ns more,
+and together 260 ns and 40 bytes (285 ns, 49 bytes). With zstd 1 instead of lz4, each dictionary column takes 2 ns more,
 a million channels 34 ns more and half the bytes, payloads the same time and two thirds of the bytes. But a query by
-agent decompresses all of these: 1.0 s for 10,000,000 rows, against 0.75 s. Writing a row group at a time saves 9%
-against 1,024 rows. Row groups of 262,144 rows would save 3%, of 8,192 cost 12% more. Smaller ones let a query by agent
-read less. A column of one value takes 10 ns where it may have nulls, else 5.
+agent must decompress all of these: 1.0 s for 10,000,000 rows instead of 0.75 s. Writing a row group at a time saves 9%
+compared with 1,024 rows. Row groups of 262,144 rows would save 3%, row groups of 8,192 rows would cost 12% more. With
+smaller row groups, a query by agent reads less. A column of one value takes 10 ns if it may have nulls, else 5.
 """
 
 import base64
@@ -32,7 +33,7 @@ import pyarrow as pa
 
 from ray_messaging.common.tables import pandas_types
 
-VERSION = 4  # files of another one are refused
+VERSION = 4  # files of another version are refused
 OF_BROADCASTS = ("pairs", "hearing_agents", "kept_pairs")
 OF_EXTENSIONS = ("step_read", "ordinal", "audience", "audience_version", "in_reply_to", "expects_answer")
 OPTIONAL = OF_BROADCASTS + OF_EXTENSIONS
@@ -52,8 +53,8 @@ _NAME = pa.dictionary(pa.int32(), pa.string())
 SCHEMA = pa.schema(
     [
         pa.field("message_id", pa.string(), nullable=False),
-        pa.field("step", pa.int64()),  # in which it was sent
-        pa.field("step_read", pa.int64()),  # in which its recipient reads it
+        pa.field("step", pa.int64()),  # the step in which it was sent
+        pa.field("step_read", pa.int64()),  # the step in which its recipient reads it
         pa.field("ordinal", pa.int64()),  # the n-th accepted message of its sender in the step, from 0
         pa.field("channel", _NAME, nullable=False),
         pa.field("subtopic", _NAME),  # null on plain channels
@@ -63,7 +64,7 @@ SCHEMA = pa.schema(
         pa.field("to_name", _NAME),
         pa.field("audience", _NAME),
         pa.field("audience_version", pa.int64()),
-        pa.field("pairs", pa.int64()),  # of a broadcast: the hearers in the mailbox
+        pa.field("pairs", pa.int64()),  # the number of hearers of a broadcast in the mailbox
         pa.field("hearing_agents", _NAME),  # digest of the mailbox's agents
         pa.field("kept_pairs", pa.binary()),  # see `audiences.folding`; null: all hearers among the agents
         pa.field("in_reply_to", pa.string()),  # message_id of the question

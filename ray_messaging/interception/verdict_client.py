@@ -172,7 +172,7 @@ async def _retry(attempt: Callable[[], Awaitable[T]], timeout_s: float) -> T:
                 raise why from error
             if isinstance(why, Fenced) and why.name != INTERCEPTOR:  # the whole experiment is over: it has no successor
                 raise why from error
-            if isinstance(why, Closed):  # for good, as the text says
+            if isinstance(why, Closed):  # it is closed for good
                 raise why from error
             if not isinstance(error, TimeoutError):
                 reason = error  # it says more than the TimeoutError with which the last attempt may end

@@ -15,7 +15,7 @@ T = TypeVar("T")
 INTERCEPTOR = "interceptor"  # the `name` of a Fenced error that an interceptor raises: its successor can be asked
 # Codes that stand in place of an interceptor's epoch:
 FOREIGN = -1  # verdicts by an interceptor that is not the experiment's
-NOBODY = -2  # no verdicts: accepted only where the experiment has no interceptor
+NOBODY = -2  # no verdicts: accepted only if the experiment has no interceptor
 MIXED = -3  # verdicts by several interceptors: never accepted
 _EPOCHS = 2**62
 PATIENCE_S = 2.0  # a request that waits for deferred messages is answered after this time, with or without verdicts

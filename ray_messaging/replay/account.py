@@ -12,7 +12,7 @@ from ray_messaging.receipt import BLOCKED, DELIVERED, PUBLISHED, UNDELIVERABLE, 
 from ray_messaging.replay.plan import Plan, Share
 from ray_messaging.replay.worker import Sent, Tally
 
-_NAMED = 5  # agents whose messages were undeliverable
+_NAMED = 5  # most agents that are named because their messages were undeliverable
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

@@ -120,7 +120,7 @@ class Tally:
     def done(self) -> bool:
         """Return whether no answer is outstanding.
 
-        After a reminder, that of an agent whose answer was invalid is outstanding.
+        After a reminder, the answer of an agent whose earlier answer was invalid is outstanding, too.
         """
         states = self.states
         return not ((states == OPEN) | ((states == INVALID) & (self._owed > 0))).any()

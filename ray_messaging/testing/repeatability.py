@@ -60,10 +60,10 @@ def check_repeatable(
     """
     options = RunOptions(start, by, 1, None)
     check_run(model, until, options)
-    agents, graph = (list(given) if isinstance(given, Iterator) else given for given in (agents, graph))  # read often
+    agents, graph = (list(given) if isinstance(given, Iterator) else given for given in (agents, graph))  # read again
     trial = Trial(model, agents, 1, until, graph, shared, options, seed)
     answers = Answers()
-    packed = _packed((model, start, shared))  # before it runs
+    packed = _packed((model, start, shared))  # before the model runs, which may change it
     with ThreadPoolExecutor(1) as pool:  # the caller may have a running event loop
         twice = pool.submit(asyncio.run, run_trial(trial, answers, twice=True)).result()
         steps = [first for first, _ in twice]

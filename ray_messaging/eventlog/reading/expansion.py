@@ -166,7 +166,7 @@ def _replaced(table: pa.Table, name: str, column: pa.Array) -> pa.Table:
 
 
 def _channels(table: pa.Table) -> pa.Array:
-    """Return the channels of all rows. The channel of an expanded row is the one of its hearer."""
+    """Return the channels of all rows. An expanded row has the channel of its hearer."""
     channel = table["channel"].combine_chunks()
     heads = pc.replace_substring_regex(channel, ":audiences:.*", ":agents:")
     ends = pc.coalesce(table["to_name"].combine_chunks(), table["to_id"].combine_chunks().cast(pa.string()))

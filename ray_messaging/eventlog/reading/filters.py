@@ -258,11 +258,9 @@ class Filters:
         return reduce(and_, found) if found else None
 
     def of_recipient(self, schema: pa.Schema) -> pc.Expression | None:
-        """Return only the condition on the recipient, or None if there is none.
+        """Return only the condition on the recipient, or None if there is no such condition.
 
-        It is for the expanded rows of broadcasts.
-
-        These rows already match all other conditions.
+        It is for the expanded rows of broadcasts, which already match all other conditions.
         """
         found = [self._of_field(name, schema) for name in self._wanted if name in _OF_RECIPIENT]
         return reduce(and_, found) if found else None

@@ -144,7 +144,7 @@ class _Part(NamedTuple):
 def _parts(
     view: View, filters: Filters, names: Sequence[str], limit: int | None, *, text: bool, expand: bool
 ) -> Iterator[_Part]:
-    """Yield the parts of the log, with `expand` those of their broadcasts' hearers.
+    """Yield the parts of the log; with `expand`, each broadcast as one row for each of its hearers.
 
     Args: `limit` is a number of rows before broadcasts are expanded; None: no limit.
     """

@@ -43,7 +43,7 @@ def _channel(schema: pa.Schema) -> pc.Expression:
 def field_of(name: str, kind: pa.DataType | None = None) -> pa.Field:
     """Return the field that a column has in query results.
 
-    Args: kind is the type of the column if it differs from the schema's; None: it does not.
+    Args: kind is the type of the column; None: its type in the log's schema.
     """
     if name == POSITION.name:
         return POSITION

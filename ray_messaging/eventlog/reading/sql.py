@@ -1,8 +1,8 @@
 """SQL over the log, by DuckDB: it reads the files that a query needs, column by column, and sees nothing else.
 
-DuckDB's own settings forbid other files, extensions and changes of the settings. Statements other than SELECT are
-refused before they reach it. Memory is bounded, except for the result: what does not fit is written to a temporary
-folder.
+DuckDB's own settings forbid access to other files, extensions and changes of the settings. Statements other than SELECT
+are refused before DuckDB runs them. Memory is bounded, except for the result: data that do not fit are written to a
+temporary folder.
 """
 
 from collections.abc import Callable, Iterator, Sequence

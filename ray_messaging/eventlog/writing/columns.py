@@ -34,7 +34,7 @@ _FIRST_US, _LAST_US = -62_135_596_800_000_000, 253_402_300_799_999_999
 _TIME = pa.timestamp("us", tz="UTC")
 _LABELS = pa.list_(pa.string())
 _PLAIN = Extension()
-_FEW_ROWS = 64  # of a sender in turn, on average: with fewer, one call for all senders is as fast
+_FEW_ROWS = 64  # average rows of a sender in turn: with fewer, one call for all senders is as fast
 
 
 class Part(NamedTuple):
@@ -46,7 +46,7 @@ class Part(NamedTuple):
     mailbox: str | None
     fates: int | NDArray[np.uint8]
     note: LogNote | None = None
-    hearers: Hearers | None = None  # of broadcasts
+    hearers: Hearers | None = None  # None: the rows are not broadcasts, or their hearers are not known
 
 
 class _Run(NamedTuple):

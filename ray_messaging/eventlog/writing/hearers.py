@@ -30,7 +30,7 @@ from ray_messaging.wire.frames import decode, is_folded
 
 logger = logging.getLogger(__name__)
 
-_KEPT = 256  # pairs of an audience's version and a mailbox
+_KEPT = 256  # most edges to keep, each those of an audience's version toward a mailbox's agents
 _Key = tuple[Audience, bytes]
 
 

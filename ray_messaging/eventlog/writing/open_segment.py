@@ -28,7 +28,7 @@ SEGMENT_AGE_S = 30.0
 # frame of the bulk path.
 _MERGED = 64
 _LEVELS = (64, 4_096)
-_KINDS = 32  # of payloads, each with a file of its own: a segment with more is full
+_KINDS = 32  # a segment with so many kinds of payloads is full, as each kind has a file of its own
 
 
 class KindRows:

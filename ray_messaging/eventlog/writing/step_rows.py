@@ -231,10 +231,10 @@ class StepBoxes:
         try:
             batch = batch_of(frame, int(at))
             if mailbox != NOTES and amends(frame, batch):
-                return None  # a note has its rows
+                return None  # its rows are in a note
             if batch.lines is None or batch.ordinal is None:
                 raise FrameError("this is no valid frame of a step")  # noqa: TRY301 - one way out
-            # The streams of boxes number their entries each for itself: one entry may be in several boxes.
+            # Each box numbers its entries on its own, so the same entry id may be in several boxes.
             entry = f"{frame.entry}@{at}"
             if mailbox == NOTES:
                 return noted(batch, entry, frame.note or b"", [0] * batch.rows)

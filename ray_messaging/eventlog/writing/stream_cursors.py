@@ -160,7 +160,7 @@ class Waiters:
         self._asked = asyncio.Event()
 
     async def reach(self, ends: Mapping[str, str]) -> None:
-        """Wait until each stream was read up to its entry."""
+        """Wait until each stream in `ends` was read up to its entry."""
         missing = {name: entry for name, entry in ends.items() if not self._reached(name, entry)}
         if not missing:
             return

@@ -133,7 +133,7 @@ class LogWriter:
             if stopped is None:
                 await self.caught_up()
         except LogError as error:
-            if not error.lost:  # else only the end decides
+            if not error.lost:  # of a loss, only the state at the end counts
                 raise
         finally:
             await self._finish(self._read_task)

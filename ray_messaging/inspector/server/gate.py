@@ -38,7 +38,7 @@ _HEADERS = [
     (b"cross-origin-resource-policy", b"same-origin"),
 ]
 _NO_STORE = (b"cache-control", b"no-store")
-# It leads on by a script: on a redirect after a link from another site, browsers send no cookie with SameSite=Strict.
+# The page leads on by a script: on a redirect after a link from another site, browsers send no strict cookie.
 _ENTER = b"""<!doctype html><meta charset="utf-8"><title>Inspector</title>
 <script>location.replace("/")</script><noscript><a href="/">Open the inspector</a></noscript>"""
 

@@ -26,7 +26,7 @@ from ray_messaging.model.columns import IdColumn, PayloadColumn
 
 ASK_S = 20.0
 _LONGEST = 100_000  # characters of a text or of a rule that a page sends
-# Of a preview:
+# Limits of a preview:
 PERIOD_S = 60.0
 MOST = 5_000  # messages
 WIDTH = 10_000  # characters of one

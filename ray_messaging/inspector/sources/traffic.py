@@ -13,7 +13,7 @@ from ray_messaging.receipt import FATES
 GROUPS = 12  # most groups that are drawn; all others are drawn as one
 OTHERS = "(others)"
 UNNAMED = "(unnamed)"
-_UNNAMED = "anon-"  # messagers without a name
+_UNNAMED = "anon-"  # the names of messagers to which none was given begin with it
 RULES = 8  # most rules in a chart
 _UNITS = (("second", 1.0, 900.0), ("minute", 60.0, 54_000.0), ("hour", 3600.0, 2_592_000.0), ("day", 86_400.0, 1e18))
 

@@ -94,7 +94,7 @@ class Block(SlowRule):
         self._calls = Calls(1, self.timeout_s)
 
     def at_once(self, message: Message) -> Verdict | None:
-        """Pass messages from the user or to the user."""
+        """Return ALLOW for a message from the user or to the user, else None."""
         return ALLOW if message.from_id is None or message.to_id is None else None
 
     async def judge(self, message: Message) -> Verdict:

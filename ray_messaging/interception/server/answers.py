@@ -22,7 +22,7 @@ _MAX_SENDERS = 20_000  # senders whose last answer is kept; a sender has one bat
 # Limit of the last answers, and of the counted answers, here and on the server. The answer to 16,384 messages, one in
 # ten of them blocked for a reason of its own, takes 14 KB.
 LIMIT_BYTES = 64 * 2**20
-_ENTRY_BYTES = 400  # of memory for an entry, besides its data
+_ENTRY_BYTES = 400  # memory that an entry takes in addition to its data
 _SMALL = 256  # bytes below which compression does not pay
 _ZLIB = zlib.compress(b"")[:1]
 _encode = msgspec.msgpack.Encoder().encode
@@ -128,7 +128,7 @@ class Answers:
     """
 
     def __init__(self, writer: StateWriter, keep_s: float, in_step: Callable[[str], bool]) -> None:
-        self.is_deferred: Callable[[str], bool] = lambda _: False  # a message, by its id
+        self.is_deferred: Callable[[str], bool] = lambda _: False  # whether a message, given by its id, is deferred
         self.unsafe: dict[str, tuple[bytes, bytes]] = {}
         self._writer = writer
         self._keep_s = keep_s
@@ -272,7 +272,7 @@ class Answers:
     def _add(self, key: str, data: bytes, now: float) -> None:
         self._counted[key] = (now, data)
         self._counted_bytes += len(data) + _ENTRY_BYTES
-        if " " in key:  # of a batch, not of a message
+        if " " in key:  # the key of a batch, not of a message
             self._batches[key.rpartition(" ")[0]] = key
 
     def forget(self, keys: Collection[str]) -> None:

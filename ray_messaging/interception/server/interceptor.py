@@ -173,7 +173,7 @@ class Interceptor:
         return self.encode(BatchVerdict(deferred=set(range(rows))), rows)
 
     async def forward(self, from_id: AgentId | None, to_id: AgentId | None, message: object) -> bool:
-        """Return whether one message may pass: the call of AgentSociety's interceptor."""
+        """Return whether one message may pass. It takes the arguments of the call in AgentSociety's interceptor."""
         self._check()
         self._forwarded += 1
         batch = forwarded(from_id, to_id, message, epoch=max(0, self.epoch), number=self._forwarded)
@@ -429,7 +429,7 @@ class Interceptor:
         return self._writer.behind_count
 
     def _follow_rules(self) -> None:
-        """Set the tables that are saved to those of the current rules."""
+        """Replace the tables that are saved by those of the current rules."""
         # The state of rules that judge a whole step is kept with the steps.
         tables = {rule.name: rule.state for rule in self.rules.each if rule.state is not None}
         for name in set(self._tables) - set(tables) - {VIOLATIONS, ROUNDS, ATTEMPTS}:

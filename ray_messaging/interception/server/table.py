@@ -58,7 +58,7 @@ class Table(MutableMapping[Key, V], Generic[V]):
         if self.journal is not None and key in self._values:
             self._note(_checked(key))
         del self._values[key]
-        key = _checked(key)  # numpy's 7 is found like 7, and cannot be written
+        key = _checked(key)  # a numpy 7 finds the entry of 7, but cannot be encoded
         self._touched.add(key)
         self.version += 1
 

@@ -147,7 +147,7 @@ def _persistence(info: Info, settings: dict[str, str], *, embedded: bool) -> Ite
         )
         return
     fsync = settings.get("appendfsync", "unknown, as CONFIG is forbidden")
-    if fsync == "no" and not embedded:  # the guard has its data written, or they end with the machine anyway
+    if fsync == "no" and not embedded:  # embedded: the guard makes the disk write
         yield warning(
             "server persistence",
             "appendonly, appendfsync no",
