@@ -57,7 +57,10 @@ def joined_edges(
     into_lengths: NDArray[np.int64],
     said: NDArray[np.int32],
 ) -> GraphEdges:
-    """Return the edges made of both sides, with their hash."""
+    """Build the edges from both of their sides, with their hash.
+
+    `heard` are the hearers of all senders, `said` the senders of all hearers, both as indexes.
+    """
     digest = blake2b(digest_size=32)
     for column in (senders, out_lengths, hearers, heard):
         digest.update(len(column).to_bytes(8, "little"))

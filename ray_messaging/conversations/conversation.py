@@ -279,7 +279,10 @@ class Conversation:
 
     @property
     def name(self) -> str:
-        """Return the name of this messager, which names its service: it has one at a time."""
+        """Return the name of this messager.
+
+        Its service has the same name, because a messager has one service at a time.
+        """
         return self._engine.name
 
     async def begin(self) -> Sequence[Message]:

@@ -116,7 +116,8 @@ def asker_here() -> Asker | None:
 def circle_of(chain: tuple[InHand, ...], asked: CheckedMessage, directory: Directory) -> tuple[InHand, ...]:
     """Return the part of a chain that would wait in a circle if its last handler asked this question.
 
-    It is () if a handler is, or may be, free for the question: the chain does not have all handlers of the service.
+    It is () if a handler is, or may be, free for the question: then the chain does not occupy all handlers of the
+    service.
     """
     for mailbox in directory.mailboxes_of(asked.to_id, asked.topic):
         mine = [at for at, each in enumerate(chain) if each.mailbox == mailbox and each.slots]

@@ -115,7 +115,7 @@ def check_questions(parts: Iterable[Slice]) -> None:
 
 @contextmanager
 def naming(questions: Sequence[Slice]) -> Iterator[None]:
-    """Add the first question, and the agent that cannot answer it, to the error of a messager that is closed."""
+    """Name the first question, and the agent that cannot answer it, in a Closed error of the `with` block."""
     try:
         yield
     except Closed as error:

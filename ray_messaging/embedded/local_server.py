@@ -30,13 +30,11 @@ class _LocalBackend(RedisBackend):
 
 
 class LocalServer:
-    """A Valkey server that belongs to this process.
-
-    It is empty, in memory only, and ends with the process, even a killed one.
+    """A Valkey server that belongs to this process. It begins empty, and keeps its data in memory only.
 
     Pass it as the server of a `Messager`, for a test or a simulation without a cluster. It starts with its first
-    messager, in 0.1 s. It ends with its `with` block, or when no variable and no messager refers to it any more. Only
-    processes of this user on this machine can reach it.
+    messager, in 0.1 s. It ends with its `with` block, or when no variable and no messager refers to it any more, or
+    with the process, even if that is killed. Only processes of this user on this machine can reach it.
 
     Args: with `steps`, its experiments have steps.
     """

@@ -155,7 +155,7 @@ class AgentFacts:
 
 @dataclass(frozen=True, slots=True)
 class RuleFacts:
-    """A rule: its settings and its failures. Of a log, the settings are what it has done."""
+    """A rule: its settings and its failures. If it comes from a log, `settings` says what the rule has done."""
 
     name: str
     kind: str

@@ -64,7 +64,7 @@ def _column(lines: PayloadColumn) -> pa.LargeStringArray:
 
 
 def _texts(blob: bytes, count: int) -> pa.LargeStringArray:
-    """Return the lines of a blob as an array. Each line ends with a newline."""
+    """Return the lines of a blob as an array of texts. In the blob, each line ends with a newline."""
     if not _is_utf8(blob):
         return _readable(blob.split(b"\n")[:-1])
     ends = np.flatnonzero(np.frombuffer(blob, np.uint8) == _LINE_END)

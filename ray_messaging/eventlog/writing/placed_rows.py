@@ -62,7 +62,7 @@ def placed_rows(exp_id: str, parts: Sequence[Part]) -> list[PlacedRows]:
 
 
 def in_order(exp_id: str, parts: Sequence[Part]) -> list[PlacedRows]:
-    """Build the rows of some parts by kind. The places are in canonical order."""
+    """Build the rows of some parts by kind. The places of the rows are those in canonical order of all of them."""
     cut = [piece for part in parts for piece, _ in pieces(part, 0, PIECE_BYTES)]
     kinds = {kind: [cut[number] for number in numbers] for kind, numbers in by_kind(cut).items()}
     if not cut:

@@ -247,7 +247,7 @@ class SegmentStore:
 async def with_folder_lock(folder: Folder, work: Callable[[], T], pause: Callable[[float], Awaitable[None]]) -> T:
     """Run `work` in a thread under the folder's lock, once other processes have released it.
 
-    Raises: LogError if another process still holds the lock after 20 seconds.
+    Raises: LogError if another process still holds the lock after _TAKE_OVER_S.
     """
     deadline = time.monotonic() + _TAKE_OVER_S
     while True:

@@ -127,9 +127,9 @@ class RuleReviewer:
         return bool(self._rules())
 
     async def review(self, number: int, batch: Batch) -> StepReview:
-        """Return the verdicts and added messages of the rules on a step. A rule that fails blocks the whole step.
+        """Return the verdicts and added messages of the rules on a step, and end the round of these rules.
 
-        The round of these rules ends with it.
+        A rule that fails blocks the whole step, unless its `on_error` is "allow".
         """
         pipeline = RulePipeline(batch, self._interceptor.exp_id, self._interceptor.watch)
         added: list[AddedMessage] = []
