@@ -1,1 +1,1 @@
-"""Stores of messages: Redis, or memory for tests."""
+"""Access to the server: connections, scripts, and the stores of an experiment's mailboxes, log, rules and steps."""

@@ -1,6 +1,6 @@
-"""Choice of the backend: the kind of server, by its config, that keeps messages and experiments.
+"""Choice of the backend, the kind of server that keeps messages and experiments, by the server's config.
 
-Processes import this that may never use a server: what a call needs of redis-py, it loads.
+Processes that never use a server import this module too, so each call imports what it needs of redis-py.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -56,16 +56,16 @@ class RedisBackend:
     def stores(self, exp_id: str, settings: MessagingConfig, *, run: str = "", reset: bool = False) -> RedisStores:
         """Make the stores of an experiment.
 
-        Args: `run` is the start of it that must hold it ("": any). With `reset` it deletes what is there, so that the
-        format of that does not matter.
+        Args: `run` is the id of the start that must own the experiment ("": any start). With `reset` this start deletes
+        the existing data, so their format does not matter.
         """
         return RedisStores(self.transport(exp_id, settings, run=run, reset=reset))
 
     def probe(self, exp_id: str | None = None) -> ServerFacts:
-        """Ask the primary for its state, and that of an experiment, and further servers for theirs (see `others`)."""
+        """Return the state of the primary and of an experiment; `others` in it has the states of further servers."""
         from ray_messaging.transports.server_probe import ask_server  # noqa: PLC0415
 
-        with ThreadPoolExecutor(len(self._servers)) as threads:  # one that is away costs seconds
+        with ThreadPoolExecutor(len(self._servers)) as threads:  # a server that does not answer takes seconds
             asked = [
                 threads.submit(ask_server, server, None if shard else exp_id, space=exp_id or "", shard=shard)
                 for shard, server in enumerate(self._servers)
@@ -74,7 +74,10 @@ class RedisBackend:
         return facts
 
     def closed_names(self, exp_id: str) -> list[str]:
-        """Return the mailboxes of closed messagers with a name. Blocks. Raises ConnectionFailed, ServerRefused."""
+        """Return the mailboxes of closed messagers that have a name. This blocks.
+
+        Raises: ConnectionFailed if the server does not answer; ServerRefused if it refuses the password, user or db.
+        """
         from ray_messaging.transports.server_probe import closed_names  # noqa: PLC0415
 
         return closed_names(self._servers[0], exp_id)
@@ -82,7 +85,7 @@ class RedisBackend:
 
 @runtime_checkable
 class BackendConfig(Protocol):
-    """Config of a server of another kind than ours: it brings its backend along, also to other processes."""
+    """Config of another kind of server than ours. It makes its own backend, in other processes too."""
 
     def open_backend(self) -> RedisBackend:
         """Make the backend."""
@@ -96,7 +99,7 @@ def backend_of(config: ServerConfig) -> RedisBackend:
 
 
 def open_transport(server: object, exp_id: str, settings: MessagingConfig) -> "RedisTransport":
-    """Make the transport for a server: a config, a URL, or a LocalServer; raise ConfigError."""
+    """Make the transport for a server: a config, a URL, or a LocalServer; raise ConfigError for anything else."""
     refuse_broker(server)
     if isinstance(server, BackendConfig):
         return server.open_backend().transport(exp_id, settings)
@@ -120,7 +123,10 @@ def refuse_broker(server: object) -> None:
 
 
 def experiment_config(server: object) -> ServerConfig | None:
-    """Return the config of an experiment's server; None: an embedded one. Raises ConfigError."""
+    """Return the config of an experiment's server, given as a config or a URL; None means an embedded server.
+
+    Raises: ConfigError for anything else.
+    """
     refuse_broker(server)
     if server is None or isinstance(server, ServerConfig):
         return server
@@ -135,9 +141,12 @@ def experiment_config(server: object) -> ServerConfig | None:
 
 
 def redis_config(server: BaseModel) -> RedisConfig:
-    """Return a checked RedisConfig with the fields of another config, as AgentSociety's own."""
+    """Return a checked RedisConfig with the fields of another config, such as AgentSociety's.
+
+    Raises: ConfigError if these fields are invalid.
+    """
     try:
         known = {name: getattr(server, name) for name in RedisConfig.model_fields if hasattr(server, name)}
         return RedisConfig.model_validate(known)
-    except ValidationError as error:  # it shows no values: they may be passwords
+    except ValidationError as error:  # this text shows no values, which may be passwords
         raise ConfigError(f"this {type(server).__name__} says no server: {error}") from None

@@ -1,4 +1,4 @@
-"""Reader of one box."""
+"""Reader of one box: the messages that one mailbox reads in one step."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -9,17 +9,17 @@ from ray_messaging.transports.step_values import BoxFrame, BoxStart, Cover, News
 if TYPE_CHECKING:
     from ray_messaging.transports.steps import RedisSteps
 
-# One reply holds at most this many frames, and fewer where frames as large as the largest so far pass so many bytes.
+# One reply has at most this many frames, and fewer if frames as large as the largest so far would exceed this size.
 _FRAMES, _BYTES = 64, 16 * 2**20
-_GUESS = 256 * 2**10  # of a frame's size, before the first one is seen
-_FIRST = 16  # frames of the reply that opens a box
+_GUESS = 256 * 2**10  # the assumed size of a frame before the first one was read
+_FIRST = 16  # the most frames in the reply that opens a box
 
 
 class BoxReader:
-    """Frames of one box. They can be read ahead, while the box's step waits for other groups.
+    """Reader of the frames of one box. They can be read ahead, while the box's step waits for other groups.
 
-    Args: with `with_news` the news that end a wait mostly open the step, so that its box is read with them. `filled`
-    and `large` tell how the box of the step before was.
+    Args: `with_news` says that the news that end a wait mostly open the step, so that the box is read together with
+    them. `filled` and `large` say whether the box of the previous step had frames, and many of them.
     """
 
     def __init__(
@@ -29,19 +29,20 @@ class BoxReader:
         self._box = box
         self._frames: list[BoxFrame] = []
         self._largest = _GUESS
-        self._start: BoxStart | None = None  # as it was read with the last news
+        self._start: BoxStart | None = None  # the beginning of the box, if it was read with the last news
         self._with_news, self._filled, self._large = with_news, filled, large
 
     def following(self, box: str) -> "BoxReader":
-        """Return the reader of the next step's box, which is likely to be as this one is.
+        """Return the reader of the next step's box, which is likely to be as large as this one.
 
-        One that takes several replies is read ahead during the wait, and an empty one not before it is asked for.
+        If this box took several replies, the next one is read ahead during the wait. If this box was empty, the next
+        one is read only when it is needed.
         """
         filled, large = bool(self._frames), len(self._frames) > _FIRST
         return BoxReader(self._store, box, with_news=self._with_news, filled=filled, large=large)
 
     async def wait(self, news: str, block_s: float) -> News:
-        """Wait for news as the store does; read the beginning of the box before, or with them."""
+        """Wait for news as the store's `wait` does, and read the beginning of the box before them or with them."""
         if self._large:
             await self.read_ahead()
         with_news = self._with_news and self._filled and not self._frames
@@ -61,7 +62,10 @@ class BoxReader:
             more = len(found)
 
     async def covers(self) -> list[Cover]:
-        """Return all that counts of the box so far: after the last wait, if that was for its step."""
+        """Return the covers of the box so far, which list the attempts whose messages count.
+
+        If the last wait was for the box's step, nothing is added to them later.
+        """
         if self._frames:
             return await self._store.covers(self._box)
         covers, frames = self._start or await self._store.open_box(self._box, _FIRST)
@@ -69,14 +73,14 @@ class BoxReader:
         return list(covers)
 
     async def covered(self, covers: Sequence[Cover]) -> list[BoxFrame]:
-        """Return the frames that count, in the order of their arrival; raise FrameError if the server has lost some."""
+        """Return the frames of attempts that count, in order of arrival; raise FrameError if the server lost some."""
         if not covers:
             return []
         found = counted(self._frames, covers)
         if found is None:
             await self.read_ahead()
             found = counted(self._frames, covers)
-        if found is None:  # a server that came back with a slow clock gave out entries below the last one that we read
+        if found is None:  # a server restarted with a slow clock may assign entry ids below the last one that we read
             self._frames = []
             await self.read_ahead()
             found = counted(self._frames, covers)

@@ -1,17 +1,18 @@
-"""Cursors of mailboxes, and the acknowledged ranges behind them.
+"""Cursors of mailboxes, and the ranges of messages after them that were acknowledged out of order.
 
-A server keeps ranges as text: `entry row entry row count`, behind the first cursor up to the second.
+The server keeps each range as text, `entry row entry row count`: it begins after the first cursor and ends at the
+second.
 """
 
 from collections.abc import Iterable
 from math import inf
 from typing import NamedTuple
 
-Rows = list[tuple[int, float]]  # low to high of each run; inf: to the end of the entry
+Rows = list[tuple[int, float]]  # low and high (exclusive) of each run; inf: up to the end of the entry
 
 
 class Cursor(NamedTuple):
-    """Up to where a mailbox was handled: `row` rows of an entry, or with row 0 all of it."""
+    """The position up to which a mailbox was handled: the first `row` rows of an entry, or all of it if row is 0."""
 
     entry: str
     row: int
@@ -21,7 +22,7 @@ START = Cursor("0-0", 0)
 
 
 class AckRange(NamedTuple):
-    """Range of `rows` acknowledged messages behind `after`, up to `end`; an earlier message is unacknowledged."""
+    """Range of `rows` acknowledged messages after `after`, up to `end`; some earlier message is unacknowledged."""
 
     after: Cursor
     end: Cursor
@@ -29,14 +30,14 @@ class AckRange(NamedTuple):
 
 
 class SelectiveAcks(NamedTuple):
-    """All that is acknowledged behind the cursor: the ranges (see `encode_ranges`; b"": none), and their messages."""
+    """The acknowledged messages after the cursor: their encoded ranges (b"" if there are none) and their number."""
 
     ranges: bytes
     messages: int
 
 
 def encode_ranges(ranges: Iterable[AckRange]) -> bytes:
-    """Encode ranges in their order; those that adjoin become one."""
+    """Encode ranges in their order; adjacent ranges become one."""
     merged: list[AckRange] = []
     for found in ranges:
         if merged and merged[-1].end == found.after:
@@ -67,7 +68,7 @@ def place(cursor: Cursor) -> tuple[int, int, float]:
 
 
 def before(entry: str) -> str:
-    """Return the largest entry id below one."""
+    """Return the largest entry id below this one."""
     milliseconds, _, number = entry.partition("-")
     if int(number):
         return f"{milliseconds}-{int(number) - 1}"
@@ -75,30 +76,30 @@ def before(entry: str) -> str:
 
 
 def following(entry: str) -> str:
-    """Return the smallest entry id above one."""
+    """Return the smallest entry id above this one."""
     milliseconds, _, number = entry.partition("-")
     return f"{milliseconds}-{int(number) + 1}"
 
 
 def keep_of(cursor: Cursor) -> str:
-    """Return the oldest entry that a reader at a cursor needs."""
+    """Return the id of the oldest entry that a reader at a cursor still needs."""
     return following(cursor.entry) if cursor.row == 0 else cursor.entry
 
 
 def begins(found: AckRange, entry: str) -> float:
-    """Return the first row of an entry that a range could hold; inf: it begins behind it."""
+    """Return the first row of an entry that may be in a range, or inf if the range begins after the entry."""
     at, after = order(entry), order(found.after.entry)
     return 0 if after < at else inf if after > at else found.after.row or inf
 
 
 def ends(found: AckRange, entry: str) -> float:
-    """Return the row of an entry before which a range ends; inf: it holds the entry to its end."""
+    """Return the row of an entry at which a range ends (exclusive), or inf if the rest of the entry is in the range."""
     at, end = order(entry), order(found.end.entry)
     return inf if end > at else 0 if end < at else found.end.row or inf
 
 
 def decode_rows(text: str) -> Rows:
-    """Decode rows of a dead letter that were handled, as `3-7,9-`; malformed parts, which others wrote, are ignored."""
+    """Decode the handled rows of a dead letter, such as `3-7,9-`. Malformed parts, of other writers, are ignored."""
     found: Rows = []
     for run in text.split(",") if text else ():
         low, _, high = run.partition("-")

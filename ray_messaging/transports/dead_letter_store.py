@@ -1,4 +1,4 @@
-"""Dead letters of an experiment, frames that will not be delivered as they are: a stream, and a hash that counts."""
+"""Dead letters of an experiment, frames that will not be delivered: a stream, and a hash with their counts."""
 
 import secrets
 from collections.abc import Mapping, Sequence
@@ -14,16 +14,16 @@ from ray_messaging.transports.cursors import decode_rows
 if TYPE_CHECKING:
     from ray_messaging.transports.transport import RedisTransport
 
-PAGE, PAGE_BYTES = 1000, 16 * 2**20  # of dead letters that are read at once
-# Twice a frame of ours: one that is sent back to the server holds its mailbox's reader up.
+PAGE, PAGE_BYTES = 1000, 16 * 2**20  # the most dead letters that are read at once
+# Twice the size of one of our frames. Sending a larger one back to the server would hold up its mailbox's reader.
 WHOLE_BYTES, HEAD_BYTES = 32 * 2**20, 1024
 
 
 class DeadFrame(NamedTuple):
-    """Frame that will not be delivered; the first `row` rows were handled, and those of `acked` (see `cursors`).
+    """Frame that will not be delivered. Its first `row` rows, and those in `acked` (see `cursors`), were handled.
 
-    `born` counts the mailboxes that there had been when its own went, and `exclusive` says that this one alone listened
-    for its agents; born is None where the mailbox's reader could not decode the frame.
+    `born` is the number of mailboxes that had been created when its own mailbox was removed, or None if the mailbox's
+    reader could not decode the frame. `exclusive` says that only this mailbox listened for its agents.
     """
 
     id: str
@@ -39,7 +39,7 @@ class DeadFrame(NamedTuple):
 
 
 class DeadFacts(NamedTuple):
-    """Number of letters and their bytes; `dropped` ones were lost to the limit, the oldest first."""
+    """Number of letters and their bytes. `dropped` letters were deleted because of the limit, the oldest first."""
 
     letters: int
     nbytes: int
@@ -48,9 +48,10 @@ class DeadFacts(NamedTuple):
 
 
 class Listeners(NamedTuple):
-    """The directory as of a version: each mailbox's record, and when it came.
+    """The directory at one version: each mailbox's record, and when the mailbox was created.
 
-    `born` has how many mailboxes there had been then, and the time (as the first part of an entry's id is).
+    `born` has, by mailbox, the number of mailboxes that had been created by then, and the time, in the form of the
+    first part of an entry id.
     """
 
     version: int
@@ -59,7 +60,7 @@ class Listeners(NamedTuple):
 
 
 class Returned(NamedTuple):
-    """A frame on its way back into a mailbox."""
+    """A frame that is written back into a mailbox."""
 
     mailbox: str
     rows: int
@@ -69,7 +70,7 @@ class Returned(NamedTuple):
 class Requeued(IntEnum):
     """Outcome of one call of `requeue`."""
 
-    MISSING = 0  # there is no such letter, or not any more
+    MISSING = 0  # there is no such letter any more
     DONE = 1
     STALE_DIRECTORY = 2
     FULL = 3
@@ -78,12 +79,12 @@ class Requeued(IntEnum):
 
 
 def order_of(letter: str) -> tuple[int, ...]:
-    """Return the place of a letter among all."""
+    """Return the sort key of a letter's id."""
     return tuple(map(int, letter.split("-")))
 
 
 def unhandled(row: int, acked: str, rows: int) -> NDArray[np.intp]:
-    """Return the unhandled rows of a letter: not those before `row`, nor those of `acked`."""
+    """Return the unhandled rows of a letter: all except those before `row` and those in `acked`."""
     left = np.ones(rows, bool)
     for low, high in [(0, row), *decode_rows(acked)]:
         left[low : int(min(high, rows))] = False
@@ -91,21 +92,21 @@ def unhandled(row: int, acked: str, rows: int) -> NDArray[np.intp]:
 
 
 def kept_of(frame: bytes, reason: str) -> tuple[bytes, str]:
-    """Return the part of an undecodable frame that is kept (the start of a huge one), and the reason."""
+    """Return the part of an undecodable frame that is kept, only the beginning if it is huge, and the reason."""
     if len(frame) <= WHOLE_BYTES:
         return frame, reason
     return frame[:HEAD_BYTES], f"{reason} (of its {len(frame)} bytes the first {HEAD_BYTES} are kept)"
 
 
 _DROPPED_AT_ONCE = 500
-_DIGITS = 20  # of 64 bits
+_DIGITS = 20  # the most digits of a number of 64 bits
 _STATE = ":dead"  # no mailbox can have this name
 
 
 class RedisDeadLetters:
     """Dead letters of one experiment, over the connections of its RedisTransport.
 
-    Any call may be repeated, and has its effect once.
+    Any call may be repeated; its effect happens once.
     """
 
     def __init__(self, transport: "RedisTransport") -> None:
@@ -117,32 +118,32 @@ class RedisDeadLetters:
         return bool(await self._link.command("EXISTS", self._keys.meta, self._keys.dead))
 
     async def facts(self) -> DeadFacts:
-        """Count the letters, and those that were dropped."""
+        """Return the numbers and bytes of the letters, and of those that were dropped."""
         letters, (known, *counts) = await self._counts()
-        if known != letters:  # another client wrote here
+        if known != letters:  # another client has changed the stream
             await self.drop([])
             letters, (_, *counts) = await self._counts()
         return DeadFacts(letters, *counts)
 
     async def _counts(self) -> tuple[int, list[int]]:
-        """Return the number of letters, and the server's own counts; an invalid count is 0."""
+        """Return the number of letters in the stream, and the counts in the hash; an invalid count is 0."""
         letters = await self._link.command("XLEN", self._keys.dead)
         names = ("letters", "bytes", "dropped", "dropped_bytes")
         counts = await self._link.command("HMGET", self._keys.state(_STATE), *names)
         return int(letters), [_natural(count or b"") or 0 for count in counts]
 
     async def page(self, after: str, count: int) -> list[DeadFrame]:
-        """Return up to `count` letters behind an id ("": from the first), fewer where they are large; [] at the end."""
+        """Return up to `count` letters after an id ("": from the first), fewer if they are large, [] at the end."""
         reply = await self._link.script("read_letters", [self._keys.dead], [after or "0-0", count, PAGE_BYTES])
         return [_dead_frame(letter.decode(), fields) for letter, fields in reply]
 
     async def last(self) -> str:
-        """Return the id of the last letter; "": there is none."""
+        """Return the id of the last letter, or "" if there is none."""
         found = await self._link.command("XREVRANGE", self._keys.dead, "+", "-", "COUNT", 1)
         return found[0][0].decode() if found else ""
 
     async def get(self, letter: str) -> DeadFrame | None:
-        """Return one letter; None: there is none of this id."""
+        """Return one letter, or None if there is none of this id."""
         reply = await self._link.command("XRANGE", self._keys.dead, letter, letter)
         return _dead_frame(letter, reply[0][1]) if reply else None
 
@@ -156,9 +157,11 @@ class RedisDeadLetters:
         return Listeners(delta.version, delta.changed, born)
 
     async def requeue(self, letter: str, version: int, frames: Sequence[Returned], rest: bytes) -> tuple[Requeued, str]:
-        """Write frames into mailboxes and take the letter away, all of it or nothing; returns the mailbox at fault.
+        """Write frames into mailboxes and delete the letter, all or nothing.
 
-        Args: rest is the frame of messages that stay dead, in a letter in this one's place; b"": there are none.
+        Return the outcome, and the mailbox because of which it failed.
+
+        Args: `rest` is the frame of messages that stay dead, for which a new letter is written (b"": there are none).
         """
         keys = [self._keys.meta, self._keys.dead, self._keys.state(_STATE)]
         args: list[Any] = [letter, secrets.token_hex(8), version, self._keys.prefix, rest]
@@ -169,7 +172,7 @@ class RedisDeadLetters:
         return Requeued(fate), mailbox.decode()
 
     async def drop(self, letters: Sequence[str]) -> int:
-        """Delete letters; return how many there were."""
+        """Delete letters; return the number of those that existed."""
         keys = [self._keys.dead, self._keys.state(_STATE)]
         dropped = 0
         for low in range(0, max(1, len(letters)), _DROPPED_AT_ONCE):
@@ -178,17 +181,17 @@ class RedisDeadLetters:
         return dropped
 
     async def count_anew(self) -> None:
-        """Forget how many letters were lost to the limit so far."""
+        """Reset the counts of letters that were dropped because of the limit."""
         await self._link.command("HDEL", self._keys.state(_STATE), "dropped", "dropped_bytes")
 
 
 def _natural(text: bytes) -> int | None:
-    """Return a number; None if the text is none."""
+    """Return the number in a text, or None if the text is not a natural number."""
     return int(text) if text.isdigit() and len(text) <= _DIGITS else None
 
 
 def _dead_frame(letter: str, fields: list[bytes]) -> DeadFrame:
-    """Read an entry; other writers of the stream may leave out any field."""
+    """Decode an entry of the stream. Any field may be missing, because other clients may write to the stream."""
     found = dict(zip(fields[::2], fields[1::2], strict=False))
 
     def text(name: bytes) -> str:

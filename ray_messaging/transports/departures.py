@@ -1,4 +1,4 @@
-"""Departures: agents leave a mailbox in one call, with all that waits for them."""
+"""Departures: in one call, agents leave a mailbox together with all messages that wait for them."""
 
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
@@ -14,24 +14,25 @@ from ray_messaging.transports.values import fenced, lost
 if TYPE_CHECKING:
     from ray_messaging.transports.connection.link import RedisLink
 
-# The sender of a frame without messages: agents came to the mailbox from the one that is the frame's only topic.
+# The sender of a frame without messages, which says that agents have come to the mailbox. The frame's only topic is the
+# mailbox that they left.
 ARRIVAL = ":agents"
 
 
 class Parcel(NamedTuple):
-    """A frame that goes with agents, or stays behind them, and the number of its messages."""
+    """A frame with messages for agents that leave, or for those that stay, and the number of its messages."""
 
     rows: int
     frame: bytes
 
 
 class Release(msgspec.Struct):
-    """One attempt to let agents leave a mailbox, numbered from 1 under the epoch of its reader.
+    """One attempt to let agents leave a mailbox. Attempts are numbered from 1 under the epoch of the mailbox's reader.
 
-    All entries from the first one that was not fetched up to `last` are acknowledged. What is in them for other agents,
-    `stay`, is written into the mailbox again. `go` is written into the mailbox of `target`, or with None among the dead
-    letters. `cursor`, `messages`, `nbytes` and `acks` are as in a transport's `commit`. The attempt counts only under
-    the `version` of the directory from which its records were made.
+    All entries from the first one that was not fetched up to `last` are acknowledged. Their messages for other agents,
+    `stay`, are written into the mailbox again. Those for the agents that leave, `go`, are written into the mailbox of
+    `target`, or if it is None into the dead letters. `cursor`, `messages`, `nbytes` and `acks` are as in a transport's
+    `commit`. The attempt is refused if the directory is no longer at `version`, from which the records were made.
     """
 
     record: Record
@@ -50,23 +51,23 @@ class Release(msgspec.Struct):
 
 
 class Released(IntEnum):
-    """Outcome of an attempt; if it is not DONE, nothing has changed but for BEHIND."""
+    """Outcome of an attempt. Unless it is DONE, nothing has changed, except as said at BEHIND."""
 
     DONE = 0
     STALE_DIRECTORY = 1
-    BEHIND = 2  # the mailbox has later entries; it takes no more of them until the next attempts end, or are given up
+    BEHIND = 2  # the mailbox has later entries; it accepts no more until further attempts have ended or are given up
     FULL = 3  # the target is full
-    TOO_LARGE = 4  # the target would not hold a frame if it were empty
+    TOO_LARGE = 4  # a frame would exceed the target's limit even if the target were empty
     LOG_FULL = 5
     GONE = 6  # the target's mailbox does not exist
-    OVER = 7  # it was given up
-    NOT_YET = 8  # in steps: the target counts from a later step than the next one
+    OVER = 7  # the attempt was given up
+    NOT_YET = 8  # with steps: the target is a member only from a later step than the next one
 
 
 class Rehosting(msgspec.Struct):
-    """One attempt to move agents in an experiment with steps, or (`target` None) to remove them.
+    """One attempt to move agents in an experiment with steps, or to remove them if `target` is None.
 
-    The records name the directory's version after `version` as that of the change.
+    The records state the version after `version` as the directory's version of this change.
     """
 
     record: Record
@@ -75,19 +76,19 @@ class Rehosting(msgspec.Struct):
 
 
 class Rehosted(NamedTuple):
-    """Outcome of an attempt, and the step from which it counts; with NOT_YET that from which the target counts."""
+    """Outcome of an attempt, and the step from which it applies, or with NOT_YET, from which the target is a member."""
 
     outcome: Released
     since: int
 
 
-_ENTRIES = 64  # in one reply
+_ENTRIES = 64  # the most entries in one reply
 
 
 class RedisDepartures:
-    """Departures of agents from the mailboxes of one experiment. Any call may be repeated, and has its effect once.
+    """Departures of agents from the mailboxes of one experiment. Any call may be repeated; its effect happens once.
 
-    Args: `born` has the incarnation of each mailbox that is read here.
+    Args: `born` maps each mailbox that is read here to its incarnation: a new mailbox of the same name has another.
     """
 
     def __init__(self, link: "RedisLink", keys: Keys, born: Mapping[str, str], dead_bytes: int) -> None:
@@ -97,7 +98,7 @@ class RedisDepartures:
         self._dead_bytes = dead_bytes
 
     async def entries(self, mailbox: str, first: str, last: str) -> list[tuple[str, bytes]]:
-        """Return the first entries from one to another, some at a time."""
+        """Return the first entries, at most 64, from entry `first` to entry `last`."""
         stream = self._keys.stream(f"{mailbox}:{self._born[mailbox]}")
         found = await self._link.command("XRANGE", stream, first, last, "COUNT", _ENTRIES)
         return [(entry.decode(), fields[1] if len(fields) > 1 else b"") for entry, fields in found]
@@ -118,15 +119,18 @@ class RedisDepartures:
         return Released(self._checked(await self._link.script("release_agents", asked, args), attempt.epoch, name))
 
     async def give_up(self, mailbox: str, epoch: int, number: int) -> bool:
-        """Refuse an attempt and those before it from now on; return whether it is done. Raises Fenced."""
+        """Refuse an attempt and earlier ones from now on; return whether it was done before.
+
+        Raises: Fenced if the mailbox has a newer reader.
+        """
         reply = await self._link.script("give_up_release", [self._keys.state(mailbox)], [epoch, number])
         return self._checked(reply, epoch, mailbox) == Released.DONE
 
     async def rehost(self, attempt: Rehosting) -> Rehosted:
-        """Change the hosts of agents from the first step on that nobody has opened; any process may do so.
+        """Change the group of agents from the first step on that no group has opened. Any process may do so.
 
-        Messages for them stay in the boxes where they are: their new group reads them there. A repetition may find the
-        directory changed, by itself.
+        Messages for these agents stay in the boxes where they are, and their new group reads them there. A repeated
+        call may find that its own first attempt has changed the directory.
         """
         keys, name, target = self._keys, attempt.record.mailbox, attempt.target
         asked = [keys.meta, keys.records, keys.changes, keys.steps(), keys.step(name)]
@@ -140,9 +144,12 @@ class RedisDepartures:
         return Rehosted(Released(outcome), since)
 
     async def state_before(self, group: str, step: int) -> bytes | None:
-        """Return the state that a group's last step before another one left, from which agents have left the group."""
+        """Return a group's state after its last step before `step`, from which on agents have left the group.
+
+        Return None if the group had no state.
+        """
         key = self._keys.step(group)
-        # In this order: the state is kept when the group closes that step.
+        # The state is read first, because it is replaced when the group closes `step`.
         now, left = await self._link.commands(("HGET", key, "state"), ("HGET", f"{key}:left", step))
         found: bytes | None = now
         if left:

@@ -20,9 +20,9 @@ Fields = dict[bytes, bytes]
 class Claim(IntEnum):
     """Result of a claim on an experiment."""
 
-    LOST = 0  # another start has it
+    LOST = 0  # another start has the experiment
     HELD = 1
-    ERASE = 2  # held, and the data of the earlier start must be deleted
+    ERASE = 2  # this start has it, and must delete the data of the earlier start
 
 
 class StateWrite(IntEnum):
@@ -34,26 +34,26 @@ class StateWrite(IntEnum):
 
 
 class TableChanges(Protocol):
-    """Changes of one rule's table; `cleared`: they replace the table."""
+    """Changes of one rule's table of state; if `cleared`, they replace the whole table."""
 
     @property
     def put(self) -> Fields:
-        """Fields with their new values."""
+        """Return the changed fields with their new values."""
 
     @property
     def gone(self) -> Sequence[bytes]:
-        """Fields to delete."""
+        """Return the fields to delete."""
 
     @property
     def cleared(self) -> bool:
-        """Whether `put` is the whole table."""
+        """Return whether `put` is the whole table."""
 
 
 class RuleState(NamedTuple):
-    """Changes of the rules' state that are written in one step.
+    """Changes of the rules' state that are written together.
 
-    `answers` are verdicts that depend on the tables, `forget` answers to delete. `names` are the rules' names (None:
-    unchanged). `whole`: this replaces everything that the server has.
+    `answers` are answers to senders that depend on the tables, `forget` names answers to delete. `names` is the name of
+    the rules' entry in Ray and the rules' names (None: unchanged). If `whole`, this replaces all state on the server.
     """
 
     tables: Mapping[str, TableChanges]
@@ -78,7 +78,7 @@ FORMAT = 3
 
 
 def check_format(exp_id: str, found: int) -> None:
-    """Raise ConfigError if an experiment's data have another format; 0: there are none."""
+    """Raise ConfigError if an experiment's data have another format than ours; `found` is 0 if there are no data."""
     if found not in {0, FORMAT}:
         raise ConfigError(
             f"experiment {exp_id!r} has data of format {found} on its server, and this ray_messaging reads format "
@@ -88,7 +88,7 @@ def check_format(exp_id: str, found: int) -> None:
 
 
 def check_shards(exp_id: str, found: int, told: int) -> None:
-    """Raise ConfigError if an experiment has another number of shards; 0: nothing of it is there."""
+    """Raise ConfigError if an experiment has another number of shards; `found` is 0 if it has no data."""
     if found and found != told:
         has = f"{found} shards" if found > 1 else "one shard"
         raise ConfigError(
@@ -98,31 +98,34 @@ def check_shards(exp_id: str, found: int, told: int) -> None:
 
 
 _FIELDS_AT_ONCE = 10_000
-# No number is given out twice.
+# The fields that a reset keeps, because no number in them may be assigned twice.
 _KEPT_FIELDS = {b"run", b"erasing", b"interceptor", b"directory", b"born", b"log_epoch", b"format", b"shards"}
 
 
 class RedisExperimentStore:
-    """Experiment-wide data on one server, for the transport's run of the experiment."""
+    """Data of an experiment as a whole on its primary, for the run (start) of the experiment to which we belong."""
 
     def __init__(self, transport: "RedisTransport") -> None:
         self._transport = transport
         self._run = transport.run
         self._link, self._keys = transport.link, transport.keys
         self._meta = self._keys.meta
-        self._before: bytes | None = None  # the epoch before ours (b"": there was none), once we have one
-        # Writes of rule state are numbered under each epoch.
+        self._before: bytes | None = None  # the epoch before ours (b"": there was none); None: we have none
+        # Writes of the rules' state are numbered under each epoch.
         self._number = self._confirmed = 0
 
     @property
     def where(self) -> str:
-        """Address of the server, for messages."""
+        """Return the server's address for error texts."""
         return self._link.where
 
     # -- runs -----------------------------------------------------------------------------------------------------
 
     async def holder(self) -> bytes | None:
-        """Return the run that has the experiment; None if no run has. Raises ConfigError for data of another format."""
+        """Return the run that has the experiment, or None if no run has it.
+
+        Raises: ConfigError if the data have another format than ours.
+        """
         run, found = await self._link.command("HMGET", self._meta, "run", "format")
         if not self._transport.any_format:
             check_format(self._keys.exp_id, int(found or 0))
@@ -139,12 +142,12 @@ class RedisExperimentStore:
         return not versioned and bool(await self._link.command("EXISTS", self._keys.changes))
 
     async def claim(self, holder: bytes | None, *, reset: bool) -> Claim:
-        """Claim the experiment for our run, if `holder` still has it. `reset`: the data of that run will be erased."""
+        """Claim the experiment for our run, if run `holder` still has it (None: no run); with `reset` it is erased."""
         args = [holder or b"", self._run, int(reset), FORMAT, self._transport.shards]
         return Claim(await self._link.script("claim_experiment", [self._meta], args))
 
     async def erase_earlier(self) -> None:
-        """Delete the data of earlier runs; may be repeated after an interruption."""
+        """Delete the data of earlier runs. This may be repeated after an interruption."""
         await self._erase(but=self._meta.encode())
         if self._transport.bodies is not None:
             await self._transport.bodies.erase()
@@ -163,13 +166,13 @@ class RedisExperimentStore:
 
     async def _erase(self, but: bytes = b"") -> None:
         scanned, cursor = b"", b"0"
-        # The prefix holds no glob characters: an exp_id has none, and braces are none in Redis.
+        # The prefix has no glob characters: an exp_id cannot have any, and braces are not special in Redis.
         pattern = self._keys.prefix + "*"
         while True:
             server, following, keys = await self._link.script("scan_keys", [self._meta], [cursor, pattern, SCAN_COUNT])
             if found := [key for key in keys if key != but]:
                 await self._link.command("UNLINK", *found)
-            if server != scanned and cursor != b"0":  # the cursor was another one's
+            if server != scanned and cursor != b"0":  # the cursor belonged to another server
                 following = b"0"
             elif int(following) == 0:
                 return
@@ -178,14 +181,17 @@ class RedisExperimentStore:
     # -- the interceptor ------------------------------------------------------------------------------------------
 
     async def take_interceptor_epoch(self) -> int:
-        """Take a new epoch: an earlier interceptor passes and writes nothing any more. Raises Fenced."""
+        """Claim a new epoch for the interceptor. From then on the server refuses calls under an earlier epoch.
+
+        Raises: Fenced if another start has the experiment.
+        """
         self._before, epoch = await self._transport.log.take_epoch(
             "advance_interceptor_epoch", "interceptor", [self._meta], []
         )
         return epoch
 
     async def _retake_epoch(self, epoch: int) -> bool:
-        """Take our epoch again if the server is as it was just before we took it; return whether it was."""
+        """Claim our epoch again if the server has lost that we claimed it; return whether it had."""
         if self._before is None:
             return False
         for before in {self._before, b""}:
@@ -196,13 +202,15 @@ class RedisExperimentStore:
         return False
 
     async def heartbeat(self) -> bytes | None:
-        """Return the counter of the interceptor's heartbeats; None if it was closed."""
+        """Return the counter of the interceptor's heartbeats, or None if the interceptor was closed."""
         return await self._field("beat")
 
     async def beat(self, epoch: int) -> StateWrite:
-        """Raise that counter, and check that the server has all confirmed writes. Raises Fenced for another run.
+        """Increment the counter of heartbeats, and check that the server has all confirmed writes.
 
-        The bodies of steps that were dropped since are deleted.
+        Also delete the bodies of steps that are no longer kept.
+
+        Raises: Fenced if another run has the experiment.
         """
         confirmed = self._confirmed
         run, holder, kept = await self._link.script("heartbeat", [self._meta], [self._run, epoch, 1])
@@ -219,7 +227,7 @@ class RedisExperimentStore:
         await self._link.script("heartbeat", [self._meta], [self._run, epoch, 0])
 
     async def delegate(self, epoch: int, number: int) -> StateWrite:
-        """Make delegated verdicts count under a number, unless a higher one does."""
+        """Make verdicts by the rule snapshot with this number valid, unless a snapshot with a higher number is."""
         backoff = Backoff(RULE_STATE_RETRY)
         while await self._link.script("advance_delegation", [self._meta], [epoch, number]) == 0:
             if not await self._retake_epoch(epoch):
@@ -228,7 +236,7 @@ class RedisExperimentStore:
         return StateWrite.DONE
 
     async def read_tables(self, names: Iterable[str]) -> tuple[dict[str, Fields], dict[str, bytes]]:
-        """Return tables by name, and the answers that depend on them."""
+        """Return the rules' tables by name, and the answers that depend on them."""
         tables = {name: await self._hash(self._keys.table(name)) for name in names}
         return tables, {key.decode(): answer for key, answer in (await self._hash(self._keys.answers)).items()}
 
@@ -237,7 +245,7 @@ class RedisExperimentStore:
         return dict(zip(found[::2], found[1::2], strict=True))
 
     async def write(self, epoch: int, state: RuleState, *, again: bool) -> StateWrite:
-        """Write changes in one step. `again`: the last write is repeated."""
+        """Write changes, all or none; `again` says that the last write is repeated."""
         keys = [self._meta, self._keys.answers, self._keys.rules]
         if not again:
             self._number += 1
@@ -247,10 +255,10 @@ class RedisExperimentStore:
         args += [-1] if state.names is None else [len(state.names), *state.names]
         for name, changes in state.tables.items():
             key = self._keys.table(name)
-            staged = self._keys.table(f":staged:{epoch}:{name}")  # no rule's name begins with a colon
+            staged = self._keys.table(f":staged:{epoch}:{name}")  # no rule has a name that begins with a colon
             keys += [key, staged]
             put: Mapping[bytes, bytes] = changes.put
-            if changes.cleared:  # a table of any size replaces the old one in one step
+            if changes.cleared:  # the new table, of any size, replaces the old one by a rename
                 await self._stage(staged, put)
                 put = {}
             args += [int(changes.cleared), len(put), *(part for pair in put.items() for part in pair)]
@@ -271,18 +279,18 @@ class RedisExperimentStore:
             await self._link.command("HSET", key, *(text for pair in part for text in pair))
 
     async def rules_name(self) -> bytes | None:
-        """Return the first of the rules' names: the key under which Ray keeps the rules in force."""
+        """Return the name of the entry in Ray that has the rules in force, or None if there is none."""
         found: bytes | None = await self._link.command("LINDEX", self._keys.rules, 0)
         return found
 
     # -- the event log, and senders -------------------------------------------------------------------------------
 
     async def log_mark(self, name: str) -> bytes | None:
-        """Return a value that the event log has left."""
+        """Return a value that the event log has stored, or None."""
         return await self._field(f"log_{name}")
 
     async def set_log_mark(self, name: str, value: str | int) -> None:
-        """Leave a value for the event log's next process."""
+        """Store a value for the event log's next process."""
         await self._link.command("HSET", self._meta, f"log_{name}", value)
 
     async def time_ms(self) -> int:
@@ -296,20 +304,20 @@ class RedisExperimentStore:
 
 
 class RedisSurveys:
-    """Records of surveys, by id: each a text that never changes, and parts that are added to it, by name."""
+    """Surveys by id. Each has a record that never changes, and named parts that are added to it."""
 
     def __init__(self, link: "RedisLink", keys: Keys) -> None:
         self._link = link
         self._keys = keys
 
     async def create(self, survey_id: str, record: bytes) -> bool:
-        """Keep a new survey's record; return whether there was none of this id, or this very one."""
+        """Store a new survey's record; return False if there is another record of this id."""
         if await self._link.command("HSETNX", self._keys.surveys, survey_id, record):
             return True
-        return await self.read(survey_id) == record  # the call was repeated while the connection was cut
+        return await self.read(survey_id) == record  # equal if this call was repeated after an interruption
 
     async def read(self, survey_id: str) -> bytes | None:
-        """Return a survey's record; None: there is none of this id."""
+        """Return a survey's record, or None if there is none of this id."""
         found: bytes | None = await self._link.command("HGET", self._keys.surveys, survey_id)
         return found
 
@@ -318,7 +326,7 @@ class RedisSurveys:
         await self._link.command("HSET", self._keys.survey(survey_id), name, part)
 
     async def parts(self, survey_id: str, known: Collection[str]) -> dict[str, bytes]:
-        """Return the parts of a survey that are not known, by name."""
+        """Return the parts of a survey, by name, whose names are not in `known`."""
         names = await self._link.command("HKEYS", self._keys.survey(survey_id))
         new = [name for name in names if name.decode() not in known]
         found = await self._link.command("HMGET", self._keys.survey(survey_id), *new) if new else []

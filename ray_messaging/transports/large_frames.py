@@ -1,4 +1,8 @@
-"""Frames as arguments of the scripts that write them; large frames go around these: see large_frames."""
+"""Frames as arguments of the scripts that write them. Large frames are written without these scripts.
+
+What comes into a script is copied and hashed there, so large frames are written by XADD in a transaction, between two
+calls of script `large_frames`.
+"""
 
 import logging
 from collections.abc import Sequence
@@ -13,7 +17,7 @@ from ray_messaging.transports.values import LOG, FrameWrite, SendRequest
 
 
 def add_writes(args: list[Any], writes: Sequence[FrameWrite]) -> list[int]:
-    """Add writes to a script's arguments, as send describes them; return the places of large frames."""
+    """Add writes to a script's arguments, in the form that script `send` describes; return large frames' positions."""
     large: list[int] = []
     for write in writes:
         noted = write.noted
@@ -30,31 +34,32 @@ def add_writes(args: list[Any], writes: Sequence[FrameWrite]) -> list[int]:
 
 logger = logging.getLogger(__name__)
 
-LEAST_BYTES = 128 * 2**10  # of a frame; for smaller ones the script alone takes less time
-_HOW = "open", "close"  # of large_frames, and two of its replies
+LEAST_BYTES = 128 * 2**10  # the least size of a large frame; smaller ones take less time in the script
+_HOW = "open", "close"  # the two calls of script large_frames, and two of its replies
 _DONE, _NO_RIGHT = 0, 2
 
 
 class LargeFrames:
-    """Calls of one transport with large frames only, as long as its server and user can do all that they take."""
+    """Sends of large frames only, for one transport, as long as its server and user allow the needed commands."""
 
     def __init__(self, link: RedisLink, keys: Keys) -> None:
         self._link = link
         self._keys = keys
-        # On a cluster, a slot that is being moved has no place for a key that does not exist.
+        # On a cluster, a key that does not exist cannot be created in a slot that is being migrated.
         self._able = not link.config.cluster
 
     def takes(self, request: SendRequest) -> bool:
-        """Return whether a call has large frames, each for another mailbox, and nothing else."""
+        """Return whether a send consists only of large frames, each for another mailbox, and can be done this way."""
         writes = request.writes
         if not self._able or not self._link.transacts or request.conclusion is not None:
             return False
         return all(map(_is_large, writes)) and len({write.mailbox for write in writes}) == len(writes)
 
     async def write(self, writes: Sequence[FrameWrite], keys: Sequence[str], head: Sequence[Any]) -> list[int] | None:
-        """Write frames, all or none; return what send would reply, or None where it must be asked.
+        """Write frames, all or none; return the reply that script `send` would give, or None if `send` must be called.
 
-        Args: keys and head are those of send, up to the first write. Raises: as `RedisLink.transaction`.
+        Args: `keys` and `head` are the keys and the arguments of `send` before the first write.
+        Raises: as `RedisLink.transaction`.
         """
         asked = [field for write in writes for field in (write.mailbox, write.seq, write.rows, len(write.frame), -1, 0)]
         open_, close = (self._link.script_command("large_frames", keys, [*head[:5], how, *asked]) for how in _HOW)
@@ -67,7 +72,7 @@ class LargeFrames:
             return None
         opened, *entries, closed = replies
         if all(isinstance(entry, bytes) for entry in entries):
-            if closed != _DONE:  # their messages are there all the same
+            if closed != _DONE:  # the frames were written all the same
                 logger.warning(
                     "the server cannot tell the id of a mailbox's last entry, please report this: %s", closed
                 )

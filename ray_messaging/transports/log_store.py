@@ -1,4 +1,4 @@
-"""The event log's side of the server: every stream up to its end, and no entry trimmed before it was read."""
+"""The event log's access to the server: it reads every stream to its end, and no entry is trimmed before that."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,8 +17,8 @@ from ray_messaging.transports.values import LOG, LOG_STREAM, Limits, successor_o
 class LogStreams(NamedTuple):
     """The streams that the event log must read, each by its key: `mailbox:born`.
 
-    `born` tells apart the mailboxes that had one name after the other. `ended` are streams of mailboxes that were
-    removed: nothing comes any more, and `note_written` drops them when they were read to their end.
+    `born` distinguishes mailboxes that had the same name one after the other. `ended` are streams of removed mailboxes:
+    nothing is added to them, and `note_written` deletes them when they were read to their end.
     """
 
     live: list[str]
@@ -26,9 +26,9 @@ class LogStreams(NamedTuple):
 
 
 class LogMark(NamedTuple):
-    """Position of the log in a stream: an entry, and the totals that it took under its epoch.
+    """Position of the log in a stream: the last entry that it has, and totals of what it has read under its epoch.
 
-    `messages` are rows of frames and `nbytes` bytes of frames; in the log stream, of notes, too.
+    `messages` counts rows of frames, `nbytes` the bytes of frames and, in the log stream, also those of notes.
     """
 
     entry: str
@@ -37,11 +37,11 @@ class LogMark(NamedTuple):
 
 
 class LogItem(NamedTuple):
-    """One entry of a stream that the event log reads: a frame, and in the log stream a note on it.
+    """One entry of a stream that the event log reads: a frame, and in the log stream also a note about it.
 
-    `takers` counts, for a frame of published messages, the subscribers of each row. An entry of the log
-    stream without a frame says that mailboxes came or went: read the list of streams again. `step` is the one that
-    messages from outside were given, in an experiment with steps.
+    `takers` counts, for a frame of published messages, the subscribers that received each row. An entry of the log
+    stream without a frame says that mailboxes were added or removed: read the list of streams again. In an experiment
+    with steps, `step` is the step that the server assigned to messages from outside of the steps.
     """
 
     stream: str
@@ -58,7 +58,7 @@ def mailbox_of(stream: str) -> str:
 
 
 def log_fenced(epoch: int) -> Fenced:
-    """Build the error for a writer of the event log that has a successor, or after the log was removed."""
+    """Build the error for a writer of the event log that has a successor, or whose log was removed."""
     return Fenced(
         f"a newer writer has the event log, or it was closed, or the server lost its data (our epoch is {epoch}): "
         "stop this writer, and open the log anew if none is to be there",
@@ -67,22 +67,23 @@ def log_fenced(epoch: int) -> Fenced:
     )
 
 
-# One reply holds at most this many entries, and fewer where those of the last one were so large that they would pass so
-# many bytes: XREAD counts entries only, and the reader's memory is to stay flat.
+# One reply has at most this many entries, and fewer if entries as large as those of the last reply would exceed this
+# size: XREAD limits only the number of entries, and the reader's memory must stay small.
 _ENTRIES, _BYTES = 64, 16 * 2**20
-_GUESS = 256 * 2**10  # of a frame's size, before the first one is seen
+_GUESS = 256 * 2**10  # the assumed size of a frame before the first one was read
 
 
 class RedisLog:
-    """Streams of one experiment as the event log reads them, over a connection of its own."""
+    """Reader of all streams of one experiment, for the event log, over a connection of its own."""
 
     def __init__(self, link: RedisLink, keys: Keys, run: str = "") -> None:
         self.link = link
-        self.run = run  # the start of the experiment that must have it; "": any
+        self.run = run  # the start of the experiment that must have it; "": any start
         self.keys = keys
         self._reading = BlockingReads(link)
-        self._largest = _GUESS  # frame in the last reply
-        # Where a reply has no room for all streams: with which the next read begins, and which gave something last.
+        self._largest = _GUESS  # the size of the largest frame in the last reply
+        # If a reply has no room for all streams: the stream with which the next read begins, and those that last had
+        # entries.
         self._turn, self._busy = 0, list[str]()
 
     def close(self) -> None:
@@ -90,10 +91,12 @@ class RedisLog:
         self._reading.close()
 
     async def register(self, limits: Limits) -> int:
-        """Register the event log: from now on nothing is trimmed before it has it. Returns the writer's epoch.
+        """Register the event log, and return the writer's epoch. From now on no entry is trimmed before the log has it.
 
-        Earlier writers are fenced, and totals begin anew. Args: limits are those of the log stream, which
-        takes any note while it holds none; messages that the log lacks count against their mailbox's own limits.
+        Earlier writers are fenced, and totals begin at 0.
+
+        Args: `limits` are those of the log stream, which accepts a note of any size while it is empty. Messages that
+        the log does not have yet count towards the limits of their own mailbox.
         """
         keys = [self.keys.meta, self.keys.changes, self.keys.state(LOG)]
         args = [limits.messages, limits.nbytes, self.keys.prefix]
@@ -101,9 +104,9 @@ class RedisLog:
         return taken
 
     async def take_epoch(self, script: str, field: str, keys: Sequence[str], args: Sequence[Any]) -> tuple[bytes, int]:
-        """Have a script take a new epoch; return the one before (b"": none), and ours.
+        """Run a script that claims a new epoch; return the previous epoch (b"" if there was none) and the new one.
 
-        Raises: Fenced where another start has the experiment.
+        Raises: Fenced if another start has the experiment.
         """
         while True:
             before = await self.link.command("HGET", self.keys.meta, field)
@@ -115,13 +118,13 @@ class RedisLog:
                 raise other_run(self.keys.exp_id, epoch)
 
     async def streams(self) -> LogStreams:
-        """Return the streams to read: the log stream first, then the mailboxes', and those that ended."""
+        """Return the streams to read: the log stream, then the mailboxes' streams; and those of removed mailboxes."""
         keys = [self.keys.changes, self.keys.ended]
         live, ended = await self.link.script("list_streams", keys, [self.keys.prefix])
         return LogStreams([LOG_STREAM, *(name.decode() for name in live)], [name.decode() for name in ended])
 
     async def ends(self, streams: Sequence[str]) -> dict[str, str]:
-        """Return the last entry that each stream has; "0-0" where it has none. What was trimmed the log had."""
+        """Return the last entry of each stream, or "0-0" if it has none. All trimmed entries are in the log already."""
         keys = [key for stream in streams for key in (self.keys.stream(stream), self.keys.ended_stream(stream))]
         ends = await self.link.script("read_stream_ends", keys, []) if streams else []
         return {stream: end.decode() for stream, end in zip(streams, ends, strict=True)}
@@ -143,8 +146,8 @@ class RedisLog:
     async def _read_in_turn(self, cursors: Mapping[str, str], room: int, count: int) -> list[LogItem]:
         """Return entries of the next `room` streams, or of the first ones after them that have any.
 
-        Of very many streams few are busy: these would fall behind by an entry a turn. So those that gave something last
-        have a turn each time, and give more.
+        Of very many streams few are busy, and these would fall behind if they had one entry in a turn. So the streams
+        that last had entries are read in each turn, and more entries of them.
         """
         streams = list(cursors)
         for _ in range(0, len(streams) + room, max(1, room // 2)):
@@ -160,7 +163,7 @@ class RedisLog:
         return []
 
     async def _more(self, cursors: Mapping[str, str], count: int) -> list[LogItem]:
-        """Return the entries of streams behind the entry that was just read."""
+        """Return the entries of streams after the entry that was just read."""
         if count < 1:
             return []
         largest = self._largest
@@ -169,7 +172,7 @@ class RedisLog:
         return items
 
     def _by_key(self, cursors: Mapping[str, str]) -> dict[str, str]:
-        """Return the cursors by key: a stream may end, and change its key, while it is read."""
+        """Return the cursors by both keys of each stream: the key changes when the stream's mailbox is removed."""
         keys = {self.keys.stream(stream): entry for stream, entry in cursors.items()}
         return keys | {self.keys.ended_stream(stream): cursors[stream] for stream in cursors if stream != LOG_STREAM}
 
@@ -184,9 +187,10 @@ class RedisLog:
         return items
 
     async def note_written(self, epoch: int, written: Mapping[str, LogMark], dropped: Sequence[str]) -> None:
-        """Record the log's position in each stream, and trim entries that are not needed; raises Fenced.
+        """Record the log's position in each stream, and trim entries that nobody needs any more.
 
-        Args: dropped are streams that ended and were read to their end.
+        Args: `dropped` names streams of removed mailboxes that were read to their end.
+        Raises: Fenced if a newer writer has the log.
         """
         args: list[Any] = [epoch, self.keys.prefix, len(written)]
         for stream, mark in written.items():
@@ -196,9 +200,12 @@ class RedisLog:
         )
 
     async def note_resumed(self, epoch: int, taken: Mapping[str, tuple[int, int]]) -> None:
-        """Record the messages and bytes of each stream that the log has from earlier writers; raises Fenced.
+        """Record how many messages and bytes of each stream the log has from earlier writers.
 
-        One that died may have kept more than it told by `note_written`. Called once, before that, with all streams.
+        A writer that died may have written more than it recorded with `note_written`. This is called once, before
+        `note_written`, for all streams.
+
+        Raises: Fenced if a newer writer has the log.
         """
         args: list[Any] = [epoch, self.keys.prefix]
         for stream, (messages, nbytes) in taken.items():
@@ -206,13 +213,15 @@ class RedisLog:
         await self._under_epoch("note_resumed", [self.keys.meta, self.keys.state(LOG)], args)
 
     async def writer_epoch(self) -> int:
-        """Return the epoch of the last writer; 0 if there was none, or the server lost its data."""
+        """Return the epoch of the last writer, or 0 if there was none or the server lost its data."""
         return int(await self.link.command("HGET", self.keys.state(LOG), "epoch") or 0)
 
     async def unregister(self, epoch: int) -> None:
-        """Take the event log out; mailboxes are trimmed by their readers alone from then on. Raises Fenced.
+        """Unregister the event log. From then on entries are trimmed as soon as a mailbox's reader has committed them.
 
-        Unread entries of ended streams, and of the log stream, are dropped.
+        Unread entries of the log stream, and of streams of removed mailboxes, are deleted.
+
+        Raises: Fenced if a newer writer has the log.
         """
         keys = [self.keys.meta, self.keys.changes, self.keys.state(LOG), self.keys.ended, self.keys.stream(LOG_STREAM)]
         await self._under_epoch("close_log", keys, [epoch, self.keys.prefix])

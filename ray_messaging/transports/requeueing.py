@@ -1,4 +1,4 @@
-"""Requeueing of dead letters to the mailboxes that listen now: each message once, under its old id."""
+"""Requeueing of dead letters into the mailboxes that listen now. Each message gets there once, under its old id."""
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -21,8 +21,8 @@ from ray_messaging.transports.dead_letter_store import (
 )
 from ray_messaging.wire.frames import decode, encode
 
-_DIGITS = 20  # of an entry's id, which is of 64 bits
-_ATTEMPTS = 8  # while the directory changes under our hands
+_DIGITS = 20  # the most digits of a part of an entry's id, which has 64 bits
+_ATTEMPTS = 8  # the most attempts, which are needed if the directory changes meanwhile
 
 Rows = NDArray[np.intp]
 
@@ -35,16 +35,16 @@ class Part(NamedTuple):
 
 
 class Routing(NamedTuple):
-    """The directory by which a letter's messages go, and the patterns by which some of its mailboxes had copies."""
+    """Directories for a letter's messages: of the mailboxes that get them, and of those that already had a copy."""
 
     takers: Directory
     holders: Directory
 
 
 class Outcome(NamedTuple):
-    """Outcome for one letter: messages that are in a mailbox again, those that stay dead, and the reason.
+    """Outcome for one letter: the number of messages that are in a mailbox again, of those that stay dead, and why.
 
-    `full`: a mailbox was full, so that later letters must wait, too.
+    `full` says that a mailbox was full, so that later letters must wait too.
     """
 
     messages: int
@@ -54,7 +54,7 @@ class Outcome(NamedTuple):
 
 
 def readable(frame: bytes) -> Batch:
-    """Decode a frame that has payloads; raise FrameError."""
+    """Decode a frame; raise FrameError if it is invalid or has no payloads."""
     batch = decode(frame)
     if batch.lines is None:
         raise FrameError("this is no valid frame: it has no payloads")
@@ -64,17 +64,18 @@ def readable(frame: bytes) -> Batch:
 class Requeueing:
     """Requeueing of one experiment's dead letters into the mailboxes that listen now.
 
-    Rules are not asked again. The event log, which has these messages from their first mailbox, takes none of them.
+    Rules are not asked again. The event log does not log these messages again, because it has them from their first
+    mailbox.
     """
 
     def __init__(self, store: RedisDeadLetters, exp_id: str) -> None:
         self._store = store
         self._exp_id = exp_id
-        self._listeners: Listeners | None = None  # until the server says that they have changed
-        self._routing: tuple[tuple[object, ...], Routing] | None = None  # the last one, and for whose letters
+        self._listeners: Listeners | None = None  # kept until the server says that they have changed
+        self._routing: tuple[tuple[object, ...], Routing] | None = None  # the last routing, and its cache key
 
     async def requeue(self, letter: DeadFrame) -> Outcome:
-        """Requeue a letter in one step; messages without a listener stay dead."""
+        """Requeue a letter in one call; messages without a listener stay dead."""
         try:
             batch = readable(letter.frame)
         except FrameError as error:
@@ -89,7 +90,7 @@ class Requeueing:
         return Outcome(0, len(rows), _UNSTEADY)
 
     async def _attempt(self, letter: DeadFrame, batch: Batch, rows: Rows) -> Outcome | None:
-        """Requeue a letter by the directory that we know; None: it has changed, try again."""
+        """Requeue a letter by our copy of the directory; return None if the directory has changed: then try again."""
         if self._listeners is None:
             self._listeners = await self._store.listeners()
         listeners = self._listeners
@@ -109,9 +110,9 @@ class Requeueing:
     # -- routing --------------------------------------------------------------------------------------------------
 
     def _route(self, letter: DeadFrame, batch: Batch, rows: Rows, listeners: Listeners) -> tuple[list[Part], Rows]:
-        """Return which rows go to which mailbox, and those that go to none."""
+        """Return the rows for each mailbox, and the rows that no mailbox gets."""
         takers, holders = self._routing_for(letter, listeners)
-        routes = takers.route(batch)[rows] * np.int64(2**32) + holders.route(batch)[rows]  # both in one number
+        routes = takers.route(batch)[rows] * np.int64(2**32) + holders.route(batch)[rows]  # both routes in one number
         of: dict[str, list[Rows]] = {}
         nobody = [rows[:0]]
         for both in np.unique(routes).tolist():
@@ -126,7 +127,7 @@ class Requeueing:
         return found, np.sort(np.concatenate(nobody))
 
     def _routing_for(self, letter: DeadFrame, listeners: Listeners) -> Routing:
-        """Return where a letter's messages go; the letters of one mailbox mostly share it."""
+        """Return the routing for a letter, from a cache if possible: letters of one mailbox mostly have the same."""
         counts = tuple(_counts(record, letter, listeners) for record in listeners.records)
         key = (listeners.version, counts)
         if self._routing is None or self._routing[0] != key:
@@ -142,7 +143,7 @@ class Requeueing:
         return directory
 
 
-_NONE, _CLAIMS, _WHOLE = range(3)  # of a mailbox's record
+_NONE, _CLAIMS, _WHOLE = range(3)  # the part of a mailbox's record that counts
 _FOLDED = "it is a broadcast, of which only its mailbox knew the hearers: drop it, and have its sender broadcast again"
 _NOBODY = "nobody listens for its recipients now (mailboxes that may have these messages already do not count)"
 _UNSTEADY = "mailboxes come and go all the time: try again"
@@ -156,15 +157,15 @@ _WHY = {
 
 
 def _counts(record: Record, letter: DeadFrame, listeners: Listeners) -> int:
-    """Return which part of a mailbox's record counts: not one that may have brought it its own copy before."""
+    """Return which part of a mailbox's record counts: not the part by which it may have had a copy of the letter."""
     if record.mailbox == letter.mailbox:
         return _WHOLE
     if letter.born is None:
         return _NONE
     born, since = listeners.born.get(record.mailbox, (0, 0))
-    if born > letter.born or since > _number(letter.entry):  # it came later
+    if born > letter.born or since > _number(letter.entry):  # the mailbox was created later
         return _WHOLE
-    # Of two groups only one had the agents when this was sent.
+    # Of two groups only one hosted the agents when this was sent.
     return _CLAIMS if record.exclusive and letter.exclusive else _NONE
 
 
@@ -182,13 +183,13 @@ def _globs_of(record: Record) -> Record:
 
 
 def _number(entry: str) -> float:
-    """Return the first part of an entry's id; inf if another writer of the letter left it out."""
+    """Return the first part of an entry's id, or inf if it is missing, because another client wrote the letter."""
     found = entry.partition("-")[0]
     return int(found) if found.isdecimal() and len(found) <= _DIGITS else inf
 
 
 def frames_of(record: Record, batch: Batch, rows: Rows, *, logged: bool) -> list[Returned]:
-    """Encode rows in frames that a mailbox takes; `logged`: the event log has them already."""
+    """Encode rows in frames that are not too large for a mailbox; `logged`: the event log has them already."""
     part = batch.take(rows)
     if logged:
         part.noted = np.arange(len(rows), dtype=np.uint32)

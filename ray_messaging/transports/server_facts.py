@@ -1,4 +1,4 @@
-"""State of a server, and of an experiment on it, as a health check sees them; facts in its INFO reply."""
+"""State of a server, and of an experiment on it, for health checks, and what its INFO reply says."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from ray_messaging.addressing.channels import is_survey_mailbox
 from ray_messaging.config import RedisConfig
 
-OLDEST_SERVER = (7, 0)  # scripts with flags: trimming must go on while the server's memory is full
+OLDEST_SERVER = (7, 0)  # it has scripts with flags, which trimming needs while the server's memory is full
 
 Info = Mapping[str, str]
 
@@ -18,42 +18,42 @@ def read_info(reply: bytes) -> dict[str, str]:
 
 
 def kind_and_version(info: Info) -> str:
-    """Return the kind and version of a server; Valkey also reports a version of Redis."""
+    """Return the kind and version of a server. Valkey also reports a version of Redis, which is not used."""
     if "valkey_version" in info:
         return f"Valkey {info['valkey_version']}"
     return f"Redis {info.get('redis_version') or 'of an unknown version'}"
 
 
 def is_old(info: Info) -> bool:
-    """Return whether a server is too old, or hides its version."""
+    """Return whether a server is too old, or does not report its version."""
     numbers = info.get("redis_version", "").split(".")[:2]
     return len(numbers) < 2 or not all(map(str.isdecimal, numbers)) or tuple(map(int, numbers)) < OLDEST_SERVER
 
 
 def number(info: Info, name: str) -> int:
-    """Return a field that is a number; 0 where the server does not tell it."""
+    """Return a field that is a number, or 0 if the server does not report it."""
     value = info.get(name, "")
     return int(value) if value.isdecimal() else 0
 
 
 def evicts(info: Info) -> bool:
-    """Return whether a server deletes data when its memory is full; without a limit it never is."""
+    """Return whether a server deletes data when its memory is full. Without a memory limit it never does."""
     return number(info, "maxmemory") > 0 and info.get("maxmemory_policy", "noeviction") != "noeviction"
 
 
 def is_replica(info: Info) -> bool:
-    """Return whether a server is a replica that takes no writes."""
+    """Return whether a server is a replica that refuses writes."""
     return info.get("role") == "slave" and info.get("slave_read_only", "1") == "1"
 
 
 def replicas_in_step(info: Info) -> int:
-    """Return how many replicas are connected, and past their first copy of the data."""
+    """Return how many replicas are connected and have completed their first copy of the data."""
     told = (value for name, value in info.items() if name.startswith("slave") and name[5:].isdecimal())
     return sum("state=online" in value.split(",") for value in told)
 
 
 def replicas_of(info: Info) -> list[tuple[str, int]]:
-    """Return the address of each connected replica, and by how many bytes it is behind."""
+    """Return the address of each connected replica, and how many bytes it is behind."""
     found = []
     for name, value in info.items():
         if name.startswith("slave") and name[5:].isdecimal():
@@ -69,7 +69,7 @@ def keeps_data(info: Info) -> bool:
 
 
 def refusal(info: Info, config: RedisConfig, where: str) -> str | None:
-    """Return why a server is unsuitable, with the remedy; None: it is suitable."""
+    """Return why a server is unsuitable, with the remedy, or None if it is suitable."""
     if "sentinel" in {info.get("redis_mode"), info.get("server_mode")}:
         return (
             f"the server at {where} is a Sentinel, which keeps no data: pass RedisConfig(sentinels=[{where!r}, ...], "
@@ -91,7 +91,7 @@ def refusal(info: Info, config: RedisConfig, where: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Mailbox:
-    """State of one mailbox; ages are in seconds, None where unknown. `lease_s` is None if the lease is not renewed."""
+    """State of one mailbox. Ages are in seconds, or None if unknown. `lease_s` is None if the lease is not renewed."""
 
     name: str
     messages: int
@@ -105,25 +105,25 @@ class Mailbox:
     unlogged_bytes: int
     hosts: bool  # no other mailbox listens for its agents
     owner: str = ""
-    acked: int = 0  # messages acknowledged behind an unacknowledged one
-    in_steps: bool = False  # one that holds up a step is a straggler; else it may be that its run has ended
+    acked: int = 0  # messages that were acknowledged although an earlier one was not
+    in_steps: bool = False  # it belongs to a group with steps, which may rest because its run has ended
     ended: str = ""  # why its service has ended, while nobody else serves it
     failures: int = 0  # messages whose handlers failed
 
     @property
     def waits_for_its_name(self) -> bool:
-        """Whether it belongs to a closed messager with a name, which may be opened again; a group's does not."""
+        """Whether it belongs to a closed messager with a name, which may be opened again; False for a group's."""
         return self.lease_s is None and not self.leased and not self.hosts and not self.keeps_answers
 
     @property
     def keeps_answers(self) -> bool:
-        """Whether it is the record of a survey, which nobody commits."""
+        """Whether it has the answers of a survey, which are never committed."""
         return is_survey_mailbox(self.name)
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Data of one experiment on a server; of more than 1,000 mailboxes only the first ones."""
+    """Data of one experiment on a server, with at most 1,000 of its mailboxes."""
 
     interceptor_epoch: int
     logged: bool
@@ -139,7 +139,7 @@ class Kept:
 
 @dataclass(slots=True)
 class ServerFacts:
-    """Answers of a server; `error` is the reason if it gave none. `skew_s` is about its clock minus ours."""
+    """Answers of a server. `error` says why it gave none. `skew_s` is about the server's clock minus ours."""
 
     where: str
     error: str = ""
@@ -152,4 +152,4 @@ class ServerFacts:
     kept: Kept | None = None
     allow_eviction: bool = False  # the config accepts a server that deletes data
     by_cluster: bool = False  # the config names a cluster, and not this server
-    others: "list[ServerFacts]" = field(default_factory=list)  # those that carry bodies of steps
+    others: "list[ServerFacts]" = field(default_factory=list)  # the servers that keep bodies of steps

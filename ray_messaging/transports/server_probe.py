@@ -1,4 +1,4 @@
-"""Probe of a server, from outside the event loops that use it: blocking, and bounded in time."""
+"""Questions to a server about its state. They block, have a short timeout, and use no event loop's connections."""
 
 import asyncio
 import time
@@ -23,24 +23,24 @@ from ray_messaging.transports.connection.scripts import script_text
 from ray_messaging.transports.server_facts import Kept, Mailbox, ServerFacts, read_info
 from ray_messaging.wire.notes import ended_of
 
-ANSWER_S = 2.0  # of one command
+ANSWER_S = 2.0  # the timeout of one command
 _PINGS = 3
-_MAILBOXES = 1_000  # that are looked at
+_MAILBOXES = 1_000  # the most mailboxes that are read
 _LOOK_BYTES = 64 * 2**20
 _NAMES, _CLOSED_S = 100_000, 10.0
 _HEAD, _COLUMNS = 9, 16
-COPY_FROM = "min-string-size-avoid-copy-reply"  # of Valkey 9.1 on, in bytes
+COPY_FROM = "min-string-size-avoid-copy-reply"  # a setting, in bytes, since Valkey 9.1
 _SETTINGS = ("appendfsync", "save", "timeout", "client-output-buffer-limit", COPY_FROM)
 
 
 def client_of(config: RedisConfig, keys: Keys, timeout_s: float = ANSWER_S) -> "redis.Redis":
-    """Make a blocking client of the server with an experiment's keys that gives up soon.
+    """Make a blocking client, with a short timeout, of the server with an experiment's keys.
 
-    Raises redis-py's errors where Sentinels, or nodes of a cluster, name no server.
+    Raises: redis-py's errors if Sentinels, or nodes of a cluster, name no server.
     """
     discovery = discovery_of(config, keys.prefix)
     if discovery is not None:
-        with ThreadPoolExecutor(1) as thread:  # the caller's may have an event loop
+        with ThreadPoolExecutor(1) as thread:  # the caller's thread may have a running event loop
             server, port = thread.submit(asyncio.run, discovery.primary()).result()
         config = config.model_copy(update={"server": server, "port": port})
     options = connection_options(config) | {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
@@ -48,17 +48,17 @@ def client_of(config: RedisConfig, keys: Keys, timeout_s: float = ANSWER_S) -> "
 
 
 def ask_server(config: RedisConfig, exp_id: str | None = None, *, space: str = "", shard: int = 0) -> ServerFacts:
-    """Return the state of a server, and of an experiment on it; an error is in `error`.
+    """Return the state of a server, and of an experiment on it. If the server gives no answer, `error` says why.
 
-    In a cluster it is the node that has the keys of a shard of the experiment, or those of `space`.
+    In a cluster the asked server is the node with the keys of one shard of the experiment, or of `space`.
     """
     keys = shard_keys(exp_id or space, shard, config.shards)
-    link = RedisLink(config, 0.0)  # it knows how to say what is wrong
+    link = RedisLink(config, 0.0)  # for its error texts
     facts = ServerFacts(link.where, allow_eviction=config.allow_eviction, by_cluster=bool(config.cluster))
     try:
         with client_of(config, keys) as client:
             _ask(client, facts)
-            if exp_id or space:  # rights are rights on keys
+            if exp_id or space:  # rights can only be checked for given keys
                 facts.lacking = lacking_rights(client, keys)
             if exp_id is not None:
                 facts.kept = _kept(client, keys, time.time() + facts.skew_s, cluster=facts.by_cluster)
@@ -69,13 +69,13 @@ def ask_server(config: RedisConfig, exp_id: str | None = None, *, space: str = "
 
 
 def _ask(client: "redis.Redis", facts: ServerFacts) -> None:
-    client.ping()  # the first one connects
+    client.ping()  # the first call connects
     facts.round_trip_ms = min(_took_ms(client.ping) for _ in range(_PINGS))
     began = time.time()
     seconds, micros = client.execute_command("TIME")
     now = int(seconds) + int(micros) / 1e6
     facts.skew_s = now - (began + time.time()) / 2
-    # redis-py would take it apart in a way of its own.
+    # Read the raw reply, because redis-py would parse it in another way.
     client.response_callbacks.clear()
     facts.info = read_info(client.execute_command("INFO"))
     facts.settings = _settings(client)
@@ -88,7 +88,7 @@ def _took_ms(call: Callable[[], object]) -> float:
 
 
 def _settings(client: "redis.Redis") -> dict[str, str]:
-    """Return settings that INFO does not tell; managed servers forbid to ask."""
+    """Return settings that are not in INFO, or {} if the server forbids to read them, as managed servers do."""
     try:
         reply = client.execute_command("CONFIG GET", *_SETTINGS)
     except ResponseError:
@@ -98,9 +98,11 @@ def _settings(client: "redis.Redis") -> dict[str, str]:
 
 
 def closed_names(config: RedisConfig, exp_id: str) -> list[str]:
-    """Return the mailboxes of names that wait for a successor; raise ConnectionFailed, ServerRefused.
+    """Return the mailboxes of closed messagers that wait for a successor; those of groups are not among them.
 
-    Of more than 100,000 mailboxes the first are looked at. Those of agents are not among them.
+    At most 100,000 mailboxes are examined.
+
+    Raises: ConnectionFailed if the server does not answer; ServerRefused if it refuses the password, user or db.
     """
     keys = Keys(exp_id)
     try:
@@ -134,7 +136,7 @@ def _mailbox(row: Sequence[Any], now: float) -> Mailbox:
     unlogged, unlogged_bytes, hosts, owner, acked, since, service, failures = rest
     return Mailbox(
         name.decode(),
-        # An entry that waits is something, whatever was counted.
+        # An entry that waits has at least one message, whatever the counters say.
         max(int(messages), 1 if oldest else 0),
         int(nbytes),
         int(max_messages),

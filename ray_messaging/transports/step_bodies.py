@@ -1,8 +1,8 @@
-"""Bodies of large frames in the boxes of steps, over the primary and further servers; the primary has the boxes.
+"""Bodies of large frames in the boxes of steps, spread over the primary and further servers. The primary has the boxes.
 
-This is the pattern of the claim check. The primary decides all of the protocol, by a stand-in for each large frame. A
-body is written before its stand-in, never changed, and deleted once the primary has dropped the box: so where a
-stand-in is, its body is.
+This is the claim check pattern: for each large frame the primary has a small stand-in, and it alone decides which
+frames count. A body is written before its stand-in, never changed, and deleted after the primary has dropped the box.
+So each stand-in has a body.
 """
 
 import asyncio
@@ -28,21 +28,21 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _ALL = 2**53  # a step after all others
-_SWEEP_S = 1.0  # for which a sweep is awaited
-_MARK = b"\x01body:"  # no frame begins so; write_to_boxes reads the size behind it
+_SWEEP_S = 1.0  # the longest wait for a sweep
+_MARK = b"\x01body:"  # no frame begins with this; script write_to_boxes reads the size after it
 
 
 async def at_all(calls: Iterable[Awaitable[T]]) -> list[T]:
-    """Make calls at the same time, and return their results; raise the first error once all have ended."""
+    """Make calls concurrently, and return their results; raise the first error after all have ended."""
     found = await asyncio.gather(*calls, return_exceptions=True)
     for each in found:
         if isinstance(each, BaseException):
             raise each
-    return found  # type: ignore[return-value]  # none is an exception
+    return found  # type: ignore[return-value]  # none of them is an exception
 
 
 class _StandIn(NamedTuple):
-    """Stand-in for a large frame in its box: where the body is, and its name there."""
+    """Stand-in for a large frame in its box: the server that has the body, its size, and its name there."""
 
     shard: int
     nbytes: int
@@ -58,13 +58,13 @@ class _StandIn(NamedTuple):
 
 
 class StepBodies:
-    """Bodies of large frames, on the server of the sender's node, or spread by their names.
+    """Bodies of large frames, on the server of the sender's node, or spread over the servers by their names.
 
-    What belongs to the primary stays in its box. So do answers to askers outside, notes and publications, which the
-    primary handles itself.
+    A frame whose server is the primary stays in its box. So do answers to askers outside of the steps, notes for the
+    event log and publications, which the primary handles itself.
 
-    Args: `links` and `keys` are those of all servers, the primary's first. `home` is the server that takes what this
-        process sends (None: spread); frames from `least` bytes on are large.
+    Args: `links` and `keys` are those of all servers, the primary's first. `home` is the server for the bodies that
+        this process sends (None: they are spread). Frames from `least` bytes on are large.
     """
 
     def __init__(self, links: Sequence[RedisLink], keys: Sequence[Keys], home: int | None, least: int) -> None:
@@ -72,11 +72,11 @@ class StepBodies:
         self._keys = keys
         self._home = home
         self._least = least
-        self._arrears = [0] * len(links)  # bytes that this process has put on each since it last dropped some
-        self._sweeps: dict[int, asyncio.Task[None]] = {}  # under way, one at each server
+        self._arrears = [0] * len(links)  # by server, the bytes that this process has written since its last drop
+        self._sweeps: dict[int, asyncio.Task[None]] = {}  # the running sweeps, at most one for each server
 
     async def close(self) -> None:
-        """Close the connections to further servers; closing twice does no harm."""
+        """Close the connections to further servers; closing twice is harmless."""
         for sweep in self._sweeps.values():
             await end(sweep)
         for link in self.links[1:]:
@@ -85,7 +85,7 @@ class StepBodies:
     # -- senders --------------------------------------------------------------------------------------------------
 
     async def put(self, request: SendRequest, tag: StepTag) -> Sequence[FrameWrite]:
-        """Keep the large frames of a call; return its writes with stand-ins in place of these."""
+        """Write the bodies of a call's large frames; return its writes with stand-ins instead of these frames."""
         if all(len(write.frame) < self._least for write in request.writes):
             return request.writes
         writes, parts = list(request.writes), dict[int, dict[int, list[bytes]]]()
@@ -102,7 +102,7 @@ class StepBodies:
         return writes
 
     def _step_of(self, write: FrameWrite) -> int | None:
-        """Return the step of a write's box, if its frame is to be elsewhere."""
+        """Return the step of a write's box if its frame gets a stand-in, otherwise None."""
         mailbox, _, step = write.mailbox.rpartition("@")
         if len(write.frame) < self._least or not step.isdecimal():
             return None
@@ -114,7 +114,7 @@ class StepBodies:
         if self._arrears[shard] > BODY_ARREARS:
             self._arrears[shard] = nbytes
             await self.drop(shard, await self.dropped())
-        # Before and after: a drop between the two must not forget what is written now.
+        # The step is registered before and after the write, because a drop between the two must not miss it.
         listed = ("SADD", self._keys[shard].bodies, *steps)
         await self.links[shard].commands(listed, *(self._written(shard, *each) for each in steps.items()), listed)
 
@@ -125,8 +125,8 @@ class StepBodies:
     # -- readers --------------------------------------------------------------------------------------------------
 
     async def fetch(self, box: str, frames: list[BoxFrame]) -> list[BoxFrame]:
-        """Return frames of a box with their bodies in place of the stand-ins; raise BodyLost."""
-        shards: dict[int, dict[int, bytes]] = {}  # the names by their places
+        """Return frames of a box with their bodies instead of stand-ins; raise BodyLost if a server lost a body."""
+        shards: dict[int, dict[int, bytes]] = {}  # for each server the names of bodies, by the frames' positions
         for place, frame in enumerate(frames):
             if frame.frame.startswith(_MARK) and frame.tag.group != OUTSIDE:
                 shard, _, name = _StandIn.decode(frame.frame)
@@ -152,7 +152,7 @@ class StepBodies:
     # -- the end of steps -----------------------------------------------------------------------------------------
 
     async def dropped(self) -> int:
-        """Return the last step the boxes of which the primary has dropped; -1: none."""
+        """Return the last step whose boxes the primary has dropped, or -1 if there is none."""
         return int(await self.links[0].command("HGET", self._keys[0].steps(), "dropped") or -1)
 
     async def drop(self, shard: int, through: int) -> None:
@@ -160,7 +160,7 @@ class StepBodies:
         await self.links[shard].script("drop_bodies", [self._keys[shard].bodies], [through])
 
     async def sweep(self) -> None:
-        """Delete the bodies of dropped steps on all servers; one that is away keeps nobody waiting, and is tried on."""
+        """Delete the bodies of dropped steps on all servers. Do not wait for a server that does not answer."""
         dropped = await self.dropped()
         for shard in range(1, len(self.links)):
             if dropped >= 0 and (shard not in self._sweeps or self._sweeps[shard].done()):
@@ -185,9 +185,10 @@ class StepBodies:
 
 
 def _name(write: FrameWrite, sender: str, tag: StepTag) -> bytes:
-    """Build the name of a frame's body: equal for the same frame, so that a repeated call keeps it once.
+    """Build the name of a frame's body. It is the same for the same frame, so that a repeated call keeps it once.
 
-    An attempt that sends anew, after a call that wrote nothing, may cut its frames otherwise: checksums differ then.
+    An attempt that sends again, after a call that wrote nothing, may divide its messages into other frames. These have
+    other checksums, and so other names.
     """
     sent = f"{write.mailbox}:{tag.sent}:{tag.attempt}:{write.seq}:{checksum_of(write.frame):x}"
     return f"{sent}:{len(write.frame)}:{tag.group}:{sender}".encode()

@@ -1,4 +1,4 @@
-"""News of an experiment's steps, which all messagers of a process read together."""
+"""News of an experiment's steps: a stream with the progress of the steps, read once for all messagers of a process."""
 
 import asyncio
 from typing import Any
@@ -10,9 +10,10 @@ from ray_messaging.transports.step_values import News
 
 
 class _Round:
-    """The newest of the news that this process has read, and whether some messager reads on.
+    """The newest of the news that this process has read, and whether a messager is reading more.
 
-    Each step wakes all that wait for it. With one read for all groups of a process, the server wakes processes only.
+    Each step wakes everybody who waits for it. With one read for all groups of a process, the server has to wake one
+    client in each process only.
     """
 
     def __init__(self) -> None:
@@ -21,12 +22,12 @@ class _Round:
         self.done = asyncio.Event()  # set when a read has ended; replaced by the next one
 
 
-# By event loop, server and stream. Its entries live as long as the readers that share them.
+# The rounds by event loop, server and stream. An entry lives as long as the readers that share it.
 _ROUNDS: WeakValueDictionary[tuple[Any, ...], _Round] = WeakValueDictionary()
 
 
 class StepNewsReader:
-    """Reader of one stream of news, for one messager. It waits for another messager's read where one is under way."""
+    """Reader of one stream of news, for one messager. If another messager reads already, it waits for that read."""
 
     def __init__(self, link: RedisLink, stream: str) -> None:
         self._reads = BlockingReads(link)
@@ -41,17 +42,17 @@ class StepNewsReader:
         self._reads.close()
 
     async def wait(self, news: str, block_s: float, behind: Commands = (), replies: list[Any] | None = None) -> News:
-        """Return the newest of the news, once there are some after a place; at the latest after `block_s`.
+        """Return the newest of the news when there are some after place `news`, at the latest after `block_s`.
 
-        Args: `behind` are commands that run right after the news, in the same round trip. Their replies are put into
-        `replies`; it stays empty where another messager of the process has read the news.
+        Args: `behind` are commands that run right after the read, in the same round trip. Their replies are put into
+        `replies`, which stays empty if another messager of the process has read the news.
         """
         loop = asyncio.get_running_loop()
         if self._round is None:
             self._round = _ROUNDS.setdefault((loop, *self._server, self._stream), _Round())
         shared, deadline = self._round, loop.time() + block_s
         if _place(news) > _place(shared.newest.place):
-            shared.newest = News(news)  # from another call's answer: a read from here would not tell it to the others
+            shared.newest = News(news)  # the caller has newer news, from another call's answer
         while _place(shared.newest.place) <= _place(news):
             left = deadline - loop.time()
             if left <= 0:
@@ -75,7 +76,7 @@ class StepNewsReader:
             if found:
                 place, (_, _, _, opened, _, boxes, _, directory) = found[0][1][-1]
                 shared.newest = News(place.decode(), int(opened), int(boxes), int(directory))
-            return replies if found else []  # without news a box may still change
+            return replies if found else []  # without news the box may still change
         finally:
             shared.reading = False
             shared.done.set()

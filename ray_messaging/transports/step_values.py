@@ -1,4 +1,4 @@
-"""Values that go to the store of steps, and that it returns; its errors."""
+"""Values that are passed to the store of steps and returned by it, and its errors."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -9,34 +9,34 @@ from ray_messaging.errors import AlreadyExists, Closed, ConfigError, Fenced, Unk
 from ray_messaging.limits_and_timeouts import BOX_BYTES, BOX_ROWS, LAG_BYTES
 
 OUTSIDE = ""  # the group of frames from outside
-SUPERVISOR = ":rules"  # the member that closes each step after all groups; it is in no list of groups
+SUPERVISOR = ":rules"  # the member that closes each step after all groups; lists of groups do not contain it
 NOTES = ":log"  # the box of notes for the event log; users' mailboxes have no colon
 PUBLICATIONS = ":out"  # the box of messages for plain channels
 PLACES = ":places"  # the box of new positions, which all groups read
-STANDSTILL = -(2**31)  # where a hold is so far behind that no step begins, whoever resumes the steps
+STANDSTILL = -(2**31)  # a hold's position that is so far behind that no step begins, even after `resume`
 RULE_CHANGE, CTRL_C = "a change of the rules", "Ctrl-C"  # holds at a standstill
-ASKER = "+"  # before the name of a mailbox outside of the steps: its boxes are answers, which a seal hands over
+ASKER = "+"  # prefix of a mailbox outside of the steps; its boxes have answers, which it gets when a step is sealed
 
 
 class WaitFor(StrEnum):
-    """Groups that a group waits for before it opens a step: all, or those that it hears."""
+    """The groups for which a group waits before it opens a step: all, or those that it hears (that may send to it)."""
 
     ALL = "all"
     SENDERS = "senders"
 
 
 class StepSettings(NamedTuple):
-    """Settings of an experiment's steps; they stay for as long as the experiment."""
+    """Settings of an experiment's steps, which never change."""
 
     seed: int = 0
     wait_for: WaitFor = WaitFor.ALL
-    groups: int = 0  # step 0 waits until so many have joined
+    groups: int = 0  # step 0 waits until so many groups have joined
     window: int = 8  # how many steps a group may be ahead of the slowest
     horizon: int = 64  # how many steps ahead a message may be sent
-    lag: int = 64  # how many steps a hold may be behind; at most `horizon`, as counts are kept for so long
-    lag_large: int = 4  # the same where the boxes that it keeps have more than `lag_bytes`
+    lag: int = 64  # how many steps a hold may be behind; at most `horizon`, because counts are kept for so long
+    lag_large: int = 4  # the same, if the boxes that the hold keeps have more than `lag_bytes`
     lag_bytes: int = LAG_BYTES
-    digest: bool = False  # whether groups leave the digests of what they send
+    digest: bool = False  # whether groups store digests of what they send
     box_rows: int = BOX_ROWS
     box_bytes: int = BOX_BYTES
 
@@ -47,9 +47,10 @@ class StepSettings(NamedTuple):
 
 
 class Driver(NamedTuple):
-    """Task that drives a group; `start` rises each time that it begins, so that it follows itself.
+    """Task that drives a group, with the number of its start, which rises each time that the task begins again.
 
-    The same driver gets its attempt again, with the numbers of its frames: one that begins anew needs a higher start.
+    A driver with the same start gets the same attempt again, with the numbers of its frames. So a task that begins
+    again needs a higher start.
     """
 
     task: str
@@ -57,9 +58,9 @@ class Driver(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """A group that is ours to drive: the attempt, the last closed step (-1: none), and the state that it left.
+    """A group that we drive now: our attempt, its last closed step (-1: none), and its state after that step.
 
-    `until` is the first step in which the group does not count any more; None: it stays.
+    `until` is the first step in which the group is no longer a member (None: it stays).
     """
 
     attempt: int
@@ -71,7 +72,7 @@ class Taken(NamedTuple):
 class Driven(NamedTuple):
     """A group that another driver has. `lease` changes with each sign of life, at least every `lease_s` seconds.
 
-    A caller that sees the same lease for so long passes it as `over` to take the group.
+    A caller that has seen the same lease for longer passes it as `over` to take the group.
     """
 
     driver: Driver
@@ -80,9 +81,9 @@ class Driven(NamedTuple):
 
 
 class Cover(NamedTuple):
-    """Part of a box that counts: the rows that one attempt of a group sent in one step.
+    """Entry in a box's list of what counts: the rows that one attempt of a group sent in one step.
 
-    For OUTSIDE the attempt is 0.
+    For frames from OUTSIDE the attempt is 0.
     """
 
     group: str
@@ -92,9 +93,9 @@ class Cover(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """An open step, and all that counts of the group's box for it.
+    """An open step, and the covers of the group's box for it.
 
-    `directory` is the version that the directory had at its opening, or later; -1: it is not known.
+    `directory` is the directory's version when the step was opened, or a later one (-1: not known).
     """
 
     step: int
@@ -105,17 +106,17 @@ class Opened(NamedTuple):
 class Reason(StrEnum):
     """Reason why a step cannot be opened yet."""
 
-    GROUPS = "groups"  # some have not closed an earlier step
+    GROUPS = "groups"  # some groups have not closed an earlier step
     MISSING = "missing"  # step 0: fewer groups have joined than the settings say
-    WINDOW = "window"  # some are too far behind
+    WINDOW = "window"  # some groups are too far behind
     HOLD = "hold"  # a hold is too far behind
     PAUSED = "paused"
 
 
 class Waiting(NamedTuple):
-    """A step that cannot be opened yet: a few names that it waits for, their total, and a place in the news.
+    """A step that cannot be opened yet: a few of the names for which it waits, their total, and a place in the news.
 
-    As the answer to a close it has no names.
+    As the answer to a close, it has no names.
     """
 
     step: int
@@ -126,17 +127,17 @@ class Waiting(NamedTuple):
 
 
 class BoxStart(NamedTuple):
-    """All that counts of a box, and its first frames."""
+    """The covers of a box, which list what counts, and the box's first frames."""
 
     covers: Sequence[Cover]
     frames: Sequence["BoxFrame"]
 
 
 class News(NamedTuple):
-    """News that woke those who wait: their place, the last step that is open to all who asked, how many boxes it has.
+    """News that end a wait: their place, the last step that is open to all who asked, and the number of its boxes.
 
-    `directory` is the directory's version. After a wait for nothing it is -1, as `opened` is. `start` is of the box
-    that the caller named, as it was after the news; None: it was not read with them.
+    `directory` is the directory's version. If the wait ended without news, it and `opened` are -1. `start` is the
+    beginning of the box that the caller named, read right after the news (None: it was not read with them).
     """
 
     place: str
@@ -147,15 +148,18 @@ class News(NamedTuple):
 
 
 class Done(NamedTuple):
-    """A step that the group has closed, or in which it does not count any more; `closed` is its last closed one."""
+    """Answer for a step that the group has closed already, or in which it is no longer a member.
+
+    `closed` is the last step that the group closed.
+    """
 
     closed: int
 
 
 class Closing(NamedTuple):
-    """Facts that close a step: acknowledged rows in mailboxes' boxes, counts and state.
+    """What a group states when it closes a step: the number of rows that were written to mailboxes' boxes, and counts.
 
-    `counts` is opaque here. With `state_changed` the group's state becomes `state` (None: there is none).
+    `counts` is opaque here. With `state_changed` the group's state becomes `state` (None: no state).
     """
 
     rows: int
@@ -165,7 +169,7 @@ class Closing(NamedTuple):
 
 
 class Committed(NamedTuple):
-    """A step that is closed: the last sealed one, and the answer for the next one where it was asked for."""
+    """A step that is closed, the last sealed step, and the answer for opening the next step, if that was asked for."""
 
     step: int
     sealed: int
@@ -173,9 +177,10 @@ class Committed(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """A step that cannot be closed, so that its attempt must end: nothing of it counts.
+    """A step that cannot be closed. Its attempt must end, and nothing in it counts.
 
-    The server has `rows` rows, which are not as many as were acknowledged, or the mailboxes `deaf` do not hear it.
+    The server has `rows` rows, which is another number than the group stated, or the mailboxes in `deaf` were declared
+    not to hear the group.
     """
 
     step: int
@@ -184,7 +189,7 @@ class Refused(NamedTuple):
 
 
 class StepTag(NamedTuple):
-    """Origin of a frame in a box: group, step in which it was sent, attempt."""
+    """Origin of a frame in a box: its group, the step in which it was sent, and the attempt."""
 
     group: str
     sent: int
@@ -194,7 +199,7 @@ class StepTag(NamedTuple):
 class BoxFrame(NamedTuple):
     """Frame in a box. For OUTSIDE, `first` counts the rows from outside that the step had before this frame.
 
-    In NOTES, `note` belongs to the frame. In PUBLICATIONS, `publish` holds channels and data by turns.
+    In box NOTES, `note` belongs to the frame. In box PUBLICATIONS, `publish` has channels and data alternately.
     """
 
     entry: str
@@ -207,7 +212,7 @@ class BoxFrame(NamedTuple):
 
 
 class BoxSize(NamedTuple):
-    """Rows and bytes of a box, without those of dead attempts, and its limits."""
+    """Rows and bytes of a box, without those of attempts that died, and the limits of a box."""
 
     rows: int
     nbytes: int
@@ -225,7 +230,7 @@ class ClosedStep(NamedTuple):
 class GroupProgress(NamedTuple):
     """Progress of a group: last closed step, open step (None: none), its driver (None: none), ms since the last change.
 
-    It counts from step `since` until before `until` (None: it stays).
+    The group is a member from step `since` to before step `until` (None: it stays).
     """
 
     closed: int
@@ -237,10 +242,10 @@ class GroupProgress(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """Progress of all groups; steps are -1 where there is none yet.
+    """Progress of all groups: the last `sealed` and the `latest` open step, which are -1 if there is none yet.
 
-    `target` is the last step that may be opened (None: no end). `holds` are the last steps that each hold has handled.
-    `wait_for` is the mode that holds.
+    `target` is the last step that may be opened (None: no end). `holds` has the last step that each hold has handled.
+    `wait_for` is the current mode.
     The supervisor (None: there is none) is not among the groups; `supervised_by` is its name for people.
     """
 
@@ -255,7 +260,10 @@ class Progress(NamedTuple):
     supervised_by: str = SUPERVISOR
 
     def waiting_for(self) -> dict[str, int]:
-        """Return the groups that hold up the next seal, with the step that each has to close; or the supervisor."""
+        """Return the groups because of which the next step is not sealed, with the step that each has to close.
+
+        If only the supervisor has to close the step, return its name instead.
+        """
         found = {
             name: group.closed + 1
             for name, group in self.groups.items()
@@ -272,7 +280,10 @@ def box_name(mailbox: str, step: int) -> str:
 
 
 def counted(frames: Sequence[BoxFrame], covers: Sequence[Cover]) -> list[BoxFrame] | None:
-    """Return the frames of a box that its covers name; None: rows are missing, so read the box again from its start."""
+    """Return the frames of a box that count according to its covers.
+
+    Return None if rows are missing: then read the box again from its start.
+    """
     left = {StepTag(cover.group, cover.sent, cover.attempt): cover.rows for cover in covers}
     found = [frame for frame in frames if frame.tag in left]
     for frame in found:
@@ -291,7 +302,7 @@ def overtaken(group: str, attempt: int) -> Fenced:
 
 
 def unknown_group(group: str, attempt: int) -> Fenced:
-    """Build the error for a driver of which the server knows nothing."""
+    """Build the error for a driver that the server does not know."""
     return Fenced(
         f"the server knows nothing of attempt {attempt} of group {group!r}: it was flushed, or restored from older "
         "data. End this task, and begin anew",
@@ -326,7 +337,7 @@ def too_far(group: str, step: int, closed: int) -> Fenced:
 
 
 def too_late(at_step: int | None, latest: int) -> ConfigError:
-    """Build the error for another graph of groups than the one that a step has begun with."""
+    """Build the error for a declaration of senders that comes too late for a step."""
     asked = "the steps have begun" if at_step is None else f"at_step={at_step}"
     return ConfigError(
         f"{asked}: step {latest} is open, and its messages are for the groups that were declared before. Declare other "
@@ -335,7 +346,7 @@ def too_late(at_step: int | None, latest: int) -> ConfigError:
 
 
 def not_closable(group: str, step: int, closed: int, until: int | None) -> Exception:
-    """Build the error for closing a step that is not open; from step `until` on the group does not count."""
+    """Build the error for closing a step that is not open. From step `until` on the group is not a member."""
     if until is not None and step >= until:
         return Closed(
             f"group {group!r} was removed, or has left, and does not count in step {step}: nothing of it is committed"
@@ -344,7 +355,7 @@ def not_closable(group: str, step: int, closed: int, until: int | None) -> Excep
 
 
 def _behind(group: str, closed: int, what: str) -> Fenced:
-    """Build the error for a step with which the server does not count."""
+    """Build the error for a step that does not follow the last one that the server knows of the group."""
     return Fenced(
         f"group {group!r} {what}. It was removed and created again, or the server has lost steps: it was flushed, "
         "restored from older data, or killed before it had written them (appendfsync always loses none). Drive all "

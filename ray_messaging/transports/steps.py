@@ -2,26 +2,26 @@
 
 The protocol:
 
-1. A group joins. It counts from a step that nobody has opened, nor the one before: what is sent in earlier ones does
-   not reach it, nor what would be read after it has left.
+1. A group joins. It is a member from the first step for which neither the step nor the previous one was opened by any
+   group. Messages that were sent earlier do not reach it, nor do messages that would be read after it has left.
 2. A driver takes the group and gets an attempt number. A later driver gets a higher one; the earlier one is fenced.
 3. `open` opens the step after the last one that the group closed. It waits for the barrier, for the window (how far a
-   group may be ahead of the slowest), for holds (readers of sealed boxes, as the event log), and while paused.
-4. The frames of step s go to boxes: `M@v` holds those that mailbox M reads in step v, s < v <= s + horizon. Each frame
-   has a tag: group, s, attempt. The server refuses frames of an attempt that does not have the step open.
-5. `close` writes at once: the cover of each box that the attempt wrote to (attempt and rows), the counts, the state.
-   A frame that no cover names does not exist. Frames of a dead attempt are never covered.
-6. A step is sealed when all groups that count in it have closed it. Their messages on channels that no mailbox owns are
-   published then, once. The boxes of the step are deleted, up to the holds.
-7. When a group can open step v, its box is final. Reading changes nothing, so any process may read it again.
+   group may be ahead of the slowest), for holds (readers of sealed boxes, such as the event log), and during a pause.
+4. The frames of step s are written to boxes: `M@v` has those that mailbox M reads in step v, s < v <= s + horizon. Each
+   frame has a tag: group, s, attempt. The server refuses frames of an attempt that does not have the step open.
+5. `close` writes, in one atomic call, the cover of each box to which the attempt wrote (attempt and rows), the counts,
+   and the state. A frame without a cover does not count. Frames of a dead attempt never get one.
+6. A step is sealed when all groups that are members in it have closed it. Then their messages on channels without a
+   mailbox are published, once. The boxes of the step are deleted when no hold needs them.
+7. When a group can open step v, its box for v is final. Reading changes nothing, so any process may read it again.
 8. A frame from outside (a send to a stepped mailbox by its plain name) gets the step after the latest open one.
-9. In WaitFor.SENDERS a group waits for the groups that it hears; a step that sends to one that does not hear it is not
-   closed.
-10. A group that must wait gets a place in the news; `wait` returns when there is news after it. Once nothing speaks
-    against the step, it is open to all groups that have asked for it, and the news say so.
+9. In WaitFor.SENDERS a group waits only for the groups that it hears. A step that sends to a group that does not hear
+   the sender cannot be closed.
+10. A group that must wait gets a place in the news; `wait` returns when there is news after it. When the step need not
+    wait any more, it is opened for all groups that have asked for it, and the news say so.
 11. The supervisor is a member without a mailbox. It opens a step when all others have closed it; its close seals it.
-    Its frames in the box of a mailbox are messages, or change those of the groups in the same step.
-12. Every call may be repeated, also late: it has its effect once, and a fenced driver's call has none.
+    Its frames in a mailbox's box are messages, or change the groups' messages in the same step.
+12. Every call may be repeated, even late: its effect happens once, and a call of a fenced driver has none.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -69,12 +69,12 @@ from ray_messaging.transports.step_values import (
 )
 from ray_messaging.transports.values import FrameFate, FrameWrite, SendReply, SendRequest, SendStatus
 
-_RESULTS = 256  # of calls, in one reply
-_UNWRITTEN = 4  # reply of commit_step
+_RESULTS = 256  # the most results of remembered calls in one reply
+_UNWRITTEN = 4  # the reply of script commit_step if nothing was written
 
 
 class RedisSteps:
-    """Steps of one experiment on a Redis or Valkey server; `bodies` has large frames elsewhere than in their boxes."""
+    """Steps of one experiment on a Redis or Valkey server. `bodies` keeps large frames on other servers, if given."""
 
     def __init__(self, link: RedisLink, keys: Keys, bodies: StepBodies | None) -> None:
         self._link = link
@@ -88,25 +88,26 @@ class RedisSteps:
         self._news.close()
 
     async def begin(self, settings: StepSettings) -> StepSettings:
-        """Set the experiment's steps up, unless they are; return the settings that hold."""
+        """Set up the experiment's steps, unless that was done before; return the settings in force."""
         fields = settings._asdict()
         used = [(name, value) for name, value in fields.items() if name not in {"seed", "digest"}]
         args = [msgspec.json.encode(fields), *(part for pair in used for part in pair)]
         return _settings(await self._link.script("begin_steps", [self._steps], args))
 
     async def settings(self) -> StepSettings | None:
-        """Return the settings of the experiment's steps; None: it has no steps."""
+        """Return the settings of the experiment's steps, or None if it has no steps."""
         kept = await self._link.command("HGET", self._steps, "settings")
         return None if kept is None else _settings(kept)
 
     # -- groups ---------------------------------------------------------------------------------------------------
 
     async def join(self, group: str, *, again: bool = False) -> int:
-        """Make a group a member, and its mailbox of the same name stepped; return the first step in which it counts.
+        """Make a group a member of the steps, with its mailbox of the same name; return the first step as a member.
 
-        It is one the senders of which nobody has opened yet; of the SUPERVISOR the open step, else the next one.
+        No group has opened the previous step of that yet. For the SUPERVISOR it is the open step, or else the next one.
 
-        Args: with `again` also one that has left with its driver.
+        Args: with `again`, a group that has left with its driver joins again.
+        Raises: AlreadyExists if the group is leaving; ConfigError if the experiment has no steps.
         """
         keys = [self._steps, self._keys.step(group), self._keys.state(group)]
         since = await self._link.script("join_steps", keys, [*self._of(group), int(again)])
@@ -117,11 +118,12 @@ class RedisSteps:
         return int(since)
 
     async def declare(self, hears: Mapping[str, Collection[str] | None], at_step: int | None = None) -> None:
-        """Declare which groups may send to a group, besides itself (None: all), for all that it reads from a step on.
+        """Declare which groups may send to each group, besides itself (None: all), for what it reads from `at_step` on.
 
-        It holds in WaitFor.SENDERS, for groups that join later, too. What holds already may be declared at any time.
+        This is used in mode WaitFor.SENDERS, and may name groups that join later. A declaration that changes nothing
+        may be repeated at any time.
 
-        Raises: ConfigError where somebody may have sent for the step already.
+        Raises: ConfigError if a group may have sent for that step already, or the experiment has no steps.
         """
         args = [self._keys.prefix, "" if at_step is None else at_step]
         for group, senders in hears.items():
@@ -133,14 +135,15 @@ class RedisSteps:
             raise too_late(at_step, latest)
 
     async def set_wait_for(self, mode: WaitFor) -> None:
-        """Set which groups a group waits for from now on, whatever the settings say."""
+        """Set for which groups a group waits from now on, whatever the settings say."""
         if await self._link.script("set_wait_for", [self._steps], [self._keys.prefix, mode]) == -2:
             raise without_steps(self._keys.exp_id)
 
     async def leave(self, group: str, *, at_once: bool = False) -> int:
-        """End a membership; return the first step in which the group does not count.
+        """End a group's membership; return the first step in which it is no longer a member.
 
-        Args: at_once also gives up its open step, for a group whose process is gone for good.
+        Args: `at_once` also gives up its open step, for a group whose process is gone for good.
+        Raises: UnknownName if the group has not joined.
         """
         until = await self._script("leave_steps", group, int(at_once))
         if until == -1:
@@ -150,11 +153,12 @@ class RedisSteps:
     async def take(
         self, group: str, driver: Driver, lease_s: float, over: str = "", until: int | None = None
     ) -> Taken | Driven:
-        """Take a group to drive it. A driver that has it gets its attempt again, a later start of it the next one.
+        """Become the driver of a group. The same start of a driver gets its attempt again, a later start the next one.
 
-        Args: over is the lease of another driver that has not changed for its time; until is the first step in which
-        the group does not count any more (None: it stays, also where an earlier driver said otherwise).
-        Raises: Fenced where a later start of the driver has the group; UnknownName where no such group has joined.
+        Args: `over` is the lease of another driver that has not changed during its time, so that it has ended. `until`
+        is the first step in which the group is no longer a member (None: it stays, even if an earlier driver said
+        otherwise).
+        Raises: Fenced if a later start of the driver has the group; UnknownName if no such group has joined.
         """
         code, *rest = await self._script(
             "take_group", group, *driver, int(lease_s * 1000), over, "" if until is None else until
@@ -170,17 +174,23 @@ class RedisSteps:
         return Taken(attempt, closed, state, until)
 
     async def renew(self, group: str, attempt: int) -> None:
-        """Change the lease of the driver. Opening and closing a step do so, too. Raises Fenced."""
+        """Renew the lease of the driver. Opening and closing a step do so too.
+
+        Raises: Fenced if another driver has the group.
+        """
         has = await self._script("renew_driver", group, attempt, 1)
         if has != 1:
             raise _not_ours(has, group, attempt)
 
     async def let_go(self, group: str, attempt: int) -> None:
-        """Give a group up, so that the next driver need not wait; an open step stays uncovered. Never raises Fenced."""
+        """Give up a group, so that the next driver need not wait. An open step is not committed. Raises no Fenced."""
         await self._script("renew_driver", group, attempt, 0)
 
     async def state(self, group: str) -> bytes | None:
-        """Return the state that the group's last committed step left; None: there is none. Raises UnknownName."""
+        """Return the group's state after its last committed step, or None if there is none.
+
+        Raises: UnknownName if the group has not joined.
+        """
         since, state = await self._link.command("HMGET", self._keys.step(group), "since", "state")
         if since is None:
             raise no_steps(group)
@@ -190,18 +200,19 @@ class RedisSteps:
     # -- a step ---------------------------------------------------------------------------------------------------
 
     async def open(self, group: str, attempt: int, step: int) -> Opened | Waiting | Done:
-        """Open a step. Raises Fenced, also for a step beyond the next one."""
+        """Open a step. Raises Fenced if another driver has the group, or the step is not the next one."""
         reply = await self._link.script("open_step", [self._steps], [*self._of(group), attempt, step])
         return _opening(reply, group, attempt, step)
 
     async def send(self, request: SendRequest, tag: StepTag) -> SendReply:
-        """Write frames to boxes (the mailboxes' names), atomically, as a transport's `send` does, with exceptions.
+        """Write frames to boxes, named in place of the mailboxes, atomically, as a transport's `send` does.
 
-        A frame's number counts from 1 for each attempt, sender and box. The sender's epoch and the directory's version
-        are not looked at. Notes and publications go to the boxes NOTES and PUBLICATIONS of the step after the tag's.
-        A full box is TOO_LARGE at once. GONE are boxes that are not of a later step within the horizon, or of a mailbox
-        whose group does not count in the box's step, or did not in the step after the tag's. The status is
-        STEP_OVER if the attempt does not have the step open: then nothing is written.
+        There are these differences. A frame's number counts from 1 for each attempt, sender and box. The sender's epoch
+        and the directory's version are not checked. Notes and publications are written to the boxes NOTES and
+        PUBLICATIONS of the step after the tag's step. A frame for a full box is TOO_LARGE at once. A frame is GONE if
+        its box is not for a later step within the horizon, or its mailbox's group is not a member in the box's step, or
+        was not in the step after the tag's. The status is STEP_OVER if the attempt does not have the step open; then
+        nothing is written.
         """
         keys, args = self._sending(request, tag)
         large = add_writes(args, await self._in_boxes(request, tag))
@@ -210,7 +221,7 @@ class RedisSteps:
         return SendReply(SendStatus(reply[0]), [FrameFate(fate) for fate in reply[1:]], repeated=bool(cuts))
 
     async def _in_boxes(self, request: SendRequest, tag: StepTag) -> Sequence[FrameWrite]:
-        """Return writes as they go to the boxes: large frames may be elsewhere by then."""
+        """Return the writes for the boxes, after the bodies of large frames were written to other servers."""
         return request.writes if self.bodies is None else await self.bodies.put(request, tag)
 
     def _sending(self, request: SendRequest, tag: StepTag) -> tuple[list[str], list[Any]]:
@@ -222,9 +233,9 @@ class RedisSteps:
     async def close(
         self, group: str, attempt: int, step: int, closing: Closing, *, go_on: bool = False
     ) -> Committed | Refused:
-        """Close a step: all that its attempt sent counts from now on. With `go_on` the next one is opened, too.
+        """Close a step: everything that its attempt sent counts from now on. With `go_on` the next step is opened too.
 
-        Raises: Fenced, and nothing has happened.
+        Raises: Fenced if another driver has the group, or the step is not open. Then nothing has happened.
         """
         reply = await self._script("close_step", group, attempt, step, *_closing(closing, go_on=go_on))
         return _closed(reply, group, attempt, step)
@@ -234,10 +245,10 @@ class RedisSteps:
     ) -> Committed | Refused | None:
         """Write all frames of a step, and close it, in one call; the frames' numbers begin at 1.
 
-        None: some frame cannot be written, or the attempt does not have the step open, and nothing has happened. The
-        calls `send` and `close` then say why.
+        Return None if some frame cannot be written, or the attempt does not have the step open. Then nothing has
+        happened, and the calls `send` and `close` say why.
 
-        Raises: Fenced, and nothing has happened.
+        Raises: Fenced as `close`.
         """
         keys, args = self._sending(request, tag)
         args += _closing(closing, go_on=go_on)
@@ -246,9 +257,9 @@ class RedisSteps:
         return None if reply[0] == _UNWRITTEN else _closed(reply, tag.group, tag.attempt, tag.sent)
 
     async def remember(self, group: str, attempt: int, step: int, results: Mapping[str, bytes]) -> bool:
-        """Keep results of calls until the step is closed: later attempts find what this one has kept.
+        """Keep results of remembered calls until the step is closed, so that later attempts find them.
 
-        Returns whether the attempt has the step open; else nothing is kept.
+        Return False, and keep nothing, if the attempt does not have the step open.
         """
         args: list[Any] = [attempt, step, len(results)]
         for name, result in results.items():
@@ -273,9 +284,9 @@ class RedisSteps:
         return f"{self._keys.step(group)}:results"
 
     async def wait(self, news: str, block_s: float, *, box: str = "", count: int = 0) -> News:
-        """Return the newest of the news, once there are some after a place; at the latest after `block_s`.
+        """Return the newest of the news when there are some after place `news`, at the latest after `block_s`.
 
-        Args: box may be read with the news, as `open_box` reads it ("": none).
+        Args: `box` is read together with the news, as `open_box` reads it ("": none).
         """
         if not box:
             return await self._news.wait(news, block_s)
@@ -286,12 +297,12 @@ class RedisSteps:
     # -- boxes ----------------------------------------------------------------------------------------------------
 
     async def read_box(self, box: str, after: str = "0-0", count: int = 64) -> list[BoxFrame]:
-        """Return up to `count` frames of a box after an entry, those of all attempts: `counted` chooses."""
+        """Return up to `count` frames of a box after an entry, of all attempts; `counted` selects those that count."""
         entries = await self._link.command("XRANGE", self._keys.box(box), f"({after}", "+", "COUNT", count)
         return await self._whole(box, entries)
 
     async def open_box(self, box: str, count: int) -> tuple[list[Cover], list[BoxFrame]]:
-        """Return all that counts of a box so far, and its first `count` frames, as `covers` and `read_box` do."""
+        """Return the covers of a box so far, and its first `count` frames, as `covers` and `read_box` do."""
         return await self._begun(box, await self._link.commands(*self._start_of(box, count)))
 
     async def _begun(self, box: str, replies: Sequence[Any]) -> tuple[list[Cover], list[BoxFrame]]:
@@ -299,16 +310,16 @@ class RedisSteps:
         return _covers(covers), await self._whole(box, entries)
 
     async def _whole(self, box: str, entries: Sequence[Any]) -> list[BoxFrame]:
-        """Return the frames of entries, with those that are elsewhere."""
+        """Return the frames of entries, with the bodies that are on other servers."""
         frames = [_box_frame(entry.decode(), fields) for entry, fields in entries]
         return frames if self.bodies is None else await self.bodies.fetch(box, frames)
 
     def _start_of(self, box: str, count: int) -> list[tuple[Any, ...]]:
-        # A script would copy the frames once more, which takes four times as long.
+        # This is not a script, because a script would copy the frames once more, which takes four times as long.
         return [("HGETALL", self._keys.cover(box)), ("XRANGE", self._keys.box(box), "-", "+", "COUNT", count)]
 
     async def covers(self, box: str) -> list[Cover]:
-        """Return all that counts of a box so far; it is final once the step before is sealed."""
+        """Return the covers of a box so far, which list what counts; final when the previous step is sealed."""
         return _covers(await self._link.command("HGETALL", self._keys.cover(box)))
 
     async def boxes(self, step: int) -> list[str]:
@@ -317,7 +328,7 @@ class RedisSteps:
         return sorted(name.decode() for name in names)
 
     async def covered_boxes(self, first: int, last: int) -> dict[str, list[Cover]]:
-        """Return what counts so far of each box for the steps from `first` to `last`; see `covers`."""
+        """Return the covers so far of each box for the steps from `first` to `last`; see `covers`."""
         found = await self._link.script("list_boxes", [self._steps], [self._keys.prefix, first, last])
         return {
             name.decode(): [_cover(*each) for each in zip(covers[::2], covers[1::2], strict=True)]
@@ -331,7 +342,7 @@ class RedisSteps:
         return BoxSize(int(rows or 0), int(nbytes or 0), int(limit_rows or 0), int(limit_bytes or 0))
 
     async def closed_step(self, step: int) -> Mapping[str, ClosedStep]:
-        """Return the closing of a step by each group; it is kept for as long as the horizon."""
+        """Return, for each group that has closed a step, its attempt and counts. They are kept for `horizon` steps."""
         found = await self._link.command("HGETALL", self._keys.steps(str(step)))
         fields = dict(zip(found[::2], found[1::2], strict=True))
         return {
@@ -343,9 +354,9 @@ class RedisSteps:
     # -- control --------------------------------------------------------------------------------------------------
 
     async def hold(self, name: str, through: int) -> None:
-        """Keep the boxes of later steps than `through` until this name handles them; a lower step changes nothing.
+        """Keep the boxes of later steps than `through` until hold `name` has handled them. It never moves back.
 
-        At a STANDSTILL no step begins. Each call wakes those who wait.
+        With `through` STANDSTILL no step begins. Each call wakes all groups that wait.
         """
         await self._hold(name, through)
 
@@ -359,11 +370,11 @@ class RedisSteps:
             raise without_steps(self._keys.exp_id)
 
     async def pause(self) -> int:
-        """Open no step that nobody has opened yet; return the last one that may be."""
+        """Let no further step be opened; return the last step that groups may still open."""
         return await self._target("now")
 
     async def resume(self, target: int | None = None) -> None:
-        """Open steps up to a target from now on (None: all)."""
+        """Let steps up to and including `target` be opened from now on (None: all steps)."""
         await self._target("" if target is None else target)
 
     async def _target(self, target: int | str) -> int:
@@ -427,7 +438,7 @@ def _closed(reply: list[Any], group: str, attempt: int, step: int) -> Committed 
     if reply[0] != 1:
         raise _not_ours(reply[0], group, attempt)
     following = reply[2] if len(reply) > 2 else None
-    if following is None or following[0] <= 0:  # with a successor, the close of this step counts all the same
+    if following is None or following[0] <= 0:  # even if a successor has the group now, this close counts
         return Committed(step, reply[1])
     return Committed(step, reply[1], _opening(following, group, attempt, step + 1))
 

@@ -1,4 +1,4 @@
-"""Mailboxes as Redis streams."""
+"""Transport of a messager: mailboxes, which are Redis streams, and calls to the server."""
 
 import asyncio
 import secrets
@@ -50,14 +50,14 @@ from ray_messaging.transports.values import (
     lost,
 )
 
-_OTHERS = 16  # leases that are looked at by chance
+_OTHERS = 16  # the number of other leases that are read, chosen at random
 
 
 class RedisTransport:
     """Mailboxes of one experiment on a Redis or Valkey server.
 
-    Every call except `read` may be repeated with the same arguments and has its effect once. A call is repeated while
-    the connection is cut, for `patience_s`; then it raises ConnectionFailed.
+    Every call except `read` may be repeated with the same arguments; its effect happens once. A call is repeated while
+    the connection is interrupted, for at most `patience_s`; then it raises ConnectionFailed.
     """
 
     forgets = True
@@ -99,13 +99,13 @@ class RedisTransport:
         self._caller = secrets.token_hex(8)
         self.dead_bytes = dead_bytes
         self._reading = BlockingReads(self.link)
-        self._born: dict[str, str] = {}  # of the mailboxes that are ours: which incarnation of its name we read
+        self._born: dict[str, str] = {}  # for each mailbox of ours, which of the mailboxes of this name it is
         self.departures = RedisDepartures(self.link, self.keys, self._born, dead_bytes)
         self._ingress: RedisIngress | None = None
-        self.first_steps: StepSettings | None = None  # of an experiment that begins with its first messager
+        self.first_steps: StepSettings | None = None  # for an experiment that begins with its first messager
 
     def ask_when_cut(self, ended: Callable[[], Awaitable[Closed | None]]) -> None:
-        """Call `ended` while the server is out of reach: if the experiment has ended, calls raise its answer."""
+        """Call `ended` while the server cannot be reached. If it returns an error, calls raise that error."""
         for link in self._links:
             link.ended = ended
 
@@ -115,7 +115,7 @@ class RedisTransport:
             link.observer = observer
 
     async def connect(self) -> None:
-        """Reach all servers; raise ConnectionFailed after `connect_timeout`, ServerRefused at once."""
+        """Connect to all servers; raises as `RedisLink.connect`, such as ConnectionFailed or ServerRefused."""
         try:
             await at_all(link.connect() for link in self._links)
         except BaseException:
@@ -130,7 +130,7 @@ class RedisTransport:
         return [self.link] if self.bodies is None else self.bodies.links
 
     async def close(self) -> None:
-        """Close the connections; closing twice does no harm."""
+        """Close the connections; closing twice is harmless."""
         await self.unsubscribe()
         self._reading.close()
         self.log.close()
@@ -140,7 +140,7 @@ class RedisTransport:
         await self.link.close()
 
     async def load_directory(self, since: int) -> DirectoryDelta:
-        """Return the changes since a version, after removing mailboxes with an expired lease."""
+        """Return the directory's changes since a version (-1: all), after removing mailboxes with an expired lease."""
         keys = [self.keys.meta, self.keys.records, self.keys.changes, self.keys.dead]
         version, names, changed, logged, schemas, audiences, dates = await self.link.script(
             "load_directory", keys, [since, self.keys.prefix, self.dead_bytes]
@@ -152,17 +152,17 @@ class RedisTransport:
         return DirectoryDelta(version, records, there, bool(logged), texts, versions, HostDates(dates.decode()))
 
     async def set_schema(self, subtopic: str, schema: bytes | None) -> None:
-        """Keep the JSON Schema of a subtopic's payloads in the directory (None: remove it); raise ConfigError."""
+        """Store the JSON Schema of a subtopic's payloads in the directory (None: remove it)."""
         await self.link.script("set_schema", [self.keys.meta], [subtopic, schema or b""])
 
     async def set_audience(self, name: str, version: int, facts: str, since: int | None = None) -> int | None:
-        """Keep a version of an audience in the directory ("": it is removed); return the step since which it counts.
+        """Store a version of an audience in the directory; return the step from which it is used, 0 without steps.
 
-        No step has been opened that is `since` or later; without steps it is 0. None: the last version is not the one
-        before this one, and nothing has changed.
+        Return None, and change nothing, if the last stored version is not the previous one of this.
 
-        Args: since is given for what groups have done in the step before it: no group goes on before it is there.
-        Raises: ConfigError.
+        Args: `facts` describes the version ("": the audience is removed). `since` is the step from which it is used, if
+        groups have made the change in the previous step; no group goes on before it is stored. None: the next step that
+        no group has opened.
         """
         done, number = await self.link.script(
             "set_audience", [self.keys.meta, self.keys.steps()], [name, version, facts, "" if since is None else since]
@@ -170,7 +170,10 @@ class RedisTransport:
         return int(number) if done else None
 
     async def take_sender_epoch(self, sender: str, *, keep_s: float, held: int | None = None) -> SenderState:
-        """Raise a sender's epoch, which fences earlier senders under this name; raise Fenced if it is not `held`."""
+        """Raise a sender's epoch, which fences earlier senders under this name.
+
+        Raises: Fenced if `held` is given and is no longer the sender's epoch.
+        """
         args = [int(keep_s * 1000), "" if held is None else held, self._caller]
         return self._sender_state(
             await self.link.script("take_sender_epoch", [self.keys.sender(sender)], args), sender, held
@@ -187,12 +190,12 @@ class RedisTransport:
         return SenderState(int(fields[b"epoch"]), last, takers, int(fields.get(b"transactions", 0)))
 
     async def forget(self, sender: str, epoch: int, mailboxes: Sequence[str]) -> None:
-        """Forget a sender's sequence numbers for removed mailboxes, unless a newer sender has its name."""
+        """Delete a sender's sequence numbers for removed mailboxes, unless a newer sender has its name."""
         fields = [f"s:{mailbox}" for mailbox in mailboxes]
         await self.link.script("forget_sender", [self.keys.sender(sender)], [epoch, -1, *fields])
 
     async def leave(self, sender: str, epoch: int, *, keep_s: float) -> None:
-        """Forget a closed sender `keep_s` seconds from now, unless a newer sender has its name."""
+        """Delete the state of a closed sender `keep_s` seconds from now, unless a newer sender has its name."""
         await self.link.script("forget_sender", [self.keys.sender(sender)], [epoch, int(keep_s * 1000)])
 
     async def listen(
@@ -205,11 +208,13 @@ class RedisTransport:
         epoch: int | None,
         over: str = "",
     ) -> Listening | Held | None:
-        """Enter a record in the directory if it is still at `version`, and take the mailbox; None: it is not.
+        """Enter a record in the directory if that is still at `version`, and take the mailbox.
 
-        Args: epoch is the reader's own when it only widens its record, None when it takes the mailbox over. over is
-        another owner's lease that is known to be over.
-        Raises: Fenced, AlreadyExists where another live owner holds the mailbox.
+        Return None if the directory is at another version, Held if another owner has the mailbox.
+
+        Args: `epoch` is the reader's own when it only adds to its record, None when it takes the mailbox over. `over`
+        is another owner's lease that is known to have ended.
+        Raises: Fenced if a newer reader has the mailbox, or it was removed.
         """
         name = record.mailbox
         keys = [self.keys.meta, self.keys.records, self.keys.changes, self.keys.state(name), self.keys.lease(name)]
@@ -241,13 +246,13 @@ class RedisTransport:
         return Listening(reply[1], reply[2], Cursor(reply[3].decode(), int(reply[4])), reply[6], reply[7] or b"")
 
     async def send(self, request: SendRequest) -> SendReply:
-        """Write frames and publish, all in one call."""
+        """Write frames and publish messages, all in one call."""
         keys, args, large = self._asked(request)
         first = None
         if large and self._large_frames.takes(request):
             first = partial(self._large_frames.write, request.writes, keys, args)
         cuts: list[None] = []
-        # What frees memory runs when it is full.
+        # Calls that free memory are allowed while the memory is full.
         script = "send" if request.writes else "conclude_transaction"
         try:
             reply = await self.link.script(script, keys, args, lambda: cuts.append(None), large, first)
@@ -266,7 +271,7 @@ class RedisTransport:
         return SendReply(status, [FrameFate(fate) for fate in reply[1:end]], reply[end + 1 :], repeated)
 
     def _asked(self, request: SendRequest) -> tuple[list[str], list[Any], list[int]]:
-        """Return the script's keys and arguments, and the places of large frames among these."""
+        """Return the script's keys and arguments, and the positions of large frames in the arguments."""
         keys = [self.keys.meta, self.keys.sender(request.sender)]
         args: list[Any] = [request.epoch, request.directory_version, request.interceptor_epoch, self.keys.own]
         args.append(self.keys.prefix)
@@ -282,7 +287,7 @@ class RedisTransport:
         return keys, args, add_writes(args, request.writes)
 
     def _concluding(self, done: Conclusion) -> list[Any]:
-        """Return the arguments of the script that conclude a transaction."""
+        """Return the arguments of the send script that conclude a transaction."""
         entry, row, keep = "", 0, ""
         if done.cursor is not None:
             entry, row, keep = *done.cursor, keep_of(done.cursor)
@@ -293,7 +298,7 @@ class RedisTransport:
         return [*head, done.messages, done.nbytes, *blob, *(done.acks or ("=", 0))]
 
     async def still_full(self, mailbox: str, rows: int, nbytes: int) -> FrameFate | None:
-        """Return why a refused frame still does not fit, FULL or LOG_FULL, without sending it; None: send it."""
+        """Return why a refused frame still does not fit, FULL or LOG_FULL, or None if it is worth sending again."""
         fields = ("max_messages", "max_bytes", "messages", "bytes", "unlogged", "unlogged_bytes", "leased", "logged")
         *counts, leased, logged = await self.link.command("HMGET", self.keys.state(mailbox), *fields)
         max_rows, max_bytes, messages, held, unlogged, unlogged_bytes = (int(count or 0) for count in counts)
@@ -307,7 +312,7 @@ class RedisTransport:
     async def read(self, mailbox: str, after: str, count: int, block_s: float) -> list[tuple[str, bytes]]:
         """Return up to `count` frames after an entry; wait for the first up to `block_s`."""
         born = self._born.get(mailbox)
-        if born is None:  # it is not ours
+        if born is None:  # it is not our mailbox
             born = (await self.link.command("HGET", self.keys.state(mailbox), "born") or b"0").decode()
         reply = await self._reading.read({self.keys.stream(f"{mailbox}:{born}"): after}, count, block_s)
         return [
@@ -315,7 +320,7 @@ class RedisTransport:
         ]
 
     async def end_of(self, mailbox: str) -> MailboxEnd:
-        """Return up to where a mailbox goes now."""
+        """Return the current end of a mailbox, and how much is in it."""
         last, messages, nbytes = await self.link.command("HMGET", self.keys.state(mailbox), "last", "messages", "bytes")
         return MailboxEnd((last or START.entry.encode()).decode(), int(messages or 0), int(nbytes or 0))
 
@@ -331,10 +336,10 @@ class RedisTransport:
     ) -> None:
         """Move the durable cursor and trim the entries before it.
 
-        Args: messages and nbytes are the totals before the cursor under this epoch, so that a call may be repeated.
-        acks is all that is acknowledged behind the cursor; None leaves it as it is.
+        Args: `messages` and `nbytes` are the totals before the cursor under this epoch, so that a call may be repeated.
+        `acks` has all messages that are acknowledged after the cursor; None leaves them as they are.
 
-        Raises: Fenced.
+        Raises: Fenced if a newer reader has the mailbox, or it was removed.
         """
         args: list[Any] = [epoch, cursor.entry, cursor.row, keep_of(cursor), messages, nbytes]
         args += [self.keys.stream(mailbox), *(acks or ())]
@@ -343,9 +348,11 @@ class RedisTransport:
             raise (fenced if moved == 0 else lost)(mailbox, epoch)
 
     async def renew(self, sender: str, mailbox: str | None, epoch: int, *, lease_s: float, keep_s: float) -> bool:
-        """Renew a mailbox's lease, and keep the sender's state for `keep_s` (0: for ever); False: it was removed.
+        """Renew a mailbox's lease, and keep the sender's state for `keep_s` seconds (0: for ever).
 
-        Raises: Fenced if a newer reader holds the mailbox.
+        Return False if the mailbox was removed.
+
+        Raises: Fenced if a newer reader has the mailbox.
         """
         keys, asked_at = [self.keys.sender(sender), self.keys.meta], asyncio.get_running_loop().time()
         if mailbox is not None:
@@ -358,23 +365,24 @@ class RedisTransport:
         return bool(reply)
 
     async def leases(self, mailboxes: Collection[str]) -> dict[str, str]:
-        """Return leases as they stand, `beat:ms that it lasts:...`: of some mailboxes, and of others by chance.
+        """Return the leases of some mailboxes, and of others that are chosen at random, as `beat:duration in ms:...`.
 
-        Empty where the server itself knows which messagers live.
+        Return {} if the server itself can tell which messagers live.
         """
         found = await self.link.script("read_leases", [self.keys.changes], [self.keys.prefix, _OTHERS, *mailboxes])
         return {name.decode(): lease.decode() for name, lease in zip(found[::2], found[1::2], strict=True)}
 
     async def end_leases(self, over: Mapping[str, str]) -> None:
-        """End leases that were seen unchanged for as long as they last, where they still are as they were seen."""
+        """End leases that were unchanged for their whole duration, unless they have changed from the given value."""
         keys = [self.keys.meta, self.keys.records, self.keys.changes, self.keys.dead]
         pairs = [part for pair in over.items() for part in pair]
         await self.link.script("end_leases", keys, [self.keys.prefix, self.dead_bytes, *pairs])
 
     async def remove(self, mailbox: str, epoch: int | None) -> int:
-        """Remove a mailbox; its unread frames become dead letters. Returns how many frames.
+        """Remove a mailbox; its unread frames become dead letters. Return their number.
 
-        Args: epoch is the reader's; None removes the mailbox of any reader.
+        Args: `epoch` is the reader's; None removes the mailbox of any reader.
+        Raises: Fenced if a newer reader has the mailbox.
         """
         keys = [self.keys.meta, self.keys.records, self.keys.changes, self.keys.dead, self.keys.state(mailbox)]
         args = [-1 if epoch is None else epoch, self.keys.prefix, mailbox, "the mailbox was removed", self.dead_bytes]
@@ -384,9 +392,9 @@ class RedisTransport:
         return buried
 
     async def bury(self, mailbox: str, entry: str, frame: bytes, reason: str, *, row: int | None = None) -> None:
-        """Keep a frame that cannot be read among the dead letters.
+        """Write a frame that cannot be decoded to the dead letters.
 
-        Args: with `row` it is one message that was read, this row of the entry, and its handler has failed.
+        Args: with `row` the frame is one message instead, that row of the entry, whose handler has failed.
         """
         frame, reason = kept_of(frame, reason)
         keys = [self.keys.dead, self.keys.state(mailbox)]
@@ -397,16 +405,16 @@ class RedisTransport:
             await self.link.script("keep_failed", [*keys, self.keys.meta], [*args, row])
 
     async def set_service(self, mailbox: str, epoch: int, note: bytes) -> None:
-        """Keep a note on the service of a mailbox (b"": none), unless a newer reader than that epoch's has it."""
+        """Store a note about the service of a mailbox (b"": none), unless a newer reader has the mailbox."""
         await self.link.script("set_service", [self.keys.state(mailbox)], [epoch, note])
 
     async def services(self, mailboxes: Collection[str]) -> dict[str, bytes]:
-        """Return the notes on the services of mailboxes, of those that have one by their present reader."""
+        """Return the notes about the services of mailboxes, for those whose current reader has stored one."""
         found = await self.link.script("read_services", [self.keys.meta], [self.keys.prefix, *mailboxes])
         return {name.decode(): note for name, note in zip(found[::2], found[1::2], strict=True)}
 
     async def subscribe(self, channels: Collection[str], globs: Sequence[str], sink: Callable[[Ingress], None]) -> None:
-        """Pass publications of foreign clients to `sink`, at most once; never those of our own senders."""
+        """Pass messages that foreign clients publish to `sink`, at most once; never those of our own senders."""
         if self._ingress is None:
             ears = [self.keys.ears + name for name in self._born]
             self._ingress = RedisIngress(self.link, self.keys, all_agents(self.exp_id), sink, ears)
@@ -428,7 +436,7 @@ class RedisTransport:
             self._ingress.follow(address)
 
     def loops(self) -> list[TaskHealth]:
-        """Return the health of listening to foreign clients."""
+        """Return the health of the task that listens to foreign clients, or [] if none does."""
         return [] if self._ingress is None else [self._ingress.loop()]
 
     async def waiting(self) -> dict[str, int]:

@@ -18,28 +18,28 @@ class FrameFate(IntEnum):
     """Outcome of one frame write in a call of `send`."""
 
     WRITTEN = 0
-    DUPLICATE = 1  # an earlier call had written it
+    DUPLICATE = 1  # an earlier call has written it
     FULL = 2  # the mailbox is full, or an earlier frame of this sender was refused
     GONE = 3  # the mailbox's lease has expired
-    TOO_LARGE = 5  # the mailbox would not hold it if it were empty
-    GAP = 4  # the server does not have what this sender wrote before: it lost writes
+    TOO_LARGE = 5  # it would exceed the mailbox's limit even if the mailbox were empty
+    GAP = 4  # the server has lost what this sender wrote before
     LOG_FULL = 6  # the event log is behind: unwritten frames fill a mailbox, or its own stream
     HELD_BACK = 7  # another frame of its transaction was refused
 
 
 class SendStatus(IntEnum):
-    """Outcome of a call of `send`; if it is not OK, only duplicates are written."""
+    """Outcome of a call of `send`. Unless it is OK, the call has written nothing."""
 
     OK = 0
     STALE_DIRECTORY = 1
     STALE_VERDICTS = 2
     FENCED = 3
-    UNJUDGED = 4  # without verdicts, although the experiment has an interceptor
-    READER_FENCED = 5  # of a transaction: a newer reader has the mailbox, or it was removed
-    BEHIND = 6  # of a transaction: the server lost one that it had confirmed
+    UNJUDGED = 4  # the call has no verdicts, although the experiment has an interceptor
+    READER_FENCED = 5  # for a transaction: a newer reader has the mailbox, or it was removed
+    BEHIND = 6  # for a transaction: the server has lost one that it had confirmed
     LOST = 7  # the server has no data of the sender any more
-    RESTORED = 8  # the server is as it was before the sender took its epoch
-    STEP_OVER = 9  # of a step: it is closed, or another attempt has its group
+    RESTORED = 8  # the server has the data from before the sender claimed its epoch
+    STEP_OVER = 9  # for a step: it is closed, or another attempt has its group
 
 
 def fenced(name: str, epoch: int) -> Fenced:
@@ -53,7 +53,7 @@ def fenced(name: str, epoch: int) -> Fenced:
 
 
 def lost(name: str, epoch: int) -> Fenced:
-    """Build the error for a reader or sender of which the server knows nothing any more, or not its epoch."""
+    """Build the error for a reader or sender that the server does not know any more, or not under its epoch."""
     return Fenced(
         f"the server knows nothing of {name!r} under our epoch {epoch} any more: it was flushed, restored from older "
         f"data or replaced, or {name!r} was removed or stood still for too long. Close this messager and open a new "
@@ -71,11 +71,11 @@ class Published(NamedTuple):
 
 
 LOG = ":log"  # the log stream's name among the mailboxes; users' mailboxes have no colon
-LOG_STREAM = LOG + ":0"  # and as one of the streams that the event log reads
+LOG_STREAM = LOG + ":0"  # its name among the streams that the event log reads
 
 
 class LoggedFrame(NamedTuple):
-    """Frame for the event log, and a note on it (see `wire.notes`), in the same call."""
+    """Frame for the event log, and a note about it (see `wire.notes`), which are written in the same call."""
 
     frame: bytes
     note: bytes
@@ -85,8 +85,8 @@ class LoggedFrame(NamedTuple):
 class FrameWrite(msgspec.Struct):
     """One frame for one mailbox, or publications for channels without a mailbox (mailbox "").
 
-    `noted` goes to the log stream together with the rest; for the mailbox LOG it is the only content. It is dropped
-    while no log is registered. A call has at most one write for "", because one list of subscriber counts is kept.
+    `noted` is written to the log stream in the same call; for the mailbox LOG it is the only content. It is dropped if
+    no log is registered. A call has at most one write for "", because only one list of subscriber counts is kept.
     """
 
     mailbox: str
@@ -98,10 +98,10 @@ class FrameWrite(msgspec.Struct):
 
 
 class Conclusion(msgspec.Struct):
-    """Changes of a transaction beside its messages: the cursor (None: it stays) and the state of its own mailbox.
+    """Changes that a transaction makes besides its messages: its mailbox's cursor (None: unchanged), and its state.
 
-    `messages`, `nbytes` and `acks` are as in `commit`. With `state_changed` the state becomes `state` (None: there is
-    none). Transactions of one sender are numbered from 1: one that comes again has its effect once.
+    `messages`, `nbytes` and `acks` are as in `commit`. With `state_changed` the state becomes `state` (None: no state).
+    Transactions of one sender are numbered from 1, so that a repeated one has its effect once.
     """
 
     mailbox: str
@@ -116,24 +116,24 @@ class Conclusion(msgspec.Struct):
 
 
 class SendRequest(msgspec.Struct):
-    """A call of `send`: everything under one sender's epoch, one directory version and one interceptor's epoch.
+    """A call of `send`, under one sender's epoch, one version of the directory and one interceptor's epoch.
 
-    With a `conclusion` it is a transaction: all of it is written, or nothing.
+    With a `conclusion` it is a transaction, of which everything is written or nothing.
     """
 
     sender: str
     epoch: int
     directory_version: int
-    interceptor_epoch: int  # or the number of standing verdicts; -1: of a user's own interceptor; -2: there are none
+    interceptor_epoch: int  # or the rule snapshot's number; -1: a user's own interceptor; -2: no verdicts
     writes: Sequence[FrameWrite]
     conclusion: Conclusion | None = None
 
 
 class SendReply(msgspec.Struct):
-    """Outcomes of a call of `send`, frame by frame; `takers`: subscribers that got each publication without a mailbox.
+    """Outcomes of a call of `send`, frame by frame. `takers` counts the subscribers that received each publication.
 
-    `repeated` says that an earlier attempt may still be on its way to the server: it can write refused frames until the
-    sender takes a higher epoch.
+    `repeated` says that an earlier attempt may still be on its way to the server. It could write refused frames until
+    the sender claims a higher epoch.
     """
 
     status: SendStatus
@@ -143,9 +143,10 @@ class SendReply(msgspec.Struct):
 
 
 class Listening(NamedTuple):
-    """Mailbox that is ours now: the reader's epoch, the durable cursor, and the last transaction's state.
+    """A mailbox that is ours now: the directory's version, the reader's epoch, and the durable cursor.
 
-    `state`, and the ranges acknowledged behind the cursor, are set only when the mailbox is taken over.
+    `state`, of the last transaction, and `acked`, the ranges acknowledged after the cursor, are set only when the
+    mailbox is taken over.
     """
 
     version: int
@@ -156,7 +157,7 @@ class Listening(NamedTuple):
 
 
 class MailboxEnd(NamedTuple):
-    """Last entry of a mailbox (START's if it never had one), and the size of the rest behind the cursor."""
+    """The last entry of a mailbox (START's if it never had one), and the messages and bytes after the cursor."""
 
     entry: str
     messages: int
@@ -164,7 +165,7 @@ class MailboxEnd(NamedTuple):
 
 
 class Held(NamedTuple):
-    """A mailbox of another owner, with its current lease; `overdue`: it may be over, by the server's clock."""
+    """A mailbox of another owner, with its current lease. `overdue`: the lease may have ended by the server's clock."""
 
     owner: str
     lease: str
@@ -172,9 +173,9 @@ class Held(NamedTuple):
 
 
 class SenderState(NamedTuple):
-    """A sender's new epoch, the last written seq per mailbox, the subscriber counts of its last publications.
+    """A sender's new epoch, its last sequence number for each mailbox, and the subscribers of its last publications.
 
-    `transactions` counts those that were committed.
+    `transactions` is the number of its committed transactions.
     """
 
     epoch: int
@@ -184,7 +185,7 @@ class SenderState(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """A mailbox's limits, and its lease in seconds; `leased`: it goes when its lease ends."""
+    """A mailbox's limits, and the duration of its lease in seconds. If `leased`, it is removed when the lease ends."""
 
     messages: int
     nbytes: int
@@ -192,9 +193,10 @@ class Limits(NamedTuple):
     leased: bool
 
     def fate(self, size: int, messages: int, nbytes: int, unlogged: tuple[int, int] = (0, 0)) -> FrameFate:
-        """Return WRITTEN if a frame of `size` bytes fits, else why not; the other numbers include the frame.
+        """Return WRITTEN if a frame of `size` bytes fits, otherwise why not.
 
-        `unlogged` are the messages and bytes that the event log does not have.
+        `messages`, `nbytes` and `unlogged` include the frame. `unlogged` has the messages and bytes that the event log
+        does not have yet.
         """
         if size > self.nbytes:
             return FrameFate.TOO_LARGE
@@ -206,7 +208,7 @@ class Limits(NamedTuple):
 
 
 class Ingress(NamedTuple):
-    """A publication of a foreign client."""
+    """A message that a foreign client published, and the pattern that it matched (None: it matched a channel)."""
 
     channel: str
     data: bytes
@@ -214,10 +216,10 @@ class Ingress(NamedTuple):
 
 
 class DirectoryDelta(NamedTuple):
-    """Changes of the directory since a version, all mailboxes, and whether an event log is registered.
+    """Changes of the directory since a version, the names of all mailboxes, and whether an event log is registered.
 
-    `schemas` are the JSON Schemas of all subtopics that have one, `audiences` the versions of all audiences, `dates`
-    the steps from which changes of hosts count.
+    `schemas` has the JSON Schemas of all subtopics that have one, `audiences` the versions of all audiences, `dates`
+    the steps from which agents are in another group.
     """
 
     version: int
@@ -230,7 +232,10 @@ class DirectoryDelta(NamedTuple):
 
 
 class FramePort(Protocol):
-    """The calls that write the frames of one sender; it `forgets` if it keeps what a sender wrote to each mailbox."""
+    """The server calls that write the frames of one sender.
+
+    `forgets` says that it keeps sequence numbers for each mailbox, which `forget` deletes.
+    """
 
     forgets: bool
 
@@ -240,39 +245,40 @@ class FramePort(Protocol):
     async def take_sender_epoch(self, sender: str, *, keep_s: float, held: int | None = None) -> SenderState:
         """Raise a sender's epoch, which fences earlier senders under this name.
 
-        Args: held is the caller's own; with it, raises Fenced where a successor has raised it since, or it is lost.
+        Args: `held` is the caller's current epoch, or None.
+        Raises: Fenced if `held` is given and a successor has raised it since, or the server has lost it.
         """
 
     async def forget(self, sender: str, epoch: int, mailboxes: Sequence[str]) -> None:
-        """Forget a sender's sequence numbers for removed mailboxes, unless a newer sender has its name."""
+        """Delete a sender's sequence numbers for removed mailboxes, unless a newer sender has its name."""
 
     async def leave(self, sender: str, epoch: int, *, keep_s: float) -> None:
-        """Forget a closed sender `keep_s` seconds from now, unless a newer sender has its name.
+        """Delete the state of a closed sender `keep_s` seconds from now, unless a newer sender has its name.
 
         Late writes of an earlier attempt are refused after that.
         """
 
     async def send(self, request: SendRequest) -> SendReply:
-        """Write frames and publish, atomically; a frame with a seq that was written before is DUPLICATE.
+        """Write frames and publish messages, atomically; a frame whose number was written before is DUPLICATE.
 
-        With a conclusion everything is written or nothing; all are DUPLICATE if an earlier call has concluded it.
+        With a conclusion everything is written or nothing; all frames are DUPLICATE if an earlier call has done so.
         """
 
     async def still_full(self, mailbox: str, rows: int, nbytes: int) -> FrameFate | None:
-        """Return why a refused frame still does not fit, FULL or LOG_FULL, without sending it; None: send it."""
+        """Return why a refused frame still does not fit, FULL or LOG_FULL, or None if it is worth sending again."""
 
 
-_CHANCE = 10**6  # the last six digits are drawn
-_END = 2**62  # what is higher is none of ours, and would not fit where numbers travel
+_CHANCE = 10**6  # the last six digits are random
+_END = 2**62  # a higher number is not one of ours, and would not fit into frames
 
 
 def new_epoch(above: int = 0) -> int:
-    """Return a number that was never used: the time in ms and six random digits; it is above another one."""
+    """Return a number that was never used, above another one: the time in ms, followed by six random digits."""
     ms = time.time_ns() // 10**6
     return max(ms, above // _CHANCE + 1) * _CHANCE + secrets.randbelow(_CHANCE)
 
 
 def successor_of(kept: bytes | None) -> int:
-    """Return a new epoch above the one on the server; a value that cannot be an epoch is ignored."""
+    """Return a new epoch above the one on the server (None: there is none); ignore a value that cannot be an epoch."""
     above = int(kept) if kept is not None and kept.isdigit() and len(kept) < 20 else 0
     return new_epoch(above if above < _END // 2 else 0)

@@ -9,29 +9,30 @@ from ray_messaging.transports.connection.link import RedisLink
 from ray_messaging.transports.connection.protocol import Wire
 from ray_messaging.transports.connection.replica_guard import TooFewReplicasError
 
-# A blocking read answers by itself before the socket's timeout can.
+# The server answers a blocking read at its end, so the socket's timeout is longer by this.
 _MARGIN_S = 5.0
 Commands = Sequence[Sequence[Any]]
 
 
 class BlockingReads:
-    """Blocking reads of streams; one at a time, because a read keeps the connection to itself while it waits."""
+    """Blocking reads of streams. There is one at a time, because nothing else can use the connection meanwhile."""
 
     def __init__(self, link: RedisLink) -> None:
         self._link = link
         self._wire: Wire | None = None
 
     async def read(self, cursors: Mapping[str, str], count: int, block_s: float | None) -> Any:  # noqa: ANN401 - a reply
-        """Return up to `count` entries of each stream (its key) after its cursor; wait for the first up to `block_s`.
+        """Return up to `count` entries of each stream after its cursor; wait up to `block_s` for the first one.
 
-        With None it does not wait. The reply is [[key, [[entry, [field, value, ...]], ...]], ...], bytes all of it.
+        If `block_s` is None, do not wait. `cursors` maps the streams' keys to the last entries that were read. The
+        reply is [[key, [[entry, [field, value, ...]], ...]], ...], in which all values are bytes.
         """
         return (await self.read_with(cursors, count, block_s))[0]
 
     async def read_with(
         self, cursors: Mapping[str, str], count: int, block_s: float | None, behind: Commands = ()
     ) -> list[Any]:
-        """Return what `read` does, and the replies of commands that run right behind it, in the same round trip."""
+        """Return the reply of `read`, and those of commands `behind`, which run right after it in one round trip."""
         block = [] if block_s is None else ["BLOCK", max(1, int(block_s * 1000))]
         command = ["XREAD", "COUNT", count, *block, "STREAMS", *cursors, *cursors.values()]
         done = False
@@ -40,7 +41,7 @@ class BlockingReads:
             reply, *more = await self._link.persist(lambda: self._once([command, *behind], timeout_s, cursors))
             done = True
         finally:
-            if not done:  # cancelled: its reply may still come, so this connection cannot be used again
+            if not done:  # the read was cancelled, and its reply may still come, so this connection cannot be reused
                 self.close()
         return [reply or [], *more]
 
@@ -48,7 +49,7 @@ class BlockingReads:
         wire = self._wire
         if wire is None or not wire.is_open:
             wire = await self._opened(cursors)
-        # A reply may be large, and the link slow: it may take as long as it takes, while it comes.
+        # A reply may be large, and the link slow: there is no limit while bytes of it arrive.
         guard = self._link.guard
         if guard is None and len(commands) == 1:
             return [await wire.call(commands[0], math.inf, timeout_s)]
@@ -58,7 +59,7 @@ class BlockingReads:
             if guard is not None:
                 guard.check(replies)
         except TooFewReplicasError:
-            self.close()  # it may be a primary no more, without knowing it
+            self.close()  # the server may no longer be the primary, without knowing it
             raise
         return replies
 
@@ -74,7 +75,7 @@ class BlockingReads:
         return wire
 
     def close(self) -> None:
-        """Let the connection go; the next read opens another one."""
+        """Close the connection; the next read opens another one."""
         wire, self._wire = self._wire, None
         if wire is not None:
             wire.close()

@@ -1,4 +1,4 @@
-"""Nodes of a Redis or Valkey Cluster, which name the primary that has an experiment."""
+"""Nodes of a Redis or Valkey Cluster, which are asked for the primary that has an experiment's keys."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,13 +16,13 @@ from ray_messaging.transports.connection.discovery import (
 from ray_messaging.transports.connection.options import connection_options
 
 _QUESTIONS = (("CLUSTER", "NODES"), ("CLUSTER", "SLOTS"))
-_REMEMBERED = 6  # nodes that are asked beside those of the config
+_REMEMBERED = 6  # the most nodes that are asked in addition to those of the config
 _REFUSED = (AuthenticationError, NoPermissionError)
-_UNNAMED = frozenset({"noaddr", "handshake"})  # nodes whose address is not known
+_UNNAMED = frozenset({"noaddr", "handshake"})  # flags of nodes whose address is not known
 
 
 class _Node(NamedTuple):
-    """A node of the cluster, as one of them sees it."""
+    """A node of the cluster, as the node that was asked sees it."""
 
     name: str
     address: tuple[str, int]
@@ -33,7 +33,7 @@ class _Node(NamedTuple):
 
 
 class _Answer(NamedTuple):
-    """Answer of one node: the nodes that it knows, or why there are none."""
+    """Answer of one node: the nodes that it knows, or the error if it did not answer."""
 
     where: str
     nodes: Sequence[_Node] | None = None
@@ -41,32 +41,34 @@ class _Answer(NamedTuple):
 
     @property
     def owner(self) -> _Node | None:
-        """Return the node that has the slot in this view."""
+        """Return the node that has the slot according to this answer, or None."""
         return next((node for node in self.nodes or () if node.has_slot), None)
 
 
 class ClusterNodes:
     """Nodes of a cluster, of which one primary has the slot of an experiment's keys.
 
-    They are all asked at once, and of what a majority answers the highest epoch counts, as in the cluster itself: one
-    that was cut off names the old owner. A node that disclaims the slot is not its owner, whatever others have heard.
+    All nodes are asked at once. When a majority has answered, the answer with the highest epoch counts, as in the
+    cluster itself, because a node that was cut off names the old owner. A node that says that it does not have the slot
+    is not the owner, whatever other nodes say.
     """
 
     def __init__(self, config: RedisConfig, home: str) -> None:
         self._config = config
         self._slot = key_slot(home.encode())
         self._seeds = config.cluster_addresses()
-        self._named: list[tuple[str, int]] = []  # by earlier answers: the seeds may be gone
+        self._named: list[tuple[str, int]] = []  # nodes in earlier answers, because those of the config may be gone
 
     @property
     def where(self) -> str:
-        """Name the cluster, for messages."""
+        """Return a name of the cluster for error texts."""
         return f"a node of the cluster of {', '.join(self._config.cluster)}"
 
     async def primary(self) -> tuple[str, int]:
         """Return the host and port of the slot's owner, within 3 s.
 
-        Raises: NoPrimaryError if none answers or the owner is down, WrongSettingsError, AuthenticationError.
+        Raises: NoPrimaryError if no node answers or the owner is down; WrongSettingsError if the nodes that answer
+        cannot know it; AuthenticationError if they refuse the password.
         """
         asked = list(dict.fromkeys([*self._named, *self._seeds]))
         answers = await answers_of([self._ask(*address) for address in asked], lambda answer: answer.nodes is not None)
@@ -86,7 +88,7 @@ class ClusterNodes:
         if not claims:
             raise self._without_owner(answers)
         owner, nodes = max(claims, key=lambda claim: (claim[0].epoch, "fail" not in claim[0].flags))
-        # Those of its shard first: one of them has the slot next.
+        # The nodes of the owner's shard come first, because one of them gets the slot next.
         known = sorted(
             (node for node in nodes or () if not node.flags & _UNNAMED), key=lambda one: one.shard != owner.name
         )
@@ -133,11 +135,11 @@ def _text(address: tuple[str, int]) -> str:
 
 
 def _endpoints(slots: Sequence[Any], asked: str) -> dict[str, tuple[str, int]]:
-    """Return the address of each node with slots, as the cluster wants clients to have it, by the node's name."""
+    """Return, by node name, the address that the cluster tells clients to use for each node with slots."""
     found: dict[str, tuple[str, int]] = {}
     for _, _, *nodes in slots:
         for host, port, name, *_ in nodes:
-            if host != b"?":  # a hostname is preferred, and not known
+            if host != b"?":  # "?": the cluster prefers hostnames, and does not know this node's
                 found[name.decode()] = (host.decode() if host else asked, int(port))
     return found
 
@@ -162,7 +164,7 @@ def _read_nodes(text: str, endpoints: Mapping[str, tuple[str, int]], slot: int, 
 
 
 def _holds(slots: str, slot: int) -> bool:
-    """Return whether a range of slots holds one; in brackets are those on their way."""
+    """Return whether a range of slots contains a slot. A range in brackets, which is being migrated, does not count."""
     if slots.startswith("["):
         return False
     first, _, last = slots.partition("-")

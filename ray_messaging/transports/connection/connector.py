@@ -16,9 +16,9 @@ from ray_messaging.transports.connection.sentinels import Sentinels
 
 
 class NearbyConnection(Connection):
-    """Connect by a unix socket that the server has on its machine; from elsewhere, or in vain, by host and port.
+    """Connection by a server's unix socket if the server is on this machine, and otherwise by host and port.
 
-    A hop by it takes a sixth less time than by loopback.
+    A call by unix socket takes a sixth less time than one by loopback.
     """
 
     def __init__(self, *, socket_dir: str, **options: Any) -> None:  # noqa: ANN401 - redis-py's
@@ -26,39 +26,39 @@ class NearbyConnection(Connection):
         self._socket = f"{socket_dir}/{self.port}.sock"
 
     async def _connect(self) -> None:
-        # redis-py has one class of connections for each way, and no public place for a choice.
+        # redis-py has one connection class for each way, and no public method that chooses one.
         try:
             async with asyncio.timeout(self.socket_connect_timeout):
                 streams = await asyncio.open_unix_connection(self._socket)
-        except OSError:  # it is not there, or nobody listens: who is out of reach is told by TCP
+        except OSError:  # there is no socket, or nobody listens: if the server is unreachable, TCP gives the error
             await super()._connect()  # type: ignore[no-untyped-call]  # redis-py has no types here
         else:
             self._reader, self._writer = streams
 
 
 def discovery_of(config: RedisConfig, home: str) -> Discovery | None:
-    """Return the servers that name the primary of keys that begin with `home`; None: it has a fixed address."""
+    """Return the servers that know the primary of keys that begin with `home`, or None if it has a fixed address."""
     if config.sentinels:
         return Sentinels(config)
     return ClusterNodes(config, home) if config.cluster else None
 
 
 class Connector:
-    """Maker of connections to a server: at the address of its config, or where Sentinels or cluster nodes say it is."""
+    """Maker of connections to a server, at the address in its config or that which Sentinels or cluster nodes name."""
 
     def __init__(self, config: RedisConfig, home: str) -> None:
         self._config = config
         self._discovery = discovery_of(config, home)
-        self.address = (config.server, config.port)  # of the last connection
+        self.address = (config.server, config.port)  # the address of the last connection
 
     @property
     def discovers(self) -> bool:
-        """Return whether other servers name the server."""
+        """Return whether Sentinels or cluster nodes name the server's address."""
         return self._discovery is not None
 
     @property
     def where(self) -> str:
-        """Return the server's address, for messages."""
+        """Return the server's address for error texts."""
         host, port = self.address
         if not host and self._discovery is not None:
             return self._discovery.where
@@ -66,14 +66,14 @@ class Connector:
 
     @cached_property
     def _options(self) -> dict[str, Any]:
-        # redis-py's own retry is blind: it repeats what may have had its effect. We own the loop.
+        # redis-py's own retry repeats calls that may have had their effect, so it is off. Our own code retries.
         return connection_options(self._config) | {"retry": Retry(NoBackoff(), 0)}
 
     async def make(self) -> AbstractConnection:
-        """Make a connection that is still to be opened; raises redis-py's errors where no server is named."""
+        """Make a connection that is not open yet; raises redis-py's errors if no primary is named."""
         options = dict(self._options)
         if "unix_socket_path" in options:
-            del options["socket_keepalive"]  # of TCP
+            del options["socket_keepalive"]  # this is for TCP only
             return UnixDomainSocketConnection(path=options.pop("unix_socket_path"), **options)
         if self._discovery is not None:
             self.address = await self._discovery.primary()

@@ -1,4 +1,4 @@
-"""Discovery of the primary: by questions to all servers that may know it, side by side."""
+"""Discovery of the primary, by asking all servers that may know it at the same time."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -13,8 +13,8 @@ from ray_messaging.transports.connection.protocol import Wire
 
 T = TypeVar("T")
 
-ANSWER_S = 3.0  # for the first answer: a busy machine takes its time
-_MAJORITY_S = 1.0  # for a majority, where there is an answer
+ANSWER_S = 3.0  # the longest wait for the first answer, because a machine may be busy
+_MAJORITY_S = 1.0  # the longest further wait for a majority, after the first answer
 
 
 class NoPrimaryError(RedisConnectionError):
@@ -22,27 +22,28 @@ class NoPrimaryError(RedisConnectionError):
 
 
 class WrongSettingsError(NoPrimaryError):
-    """The asked servers answer, and cannot know the primary: the settings are wrong."""
+    """The asked servers answer but cannot know the primary, because the settings are wrong."""
 
 
 class Discovery(Protocol):
-    """Servers that know the primary. They are asked before each connection, as it may have changed."""
+    """Servers that know the primary. They are asked before each connection, because the primary may have changed."""
 
     @property
     def where(self) -> str:
-        """Name the asked servers, for messages."""
+        """Return a name of the asked servers for error texts."""
 
     async def primary(self) -> tuple[str, int]:
         """Return the host and port of the primary, within 3 s.
 
-        Raises: NoPrimaryError, WrongSettingsError, AuthenticationError.
+        Raises: NoPrimaryError if no server answers or the primary is down; WrongSettingsError if the servers that
+        answer cannot know it; AuthenticationError if they refuse the password.
         """
 
 
 async def answers_of(questions: Sequence[Coroutine[Any, Any, T]], counts: Callable[[T], bool]) -> list[T]:
-    """Return the answers until more than half of the asked have one that counts, or the time is over.
+    """Return the answers when more than half of them are there and count, or when the time is over.
 
-    One that was cut off from the others may name an old primary, and be the first to answer.
+    The first answer is not enough, because a server that was cut off from the others may name an old primary.
     """
     now = asyncio.get_running_loop().time
     tasks = [asyncio.create_task(question, name="ray_messaging question for the primary") for question in questions]
@@ -65,9 +66,9 @@ async def answers_of(questions: Sequence[Coroutine[Any, Any, T]], counts: Callab
 async def replies_of(
     address: tuple[str, int], options: Mapping[str, Any], commands: Sequence[Sequence[str]]
 ) -> list[Any]:
-    """Return a server's replies to some commands, over a connection of their own with redis-py's options.
+    """Return a server's replies to some commands, over a new connection with options for redis-py.
 
-    It is closed without a pause, in which a question that is given up could leave it open.
+    The connection is closed without waiting, because a cancelled wait could leave it open.
     """
     host, port = address
     options = {**options, "host": host, "port": port, "retry": Retry(NoBackoff(), 0)}

@@ -1,4 +1,4 @@
-"""A link to one Redis server: scripts and commands that are repeated while the connection is cut."""
+"""A link to one Redis server: scripts and commands, which are repeated while the connection is interrupted."""
 
 import asyncio
 import time
@@ -65,13 +65,13 @@ T = TypeVar("T")
 # Called with a connection, and the streams (their keys) that are read over it, each with the last entry that was read.
 Greet = Callable[[Wire, Mapping[str, str]], Awaitable[None]]
 
-_GLANCE_S = 1.0  # between two questions whether the experiment has ended
-# Patience must be enough for another connection, where one has died without a word.
+_GLANCE_S = 1.0  # the time between two questions whether the experiment has ended
+# A stalled connection is given up early enough that the patience suffices for another one.
 _SHORTEST_STALL_S = 1.0
 _AS_CLUSTER = (
     "give redis+cluster://host:port,host:port (RedisConfig(cluster=[...])), which finds the node with the keys"
 )
-# Replies of a script whose user lacks a right.
+# Replies of a script if our user lacks a right.
 _NO_RIGHT = ("The user executing the script", "ACL failure in script", "No permissions to access a")
 _FATAL = (AuthenticationError, AuthorizationError, NoPermissionError)
 _PASSING = (
@@ -93,9 +93,10 @@ _ANSWERS = (ResponseError, BusyLoadingError)  # the server said no, and did noth
 
 
 def _passes(error: BaseException, *, follows: bool) -> bool:
-    """Return whether a repetition may help; redis-py, which connects and subscribes, has no class for some of these.
+    """Return whether repeating a call may help after this error.
 
-    `follows`: a new connection goes to the node that has the keys by then.
+    Some errors are recognized by their text, because redis-py, which connects and subscribes, has no class for them.
+    `follows` says that a new connection is made to the node that has the keys by then.
     """
     if isinstance(error, MovedError | RedisMovedError):
         return follows
@@ -105,7 +106,7 @@ def _passes(error: BaseException, *, follows: bool) -> bool:
 
 
 def _after(first: Callable[[], Awaitable[Any]], attempt: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
-    """Return an attempt that tries another way first, only the first time."""
+    """Return an attempt that, when it is called for the first time only, tries `first` before."""
     ways = [first]
 
     async def both() -> Any:  # noqa: ANN401 - a reply
@@ -116,9 +117,9 @@ def _after(first: Callable[[], Awaitable[Any]], attempt: Callable[[], Awaitable[
 
 
 class RedisLink:
-    """Connections to one server; `home` is what its keys begin with, by which it is found in a cluster.
+    """Connections to one server. `home` is the prefix of our keys, by which their node is found in a cluster.
 
-    With a `guard`, no reply counts before replicas have all that it may show.
+    With a `guard`, no reply counts before replicas have all data that the reply may depend on.
     """
 
     def __init__(
@@ -131,28 +132,28 @@ class RedisLink:
         self._home = home
         self._clustered = bool(config.cluster)
         self.patience_s = patience_s
-        # Seconds for a reply, and without any movement of the connection.
+        # The seconds to wait for a reply, and the seconds without any byte sent or received.
         self._reply_s, self._stall_s = min(config.timeout, patience_s), max(_SHORTEST_STALL_S, patience_s / 3)
         self._closed = False
         self._wire: Wire | None = None
         self._opening = asyncio.Lock()
         self.transacts = True  # False once the server, or the user's rights, have refused MULTI or EXEC
         self._known: dict[str, str] = {}  # hashes of the scripts that the server should have
-        # Is called with each new connection before a script, or a blocking read, goes over it.
+        # This is called with each new connection before a script, or a blocking read, goes over it.
         self.greet: Greet | None = None
         self._greeted: Wire | None = None
-        self._calls = 0  # that went over an open connection
+        self._calls = 0  # the number of calls that were sent over an open connection
         self._glanced_at = 0.0
-        # Is called when another server than before has become the primary, with its address.
+        # This is called with the address of the primary when it is another server than before.
         self.moved: Callable[[tuple[str, int]], None] | None = None
         self._found = self._connector.address
-        # Asked while the server is out of reach: whether it stays so, as the experiment has ended.
+        # This is called while the server cannot be reached, and returns the error if the experiment has ended.
         self.ended: Callable[[], Awaitable[Closed | None]] | None = None
         self.observer: Observer | None = None
 
     @property
     def where(self) -> str:
-        """Return the server's address, for messages."""
+        """Return the server's address for error texts."""
         return self._connector.where
 
     @property
@@ -161,12 +162,13 @@ class RedisLink:
         return self._connector.address
 
     async def connect(self) -> None:
-        """Reach the server; raise ConnectionFailed, ServerRefused or ConfigError.
+        """Connect to the server.
 
-        ConnectionFailed comes at once, or after `RedisConfig.connect_timeout` where nothing answers. ConfigError: it is
-        too old, a replica, a node of a cluster that is to be reached as one, or deletes data when its memory is full;
-        or its Sentinels do not know the service, or no node has the experiment's slot. NotReplicated: it has fewer
-        replicas than must have what is acknowledged. Closed: the experiment has ended.
+        Raises: ConnectionFailed at once, or after `RedisConfig.connect_timeout` if nothing answers. ServerRefused if it
+        refuses the password, user or db. ConfigError if the server is too old, is a replica, is a node of a cluster but
+        was not given as a cluster, or deletes data when its memory is full; or if its Sentinels do not know the
+        service, or no node has the experiment's slot. NotReplicated if it has fewer replicas than must confirm calls.
+        Closed if the experiment has ended.
         """
         self._closed = False
         patient_until = time.monotonic() + self.config.connect_timeout
@@ -198,9 +200,9 @@ class RedisLink:
             raise unsuitable
 
     async def _primaries(self, wire: Wire, info: Info) -> int:
-        """Return how many primaries a node's cluster has; 1 for a server on its own, or where that cannot be known.
+        """Return the number of primaries in a node's cluster, or 1 for a single server or if it cannot be known.
 
-        Raises redis-py's error where the cluster serves no keys.
+        Raises: redis-py's error if the cluster serves no keys.
         """
         if self._clustered:
             try:
@@ -228,9 +230,9 @@ class RedisLink:
         return None
 
     async def close(self) -> None:
-        """Close the shared connection, also one that is being opened; from then on calls raise Closed.
+        """Close the shared connection, even while it is being opened. From then on calls raise Closed.
 
-        Closing twice does no harm.
+        Closing twice is harmless.
         """
         self._closed = True
         self._drop_wire()
@@ -241,7 +243,7 @@ class RedisLink:
             wire.close()
 
     def _once(self, args: Sequence[Any]) -> Awaitable[Any]:
-        """Send one command over the connection that all share, which is opened where there is none."""
+        """Send one command over the shared connection, which is opened first if it is not open."""
         wire = self._wire
         return self._opened(args) if wire is None or not wire.is_open else self._over(wire, args)
 
@@ -251,7 +253,7 @@ class RedisLink:
         return await self._over(wire, args)
 
     async def _open_shared(self) -> Wire:
-        """Return the shared connection; open it where there is none, which only one task may do at a time."""
+        """Return the shared connection; open it if it is not open. Only one task may call this at a time."""
         if self._wire is None or not self._wire.is_open:
             self._wire = await self.open_wire()
             if self.observer is not None:
@@ -269,9 +271,9 @@ class RedisLink:
         return reply
 
     async def _replies(self, wire: Wire, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        """Send commands in one piece; return their replies, errors among them.
+        """Send commands in one piece; return their replies, which may be errors.
 
-        With a guard they count only once replicas have their effect; where the last one failed there is none.
+        With a guard, return when replicas have the commands' effect, unless the last command failed and has none.
         """
         self._calls += 1
         behind = () if self.guard is None else self.guard.behind
@@ -281,17 +283,20 @@ class RedisLink:
         if self.guard is not None and not isinstance(found[-1], BaseException):
             try:
                 self.guard.check(rest)
-            except TooFewReplicasError as error:  # it may be a primary no more, without knowing it
+            except TooFewReplicasError as error:  # it may no longer be the primary
                 wire.close(error)
                 raise
         return found
 
     async def dedicated(self) -> AbstractConnection:
-        """Make a connection of its own, for a subscription; raises redis-py's errors."""
+        """Make a separate connection, for a subscription; raises redis-py's errors."""
         return await self._connector.make()
 
     async def open_wire(self) -> Wire:
-        """Open a connection, to a primary where other servers name it; raises redis-py's errors, and Closed."""
+        """Open a connection, and check that it is to a primary if other servers name it.
+
+        Raises: redis-py's errors; Closed after `close`.
+        """
         self._check_open()
         wire = await Wire.open(await self._connector.make())
         try:
@@ -310,7 +315,7 @@ class RedisLink:
         return wire
 
     def _check_open(self) -> None:
-        """Raise Closed after the end of this link: a late call would open a connection that nobody closes."""
+        """Raise Closed if this link is closed, because a late call would open a connection that nobody closes."""
         if self._closed:
             raise Closed(f"the connection to the server at {self.where} is closed", unsent=True)
 
@@ -319,7 +324,7 @@ class RedisLink:
             raise NoPrimaryError(f"the server at {self.where} was named as the primary, and is a replica")
 
     def translated(self, error: BaseException) -> Exception:
-        """Turn a library's error into ours: refused for good, or out of reach."""
+        """Turn a library's error into one of ours, such as ServerRefused or ConnectionFailed."""
         facts = self._facts()
         if isinstance(error, NoPrimaryError):
             return ConnectionFailed(str(error), **facts)
@@ -347,7 +352,7 @@ class RedisLink:
         return error if isinstance(error, Exception) else RuntimeError(str(error))
 
     def _gave_up(self, error: BaseException, *, taken: bool) -> Exception:
-        """Build the error of a call whose last attempt failed; an earlier one may have been `taken`."""
+        """Build the error of a call whose last attempt failed; `taken`: an earlier attempt may have had its effect."""
         if taken and isinstance(error, OutOfMemoryError):
             return ConnectionFailed(
                 f"the memory of the server at {self.where} is full, and an earlier attempt of this call had no answer: "
@@ -357,7 +362,7 @@ class RedisLink:
         return self.translated(error)
 
     def _is_final(self, error: BaseException) -> bool:
-        """Return whether no repetition can help."""
+        """Return whether repeating the call cannot help."""
         return isinstance(error, _FATAL) or not self._passes(error)
 
     def _passes(self, error: BaseException) -> bool:
@@ -397,10 +402,10 @@ class RedisLink:
         large: Sequence[int] = (),
         first: Callable[[], Awaitable[Any]] | None = None,
     ) -> Awaitable[Any]:
-        """Run a script of ours; it is repeated, with the same arguments, while the connection is cut.
+        """Run one of our scripts. It is repeated with the same arguments while the connection is interrupted.
 
-        `cut` is called for each attempt with an unknown outcome; `large` are the places of large bytes in
-        the arguments. `first` is tried once before: its result counts, unless it is None.
+        `cut` is called after each attempt with an unknown outcome. `large` has the positions of large byte strings in
+        the arguments. `first` is tried once before the script; its result is returned unless it is None.
         """
         attempt = partial(self._run, name, keys, args, large)
         return self.persist(attempt if first is None else _after(first, attempt), cut)
@@ -416,19 +421,21 @@ class RedisLink:
         return self._greeting(command)
 
     def script_command(self, name: str, keys: Sequence[str], args: Sequence[Any]) -> Sequence[Any]:
-        """Return the command that runs a script of ours."""
+        """Return the command that runs one of our scripts."""
         script = self._known.get(name)
         how = b"EVALSHA"
         if script is None:
-            self._known[name] = script_hash(name, cluster=self._clustered)  # if this never gets there, it is refused
+            self._known[name] = script_hash(name, cluster=self._clustered)  # if it is not sent, EVALSHA fails
             how, script = b"EVAL", script_text(name, cluster=self._clustered)
         return (how, script, len(keys), *keys, *args)
 
     async def transaction(self, commands: Sequence[Sequence[Any]]) -> list[Any] | None:
-        """Run commands in one transaction, over the open connection, and once; return their replies, also errors.
+        """Run commands in one MULTI/EXEC transaction, once, over the open connection.
 
-        None: nothing was done, because there is no connection or the server refused it; `transacts` says whether
-        another transaction may be tried. Raises redis-py's error where the outcome is unknown.
+        Return their replies, which may be errors, or None if nothing was done, because there is no connection or the
+        server refused the transaction. Then `transacts` says whether another transaction may be tried.
+
+        Raises: redis-py's error if the outcome is unknown.
         """
         wire = self._wire
         if wire is None or wire is not self._greeted or not wire.is_open:
@@ -440,9 +447,9 @@ class RedisLink:
             return found
         if not isinstance(found, _ANSWERS):
             raise found
-        aborted = str(found).startswith("EXECABORT")  # for one of the commands, of which the script will tell more
+        aborted = str(found).startswith("EXECABORT")  # because of one command; the script then gives its error
         if not aborted:
-            wire.close(found)  # it may still be within the transaction
+            wire.close(found)  # the connection may still be in the transaction
         for error in (begun, found):
             refused = isinstance(error, ResponseError) and not self._passes(error)
             if refused and ("NOPERM" in str(error) or not str(error).startswith("EXECABORT")):
@@ -458,22 +465,25 @@ class RedisLink:
         return await self._over(wire, command)
 
     async def command(self, *args: Any) -> Any:  # noqa: ANN401 - a command and its reply
-        """Run one command that may be repeated; replies come as RESP2 gives them."""
+        """Run one command, which may be repeated; return its reply in the form of RESP2."""
         return await self.persist(lambda: self._once(args))
 
     async def commands(self, *commands: Sequence[Any]) -> list[Any]:
-        """Run commands that may be repeated, one behind the other without a wait; return their replies."""
+        """Run commands, which may be repeated, in a pipeline; return their replies."""
         return await self.persist(lambda: asyncio.gather(*map(self._once, commands)))
 
     async def persist(self, attempt: Callable[[], Awaitable[T]], cut: Callable[[], None] | None = None) -> T:
-        """Repeat an attempt while the connection is cut, up to `patience_s`.
+        """Repeat an attempt while the connection is interrupted, for at most `patience_s` seconds.
 
-        Raises: ServerRefused at once, Closed once the experiment has ended, ConnectionFailed, MailboxFull.
+        `cut` is called after each attempt with an unknown outcome.
+
+        Raises: ServerRefused at once; Closed if the experiment has ended; ConnectionFailed if the server cannot be
+        reached; MailboxFull if its memory is full.
         """
         deadline, calls = asyncio.get_running_loop().time() + self.patience_s, self._calls
         backoff: Backoff | None = None  # most commands succeed at once
-        forgotten = False  # the script was, by the last attempt
-        taken = False  # the call may have been, by an attempt that had no answer
+        forgotten = False  # the last attempt found that the server does not have the script
+        taken = False  # an attempt without an answer may have had its effect
         while True:
             try:
                 return await attempt()
@@ -481,7 +491,7 @@ class RedisLink:
                 if self._is_final(error):
                     raise self.translated(error) from error
                 if isinstance(error, NoScriptError):
-                    self._known.clear()  # the next attempt brings the script along
+                    self._known.clear()  # the next attempt sends the script's text
                     forgotten = not forgotten
                     if forgotten:  # the server was restarted, told to forget it, or has refused to run it
                         continue
@@ -504,19 +514,19 @@ class RedisLink:
             self.observer.retried(self.where, error)
 
     async def over(self) -> Closed | None:
-        """Return the error of an ended experiment, if it is known; the question is asked once a second at most."""
+        """Return the error of an ended experiment, or None if no end is known. This asks at most once a second."""
         now = asyncio.get_running_loop().time()
         if self.ended is None or now < self._glanced_at + _GLANCE_S:
             return None
         self._glanced_at = now
         over = await self.ended()
         if over is not None:
-            self._glanced_at = 0.0  # the others are to hear of it, too
+            self._glanced_at = 0.0  # so that the next calls get this answer too
         return over
 
 
 def link_of(config: RedisConfig, keys: Keys, patience_s: float, wait_replicas: int) -> RedisLink:
-    """Make the link to a server with some keys of an experiment; `wait_replicas` must have what it confirms."""
+    """Make the link to a server with some of an experiment's keys; `wait_replicas` replicas must confirm each call."""
     guard = None
     if wait_replicas:
         marker = script_text("write_mark", cluster=bool(config.cluster))

@@ -1,4 +1,4 @@
-"""Options for connections of redis-py, TLS among them, and explanations of its errors."""
+"""Options for redis-py's connections, including TLS, and explanations of errors of TLS."""
 
 import ssl
 from typing import Any
@@ -13,7 +13,7 @@ _HUNG_UP = ("closed by server", "connection was cut", "reset by peer", "reset")
 
 
 def connection_options(config: RedisConfig) -> dict[str, Any]:
-    """Return how redis-py is to connect."""
+    """Return the options with which redis-py connects to a server."""
     options: dict[str, Any] = {
         "db": config.db,
         "username": config.username,
@@ -30,7 +30,7 @@ def connection_options(config: RedisConfig) -> dict[str, Any]:
 
 
 def tls_options(config: RedisConfig) -> dict[str, Any]:
-    """Return the options for redis-py; raise ConfigError for unusable files."""
+    """Return redis-py's options for TLS, or {} without TLS; raise ConfigError if a certificate or key is unusable."""
     if not config.ssl:
         return {}
     _check_files(config)
@@ -45,7 +45,10 @@ def tls_options(config: RedisConfig) -> dict[str, Any]:
 
 
 def _check_files(config: RedisConfig) -> None:
-    """Load them once here: later a missing one would look like a server that is away, a locked key ask a terminal."""
+    """Load the certificates and keys once; raise ConfigError if one cannot be used.
+
+    Later a missing file would look like a server that does not answer, and an encrypted key would ask for a password.
+    """
     context = ssl.create_default_context()
     try:
         name = f"ssl_ca_certs {config.ssl_ca_certs!r}"
@@ -62,7 +65,7 @@ def _check_files(config: RedisConfig) -> None:
 
 
 def tls_trouble(error: BaseException, config: RedisConfig) -> str | None:
-    """Return the explanation and remedy if TLS is the cause of an error; None: it is not."""
+    """Return an explanation and a remedy if TLS is the cause of an error, otherwise None."""
     found = _ssl_error(error)
     if isinstance(found, ssl.SSLCertVerificationError):
         return (
@@ -86,8 +89,8 @@ def tls_trouble(error: BaseException, config: RedisConfig) -> str | None:
 
 
 def _ssl_error(error: BaseException | None) -> ssl.SSLError | None:
-    """Return the error of TLS that another one wraps."""
-    for _ in range(8):  # a chain may be a circle
+    """Return the error of TLS in the chain of an error's causes, or None."""
+    for _ in range(8):  # a chain may be circular
         if error is None or isinstance(error, ssl.SSLError):
             return error
         error = error.__cause__ or error.__context__

@@ -1,6 +1,7 @@
-"""One connection to Redis on the hot path: commands out, replies in, nothing between.
+"""One connection to Redis on the hot path, which only writes commands and reads replies.
 
-redis-py connects, authenticates and speaks TLS; then its socket is ours. It takes 80 us of Python per command, this 10.
+redis-py connects, authenticates and starts TLS. Then we take over its socket, because redis-py takes 80 us of Python
+per command, and this takes 10.
 """
 
 import asyncio
@@ -31,16 +32,16 @@ from ray_messaging.limits_and_timeouts import CONNECT_TIMEOUT_S
 
 
 async def _introduce(connection: AbstractConnection) -> None:
-    """Authenticate; on failure drop the socket at once, because TLS would wait up to 30 s for its shutdown."""
-    # redis-py lets go of it, and has no public name for it.
+    """Authenticate; on failure abort the socket at once, because TLS would wait up to 30 s for its shutdown."""
+    # redis-py drops its reference to the writer, and has no public name for it.
     writer: Any = connection._writer
     try:
         await connection.on_connect()
     except BaseException as error:
         ended = isinstance(error, RuntimeError) and writer.transport.is_closing()
-        with suppress(AttributeError):  # early releases of Python 3.11, for one that the server has ended
+        with suppress(AttributeError):  # raised by early releases of Python 3.11 if the server has closed it
             writer.transport.abort()
-        if ended:  # uvloop says so by a RuntimeError; redis-py expects what asyncio raises
+        if ended:  # uvloop raises RuntimeError for this; redis-py expects asyncio's error
             raise RedisConnectionError("the server ended the connection while it was opened") from error
         raise
 
@@ -54,7 +55,7 @@ async def connect(connection: AbstractConnection) -> None:
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             await connection.connect()
-            if task.cancelling() > before:  # redis-py's wait_for drops some, up to Python 3.11
+            if task.cancelling() > before:  # up to Python 3.11 redis-py's wait_for loses some cancellations
                 raise asyncio.CancelledError  # noqa: TRY301 - the connection is to be closed below
     except BaseException:
         await connection.disconnect(nowait=True)
@@ -62,20 +63,20 @@ async def connect(connection: AbstractConnection) -> None:
 
 
 def take_over(connection: AbstractConnection, protocol: asyncio.Protocol) -> asyncio.Transport:
-    """Hand a connection's socket to a protocol, which must keep the connection: without a reference it is closed."""
-    # redis-py has no public way to hand its socket over.
+    """Give a connection's socket to a protocol, which must keep a reference to the connection, or it is closed."""
+    # redis-py has no public way to give its socket away.
     writer: Any = connection._writer
     transport: asyncio.Transport = writer.transport
     transport.set_protocol(protocol)
     return transport
 
 
-LARGE = 64 * 2**10  # bytes of an argument that is worth a piece of its own: hiredis copies each three times
-_KEPT_BYTES = 4 * 2**20  # of the buffer for replies, between two of them: it grows by copies of itself
+LARGE = 64 * 2**10  # arguments from this size on are sent separately, because hiredis copies each three times
+_KEPT_BYTES = 4 * 2**20  # the most bytes of the reply buffer that are kept, because growing it copies it
 
 
 class ServerBusyError(ResponseError):
-    """The server cannot serve this now; it can be asked again."""
+    """The server cannot run this command now; it can be tried again."""
 
 
 class ClusterLostError(ServerBusyError):
@@ -86,7 +87,7 @@ class MovedError(ResponseError):
     """Another node of the cluster has the key."""
 
 
-# After these another server may be the one to ask: a new connection finds it.
+# After these errors another server may be the primary, which a new connection finds.
 _ELSEWHERE = (ReadOnlyError, ClusterLostError, MovedError)
 
 _ERRORS: dict[str, type[Exception]] = {
@@ -110,7 +111,7 @@ def reply_error(text: str) -> Exception:
 
 
 class LargeCommand(list[Any]):
-    """Command with large arguments, at the `large` places."""
+    """Command with large arguments, whose positions are in `large`."""
 
     __slots__ = ("large",)
 
@@ -120,7 +121,7 @@ class LargeCommand(list[Any]):
 
 
 def pieces_of(args: Sequence[Any]) -> list[bytes]:
-    """Return a command as the server reads it, in pieces: large arguments, where they are named, are not copied."""
+    """Return an encoded command, in pieces; the large arguments of a LargeCommand are pieces, and are not copied."""
     if not isinstance(args, LargeCommand):
         return [hiredis.pack_command(tuple(args))]
     pieces, before, low = list[bytes](), b"*%d\r\n" % len(args), 0
@@ -131,7 +132,7 @@ def pieces_of(args: Sequence[Any]) -> list[bytes]:
 
 
 def _items(args: Sequence[Any]) -> bytes:
-    """Return some arguments of a command as the server reads them, without the count that comes before them."""
+    """Return some encoded arguments of a command, without the count of arguments that precedes them."""
     return hiredis.pack_command(tuple(args)).partition(b"\n")[2] if args else b""
 
 
@@ -140,20 +141,20 @@ class _Call(msgspec.Struct, eq=False):
     began: float  # loop time
     due: float  # loop time
     stall_s: float
-    end: int  # of its command, in bytes written
+    end: int  # the number of bytes that were written up to the end of its command
 
 
 class Wire(asyncio.Protocol):
-    """Connection that matches replies to commands, in order; several may be under way.
+    """Connection that matches replies to commands, in order. Several commands may be in flight.
 
-    One timer watches over all of them, and only while some wait: it costs a stream of short calls next to nothing.
+    One timer checks all of them, and only while some wait, so it costs almost nothing for a stream of short calls.
     """
 
     def __init__(self, connection: AbstractConnection) -> None:
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[_Call] = deque()
         self._lost: Exception | None = None
-        self._written = self._left = 0  # bytes of commands: given to the socket, and seen to have left
+        self._written = self._left = 0  # bytes of commands that were given to the socket, and that have left it
         self._left_at = self._heard_at = -math.inf  # loop time
         self._timer: asyncio.TimerHandle | None = None
         self._look_at = math.inf  # loop time
@@ -175,17 +176,18 @@ class Wire(asyncio.Protocol):
         return self._lost is None and not self._transport.is_closing()
 
     def call(self, args: Sequence[Any], timeout_s: float, stall_s: float = math.inf) -> "asyncio.Future[Any]":
-        """Send a command; the future gives its reply, or raises the error that the server replied.
+        """Send a command; return a future with its reply, or with the error that the server replied.
 
-        A reply that does not come in time ends the connection: the next reply could be for this call or for the next.
-        So does `stall_s` without any movement: the link may be half open, and a new one would be answered at once.
+        If the reply does not arrive within `timeout_s`, the connection is closed, because the next reply could belong
+        to this call or to the next. It is also closed if no byte was sent or received for `stall_s`: the connection may
+        be half open, and a new one would be answered at once.
         """
         loop, transport = self._loop, self._transport
         future: asyncio.Future[Any] = loop.create_future()
         if self._lost is not None or transport.is_closing():
             future.set_exception(RedisConnectionError(f"the connection is closed ({self._lost})"))
             return future
-        # The server begins with it while we note it down.
+        # The server begins to work on the command while we record it.
         for piece in pieces_of(args):
             transport.write(piece)
             self._written += len(piece)
@@ -195,7 +197,7 @@ class Wire(asyncio.Protocol):
     def calls(
         self, commands: Iterable[Sequence[Any]], timeout_s: float, stall_s: float = math.inf
     ) -> "list[asyncio.Future[Any]]":
-        """Send commands in one piece; the futures are as those of `call`."""
+        """Send commands in one piece; return a future for each, as `call` does."""
         if self._lost is not None or self._transport.is_closing():
             return [self.call(command, timeout_s, stall_s) for command in commands]
         futures: list[asyncio.Future[Any]] = []
@@ -210,17 +212,17 @@ class Wire(asyncio.Protocol):
         return futures
 
     def _expect(self, future: "asyncio.Future[Any]", timeout_s: float, stall_s: float) -> None:
-        """Let a future have the reply to what was written last."""
+        """Register a future for the reply to the command that was written last."""
         now = self._loop.time()
         call = _Call(future, now, now + timeout_s, stall_s, self._written)
         self._waiting.append(call)
-        # The timer may be an earlier call's: its count of sent bytes does not include this call.
+        # The timer may belong to an earlier call, whose count of sent bytes does not include this call.
         if self._timer is None or len(self._waiting) == 1:
             self._left, self._left_at = self._sent(call), now
         self._watch(min(call.due, now + stall_s))
 
     def _watch(self, at: float) -> None:
-        """Check the waiting calls at a time, unless a check is due earlier."""
+        """Schedule a check of the waiting calls, unless an earlier check is scheduled."""
         if self._timer is not None:
             if self._look_at <= at:
                 return
@@ -228,12 +230,12 @@ class Wire(asyncio.Protocol):
         self._timer, self._look_at = self._loop.call_at(at, self._look), at
 
     def _sent(self, call: _Call) -> int:
-        """Return how many bytes, up to the end of a call, have left the write buffer."""
+        """Return how many bytes, up to the end of this call, have left the write buffer."""
         return min(self._written - self._transport.get_write_buffer_size(), call.end)
 
     def _look(self) -> None:
         self._timer = None
-        waiting = [call for call in self._waiting if not call.future.done()]  # not those whose callers were cancelled
+        waiting = [call for call in self._waiting if not call.future.done()]  # not those that were cancelled
         if not waiting:
             return
         first, now = waiting[0], self._loop.time()
@@ -267,17 +269,17 @@ class Wire(asyncio.Protocol):
             self.close(RedisConnectionError(f"the server does not speak Redis's protocol ({error})"))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Fail the waiting calls."""
+        """Fail the waiting calls, because the connection was closed."""
         self.close(RedisConnectionError(f"the connection was cut ({exc or 'closed by the server'})"))
 
     def close(self, why: Exception | None = None) -> None:
-        """End the connection; waiting calls raise the reason."""
+        """Close the connection; waiting calls raise `why`."""
         if self._lost is None:
             self._lost = why or RedisConnectionError("closed")
             self._transport.abort()
             if self._timer is not None:
                 self._timer.cancel()
-            # Or redis-py takes its connection for one that was forgotten.
+            # Otherwise redis-py would warn that its connection was not closed.
             self._connection._reader = self._connection._writer = None
         while self._waiting:
             future = self._waiting.popleft().future

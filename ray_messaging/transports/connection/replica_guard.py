@@ -1,4 +1,4 @@
-"""Commands behind a call that wait until replicas have all that the call may show."""
+"""Commands after a call that wait until replicas have all data on which the call's reply may depend."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +10,7 @@ _LONGEST_S = 1.0
 
 
 class TooFewReplicasError(RedisConnectionError):
-    """Fewer replicas than asked for confirmed a call in time; whether it lasts is unknown."""
+    """Fewer replicas than wanted confirmed a call in time, so its effect may be lost in a failover."""
 
     def __init__(self, replicas: int, wanted: int, within_s: float) -> None:
         super().__init__(f"{replicas} of {wanted} replicas confirmed it within {within_s:g} s")
@@ -19,15 +19,15 @@ class TooFewReplicasError(RedisConnectionError):
 
 
 class UnconfirmedError(RedisConnectionError):
-    """A call was answered, and the commands behind it were not: whether replicas have it is unknown."""
+    """A call was answered, but the commands after it were not, so it is unknown whether replicas have it."""
 
 
 class ReplicaGuard:
     """Commands that follow each call on its connection: a write, then WAIT for `replicas` replicas.
 
-    WAIT covers what its own connection wrote last, and nothing else. Without a write before it, it answers at once for
-    a send that is repeated over a new connection, and for a read of an entry that no replica has. With the write it
-    covers all that the server did before, whoever asked for it.
+    WAIT only covers the last write of its own connection. Without a write before it, WAIT would answer at once for a
+    send that is repeated over a new connection, and for a read of an entry that no replica has. With the write it
+    covers everything that the server did before, for any client.
     """
 
     def __init__(self, replicas: int, *, marker: str, key: str, patience_s: float) -> None:
@@ -39,9 +39,12 @@ class ReplicaGuard:
         )
 
     def check(self, replies: list[Any]) -> None:
-        """Take the replies to `behind` off the end of a call's; raise TooFewReplicasError.
+        """Remove the replies to the commands `behind` from the end of a call's replies, and check them.
 
-        An error there is none of the call's: that may have had its effect.
+        An error in them says nothing about the call itself, which may have had its effect.
+
+        Raises: TooFewReplicasError if too few replicas have confirmed the call; UnconfirmedError if these commands
+        failed.
         """
         replicas, marked = replies.pop(), replies.pop()
         for error in (marked, replicas):

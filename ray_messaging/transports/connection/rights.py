@@ -1,4 +1,4 @@
-"""Rights of our user on a server: which of them lack, and which one an error is about."""
+"""Rights (ACL) of our user on a server: the ones that are missing, and the one that an error is about."""
 
 import re
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from redis.exceptions import NoPermissionError, ResponseError
 from ray_messaging.addressing.channels import Keys
 from ray_messaging.transports.connection.scripts import script_at
 
-# Each command that we cannot do without, so that a server takes it into a transaction: K is a key, C a channel.
+# Each command that we need, in a form that a server accepts in a transaction. K is a key, C a channel.
 SAMPLES = tuple(
     line.split()
     for line in """\
@@ -69,10 +69,10 @@ _CALL = re.compile(r"redis\.p?call\(\s*'(\w+)'")
 
 
 def lacking_rights(client: "redis.Redis", keys: Keys) -> list[str]:
-    """Return the rights that a client's user lacks, as ACL SETUSER takes them; it changes nothing on the server.
+    """Return the rights that a client's user lacks, in the form for ACL SETUSER. Nothing on the server is changed.
 
-    A server judges each command of a transaction as it comes, and this transaction ends with the client's connection,
-    which closes. A user without transactions is not examined.
+    A server checks the rights for each command of a transaction when it is queued. This transaction is never executed,
+    because the client's connection is closed. For a user that may not use transactions, return [].
     """
     given = {"K": f"{keys.prefix}rights", "C": f"{keys.prefix}own"}
     connection = client.connection_pool.get_connection()
@@ -81,7 +81,7 @@ def lacking_rights(client: "redis.Redis", keys: Keys) -> list[str]:
         try:
             connection.read_response()
         except NoPermissionError:
-            return []  # nothing may follow: without a transaction it would be carried out
+            return []  # the commands may not be sent, because without a transaction they would be executed
         replies = []
         for sample in SAMPLES:
             connection.send_command(*(given.get(part, part) for part in sample))
@@ -109,7 +109,7 @@ def _lacking(replies: list[Any], given: dict[str, str]) -> Iterator[str]:
 
 
 def right_of(error: BaseException) -> str | None:
-    """Return the right that an error of a server says to be lacking; None where it does not say which."""
+    """Return the right that is missing according to a server's error, or None if the error does not say which."""
     text = str(error)
     if (found := _COMMAND.search(text)) is not None:
         return f"+{found[1].lower()}"

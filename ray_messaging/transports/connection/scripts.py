@@ -1,13 +1,13 @@
-"""Scripts of ours: their texts, with the snippets that they share."""
+"""Our Lua scripts: their texts, with the shared sections that they need."""
 
 import hashlib
 import re
 from functools import cache
 from importlib.resources import files
 
-_SECTION = re.compile(r"^-- (script|shared) (\w+) -+\n", re.MULTILINE)  # of a Lua file
+_SECTION = re.compile(r"^-- (script|shared) (\w+) -+\n", re.MULTILINE)  # the header of a section in a Lua file
 
-# Shared sections that come before a script, by its name.
+# The shared sections that a script needs before it, by the script's name.
 _MOVE = ("entry_order", "move_cursor")
 _LEASE = ("id_ceiling", "renew_lease")
 _STEPS = ("id_ceiling", "step_is_open", "step_barrier")
@@ -56,9 +56,9 @@ def script_names() -> list[str]:
 
 @cache
 def script_text(name: str, *, cluster: bool) -> str:
-    """Return a script, with its snippets before it and the flags of all on its first line.
+    """Return a script, with its shared sections before it and all their flags (`#!`) on the first lines.
 
-    On a cluster each begins with a check that its keys are not being moved.
+    On a cluster each script begins with a check that its keys are not being migrated.
     """
     guard = ("refuse_while_moving",) if cluster else ()
     parts = [lua_sections()[part][1].strip() for part in (*guard, *_SHARED.get(name, ()), name)]
@@ -67,7 +67,7 @@ def script_text(name: str, *, cluster: bool) -> str:
 
 
 def script_at(sha: str, line: int) -> str | None:
-    """Return one line (from 1) of the script that the server knows by a hash; None where it is none of ours."""
+    """Return one line (from 1) of the script with this hash, or None if it is not one of our scripts."""
     for name in script_names():
         for cluster in (False, True):
             if script_hash(name, cluster=cluster) == sha:
@@ -78,5 +78,5 @@ def script_at(sha: str, line: int) -> str | None:
 
 @cache
 def script_hash(name: str, *, cluster: bool) -> str:
-    """Return the name that the server gives a script of ours."""
+    """Return the hash by which the server knows one of our scripts."""
     return hashlib.sha1(script_text(name, cluster=cluster).encode(), usedforsecurity=False).hexdigest()

@@ -1,4 +1,4 @@
-"""Sentinels of a service, which name its primary."""
+"""Sentinels of a service, which are asked for its primary."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,23 +16,23 @@ from ray_messaging.transports.connection.discovery import (
 from ray_messaging.transports.connection.options import tls_options
 
 _REFUSED = (AuthenticationError, NoPermissionError)
-_DOWN = frozenset({"s_down", "o_down", "disconnected"})  # flags
+_DOWN = frozenset({"s_down", "o_down", "disconnected"})  # flags of a primary that cannot be used
 
 
 class _Answer(NamedTuple):
-    """Answer of one Sentinel: the state of the service, or why there is none."""
+    """Answer of one Sentinel: the state of the service, or why it gave none."""
 
     where: str
     state: Mapping[str, str] | None = None
-    services: tuple[str, ...] | None = None  # that it knows, where it does not know ours
+    services: tuple[str, ...] | None = None  # the services that it knows, if it does not know ours
     error: Exception | None = None
 
 
 class Sentinels:
-    """Sentinels of one service. They are asked before each connection, as the primary may have changed.
+    """Sentinels of one service. They are asked before each connection, because the primary may have changed.
 
-    redis-py's `discover_master` asks one after the other, and believes the first that answers: one that was cut off
-    names the old primary. So we ask all at once, and believe the highest epoch of what a majority answers.
+    redis-py's `discover_master` asks one after the other, and uses the first answer, but a Sentinel that was cut off
+    names the old primary. So we ask all at once, wait for a majority, and use the answer with the highest epoch.
     """
 
     def __init__(self, config: RedisConfig) -> None:
@@ -41,13 +41,14 @@ class Sentinels:
 
     @property
     def where(self) -> str:
-        """Name the service and its Sentinels, for messages."""
+        """Return a name of the service and its Sentinels for error texts."""
         return f"service {self._service!r} of the Sentinels at {', '.join(self._config.sentinels)}"
 
     async def primary(self) -> tuple[str, int]:
         """Return the host and port of the primary, within 3 s.
 
-        Raises: NoPrimaryError if none answers or the primary is down, WrongSettingsError, AuthenticationError.
+        Raises: NoPrimaryError if no Sentinel answers or the primary is down; WrongSettingsError if those that answer do
+        not know the service; AuthenticationError if they refuse the password.
         """
         return self._chosen(await self._ask_all())
 
@@ -77,7 +78,7 @@ class Sentinels:
         states = [answer.state for answer in answers if answer.state is not None]
         if not states:
             raise self._without_primary(answers)
-        # The epoch rises with each failover. Of two that know the same, one may have lost sight of the primary.
+        # The epoch rises with each failover. Of two Sentinels with the same epoch, one may not reach the primary.
         state = max(states, key=lambda state: (int(state["config-epoch"]), not _is_down(state)))
         if _is_down(state):
             raise NoPrimaryError(
@@ -110,7 +111,7 @@ class Sentinels:
 
 
 def _fields(flat: Sequence[bytes]) -> dict[str, str]:
-    """Return the state of a service, of which Sentinels send names and values by turns."""
+    """Return the state of a service from a Sentinel's reply, in which names and values alternate."""
     texts = [part.decode() for part in flat]
     return dict(zip(texts[::2], texts[1::2], strict=True))
 

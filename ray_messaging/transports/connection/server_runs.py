@@ -1,4 +1,4 @@
-"""Runs of a server: after each restart, new entry ids must be above all that it gave out before."""
+"""Runs of a server: after each restart, new entry ids must be above all that it assigned before."""
 
 import asyncio
 import logging
@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 class ServerRuns:
-    """Latest known run of a server, and an upper bound of its clock, for `raise_entry_ids`."""
+    """The last known run of a server, and the latest time of its clock, which script `raise_entry_ids` needs."""
 
     def __init__(self, keys: Keys, script: str, timeout_s: float, shards: int, *, any_format: bool) -> None:
         self._keys = keys
@@ -22,19 +22,20 @@ class ServerRuns:
         self._shards = shards
         self._any_format = any_format
         self._life = ""
-        self._ahead_ms = -math.inf  # of our monotonic clock
+        self._ahead_ms = -math.inf  # the server's clock minus our monotonic clock
 
     async def greet(self, wire: Wire, read: Mapping[str, str]) -> None:
-        """Raise the entry ids, before anything else on a connection; `read` are the streams that it will read.
+        """Raise the entry ids of streams if the server was restarted. This is the first call on a new connection.
 
-        Raises ConfigError if the experiment had another format, or another number of shards, when this process came.
+        Args: `read` maps the streams that will be read over the connection to their last entries that were read.
+        Raises: ConfigError if, at the first connection, the experiment has another format or number of shards.
         """
         began = asyncio.get_running_loop().time()
         above = math.ceil(began * 1000 + self._ahead_ms) if self._life else 0
         args = [self._keys.prefix, self._life, above, *(part for pair in read.items() for part in pair)]
         command = ("EVAL", self._script, 2, self._keys.meta, self._keys.changes, *args)
         life, now_ms, found, shards, *lost = await wire.call(command, self._timeout_s)
-        if not self._life:  # at the door: a process that is in stays in
+        if not self._life:  # only at the first connection of this process
             if not self._any_format:
                 check_format(self._keys.exp_id, found)
             check_shards(self._keys.exp_id, shards, self._shards)
@@ -49,5 +50,5 @@ class ServerRuns:
             )
 
     def heard(self, now_ms: int, asked_at: float) -> None:
-        """Record the server's clock as of a request at a (loop) time; a clock that is set back does not lower it."""
+        """Record the server's clock at the loop time of a request. A clock that was set back does not lower it."""
         self._ahead_ms = max(self._ahead_ms, now_ms - asked_at * 1000)
