@@ -23,7 +23,7 @@ class AgentPlaces(Sequence[AgentId]):
         self.ints = agents.ints
         self.strings = sorted(agents.strings)
         self._low, self._high = (int(self.ints[0]), int(self.ints[-1])) if len(self.ints) else (0, -1)
-        # Ids at one distance, the common case, need no search.
+        # Ids at equal distances, which is the common case, need no search.
         self._distance = int(self.ints[1]) - self._low if len(self.ints) > 1 else 1
         self._even = bool((np.diff(self.ints) == self._distance).all())
         self._place_of = {name: place for place, name in enumerate(self.strings, len(self.ints))}
@@ -50,12 +50,12 @@ class AgentPlaces(Sequence[AgentId]):
         return AgentPlaces, (AgentSet(self.ints, self.strings),)
 
     def part(self, low: int, high: int) -> "AgentPlaces":
-        """Return the agents from one place to before another."""
+        """Return the agents from place `low` to `high`, exclusive."""
         ints = len(self.ints)
         return AgentPlaces(AgentSet(self.ints[low:high], self.strings[max(0, low - ints) : max(0, high - ints)]))
 
     def place(self, agent: AgentId) -> int:
-        """Return the place of one agent; -1: it is none of these."""
+        """Return the place of one agent, or -1 if it is not one of these."""
         if self._even and type(agent) is int:
             if not self._low <= agent <= self._high:
                 return -1
@@ -70,12 +70,12 @@ class AgentPlaces(Sequence[AgentId]):
 
     @cached_property
     def hashes(self) -> NDArray[np.uint64]:
-        """Return a number for each agent, uint64 (n,): an int itself, the hash of a str."""
+        """Return a number for each agent, uint64 (n,): an int id itself, or the hash of a str id."""
         named = [int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little") for name in self.strings]
         return np.concatenate([self.ints.astype(np.uint64), np.array(named, np.uint64)])
 
     def find(self, column: IdColumn) -> NDArray[np.int64]:
-        """Return the place of each id, int64 (n,); -1: it is none of these agents."""
+        """Return the place of each id, int64 (n,), or -1 if it is not one of these agents."""
         found = self._find_ints(column.values)
         if column.kinds is not None:
             names = np.array([self._place_of.get(name, -1) for name in (*column.strings, "")], np.int64)

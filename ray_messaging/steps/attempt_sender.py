@@ -1,4 +1,4 @@
-"""The sending side of one attempt at steps: messages go to boxes, and their step is closed."""
+"""The sending side of one attempt at steps: it writes messages to boxes, and closes their step."""
 
 import asyncio
 from collections import Counter
@@ -42,17 +42,20 @@ Batches = Sequence[ColumnBatch | EncodedBatch]
 
 
 class AttemptSender:
-    """The sender of one attempt. A small step is one call of the server, with its close; others are sent in parts."""
+    """The sender of one attempt at steps.
+
+    A small step is sent and closed in one call to the server; a larger one is sent in parts.
+    """
 
     def __init__(self, engine: Engine, store: "RedisSteps", attempt: int, account: StepAccount, step: int) -> None:
         self._engine = engine
         self._store = store
         self._group, self._attempt = engine.name, attempt
         self._account = account
-        self._hostings = -1  # of the engine, at the last look at the directory
-        self._announced = False  # to the interceptor
-        self._known = False  # the directory is the one that the step was opened with, or a later one
-        self.directory = Directory(engine.exp_id)  # of mailboxes with steps
+        self._hostings = -1  # the engine's `hostings` when the directory was last loaded
+        self._announced = False  # the interceptor knows of this attempt
+        self._known = False  # the directory is at least as new as when the step was opened
+        self.directory = Directory(engine.exp_id)  # the directory of mailboxes with steps
         router = FrameRouter(self.directory, mirror=engine.settings.mirror)
         self._transport = StepTransport(engine.transport, store, engine.name, attempt, router.shut, step)
         self._shut = router.shut
@@ -63,7 +66,7 @@ class AttemptSender:
         self.moved = MovedAudiences(store, engine.audiences)
 
     async def open(self) -> None:
-        """Start the send loop, with the directory of now."""
+        """Load the current directory, and start the send loop."""
         await self._frames.begin()
         await self._reload()
         self._accumulator = Accumulator(
@@ -75,13 +78,13 @@ class AttemptSender:
         await self._frames.reload()
 
     async def begin(self, opened: Opened) -> None:
-        """Send in this step from now on."""
+        """Use this open step for sends from now on."""
         self._shut.clear()
         self._transport.begin(opened.step)
         self._known = opened.directory >= 0
         stale = opened.directory != self.directory.version and (self._known or self.directory.audiences)
         if stale or self._transport.records.due(opened.step + 1):
-            await self._reload()  # the step needs to know which versions of audiences, and which hosts, count in it
+            await self._reload()  # the step needs its versions of audiences, and its hosts
             self._known = True
         if await self.moved.follow(opened.step, self.directory):
             await self._reload()
@@ -89,17 +92,18 @@ class AttemptSender:
     async def commit(
         self, step: Step, *, changed: bool, go_on: bool
     ) -> tuple[Opened | Waiting | Done | None, StepCounts]:
-        """Send the messages of a step, and close it; return the answer for the next one.
+        """Send the messages of a step, and close it; return the answer for the next step, and the counts.
 
-        Args: `changed` tells that the step has set the state; with `go_on` the next step is asked for.
-        Raises: StepAborted where some of it did not arrive, StepTooLarge, UndeclaredSend, Fenced.
+        Args: `changed` says that the step has set the state; with `go_on` the next step is opened too.
+        Raises: StepAborted if not everything arrived; StepTooLarge if a receiver's box is full; UndeclaredSend for a
+        send to a group that was declared not to hear this one; Fenced if another driver has the group.
         """
         if step.moves:
             await self._write_moves(step)
         await self._announce(step.number)
         batches: Batches = step.sends.take()
         state = step.state, changed
-        # A silent group that this process hosts asks the server for nothing.
+        # For a group that sends nothing and is hosted by this process, the directory need not be loaded again.
         silent = not batches and self._engine.hostings and self._hostings == self._engine.hostings
         if not silent:
             if not self._known or self._hostings != self._engine.hostings:
@@ -119,9 +123,10 @@ class AttemptSender:
         return self._following(closed, closing), counts
 
     async def _announce(self, step: int) -> None:
-        """Ask the interceptor about nothing, once: it takes back what an earlier attempt at this step has changed.
+        """Ask the interceptor once for a verdict on no messages, so that it knows of this attempt.
 
-        The messages of this step need not ask it, as there may be none, or delegated rules let them pass.
+        It then takes back the changes of its state by an earlier attempt at this step. The messages of the step may not
+        reach the interceptor: there may be none, or delegated rules may pass them.
         """
         if not self._announced:
             try:
@@ -131,7 +136,11 @@ class AttemptSender:
             self._announced = True
 
     async def _write_moves(self, step: Step) -> None:
-        """Write the moves of a step; raise UnknownName, InvalidColumns, ConfigError, StepAborted."""
+        """Write the new positions of a step, if there are any.
+
+        Raises: UnknownName, InvalidColumns or ConfigError for moves that cannot be made; StepAborted if they could not
+        be written.
+        """
         if self._engine.steps is not None and self._engine.steps.wait_for != WaitFor.ALL:
             raise ConfigError("step.move needs Steps(wait_for='all'): all groups read the positions in the next step")
         await self.moved.check(step.moves, step.number, self.directory)
@@ -156,16 +165,16 @@ class AttemptSender:
     async def _commit_whole(
         self, step: int, batches: Batches, state: tuple[bytes | None, bool], *, go_on: bool
     ) -> tuple[Opened | Waiting | Done | None, StepCounts] | None:
-        """Send and close a step in one call; None: it takes several, and nothing has happened.
+        """Send and close a step in one call; return None, and do nothing, if it takes several calls.
 
-        Each row's fate is known before the call, because the call writes all of it or nothing.
+        Each row's fate is known before the call, because the call writes everything or nothing.
         """
         assert self._accumulator is not None
         if not batches or self._frames.schemas or sum(batch.nbytes for batch in batches) > CALL_BYTES:
             return None
         before, loop = self._account.copy(), self._accumulator.send_loop
         closed, first = None, loop.number
-        with suppress(MailboxFull):  # of the server's memory: what only closes a step is taken all the same
+        with suppress(MailboxFull):  # if the server's memory is full, it still accepts the close of a step alone
             frames = await self._frames_of(batches, first)
             if frames:
                 self._settle([frame for frame, _ in frames])
@@ -183,9 +192,9 @@ class AttemptSender:
         return self._following(closed, closing), counts
 
     async def _frames_of(self, batches: Batches, number: int) -> list[tuple[OutboundFrame, int]]:
-        """Judge batches, numbered from a number on, and return their frames; none: they take several calls.
+        """Get verdicts on batches, numbered from `number` on, and return their frames; [] if they take several calls.
 
-        In several calls they have the same numbers, and so the same verdicts.
+        In several calls they have the same numbers, and so get the same verdicts.
         """
         assert self._accumulator is not None
         judged: list[tuple[InFlightBatch, int]] = []
@@ -194,7 +203,7 @@ class AttemptSender:
             number += len(pending)
             try:
                 verdict = await self._accumulator.send_loop.verdicts_on(in_flight)
-            except MessagingError:  # the send loop has patience
+            except MessagingError:  # the send loop will retry this
                 return []
             in_flight.apply(verdict)
             judged.append((in_flight, verdict.epoch))
@@ -205,12 +214,12 @@ class AttemptSender:
         return frames if len(frames) == sum(len(queue.frames) for queue in self._frames.queues.values()) else []
 
     def _settle(self, frames: Sequence[OutboundFrame]) -> None:
-        """Give the rows of frames the fates that they have once the call is done."""
+        """Set the fates that the rows of frames have when the call has succeeded."""
         boxed: Counter[InFlightBatch] = Counter()
         for frame in frames:
             boxed[frame.in_flight] += frame.count if "@" in frame.mailbox else 0
         whole = {each for each, rows in boxed.items() if rows == each.batch.rows and each.copies is None}
-        for in_flight in whole:  # most often all rows go to boxes, each to one
+        for in_flight in whole:  # in most batches each row is written to one box
             in_flight.settle(None, DELIVERED)
         for frame in frames:
             if frame.in_flight not in whole:
@@ -227,10 +236,10 @@ class AttemptSender:
             raise self._unanswered(step, error) from error
 
     def rows_done(self, rows: int, nbytes: int) -> None:
-        """Ignore rows that have their fate: they take no capacity."""
+        """Do nothing for rows that have their fate, because sends in steps take no capacity."""
 
     def batch_done(self, batch: InFlightBatch) -> None:
-        """Add a batch to the account."""
+        """Add a batch with its fates to the account."""
         self._account.add(batch.outgoing, batch.outcome)
         if self._engine.observer is not None:
             tell_fates(self._engine.observer, batch.outcome)
@@ -238,7 +247,10 @@ class AttemptSender:
     # -- in parts -------------------------------------------------------------------------------------------------
 
     async def _send(self, step: int, batches: Batches) -> None:
-        """Send the messages of a step; raise StepAborted, StepTooLarge."""
+        """Send the messages of a step in several calls.
+
+        Raises: StepAborted if not everything arrived; StepTooLarge if a receiver's box is full.
+        """
         assert self._accumulator is not None
         try:
             await BulkSender(self._accumulator, self._frames).send_batches(batches)

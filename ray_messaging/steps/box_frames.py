@@ -18,7 +18,10 @@ FIRST_OUTSIDE = 2**31  # ordinals from here on are of messages from outside
 
 
 def batches_of(frames: Iterable[BoxFrame], step: int) -> list[Batch]:
-    """Decode the frames that count of a box for a step, as the supervisor has left them. Raises FrameError."""
+    """Decode the frames of a box that count for a step, with the supervisor's changes applied.
+
+    Raises: FrameError for a frame that cannot be decoded.
+    """
     batches: list[Batch] = []
     amendments: list[Batch] = []
     for frame in frames:
@@ -28,26 +31,26 @@ def batches_of(frames: Iterable[BoxFrame], step: int) -> list[Batch]:
 
 
 def from_outside(frames: Iterable[BoxFrame], step: int) -> list[Batch]:
-    """Decode the frames from outside of a box for a step, in the order of their arrival."""
+    """Decode the frames in a step's box that came from outside of the steps, in the order of their arrival."""
     found = sorted((frame for frame in frames if frame.tag.group == OUTSIDE), key=lambda frame: frame.first)
     return [batch_of(frame, step) for frame in found]
 
 
 def amends(frame: BoxFrame, batch: Batch) -> bool:
-    """Tell whether a frame amends others of its box; else its rows are messages."""
+    """Return whether a frame changes other frames of its box. Otherwise its rows are messages."""
     return frame.tag.group == SUPERVISOR and is_amendment(batch)
 
 
 def batch_of(frame: BoxFrame, step: int) -> Batch:
-    """Decode a frame of a box for a step; that step is also the one of a message from outside.
+    """Decode a frame of a step's box. Messages from outside of the steps get that step.
 
-    Raises: FrameError.
+    Raises: FrameError for a frame that cannot be decoded.
     """
     batch = decode(frame.frame)
     if frame.tag.group == OUTSIDE:
         ordinals = np.arange(batch.rows, dtype=np.uint32) + np.uint32(FIRST_OUTSIDE + frame.first)
         given = batch.extension or Extension()
-        asked = _asked_outside(batch, given)  # by the ids that the messages have outside of steps
+        asked = _asked_outside(batch, given)  # before the messages lose the ids that they have outside of steps
         batch.step = step
         batch.extension = Extension(
             deliver=step,
@@ -61,7 +64,7 @@ def batch_of(frame: BoxFrame, step: int) -> Batch:
 
 
 def _asked_outside(batch: Batch, extension: Extension) -> AskedOutside:
-    """Return the questions of a batch from outside."""
+    """Return the questions in a batch from outside, by row."""
     if extension.expects_answer is None:
         return {}
     rows = np.flatnonzero(extension.expects_answer).tolist()
@@ -72,19 +75,19 @@ BLOCKED, CHANGED = ":blocked", ":changed"
 
 
 class _Place(NamedTuple):
-    """Row of one of several batches."""
+    """A row in one of several batches."""
 
     batch: int
     row: int
 
 
 def is_amendment(batch: Batch) -> bool:
-    """Tell whether a batch of the supervisor amends others; else its rows are messages."""
+    """Return whether a batch of the supervisor changes other batches. Otherwise its rows are messages."""
     return batch.sender in {BLOCKED, CHANGED}
 
 
 def amended(batches: Sequence[Batch], amendments: Sequence[Batch]) -> list[Batch]:
-    """Return batches of a box as amendments leave them. Each batch, and each amendment, is of one step."""
+    """Return batches of a box with amendments applied. Each batch, and each amendment, belongs to one step."""
     found = list(batches)
     for step in dict.fromkeys(each.step for each in amendments):
         changes = [each for each in amendments if each.step == step]
@@ -97,7 +100,7 @@ def amended(batches: Sequence[Batch], amendments: Sequence[Batch]) -> list[Batch
 
 
 def _hits(targets: Sequence[Batch], amendments: Sequence[Batch]) -> list[dict[int, _Place]]:
-    """Return which rows of each target are amended, with the place of the amendment."""
+    """Return, for each target, the rows that are changed, each with the place of its amendment."""
     keys = message_keys([*amendments, *targets])
     ends = np.cumsum([batch.rows for batch in (*amendments, *targets)])
     amending = int(ends[len(amendments) - 1])
@@ -131,7 +134,7 @@ def _apply(batch: Batch, rows: dict[int, _Place], amendments: Sequence[Batch]) -
 
 
 def message_keys(batches: Sequence[Batch]) -> NDArray[np.int64]:
-    """Return a number for each row that is equal for the same from_id and ordinal; the batches are of one step."""
+    """Return a number for each row, which is equal for equal from_id and ordinal. The batches belong to one step."""
     _, senders = np.unique(id_ranks([batch.from_ids for batch in batches]), return_inverse=True)
     ordinals = joined_arrays([batch.ordinal for batch in batches if batch.ordinal is not None])
     keys: NDArray[np.int64] = (senders.astype(np.int64) << 32) | ordinals.astype(np.int64)

@@ -9,7 +9,7 @@ from ray_messaging.errors import MessagingError, PayloadTooLarge, StepAborted
 if TYPE_CHECKING:
     from ray_messaging.transports.steps import RedisSteps
 
-# One call of the server takes so many results, or the first ones that pass so many bytes.
+# One call to the server writes at most so many results, and no more when they exceed so many bytes.
 _BATCH, _BATCH_BYTES = 256, 2**20
 
 
@@ -30,11 +30,14 @@ class CallMemory:
         self.again = again
         self._known: asyncio.Task[dict[str, bytes]] | None = None
         self._new: dict[str, bytes] = {}
-        self._kept: asyncio.Future[None] | None = None  # done once all of `_new` are kept
+        self._kept: asyncio.Future[None] | None = None  # done when all results in `_new` are kept
         self._writing: asyncio.Task[None] | None = None
 
     async def recall(self, name: str) -> bytes | None:
-        """Return a result that an earlier attempt has kept; None: there is none. Raises StepAborted."""
+        """Return a result that an earlier attempt has kept, or None if there is none.
+
+        Raises: StepAborted if the server does not return the results.
+        """
         if not self.again:
             return None
         if self._known is None:
@@ -46,7 +49,10 @@ class CallMemory:
         return known.get(name)
 
     async def keep(self, name: str, result: bytes) -> None:
-        """Keep a result; return once the server has it. Raises PayloadTooLarge, StepAborted."""
+        """Keep a result; return when the server has it.
+
+        Raises: PayloadTooLarge if the result is above the limit; StepAborted if the server did not keep it.
+        """
         if len(result) > self._limit:
             raise PayloadTooLarge(
                 f"the result of a call has {len(result):,} bytes, and MessagingConfig.payload_bytes is {self._limit:,}",
@@ -69,7 +75,7 @@ class CallMemory:
             try:
                 for part in _parts(new):
                     await self._write_part(part)
-            except Exception as error:  # noqa: BLE001 - those that wait for it raise it
+            except Exception as error:  # noqa: BLE001 - the callers that wait raise it
                 kept.set_exception(error)
             else:
                 kept.set_result(None)
@@ -97,7 +103,7 @@ class CallMemory:
 
 
 def _parts(results: dict[str, bytes]) -> Iterator[dict[str, bytes]]:
-    """Yield results in parts of a size that a server takes in one call."""
+    """Yield results in parts that are small enough for one call to the server."""
     part: dict[str, bytes] = {}
     size = 0
     for name, result in results.items():

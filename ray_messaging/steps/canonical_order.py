@@ -16,15 +16,15 @@ Keys = NDArray[np.int64]
 Order = NDArray[np.intp]
 _INT64_BITS = 63
 _DIGIT_BITS = 16
-_MANY = 4096  # rows from which on the look for a faster way pays
+_MANY = 4096  # from so many rows on, a faster way to sort is tried
 _FEW_PARTS = 1024
 
 
 def canonical_order(to_ids: Sequence[IdColumn], steps: Keys, from_ids: Sequence[IdColumn], ordinals: Keys) -> Order:
-    """Return the order of rows as indices.
+    """Return the canonical order of rows as indices.
 
-    Args: the ids of the rows, by columns that follow each other; the step in which each was sent; which send of its
-    agent in that step it is.
+    Args: `to_ids` and `from_ids` are the ids of the rows, in consecutive columns; `steps` has the step in which each
+    row was sent, `ordinals` says which send of its agent in that step it is.
     """
     rows = len(steps)
     if not rows:
@@ -40,16 +40,20 @@ def canonical_order(to_ids: Sequence[IdColumn], steps: Keys, from_ids: Sequence[
 
 
 def _merged(keys: Sequence[Keys]) -> Order | None:
-    """Return rows in the order of their keys; None unless these ascend in few parts, as the batches of groups do."""
+    """Return rows in the order of their keys, or None unless the keys consist of few ascending parts.
+
+    The batches of a few groups are such parts.
+    """
     if len(keys) != 1 or np.count_nonzero(keys[0][1:] < keys[0][:-1]) > _FEW_PARTS:
         return None
-    return np.argsort(keys[0], kind="stable")  # it merges such parts, which is twenty times as fast as a sort
+    return np.argsort(keys[0], kind="stable")  # a stable sort merges such parts, twenty times as fast
 
 
 def _by_recipient(recipients: Keys, order: Order) -> Order | None:
-    """Return rows by recipient, those of one as they are in an order; None: the recipients are too far apart.
+    """Return rows sorted by recipient, and the rows of one recipient in the given order.
 
-    It counts in the place of comparing: half the time, and a fifth where each recipient has one row.
+    Return None if the recipients' ids are too far apart. This counts instead of comparing, which takes half the time,
+    and a fifth if each recipient has one row.
     """
     low = int(recipients.min())
     highest = int(recipients.max()) - low
@@ -69,12 +73,12 @@ def _by_recipient(recipients: Keys, order: Order) -> Order | None:
 
 
 def _sorted_by(key: Keys, order: Order | None) -> Order:
-    """Return rows in the order of a key, and those of equal keys as they were (None: ascending)."""
+    """Return rows sorted by a key. Rows with equal keys stay in `order` (None: ascending)."""
     rows, found = len(key), key if order is None else key[order]
     width = rows.bit_length()
     if int(found.max()) >> (_INT64_BITS - width):
         places = np.argsort(found, kind="stable")
-    else:  # with the place in the same number, values are sorted: that is up to six times as fast as an argsort
+    else:  # key and place in one number: sorting values is up to six times as fast as an argsort
         found = found << width
         found |= np.arange(rows)
         found.sort()
@@ -84,7 +88,7 @@ def _sorted_by(key: Keys, order: Order | None) -> Order:
 
 
 def id_ranks(columns: Sequence[IdColumn]) -> Keys:
-    """Return numbers that sort as the ids of the columns do: None, then ints, then strs by their UTF-8 bytes."""
+    """Return a number for each id, in the order of the ids: None, then ints, then strs by their UTF-8 bytes."""
     values: Keys = joined_arrays([column.values for column in columns])
     if all(column.kinds is None for column in columns):
         return values
@@ -112,10 +116,13 @@ def _kinds(column: IdColumn) -> NDArray[np.uint8]:
 
 
 def _packed(keys: Sequence[Keys]) -> list[Keys]:
-    """Return keys as few numbers per row, none negative. The most significant key comes first, such a number last."""
+    """Return keys packed into as few non-negative numbers per row as possible.
+
+    The most significant of the keys is the first, the most significant of the returned numbers the last.
+    """
     room = _INT64_BITS - len(keys[0]).bit_length()
     packed: list[Keys] = []
-    used = 0  # bits of the last one
+    used = 0  # the bits that are used in the last number
     for key in reversed(keys):
         low = int(key.min())
         width = (int(key.max()) - low).bit_length()
@@ -138,7 +145,7 @@ def in_canonical_order(batches: Sequence[Batch]) -> Batch:
 
 
 def joined_in_order(batches: Sequence[Batch]) -> tuple[Batch, Order]:
-    """Return the rows of some batches as one batch, in canonical order; and each one's place before, as indices."""
+    """Return the rows of some batches as one batch in canonical order, and the index that each row had before."""
     rows = [batch.rows for batch in batches]
     extensions = [batch.extension or Extension() for batch in batches]
     to_ids, from_ids = [batch.to_ids for batch in batches], [batch.from_ids for batch in batches]
@@ -169,7 +176,7 @@ def joined_in_order(batches: Sequence[Batch]) -> tuple[Batch, Order]:
 
 
 def _with_conversation(extensions: Sequence[Extension], rows: Sequence[int], order: Order) -> Extension:
-    """Return the extension of rows among which there are questions or answers."""
+    """Return the joined extension of rows, some of which are questions or answers."""
     parts = [
         Extension(
             ordinal=each.ordinal,
@@ -185,7 +192,10 @@ def _with_conversation(extensions: Sequence[Extension], rows: Sequence[int], ord
 
 
 def _by_row(values: Sequence[Any], rows: Sequence[int]) -> Any:  # noqa: ANN401 - an array, or one value
-    """Return a value per row from arrays, or single values for all rows of a batch; one value if all are equal."""
+    """Return one value per row from arrays, or from single values for all rows of a batch.
+
+    Return a single value if all are the same single value.
+    """
     if not any(isinstance(value, np.ndarray) for value in values) and values.count(values[0]) == len(values):
         return values[0]
     return joined_arrays([np.broadcast_to(np.asarray(v), n) for v, n in zip(values, rows, strict=True)])
@@ -201,7 +211,7 @@ def _topics(batch: Batch, table: dict[str, int]) -> NDArray[np.uint16]:
 
 
 def _labels(batches: Sequence[Batch], rows: Sequence[int], order: Order) -> dict[str, NDArray[np.uint32]]:
-    """Return the rows of each label, by the places that the rows have in an order."""
+    """Return the rows of each label, as the positions that the rows have in `order`."""
     if not any(batch.labels for batch in batches):
         return {}
     places = np.empty(len(order), np.uint32)

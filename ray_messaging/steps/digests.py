@@ -1,11 +1,12 @@
 """Digests of the messages of a step: equal for equal rows, in any order and layout.
 
-A row's canonical bytes are, in this order: step sent, step read, from_id, its n-th send, to_id, subtopic, fate, rule,
-labels, payload. A question has "q" after them, an answer "a" and the id of its question, without the ordinal of one
-from outside, because that depends on the layout. A broadcast has "b", its audience's name and the hash of its pairs in
-place of to_id, and counts once for each of its pairs. A number takes 8 bytes, little endian; a text has its length
-before it. The digest of a step is the sum of the rows' BLAKE2b-256 modulo 2**256. The history digest chains it:
-BLAKE2b-256 of the history before, the step, the number of rows, and the step's digest.
+A row's canonical bytes are, in this order: step sent, step read, from_id, ordinal (it is the n-th send of its agent in
+the step), to_id, subtopic, fate, rule, labels, payload. A question has "q" after them. An answer has "a" and the id of
+its question; of a question from outside the ordinal is left out, because it depends on the layout. A broadcast has "b",
+its audience's name and the hash of the audience's pairs instead of to_id, and counts once for each of its pairs. A
+number takes 8 bytes, little endian; a text has its length before it. The digest of a step is the sum of the rows'
+BLAKE2b-256 modulo 2**256. The history digest chains them: it is the BLAKE2b-256 of the previous history digest, the
+step, the number of rows, and the step's digest.
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,7 +33,7 @@ class HeardBy(NamedTuple):
 
 
 class DigestRow(NamedTuple):
-    """The fields of one row that count for the digest."""
+    """The fields of one row that are part of the digest."""
 
     step: int
     step_read: int
@@ -82,9 +83,9 @@ def _question(message_id: str) -> str:
 
 
 def sum_of(rows: Iterable[DigestRow], weights: Iterable[int] = repeat(1)) -> int:
-    """Return the digest of some rows as a number; those of the parts of a step add up to the step's.
+    """Return the digest of some rows as a number. The numbers of a step's parts add up to that of the step.
 
-    Args: weights says how often each row counts.
+    Args: `weights` says how often each row counts.
     """
     total: int = 0
     for row, weight in zip(rows, weights, strict=False):
@@ -98,12 +99,12 @@ def step_digest(sums: Iterable[int]) -> bytes:
 
 
 def history_digest(before: bytes, step: int, rows: int, digest: bytes) -> bytes:
-    """Return the digest of all steps up to this one; `before` is that of the step before (b"": there is none)."""
+    """Return the digest of all steps up to this one; `before` is that up to the previous step (b"": there is none)."""
     return blake2b(_text(before) + _number(step) + _number(rows) + digest, digest_size=SIZE).digest()
 
 
 def id_bytes(agent: AgentId | None) -> bytes:
-    """Return the bytes that stand for an id: its kind, then its value."""
+    """Return an id as bytes: its kind, then its value."""
     if agent is None:
         return _NONE
     return b"i" + _number(agent) if isinstance(agent, int) else b"s" + _text(agent.encode())

@@ -1,4 +1,4 @@
-"""The boxes that a group reads in a step: its own, and those of mailboxes from which its agents came."""
+"""The boxes that a group reads in a step: its own, and those of mailboxes from which agents have moved to it."""
 
 from collections.abc import Callable, Sequence
 from copy import copy
@@ -26,7 +26,10 @@ Mask = NDArray[np.bool_]
 
 
 class ReadBoxes(NamedTuple):
-    """The messages that a group reads in a step, its broadcasts, and again those from outside, in order of arrival."""
+    """What a group reads in a step: messages, broadcasts (`folded`), and again the messages from `outside`.
+
+    Those from outside are in the order of their arrival.
+    """
 
     batches: list[Batch]
     folded: list[FoldedBatch]
@@ -34,7 +37,10 @@ class ReadBoxes(NamedTuple):
 
 
 class OpenBox(NamedTuple):
-    """The frames that count of a box, and agents: the group reads them for these, or for all besides them."""
+    """The frames of a box that count, and for whom the group reads them.
+
+    It reads them for `agents`, or if `besides`, for all other agents of the box.
+    """
 
     frames: Sequence[BoxFrame]
     agents: AgentSet
@@ -42,14 +48,17 @@ class OpenBox(NamedTuple):
 
 
 class GroupBoxes:
-    """The boxes of one group. A message of an agent that has moved lies in the box of its host at the time."""
+    """The boxes that one group reads.
+
+    A message for an agent that has moved is in the box of the group that hosted the agent when it was sent.
+    """
 
     def __init__(self, store: "RedisSteps", unfolder: Unfolder) -> None:
         self._store = store
         self._unfolder = unfolder
 
     async def read(self, opened: Opened, box: BoxReader, record: Record, moved: MovedAgents) -> ReadBoxes:
-        """Read all frames that count for an open step; raise FrameError."""
+        """Read all frames that count for an open step; raise FrameError if one cannot be decoded or was lost."""
         own, step = await box.covered(opened.covers), opened.step
         late = all(cover.sent >= moved.changed for cover in opened.covers)
         others = [frames for origin in moved.origins.items() if (frames := await self._of_origin(*origin, step))]
@@ -72,7 +81,7 @@ class GroupBoxes:
         return found
 
     async def _of_origin(self, mailbox: str, since: int, step: int) -> list[BoxFrame]:
-        """Return the frames that count of an origin's box, of steps before the agents had left it."""
+        """Return the frames of an origin's box that count, from steps before the agents had left the origin."""
         name = box_name(mailbox, step)
         covers = [cover for cover in await self._store.covers(name) if cover.sent < since]
         return await BoxReader(self._store, name).covered(covers)
@@ -83,12 +92,12 @@ def _outside(box: OpenBox) -> list[BoxFrame]:
 
 
 def _chosen(box: OpenBox, agents: AgentSet) -> Callable[[AgentSet], AgentSet]:
-    """Return which agents of the mailbox, as it was then, the group reads the box for."""
+    """Return a function that selects, of the agents that the mailbox had then, those for whom the group reads."""
     return lambda then: then & (agents - box.agents if box.besides else agents & box.agents)
 
 
 def _read_by(batch: Batch, box: OpenBox) -> Batch:
-    """Return the rows of a batch that the group reads; those on plain channels stay in their box."""
+    """Return the rows of a batch that the group reads. Rows on plain channels are read by the box's own group only."""
     found = box.agents.find(batch.to_ids)
     plain = np.array([topic[:1] == ":" for topic in batch.topics], np.bool_)
     on_plain: Mask = plain[np.zeros(batch.rows, np.intp) if batch.topic is None else batch.topic]
@@ -99,10 +108,12 @@ def _read_by(batch: Batch, box: OpenBox) -> Batch:
 async def toward_agents(
     unfolder: Unfolder, broadcasts: Batch, agents: AgentSet, chosen: Callable[[AgentSet], AgentSet]
 ) -> FoldedBatch:
-    """Return a folded batch as one toward the agents of a group in this step; only pairs of chosen hearers count.
+    """Return a folded batch with the pairs of the agents that a group has in this step.
 
-    Args: `chosen` tells which of the agents that the frame names are to hear it here; they are among `agents`.
-    Raises: FrameError, UnknownName.
+    Only pairs of chosen hearers count.
+
+    Args: `chosen` selects, of the agents that the frame names, those that hear it here; they are among `agents`.
+    Raises: FrameError if the audience's pairs are damaged; UnknownName if its version does not exist.
     """
     folded = broadcasts.fold
     assert folded is not None

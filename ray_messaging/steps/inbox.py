@@ -27,14 +27,14 @@ from ray_messaging.steps.canonical_order import in_canonical_order
 
 
 class FoldedBatch(NamedTuple):
-    """A folded batch, and the pairs of its audience toward the group's agents."""
+    """A folded batch of broadcasts, and the pairs of its audience whose hearers are the group's agents."""
 
     batch: Batch
     edges: Edges
 
 
 class HeardBroadcasts:
-    """The folded batches of one step, for the group's agents."""
+    """The folded batches of broadcasts that a group's agents hear in one step."""
 
     def __init__(self, folded: Sequence[FoldedBatch] = ()) -> None:
         self._folded = folded
@@ -43,11 +43,14 @@ class HeardBroadcasts:
         return len(self._folded)
 
     def messages(self) -> list[Batch]:
-        """Return all as messages, one for each pair."""
+        """Return all broadcasts as messages, one for each pair."""
         return [unfold(*each) for each in self._folded]
 
     def of(self, name: str, agents: AgentSet) -> Heard:
-        """Return the broadcasts to one audience, as agents hear them; raise ConfigError for several versions."""
+        """Return the broadcasts to one audience, as agents hear them.
+
+        Raises: ConfigError if the broadcasts were to several versions of the audience.
+        """
         found = [each for each in self._folded if audience_of(each.batch).name == name]
         versions = sorted({audience_of(each.batch).version for each in found})
         if len(versions) > 1:
@@ -65,7 +68,7 @@ class HeardBroadcasts:
 
 
 def _removed(folded: Sequence[FoldedBatch]) -> Pairs | None:
-    """Return the pairs that do not count; None: all do."""
+    """Return the pairs that do not count, or None if all pairs count."""
     rows: list[NDArray[np.intp]] = []
     hearers, low = [], 0
     for batch, edges in folded:
@@ -81,14 +84,14 @@ def _removed(folded: Sequence[FoldedBatch]) -> Pairs | None:
 
 
 NOTHING_HEARD = HeardBroadcasts()
-_AHEAD = 64  # rows that are decoded together; more would have left the cache when they are read
+_AHEAD = 64  # the rows that are decoded together; more would have left the processor's cache when they are read
 
 
 class StepInbox:
-    """The messages of one step for some agents: all of them, or agent by agent.
+    """The messages of one step for some agents, in one sequence or agent by agent.
 
-    Args: `batches` are those of the step's box that count. Each of their rows has a step and an ordinal. `broadcasts`
-    become messages only once a message is read.
+    Args: `batches` are the batches of the step's box that count. Each row has a step and an ordinal. `broadcasts`
+    become messages only when a message is read.
     """
 
     def __init__(
@@ -101,7 +104,7 @@ class StepInbox:
 
     @cached_property
     def _batch(self) -> Batch | None:
-        """Return all messages, in canonical order; None: there are none."""
+        """Return all messages, in canonical order, or None if there are none."""
         heard = [] if self._broadcasts is None else self._broadcasts.messages()
         filled = [batch for batch in (*self._batches, *heard) if batch.rows]
         return in_canonical_order(filled) if filled else None
@@ -112,21 +115,21 @@ class StepInbox:
         return self._slice(0, 0 if self._batch is None else self._batch.rows)
 
     def heard(self, name: str) -> Heard:
-        """Return the broadcasts to one audience; raise ConfigError in a part of a step."""
+        """Return the broadcasts to one audience; raise ConfigError if this belongs to a part of a step."""
         if self._broadcasts is None:
             raise ConfigError("a part of a step has broadcasts as messages only: call step.heard before step.split")
         return self._broadcasts.of(name, self._agents.agents)
 
     @property
     def _places(self) -> NDArray[np.int64]:
-        """Return the place of each message's recipient; -1: it is none of these agents."""
+        """Return the place of each message's recipient, or -1 if it is not one of these agents."""
         return np.zeros(0, np.int64) if self._batch is None else self._agents.find(self._batch.to_ids)
 
     @cached_property
     def _spans(self) -> tuple[list[int], list[int]]:
-        """Return where the messages of each agent begin, and how many there are; most often a crowd asks for none."""
+        """Return where the messages of each agent begin, and their number. A model by group seldom needs this."""
         places = self._places
-        # Between them there may be messages on other channels that the group listens to.
+        # Between the agents' messages there may be others, on other channels to which the group listens.
         owned = np.flatnonzero(places >= 0)
         counts = np.bincount(places[owned], minlength=len(self._agents))
         return np.append(owned, 0)[np.cumsum(counts) - counts].tolist(), counts.tolist()
@@ -135,7 +138,7 @@ class StepInbox:
         return _of_part, (self._exp_id, self._agents, [] if self._batch is None else [self._batch])
 
     def part(self, low: int, high: int) -> "StepInbox":
-        """Return the messages for the agents from one place to before another, without those for other recipients."""
+        """Return the messages for the agents from place `low` to `high`, exclusive, without those for others."""
         places, agents = self._places, self._agents.part(low, high)
         rows = np.flatnonzero((places >= low) & (places < high))
         if self._batch is None or not len(rows):
@@ -152,7 +155,7 @@ class StepInbox:
         return self._slice(lows[place], lows[place] + counts[place])
 
     def questions_of(self, messages: Acked, number: int) -> list[Slice]:
-        """Return messages to reply to, as slices; raise NoQuestion where one is not of this step, or no question."""
+        """Return the messages to answer, as slices; raise NoQuestion for one of another step, or no question."""
         found = slices_of(messages)
         check_questions(found)
         for part in found:
@@ -167,14 +170,14 @@ class StepInbox:
         return found
 
     def note_answered(self, questions: Set[str | None]) -> None:
-        """Note that questions are answered, by their ids: parts of the step did so."""
+        """Record, by their ids, the questions that parts of the step have answered."""
         batch = self._batch
         if batch is not None and batch.extension is not None and batch.extension.expects_answer is not None:
             asked = np.flatnonzero(batch.extension.expects_answer).tolist()
             batch.replied = (batch.replied or set()) | {row for row in asked if batch.message_id(row) in questions}
 
     def by_agent(self) -> Iterator[tuple[AgentId, Messages]]:
-        """Yield each agent with its messages, in canonical order; also agents without messages."""
+        """Yield each agent, even one without messages, with its messages, in canonical order."""
         exp_id, batch, ahead, messages = self._exp_id, self._batch, None, None
         for agent, low, count in zip(self._agents, *self._spans, strict=True):
             if batch is None or not count:
@@ -198,7 +201,7 @@ def _of_part(exp_id: str, agents: AgentPlaces, batches: Sequence[Batch]) -> Step
 
 
 class _Ahead:
-    """Some rows of an inbox, which are decoded together once an agent reads its messages among them."""
+    """Some rows of an inbox, which are decoded together when the first agent reads its messages among them."""
 
     __slots__ = ("_batch", "_exp_id", "_low", "_messages", "high")
 
@@ -208,7 +211,7 @@ class _Ahead:
         self._messages: list[Message] | None = None
 
     def messages(self, low: int, high: int) -> list[Message]:
-        """Return the messages of some of the rows. Each call gets its own rows: nobody else has these messages."""
+        """Return the messages of some of the rows. Each call asks for other rows, so no message is returned twice."""
         found = self._messages
         if found is None:
             found = self._messages = decoded_messages(self._exp_id, self._batch, self._low, self.high)

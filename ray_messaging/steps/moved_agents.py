@@ -1,4 +1,4 @@
-"""The agents that came to a group, or left it, so lately that messages for them may wait elsewhere."""
+"""The agents that came to a group, or left it, so recently that messages for them may be in another group's box."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -8,10 +8,10 @@ from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 
 
 class MovedAgents(NamedTuple):
-    """Agents that came to a group lately, and agents that left it; the mailboxes with messages for the new ones.
+    """Agents that came to a group recently, agents that left it, and the mailboxes that have messages for new agents.
 
-    `origins` are mailboxes, each with the step from which on nothing more was sent to it for them; `changed` is the
-    last step with which some agent came or left.
+    `origins` has these mailboxes, each with the step from which on no message for new agents was sent to it. `changed`
+    is the last step with which an agent came or left.
     """
 
     came: AgentSet
@@ -24,8 +24,8 @@ NOBODY_MOVED = MovedAgents(NO_AGENTS, NO_AGENTS, {}, ALWAYS)
 
 
 def moved_agents(record: Record, step: int, dates: HostDates, horizon: int) -> MovedAgents:
-    """Return which agents of a mailbox have moved within so many steps before a step, as far as it knows."""
-    oldest = step - horizon  # what was sent before the step after this one has been read
+    """Return which agents of a mailbox have moved within the last `horizon` steps before `step`, by its record."""
+    oldest = step - horizon  # messages that were sent in this step or earlier have all been read
     came, left, changed = NO_AGENTS, NO_AGENTS, ALWAYS
     for change in record.changes:
         since = dates.since(change.version)
@@ -43,9 +43,10 @@ def moved_agents(record: Record, step: int, dates: HostDates, horizon: int) -> M
 
 
 class Arrival(NamedTuple):
-    """Agents that came from another group with this step, and the state that its last step had left.
+    """Agents that came from another group with this step, and that group's state after its last step with them.
 
-    The state is that of all agents that the group had then, `before`: take theirs from it, and keep it with your own.
+    The state belongs to all agents that the group had then, `before`. Take the arrived agents' part of it into the
+    state of your group.
     """
 
     agents: AgentSet
@@ -55,11 +56,11 @@ class Arrival(NamedTuple):
 
 
 def arrivals_at(step: int, record: Record, records: Mapping[str, Record], dates: HostDates) -> dict[str, AgentSet]:
-    """Return the agents that come to a mailbox with a step, by the group that had them in the step before."""
+    """Return the agents that come to a mailbox with a step, by the group that had them in the previous step."""
     found: dict[str, AgentSet] = {}
 
     def note(agents: AgentSet, origin: str, version: int) -> None:
-        """Note agents of an origin; some may have come to it, by an earlier move, with the same step."""
+        """Record agents of an origin, or of an earlier origin, if an earlier move with the same step brought them."""
         there = records.get(origin)
         for change in reversed([] if there is None else there.changes):
             if change.origin and change.version < version and dates.since(change.version) == step:

@@ -1,4 +1,4 @@
-"""Random numbers of agents, which depend on the run's seed, the step and the agent alone."""
+"""Random numbers of agents, which depend on the run's seed, the step and the agent only."""
 
 from hashlib import blake2b
 from struct import pack
@@ -13,12 +13,12 @@ from ray_messaging.addressing.channels import AgentId
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.steps.agent_places import AgentPlaces
 
-_BLOCK = 1024  # agents whose seeds are computed at once: single ones take a hundred times as long
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # SplitMix64's distance between two numbers
+_BLOCK = 1024  # seeds are computed for so many agents at once: one at a time would take a hundred times as long
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # the distance between two states of SplitMix64
 
 
 def agent_generator(seed: int, step: int, agent: AgentId) -> Generator:
-    """Return the random numbers of one agent in one step: the same for every layout, and after every fault."""
+    """Return the random number generator of one agent in one step: the same in any group, and after any fault."""
     return StepGenerators(seed, step, AgentPlaces(AgentSet.of([agent]))).at(0)
 
 
@@ -32,17 +32,17 @@ class StepGenerators:
     def __init__(self, seed: int, step: int, agents: AgentPlaces) -> None:
         self.agents = agents
         self._keys = np.frombuffer(_hash_of(seed, step, 16), np.uint64)
-        self._block: tuple[int, list[NDArray[np.uint64]]] = (0, [])  # a place, and the seeds from there on
+        self._block: tuple[int, list[NDArray[np.uint64]]] = (0, [])  # a place, and the seeds from that place on
 
     def at(self, place: int) -> Generator:
-        """Return the random numbers of the agent at a place; each call begins them anew."""
-        low, seeds = self._block  # by one read: another thread may put another block there
+        """Return a new generator, at its beginning, of the agent at a place."""
+        low, seeds = self._block  # in one read, because another thread may set another block
         if not low <= place < low + len(seeds):
             low, seeds = self._block = self._block_of(place)
         return Generator(PCG64DXSM(_Seed(seeds[place - low])))  # type: ignore[arg-type]  # any ISeedSequence
 
     def _block_of(self, place: int) -> tuple[int, list[NDArray[np.uint64]]]:
-        """Return the seeds of a place and those around it, and the place of the first one."""
+        """Return the block of seeds that contains a place, with the place of its first seed."""
         low = place - place % _BLOCK
         ids = self.agents.hashes[low : low + _BLOCK]
         with np.errstate(over="ignore"):
@@ -52,7 +52,7 @@ class StepGenerators:
 
 
 class _Seed(ISeedSequence):
-    """Four numbers in the place of a seed, which numpy would hash first: that takes ten times as long."""
+    """Seed that consists of four given numbers: numpy would hash a seed first, which takes ten times as long."""
 
     __slots__ = ("words",)
 
@@ -60,14 +60,14 @@ class _Seed(ISeedSequence):
         self.words = words
 
     def generate_state(self, n_words: int, dtype: Any = np.uint64) -> NDArray[Any]:  # noqa: ANN401, ARG002 - numpy's
-        """Return the four numbers for which a PCG64DXSM asks."""
+        """Return the four numbers, which are what a PCG64DXSM asks for."""
         return self.words
 
 
 def uniform_rows(seed: int, step: int, agents: AgentPlaces, k: int) -> NDArray[np.float64]:
     """Return k uniform numbers in [0, 1) for each agent, float64 (n, k).
 
-    Each number is a hash of (seed, step, agent, its place): no generator per agent is built.
+    Each number is a hash of (seed, step, agent, its position), so no generator is built for each agent.
     """
     key = np.frombuffer(_hash_of(seed, step, 8), np.uint64)
     with np.errstate(over="ignore"):

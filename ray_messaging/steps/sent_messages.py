@@ -23,7 +23,7 @@ Rows = NDArray[np.intp]
 
 
 class BoxBatch(NamedTuple):
-    """Messages of one frame in the box of a mailbox for a step."""
+    """Messages of one frame, which is in the box of a mailbox for a step."""
 
     mailbox: str
     step: int
@@ -36,7 +36,7 @@ class BoxBatch(NamedTuple):
 
 
 class Copies(NamedTuple):
-    """Rows of one frame, and the message of each. `first` marks the first copy of each message."""
+    """Rows of one frame, and for each row the index of its message. `first` marks the first copy of each message."""
 
     source: BoxBatch
     rows: Rows
@@ -45,9 +45,11 @@ class Copies(NamedTuple):
 
 
 class SentMessages:
-    """Messages of groups in one step; `batch` has each once, in canonical order, though several mailboxes may have it.
+    """Messages of groups in one step.
 
-    Args: `sources` are of at least one message.
+    `batch` has each message once, in canonical order, even if several mailboxes have a copy.
+
+    Args: `sources` must have at least one message.
     """
 
     def __init__(self, number: int, sources: Sequence[BoxBatch]) -> None:
@@ -56,7 +58,7 @@ class SentMessages:
         joined, order = joined_in_order(batches)
         keys = message_keys([joined])
         self._first = np.ones(len(order), np.bool_)
-        self._first[1:] = keys[1:] != keys[:-1]  # the copies of a message follow each other
+        self._first[1:] = keys[1:] != keys[:-1]  # the copies of a message are adjacent
         self._message = np.cumsum(self._first) - 1
         counts = [batch.rows for batch in batches]
         self._source = np.repeat(np.arange(len(sources)), counts)[order]
@@ -76,7 +78,7 @@ class SentMessages:
 
 
 def no_messages(sender: str, step: int, attempt: int = 0) -> Batch:
-    """Return a batch of a step without any message."""
+    """Return a batch of a step that has no messages."""
     return Batch(
         sender=sender,
         epoch=attempt,
@@ -92,7 +94,7 @@ def no_messages(sender: str, step: int, attempt: int = 0) -> Batch:
 
 
 async def sent_messages(store: "RedisSteps", number: int, horizon: int) -> SentMessages | None:
-    """Return the messages of groups to mailboxes in a step that all have closed; None: there are none."""
+    """Return the messages that groups sent to mailboxes in a step that all have closed, or None if there are none."""
     covered = await store.covered_boxes(number + 1, number + horizon)
     boxes = {
         box: [cover for cover in covers if cover.sent == number and cover.group != OUTSIDE]

@@ -28,9 +28,10 @@ from ray_messaging.transaction import check_state
 
 
 class StepPart:
-    """Some agents of a step with their messages, for another task: `step.split` makes it, `step.join` takes its sends.
+    """Some agents of a step with their messages, for another task.
 
-    It pickles as columns. The task returns it, or only its `sends`, which are less where the agents read much.
+    `step.split` makes the parts, and `step.join` takes what they send. A part is pickled as columns. The task returns
+    the part, or only its `sends`, which are smaller if the agents have read much.
     """
 
     def __init__(self, number: int, *, seed: int, agents: AgentPlaces, inbox: StepInbox, sends: StepSends) -> None:
@@ -39,7 +40,7 @@ class StepPart:
         self.seed = seed
         self.places = agents
         self._inbox = inbox
-        self.send = sends.send  # a method here would be one call more: a tenth of the whole send
+        self.send = sends.send  # a method here would be one more call, which takes a tenth of a send's time
         self.generators = StepGenerators(seed, number, agents)
 
     def __repr__(self) -> str:
@@ -60,11 +61,14 @@ class StepPart:
         return self._inbox.messages
 
     def by_agent(self) -> Iterator[tuple[AgentId, Messages]]:
-        """Yield each agent with its messages, agents ascending; also agents without messages."""
+        """Yield each agent, even one without messages, with its messages; agents are in ascending order."""
         return self._inbox.by_agent()
 
     def inbox(self, agent: AgentId) -> Messages:
-        """Return the messages of one agent; raise UnknownName where it is none of these, InvalidAddress."""
+        """Return the messages of one agent.
+
+        Raises: UnknownName if it is not an agent of this group or part; InvalidAddress for an invalid id.
+        """
         place = self.places.place(check_id(agent))
         if place < 0:
             raise UnknownName(
@@ -73,7 +77,10 @@ class StepPart:
         return self._inbox.of(place)
 
     def rng(self, agent: AgentId) -> np.random.Generator:
-        """Return the random numbers of one agent in this step; each call begins them anew. Raises InvalidAddress."""
+        """Return a new generator, at its beginning, of the random numbers of one agent in this step.
+
+        Raises: InvalidAddress for an invalid id.
+        """
         place = self.places.place(agent if type(agent) is int else check_id(agent))
         return self.generators.at(place) if place >= 0 else agent_generator(self.seed, self.number, check_id(agent))
 
@@ -109,7 +116,7 @@ class StepPart:
     ) -> None:
         """Send one message to all hearers of an agent in an audience, by its handle or name.
 
-        Raises: as `send`, and UnknownName for an audience that does not count in this step.
+        Raises: as `send`; UnknownName for an audience that does not exist in this step.
         """
         self.sends.broadcast(from_id, audience, payload, subtopic, deliver_at)
 
@@ -128,10 +135,10 @@ class StepPart:
     def heard(self, audience: object) -> Heard:
         """Return the broadcasts to an audience, as the agents hear them: means, sums, columns in the order of `agents`.
 
-        They are among `messages`, too, which makes an object of each only when it is read.
+        They are also in `messages`, which builds an object for each only when it is read.
 
-        Raises: UnknownName for what names no audience; ConfigError in a part of a step, or after a change between
-        the broadcasts.
+        Raises: UnknownName if `audience` is not an audience or its name; ConfigError in a part of a step, or if the
+        broadcasts were to several versions of the audience.
         """
         return self._inbox.heard(name_of(audience))
 
@@ -144,10 +151,10 @@ class StepPart:
         subtopic: str = AGENT_CHAT,
         deliver_at: int | None = None,
     ) -> str:
-        """Ask an agent in the next step, or in `deliver_at`; return the question's id.
+        """Ask an agent, which reads the question in the next step or in step `deliver_at`; return the question's id.
 
-        The answer has that id as its `in_reply_to`. One that is given at once is read in the step after the question
-        is. Raises as `send`.
+        The answer has that id as its `in_reply_to`. If the agent answers in the step in which it reads the question,
+        the answer is read in the step after that. Raises as `send`.
         """
         return self.sends.ask(from_id, to_id, payload, subtopic, deliver_at)
 
@@ -160,14 +167,15 @@ class StepPart:
         subtopic: str = AGENT_CHAT,
         deliver_at: int | None = None,
     ) -> Sequence[str]:
-        """Ask n agents, with columns as of `send_columns`; return the questions' ids. Raises as `send_columns`."""
+        """Ask n agents, with columns as in `send_columns`; return the questions' ids. Raises as `send_columns`."""
         senders, ordinals = self.sends.add_columns(from_ids, to_ids, payloads, subtopic, deliver_at, asks=True)
         return StepQuestionIds(self.number, joined_ids(senders), joined_arrays(ordinals))
 
     def reply(self, message: Message, payload: object, *, deliver_at: int | None = None) -> None:
-        """Answer a question that this step has read; the answer is read in the next step, or in `deliver_at`.
+        """Answer a question that was read in this step. The answer is read in the next step, or in `deliver_at`.
 
-        Raises: NoQuestion for a message that is no question, was answered, or was read in another step; as `send`.
+        Raises: NoQuestion for a message that is not a question, was answered, or was read in another step; otherwise as
+        `send`.
         """
         questions = self._inbox.questions_of(message, self.number)
         with naming(questions):
@@ -177,7 +185,7 @@ class StepPart:
     def reply_columns(
         self, messages: Message | Iterable[Message], payloads: object, *, deliver_at: int | None = None
     ) -> None:
-        """Answer many questions, with a payload each or one for all; raises as `reply`, and InvalidColumns."""
+        """Answer many questions, with one payload for each or one for all; raises as `reply`, and InvalidColumns."""
         questions = self._inbox.questions_of(messages, self.number)
         if questions:
             rows = np.concatenate([np.arange(part.low, part.high) for part in questions])
@@ -188,11 +196,11 @@ class StepPart:
 
 
 class Step(StepPart):
-    """One step of a group: the messages that its agents read and send, and the state that they leave.
+    """One step of a group: the messages that its agents read and send, and the group's state.
 
-    Messages go out when the step is committed, which is when the next one is asked for. The inbox, its order and
-    the random numbers are the same each time the step runs again. `arrivals` are the agents that came with this step
-    from other groups, with the states of these; `before` are the group's own agents of the step before.
+    Messages are sent when the step is committed, which is when the next step is requested. The inbox, its order and
+    the random numbers are the same each time the step runs again. `arrivals` has the agents that came with this step
+    from other groups, with the states of these groups; `before` has the group's own agents in the previous step.
     """
 
     def __init__(
@@ -222,14 +230,15 @@ class Step(StepPart):
         )
 
     def split(self, n: int) -> list[StepPart]:
-        """Return the step as at most n parts, each with some of the agents, for tasks that run beside each other.
+        """Return the step as at most n parts, each with some of the agents, for tasks that run concurrently.
 
             step.join(ray.get([think.remote(part) for part in step.split(8)]))
 
         The messages, their order and the random numbers of an agent do not depend on n. Until all parts are joined,
-        only they can send. A part has no messages for recipients that are no agents of the group.
+        only the parts can send. A part has no messages for recipients that are not agents of the group.
 
-        Raises: InvalidParts unless n is at least 1, or while the parts of an earlier split are out; Closed.
+        Raises: InvalidParts unless n is at least 1, or if parts of an earlier split are not joined; Closed after the
+        step.
         """
         return [
             StepPart(
@@ -243,10 +252,11 @@ class Step(StepPart):
         ]
 
     def join(self, parts: Iterable[StepPart | StepSends]) -> None:
-        """Take over the messages of some parts, in any order; the step cannot be committed until all are here.
+        """Add the messages of some parts to the step, in any order. All parts must be joined before the step commits.
 
-        Args: parts as `split` made them, or copies from other processes, or their `sends`.
-        Raises: InvalidParts for one that was joined, or is of another step or split: then none is joined. Closed.
+        Args: `parts` are parts that `split` made, or copies from other processes, or their `sends`.
+        Raises: InvalidParts for a part that was joined before, or is from another step or split; then none is joined.
+        Closed after the step.
         """
         given = [parts] if isinstance(parts, StepPart | StepSends) or not isinstance(parts, Iterable) else parts
         listed = [part.sends if isinstance(part, StepPart) else part for part in given]
@@ -261,11 +271,12 @@ class Step(StepPart):
     def move(self, audience: object, ids: object, positions: object) -> None:
         """Set the positions of some of the group's agents in an audience, an array (n, 2) or (n, 3).
 
-        All groups read them in the next step, as one new version of the audience. Of an agent that moves twice in a
-        step the last position counts. An agent without a position, and another kind of audience, raise at the commit.
+        All groups use them in the next step, as one new version of the audience. If an agent moves twice in a step, the
+        last position counts.
 
-        Raises: UnknownName for an audience that does not count in this step, UnknownSender for an agent of another
-        group, InvalidColumns, Closed; at the commit also UnknownName and ConfigError, and it does not happen.
+        Raises: UnknownName for an audience that does not exist in this step; UnknownSender for an agent of another
+        group; InvalidColumns if the arguments do not fit together; Closed after the step. The commit raises UnknownName
+        for an agent without a position, and ConfigError for another kind of audience; then the step is not committed.
         """
         self.sends.check_open()
         name, column = name_of(audience), IdColumn.checked(ids)
@@ -275,10 +286,10 @@ class Step(StepPart):
 
     @property
     def state(self) -> bytes | None:
-        """Return the group's state: that of the step before, or the one set in this step. None: there is none.
+        """Return the state that was set in this step, else that of the previous step, or None if there is none.
 
-        Setting it raises InvalidPayload unless it is bytes or None, PayloadTooLarge above MessagingConfig.state_bytes,
-        Closed after the step.
+        Setting it raises InvalidPayload unless it is bytes or None, PayloadTooLarge if it is above
+        MessagingConfig.state_bytes, Closed after the step.
         """
         return self._state
 

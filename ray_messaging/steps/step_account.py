@@ -1,4 +1,4 @@
-"""The account of one step of a group: the fates of its messages, and their digest; what is left of a sealed step."""
+"""The account of one step of a group: the fates of its messages and their digest, also after the step is sealed."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from ray_messaging.transports.steps import RedisSteps
 
 
-_NAMED = 5  # addresses
+_NAMED = 5  # the most addresses of undeliverable messages that are named
 NO_AUDIENCES: Mapping[Audience, bytes] = {}
 Pair = tuple[AgentId | None, AgentId | None]  # sender and recipient
 
 
 class StepCounts(msgspec.Struct, array_like=True, frozen=True):
-    """Counts that a group leaves about a step: messages by fate, and the sum of their digests (b"": not computed).
+    """Counts that a group stores about a step: messages by fate, and the sum of their digests (b"": not computed).
 
-    `total` has the messages of this step and of all steps before, by fate. `outside` counts the messages from outside
-    that the group has read in it; with digests, the sum has them, too. `unheard` counts those of `total` that were
-    undeliverable, by the first few of their addresses.
+    `total` counts the messages of this and all earlier steps, by fate. `outside` counts the messages from outside that
+    the group has read in the step; with digests, they are part of the sum. `unheard` counts the undeliverable messages
+    in `total`, for a few of their addresses.
     """
 
     fates: dict[str, int]
@@ -51,9 +51,9 @@ class StepCounts(msgspec.Struct, array_like=True, frozen=True):
 
 
 class StepAccount:
-    """The fates of the messages of one attempt at a step. It takes the place of a sender's local log.
+    """The fates of the messages of one attempt at a step, instead of a sender's local log.
 
-    `total` counts those of all steps so far, and `unheard` the undeliverable ones by address.
+    `total` counts the messages of all steps so far, and `unheard` the undeliverable ones by address.
     """
 
     def __init__(self, *, digest: bool) -> None:
@@ -62,22 +62,22 @@ class StepAccount:
         self._sum = self._outside = 0
         self.total: Counter[str] = Counter()
         self.unheard: Counter[str] = Counter()
-        self.audiences: Mapping[Audience, bytes] = {}  # by version, the hash of its pairs
+        self.audiences: Mapping[Audience, bytes] = {}  # for each version of an audience, the hash of its pairs
 
     def copy(self) -> "StepAccount":
-        """Return the account as it is now."""
+        """Return a copy of the account."""
         made = StepAccount(digest=self._digest)
         made.restore(self)
         return made
 
     def restore(self, before: "StepAccount") -> None:
-        """Go back to an earlier copy."""
+        """Set the account back to an earlier copy."""
         self._fates, self.total = Counter(before._fates), Counter(before.total)
         self._sum, self._outside = before._sum, before._outside
         self.unheard = Counter(before.unheard)
 
     def add(self, batch: Batch, outcome: Outcome) -> None:
-        """Add a batch of rows with their fates. Where some have an error instead, its step is not committed."""
+        """Add a batch of rows with their fates. If some have an error instead, the step is not committed."""
         if outcome.pairs is not None:
             self._add_broadcasts(batch, outcome.pairs)
             return
@@ -90,7 +90,7 @@ class StepAccount:
             self._sum += sum_of(digest_rows(batch, outcome.codes, outcome.blocks, self.audiences))
 
     def _add_broadcasts(self, batch: Batch, pairs: PairFates) -> None:
-        """Add broadcasts with the fates of their pairs: each is hashed once for each fate, and counted by its pairs."""
+        """Add broadcasts with the fates of their pairs. Each is hashed once for each fate, and counts once per pair."""
         for code, counts in ((DELIVERED, pairs.delivered), (UNDELIVERABLE, pairs.undeliverable)):
             rows = np.flatnonzero(counts)
             if len(rows):
@@ -112,7 +112,7 @@ class StepAccount:
         self._sum += sum_of(rows)
 
     def take(self) -> StepCounts:
-        """Return the counts of the step, and begin the next one."""
+        """Return the counts of the step, and begin those of the next step."""
         digest = (self._sum % 2 ** (8 * SIZE)).to_bytes(SIZE, "little") if self._digest else b""
         self.total += self._fates
         fates, total = dict(sorted(self._fates.items())), dict(sorted(self.total.items()))
@@ -122,10 +122,10 @@ class StepAccount:
 
 
 def outside_rows(batches: Sequence[Batch]) -> list[DigestRow]:
-    """Return messages from outside to agents as they count for the digest, without those that a rule rewrote.
+    """Return messages from outside to agents in their form for the digest, without those that a rule rewrote.
 
-    The log has the latter without ordinals. The number of a row is its place among those of one sender and recipient:
-    so groups do not matter.
+    The event log has rewritten ones without ordinals. The ordinal of a row is its position among the rows of the same
+    sender and recipient, so that it does not depend on the groups.
     """
     rows, places = [], Counter[Pair]()
     for batch in batches:
@@ -144,13 +144,13 @@ def outside_rows(batches: Sequence[Batch]) -> list[DigestRow]:
 
 
 def _asks(batch: Batch) -> Sequence[bool]:
-    """Tell for each message whether it is a question."""
+    """Return for each message whether it is a question."""
     asks = None if batch.extension is None else batch.extension.expects_answer
     return [False] * batch.rows if asks is None else asks.tolist()
 
 
 def outside_ordinal(places: "Counter[Pair]", pair: Pair) -> int:
-    """Return the number of the next message from outside of one sender and recipient, and count it."""
+    """Return the ordinal of the next message from outside for one pair of sender and recipient, and count it."""
     places[pair] += 1
     return FIRST_OUTSIDE + places[pair] - 1
 
@@ -161,9 +161,9 @@ def digest_rows(
     blocks: Mapping[int, tuple[str, str]],
     audiences: Mapping[Audience, bytes] = NO_AUDIENCES,
 ) -> list[DigestRow]:
-    """Return the rows of a batch as they count for the digest: with their fates, and rule and reason if blocked.
+    """Return the rows of a batch in their form for the digest: with their fates, and rule and reason if blocked.
 
-    A broadcast counts with the hash of its audience, in place of a hearer.
+    A broadcast has the hash of its audience instead of a hearer.
     """
     extension, lines = batch.extension, batch.lines
     assert extension is not None
@@ -184,7 +184,7 @@ def digest_rows(
                 from_ids[row],
                 ordinals[row],
                 to_ids[row],
-                "" if topic[0] == ":" else topic,  # an answer to the user
+                "" if topic[0] == ":" else topic,  # "": an answer to the user
                 FATES[codes[row]],
                 rule,
                 batch.labels_of(row),
@@ -198,7 +198,11 @@ def digest_rows(
 
 
 async def sealed_counts(store: "RedisSteps", step: int) -> dict[str, StepCounts]:
-    """Return the counts of each group of a step that all have committed; raise ConfigError, UnknownName."""
+    """Return the counts of each group for a step that all groups have committed.
+
+    Raises: ConfigError unless `step` is a step number; UnknownName if the step is not committed by all groups, or its
+    counts are no longer kept.
+    """
     number = check_step_number(step)
     sealed = (await store.progress()).sealed
     if number > sealed:
@@ -220,7 +224,7 @@ async def sealed_counts(store: "RedisSteps", step: int) -> dict[str, StepCounts]
 
 
 def check_step_number(step: object) -> int:
-    """Return the number of a step; raise ConfigError."""
+    """Return the number of a step; raise ConfigError unless it is an int of at least 0."""
     try:
         number = -1 if isinstance(step, bool) else index(step)  # type: ignore[arg-type]  # others raise
     except TypeError:
@@ -231,19 +235,19 @@ def check_step_number(step: object) -> int:
 
 
 def messages_of(counts: dict[str, StepCounts]) -> int:
-    """Return the number of messages of a step."""
+    """Return the number of messages of a step, from the counts of all groups."""
     return sum(sum(each.fates.values()) + each.outside for each in counts.values())
 
 
 def digest_of(counts: dict[str, StepCounts]) -> bytes:
-    """Return the digest of a step; raise ConfigError where its groups computed none."""
+    """Return the digest of a step; raise ConfigError if its groups have computed no digests."""
     if not all(each.digest for each in counts.values()):
         raise ConfigError("these steps keep no digests: start the experiment with steps=Steps(digest=True)")
     return step_digest(int.from_bytes(each.digest, "little") for each in counts.values())
 
 
 async def sealed_history(store: "RedisSteps", step: int) -> bytes:
-    """Return the digest of all steps up to one; raise as `sealed_counts`, and ConfigError."""
+    """Return the digest of all steps up to and including `step`; raises as `sealed_counts` and `digest_of`."""
     chained = b""
     await sealed_counts(store, step)
     for number in range(step + 1):

@@ -1,4 +1,7 @@
-"""The broadcasts of a step on their way to boxes: one row each where no rule judges them, else one for each hearer."""
+"""The broadcasts of a step before they are written to boxes.
+
+A broadcast is one row if no rule judges it, otherwise one row for each hearer.
+"""
 
 from collections.abc import Sequence
 
@@ -18,11 +21,11 @@ from ray_messaging.steps.agent_places import AgentPlaces
 
 
 class StepBroadcasts:
-    """The audiences that a group broadcasts to in its steps, as far as its own agents send."""
+    """The audiences to which a group broadcasts in its steps, with the pairs whose senders are its own agents."""
 
     def __init__(self, engine: Engine, directory: Directory) -> None:
         self._engine = engine
-        self._checked = False  # that no rule judges whole steps
+        self._checked = False  # it was checked that no rule judges whole steps
         self._directory = directory
         self._reaches: dict[tuple[Audience, str], tuple[AgentPlaces, int, Reaches]] = {}
         self.digests: dict[Audience, bytes] = {}
@@ -30,9 +33,10 @@ class StepBroadcasts:
     async def prepared(
         self, batches: Sequence[ColumnBatch | EncodedBatch], senders: AgentPlaces, step: int
     ) -> list[ColumnBatch | EncodedBatch]:
-        """Return batches as they can be sent: those of broadcasts know their hearers.
+        """Return batches in a form that can be sent, in which those of broadcasts know their hearers.
 
-        Raises: UnknownName, FrameError where an audience cannot be read; ConfigError where a rule judges whole steps.
+        Raises: UnknownName if an audience does not exist; FrameError if its pairs are damaged; ConfigError for
+        broadcasts if a rule judges whole steps.
         """
         made: list[ColumnBatch | EncodedBatch] = []
         for pending in batches:
@@ -66,7 +70,7 @@ class StepBroadcasts:
         return [EncodedBatch(step=None, batch=spread(part, reaches.edges)) for part in parts]
 
     async def _reach(self, audience: Audience, topic: str, senders: AgentPlaces) -> Reaches:
-        """Return the reach of an audience from some senders; it is kept until they, or the audience, change."""
+        """Return who hears the broadcasts of some senders to an audience; cached until senders or audience change."""
         key, version = (audience, topic), self._directory.version if audience == EVERYBODY else 0
         found = self._reaches.get(key)
         if found is None or found[0] is not senders or found[1] != version:

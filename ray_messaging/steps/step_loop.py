@@ -52,11 +52,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_LOOP_BITS = 12  # epochs are times in ms: with so many more bits, Lua's numbers still hold them exactly
+_LOOP_BITS = 12  # epochs are times in ms; with so many more bits Lua's numbers can still hold them exactly
 
 
 def check_until(until: object) -> int:
-    """Return the first step that does not run; raise ConfigError."""
+    """Return `until`, the first step that does not run; raise ConfigError unless it is an int of at least 0."""
     try:
         number = -1 if isinstance(until, bool) else index(until)  # type: ignore[arg-type]  # others raise
     except TypeError:
@@ -67,9 +67,11 @@ def check_until(until: object) -> int:
 
 
 def step_loop(engine: Engine) -> "StepLoop":
-    """Return the loop over the steps of an engine's agents; raise ConfigError where it has none.
+    """Return the loop over the steps of an engine's agents.
 
     A later loop of the same engine ends an earlier one, and so does a successor of its name.
+
+    Raises: ConfigError if the engine has no name or hosts no agents, or the experiment has no steps.
     """
     store, settings = engine.transport.steps, engine.steps
     if not engine.named:
@@ -86,9 +88,11 @@ def step_loop(engine: Engine) -> "StepLoop":
 
 
 async def driven_loop(engine: Engine, task: str) -> "StepLoop":
-    """Return the loop over the steps of a group that another process hosts, for a task; raise ConfigError.
+    """Return the loop, for a Ray task, over the steps of a group that another process hosts.
 
-    A task that runs again follows its earlier attempt at once, because that one is dead.
+    A task that runs again takes the group from its earlier attempt at once, because that one is dead.
+
+    Raises: ConfigError if the experiment has no steps.
     """
     store = engine.transport.steps
     engine.steps = await store.settings()
@@ -113,25 +117,25 @@ class StepLoop:
         self._driver = driver
         self._group = engine.name
         self.places = NO_PLACES
-        self.before = NO_AGENTS  # the agents of the step that was committed last, which `state` is of
-        self._record: Record | None = None  # that the places are of
+        self.before = NO_AGENTS  # the agents of the last committed step, to which `state` belongs
+        self._record: Record | None = None  # the record from which `places` was made
         self._unfolder = Unfolder(engine.audiences)
         self._boxes = GroupBoxes(store, self._unfolder)
-        self.until = 0  # the first step that does not run; it may fall while the steps run
+        self.until = 0  # the first step that does not run; it may be lowered while the steps run
         self.committed = -1  # the last step that was committed
-        self.state: bytes | None = None  # and what it left
-        self.fates: Counter[str] = Counter()  # of what the group sent in all steps up to `committed`
-        self.unheard: dict[str, int] = {}  # of that, what was undeliverable, by a few addresses
-        self.calls: CallMemory | None = None  # of the open step
+        self.state: bytes | None = None  # the state after that step
+        self.fates: Counter[str] = Counter()  # fates of what the group sent in all steps up to `committed`
+        self.unheard: dict[str, int] = {}  # how much of that was undeliverable, for a few addresses
+        self.calls: CallMemory | None = None  # the remembered calls of the open step
         self._account = StepAccount(digest=settings.digest)
 
     async def steps(self, until: int, *, leave: bool = False) -> AsyncGenerator[Step, None]:
-        """Yield the steps up to `until`, exclusive. To ask for the next one commits the one before.
+        """Yield the steps up to `until`, exclusive. Requesting the next step commits the current one.
 
-        With `leave` the group does not count from `until` on, and the others do not wait for it.
+        With `leave` the group is no longer a member from `until` on, and the others do not wait for it.
 
-        Raises: ConfigError; StepAborted, StepTooLarge, Fenced, Closed: then the step is not committed, and a new driver
-        runs it again.
+        Raises: ConfigError for an invalid `until`; AlreadyExists if another task drives the group. If a step raises
+        StepAborted, StepTooLarge, Fenced or Closed, it is not committed, and a new driver runs it again.
         """
         self.until = check_until(until)
         taken = await self._take(self.until, leave=leave)
@@ -173,16 +177,19 @@ class StepLoop:
                 step.sends.end()
             try:
                 await end(renewing)
-            finally:  # also where the driver is cancelled once more
+            finally:  # even if the driver is cancelled a second time
                 await sender.stop()
-            if not self._engine.closed:  # else a call would connect anew
-                with suppress(MessagingError):  # the lease ends by itself
+            if not self._engine.closed:  # otherwise a call would connect again
+                with suppress(MessagingError):  # without this call the lease ends by itself
                     await self._store.let_go(self._group, taken.attempt)
 
     # -- the driver -----------------------------------------------------------------------------------------------
 
     async def _take(self, until: int, *, leave: bool) -> Taken:
-        """Take the group up to a step; it joins again where it has left before. Raises AlreadyExists, Fenced."""
+        """Become the group's driver. If the group has left before step `until`, join the steps again.
+
+        Raises: AlreadyExists if another task drives the group; Fenced if a later start of this driver has it.
+        """
         ends = until if leave else None
         taken = await self._wait_to_take(ends)
         if taken.until is None or taken.closed + 1 < taken.until or until <= taken.until:
@@ -190,12 +197,12 @@ class StepLoop:
         assert self._engine.frame_sender is not None
         await self._engine.frame_sender.reload()
         self._record_of(self._engine.directory)
-        if await self._store.join(self._group, again=True) >= until:  # the others have run on too far
+        if await self._store.join(self._group, again=True) >= until:  # the other groups have gone too far
             await self._store.leave(self._group, at_once=True)
         return await self._wait_to_take(ends)
 
     async def _wait_to_take(self, ends: int | None) -> Taken:
-        """Take the group; wait until the lease of a driver that is gone has ended. Raises AlreadyExists, Fenced."""
+        """Become the group's driver. If another driver has it, wait until its lease has ended; raises as `_take`."""
         backoff, clock = Backoff(STEP_DRIVER_RETRY), asyncio.get_running_loop().time
         found = await self._store.take(self._group, self._driver, STEP_LEASE_S, until=ends)
         seen_at = clock()
@@ -215,7 +222,7 @@ class StepLoop:
         return found
 
     async def _sent_before(self) -> StepCounts:
-        """Return the counts of the group's messages of all steps that it has committed."""
+        """Return the counts that the group stored with its last committed step."""
         left = {} if self.committed < 0 else await self._store.closed_step(self.committed)
         mine = left.get(self._group)
         return StepCounts({}) if mine is None else StepCounts.decode(mine.counts)
@@ -231,9 +238,9 @@ class StepLoop:
     async def _open(
         self, attempt: int, number: int, found: Opened | Waiting | Done | None, box: BoxReader
     ) -> Opened | None:
-        """Wait until the step is open; None: the group does not count any more, or the step is not to run.
+        """Wait until the step is open; return None if the group is no longer a member, or the step is not to run.
 
-        Args: `found` is the last answer.
+        Args: `found` is the last answer about the step, if there is one.
         """
         while not isinstance(found, Opened):
             if isinstance(found, Done) or number >= self.until:
@@ -248,19 +255,19 @@ class StepLoop:
         return found
 
     def _check_open(self) -> None:
-        """Raise Closed where the messager was closed: it must not commit any more, nor wait for others."""
+        """Raise Closed if the messager was closed: then it must neither commit nor wait for other groups."""
         if self._engine.closed:
             raise self._engine.not_open(Closed)
 
     def _record_of(self, directory: Directory) -> Record:
-        """Return the group's record; raise NotListening where the group was removed."""
+        """Return the group's record; raise NotListening if the group was removed."""
         record = directory.records.get(self._group)
         if record is None:
             raise NotListening(f"group {self._group!r} was removed, so it has no steps: create it again")
         return record
 
     def _host(self, directory: Directory, step: int) -> None:
-        """Take over the group's agents in a step; some may come or go between two steps."""
+        """Use the agents that the group has in a step. Agents may come or leave between two steps."""
         record = self._record_of(directory).at(step, directory.dates)
         if record is not self._record:
             self._record, self.places = record, AgentPlaces(record.agents())
@@ -299,7 +306,7 @@ class StepLoop:
         )
 
     async def _arrivals(self, step: int, record: Record, directory: Directory) -> tuple[Arrival, ...]:
-        """Return the agents that come with a step, and the states of their former groups."""
+        """Return the agents that come to the group with a step, and the states of their former groups."""
         found, departures = [], self._engine.transport.departures
         for group, agents in sorted(arrivals_at(step, record, directory.records, directory.dates).items()):
             left = directory.records.get(group)
@@ -317,7 +324,7 @@ class StepLoop:
 
 
 def _former(records: Iterable[Record | None]) -> Iterator[AgentSet]:
-    """Yield all sets of agents that some mailboxes have or had."""
+    """Yield all sets of agents that these mailboxes host or have hosted."""
     for record in records:
         if record is not None:
             yield from record.by_subtopic().values()

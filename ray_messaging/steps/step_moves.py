@@ -1,4 +1,4 @@
-"""The new positions that groups give their agents in one step, and the versions of audiences that they make."""
+"""The new positions that groups set for their agents in one step, and the new versions of audiences with them."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
@@ -21,7 +21,7 @@ from ray_messaging.transports.values import FrameWrite
 if TYPE_CHECKING:
     from ray_messaging.transports.steps import RedisSteps
 
-_ROWS = 30_000  # of a frame: about 1 MB
+_ROWS = 30_000  # the most rows of a frame, about 1 MB
 
 
 class NewPositions(NamedTuple):
@@ -41,7 +41,7 @@ class _Frame(msgspec.Struct, array_like=True):
 
 
 class StepMoves:
-    """The moves of one attempt at a step; of an agent that moves twice the last position counts."""
+    """The new positions of one attempt at a step. If an agent moves twice, the last position counts."""
 
     def __init__(self) -> None:
         self._moves: dict[str, list[NewPositions]] = {}
@@ -50,7 +50,7 @@ class StepMoves:
         return bool(self._moves)
 
     def add(self, audience: str, ids: IdColumn, points: object) -> None:
-        """Add new positions; raise InvalidColumns."""
+        """Add new positions; raise InvalidColumns if ids and points do not fit together, or an id is a str."""
         if ids.kinds is not None:
             raise InvalidColumns("agents with positions have int ids")
         checked = checked_points(points, len(ids))
@@ -58,11 +58,11 @@ class StepMoves:
             self._moves.setdefault(audience, []).append(NewPositions(ids.values, checked))
 
     def by_audience(self) -> Mapping[str, NewPositions]:
-        """Return the new positions of each audience; raise InvalidColumns where they differ in dimensions."""
+        """Return the new positions of each audience; raise InvalidColumns if they differ in dimensions."""
         return {name: _merged(name, parts) for name, parts in self._moves.items()}
 
     def writes(self, step: int) -> Iterator[FrameWrite]:
-        """Yield the frames of a step; raise InvalidColumns."""
+        """Yield the frames with a step's new positions; raises as `by_audience`."""
         number = 0
         for name, found in self.by_audience().items():
             for low in range(0, len(found.ids), _ROWS):
@@ -73,7 +73,10 @@ class StepMoves:
 
 
 def read_moves(frames: Iterable[bytes]) -> Mapping[str, NewPositions]:
-    """Return the moves of all groups in one step, by audience; their order does not matter. Raises FrameError."""
+    """Return the new positions of all groups in one step, by audience. The order of the frames does not matter.
+
+    Raises: FrameError if a frame cannot be decoded.
+    """
     found: dict[str, list[NewPositions]] = {}
     for encoded in frames:
         try:
@@ -98,9 +101,10 @@ def _merged(name: str, parts: list[NewPositions]) -> NewPositions:
 
 
 class MovedAudiences:
-    """The moves of the groups in one step, as each group reads them once the step is sealed.
+    """The new positions of all groups in one step, which each group reads when the step is sealed.
 
-    They are one version of each audience for any number of groups: the first process that needs it makes it.
+    They make one new version of each audience, however many groups there are. The first process that needs the version
+    makes it.
     """
 
     def __init__(self, store: "RedisSteps", book: AudienceBook) -> None:
@@ -108,9 +112,10 @@ class MovedAudiences:
         self._book = book
 
     async def follow(self, step: int, directory: Directory) -> bool:
-        """See to it that a step has the positions of the step before; return whether some agents have moved.
+        """Make the audiences' versions with the positions of the previous step; return whether agents have moved.
 
-        Raises: FrameError, AudienceTooLarge, ConfigError without a source that makes versions.
+        Raises: FrameError if the positions cannot be read; AudienceTooLarge if they make too many pairs; ConfigError
+        without a source of audiences that can make versions.
         """
         if not directory.audiences.has_positions():
             return False
@@ -125,7 +130,11 @@ class MovedAudiences:
         return True
 
     async def check(self, moves: StepMoves, step: int, directory: Directory) -> None:
-        """Raise UnknownName, InvalidColumns, ConfigError for moves that the next step could not read."""
+        """Check that the next step can apply these moves.
+
+        Raises: UnknownName if the audience does not exist or an agent has no position in it; InvalidColumns if the
+        dimensions differ; ConfigError if the audience has no positions.
+        """
         for name, found in moves.by_audience().items():
             version = directory.audiences.of(name, step)
             edges = await self._book.edges(current_audience(directory.audiences, name, step))

@@ -1,4 +1,4 @@
-"""Parts of one step, which other tasks work on: those of the last split, and those that were joined."""
+"""Parts of one step, on which other tasks work: the parts of the last split, and those that were joined."""
 
 import secrets
 from collections.abc import Sequence
@@ -11,11 +11,11 @@ from ray_messaging.errors import InvalidParts
 if TYPE_CHECKING:
     from ray_messaging.steps.step_sends import StepSends
 
-_NAMED = 4  # missing parts that an error names
+_NAMED = 4  # the most missing parts that an error names
 
 
 class PartTag(NamedTuple):
-    """Name of a part of a step: the split that made it, and its place among `of` parts."""
+    """Name of a part of a step: the split that made it, and its position among `of` parts."""
 
     split: str
     place: int
@@ -26,15 +26,15 @@ class PartTag(NamedTuple):
 
 
 class StepParts:
-    """The parts of one step: each agent is in one of them, and each is joined once."""
+    """The parts of one step. Each agent is in one part, and each part is joined once."""
 
     def __init__(self, step: int) -> None:
         self._step = step
-        self._places: dict[PartTag, slice] = {}  # of the agents of each part of the last split
+        self._places: dict[PartTag, slice] = {}  # for each part of the last split, the places of its agents
         self._joined: dict[PartTag, StepSends] = {}
 
     def split(self, agents: int, n: int) -> dict[PartTag, slice]:
-        """Split the places of agents into at most n parts; raise InvalidParts."""
+        """Split the places of agents into at most n parts; raise InvalidParts unless n is an int of at least 1."""
         if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1:
             raise InvalidParts(f"split({n!r}): write the number of parts, at least 1", step=self._step)
         count, split = min(int(n), agents), secrets.token_hex(8)
@@ -44,9 +44,9 @@ class StepParts:
         return self._places
 
     def join(self, parts: Sequence["StepSends"]) -> list[tuple[slice, "StepSends"]]:
-        """Join some parts. Return all in the order of the split once none is missing, and before that none.
+        """Join some parts. Return all parts in the order of the split when none is missing any more, otherwise [].
 
-        Raises: InvalidParts, before any is joined.
+        Raises: InvalidParts if one was joined before, or is from another step or split; then none is joined.
         """
         found = dict(self._joined)
         for part in parts:

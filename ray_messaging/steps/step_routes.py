@@ -1,4 +1,4 @@
-"""The routes of a step's messages: topic, step of delivery, kind; and the questions and answers among them."""
+"""The routes of a step's messages (topic, step of delivery, kind), and the questions and answers among them."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, overload
@@ -15,10 +15,10 @@ Numbers = NDArray[np.int64]
 
 
 class Route(NamedTuple):
-    """The common part of some messages of a step: topic, step of delivery, kind.
+    """What some messages of a step have in common: topic, step of delivery, kind.
 
-    `audience`: they are broadcasts to it. `asks`: they are questions. `replies`: they are answers; `asker` is a mailbox
-    outside of the steps that gets them ("": the agents do).
+    With an `audience` they are broadcasts to it. With `asks` they are questions. With `replies` they are answers;
+    `asker` is the mailbox outside of the steps that gets the answers ("": agents get them).
     """
 
     topic: str
@@ -30,17 +30,18 @@ class Route(NamedTuple):
 
     @property
     def lane(self) -> "Route":
-        """Return the part in which all messages of a batch agree; broadcasts agree in all of it.
+        """Return the part of a route that must be the same for all messages of a batch; for broadcasts it is all.
 
-        An answer to a question of a step may be among other messages: each of them has a place for a question.
+        An answer to a question of a step may be in a batch with other messages, because each row has a field for the
+        question that it answers.
         """
         return self if self.audience is not None else self._replace(topic="", asks=False, replies=bool(self.asker))
 
 
 class RowRoutes(NamedTuple):
-    """Messages of one lane: their topics, the place of each one's topic, and which ones are questions.
+    """Messages of one lane: their topics, the index of each message's topic, and which messages are questions.
 
-    None: all have the only topic; none is a question.
+    If `topic` is None, all have the only topic. If `asks` is None, none is a question.
     """
 
     lane: Route
@@ -50,12 +51,12 @@ class RowRoutes(NamedTuple):
 
     @classmethod
     def same(cls, route: Route, rows: int) -> "RowRoutes":
-        """Return the routes of messages that all have one."""
+        """Return the routes of messages that all have the same route."""
         return cls(route.lane, (route.topic,), None, np.ones(rows, np.bool_) if route.asks else None)
 
     @classmethod
     def of(cls, routes: Sequence[Route], numbers: Numbers) -> "RowRoutes":
-        """Return the routes of messages of one lane, each given by its number among all routes."""
+        """Return the routes of messages of one lane, each given as an index into `routes`."""
         used, places = np.unique(numbers, return_inverse=True)
         found = [routes[number] for number in used.tolist()]
         if len(found) == 1:
@@ -77,16 +78,17 @@ class RowRoutes(NamedTuple):
 def rows_in_order(
     senders: Numbers, numbers: Numbers, lengths: Numbers, routes: Sequence[Route]
 ) -> Iterator[NDArray[np.intp]]:
-    """Yield the rows of each batch, where some runs of rows have different routes.
+    """Divide runs of rows with different routes into batches; yield the rows of each batch.
 
-    The rows of a batch are of one lane. Of each sender's rows a later one is never in an earlier batch: rules judge
-    them in the order in which they were sent, with whichever agents the sender shares its group.
+    The rows of a batch are of one lane. A later row of a sender is never in an earlier batch, so that rules judge the
+    sender's messages in the order in which they were sent, whatever other agents are in its group.
 
-    Args: senders, numbers and lengths (r,) are the runs' senders, the places of their routes, and their rows.
+    Args: `senders`, `numbers` and `lengths` (r,) are the runs' senders, the indices of their routes, and their numbers
+    of rows.
     """
     lanes: dict[Route, int] = {}
     lane = np.array([lanes.setdefault(route.lane, len(lanes)) for route in routes])[numbers]
-    # A sender begins another round where its next lane is an earlier one.
+    # A sender begins another round if its next lane comes before its last one.
     order = np.argsort(senders, kind="stable")
     sender, along = senders[order], lane[order]
     begins = np.diff(sender, prepend=-1) != 0
@@ -101,9 +103,9 @@ def rows_in_order(
 
 
 class Replied(NamedTuple):
-    """Questions that messages of a step answer, None for one that answers none.
+    """The questions that messages of a step answer; None for a message that is not an answer.
 
-    Of those from outside there are also the names that their askers gave them.
+    `outside` also has, for questions from outside, the ids that they have outside of the steps.
     """
 
     ids: MessageIdColumn
@@ -111,7 +113,7 @@ class Replied(NamedTuple):
 
     @classmethod
     def of(cls, replies: Sequence[tuple[str | None, OutsideQuestion | None]]) -> "Replied":
-        """Build from the question of each row, and its name outside (None: it came from a step)."""
+        """Build from the question of each row, and the question outside of the steps (None: it came from a step)."""
         outside = {row: asked for row, (_, asked) in enumerate(replies) if asked is not None}
         return cls(MessageIdColumn.of([question for question, _ in replies]), outside)
 
@@ -122,7 +124,7 @@ class Replied(NamedTuple):
 
 
 class StepQuestionIds(Sequence[str]):
-    """The ids of questions that were asked in a step, in the order of their columns."""
+    """The ids of questions that were asked in a step by columns, in the order of the columns."""
 
     def __init__(self, step: int, from_ids: IdColumn, ordinals: NDArray[np.uint32]) -> None:
         self._step = step
@@ -147,7 +149,7 @@ class StepQuestionIds(Sequence[str]):
 
 
 def routes_of(replies: Batch, outside: AskedOutside, deliver: int) -> tuple[list[Route], Numbers]:
-    """Return the routes of answers that are read in a step, and the place of each one's route, (n,)."""
+    """Return the routes of answers that are read in step `deliver`, and the index of each answer's route, (n,)."""
     topics = np.zeros(replies.rows, np.int64) if replies.topic is None else replies.topic.astype(np.int64)
     if not outside:
         used, numbers = np.unique(topics, return_inverse=True)

@@ -42,13 +42,13 @@ Places = NDArray[np.int64]
 
 
 class StepSends:
-    """The messages of one attempt at a step. Each has an ordinal: it is the n-th of its sender in the step.
+    """The messages of one attempt at a step. Each has an ordinal: it is the n-th message of its sender in the step.
 
-    Single messages are kept as lists until there are enough for a batch. Those that follow each other from one sender
-    under one subtopic are a run, and only the first one's sender and subtopic are looked at.
+    Single messages are kept in lists until there are enough for a batch. Successive messages of one sender under one
+    subtopic are a run. Sender and subtopic are checked only for the first message of a run.
 
-    Args: `horizon` is how many steps ahead a message may be sent. `tag` names a part of the step (None: this is all of
-    it), `sent` counts the messages of each of its agents before the split.
+    Args: `horizon` is how many steps ahead a message may be sent. `tag` names a part of the step (None: this is the
+    whole step). `sent` has the number of messages of each agent before the split.
     """
 
     def __init__(
@@ -69,24 +69,24 @@ class StepSends:
         self.horizon = horizon
         self._payload_bytes = payload_bytes
         self.audiences = audiences
-        self._sent = np.zeros(len(agents), np.int64) if sent is None else sent.copy()  # by an agent's place
+        self._sent = np.zeros(len(agents), np.int64) if sent is None else sent.copy()  # by the agents' places
         self._batches: list[ColumnBatch | EncodedBatch] = []
         self._to_ids: list[AgentId | None] = []  # None: the user, who asked
         self._lines: list[bytes] = []
-        self._runs = array("q")  # of each run: its first message, the place of its sender, and that of its route
-        self._routes: dict[Route, int] = {}  # each with its place
+        self._runs = array("q")  # for each run: its first message, the place of its sender, the index of its route
+        self._routes: dict[Route, int] = {}  # the routes with their indices
         self._replies: dict[int, tuple[str, OutsideQuestion | None]] = {}  # message -> the question that it answers
-        # Messages by agent's place, of the first so many runs: they give a question its ordinal at once.
+        # The number of messages of each agent in the first so many runs, by which a question gets its ordinal at once.
         self._counted: tuple[Counter[int], int] = Counter(), 0
-        # The last run, as it was given.
+        # The sender, subtopic and step of delivery of the last run, as they were given.
         self._from_id: object = _NOBODY
         self._subtopic: object = None
         self._deliver_at: object = None
         self._route = 0
         self._over = False
-        self._thread: int | None = None  # that sends
-        self._made: dict[PartTag, StepSends] = {}  # by the last split; copies of them may be joined in their place
-        self._copied: int | None = None  # of a copy: how many messages the original had
+        self._thread: int | None = None  # the thread that sends
+        self._made: dict[PartTag, StepSends] = {}  # parts of the last split; copies may be joined in their place
+        self._copied: int | None = None  # in a copy: how many messages the original had
 
     def __reduce__(self) -> tuple[Any, ...]:
         copied = self.rows if self._copied is None else self._copied
@@ -102,15 +102,15 @@ class StepSends:
         subtopic: str = AGENT_CHAT,
         deliver_at: int | None = None,
     ) -> None:
-        """Send one message, to be read in the next step or in `deliver_at`.
+        """Send one message, which is read in the next step or in step `deliver_at`.
 
-        Raises: UnknownSender for a from_id that is none of these agents, InvalidAddress, InvalidPayload,
-        PayloadTooLarge, ConfigError for a `deliver_at` that is over or too far ahead, Closed after the step,
-        InvalidParts while the step's parts are out.
+        Raises: UnknownSender for a from_id that is not one of these agents; InvalidAddress for an invalid id or
+        subtopic; InvalidPayload or PayloadTooLarge for an invalid payload; ConfigError for a `deliver_at` that has
+        passed or is too far ahead; Closed after the step; InvalidParts if parts of the step are not joined.
         """
         if from_id is not self._from_id or subtopic is not self._subtopic or deliver_at is not self._deliver_at:
             self._begin_run(from_id, subtopic, deliver_at)
-        # The common case of `check_id` and `encode_payload`, inlined: a call costs a tenth of the whole send.
+        # This is the common case of `check_id` and `encode_payload`, inlined: a call takes a tenth of a send's time.
         if type(payload) is dict and type(to_id) is int and INT64_MIN <= to_id <= INT64_MAX:
             try:
                 line = dumps(payload, None, PLAIN)
@@ -122,7 +122,7 @@ class StepSends:
                     self._to_ids.append(to_id)
                     self._lines.append(line)
                     return
-            except Exception:  # noqa: BLE001, S110 - bad input: the full checks find out
+            except Exception:  # noqa: BLE001, S110 - for invalid input the full checks below raise
                 pass
         recipient, line = check_id(to_id), encode_payload(payload, self._payload_bytes)
         self._to_ids.append(recipient)
@@ -140,7 +140,7 @@ class StepSends:
         return question_id(self.step, ordinal, check_id(from_id))
 
     def reply(self, question: Slice, payload: object, exp_id: str, deliver_at: int | None = None) -> None:
-        """Answer the one question of a slice; raises as `send`."""
+        """Answer the question in a slice of one row; raises as `send`."""
         batch, row = question.batch, question.low
         line, to_id, from_id = encode_payload(payload, self._payload_bytes), batch.from_ids[row], batch.to_ids[row]
         topic = answer_topic(batch, row, exp_id)
@@ -154,7 +154,10 @@ class StepSends:
     def broadcast(
         self, from_id: AgentId, audience: object, payload: object, subtopic: str, deliver_at: int | None = None
     ) -> None:
-        """Send one message to the hearers of an agent; raises as `send`, and UnknownName."""
+        """Send one message to the hearers of an agent.
+
+        Raises: as `send`; UnknownName for an audience that does not exist.
+        """
         line = encode_payload(payload, self._payload_bytes)
         self._begin_apart(from_id, self._broadcast_route(audience, subtopic, deliver_at))
         self._lines.append(line)
@@ -164,18 +167,24 @@ class StepSends:
         self.check_open()
         if self.audiences:
             found = current_audience(self.audiences, audience, self.step)
-        else:  # the first one may have come since the directory was loaded: the end of the step looks it up
+        else:  # it may have been created since the directory was loaded, so it is looked up at the end of the step
             found = Audience(name_of(audience), UNRESOLVED)
         return Route(check_subtopic(subtopic), self._deliver(deliver_at), audience=found)
 
     def add_broadcasts(
         self, from_ids: object, audience: object, payloads: object, subtopic: str, deliver_at: int | None
     ) -> None:
-        """Send broadcasts given as columns; raises as `broadcast`, and InvalidColumns, before any of them is added."""
+        """Send broadcasts given as columns.
+
+        Raises: as `broadcast`; InvalidColumns if the columns do not fit together. Then none is added.
+        """
         self._add_columns(from_ids, 0, payloads, self._broadcast_route(audience, subtopic, deliver_at))
 
     def add_replies(self, question: Slice, payloads: object, exp_id: str, deliver_at: int | None) -> None:
-        """Answer the questions of a slice; raises as `send`, and InvalidColumns, before any is answered."""
+        """Answer the questions in a slice.
+
+        Raises: as `send`; InvalidColumns if the payloads do not fit the questions. Then none is answered.
+        """
         self._check_whole()
         self._check_thread()
         self._close_rows()
@@ -205,7 +214,7 @@ class StepSends:
     ) -> tuple[list[IdColumn], list[NDArray[np.uint32]]]:
         """Add n messages given as columns; return their senders and ordinals.
 
-        Raises: as `send`, and InvalidColumns, before any of them is added.
+        Raises: as `send`; InvalidColumns if the columns do not fit together. Then none is added.
         """
         route = Route(check_subtopic(subtopic), self._deliver(deliver_at), asks=asks)
         return self._add_columns(from_ids, to_ids, payloads, route)
@@ -218,7 +227,7 @@ class StepSends:
         self._close_rows()
         chunks = columns_of(from_ids, to_ids, payloads, self._payload_bytes)
         found = [self._places(chunk.from_ids) for chunk in chunks]
-        now = time.time()  # one for all: the receiver need not sort equal times
+        now = time.time()  # one time for all, because the receiver need not sort equal times
         ordinals = [self._ordinals(places) for places in found]
         for chunk, numbers in zip(chunks, ordinals, strict=True):
             self._add(chunk, RowRoutes.same(route, len(numbers)), numbers, sent_at=now)
@@ -227,9 +236,10 @@ class StepSends:
     # -- parts ----------------------------------------------------------------------------------------------------
 
     def split(self, n: int) -> list[tuple[slice, "StepSends"]]:
-        """Return at most n parts, each with the places of its agents. Only they can send, until all are joined.
+        """Return at most n parts, each with the places of its agents. Until all are joined, only the parts can send.
 
-        Raises: InvalidParts, Closed.
+        Raises: InvalidParts unless n is at least 1, or if parts of an earlier split are not joined; Closed after the
+        step.
         """
         self._check_whole()
         self._close_rows()
@@ -243,9 +253,10 @@ class StepSends:
         return [(at, self._made[tag]) for tag, at in places.items()]
 
     def join(self, parts: Sequence["StepSends"]) -> set[str | None]:
-        """Take over the messages of some parts; return the ids of the questions that they answer.
+        """Add the messages of some parts; return the ids of the questions that they answer.
 
-        Raises: InvalidParts, Closed before any is taken.
+        Raises: InvalidParts if one was joined before, or is from another step or split; Closed after the step. Then
+        none is added.
         """
         self.check_open()
         answered: set[str | None] = set()
@@ -260,7 +271,7 @@ class StepSends:
                 )
         for places, part in (self._parts or StepParts(self.step)).join(parts):
             sealed = part._sealed()
-            self._sent[places] = part._sent  # as the seal has counted it
+            self._sent[places] = part._sent  # the counts after the part's own messages
             self._batches += sealed
             extensions = [each.batch.extension for each in sealed]
             answered.update(*(each.in_reply_to.tolist() for each in extensions if each and each.in_reply_to))
@@ -270,13 +281,13 @@ class StepSends:
         return answered
 
     def _check_whole(self) -> None:
-        """Raise Closed where the step is over, InvalidParts while its parts are out."""
+        """Raise Closed if the step is over, InvalidParts if parts of it are not joined."""
         self.check_open()
         if self._parts is not None:
             self._parts.check_whole()
 
     def _check_thread(self) -> None:
-        """Raise ConfigError in another thread than that of the first send: the order of sends would be by chance."""
+        """Raise ConfigError in another thread than that of the first send: the order of sends would be random."""
         thread = get_ident()
         if self._thread is None:
             self._thread = thread
@@ -287,7 +298,7 @@ class StepSends:
             )
 
     def batches(self) -> list[Batch]:
-        """Return the messages so far, with their payloads as one blob, which pickles fast."""
+        """Return the messages so far, with the payloads of each batch in one bytes object, which pickles fast."""
         self._close_rows()
         batches = [batch.seal("", 0, 0) for batch in self._batches]
         for batch in batches:
@@ -299,7 +310,7 @@ class StepSends:
         return [EncodedBatch(step=self.step, batch=batch) for batch in self.batches()]
 
     def take(self) -> list[ColumnBatch | EncodedBatch]:
-        """Return the batches, and forget them; the step is over. Raises InvalidParts while parts are out."""
+        """Return the batches and drop them here; the step is over. Raises InvalidParts if parts are not joined."""
         if self._parts is not None:
             self._parts.check_whole()
         self._over = True
@@ -308,11 +319,11 @@ class StepSends:
         return batches
 
     def end(self) -> None:
-        """Refuse all that comes later: it would be lost."""
+        """Refuse later messages, because they would be lost."""
         self._over, self._from_id = True, _NOBODY
 
     def check_open(self) -> None:
-        """Raise Closed where the step is over."""
+        """Raise Closed if the step is over."""
         if self._over:
             over = f"step {self.step} is over" if self.tag is None else f"{self.tag} of step {self.step} was joined"
             raise Closed(f"{over}: send, and set the state, in the step that the loop yields now")
@@ -323,14 +334,14 @@ class StepSends:
         return int(self._sent.sum()) + len(self._lines)
 
     def _begin_run(self, from_id: AgentId, subtopic: str, deliver_at: int | None) -> None:
-        """Begin a run of messages of one sender; raise InvalidAddress, UnknownSender, ConfigError, Closed."""
+        """Begin a run of messages of one sender; raises as `send`, except for the payload."""
         if self._over or self._parts is not None:
             self._check_whole()
         if get_ident() != self._thread:
             self._check_thread()
         if len(self._lines) >= BATCH_ROWS:
             self._close_rows()
-        route = self._route  # most often that of the last run
+        route = self._route  # mostly it is the same as for the last run
         if subtopic is not self._subtopic or deliver_at is not self._deliver_at or not self._routes:
             given = Route(check_subtopic(subtopic), self._deliver(deliver_at))
             route = self._routes.setdefault(given, len(self._routes))
@@ -351,11 +362,11 @@ class StepSends:
             raise self._not_ours(from_id)
         ordinal = self._next_ordinal(place)
         self._runs.extend((len(self._lines), place, self._routes.setdefault(route, len(self._routes))))
-        self._from_id = self._subtopic = _NOBODY  # the next send begins a run of its own
+        self._from_id = self._subtopic = _NOBODY  # so that the next send begins a new run
         return ordinal
 
     def check_ours(self, ids: IdColumn) -> None:
-        """Raise UnknownSender for an agent that is none of these."""
+        """Raise UnknownSender for an agent that is not one of these."""
         self._places(ids)
 
     def _places(self, from_ids: IdColumn) -> NDArray[np.int64]:
@@ -365,7 +376,7 @@ class StepSends:
         return places
 
     def _next_ordinal(self, place: int) -> int:
-        """Return how many messages an agent has sent; all runs so far end here."""
+        """Return the number of messages that an agent has sent, which is its next ordinal. This ends the last run."""
         counts, done = self._counted
         new = self._runs[3 * done :]
         for start, end, sender in zip(new[::3], [*new[3::3], len(self._lines)], new[1::3], strict=False):
@@ -374,19 +385,19 @@ class StepSends:
         return int(self._sent[place]) + counts[place]
 
     def _ordinals(self, places: NDArray[np.int64]) -> NDArray[np.uint32]:
-        """Return which send of its agent each row is, and count them."""
+        """Return the ordinal of each row, and count the rows."""
         ordinals, rows = self._sent[places], np.arange(len(places))
         self._sent[places] = rows
-        if (self._sent[places] != rows).any():  # some agents have several rows: the later one has overwritten the place
+        if (self._sent[places] != rows).any():  # some agents have several rows: a later one has overwritten the place
             order = np.argsort(places, kind="stable")
             run = places[order]
             begins = np.flatnonzero(np.diff(run, prepend=-1))
             ordinals[order] += rows - np.repeat(begins, np.diff(begins, append=len(run)))
-        self._sent[places] = ordinals + 1  # of an agent's rows the last one is written last, and is the highest
+        self._sent[places] = ordinals + 1  # the last row of an agent is written last, and is the highest
         return ordinals.astype(np.uint32)
 
     def _ordinals_of_runs(self, starts: Places, senders: Places, lengths: Places, places: Places) -> NDArray[np.uint32]:
-        """Return as `_ordinals`, in a third of the time where each agent has one run and they ascend."""
+        """Return the same as `_ordinals`, in a third of the time if each agent has one run and agents ascend."""
         if (senders[1:] <= senders[:-1]).any():
             return self._ordinals(places)
         first = self._sent[senders]
@@ -394,7 +405,7 @@ class StepSends:
         return (np.arange(len(places)) + (first - starts).repeat(lengths)).astype(np.uint32)
 
     def _close_rows(self) -> None:
-        """Make batches of the single messages."""
+        """Put the single messages into batches."""
         runs, to_ids, lines, routes = self._runs, self._to_ids, self._lines, self._routes
         self._runs, self._to_ids, self._lines, self._routes, self._from_id = array("q"), [], [], {}, _NOBODY
         replies, self._replies, self._counted = self._replies, {}, (Counter(), 0)
@@ -456,7 +467,7 @@ class StepSends:
         )
 
     def _deliver(self, deliver_at: int | None) -> int:
-        """Return the step in which a message is read; raise ConfigError."""
+        """Return the step in which a message is read; raise ConfigError if it has passed or is too far ahead."""
         if deliver_at is None:
             return self.step + 1
         low, high = self.step + 1, self.step + self.horizon

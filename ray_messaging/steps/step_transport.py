@@ -1,4 +1,4 @@
-"""The transport of messages that a group sends in its steps: frames go to boxes, under the attempt's tag."""
+"""The transport of messages that a group sends in its steps: it writes frames to boxes, with the attempt's tag."""
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 
 
 class DatedRecords:
-    """The newest records of mailboxes, some with changes of hosts that count from a later step."""
+    """The newest records of mailboxes, some of which have changes of agents that apply from a later step on."""
 
     def __init__(self) -> None:
         self._dates = NO_DATES
-        self._step = -1  # as of which the records were returned
-        self._early: dict[str, Record] = {}  # records that have such a change
+        self._step = -1  # the step for which records were last returned
+        self._early: dict[str, Record] = {}  # records with a change for a later step
 
     def take(self, changed: Iterable[Record], dates: HostDates, step: int) -> list[Record]:
-        """Take over records that have changed; return all that are new in a step, as they count in it."""
+        """Store changed records; return all records that change with `step`, in the form that is valid in it."""
         newest = self._early | {record.mailbox: record for record in changed}
         self._dates, self._step = dates, step
         self._early = {name: record for name, record in newest.items() if self._next(record) is not None}
         return [record.at(step, dates) for record in newest.values()]
 
     def due(self, step: int) -> bool:
-        """Tell whether some change counts from a step on that did not count before."""
+        """Return whether a change that was not valid before is valid from a step on."""
         return any((first := self._next(record)) is not None and first <= step for record in self._early.values())
 
     def _next(self, record: Record) -> int | None:
@@ -48,10 +48,11 @@ class DatedRecords:
 class StepTransport:
     """The port of a `FrameSender` for the steps of one attempt.
 
-    An attempt is one sender's epoch: a step that fails in any way is given up whole, so nothing is fenced or resumed.
+    The attempt's number is the sender's epoch. A step that fails in any way is given up as a whole, so no sender is
+    fenced or resumed.
 
-    Args: `step` is the first one; `shut` gets the names of boxes that take nothing, because their group does not count
-    in their step.
+    Args: `step` is the first step; `shut` gets the names of boxes that accept nothing, because their group is not a
+    member in their step.
     """
 
     forgets = False
@@ -59,8 +60,8 @@ class StepTransport:
     def __init__(
         self, transport: "RedisTransport", store: "RedisSteps", group: str, attempt: int, shut: set[str], step: int
     ) -> None:
-        self.step = step  # the open one
-        self.rows = 0  # that mailboxes' boxes took in it
+        self.step = step  # the open step
+        self.rows = 0  # the number of rows that were written to mailboxes' boxes in it
         self._transport = transport
         self._store = store
         self._group = group
@@ -69,20 +70,24 @@ class StepTransport:
         self.records = DatedRecords()
 
     def begin(self, step: int) -> None:
-        """Send in this step from now on."""
+        """Use this open step for sends from now on."""
         self.step, self.rows = step, 0
 
     async def load_directory(self, since: int) -> DirectoryDelta:
-        """Return the changes of the directory since a version, with the hosts of the next step, which read messages.
+        """Return the directory's changes since a version, with the agents' groups in the next step.
 
-        They are without mailboxes that host no agents. These have no steps: nobody would read their boxes.
+        In that step messages are read. Mailboxes that host no agents are left out: they have no steps, so nobody would
+        read their boxes.
         """
         delta = await self._transport.load_directory(since)
         exclusive = [record for record in delta.changed if record.exclusive]
         return delta._replace(changed=self.records.take(exclusive, delta.dates, self.step + 1))
 
     async def take_sender_epoch(self, sender: str, *, keep_s: float, held: int | None = None) -> SenderState:  # noqa: ARG002
-        """Return the attempt as the sender's epoch. A higher one is another attempt: raises StepAborted."""
+        """Return the attempt's number as the sender's epoch.
+
+        Raises: StepAborted if `held` is given: a higher epoch would need another attempt.
+        """
         if held is not None:
             raise StepAborted(
                 f"step {self.step} of group {sender!r} has sends with an unknown outcome: the step is not committed, "
@@ -93,17 +98,17 @@ class StepTransport:
         return SenderState(self._attempt, {}, [])
 
     async def forget(self, sender: str, epoch: int, mailboxes: Sequence[str]) -> None:
-        """Forget nothing: the numbers of an attempt go with its boxes."""
+        """Do nothing: the sequence numbers of an attempt are deleted with its boxes."""
 
     async def leave(self, sender: str, epoch: int, *, keep_s: float) -> None:
-        """Leave nothing behind: the numbers of an attempt go with its boxes."""
+        """Do nothing: the sequence numbers of an attempt are deleted with its boxes."""
 
     async def still_full(self, mailbox: str, rows: int, nbytes: int) -> FrameFate | None:  # noqa: ARG002
-        """Return None: a box is never full for a while."""
+        """Return None, because a frame that was refused for a full box is never tried again."""
         return None
 
     async def send(self, request: SendRequest) -> SendReply:
-        """Write frames to boxes. Raises StepAborted where the attempt is over, StepTooLarge for a full box."""
+        """Write frames to boxes. Raises StepAborted if the attempt is over, StepTooLarge for a full box."""
         reply = await self._store.send(request, StepTag(self._group, self.step, self._attempt))
         if reply.status is SendStatus.STEP_OVER:
             raise StepAborted(
@@ -123,7 +128,8 @@ class StepTransport:
                 and write.mailbox[0] != ":"
             ):
                 self.rows += write.rows
-        # What is published goes out at the seal: its takers are unknown now, so it counts as undeliverable.
+        # Messages without a mailbox are published at the seal. Their subscribers are unknown now, so they count as
+        # undeliverable.
         reply.takers = [0] * sum(len(write.publish) for write in request.writes if write.mailbox == "")
         return reply
 

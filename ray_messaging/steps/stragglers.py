@@ -1,4 +1,4 @@
-"""Groups that hold up a step of all others for long."""
+"""Stragglers: groups that hold up a step of all other groups for long."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,10 @@ from ray_messaging.transports.step_values import Progress
 
 
 class Straggler(NamedTuple):
-    """A group that holds up a step; `idle_s` is the time since its last sign of progress, `driver` "" where none is."""
+    """A group that holds up a step.
+
+    `idle_s` is the time since its last sign of progress. `driver` is its driver's name, or "" if it has none.
+    """
 
     group: str
     step: int
@@ -24,7 +27,7 @@ class Straggler(NamedTuple):
 
     @property
     def remedy(self) -> str:
-        """Return what a user can do about it."""
+        """Return what a user can do about the straggler."""
         if self.is_open:
             return "look at what its model does in this step: it computes, or waits for another service"
         return (
@@ -34,7 +37,7 @@ class Straggler(NamedTuple):
 
 
 def stragglers(progress: Progress, after_s: float) -> list[Straggler]:
-    """Return the groups without progress for so long, while some other group has closed the step that they have not."""
+    """Return the groups without progress for `after_s`, if another group has closed the step that they have not."""
     paused = progress.target is not None and progress.sealed >= progress.target
     if paused or all(group.closed <= progress.sealed for group in progress.groups.values()):
         return []

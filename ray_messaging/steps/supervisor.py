@@ -1,4 +1,4 @@
-"""The supervisor: it closes each step after all groups, with the rules' verdicts on the whole of it."""
+"""The supervisor: it closes each step after all groups, with the rules' verdicts on the whole step."""
 
 import logging
 import time
@@ -38,13 +38,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_ATTEMPT_BITS = 12  # of one interceptor; a later interceptor has a higher epoch
+_ATTEMPT_BITS = 12  # the bits for the attempts of one interceptor; a later interceptor has a higher epoch
 
 
 class Supervisor:
     """The member of an experiment's steps that closes each of them after all groups.
 
-    A fault in the middle of a step begins the step anew, under a higher attempt: nothing of the earlier one counts.
+    After a fault in the middle of a step, the step begins again under a higher attempt, and nothing of the earlier
+    attempt counts.
 
     Args: `epoch` is the interceptor's.
     """
@@ -57,22 +58,22 @@ class Supervisor:
         reviewer: RuleReviewer,
         epoch: int,
     ) -> None:
-        self.error = ""  # why the last attempt failed; "": it goes on
-        self.failed_at = 0.0  # monotonic, s: the first failure since a step was closed
+        self.error = ""  # why the last attempt failed; "": it has not failed
+        self.failed_at = 0.0  # the monotonic time, in s, of the first failure since a step was closed
         self._transport = transport
         self._store = store
         self._settings = settings
         self._reviewer = reviewer
         self._epoch = epoch
         self._start = epoch << _ATTEMPT_BITS
-        self._directory = Directory(transport.exp_id)  # of mailboxes with steps
-        self._shut: set[str] = set()  # boxes that take nothing in the step `_shut_in`
+        self._directory = Directory(transport.exp_id)  # the directory of mailboxes with steps
+        self._shut: set[str] = set()  # boxes that accept nothing in the step `_shut_in`
         self._shut_in = -1
         self._state: bytes | None = None
         self._total: Counter[str] = Counter()
 
     async def run(self) -> None:
-        """Close the steps until the supervisor leaves them, or a later interceptor has them."""
+        """Close the steps until the supervisor leaves them, or a later interceptor takes over."""
         backoff = Backoff(STEP_SUPERVISOR_RETRY)
         while True:
             self._start += 1
@@ -95,7 +96,7 @@ class Supervisor:
         assert isinstance(taken, Taken)  # all interceptors are one driver
         mine = (await self._store.closed_step(taken.closed)).get(SUPERVISOR)
         self._state, self._total = taken.state, Counter()
-        if mine is not None:  # what the rules have changed of the fates of all messages so far
+        if mine is not None:  # how much the rules have changed the counts of fates so far
             self._total.update(StepCounts.decode(mine.counts).total)
         await self._reviewer.resume(taken.closed + 1, taken.state, ended=mine is not None)
         sender = StepTransport(self._transport, self._store, SUPERVISOR, taken.attempt, self._shut, taken.closed + 1)
@@ -119,7 +120,7 @@ class Supervisor:
             number, found = number + 1, closed.following
 
     async def _opened(self, number: int, attempt: int, found: Opened | Waiting | Done | None) -> bool:
-        """Wait until all groups have closed a step; False: the supervisor has left."""
+        """Wait until all groups have closed a step; return False if the supervisor has left."""
         while not isinstance(found, Opened):
             if isinstance(found, Done):
                 return False
@@ -131,7 +132,7 @@ class Supervisor:
     # -- one step -------------------------------------------------------------------------------------------------
 
     async def _closing(self, number: int, attempt: int, sender: StepTransport) -> Closing:
-        """Ask the rules about a step, write what they change, and return the closing."""
+        """Ask the rules about a step, write their changes, and return what closes the step."""
         changes, violations = await self._changes(number, attempt)
         for call in _calls(changes.writes):
             await self._send(sender, call, attempt)
@@ -143,7 +144,7 @@ class Supervisor:
         return Closing(sender.rows, counts.encode(), state, state != self._state)
 
     async def _changes(self, number: int, attempt: int) -> tuple[StepChanges, Counter[AgentId | None]]:
-        """Return what the rules change in a step, and the blocked messages by sender."""
+        """Return what the rules change in a step, and the number of blocked messages by sender."""
         changes = StepChanges(number, attempt, self._directory, self._shut, digest=self._settings.digest)
         violations: Counter[AgentId | None] = Counter()
         if not self._reviewer.reads():
@@ -173,7 +174,7 @@ class Supervisor:
 
 
 def _calls(writes: Sequence[Write]) -> Iterator[list[FrameWrite]]:
-    """Yield numbered writes in calls of limited size; each has at most one write for plain channels."""
+    """Yield numbered writes, grouped into calls of limited size with at most one write for plain channels each."""
     numbers: Counter[str] = Counter()
     call: list[FrameWrite] = []
     volume = 0

@@ -1,4 +1,4 @@
-"""The frames and counts by which the supervisor changes one step: amendments, messages, notes for the event log."""
+"""The frames and counts with which the supervisor changes a step: amendments, messages, notes for the event log."""
 
 import time
 from collections import Counter, defaultdict
@@ -26,7 +26,7 @@ from ray_messaging.transports.values import LOG, LoggedFrame, Published
 from ray_messaging.wire.frames import encode
 from ray_messaging.wire.notes import Before, LogNote, Why, encode_log_note
 
-_ROWS = 8_192  # of a frame
+_ROWS = 8_192  # the most rows of a frame
 
 
 class Write(NamedTuple):
@@ -40,7 +40,7 @@ class Write(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Return its size."""
+        """Return the size of the write in bytes."""
         note = 0 if self.noted is None else len(self.noted.frame) + len(self.noted.note)
         return len(self.frame) + note + sum(len(channel) + len(data) for channel, data in self.publish)
 
@@ -48,13 +48,13 @@ class Write(NamedTuple):
 class StepChanges:
     """Frames that change one step, and the changes of its counts.
 
-    Args: `directory` is that of mailboxes with steps; `shut` are boxes that take nothing.
+    Args: `directory` is that of mailboxes with steps; `shut` are boxes that accept nothing.
     """
 
     def __init__(self, number: int, attempt: int, directory: Directory, shut: Set[str], *, digest: bool) -> None:
         self.writes: list[Write] = []
         self.fates: Counter[str] = Counter()
-        self.digest = 0  # what is added to the sum of the step's digests
+        self.digest = 0  # the number that is added to the sum of the step's digests
         self._number = number
         self._attempt = attempt
         self._directory = directory
@@ -62,7 +62,7 @@ class StepChanges:
         self._digests = digest
 
     def apply(self, sent: SentMessages, verdict: BatchVerdict) -> None:
-        """Add the verdicts on the messages that groups have sent."""
+        """Add the changes by verdicts on the messages that groups have sent."""
         for copies in sent.copies(verdict.blocked):
             self._block(copies, verdict)
         labelled = {row for rows in verdict.labels.values() for row in rows}
@@ -70,7 +70,7 @@ class StepChanges:
             self._change(copies, verdict)
 
     def add(self, added: Sequence[AddedMessage]) -> None:
-        """Add messages of rules."""
+        """Add messages that rules send."""
         ordinals: Counter[AgentId | None] = Counter()
         found: defaultdict[tuple[str, int, str], list[tuple[int, AddedMessage]]] = defaultdict(list)
         for message in added:
@@ -168,7 +168,7 @@ class StepChanges:
 
 
 def message_row(number: int, ordinal: int, message: AddedMessage, *, delivered: bool) -> DigestRow:
-    """Return an added message as it counts for the digest."""
+    """Return a message of a rule in its form for the digest."""
     return DigestRow(
         number,
         message.deliver,
@@ -184,14 +184,14 @@ def message_row(number: int, ordinal: int, message: AddedMessage, *, delivered: 
 
 
 def _labels(copies: Copies, verdict: BatchVerdict) -> Mapping[str, set[int]]:
-    """Return the rows of each new label, as places among the copies."""
+    """Return the rows of each new label, as indices into the copies."""
     messages = copies.messages.tolist()
     found = {name: {at for at, row in enumerate(messages) if row in rows} for name, rows in verdict.labels.items()}
     return {name: rows for name, rows in found.items() if rows}
 
 
 def _taken(copies: Copies, sender: str, labels: Mapping[str, set[int]]) -> Batch:
-    """Return the copies as a batch of the supervisor, with more labels."""
+    """Return the copies as a batch of the supervisor, with these labels added."""
     taken = copies.source.batch.take(copies.rows)
     taken.sender, taken.numbers, taken.noted = sender, None, None
     both = {name: set(rows.tolist()) for name, rows in taken.labels.items()}
