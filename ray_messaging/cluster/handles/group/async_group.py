@@ -41,6 +41,7 @@ from ray_messaging.conversations.handling import asker_here
 from ray_messaging.conversations.replies import blocked_among, note_replied, replies_to
 from ray_messaging.conversations.server import Handler, MessageServer, OnError, Serving
 from ray_messaging.errors import CommitFailed, ConfigError, OutcomeUnknown
+from ray_messaging.limits_and_timeouts import ANSWER_TIMEOUT_S, MOVE_TIMEOUT_S
 from ray_messaging.message import Message
 from ray_messaging.messages import Messages, Slice
 from ray_messaging.model.agent_sets import AgentSet, column_of
@@ -255,7 +256,7 @@ class AsyncGroup(StampedHandle):
         payload: Payload,
         *,
         subtopic: str = AGENT_CHAT,
-        timeout: float | None = 60.0,
+        timeout: float | None = ANSWER_TIMEOUT_S,
     ) -> Message:
         """Ask an agent, and return its answer. Raises as `Messager.ask`."""
         check_timeout(timeout)
@@ -273,7 +274,7 @@ class AsyncGroup(StampedHandle):
         payloads: object,
         *,
         subtopic: str = AGENT_CHAT,
-        timeout: float | None = 60.0,
+        timeout: float | None = ANSWER_TIMEOUT_S,
     ) -> Answers:
         """Ask many agents, with columns as in `send_columns`; return an object that collects their answers.
 
@@ -533,11 +534,11 @@ class AsyncGroup(StampedHandle):
         """Host more agents. Raises as `Messager.add_agents`."""
         await self._insist(partial(self.actor.add_agents.remote, column_of(agents)))
 
-    async def remove_agents(self, agents: Iterable[AgentId], *, timeout: float = 30.0) -> None:
+    async def remove_agents(self, agents: Iterable[AgentId], *, timeout: float = MOVE_TIMEOUT_S) -> None:
         """Host agents no longer; their waiting messages become dead letters. Raises as `Messager.remove_agents`."""
         await self._let_go(agents, None, timeout)
 
-    async def move_agents(self, agents: Iterable[AgentId], *, to: str, timeout: float = 30.0) -> None:
+    async def move_agents(self, agents: Iterable[AgentId], *, to: str, timeout: float = MOVE_TIMEOUT_S) -> None:
         """Move agents to another group, with the messages that wait for them. Raises as `Messager.move_agents`."""
         await self._let_go(agents, to, timeout)
 

@@ -11,6 +11,7 @@ from ray_messaging.cluster.spec import Experiment
 from ray_messaging.common.awaitables import finish
 from ray_messaging.common.notebook import html_table
 from ray_messaging.conversations.answers import GroupAnswers
+from ray_messaging.limits_and_timeouts import ANSWER_TIMEOUT_S
 
 if TYPE_CHECKING:
     from ray_messaging.steps.step import Step
@@ -95,7 +96,7 @@ class Group(StampedHandle):
         payloads: object,
         *,
         subtopic: str = AGENT_CHAT,
-        timeout: float | None = 60.0,
+        timeout: float | None = ANSWER_TIMEOUT_S,
     ) -> GroupAnswers:
         """Ask many agents, with columns as in `send_columns`; return an object that collects their answers.
 
