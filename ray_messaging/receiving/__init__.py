@@ -1,1 +1,1 @@
-"""Receiving: frames are read from a durable cursor, buffered, fetched and committed."""
+"""Receiving: frames are read from the mailbox's durable cursor on, buffered, fetched and committed."""

@@ -1,4 +1,4 @@
-"""Rows of a mailbox that messages stand for, to acknowledge them."""
+"""The rows in a mailbox that belong to some messages, by which these are acknowledged."""
 
 from collections.abc import Iterable
 from itertools import groupby
@@ -11,11 +11,14 @@ from ray_messaging.messages import Messages, Slice, slice_of
 from ray_messaging.transports.cursors import AckRange, Cursor, before
 from ray_messaging.wire.frames import FOREIGN_SENDER
 
-Acked = Message | Iterable[Message]  # the argument of `ack`; a Messages is quickest
+Acked = Message | Iterable[Message]  # the argument of `ack`; a Messages object is fastest
 
 
 class Span(NamedTuple):
-    """Rows `low` to `high` of an entry that has `rows`; `loan` is the delivery lease under which they were fetched."""
+    """Rows `low` to `high`, exclusive, of an entry with `rows` rows.
+
+    `loan` is the delivery lease under which they were fetched, or None.
+    """
 
     entry: str
     low: int
@@ -27,7 +30,7 @@ class Span(NamedTuple):
 def spans_of(messages: Acked, mailbox: str) -> list[Span]:
     """Return the rows of messages; raise ConfigError for a message that was not fetched from this mailbox.
 
-    Messages that foreign clients published past the mailbox have no rows, and are not committed.
+    Messages that foreign clients published are in no mailbox, so they have no rows and are not committed.
     """
     return spans_in(slices_of(messages), mailbox)
 
@@ -44,7 +47,7 @@ def spans_in(slices: Iterable[Slice], mailbox: str) -> list[Span]:
             else:
                 spans.append(Span(origin.entry, low, high, batch.rows, origin.loan))
         elif origin is not None and origin.mailbox == answer_mailbox(mailbox):
-            continue  # a late answer, which has a mailbox of its own
+            continue  # a late answer, which is in another mailbox, that of answers
         elif origin is not None or not batch.sender.startswith(FOREIGN_SENDER):
             where = "in parts, by pickle" if origin is None else f"from {origin.mailbox!r}"
             raise ConfigError(

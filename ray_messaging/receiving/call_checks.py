@@ -1,4 +1,4 @@
-"""What a call that receives or waits is asked for: checked at the edge, before anything waits."""
+"""Checks of the arguments of calls that receive or wait, which are made before anything waits."""
 
 import math
 from numbers import Real
@@ -10,7 +10,7 @@ CommitMode = Literal["next", "acked"]  # a message is committed by the next fetc
 
 
 def check_limit(limit: int | None, *, complete: bool = False) -> None:
-    """Raise ConfigError for an impossible number of messages."""
+    """Raise ConfigError unless `limit` is None or an int of at least 1, or if it is given with `complete`."""
     if limit is not None and (isinstance(limit, bool) or not hasattr(limit, "__index__")):
         raise ConfigError(f"limit must be an int, not {limit!r}: leave it out to fetch all that is there")
     if limit is not None and limit < 1:
@@ -28,11 +28,11 @@ def check_commit(commit: str) -> None:
 def check_timeout(timeout: object, *, optional: bool = True, positive: bool = False) -> None:
     """Raise ConfigError unless this is a finite number of seconds, 0 or more, or None.
 
-    Args: with `optional=False` None is refused, with `positive` 0 is.
+    Args: with `optional=False` None is refused, with `positive` 0 is refused.
     """
     if timeout is None and optional:
         return
     seconds = float(timeout) if isinstance(timeout, Real) and not isinstance(timeout, bool) else math.nan
-    if not 0 <= seconds < math.inf or (positive and seconds == 0):  # NaN is in no order
+    if not 0 <= seconds < math.inf or (positive and seconds == 0):  # comparisons with NaN are false
         least, none = "above 0" if positive else "0 or more", ", or None for no limit" if optional else ""
         raise ConfigError(f"timeout={timeout!r} must be a number of seconds, {least}{none}")

@@ -1,6 +1,7 @@
-"""Account of the messages taken from one mailbox: which are in flight, which acknowledged, which committed.
+"""Account of the messages taken from one mailbox: which are in flight, which are acknowledged, which are committed.
 
-A message is committed once the server's cursor is behind it. A process that dies gets uncommitted messages again.
+A message is committed when the server's cursor is after it, or the server has a range that contains it. After a crash,
+uncommitted messages are delivered again.
 """
 
 import asyncio
@@ -30,53 +31,54 @@ from ray_messaging.transports.values import Conclusion
 if TYPE_CHECKING:
     from ray_messaging.transports.transport import RedisTransport
 
-MOST_RANGES = 10_000  # behind the cursor: each commit holds all of them
+MOST_RANGES = 10_000  # the most acknowledged ranges after the cursor, because each commit contains all of them
 _TRIMMED = 64  # finished parts are dropped in groups of at least this many
 
 
 class Part(msgspec.Struct, gc=False):
-    """Rows `low` to `high` of one entry; the first of them has the number `first`."""
+    """Rows `low` to `high`, exclusive, of one entry; the first of them has the number `first`."""
 
     first: int
     entry: str
     low: int
     high: int
     whole: bool  # it includes the entry's last row
-    nbytes: int  # of a whole frame
+    nbytes: int  # the size of the frame, if it was taken as a whole
 
     @property
     def end(self) -> Cursor:
-        """Return the cursor behind it."""
+        """Return the cursor after these rows."""
         return Cursor(self.entry, 0 if self.whole else self.high)
 
 
 class InFlight:
-    """Numbered rows of a mailbox in the order in which they are taken, until the cursor has passed them.
+    """The rows that were taken from a mailbox, numbered in that order, until the cursor has passed them.
 
-    `front` rows are before the cursor, `taken` rows were taken. Rows acknowledged behind the cursor are kept as
-    intervals of numbers, so that adjacent ones are one interval across entries. `ahead` are ranges that an earlier
-    reader had acknowledged, or whose holders acknowledge them now: they are skipped when they are reached.
+    `taken` rows were taken, and `front` of them are before the cursor. Rows that are acknowledged after the cursor are
+    kept as intervals of numbers, so that adjacent rows are one interval even across entries. `ahead` has ranges that
+    were not taken yet but are acknowledged already, by an earlier reader or by handles of an earlier process. They are
+    skipped when they are reached.
     """
 
     def __init__(self, cursor: Cursor, acked: Iterable[AckRange] = ()) -> None:
         self.cursor = cursor
         self.front = self.taken = 0
-        self.nbytes = 0  # of whole frames before the cursor
-        self.changes = 0  # grows with each change that a commit writes
+        self.nbytes = 0  # the bytes of whole frames before the cursor
+        self.changes = 0  # grows with each change that a commit must write
         self.ahead = deque(acked)
         self._known = [AckRange(Cursor("0-0", 0), cursor, 0), *self.ahead]  # never handed out by this reader
         self._parts: list[Part] = []
-        self._head = 0  # the first unfinished part
-        self._nbytes = 0  # of whole frames that were taken
-        # Indexes, built on demand: most parts are never looked up.
+        self._head = 0  # the index of the first unfinished part
+        self._nbytes = 0  # the bytes of whole frames that were taken
+        # Indexes of the parts, built when they are needed, because most parts are never looked up.
         self._firsts: list[int] = []
         self._by_entry: dict[str, Part] = {}
         self._starts: list[int] = []
         self._ends: list[int] = []
-        self.apart = 0  # rows in these intervals
+        self.apart = 0  # the number of rows in these intervals
 
     def copy(self) -> "InFlight":
-        """Return a copy; with it in this one's place, rows that are taken meanwhile were never taken."""
+        """Return a copy. If the copy is restored later, it is as if the rows taken meanwhile were never taken."""
         made = copy(self)
         made.ahead, made._known = deque(self.ahead), [*self._known]
         made._parts = [copy(part) for part in self._parts[self._head :]]
@@ -88,26 +90,26 @@ class InFlight:
 
     @property
     def at(self) -> Cursor:
-        """Return the cursor behind all that was taken."""
+        """Return the cursor after all rows that were taken."""
         return self._parts[-1].end if self._head < len(self._parts) else self.cursor
 
     @property
     def waiting(self) -> int:
-        """Return how many taken rows are behind the cursor."""
+        """Return the number of taken rows after the cursor."""
         return self.taken - self.front
 
     @property
     def waiting_bytes(self) -> int:
-        """Return the bytes of wholly taken frames behind the cursor."""
+        """Return the bytes of frames after the cursor that were taken as a whole."""
         return sum(part.nbytes for part in self._parts[self._head :])
 
     def take(self, entry: str, low: int, high: int, whole: bool, nbytes: int) -> None:  # noqa: FBT001 - for each frame
-        """Add rows; a frame without rows moves the cursor."""
+        """Add rows that were taken. A frame without rows only moves the cursor."""
         if not whole:
             nbytes = 0
         self._nbytes += nbytes
-        part = self._parts[-1] if (low or not high) and self._parts else None  # else it begins an entry
-        # Frames without rows are never acknowledged: a flood of them behind an unacknowledged one is one part.
+        part = self._parts[-1] if (low or not high) and self._parts else None  # otherwise it begins an entry
+        # Frames without rows need no acknowledgement. Many of them after an unacknowledged row are one part.
         if part is not None and (part.entry == entry or part.low == part.high == low == high):
             part.entry, part.high, part.whole, part.nbytes = entry, high, whole, part.nbytes + nbytes
         else:
@@ -118,7 +120,7 @@ class InFlight:
             self._advance()
 
     def acked_before(self, entry: str, low: int, high: int) -> tuple[bool, int]:
-        """Return whether rows from `low` on were acknowledged before they were taken, and up to which row it holds."""
+        """Return whether rows from `low` on were acknowledged before they were taken, and up to which row."""
         while self.ahead:
             start, stop = begins(self.ahead[0], entry), ends(self.ahead[0], entry)
             if stop > low:
@@ -127,7 +129,7 @@ class InFlight:
         return False, high
 
     def skip(self, entry: str, low: int, high: int, whole: bool, nbytes: int) -> None:  # noqa: FBT001 - as take
-        """Add rows that were acknowledged before."""
+        """Add rows that were acknowledged before they were taken."""
         number, found = self.taken, self.ahead.popleft()
         self.take(entry, low, high, whole, nbytes)
         end = Cursor(entry, 0 if whole else high)
@@ -209,7 +211,7 @@ class InFlight:
         return left
 
     def ack_ahead(self, found: AckRange) -> bool:
-        """Acknowledge rows that were not taken yet; return False if they were handed out."""
+        """Acknowledge rows that were not taken yet; return False if they were taken already."""
         low, high = place(found.after), place(found.end)
         if low >= high or any(place(one.after) <= low and high <= place(one.end) for one in self._known):
             return True
@@ -222,13 +224,13 @@ class InFlight:
         return True
 
     def _advance(self) -> None:
-        """Move the cursor behind all rows that are acknowledged without a gap."""
+        """Move the cursor after all rows that are acknowledged without a gap."""
         self.changes += 1
         parts = self._parts
         if self.front == self.taken:  # nothing is in flight
             if parts:
                 last = parts[-1]
-                # `Part.end`, inlined: each ack passes here.
+                # This is `Part.end`, inlined, because each acknowledgement runs this.
                 self.cursor = Cursor(last.entry, 0 if last.whole else last.high)
                 self.nbytes, self._head = self._nbytes, 0
                 parts.clear()
@@ -256,16 +258,16 @@ class InFlight:
 
     @property
     def ranges(self) -> int:
-        """Return how many ranges are acknowledged behind the cursor."""
+        """Return the number of acknowledged ranges after the cursor."""
         return len(self._starts) + len(self.ahead)
 
     def acks(self) -> SelectiveAcks:
-        """Return all that is acknowledged behind the cursor."""
+        """Return all that is acknowledged after the cursor."""
         found = [*self.spans(zip(self._starts, self._ends, strict=True)), *self.ahead]
         return SelectiveAcks(encode_ranges(found), self.apart + sum(one.rows for one in self.ahead))
 
     def spans_of(self, slices: Iterable[Slice]) -> tuple[AckRange, ...]:
-        """Return slices as ranges of the mailbox."""
+        """Return slices as ranges of the mailbox, without rows before the cursor."""
         found = ((part.batch.origin.entry, part.low, part.high) for part in slices if part.batch.origin is not None)
         return tuple(self.spans(self.runs(found)))
 
@@ -288,7 +290,7 @@ class InFlight:
 
 
 class Commits:
-    """Durable cursor of a mailbox; one write at a time, later changes are written together."""
+    """The durable cursor of a mailbox. There is one write at a time, and changes during it are written together."""
 
     def __init__(self, transport: "RedisTransport", mailbox: str, epoch: int, cursor: Cursor, acked: bytes) -> None:
         self.in_flight = InFlight(cursor, decode_ranges(acked))
@@ -296,10 +298,10 @@ class Commits:
         self._mailbox = mailbox
         self._epoch = epoch
         self.handed_out: list[tuple[int, int]] = []  # numbers of the rows that the next fetch commits
-        self._written = 0  # `in_flight.changes` as of the last write
-        self._ranges_stored = bool(acked)  # the server may have ranges behind the cursor
-        self.writing = asyncio.Lock()  # held by a write; an owner of it keeps others away
-        self.progress = asyncio.Event()  # set once something more is durable
+        self._written = 0  # `in_flight.changes` at the last write
+        self._ranges_stored = bool(acked)  # the server may have ranges after the cursor
+        self.writing = asyncio.Lock()  # held during a write, and by others to prevent writes
+        self.progress = asyncio.Event()  # set when something more is durable
         self._background: asyncio.Task[None] | None = None
 
     @property
@@ -308,7 +310,7 @@ class Commits:
         return self.in_flight.changes != self._written
 
     def acknowledge(self, *, everything: bool = False) -> bool:
-        """Acknowledge the rows that the next fetch commits, or all taken ones; return whether a write is due."""
+        """Acknowledge the rows that the next fetch commits, or all taken rows; return whether a write is needed."""
         flight = self.in_flight
         for low, high in [(flight.front, flight.taken)] if everything else self.handed_out:
             flight.ack(low, high)
@@ -316,7 +318,10 @@ class Commits:
         return flight.changes != self._written
 
     def acknowledge_some(self, spans: Iterable[Span]) -> int:
-        """Acknowledge some rows; return how many were not before. Raises CommitFailed, without any change."""
+        """Acknowledge some rows; return how many of them were not acknowledged before.
+
+        Raises: CommitFailed, without any change, if there would be too many ranges.
+        """
         flight = self.in_flight
         runs = flight.runs((span.entry, span.low, span.high) for span in spans)
         if flight.ranges + len(runs) > MOST_RANGES:
@@ -328,14 +333,14 @@ class Commits:
         return sum(flight.ack(low, high) for low, high in runs)
 
     def _acks(self) -> SelectiveAcks | None:
-        """Return all that is acknowledged behind the cursor; None: nothing is, and the server has nothing."""
+        """Return all that is acknowledged after the cursor, or None if nothing is and the server has no ranges."""
         if not (self._ranges_stored or self.in_flight.apart or self.in_flight.ahead):
             return None
         self._ranges_stored = True  # until the server has confirmed that it has none
         return self.in_flight.acks()
 
     def conclusion(self, state: bytes | None, *, fetched: bool, changed: bool) -> Conclusion:
-        """Return the changes of a transaction, which has handled all that it fetched."""
+        """Return the changes that a transaction makes, which has handled all messages that it fetched."""
         flight = self.in_flight
         cursor = flight.cursor if fetched else None
         acks = self._acks() if fetched else None
@@ -356,7 +361,7 @@ class Commits:
             flight = self.in_flight
             changes = flight.changes
             if changes != self._written:
-                # Totals: a write that is repeated, or includes the next one, counts nothing twice.
+                # Totals are written, so that a write that is repeated, or includes the next one, counts nothing twice.
                 acks = self._acks()
                 await self._transport.commit(
                     self._mailbox, self._epoch, flight.cursor, messages=flight.front, nbytes=flight.nbytes, acks=acks
@@ -365,7 +370,7 @@ class Commits:
                 self.progress.set()
 
     def note_stored(self, acks: SelectiveAcks) -> None:
-        """Record that the server has what is acknowledged behind the cursor; the next write is of all that is."""
+        """Record that another call has written these acknowledgements; the next write writes all of them again."""
         self._ranges_stored = self._ranges_stored or acks.ranges != b""
 
     def write_soon(self) -> None:
@@ -380,7 +385,7 @@ class Commits:
             await self.write()
 
     async def close(self) -> None:
-        """Wait for a write in the background."""
+        """Wait for the write in the background, if there is one."""
         if self._background is not None:
             await self._background
 

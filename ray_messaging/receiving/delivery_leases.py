@@ -1,4 +1,4 @@
-"""Delivery leases: messages handed to callers in other processes, and redelivered unless they are acknowledged."""
+"""Delivery leases: messages handed to callers in other processes, and redelivered if they are not acknowledged."""
 
 import asyncio
 import secrets
@@ -15,14 +15,18 @@ from ray_messaging.receiving.call_checks import CommitMode
 from ray_messaging.receiving.subscription import Subscription
 from ray_messaging.transports.cursors import AckRange, place
 
-# Seconds between two looks of a waiting fetch for leases that others gave up.
+# Seconds after which a waiting fetch checks again for leases that others gave up.
 _LOOK_S = 1.0
-# Returned leases that are remembered: Ray may repeat the call that returned one.
+# The most returned leases that are remembered, because Ray may repeat the call that returned one.
 _RETURNED = 10_000
 
 
 class FetchOptions(NamedTuple):
-    """Options of a handle's fetch; `number` counts its fetches, and the answer to number `received` has come last."""
+    """Options of a handle's fetch.
+
+    `number` is the number of this fetch among the handle's fetches with commit="acked", `received` that of the last one
+    whose answer has arrived.
+    """
 
     commit: CommitMode = "next"
     complete: bool = False
@@ -34,7 +38,7 @@ NEXT = FetchOptions()
 
 
 class Token(NamedTuple):
-    """Name of a delivery lease. With its rows of the mailbox a successor of its process can take it back, too."""
+    """Name of a delivery lease. It contains the leased rows, so that a later process can still commit the lease."""
 
     process: str
     number: int
@@ -46,17 +50,18 @@ class Token(NamedTuple):
 class _Lease:
     token: Token
     holder: str
-    due: float  # loop time of its end: then another caller gets it
+    due: float  # loop time at which it ends, so that another caller gets the messages
     slices: list[Slice]
-    rows: int  # unacknowledged ones
-    asked: int = 0  # number of the fetch that it answers; 0: its holder returns it with the next one
+    rows: int  # the number of unacknowledged rows
+    asked: int = 0  # the number of the fetch that it answers; 0: its holder returns it with its next fetch
 
 
 class DeliveryLeases:
-    """Delivery leases of one mailbox. A returned lease is committed, even if earlier messages are still out.
+    """Delivery leases of one mailbox. A returned lease is committed, even if earlier messages are still leased.
 
-    A lease goes out again at once to a holder that fetches again without having received it (its answer was lost), and
-    to any caller once its holder gave it up, or after `lease_s`. It then has another token, and the old one is void.
+    A lease is delivered again at once to a holder that fetches again without having received it, because the answer was
+    lost. It is delivered to any caller if its holder gave it up, or after `lease_s`; then it has another token, and the
+    old token is invalid.
     """
 
     def __init__(self, subscription: Subscription, lease_s: float) -> None:
@@ -64,18 +69,18 @@ class DeliveryLeases:
         self._lease_s = lease_s
         self._leases: dict[int, _Lease] = {}
         self._returned: OrderedDict[tuple[str, int], None] = OrderedDict()
-        self._calls: dict[str, object] = {}  # by holder: its fetch that is under way
+        self._calls: dict[str, object] = {}  # the fetch in progress of each holder
         self._process = secrets.token_hex(4)
         self._last = 0
 
     @property
     def lent(self) -> int:
-        """Return how many messages callers hold."""
+        """Return the number of messages that callers hold."""
         return sum(lease.rows for lease in self._leases.values())
 
     @property
     def holders(self) -> set[str]:
-        """Return the callers that hold messages, or fetch."""
+        """Return the callers that hold messages, or are fetching."""
         return {*self._calls, *(lease.holder for lease in self._leases.values() if lease.rows > 0)}
 
     # -- returning ------------------------------------------------------------------------------------------------
@@ -89,7 +94,10 @@ class DeliveryLeases:
     async def give_back_some(
         self, leases: Sequence[tuple[Token, Sequence[Span] | None]]
     ) -> tuple[list[Token], CommitFailed | None]:
-        """Commit some rows of leases, or all (None), in one write; return the leases that are over, and an error."""
+        """Commit some rows of leases, or all (None), in one write.
+
+        Return the leases that have ended, and an error (None: all rows could be committed).
+        """
         if self._fetcher.inbox.paused:
             await self._fetcher.inbox.flowing()
         over: list[Token] = []
@@ -108,7 +116,7 @@ class DeliveryLeases:
         return token.process == self._process and token.number in self._leases
 
     def _acknowledge(self, token: Token, some: Sequence[Span] | None) -> bool:
-        """Acknowledge a lease, or some of its rows; return whether nothing of it is left."""
+        """Acknowledge a lease, or some of its rows; return whether no unacknowledged row of it is left."""
         if not self._has(token):
             return token[:2] in self._returned or self._acknowledge_predecessors(token, some)
         lease = self._leases[token.number]
@@ -121,10 +129,13 @@ class DeliveryLeases:
         return False
 
     def _acknowledge_predecessors(self, token: Token, some: Sequence[Span] | None) -> bool:
-        """Acknowledge a lease of an earlier process, unless other callers have its messages by now."""
+        """Acknowledge a lease of an earlier process; return as `_acknowledge`.
+
+        Raises: CommitFailed if other callers have its messages by now.
+        """
         ranges = token.spans if some is None else [range_of(span) for span in some]
         flight = self._fetcher.commits.in_flight
-        # All that can be acknowledged is, even if some cannot.
+        # All ranges that can be acknowledged are, even if others cannot.
         if token.process == self._process or not all([flight.ack_ahead(found) for found in ranges]):  # noqa: C419
             raise self._late(token, sum(found.rows for found in ranges))
         if some is None:
@@ -150,12 +161,12 @@ class DeliveryLeases:
         )
 
     async def give_up(self, holder: str, token: Token | None) -> None:
-        """End a lease early, as its holder failed: the next caller gets it."""
+        """End a lease early, because its holder failed. The next caller gets its messages."""
         if token is not None and self._has(token) and self._leases[token.number].holder == holder:
             self._leases[token.number].due = 0.0
 
     async def abandon(self, holder: str, received: int) -> None:
-        """End the holder's fetch, as nobody waits for its answer: what it takes, or has taken, goes to the next caller.
+        """End the holder's fetch, because nobody waits for its answer. The next caller gets the messages that it took.
 
         Args: `received` is that of `FetchOptions`.
         """
@@ -174,7 +185,7 @@ class DeliveryLeases:
         timeout: float | None,
         options: FetchOptions = NEXT,
     ) -> tuple[Token | None, Messages]:
-        """Take back the lease of a token, then lease new messages; return them and their token (None: nothing)."""
+        """Commit the lease of a token, then lease new messages; return their token (None: no messages) and them."""
         self._fetcher.check_open()
         call = self._calls[holder] = object()
         try:
@@ -196,7 +207,7 @@ class DeliveryLeases:
             else:
                 left = _LOOK_S if deadline is None else min(_LOOK_S, max(0.0, deadline - clock()))
                 lease = await self._take(holder, options, limit, 0.0 if again else left)
-            if self._calls.get(holder) is not call:  # it was abandoned; what was taken is due, as nobody holds it
+            if self._calls.get(holder) is not call:  # it was abandoned, and what it took is due for another caller
                 return None, self._fetcher.messages([])
             if lease is not None:
                 lease.holder, lease.due, lease.asked = holder, clock() + self._lease_s, options.number
@@ -209,7 +220,7 @@ class DeliveryLeases:
                 return None, self._fetcher.messages([])
 
     def _drop_foreign(self, lease: _Lease) -> None:
-        """Drop foreign clients' messages from a lease: they are handed out once, and not acknowledged."""
+        """Drop foreign clients' messages from a lease, because they are delivered once and not acknowledged."""
         lease.slices = [part for part in lease.slices if part.batch.origin is not None]
         lease.rows = _rows(lease.slices)
         if not lease.rows:
@@ -217,7 +228,7 @@ class DeliveryLeases:
             self._note_returned(lease.token)
 
     async def _take(self, holder: str, options: FetchOptions, limit: int | None, timeout: float) -> _Lease | None:
-        """Lease the messages in the inbox; for a complete fetch, together with expired leases."""
+        """Lease the messages in the inbox (None: there are none); for a complete fetch, also those of ended leases."""
         taken = await self._fetcher.take(limit, timeout, complete=options.complete)
         slices = taken.slices
         if taken.passed and not slices:
@@ -230,12 +241,15 @@ class DeliveryLeases:
         return self._enter(slices) if slices else None
 
     def _expired(self, holder: str, options: FetchOptions, now: float) -> list[_Lease]:
-        """Return the leases that go out again, in the mailbox's order."""
+        """Return the leases that are to be delivered again, in the mailbox's order."""
         found = [lease for lease in self._leases.values() if lease.due <= now or _is_lost(lease, holder, options)]
         return sorted(found, key=_first)
 
     def _cut(self, lease: _Lease, holder: str, options: FetchOptions, limit: int | None) -> _Lease:
-        """Return a lease that goes out again, cut at the limit. Cut, or from another holder, it gets a new token."""
+        """Return a lease that is delivered again, with at most `limit` messages.
+
+        It gets a new token if it was cut, or if another holder had it.
+        """
         if (limit is None or _rows(lease.slices) <= limit) and _is_lost(lease, holder, options):
             return lease
         slices = self._left_of(lease)
@@ -270,7 +284,7 @@ def _rows(slices: Sequence[Slice]) -> int:
 
 
 def _is_lost(lease: _Lease, holder: str, options: FetchOptions) -> bool:
-    """Return whether the holder that fetches has never received its lease: the answer was lost."""
+    """Return whether the holder that fetches now has never received this lease, because the answer was lost."""
     return lease.holder == holder and (not lease.asked or lease.asked > options.received)
 
 

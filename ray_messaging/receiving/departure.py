@@ -1,4 +1,4 @@
-"""Departure of agents from a mailbox: to another one with what waits for them, or to nowhere."""
+"""Departure of agents from a mailbox: to another mailbox, or to none, together with the messages that wait for them."""
 
 import asyncio
 import logging
@@ -38,10 +38,10 @@ T = TypeVar("T")
 
 
 class Departure:
-    """One departure of agents from the mailbox of a messager; `target` names their new mailbox, None is nowhere.
+    """One departure of agents from a messager's mailbox to mailbox `target`, or if it is None, to the dead letters.
 
-    Messages for them are handed out no more from the first one on. Once those that were fetched are committed, one call
-    of the server moves all that waits, and the agents. Before that call nothing has happened, after it all has.
+    From the first waiting message for these agents on, fetches return nothing. When the fetched messages for them are
+    committed, one call to the server moves the agents and all that waits for them. It does everything or nothing.
     """
 
     def __init__(
@@ -70,12 +70,13 @@ class Departure:
         self._last: Release | None = None  # the last attempt
         self.number = 0
         self._deadline = 0.0  # loop time
-        self._end = ""  # the mailbox's last entry, when it was asked
+        self._end = ""  # the mailbox's last entry when it was last read
 
     async def run(self, first_number: int, timeout: float) -> None:
-        """Let the agents leave, with attempts from a number on; `number` is that of the last one.
+        """Let the agents leave, with attempts that are numbered from `first_number` on; `number` is that of the last.
 
-        Raises: MoveFailed after `timeout` seconds, UnknownName, Fenced.
+        Raises: MoveFailed if they could not leave within `timeout` seconds; UnknownName if an agent is not here or the
+        target does not exist; Fenced if the mailbox has a newer reader.
         """
         self.number, self._deadline = first_number - 1, asyncio.get_running_loop().time() + timeout
         self._inbox.withhold(self._agents)
@@ -88,7 +89,7 @@ class Departure:
     # -- what was fetched -----------------------------------------------------------------------------------------
 
     async def _await_commits(self, timeout: float) -> None:
-        """Wait until all that was fetched for the agents is committed."""
+        """Wait until all messages that were fetched for the agents are committed; raise MoveFailed after `timeout`."""
         commits, left = self._fetcher.commits, 0
         try:
             async with asyncio.timeout_at(self._deadline):
@@ -110,7 +111,7 @@ class Departure:
             ) from error
 
     async def _in_hand(self, flight: InFlight) -> list[Slice]:
-        """Return the messages for the agents among the entries that were fetched, and are not behind the cursor."""
+        """Return the messages for the agents in entries that were fetched and are after the cursor."""
         cursor, end, found = flight.cursor, flight.at.entry, list[Slice]()
         first = cursor.entry if cursor.row else following(cursor.entry)
         while order(first) <= order(end):
@@ -124,7 +125,7 @@ class Departure:
         try:
             batch = decode(frame)
             batch = batch if batch.fold is None else await self._unfolder.unfold(batch)
-        except (FrameError, UnknownName):  # it was not handed out
+        except (FrameError, UnknownName):  # such a frame was not delivered
             return []
         batch.origin = Origin(self._name, entry)
         rows = np.flatnonzero(self._agents.find(batch.to_ids))
@@ -133,7 +134,7 @@ class Departure:
     # -- what waits -----------------------------------------------------------------------------------------------
 
     async def _let_go(self, timeout: float) -> None:
-        """Make attempts until one is done; raise MoveFailed, UnknownName, Fenced."""
+        """Make attempts until one is done; raises as `run`."""
         backoff = Backoff(FULL_MAILBOX_RETRY)
         try:
             while (outcome := await self._attempt()) is not Released.DONE:
@@ -144,7 +145,7 @@ class Departure:
             raise
 
     async def _attempt(self) -> Released:
-        """Make one attempt: with all that is there, which is neither fetched nor committed meanwhile."""
+        """Make one attempt, with all messages that wait. Meanwhile nothing is fetched or committed."""
         await self._read_to_end()
         self._directory.update(*await self._transport.load_directory(self._directory.version))
         commits, gate = self._fetcher.commits, self._fetcher.gate
@@ -168,7 +169,7 @@ class Departure:
             return outcome
 
     async def _read_to_end(self) -> None:
-        """Wait until the inbox has all that the mailbox has; raise MoveFailed where that is too much."""
+        """Wait until the inbox has all messages of the mailbox; raise MoveFailed if these are too many."""
         end = await self._transport.end_of(self._name)
         self._end = end.entry
         flight = self._fetcher.commits.in_flight
@@ -214,7 +215,10 @@ class Departure:
         )
 
     def _records(self) -> MovedRecords:
-        """Return the records of the mailbox and of the target as they will be; raise UnknownName."""
+        """Return the records of the mailbox and of the target after the move.
+
+        Raises: UnknownName if an agent is not here or the target does not exist.
+        """
         here = self._directory.records[self._name]
         missing = self._agents - here.agents()
         if missing:
@@ -225,11 +229,11 @@ class Departure:
             raise self._refused(Released.GONE)
         moved = moved_records(here, there, self._agents)
         for agents in moved.source.by_subtopic().values():
-            self._unfolder.add(agents)  # a broadcast to them may be read before we have the answer
+            self._unfolder.add(agents)  # a broadcast to these agents may be read before we have the answer
         return moved
 
     def _leaving(self, batch: Batch, subtopics: set[str]) -> Mask:
-        """Return which rows of a batch go with the agents."""
+        """Return which rows of a batch are for the agents that leave."""
         found = self._agents.find(batch.to_ids)
         claimed = np.array([topic in subtopics for topic in batch.topics], np.bool_)
         return found & (claimed[0] if batch.topic is None else claimed[batch.topic])
@@ -237,7 +241,7 @@ class Departure:
     # -- calls ----------------------------------------------------------------------------------------------------
 
     async def _give_up(self) -> None:
-        """Have the server refuse the last attempt, should it still be on its way, and fill the mailbox again."""
+        """Make the server refuse the last attempt, which may still be on its way, and accept sends to the mailbox."""
         backoff = Backoff(LEASE_RETRY)
         while self._last is not None:
             try:
@@ -251,7 +255,7 @@ class Departure:
                 return
 
     def _check(self, outcome: Released, timeout: float) -> None:
-        """Raise MoveFailed, UnknownName where another attempt would be no better, or too late."""
+        """Raise the error of an attempt if another attempt cannot succeed, or would be too late."""
         if outcome in (Released.GONE, Released.TOO_LARGE):
             raise self._refused(outcome)
         if asyncio.get_running_loop().time() > self._deadline:
@@ -281,7 +285,7 @@ class Departure:
 
 
 def pass_over(flight: InFlight, pieces: Iterable[Piece]) -> list[Slice]:
-    """Take and acknowledge the rows of pieces; return them, without those that were acknowledged before."""
+    """Take and acknowledge the rows of pieces; return the rows that were not acknowledged before."""
     found: list[Slice] = []
     for piece in pieces:
         assert piece.entry is not None
@@ -304,18 +308,18 @@ def pass_over(flight: InFlight, pieces: Iterable[Piece]) -> list[Slice]:
 
 
 def _parcels(record: Record, batch: Batch, rows: NDArray[np.intp]) -> list[Parcel]:
-    """Return rows as frames that a mailbox takes; the event log has them from their first mailbox."""
+    """Return rows as frames that are not too large for a mailbox. The event log has them from their first mailbox."""
     return [Parcel(each.rows, each.frame) for each in frames_of(record, batch, rows, logged=True)] if len(rows) else []
 
 
 def _runs(rows: NDArray[np.intp]) -> Iterable[tuple[int, int]]:
-    """Return ascending rows as runs, from one row to before another."""
+    """Return ascending rows as runs: the first row, and the last row + 1."""
     ends = [0, *(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]
     return [(int(rows[low]), int(rows[high - 1]) + 1) for low, high in pairwise(ends) if low < high]
 
 
 def _arrival(source: str) -> bytes:
-    """Encode the frame that tells a mailbox that agents came from another one."""
+    """Encode the frame that tells a mailbox's reader that agents have come from mailbox `source`."""
     nobody = IdColumn.of([])
     lines = PayloadColumn.of([], raw=True)
     return encode(

@@ -1,4 +1,4 @@
-"""Fetching from one mailbox: to the user, message by message, or to a transaction that may put everything back."""
+"""Fetching from one mailbox: for the user, message by message, or for a transaction that may put everything back."""
 
 import asyncio
 import math
@@ -36,7 +36,10 @@ _TRANSACTION_OPEN = (
 
 
 class Taken(NamedTuple):
-    """Messages taken out of the inbox, the numbers of their rows, and whether the cursor can move because of it."""
+    """Messages taken out of the inbox, and the numbers `low` to `high` of their rows.
+
+    `passed` says that frames without messages were taken too, so that the cursor can move.
+    """
 
     slices: list[Slice]
     low: int
@@ -45,7 +48,7 @@ class Taken(NamedTuple):
 
 
 class FetchGate:
-    """Exclusive access of one transaction to the messages, and the state that the last transaction left.
+    """Exclusive access of one transaction to the messages, and the state after the last transaction.
 
     If the outcome of the last transaction is unknown, the next caller finds it out first.
     """
@@ -54,8 +57,8 @@ class FetchGate:
         self.state: bytes | None = None
         self.free = True  # no transaction is open, and the outcome of the last one is known
         self._inbox = inbox
-        self._commits: Commits | None = None  # while a transaction is open
-        self._before: InFlight | None = None  # as it was when the transaction was opened
+        self._commits: Commits | None = None  # None: no transaction is open
+        self._before: InFlight | None = None  # the account when the transaction was opened
         self._find_out: Callable[[], Awaitable[None]] | None = None
         self._finding_out = asyncio.Lock()
         self._ended = asyncio.Event()
@@ -79,7 +82,7 @@ class FetchGate:
             raise TransactionError(_TRANSACTION_OPEN)
 
     async def open(self, commits: Commits) -> None:
-        """Begin a transaction: commit earlier fetches, and keep from now on all that is taken."""
+        """Begin a transaction: commit earlier fetches, and keep what is taken from now on, to put it back if needed."""
         if self._inbox.paused:
             await self._inbox.flowing()
         self._commits, self.free = commits, False
@@ -93,7 +96,7 @@ class FetchGate:
             raise
 
     def conclusion(self, state: bytes | None, *, sends: bool) -> Conclusion | None:
-        """Return the changes of the transaction beside its messages; None: there are no changes, nor messages."""
+        """Return the changes of the transaction besides its messages, or None if it changes and sends nothing."""
         assert self._commits is not None
         assert self._before is not None
         flight, changed = self._commits.in_flight, state != self.state
@@ -104,7 +107,7 @@ class FetchGate:
         return self._commits.conclusion(state, fetched=fetched, changed=changed)
 
     def roll_back(self) -> None:
-        """End the transaction: its messages can be fetched again."""
+        """End the transaction without a commit, so that its messages can be fetched again."""
         self._inbox.put_back()
         if self._commits is not None and self._before is not None:
             self._commits.in_flight = self._before
@@ -112,7 +115,7 @@ class FetchGate:
         self._ended.set()
 
     def commit(self, conclusion: Conclusion | None) -> None:
-        """End the transaction: the server has confirmed it."""
+        """End the transaction after the server has confirmed it (None: there was nothing to commit)."""
         self._inbox.discard_kept()
         if conclusion is not None and self._commits is not None:
             self._commits.concluded(conclusion)
@@ -121,7 +124,7 @@ class FetchGate:
         self._ended.set()
 
     def resolve_later(self, conclusion: Conclusion, was_committed: Callable[[], Awaitable[bool]]) -> None:
-        """End the transaction with an unknown outcome; the next caller asks `was_committed`."""
+        """End the transaction with an unknown outcome. The next caller finds it out by `was_committed`."""
         commits, self._commits = self._commits, None
 
         async def find_out() -> None:
@@ -137,9 +140,9 @@ class FetchGate:
 
 
 class Fetcher:
-    """The fetching side of one messager; usable once `unavailable` is None, and filled by the first subscription.
+    """The fetching side of one messager. Its inbox is filled after the first subscription.
 
-    `unavailable` makes the error for a messager that is not open.
+    `unavailable` builds the error for a messager that cannot fetch, because it is not open; None: it can.
     """
 
     def __init__(
@@ -169,7 +172,10 @@ class Fetcher:
 
     @property
     def commits(self) -> Commits:
-        """Return the account of taken and acknowledged messages; raise NotListening, Fenced, Closed."""
+        """Return the account of taken and acknowledged messages.
+
+        Raises: NotListening before the first subscription; the error that stopped the reader, such as Fenced or Closed.
+        """
         if self._commits is None:
             raise NotListening(
                 "this messager listens on nothing: `await messager.subscribe_and_start_listening([...])` first"
@@ -180,7 +186,7 @@ class Fetcher:
 
     @property
     def listens(self) -> bool:
-        """Tell whether this messager listens on something."""
+        """Return whether this messager listens on something."""
         return self._commits is not None
 
     def check_open(self) -> None:
@@ -191,12 +197,12 @@ class Fetcher:
     async def fetch(
         self, limit: int | None, timeout: float | None, commit: CommitMode = "next", *, complete: bool = False
     ) -> Messages:
-        """Commit the messages of the last fetch, and return those that are there; wait for the first."""
+        """Commit the messages of the last fetch, and return new ones; wait up to `timeout` for the first."""
         if self.unavailable is not None:
             raise self.unavailable()
         if limit is not None or commit != "next":
             self._check(limit, commit, complete=complete)
-        if not (type(timeout) is float and 0.0 <= timeout < math.inf):  # most are, and a call is saved
+        if not (type(timeout) is float and 0.0 <= timeout < math.inf):  # this saves a call in most cases
             check_timeout(timeout)
         if self._commits is None and timeout == 0:
             await asyncio.sleep(0)  # AgentSociety's loops may poll before they subscribe
@@ -217,7 +223,7 @@ class Fetcher:
                 timeout = timeout if due is None else max(0.0, due - monotonic())
 
     def _acknowledge(self, *, everything: bool = False) -> bool:
-        """Acknowledge what the last fetch returned, which is handled by now; return whether there is news to write."""
+        """Acknowledge what the last fetch returned, which is handled by now; return whether a write is needed."""
         if self._tracer is not None:
             self._tracer.committed()
         return self.commits.acknowledge(everything=everything)
@@ -232,7 +238,7 @@ class Fetcher:
         check_commit(commit)
 
     def messages(self, slices: Sequence[Slice], *, more: bool = False) -> Messages:
-        """Return slices as messages; their `more` is true if the mailbox may have others."""
+        """Return slices as messages. Their `more` is true if the mailbox may have other messages."""
         return Messages(self._exp_id, slices, more or self.inbox.size > 0 or self.inbox.behind)
 
     async def take(
@@ -245,13 +251,14 @@ class Fetcher:
     ) -> Taken:
         """Take messages out of the inbox; wait for the first.
 
-        The wait also ends with a frame that has no messages: such frames fill the mailbox until they are committed.
+        The wait also ends if a frame without messages arrives, because such frames fill the mailbox until they are
+        committed.
 
         Args:
-            limit: most messages; None: no limit.
-            timeout: seconds; None: no limit.
-            check: raises if the caller may take nothing any more.
-            complete: take all that the mailbox has now.
+            limit: The most messages; None: no limit.
+            timeout: Seconds to wait; None: no limit.
+            check: Raises an error if the caller may not take messages any more.
+            complete: Take all that the mailbox has now.
         """
         if complete:
             await self.inbox.undisturbed()
@@ -281,7 +288,10 @@ class Fetcher:
         return Taken(slices, low, flight.taken, passed)
 
     async def _confirm(self, lease: MailboxLease, timeout: float | None, complete: bool) -> bool:  # noqa: FBT001
-        """Confirm the lease; where the server is away, return False, or raise if all that there is was asked for."""
+        """Confirm the mailbox's lease after a standstill; return False if the server did not answer in time.
+
+        For a complete fetch, raise FetchTooLarge or another error instead of returning False.
+        """
         while not await lease.confirm(timeout, lambda: self.commits):
             if not complete:
                 return False
@@ -289,7 +299,7 @@ class Fetcher:
         return True
 
     def _observe(self, slices: list[Slice]) -> None:
-        """Tell the observer and the tracer what was fetched."""
+        """Report to the observer and the tracer what was fetched."""
         if self._observer is not None and slices:
             self._observer.messages_fetched(sum(part.high - part.low for part in slices))
             batch, row, *_ = slices[0]
@@ -298,7 +308,7 @@ class Fetcher:
             self._tracer.fetched(slices)
 
     def take_at_once(self) -> list[Slice]:
-        """Take what is in the inbox; nothing where the lease must be confirmed first, as `fetch` does."""
+        """Take what is in the inbox, or [] if the lease must be confirmed first, which `fetch` does."""
         if (
             self._commits is None
             or self.inbox.error is not None
@@ -309,7 +319,7 @@ class Fetcher:
         return self.inbox.take(None, self._commits.in_flight)
 
     async def _arrival(self, deadline: float | None, *, complete: bool) -> bool:
-        """Wait until something is in the inbox; return whether it came before the deadline."""
+        """Wait until something is in the inbox; return whether it arrived before the deadline (None: no deadline)."""
         try:
             async with _UNLIMITED if deadline is None else asyncio.timeout_at(deadline):
                 await self.inbox.arrival()
@@ -320,7 +330,7 @@ class Fetcher:
         return True
 
     async def _read_to_end(self) -> None:
-        """Wait until the inbox has all that the mailbox has now; raise FetchTooLarge."""
+        """Wait until the inbox has all that the mailbox has now; raise FetchTooLarge if that is above the limits."""
         settings, flight = self._settings, self.commits.in_flight
         end = await self._transport.end_of(self.name)
         there, nbytes = end.messages - flight.waiting, end.nbytes - flight.waiting_bytes
@@ -353,7 +363,7 @@ class Fetcher:
         await commits.write()
 
     def is_committed(self, message: Message) -> bool:
-        """Tell whether a message of this mailbox that was fetched is committed."""
+        """Return whether a fetched message is committed. It is not if it is from another mailbox."""
         part = slice_of(message)
         origin = part.batch.origin
         if self._commits is None or origin is None or origin.mailbox != self.name:
@@ -361,7 +371,7 @@ class Fetcher:
         return not self._commits.in_flight.unacked([part])
 
     def iterate(self) -> AsyncIterator[Message]:
-        """Yield message by message; each is committed in the background once the next one is requested."""
+        """Yield message by message; each is committed in the background when the next one is requested."""
         self.check_open()
         return self._iterate()
 
@@ -380,7 +390,10 @@ class Fetcher:
     # -- transactions ---------------------------------------------------------------------------------------------
 
     async def open_transaction(self) -> FetchGate:
-        """Give the mailbox to a transaction, and commit earlier fetches."""
+        """Give a transaction exclusive access to the messages, and commit earlier fetches.
+
+        Raises: TransactionError if another transaction is open, or a fetch waits; as `commits`.
+        """
         self.check_open()
         commits = self.commits
         await self.gate.wait_free()
@@ -392,9 +405,9 @@ class Fetcher:
     async def fetch_in_transaction(
         self, limit: int | None, timeout: float | None, check: Callable[[], object], *, complete: bool = False
     ) -> Messages:
-        """Return messages to the transaction that has the mailbox; wait for the first.
+        """Return messages for the open transaction; wait up to `timeout` for the first.
 
-        `check` raises once the transaction has ended: later messages are not for it.
+        `check` raises an error if the transaction has ended meanwhile.
         """
         self.check_open()
         check_limit(limit, complete=complete)

@@ -15,40 +15,40 @@ from ray_messaging.transports.cursors import START, order
 
 
 class Piece(msgspec.Struct):
-    """A frame in the inbox; `entry` is its place in the mailbox, None for a foreign client's publication."""
+    """A frame in the inbox; `entry` is its id in the mailbox, or None for a message that a foreign client published."""
 
     entry: str | None
-    batch: Batch | None  # None: it has no messages to read, and only moves the cursor
+    batch: Batch | None  # None: the frame has no messages to read, and only moves the cursor
     low: int
     high: int
     nbytes: int
     pattern: bytes | None = None
-    came: bool = False  # it tells that agents came to the mailbox
+    came: bool = False  # the frame says that agents have come to the mailbox
 
 
 class Inbox:
-    """Frames up to a limit in messages; a fetch may take a part of a frame."""
+    """Buffer of frames with a limit in messages. A fetch may take a part of a frame."""
 
     def __init__(self, limit: int) -> None:
         self.limit = self._base = limit
         self.size = 0
         self.behind = False  # the mailbox may have unread frames
-        self.error: MessagingError | None = None  # that stopped the reader: nothing more will come
+        self.error: MessagingError | None = None  # the error that stopped the reader; None: it runs
         self.read_to = START.entry  # everything up to this entry was put in
-        self.foreign_bytes = 0  # of foreign publications
+        self.foreign_bytes = 0  # the bytes of messages that foreign clients published
         self._pieces: deque[Piece] = deque()
-        self._kept: list[Piece] | None = None  # taken since `keep`
-        self._reaching = 0  # calls of `reach` in progress
+        self._kept: list[Piece] | None = None  # pieces taken since `keep`
+        self._reaching = 0  # the number of calls of `reach` in progress
         self._dry = False  # the mailbox was read to its end since the last `reach` began
         self._arrived = asyncio.Event()
         self._grown = asyncio.Event()
         self._emptied = asyncio.Event()
-        # Is called with each frame and with `stop`, for a reader that does not wait for its turn.
+        # This is called after each frame and by `stop`, for a caller that does not wait in `arrival`.
         self.on_news: Callable[[], None] | None = None
-        self.awaited = False  # a fetch has waited for what came last
-        self._withheld: AgentSet | None = None  # agents that are leaving: nothing goes out from their first message on
-        self.paused = False  # nothing goes out at all
-        self._guarded = False  # one of both
+        self.awaited = False  # a fetch has waited for the last frame
+        self._withheld: AgentSet | None = None  # agents that leave: nothing is taken from their first message on
+        self.paused = False  # nothing may be taken
+        self._guarded = False  # some agents' messages are withheld, or it is paused
         self._flowing, self._undisturbed = asyncio.Event(), asyncio.Event()
         self._flowing.set()
         self._undisturbed.set()
@@ -57,7 +57,7 @@ class Inbox:
         """Add a frame."""
         pieces = self._pieces
         if piece.batch is None and pieces and pieces[-1].batch is None:
-            # These are never fetched: one piece stands for a flood of them.
+            # Frames without messages are never fetched, so one piece stands for many of them.
             pieces[-1].entry, pieces[-1].nbytes = piece.entry, pieces[-1].nbytes + piece.nbytes
         else:
             pieces.append(piece)
@@ -74,7 +74,7 @@ class Inbox:
             self.on_news()
 
     def stop(self, error: MessagingError) -> None:
-        """Wake waiting fetches, which raise the error: the reader has stopped."""
+        """Record that the reader has stopped, and let waiting fetches raise the error."""
         self.error = error
         self._arrived.set()
         self._grown.set()
@@ -82,14 +82,14 @@ class Inbox:
             self.on_news()
 
     def note_dry(self) -> None:
-        """Record that a read has found nothing."""
+        """Record that a read has found nothing, so that the mailbox was read to its end."""
         self._dry = True
         self._grown.set()
 
     async def reach(self, entry: str, capacity: int, check: Callable[[], object]) -> bool:
         """Wait until everything up to an entry was put in; return False if that is more than `capacity` messages.
 
-        The limit is raised meanwhile. `check` raises if nothing more will come.
+        The inbox's limit is raised meanwhile. `check` raises an error if no more frames will arrive.
         """
         end, self._dry, base = order(entry), False, self._base
         self._reaching += 1
@@ -113,17 +113,17 @@ class Inbox:
         await self._arrived.wait()
 
     def has_capacity(self, rows: int) -> bool:
-        """Return whether so many messages fit; an empty inbox takes any number."""
+        """Return whether `rows` more messages fit. An empty inbox accepts any number."""
         return not self.size or self.size + rows <= self.limit
 
     async def wait_capacity(self, rows: int) -> None:
-        """Wait until so many messages fit."""
+        """Wait until `rows` more messages fit."""
         while not self.has_capacity(rows):
             self._emptied.clear()
             await self._emptied.wait()
 
     def take(self, limit: int | None, in_flight: InFlight) -> list[Slice]:
-        """Take out up to `limit` messages; those of the mailbox are in flight from then on."""
+        """Take out up to `limit` messages (None: all). Those of the mailbox are added to `in_flight`."""
         slices: list[Slice] = []
         pieces, ahead = self._pieces, in_flight.ahead
         left = self.size if limit is None else min(limit, self.size)
@@ -159,7 +159,7 @@ class Inbox:
         return slices
 
     def _guard(self, piece: Piece, high: int, *, known: bool) -> int:
-        """Return the row before which a piece may be taken; -1: nothing of it may."""
+        """Return the row up to which (exclusive) a piece may be taken, or -1 if nothing of it may be taken."""
         if self.paused:
             self._arrived.clear()
             return -1
@@ -174,7 +174,7 @@ class Inbox:
         return piece.low + int(leaving.argmax())
 
     def withhold(self, agents: AgentSet | None) -> None:
-        """Hand out nothing from the first message of these agents on; None: hand out all again."""
+        """Let nothing be taken from the first message for these agents on (None: let everything be taken again)."""
         self._withheld = agents
         self._guarded = self.paused or agents is not None
         if agents is not None:
@@ -185,7 +185,7 @@ class Inbox:
                 self._arrived.set()
 
     def set_aside(self) -> list[Piece]:
-        """Hand out nothing until `resume`; take out all pieces of the mailbox, and return them."""
+        """Let nothing be taken until `resume`; remove all pieces of the mailbox, and return them."""
         self.paused = self._guarded = True
         self._flowing.clear()
         aside = [piece for piece in self._pieces if piece.entry is not None]
@@ -194,7 +194,7 @@ class Inbox:
         return aside
 
     def resume(self, aside: list[Piece]) -> None:
-        """Put pieces that were set aside back in their place, and hand out again."""
+        """Put back pieces that were set aside, and let everything be taken again."""
         self._pieces.extendleft(reversed(aside))
         self.size += sum(piece.high - piece.low for piece in aside)
         self.paused, self._guarded = False, self._withheld is not None
@@ -204,7 +204,7 @@ class Inbox:
             self._arrived.set()
 
     async def flowing(self) -> None:
-        """Wait while it is paused."""
+        """Wait while the inbox is paused."""
         await self._flowing.wait()
 
     async def undisturbed(self) -> None:
@@ -212,15 +212,15 @@ class Inbox:
         await self._undisturbed.wait()
 
     def keep(self) -> None:
-        """Keep all that is taken from now on, so that it can be put back."""
+        """Keep the pieces that are taken from now on, so that they can be put back."""
         self._kept = []
 
     def discard_kept(self) -> None:
-        """Drop all that was kept since `keep`, and keep nothing more."""
+        """Drop the pieces that were kept since `keep`, and keep no more."""
         self._kept = None
 
     def put_back(self) -> None:
-        """Put everything that was kept back in its place; it may exceed the limit for a while."""
+        """Put back all pieces that were kept, in their order. The inbox may exceed its limit for a while."""
         kept, self._kept = self._kept or [], None
         for piece in reversed(kept):
             self.size += piece.high - piece.low

@@ -1,6 +1,6 @@
-"""Leases of mailboxes: ours, renewed while its messager lives, and those of others, watched until they are over.
+"""Leases of mailboxes: ours, which is renewed while the messager lives, and those of others, which are watched.
 
-A lease is over for an observer that has seen it unchanged, by its own clock, for as long as it lasts.
+A lease has ended for an observer that has seen it unchanged, by its own clock, for the lease's whole duration.
 """
 
 import asyncio
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Returns whether an owner is dead for good, as Ray knows.
+# A function that returns whether Ray knows that an owner is dead for good.
 IsDead = Callable[[str], Awaitable[bool]]
 
-# The state of a nameless sender outlives it by this many seconds: longer than any retry.
+# The state of a sender without a name is kept for this many seconds after its end, which is longer than any retry.
 KEEP_S = 86_400.0
-# A process that stood still for longer than this, in seconds, may have a successor: it asks the server before it hands
-# anything out. The check runs this often.
+# A process that stood still for longer than this, in seconds, may have a successor, so it asks the server before it
+# returns messages. The second number is the time between two checks.
 _STILL_S = 0.25
 _CHECK_S = 0.1
-_ANSWER_S = 1.0  # in which a server that is there answers
-_WATCHED = 64  # leases of others
-_LEAST_S = 0.01  # between two looks at a lease
+_ANSWER_S = 1.0  # the time within which a running server answers
+_WATCHED = 64  # the most leases of others that are watched
+_LEAST_S = 0.01  # the least time between two checks of a lease
 
 
 class _WatchedLease:
-    """A lease as it was first seen, and how long it has stayed unchanged.
+    """A lease as it was first seen, and for how long it has stayed unchanged.
 
-    One look counts for a third of the lease at most, because it is renewed that often: while this process stood still,
-    or the server was away, the owner may not have been able to renew it either.
+    The time between two checks counts for at most a third of the lease's duration, because the lease is renewed that
+    often. If this process stood still, or the server did not answer, the owner may not have been able to renew it.
     """
 
     def __init__(self, lease: str) -> None:
@@ -48,7 +48,7 @@ class _WatchedLease:
         self._seen_at = monotonic()
 
     def is_over(self) -> bool:
-        """Record that it is still unchanged; return whether it is over."""
+        """Record that the lease is still unchanged; return whether it has ended."""
         now = monotonic()
         self._unchanged_s += min(now - self._seen_at, self.lasts_s / 3)
         self._seen_at = now
@@ -56,7 +56,7 @@ class _WatchedLease:
 
 
 class LeaseWatch:
-    """Watch over other messagers' leases; each messager watches some, and ends those that are over."""
+    """Watch over other messagers' leases. Each messager watches some, and removes those that have ended."""
 
     def __init__(self, transport: "RedisTransport", name: str) -> None:
         self._transport = transport
@@ -64,7 +64,7 @@ class LeaseWatch:
         self._watched: dict[str, _WatchedLease] = {}
 
     async def look(self) -> None:
-        """Look at the watched leases, and at some others by chance."""
+        """Check the watched leases, and some others that are chosen at random."""
         found = await self._transport.leases(list(self._watched))
         over = {}
         for name, lease in found.items():
@@ -84,10 +84,13 @@ class LeaseWatch:
 
 
 async def outlast(transport: "RedisTransport", mailbox: str, held: Held, is_dead: IsDead | None) -> str:
-    """Return another owner's lease of a mailbox once it is over; raise AlreadyExists if the owner lives.
+    """Wait until another owner's lease of a mailbox has ended, and return it; return "" if it is gone.
 
-    A live owner, by the server's clock or by `is_dead`, is not waited for. If the lease is over by the server's clock,
-    it is watched until it is over by ours: the server's clock may have been stepped.
+    If the lease has not ended by the server's clock, and `is_dead` does not say that the owner is dead, there is no
+    wait. If it has ended by the server's clock, it is watched until it has ended by ours, because the server's clock
+    may have been changed.
+
+    Raises: AlreadyExists if the owner lives.
     """
     if is_dead is not None and await is_dead(held.owner):
         return held.lease
@@ -116,11 +119,11 @@ def _lasts_s(lease: str) -> float:
 
 
 class MailboxLease:
-    """Lease of our mailbox, and the sender's state on the server; renewed by `run`, which also watches other leases.
+    """Lease of our mailbox, and the sender's state on the server. `run` renews both, and watches other leases.
 
     Args:
-        epoch: returns the reader's epoch; None before there is a reader.
-        stop: is called with the error after which the lease cannot be renewed.
+        epoch: Returns the reader's epoch, or None before there is a reader.
+        stop: Is called with the error after which the lease cannot be renewed.
     """
 
     def __init__(
@@ -176,7 +179,7 @@ class MailboxLease:
             self.has_stood_still()
 
     def has_stood_still(self) -> bool:
-        """Return whether this process stood still since the lease was renewed; then `confirm` it."""
+        """Return whether this process stood still since the lease was renewed. If so, call `confirm`."""
         now = time.monotonic()
         if now - self._checked_at > _STILL_S:
             self._stood_still = True
@@ -186,20 +189,21 @@ class MailboxLease:
     async def confirm(self, timeout: float | None, check: Callable[[], object]) -> bool:
         """Ask the server whether the mailbox is still ours, after this process stood still.
 
-        A successor may have handed out and committed messages that we have read ahead. A server that is away is asked
-        until the timeout, and for a second at least.
+        A successor may have delivered and committed messages that we have read ahead. If the server does not answer,
+        this tries again until the timeout, and for at least one second.
 
         Args:
-            timeout: seconds; None: no limit.
-            check: raises if nobody waits for the answer any more.
+            timeout: Seconds; None: no limit.
+            check: Raises an error if nobody waits for the answer any more.
 
         Returns: whether the server has confirmed it.
-        Raises: Fenced, NotListening, ServerRefused.
+        Raises: Fenced if the mailbox has a newer reader; NotListening if it was removed; ServerRefused if the server
+        refuses the connection.
         """
         backoff = Backoff(LEASE_RETRY)
         try:
             async with asyncio.timeout(None if timeout is None else max(timeout, _ANSWER_S)):
-                while self._stood_still:  # `run` renews it, too
+                while self._stood_still:  # `run` may renew the lease too
                     try:
                         await self._renew()
                     except ServerRefused:

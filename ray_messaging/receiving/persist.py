@@ -1,4 +1,4 @@
-"""Calls that a receiver repeats until the server answers: its messages wait, too."""
+"""Calls that a receiver repeats until the server answers, because its messages wait as well."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 async def persist(call: Callable[[], Awaitable[T]], policy: RetryPolicy, why: str) -> T:
-    """Repeat a call while the server is away, or out of memory, with a warning that begins with `why`."""
+    """Repeat a call while the server does not answer or has no memory, and log a warning that begins with `why`."""
     backoff = Backoff(policy)
     while True:
         try:

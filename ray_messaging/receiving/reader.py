@@ -31,21 +31,21 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _BLOCK_S = 5.0
-_FRAMES = 32  # per read
-# And about so many bytes: the server does nothing else while it copies them.
+_FRAMES = 32  # the most frames of a read
+# A read is limited to about so many bytes too, because the server does nothing else while it copies them.
 _READ_BYTES = 2 * 2**20
 _FRAME_BYTES = 64 * 2**10  # assumed size of the first frame
 # Decoding must not block the event loop for longer than this, in seconds.
 _TURN_S = 0.001
-# A read takes a system call. A fetch that has waited for the messages goes first, then their handler, then what that
-# sends: so many turns of the event loop.
+# A read takes a system call. Before the next read, a fetch that has waited for the messages goes on, then their
+# handler, then its sends, which takes so many turns of the event loop.
 _TURNS = 4
 
 
 class Reader:
     """Reader of one mailbox; `frame_rows` is the largest frame that senders write into it.
 
-    `agents_came` is awaited where agents came from another mailbox, before any message for them is handed out.
+    `agents_came` is awaited when agents have come from another mailbox, before a message for them can be fetched.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Reader:
         agents_came: Callable[[], Awaitable[None]],
     ) -> None:
         self.unreadable = 0
-        self.foreign = 0  # messages of foreign clients in the mailbox
+        self.foreign = 0  # the number of messages of foreign clients that were in the mailbox
         self._transport = transport
         self._mailbox = mailbox
         self._inbox = inbox
@@ -73,7 +73,7 @@ class Reader:
         self._task = asyncio.create_task(self._run(), name=f"ray_messaging reader of {mailbox}")
 
     def loop(self) -> TaskHealth:
-        """Return the health of reading; while the inbox is full it waits for a fetch."""
+        """Return the health of the reading task. It is not busy while the inbox is full and it waits for a fetch."""
         error = "" if self._inbox.error is None else str(self._inbox.error)
         return TaskHealth("reader", not self._task.done(), not self._waits, time.monotonic() - self._turned_at, error)
 
@@ -105,7 +105,7 @@ class Reader:
             self._waits, self._turned_at = False, time.monotonic()
             capacity = (inbox.limit - inbox.size) // self._frame_rows
             count = max(1, min(_FRAMES, capacity, _READ_BYTES // frame_bytes))
-            # After a full read the next one does not wait: `more` is true until it has found the end.
+            # After a full read the next one does not wait, because `more` stays true until a read finds the end.
             block_s = 0.0 if inbox.behind else _BLOCK_S
             frames = await self._persist(partial(self._transport.read, self._mailbox, last, count, block_s))
             turned_at = time.monotonic()
@@ -133,7 +133,7 @@ class Reader:
                 frame_bytes = max(1, *(len(frame) for _, frame in frames))
 
     async def _let_others_go(self, *, came: bool) -> None:
-        """Wait for the other tasks; for more turns where messages came for which a fetch has waited."""
+        """Let other tasks run, for more turns of the event loop if messages came for which a fetch has waited."""
         turns = 1
         if came and self._inbox.awaited:
             turns, self._inbox.awaited = _TURNS, False
@@ -144,7 +144,7 @@ class Reader:
         return await persist(call, LEASE_RETRY, f"mailbox {self._mailbox} cannot be read")
 
     def _piece(self, entry: str, batch: Batch, nbytes: int) -> Piece:
-        """Return a decoded frame as a piece of the inbox; raise FrameError."""
+        """Return a decoded frame as a piece of the inbox; raise FrameError if it has no payloads."""
         if batch.lines is None:
             raise FrameError("this is no valid frame: it has no payloads")
         rows = batch.rows
@@ -158,7 +158,7 @@ class Reader:
         return piece
 
     async def _bury(self, entry: str, frame: bytes, error: MessagingError) -> Piece:
-        """Move an unreadable frame to the dead letters."""
+        """Move an unreadable frame to the dead letters; return a piece that only moves the cursor."""
         self.unreadable += 1
         logger.warning("entry %s of mailbox %s goes to the dead letters: %s", entry, self._mailbox, error)
         await self._persist(partial(self._transport.bury, self._mailbox, entry, frame, str(error)[:NAME_LENGTH]))

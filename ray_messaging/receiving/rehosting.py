@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class MovedRecords(NamedTuple):
-    """The records of the mailbox that agents leave, and of the one to which they go (None: there is none)."""
+    """The records of the mailbox that agents leave, and of the one to which they move (None: they are removed)."""
 
     source: Record
     target: Record | None
@@ -25,7 +25,7 @@ class MovedRecords(NamedTuple):
 def moved_records(
     source: Record, target: Record | None, agents: AgentSet, version: int = 0, dates: HostDates = NO_DATES
 ) -> MovedRecords:
-    """Return records after a move of agents; in steps `version` is that of the directory with the move."""
+    """Return the records after a move of agents. With steps, `version` is the directory's version with the move."""
     claimed = source.by_subtopic()
     left = {subtopic: hosted - agents for subtopic, hosted in claimed.items()}
     here = msgspec.structs.replace(source, claims=claims_of(left), moved=True).succeeds(source, version, dates)
@@ -45,9 +45,9 @@ _NEWS_S = 1.0  # the longest wait for news in one call
 
 
 class Rehoster:
-    """Changes of the hosts of agents, each in one call of the server; any process may make them.
+    """Mover of agents between groups, by one call to the server for each move. Any process may do this.
 
-    Args: `directory` is of all mailboxes, with the newest records.
+    Args: `directory` must have all mailboxes, with their newest records.
     """
 
     def __init__(self, transport: "RedisTransport", directory: Directory) -> None:
@@ -55,14 +55,15 @@ class Rehoster:
         self._directory = directory
 
     async def move(self, agents: AgentSet, source: str, target: str | None, timeout: float) -> int:
-        """Move agents to another group, or (None) remove them; return the first step in which that counts.
+        """Move agents to group `target`, or remove them if it is None; return the first step in which that is so.
 
-        It waits up to `timeout` seconds for a group that counts from a later step than the next one.
+        If the target is a member only from a later step than the next one, this waits for that up to `timeout` seconds.
 
-        Raises: UnknownName, AlreadyExists, MoveFailed.
+        Raises: UnknownName if an agent or the target does not exist; AlreadyExists if an agent is there already;
+        MoveFailed after the timeout, or if the directory changed too often.
         """
         deadline = asyncio.get_running_loop().time() + timeout
-        tried: list[int] = []  # versions of the directory, each with an attempt that may have been taken
+        tried: list[int] = []  # the directory's versions for which an attempt may have succeeded
         backoff = Backoff(STALE_DIRECTORY_RETRY, deadline=deadline)
         while True:
             self._directory.update(*await self._transport.load_directory(self._directory.version))
@@ -90,7 +91,7 @@ class Rehoster:
                 self._refuse(source, target)
 
     def _is_done(self, agents: AgentSet, source: str, version: int) -> bool:
-        """Tell whether an attempt was taken, though its answer was lost."""
+        """Return whether an attempt has succeeded although its answer was lost."""
         record = self._directory.records.get(source)
         return record is not None and any(
             change.version == version and change.agents_gone() == agents for change in record.changes
@@ -122,7 +123,7 @@ class Rehoster:
         return Rehosting(moved.source, moved.target, version)
 
     async def _await_target(self, found: Rehosted, source: str, target: str | None, deadline: float) -> None:
-        """Wait for the step before the first one in which the target counts; raise MoveFailed."""
+        """Wait until the next step is the first one in which the target is a member; raise MoveFailed if it is late."""
         store = self._transport.steps
         assert store is not None
         while (progress := await store.progress()).latest + 1 < found.since:

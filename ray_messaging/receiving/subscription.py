@@ -1,4 +1,4 @@
-"""A messager's subscription: its channels and agents, its mailbox, and the end of both."""
+"""A messager's subscription: its channels, its agents and its mailbox, from the first channel to the end."""
 
 import asyncio
 import logging
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 def batch_of(ingress: Ingress, directory: Directory, mailbox: str, epoch: int, number: int) -> Batch:
-    """Build the batch of a publication, the `number`th of a mailbox."""
+    """Build the batch of a message that a foreign client published, the `number`th of a mailbox."""
     try:
         agent_id, topic = parse_channel(directory.exp_id, ingress.channel)
     except InvalidAddress:  # a pattern may match channels outside our scheme
@@ -61,13 +61,13 @@ def batch_of(ingress: Ingress, directory: Directory, mailbox: str, epoch: int, n
 
 
 class ForeignMessages:
-    """Publications on their way into an inbox; those above its limit, or `limit_bytes`, are dropped and counted.
+    """Messages of foreign clients for an inbox. Those above its limit, or `limit_bytes`, are dropped and counted.
 
-    They are in no mailbox, so that only this bounds them.
+    They are in no mailbox, so nothing else limits them.
     """
 
     def __init__(self, inbox: Inbox, directory: Directory, mailbox: str, limit_bytes: int) -> None:
-        self.epoch = 0  # the reader's
+        self.epoch = 0  # the reader's epoch
         self.count = 0
         self.dropped = 0
         self.left = NO_AGENTS  # agents that have left the mailbox
@@ -77,9 +77,9 @@ class ForeignMessages:
         self._limit_bytes = limit_bytes
 
     def arrived(self, ingress: Ingress) -> None:
-        """Put one publication into the inbox."""
+        """Put one published message into the inbox."""
         inbox, nbytes = self._inbox, len(ingress.data)
-        # A publication above the limit is accepted if the inbox has no other publication.
+        # A message above the limit is accepted if the inbox has no other message of a foreign client.
         too_much = inbox.foreign_bytes > 0 and inbox.foreign_bytes + nbytes > self._limit_bytes
         if inbox.size >= inbox.limit or too_much:
             self.dropped += 1
@@ -95,12 +95,12 @@ class ForeignMessages:
         inbox.put(Piece(None, batch, 0, 1, nbytes, None if ingress.pattern is None else ingress.pattern.encode()))
 
 
-# Seconds that closing a messager waits for a server that is away.
+# Seconds for which closing a messager waits for a server that does not answer.
 _LEAVE_S = 5.0
 
 
 class Subscription:
-    """The listening side of one messager; its mailbox opens with the first channel, and then feeds `fetcher`."""
+    """The listening side of one messager. The first channel opens its mailbox, from which `fetcher` gets messages."""
 
     def __init__(
         self,
@@ -129,8 +129,8 @@ class Subscription:
         self._departing = asyncio.Lock()
         self._leaving = NO_AGENTS
         self._departures: set[asyncio.Task[None]] = set()
-        self._attempts = 0  # to let agents leave
-        self.stepped = False  # changes of the agents count from a step on
+        self._attempts = 0  # the number of attempts to let agents leave
+        self.stepped = False  # with steps: changes of the agents apply from a step on
         self.agents_changed: Callable[[AgentSet, AgentSet], None] = lambda _came, _went: None
         self._foreign = ForeignMessages(self.inbox, directory, self.name, settings.mailbox_bytes)
         self._lease = MailboxLease(transport, self.name, settings.lease_s, lambda: self._epoch, self.stop, named=named)
@@ -158,21 +158,21 @@ class Subscription:
 
     @property
     def epoch(self) -> int | None:
-        """Return the epoch of this mailbox's reader; None: it has none yet."""
+        """Return the epoch of this mailbox's reader, or None if it has none yet."""
         return self._epoch
 
     @property
     def owner(self) -> str:
-        """Return the name of the mailbox's holder."""
+        """Return the name of the mailbox's owner."""
         return self._spec.owner
 
     def listens_for(self, agent_id: AgentId) -> bool:
-        """Tell whether messages to an agent may come."""
+        """Return whether messages for an agent may arrive here."""
         spec = self._spec
         return bool(spec.globs) or any(agent_id in agents for agents in spec.agents.values())
 
     def _spec_here(self) -> SubscriptionSpec:
-        """Return the spec with the agents that the directory says: others may have moved some."""
+        """Return the spec with the agents in the directory, because other processes may have moved some."""
         record = self._directory.records.get(self.name)
         return self._spec.hosting(record) if record is not None and record.moved else self._spec
 
@@ -182,7 +182,7 @@ class Subscription:
         settings = self._settings
         limits = Limits(settings.mailbox_messages, settings.mailbox_bytes, settings.lease_s, not self._named)
         over = ""
-        change(self._spec)  # raises for what cannot be
+        change(self._spec)  # raises for invalid channels or agents
         clock = asyncio.get_running_loop().time
         backoff = Backoff(STALE_DIRECTORY_RETRY, deadline=clock() + settings.send_timeout_s)
         while True:
@@ -195,7 +195,7 @@ class Subscription:
                 version = self._directory.version + 1 if self.stepped else 0
                 record = record.succeeds(known, version, self._directory.dates)
             check_claims(record, self._directory)
-            self._note(spec)  # a broadcast to them may be read before we have the answer
+            self._note(spec)  # a broadcast to these agents may be read before we have the answer
             listening = await self._transport.listen(
                 record, self._directory.version, limits, owner=spec.owner, epoch=self._epoch, over=over
             )
@@ -228,9 +228,10 @@ class Subscription:
     # -- agents that come and go ----------------------------------------------------------------------------------
 
     async def let_go(self, agents: AgentSet, target: str | None, timeout: float) -> None:
-        """Let agents leave, with all that waits for them: to the mailbox `target`, or (None) to the dead letters.
+        """Move agents, with the messages that wait for them, to mailbox `target`, or to the dead letters (None).
 
-        Raises: MoveFailed, UnknownName, ConfigError, Fenced.
+        Raises: MoveFailed if they could not leave within `timeout` seconds, or leave by another call; UnknownName if an
+        agent is not here or the target does not exist; Fenced if the mailbox has a newer reader.
         """
         if self._leaving & agents:
             agent = next(iter(self._leaving & agents))
@@ -239,7 +240,7 @@ class Subscription:
                 group=self.name,
                 messages=0,
             )
-        # It goes on where its caller is cancelled.
+        # The move goes on if its caller is cancelled.
         leaving = asyncio.create_task(self._let_go(agents, target, timeout), name=f"ray_messaging move of {self.name}")
         self._departures.add(leaving)
         leaving.add_done_callback(self._departures.discard)
@@ -252,7 +253,7 @@ class Subscription:
         channels = self._spec.channels_of(agents)
         try:
             async with self._departing:
-                if target is None:  # its listening would count as a taker of what is sent from then on
+                if target is None:  # otherwise our subscription would count as a receiver of later messages for them
                     await self._transport.unsubscribe(channels)
                 limits = settings.complete_messages, settings.complete_bytes
                 departure = Departure(
@@ -287,7 +288,7 @@ class Subscription:
             self._unfolder.add(agents)
 
     async def adopt(self) -> None:
-        """Take over the agents that the directory says are here."""
+        """Host the agents that are here according to the directory, because other processes may have moved some."""
         async with self._changing:
             self._directory.update(*await self._transport.load_directory(self._directory.version))
             hosted = self._spec.hosted
@@ -306,11 +307,11 @@ class Subscription:
         """Stop listening; waiting fetches raise the error."""
         if self._reader is not None:
             self._reader.stop(error)
-        # Else foreign publications would still be taken, and never be fetched.
+        # Otherwise foreign clients' messages would still be received, and never be fetched.
         await self._transport.unsubscribe()
 
     async def close(self, *, commit: bool) -> None:
-        """Stop listening; a mailbox without a given name leaves the directory."""
+        """Stop listening, and commit fetched messages if `commit`. A mailbox without a given name is removed."""
         await end(self._renewing)
         for leaving in [*self._departures]:
             await end(leaving)
@@ -331,11 +332,11 @@ class Subscription:
                 await self._leave(self._commits, self._epoch, commit=commit)
         except (TimeoutError, ConnectionFailed, Closed) as error:
             self._report_unleft(self._commits, error)
-        except Fenced as error:  # the remedy for it is to close
+        except Fenced as error:  # closing is what a fenced messager has to do
             logger.info("%s was closed after a newer messager took its mailbox over: %s", self.name, error)
 
     def _report_unleft(self, commits: Commits, error: Exception) -> None:
-        """Log that the mailbox could not be left; raise if handled messages will be delivered again because of it."""
+        """Log that the mailbox could not be left; raise the error if handled messages will be delivered again."""
         late = isinstance(error, TimeoutError)
         why = f"it took longer than {_LEAVE_S:g} s (is the server away?)" if late else str(error)
         if self._named and commits.unwritten:
@@ -352,13 +353,13 @@ class Subscription:
         await commits.close()
         await commits.write()
         if self._named:
-            # A successor under this name need not wait for the lease to end.
+            # End the lease now, so that a successor under this name need not wait for its end.
             await self._transport.renew(self.name, self.name, epoch, lease_s=0, keep_s=0)
         else:
             await self._transport.remove(self.name, epoch)
 
     def loops(self) -> list[TaskHealth]:
-        """Return the health of reading, and of renewing the lease."""
+        """Return the health of the tasks that read the mailbox and renew its lease."""
         lease = self._lease.loop(self._renewing)
         return [lease] if self._reader is None else [self._reader.loop(), lease]
 

@@ -1,4 +1,4 @@
-"""Subscription of a messager: channels, patterns, and the agents that it hosts."""
+"""What a messager subscribes to: channels, patterns, and the channels of the agents that it hosts."""
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +13,7 @@ from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet, ChannelSet
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionSpec:
-    """All channels, patterns and agents of one messager; a change makes a new spec, so that a failure changes nothing.
+    """All channels, patterns and agents of one messager. A change makes a new spec, so that a failure changes nothing.
 
     `fresh` and `fresh_globs` are the exact channels and the patterns that the last change added.
     """
@@ -29,7 +29,7 @@ class SubscriptionSpec:
     fresh_globs: tuple[str, ...] = ()
 
     def with_channels(self, channels: object) -> "SubscriptionSpec":
-        """Add channels and patterns; raise InvalidAddress."""
+        """Return the spec with more channels and patterns; raise InvalidAddress for an invalid one."""
         if isinstance(channels, str | bytes) or not isinstance(channels, Iterable):
             raise InvalidAddress(f"channels must be a list, not {channels!r}: write [channel, ...]", value=channels)
         plain, globs = [], []
@@ -55,20 +55,20 @@ class SubscriptionSpec:
         )
 
     def with_agents(self, agents: Iterable[AgentId], subtopics: Sequence[str], owner: str) -> "SubscriptionSpec":
-        """Add agents that are claimed exclusively; raise InvalidAddress."""
+        """Return the spec with more agents, claimed exclusively; raise InvalidAddress for an invalid id or subtopic."""
         hosted = AgentSet.of(agents)
         added = {check_subtopic(subtopic): hosted for subtopic in subtopics}
         wider, fresh = self._widened(added), self._fresh(added, ())
         return replace(self, agents=wider, exclusive=True, owner=owner, fresh=fresh, fresh_globs=())
 
     def hosting(self, record: Record) -> "SubscriptionSpec":
-        """Take over the agents of a record: some may have come or gone since."""
+        """Return the spec with the agents of a record instead, because some may have come or left since."""
         here = record.by_subtopic()
         return replace(self, agents=here, moved=record.moved, fresh=self._fresh(here, ()), fresh_globs=())
 
     @property
     def hosted(self) -> AgentSet:
-        """Return all agents."""
+        """Return all agents of the spec."""
         found = NO_AGENTS
         for agents in self.agents.values():
             found |= agents
@@ -93,7 +93,7 @@ class SubscriptionSpec:
             [*self.plain],
             [*self.globs],
             self.exclusive,
-            # A quarter of a limit: a frame must not have to wait until the mailbox is empty.
+            # A quarter of a limit, so that a frame need not wait until the mailbox is empty.
             max(1, min(settings.frame_rows, settings.mailbox_messages // 4, settings.inbox_messages // 4)),
             max(1024, min(settings.frame_bytes, settings.mailbox_bytes // 4)),
             self.moved,

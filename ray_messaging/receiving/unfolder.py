@@ -1,4 +1,4 @@
-"""The unfolding of broadcasts that a mailbox has received."""
+"""Unfolding of broadcasts that a mailbox has received: one message is made for each hearer."""
 
 from collections.abc import Callable, Iterable
 
@@ -11,9 +11,9 @@ from ray_messaging.model.batch import Batch
 
 
 class Unfolder:
-    """The agents of one mailbox, now and before, and the audiences that its frames name.
+    """Unfolder of the folded frames of one mailbox, by its current and former agents.
 
-    A frame is folded for the agents that the mailbox had when it was written.
+    A frame is folded for the agents that the mailbox had when the frame was written, and has a digest of them.
     """
 
     def __init__(self, book: AudienceBook) -> None:
@@ -23,33 +23,34 @@ class Unfolder:
         self._named: dict[bytes, AgentSet] = {}
 
     def add(self, agents: AgentSet) -> None:
-        """Note agents for which the mailbox listens."""
+        """Add agents for which the mailbox listens, or has listened."""
         self._unnamed.append(agents)
 
     async def unfold(self, broadcasts: Batch) -> Batch:
         """Return the messages of a folded frame, one for each hearer.
 
-        Raises: FrameError, UnknownName where they cannot be known.
+        Raises: FrameError if its agents are not known or the audience's pairs are damaged; UnknownName if the
+        audience's version does not exist.
         """
         return unfold(broadcasts, await self.edges(broadcasts))
 
     async def edges(self, broadcasts: Batch) -> Edges:
-        """Return the pairs of a folded frame's audience toward the agents that it names; raises as `unfold`."""
+        """Return the pairs of a folded frame's audience whose hearers are the frame's agents; raises as `unfold`."""
         folded = broadcasts.fold
         assert folded is not None
         agents = self.agents_of(folded.agents)
         return await self._book.toward(audience_of(broadcasts), agents, folded.agents)
 
     async def toward(self, broadcasts: Batch, agents: AgentSet) -> Edges:
-        """Return the pairs of a folded frame's audience toward other agents; raises as `unfold`."""
+        """Return the pairs of a folded frame's audience whose hearers are these agents; raises as `unfold`."""
         return await self._book.toward(audience_of(broadcasts), agents, agents_digest(agents))
 
     def agents_of(self, digest: bytes) -> AgentSet:
-        """Return the agents that a frame names; raise FrameError."""
+        """Return the agents with this digest; raise FrameError if this process does not know them."""
         self._named |= {agents_digest(agents): agents for agents in self._unnamed}
         self._unnamed.clear()
         found = self._named.get(digest)
-        if found is None:  # this process began after they had changed
+        if found is None:  # the agents may have changed before this process began
             found = next((agents for agents in self.former() if agents_digest(agents) == digest), None)
             self._named |= {} if found is None else {digest: found}
         if found is None:

@@ -43,11 +43,11 @@ from ray_messaging.sending.send_loop import SendLoop
 if TYPE_CHECKING:
     from ray_messaging.observability.tracing.tracer import Tracer
 
-_NONE_OPEN = RowBatch(None)  # no message is appended to it
+_NONE_OPEN = RowBatch(None)  # stands for "no batch is open": no message is appended to it
 
 
 class CapacityLimiter:
-    """The messages and bytes of payload that were accepted and have no receipt yet, and their limits."""
+    """Limiter of the messages and payload bytes that were accepted and have no receipt yet: `send` waits above it."""
 
     __slots__ = ("_admitted", "_turns", "max_bytes", "max_rows", "nbytes", "rows", "waited_for")
 
@@ -56,22 +56,22 @@ class CapacityLimiter:
         self.nbytes = 0
         self.max_rows = max_rows
         self.max_bytes = max_bytes
-        self.waited_for = False  # a waiting caller comes before a new one
+        self.waited_for = False  # callers wait, and come before new ones
         self._turns: deque[asyncio.Future[None]] = deque()
         self._admitted: asyncio.Future[None] | None = None
 
     @property
     def full(self) -> bool:
-        """Tell whether a limit is reached."""
+        """Return whether a limit is reached."""
         return self.rows >= self.max_rows or self.nbytes >= self.max_bytes
 
     @property
     def crowded(self) -> bool:
-        """Tell whether a new caller must wait: a limit is reached, or others wait already."""
+        """Return whether a new caller must wait, because a limit is reached or others wait already."""
         return self.waited_for or self.rows >= self.max_rows or self.nbytes >= self.max_bytes
 
     async def wait(self) -> None:
-        """Wait for a turn; the caller must accept something before it awaits anything else."""
+        """Wait for a turn. The caller must accept a message before it awaits anything else."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._turns.append(turn)
         self._admit()
@@ -91,7 +91,7 @@ class CapacityLimiter:
             self._admit()
 
     def fail(self, error: MessagingError) -> None:
-        """Give all waiting callers the error."""
+        """Let all waiting callers raise the error."""
         while self._turns:
             turn = self._turns.popleft()
             if not turn.done():
@@ -101,14 +101,17 @@ class CapacityLimiter:
     def _admit(self) -> None:
         while self._turns and self._admitted is None and not self.full:
             turn = self._turns.popleft()
-            if not turn.done():  # else its caller was cancelled
+            if not turn.done():  # otherwise its caller was cancelled
                 self._admitted = turn
                 turn.set_result(None)
         self.waited_for = self._admitted is not None or bool(self._turns)
 
 
 class Accumulator:
-    """The batches that wait for the send loop; the open one collects messages until the send loop takes it."""
+    """Collector of accepted messages into batches, which wait for the send loop.
+
+    The open batch collects messages until the send loop takes it.
+    """
 
     def __init__(
         self,
@@ -121,7 +124,7 @@ class Accumulator:
     ) -> None:
         self.tracer = tracer
         self.capacity = CapacityLimiter(settings.outbox_messages, settings.outbox_bytes)
-        self.rows_done = self.capacity.give_back  # by row: other rows of the batch may still wait
+        self.rows_done = self.capacity.give_back  # for single rows: others of the batch may still wait
         self.broken: MessagingError | None = None  # why nothing is accepted any more
         self._checks = checks
         self._addresses = checks.addresses
@@ -133,18 +136,18 @@ class Accumulator:
         self._pending: deque[PendingBatch] = deque()
         self._open = _NONE_OPEN
         self._cells = _NONE_OPEN.cells
-        # A future for each message that the open batch accepts without a look at the capacity.
+        # One future for each message that the open batch may accept without a check of the capacity.
         self._futures: Iterator[asyncio.Future[Receipt]] = iter(())
         self._loop = asyncio.get_running_loop()
-        self._thread = get_ident()  # of the loop: to ask for the running loop takes a tenth of a whole send
+        self._thread = get_ident()  # the loop's thread: asking for the running loop would take a tenth of a send's time
         self._new_future: Callable[[], asyncio.Future[Receipt]] = self._loop.create_future
-        self._bulks = 0  # bulk sends and transactions that are not finished
+        self._bulks = 0  # the number of bulk sends and transactions that are not finished
         self._flushes: list[asyncio.Future[None]] = []
         self.send_loop = SendLoop(frames, verdict_client, settings, self)
 
     @property
     def verdict_client(self) -> VerdictClient:
-        """Return the client that gets the verdicts; a new one counts from the next batch on."""
+        """Return the client that gets the verdicts. A new one is used from the next batch on."""
         return self.send_loop.verdict_client
 
     @verdict_client.setter
@@ -170,13 +173,13 @@ class Accumulator:
 
     @property
     def crowded(self) -> bool:
-        """Tell whether `enter` must wait."""
+        """Return whether `enter` must wait."""
         self._count()
         return self.capacity.crowded
 
     @property
     def deferred(self) -> int:
-        """Return how many messages wait for a slow rule, or behind one that does."""
+        """Return how many messages wait for a slow rule, or for an earlier message of their pair that does."""
         return len(self.send_loop.deferred)
 
     @property
@@ -186,11 +189,11 @@ class Accumulator:
 
     @property
     def transactions(self) -> int:
-        """Return how many transactions the server has, as far as is known here."""
+        """Return how many transactions the server has committed, as far as is known here."""
         return self.send_loop.transactions
 
     def health(self) -> TaskHealth:
-        """Return the health of the send loop. Messages that wait for a slow rule do not make it busy."""
+        """Return the health of the send loop. It is not busy if all messages wait for a slow rule."""
         error = "" if self.broken is None else str(self.broken)
         busy = self.rows > self.deferred
         return TaskHealth("outbox", self.send_loop.alive, busy, monotonic() - self.send_loop.turned_at, error)
@@ -201,14 +204,15 @@ class Accumulator:
         """Check and accept one message, at once if there is capacity.
 
         Returns: an awaitable for the receipt; await it before anything else.
-        Raises: InvalidAddress, UnknownSender, InvalidPayload, PayloadTooLarge.
+        Raises: InvalidAddress for an invalid channel or id; UnknownSender if from_id may not send here; InvalidPayload
+        or PayloadTooLarge for an invalid payload.
         """
-        # The common case, with all calls inlined: one function call costs a twentieth of the whole send.
+        # This is the common case with all calls inlined: one function call takes a twentieth of a send's time.
         if type(payload) is dict and type(from_id) is int:
             try:
                 recipient, topic = self._addresses[channel]
                 line = dumps(payload, None, PLAIN)
-            except Exception:  # noqa: BLE001 - a new channel or bad input: the full check finds out
+            except Exception:  # noqa: BLE001 - a new channel or invalid input: the full checks decide
                 return self.append(*self._checks.checked(channel, payload, from_id, to_id))
             if (
                 (to_id is None or (type(to_id) is int and to_id == recipient))
@@ -240,7 +244,7 @@ class Accumulator:
     def _append(
         self, from_id: AgentId | None, to_id: AgentId | None, topic: str, line: bytes, *, in_turn: bool = False
     ) -> Awaitable[Receipt]:
-        """Accept one message, once the capacity allows it; a caller that has waited for that is `in_turn`."""
+        """Accept one message when the capacity allows it; `in_turn` says that the caller has waited for that."""
         size, capacity = len(line) + 1, self.capacity
         if not in_turn:
             self.check_loop()
@@ -257,9 +261,9 @@ class Accumulator:
         batch.nbytes += size
         capacity.nbytes += size
         capacity.rows += 1
-        if batch.counted > ROW_CELLS:  # a lone message takes the shortest path
+        if batch.counted > ROW_CELLS:  # a single message takes the shortest path
             self._prepare_futures()
-        self.send_loop.wake()  # it sleeps only while no batch is open
+        self.send_loop.wake()  # the send loop sleeps only while no batch is open
         return future
 
     async def _append_in_turn(self, from_id: AgentId | None, to_id: AgentId | None, topic: str, line: bytes) -> Receipt:
@@ -269,7 +273,7 @@ class Accumulator:
     def append_to(
         self, kind: Questions | Replies, checked: CheckedMessage
     ) -> "tuple[ConversationRows, asyncio.Future[Receipt]]":
-        """Accept one checked question or answer; `enter` comes first. Return the rows of its batch, and its receipt."""
+        """Accept one checked question or answer, after `enter`. Return its batch's rows, and its receipt's future."""
         from_id, to_id, topic, line = checked
         size = len(line) + 1
         batch = self._batch_for(size if size > LARGE_LINE else 0, self._step, kind)
@@ -284,13 +288,13 @@ class Accumulator:
         return batch.conversation, future
 
     def extend(self, entries: Sequence[Entry]) -> "asyncio.Future[Receipts]":
-        """Accept messages with several recipients, as part of one batch; `enter` comes first."""
+        """Accept messages with several recipients, as part of one batch. Call `enter` before."""
         return self._extend(entries, repeat(time()), self._step)
 
     def join(self, batch: Batch, call_row: int) -> "asyncio.Future[Receipts]":
-        """Accept a few messages that another process has encoded, as part of one batch; `enter` comes first.
+        """Accept a few messages that another process has encoded, as part of one batch. Call `enter` before.
 
-        Args: call_row is the number of the first one in its call.
+        Args: `call_row` is the number of the first message in the call that sends it.
         """
         assert batch.lines is not None
         rows = zip(batch.from_ids.tolist(), batch.to_ids.tolist(), batch.lines.by_row, strict=True)
@@ -321,25 +325,25 @@ class Accumulator:
         return future
 
     def put(self, pending: PendingBatch, nbytes: int) -> None:
-        """Accept a whole batch, with so many bytes of payload; `enter` comes first."""
-        self._close_batch()  # later messages go behind it
+        """Accept a whole batch, with `nbytes` bytes of payload. Call `enter` before."""
+        self._close_batch()  # later messages come after it
         self._pending.append(pending)
         self.capacity.rows += len(pending)
         self.capacity.nbytes += nbytes
         self.send_loop.wake()
 
     async def enter(self) -> None:
-        """Wait until there is capacity, in turn; the caller must accept something before it awaits anything else."""
+        """Wait, in turn, until there is capacity. The caller must accept a message before it awaits anything else."""
         self.check_loop()
         self._count()
         if self.capacity.crowded:
-            self._futures = iter(())  # a new message must not overtake this one
+            self._futures = iter(())  # so that no new message overtakes this one
             await self.capacity.wait()
         if self.broken is not None:
             raise self.broken.with_traceback(None)
 
     def check_loop(self) -> None:
-        """Raise ConfigError in another event loop than that of the messager: it would wait there for ever."""
+        """Raise ConfigError in another event loop than that of the messager: a call would never return there."""
         if asyncio.get_running_loop() is not self._loop:
             raise ConfigError(
                 "this messager lives in the event loop in which it was opened, and this is another one: nothing was "
@@ -362,7 +366,7 @@ class Accumulator:
     # -- the open batch -------------------------------------------------------------------------------------------
 
     def _count(self) -> None:
-        """Count the messages that the open batch accepted without a look at the capacity."""
+        """Count the messages that the open batch accepted without a check of the capacity."""
         batch = self._open
         if len(batch.cells) > batch.counted:
             lines = batch.lines(batch.counted)
@@ -373,7 +377,7 @@ class Accumulator:
             batch.counted = len(batch.cells)
 
     def _prepare_futures(self) -> None:
-        """Prepare a future for each small message that surely fits in."""
+        """Prepare a future for each small message that fits into batch and capacity in any case."""
         batch, capacity = self._open, self.capacity
         free = (capacity.max_bytes - capacity.nbytes) // LARGE_LINE
         rows = min(BATCH_ROWS - len(batch), capacity.max_rows - capacity.rows, free)
@@ -382,15 +386,15 @@ class Accumulator:
         self._futures = starmap(self._new_future, repeat((), max(0, rows)))
 
     def _close_batch(self) -> None:
-        """Have later messages begin another batch."""
+        """Close the open batch, so that later messages begin another one."""
         if len(self._cells) > self._open.counted:
             self._count()
         self._open, self._cells, self._futures = _NONE_OPEN, _NONE_OPEN.cells, iter(())
 
     def _batch_for(self, large: int, step: int | None, kind: Questions | Replies | None = None) -> RowBatch:
-        """Return the batch to append to, which is counted.
+        """Return the batch to which messages are to be appended.
 
-        Args: `large` is the size of the large payloads that come; with a `kind` they are questions or answers.
+        Args: `large` is the size of these messages' large payloads. With a `kind` they are questions or answers.
         """
         opened = self._open
         if opened is _NONE_OPEN or len(opened) >= BATCH_ROWS or not opened.holds(large) or not opened.is_of(step, kind):
@@ -405,7 +409,7 @@ class Accumulator:
     # -- for the send loop ----------------------------------------------------------------------------------------
 
     def take(self) -> PendingBatch | None:
-        """Return the next batch; later messages go behind it."""
+        """Return the next batch, or None if there is none. Later messages come into another batch."""
         if not self._pending:
             return None
         pending = self._pending.popleft()
@@ -414,7 +418,7 @@ class Accumulator:
         return pending
 
     def batch_done(self, batch: InFlightBatch) -> None:
-        """Note that all rows of a batch have their receipts."""
+        """Record that all rows of a batch have their receipts."""
         self._log.add(batch.outgoing, batch.outcome)
         if batch.trace is not None:
             batch.trace.done(batch.outcome, next(iter(batch.errors.values()), None))
@@ -424,7 +428,7 @@ class Accumulator:
             self._end_flushes()
 
     def fail(self, error: MessagingError) -> None:
-        """Give all messages that wait the error, and accept no more."""
+        """Fail all waiting messages with the error, and accept no more."""
         if self.broken is None:
             self.broken = error
         self.capacity.fail(error)
@@ -437,11 +441,11 @@ class Accumulator:
     # -- the end --------------------------------------------------------------------------------------------------
 
     def bulk_begun(self) -> None:
-        """Note that a bulk send has begun; `bulk_done` notes its end."""
+        """Record that a bulk send has begun. Call `bulk_done` at its end."""
         self._bulks += 1
 
     def bulk_done(self, _future: object = None) -> None:
-        """Note the end of a bulk send or of a transaction."""
+        """Record the end of a bulk send or of a transaction."""
         self._bulks -= 1
         self._end_flushes()
 
@@ -453,26 +457,26 @@ class Accumulator:
             self._flushes.clear()
 
     async def flush(self) -> None:
-        """Wait until everything accepted has its receipt."""
+        """Wait until every accepted message has its receipt."""
         if self.rows or self._bulks:
             done = self._loop.create_future()
             self._flushes.append(done)
             await done
 
     async def close(self) -> None:
-        """Send everything accepted, then stop; messages that wait for a slow rule get an error after some time."""
+        """Send all accepted messages, then stop. Messages that still wait for a slow rule after some time fail."""
         try:
             async with asyncio.timeout(self._close_within_s):
                 if self.broken is None:
                     await self.flush()
         except TimeoutError:
             self.send_loop.deferred.give_up(send_errors.undecided(self._close_within_s))
-            self.send_loop.wake()  # a transaction may wait for them
+            self.send_loop.wake()  # a transaction may wait for these messages
             await self.flush()
         finally:
             await self.stop(Closed("this messager is closed: open another one"))
 
     async def stop(self, error: MessagingError) -> None:
-        """Stop at once; messages without a receipt get the error."""
+        """Stop at once; messages without a receipt fail with the error."""
         await self.send_loop.stop(error)
         self.fail(error)

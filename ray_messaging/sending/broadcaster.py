@@ -23,7 +23,7 @@ from ray_messaging.sending.frame_sender import FrameSender
 
 
 class Broadcaster:
-    """The sender of one messager's broadcasts, by the audiences as the directory has them at each call."""
+    """The sender of one messager's broadcasts. Each call uses the audiences that the directory has then."""
 
     def __init__(self, frames: FrameSender, directory: Directory, book: AudienceBook, bulk_sender: BulkSender) -> None:
         self._frames = frames
@@ -32,9 +32,9 @@ class Broadcaster:
         self._bulk_sender = bulk_sender
 
     async def send(self, audience: object, chunks: list[ColumnChunk], topic: str, step: int | None) -> Receipts:
-        """Send one message of each row to its sender's hearers; return a receipt for each pair, by row, then hearer.
+        """Send the message in each row to its sender's hearers; return a receipt for each pair, by row, then hearer.
 
-        Raises: UnknownName for an audience that is gone, PayloadMismatch.
+        Raises: UnknownName for an audience that does not exist; PayloadMismatch for a payload that a schema refuses.
         """
         return await self.relay(unspread_batches(chunks, Audience(name_of(audience), UNRESOLVED), topic, step))
 
@@ -52,7 +52,7 @@ class Broadcaster:
         return await self._bulk_sender.broadcast(parts, edges)
 
     async def edges(self, audience: Audience, topic: str) -> Edges:
-        """Return the pairs of an audience; those of everybody are the agents that listen on a subtopic."""
+        """Return the pairs of an audience. The audience EVERYBODY has all agents that listen on a subtopic."""
         if audience != EVERYBODY:
             return await self._book.edges(audience)
         return MemberEdges.among(everybody(self._directory, topic))

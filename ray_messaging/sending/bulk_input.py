@@ -1,4 +1,4 @@
-"""The messages of bulk sends, checked and encoded before anything is sent."""
+"""Checks and encoding of the messages of bulk sends, before the first one is sent."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,12 +23,12 @@ from ray_messaging.model.typed.input import is_array, is_table, table_of
 from ray_messaging.outgoing import Outgoing
 from ray_messaging.sending.pending_batch import Entry, RowBatch
 
-_KEPT = 200_000  # ids in `known`: a set of all agents would take 64 bytes for each
+_KEPT = 200_000  # the most ids in `known`: a set of all agents would take 64 bytes for each
 _LEAST = -(2**63)
 
 
 class AllowedSenders:
-    """The agents of a group. `known` holds the int ids that were found among them, for fast look-ups."""
+    """The agents for which a group may send. `known` is a cache of int ids that were found among them."""
 
     def __init__(self, group: str) -> None:
         self.group = group
@@ -38,7 +38,7 @@ class AllowedSenders:
         self._before = 0
 
     def add(self, agents: AgentSet) -> None:
-        """Allow these agents, too."""
+        """Allow these agents as well."""
         self._set(self._agents | agents)
 
     def remove(self, agents: AgentSet) -> None:
@@ -51,7 +51,7 @@ class AllowedSenders:
         ints = agents.ints
         if len(ints) and int(ints[0]) > _LEAST and int(ints[-1]) - int(ints[0]) <= 8 * len(ints) + 1024:
             self._before = int(ints[0]) - 1
-            self._dense = np.zeros(int(ints[-1]) - self._before + 2, np.bool_)  # its two ends stand for all ids outside
+            self._dense = np.zeros(int(ints[-1]) - self._before + 2, np.bool_)  # its two ends stand for all other ids
             self._dense[ints - self._before] = True
 
     def check(self, from_id: AgentId | None) -> None:
@@ -73,7 +73,7 @@ class AllowedSenders:
     def check_column(self, from_ids: IdColumn) -> None:
         """Raise UnknownSender naming the first agent that is not in the group."""
         if from_ids.kinds is None and self._dense is None and self._contains(np.sort(from_ids.values)).all():
-            return  # the search for sorted ids stays in the cache, and takes a third of the time
+            return  # searching sorted ids is better for the processor's cache, and takes a third of the time
         ours = self._contains(from_ids.values)
         if from_ids.kinds is not None:
             strings = np.array([name in self._agents.strings for name in from_ids.strings], np.bool_)
@@ -85,7 +85,7 @@ class AllowedSenders:
 
     def _contains(self, values: NDArray[np.int64]) -> NDArray[np.bool_]:
         if self._dense is not None:
-            # A difference that overflows 64 bits wraps round to an index outside, too.
+            # A difference that overflows 64 bits also wraps round to an index outside of the array.
             return self._dense.take(values - self._before, mode="clip")
         ints = self._agents.ints
         if not len(ints):
@@ -113,7 +113,7 @@ def no_from_id(group: str) -> UnknownSender:
     )
 
 
-_IDS_BYTES = 16  # of a row
+_IDS_BYTES = 16  # the size of the ids of a row
 
 
 class ColumnChunk(NamedTuple):
@@ -143,9 +143,10 @@ def entries_of(
     limit_bytes: int,
     group: str | None = None,
 ) -> list[Entry]:
-    """Check and encode messages; raise the error of the first bad one.
+    """Check and encode messages; raise the error of the first invalid one.
 
-    Args: group is the name of a sender that sends only for its own agents: there each message needs a from_id.
+    Args: `group` is the name of a group that sends only for its own agents, where each message needs a from_id. None:
+    any sender.
     """
     entries: list[Entry] = []
     for message in messages:
@@ -171,7 +172,11 @@ def entries_of(
 
 
 def columns_of(from_ids: object, to_ids: object, payloads: object, limit_bytes: int) -> list[ColumnChunk]:
-    """Check and encode columns, in chunks of at most a batch; raise InvalidColumns, InvalidAddress, InvalidPayload."""
+    """Check and encode columns; return chunks of at most one batch.
+
+    Raises: InvalidColumns if the columns do not fit together; InvalidAddress for an invalid id; InvalidPayload or
+    PayloadTooLarge for an invalid payload.
+    """
     senders = None if from_ids is None or _is_one(from_ids) else IdColumn.checked(from_ids, none=True)
     receivers = None if _is_one(to_ids) else IdColumn.checked(to_ids)
     given = _given(payloads, limit_bytes)
@@ -197,12 +202,15 @@ def columns_of(from_ids: object, to_ids: object, payloads: object, limit_bytes: 
 
 
 def _is_one(ids: object) -> bool:
-    """Tell whether this is one id for all rows, and no column."""
+    """Return whether this is one id for all rows instead of a column."""
     return isinstance(ids, int | str | np.integer)
 
 
 def payload_column(payloads: object, rows: int, limit_bytes: int) -> Payloads:
-    """Check and encode n payloads, or one for all; raise InvalidColumns, InvalidPayload, PayloadTooLarge."""
+    """Check and encode n payloads, or one payload for all rows.
+
+    Raises: InvalidColumns for another number of payloads; InvalidPayload or PayloadTooLarge for an invalid one.
+    """
     given = _given(payloads, limit_bytes)
     if given.rows is not None and given.rows != rows:
         raise InvalidColumns(f"the columns differ in length: {rows} messages, {given.rows} payloads")
@@ -210,7 +218,7 @@ def payload_column(payloads: object, rows: int, limit_bytes: int) -> Payloads:
 
 
 class _Given(NamedTuple):
-    """Payloads as given: how many (None: one for all), how many make a batch, and a function that encodes some."""
+    """Payloads that a user passed: their number (None: one for all rows), the rows of a batch, and their encoder."""
 
     rows: int | None
     batch_rows: int
@@ -218,12 +226,12 @@ class _Given(NamedTuple):
 
 
 def _given(payloads: object, limit_bytes: int) -> _Given:
-    """Return payloads as given; raise InvalidColumns, InvalidPayload, PayloadTooLarge."""
+    """Return the payloads that a user passed; raises as `payload_column`."""
     if is_table(payloads):
         table = table_of(payloads)
         table.check_rows(limit_bytes)
         row_bytes = table.nbytes // max(1, table.count) + _IDS_BYTES
-        batch_rows = min(COLUMN_ROWS, max(BATCH_ROWS, CALL_BYTES // row_bytes))  # most often one frame
+        batch_rows = min(COLUMN_ROWS, max(BATCH_ROWS, CALL_BYTES // row_bytes))  # mostly this makes one frame
         return _Given(table.count, batch_rows, lambda rows: table.part(rows.start, rows.stop))
     if isinstance(payloads, dict | Msg) or is_object(payloads):
         _check_arrays(payloads)
@@ -239,7 +247,7 @@ def _given(payloads: object, limit_bytes: int) -> _Given:
         )
 
     def encoded(rows: slice) -> Payloads:
-        # A slice touches each payload once more, which takes an eighth of the time that its encoding takes.
+        # Slicing touches each payload once more, which takes an eighth of the time of its encoding.
         part = payloads if len(payloads) == rows.stop - rows.start else payloads[rows]
         return PayloadColumn.encode(part, limit_bytes)
 
@@ -247,7 +255,7 @@ def _given(payloads: object, limit_bytes: int) -> _Given:
 
 
 def _check_arrays(payload: object) -> None:
-    """Raise InvalidColumns for a dict that is meant as columns: one payload for all would hold whole arrays."""
+    """Raise InvalidColumns for a dict of arrays, which was probably meant as columns and not as one payload for all."""
     for name, value in payload.items() if isinstance(payload, dict) else ():
         if is_array(value):
             raise InvalidColumns(
@@ -258,7 +266,7 @@ def _check_arrays(payload: object) -> None:
 
 
 def batches_of_entries(entries: Sequence[Entry], step: int | None) -> list[Batch]:
-    """Build batches of entries for a messager in another process."""
+    """Build batches from entries, for a messager in another process."""
     batches: list[Batch] = []
     now = time.time()
     for chunk in entry_chunks(entries):
@@ -270,7 +278,7 @@ def batches_of_entries(entries: Sequence[Entry], step: int | None) -> list[Batch
 
 
 def entry_chunks(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
-    """Split entries into batches, by rows and by bytes."""
+    """Split entries into the entries of each batch, by the limits of rows and bytes."""
     chunk: list[Entry] = []
     rows = nbytes = 0
     for entry in entries:
@@ -286,7 +294,7 @@ def entry_chunks(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
 
 
 def batches_of_columns(chunks: Sequence[ColumnChunk], topic: str, step: int | None) -> list[Batch]:
-    """Build batches of columns for a messager in another process, one per chunk."""
+    """Build one batch from each chunk of columns, for a messager in another process."""
     now = time.time()
     return [
         Batch(
@@ -306,7 +314,7 @@ def batches_of_columns(chunks: Sequence[ColumnChunk], topic: str, step: int | No
 
 
 def unspread_batches(chunks: Sequence[ColumnChunk], audience: Audience, topic: str, step: int | None) -> list[Batch]:
-    """Return broadcasts as batches with a row for each, to nobody, one per chunk."""
+    """Build one batch from each chunk of broadcasts, with one row for each broadcast, and without recipients."""
     now = time.time()
     return [
         Batch(
@@ -327,13 +335,13 @@ def unspread_batches(chunks: Sequence[ColumnChunk], audience: Audience, topic: s
 
 
 def is_unspread(batch: Batch) -> bool:
-    """Tell whether a batch has broadcasts to an audience that is looked up where they are sent."""
+    """Return whether a batch has broadcasts to an audience whose version is still to be looked up by the messager."""
     extension = batch.extension
     return extension is not None and extension.audience is not None and extension.audience.version == UNRESOLVED
 
 
 def within_pairs(broadcasts: Batch, edges: Edges) -> Iterator[Batch]:
-    """Yield the rows of a batch that have a hearer, in batches with at most BROADCAST_PAIRS pairs, or one row."""
+    """Yield the rows of a batch that have a hearer, in batches with at most BROADCAST_PAIRS pairs (or one row)."""
     counts = edges.counts(broadcasts.from_ids)
     heard = np.flatnonzero(counts)
     ends, low = np.cumsum(counts[heard]), 0

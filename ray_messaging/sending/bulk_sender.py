@@ -22,7 +22,7 @@ from ray_messaging.sending.pending_batch import BulkWaiter, ColumnBatch, Encoded
 from ray_messaging.sending.schema_checks import check_batches, check_chunks, check_entries, check_pending
 
 AddPart = Callable[[], "asyncio.Future[Receipts]"]
-_FEW = 64  # rows
+_FEW = 64  # batches with at most so many rows are joined with others
 
 
 class BulkSender:
@@ -31,23 +31,26 @@ class BulkSender:
     def __init__(self, accumulator: Accumulator, frames: FrameSender) -> None:
         self._accumulator = accumulator
         self._frames = frames
-        self._rows = 0  # that were put
+        self._rows = 0  # the number of rows that were accepted
         self._new_future: Callable[[], asyncio.Future[Receipts]] = asyncio.get_running_loop().create_future
 
     async def send_entries(self, entries: Sequence[Entry]) -> Receipts:
-        """Send messages, each to one or more recipients; return their receipts. Raises PayloadMismatch."""
+        """Send messages, each to one or more recipients; return their receipts.
+
+        Raises: PayloadMismatch, before any is sent, if a schema refuses a payload.
+        """
         await self._check(lambda schemas: check_entries(schemas, entries))
         rows = sum(len(entry.to_ids) for entry in entries)
         return await self._send((partial(self._accumulator.extend, chunk) for chunk in entry_chunks(entries)), rows)
 
     async def send_columns(self, chunks: Sequence[ColumnChunk], topic: str) -> Receipts:
-        """Send columns; return their receipts. Raises PayloadMismatch before any is sent."""
+        """Send messages given as columns; return their receipts. Raises as `send_entries`."""
         await self._check(lambda schemas: check_chunks(schemas, topic, chunks))
         rows = sum(len(chunk.from_ids) for chunk in chunks)
         return await self._send((partial(self._put_columns, chunk, topic) for chunk in chunks), rows)
 
     async def send_batches(self, batches: Sequence[ColumnBatch | EncodedBatch]) -> Receipts:
-        """Send batches; return their receipts. Raises PayloadMismatch before any is sent."""
+        """Send batches; return their receipts. Raises as `send_entries`."""
         await self._check(lambda schemas: check_pending(schemas, batches))
         for batch in batches:
             batch.checked = self._frames.schemas.version
@@ -55,19 +58,19 @@ class BulkSender:
         return await self._send(parts, sum(map(len, batches)))
 
     async def relay(self, batches: Sequence[Batch]) -> Receipts:
-        """Send batches that another process has collected; return their receipts. Raises PayloadMismatch."""
+        """Send batches that another process has collected; return their receipts. Raises as `send_entries`."""
         await self._check(lambda schemas: check_batches(schemas, batches))
         receipts = await self._send((partial(self._put_relayed, batch) for batch in batches), sum(map(len, batches)))
         return Receipts([(outcome.cut(low, high), 0, high - low) for outcome, low, high in receipts.parts])
 
     async def broadcast(self, broadcasts: Sequence[Batch], edges: Edges) -> Receipts:
-        """Send broadcasts to their hearers; return a receipt for each pair. Raises PayloadMismatch."""
+        """Send broadcasts to their hearers; return a receipt for each pair. Raises as `send_entries`."""
         await self._check(lambda schemas: check_batches(schemas, broadcasts))
         pairs = sum(int(edges.counts(batch.from_ids).sum()) for batch in broadcasts)
         return await self._send((partial(self._put_spread, batch, edges) for batch in broadcasts), pairs)
 
     async def _check(self, check: Callable[[Schemas], None]) -> None:
-        """Run a check by the schemas, if there are any; where it fails, by those of now: one may have been replaced."""
+        """Run a check by the known schemas, if there are any. If it fails, load the current schemas and check again."""
         if self._frames.schemas:
             try:
                 check(self._frames.schemas)
@@ -111,7 +114,7 @@ class BulkSender:
         return future
 
     async def _send(self, parts: Iterable[AddPart], rows: int) -> Receipts:
-        """Add the parts, each when there is capacity; return the receipts of their rows."""
+        """Call each part's function when there is capacity; return the receipts of all rows."""
         futures: list[asyncio.Future[Receipts]] = []
         stopped: MessagingError | None = None
         self._accumulator.bulk_begun()
@@ -120,7 +123,7 @@ class BulkSender:
                 try:
                     await self._accumulator.enter()
                 except MessagingError as error:
-                    # Other callers get the same error: the receipts of these rows go on a copy.
+                    # Other callers get the same error object, so the receipts of these rows are set on a copy.
                     stopped = copy(error)
                     stopped.__cause__ = error.__cause__
                     break
@@ -134,7 +137,7 @@ class BulkSender:
 
 
 def _joins(batch: Batch) -> bool:
-    """Return whether messages of another process go with others: a batch of few costs what one of many does."""
+    """Return whether a relayed batch is joined with other messages: a batch of few takes as long as one of many."""
     plain = batch.extension is None and batch.trace is None and not isinstance(batch.step, np.ndarray)
     lines = batch.lines
     return plain and batch.rows <= _FEW and isinstance(lines, PayloadColumn) and lines.index is None and not lines.raw
@@ -143,10 +146,10 @@ def _joins(batch: Batch) -> bool:
 async def join_receipts(
     futures: "Sequence[asyncio.Future[Receipts]]", stopped: MessagingError | None, rows: int
 ) -> Receipts:
-    """Wait for all parts of a bulk send, and return their receipts; or raise one error for all of them.
+    """Wait for all parts of a bulk send; return their receipts, or raise one error for all parts.
 
-    The error has the receipts of the rows that were sent. It is the first OutcomeUnknown, where there is one, because
-    only that warns against sending again.
+    The error has the receipts of the rows that were sent. It is the first OutcomeUnknown, if there is one, because only
+    that error warns against sending again.
     """
     if len(futures) == 1 and stopped is None:
         return await futures[0]

@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 Pair = tuple[object, object]
 _UNKNOWN = None  # the verdict epoch of a row without a verdict
 _FAILED = -2
-# Rows that are deferred within this time share a request. An answer takes a few seconds at most, so this bounds how
-# many requests of one messager wait: the interceptor's lane has a limit.
+# Rows that are deferred within this time share a request. An answer takes a few seconds at most, so this limits how
+# many requests of one messager wait at the interceptor's lane, which accepts only so many.
 _GATHER_S = 0.005
 # The most rows of a request. Its answer comes as soon as one verdict is known; the other rows are asked for again.
 ROWS = 1024
@@ -38,7 +38,10 @@ ROWS = 1024
 
 @dataclass(slots=True, eq=False)
 class DeferredRow:
-    """A row in the queue of its pair; `epoch` is the verdict epoch under which it passed."""
+    """A row in the queue of its pair of sender and recipient.
+
+    `epoch` is the verdict epoch under which the row passed, or None if it has no verdict yet.
+    """
 
     in_flight: InFlightBatch
     row: int
@@ -52,14 +55,17 @@ class DeferredRequest(NamedTuple):
     places: list[DeferredRow]
 
     def by_in_flight(self, but: set[int]) -> Iterator[tuple[InFlightBatch, list[tuple[int, DeferredRow]]]]:
-        """Yield each batch in flight with its rows in this request, except some."""
+        """Yield each batch in flight with its rows in this request, except the rows of the request in `but`."""
         kept = [(at, place) for at, place in enumerate(self.places) if at not in but]
         for in_flight, found in groupby(kept, lambda each: each[1].in_flight):
             yield in_flight, list(found)
 
 
 class DeferredRows:
-    """The rows of a sender that wait, in a queue for each pair."""
+    """The rows of a sender that wait for a slow rule, or for an earlier row of their pair that does.
+
+    Each pair of sender and recipient has a queue.
+    """
 
     def __init__(self, loop: "SendLoop") -> None:
         self.pairs: dict[Pair, list[DeferredRow]] = {}
@@ -75,9 +81,9 @@ class DeferredRows:
         return len(self._places)
 
     def hold(self, in_flight: InFlightBatch, rows: Rows | None, deferred: set[int], epoch: int) -> Rows | None:
-        """Hold back deferred rows, and rows behind one of their pair; return the others (None: all).
+        """Hold back deferred rows, and later rows of the same pairs; return the other rows (None: all).
 
-        Args: rows are those that got verdicts (None: all), under the verdict epoch `epoch`.
+        Args: `rows` are the rows that got verdicts (None: all), under the verdict epoch `epoch`.
         """
         if deferred and self._over is not None:
             in_flight.fail(np.array(sorted(deferred), np.intp), self._over)
@@ -92,7 +98,7 @@ class DeferredRows:
             if row in in_flight.stopped or (queue is None and row not in deferred):
                 continue
             place = DeferredRow(in_flight, row, _UNKNOWN if row in deferred else epoch)
-            # At the end, except for rows that a successor of the interceptor judges once more.
+            # A row is appended to its queue, unless a successor of the interceptor judges it again.
             insort(self.pairs.setdefault(pair, []), place, key=_order)
             self._places[in_flight, row] = place
             held.append(row)
@@ -109,7 +115,7 @@ class DeferredRows:
 
     def _candidates(self, batch: Batch, rows: Rows | None, deferred: set[int]) -> list[int]:
         """Return the rows, in order, that may belong to a pair with a queue."""
-        if len(batch) <= len(self.pairs):  # it is cheaper to look up each
+        if len(batch) <= len(self.pairs):  # then it is faster to look up each row
             return list(range(len(batch))) if rows is None else rows.tolist()
         ids = batch.to_ids
         receivers = {to_id for _, to_id in self.pairs} | {ids[row] for row in deferred}
@@ -122,7 +128,7 @@ class DeferredRows:
         return chosen
 
     def take_ready(self) -> list[tuple[InFlightBatch, Rows, int]]:
-        """Return the rows that may go now, in order, with the verdict epoch under which they passed."""
+        """Return the rows that may be sent now, in order, with the verdict epoch under which they passed."""
         if not self.moved:
             return []
         moved, self.moved = self.moved, set()
@@ -163,7 +169,7 @@ class DeferredRows:
         return task
 
     async def _request(self, request: DeferredRequest) -> None:
-        """Make one request; rows that have no verdict yet go into a later one."""
+        """Make one request. Rows that get no verdict are put into a later request."""
         try:
             verdict = await self._wait(request.batch)
             for in_flight, places in request.by_in_flight(verdict.deferred):
@@ -179,7 +185,7 @@ class DeferredRows:
             self._fail_all(request, OutcomeUnknown(f"deferred verdicts failed ({error}): please report this"))
 
     async def _wait(self, batch: Batch) -> BatchVerdict:
-        """Wait for verdicts of the current interceptor, or of its successor where it is gone."""
+        """Wait for verdicts of the current interceptor, or of its successor if it is gone."""
         while True:
             client = self._loop.verdict_client
             try:
@@ -196,14 +202,14 @@ class DeferredRows:
     def _fail_all(self, request: DeferredRequest, error: MessagingError) -> None:
         for in_flight, places in request.by_in_flight(set()):
             rows = [place.row for _, place in places if place.epoch is _UNKNOWN]
-            self._resolve(in_flight, rows, _FAILED)  # they leave their queues, and their rows are closed by then
+            self._resolve(in_flight, rows, _FAILED)  # the rows leave their queues, and are closed by then
             in_flight.fail(np.array(rows, np.intp), error)
 
     def _move(self, in_flight: InFlightBatch, rows: list[int]) -> None:
-        """Have `take_ready` look at the queues of some rows.
+        """Let the next `take_ready` check the queues of some rows.
 
-        Until then every row stays in its queue. A row that leaves must be on its way before any later row of its pair,
-        and an earlier row may be judged once more, and have to wait, in between.
+        Until then every row stays in its queue. A row that leaves it must be sent before any later row of its pair, and
+        meanwhile an earlier row may be judged again and have to wait.
         """
         if rows:
             self.moved.update(_pair(in_flight.batch, row) for row in rows)
@@ -212,13 +218,13 @@ class DeferredRows:
     # -- the end --------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Stop waiting."""
+        """Cancel all requests."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def give_up(self, error: MessagingError) -> None:
-        """Fail the rows that wait, and all that are deferred from now on."""
+        """Fail the rows that wait, and all rows that are deferred from now on."""
         self._over = error
         self.abandon(error)
 
@@ -249,9 +255,10 @@ def _order(place: DeferredRow) -> tuple[int, int]:
 
 
 def _requests(places: Iterable[DeferredRow]) -> Iterator[DeferredRequest]:
-    """Yield few requests for all rows. The rows of a request have the same epoch, and all have a step or none has.
+    """Yield as few requests as possible for all rows.
 
-    Their extensions can be joined, too.
+    The rows of a request have the same epoch, either all or none of them have a step, and their extensions can be
+    joined.
     """
     alike = groupby(sorted(places, key=lambda place: (_kind(place), _order(place))), _kind)
     for found in map(list, map(itemgetter(1), alike)):
@@ -270,7 +277,7 @@ def _kind(place: DeferredRow) -> tuple[object, ...]:
 
 
 def _joined(parts: list[Batch]) -> Batch:
-    """Build one batch of several; the messages keep their numbers."""
+    """Build one batch from several; the messages keep their numbers."""
     first = parts[0]
     topics = {name: place for place, name in enumerate(dict.fromkeys(name for part in parts for name in part.topics))}
     lines = [part.lines for part in parts if part.lines is not None]

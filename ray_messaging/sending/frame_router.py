@@ -1,4 +1,4 @@
-"""The router, which splits a batch into frames: some for each mailbox that listens, some for unowned channels."""
+"""The router, which splits a batch into frames for each mailbox that listens, and for channels without a mailbox."""
 
 from copy import copy
 from typing import Any
@@ -21,26 +21,29 @@ from ray_messaging.transports.step_values import ASKER, box_name
 from ray_messaging.transports.values import LOG, LoggedFrame, Published
 from ray_messaging.wire.frames import encode
 
-# The most that a broadcast takes in a frame beside its payload: id, number, ordinal, line.
+# The most bytes that a broadcast takes in a frame in addition to its payload: id, number, ordinal, line.
 _ROW_BYTES = 24
 
 
 class FoldedFrames:
-    """The folding of batches that have a row for each hearer of a broadcast."""
+    """Folding of broadcasts: of the rows for a mailbox's hearers, one row per broadcast is made."""
 
     def __init__(self, directory: Directory) -> None:
         self._directory = directory
-        self._routed: tuple[Batch, int, NDArray[np.int32]] | None = None  # the last batch, the version, its routes
-        self._digests: dict[str, tuple[Record, str, bytes]] = {}  # by mailbox, of one record and topic
+        self._routed: tuple[Batch, int, NDArray[np.int32]] | None = None  # the last batch, directory version, routes
+        self._digests: dict[str, tuple[Record, str, bytes]] = {}  # by mailbox, for one record and topic
 
     def takes(self, in_flight: InFlightBatch, mailbox: str) -> bool:
-        """Tell whether the rows of a batch for a mailbox can be folded: not where patterns decide which agents hear."""
+        """Return whether the rows of a batch for a mailbox can be folded.
+
+        They cannot if the mailbox listens with patterns, because then its hearers are not a known set of agents.
+        """
         batch, record = in_flight.outgoing, self._directory.records.get(mailbox)
         broadcast = batch.extension is not None and batch.extension.audience is not None
         return broadcast and record is not None and not record.globs
 
     def parts(self, in_flight: InFlightBatch, mailbox: str, rows: Rows | None, most_bytes: int) -> list[Rows]:
-        """Split rows so that each frame, once it is folded, is within the limits of its mailbox."""
+        """Split rows so that each frame, after folding, is within the limits of its mailbox."""
         batch, record = in_flight.outgoing, self._directory.records[mailbox]
         assert batch.numbers is not None
         assert batch.lines is not None
@@ -61,14 +64,14 @@ class FoldedFrames:
         return parts
 
     def fold(self, in_flight: InFlightBatch, mailbox: str, rows: Rows | None) -> Batch:
-        """Return rows of a batch (None: all), which go to a mailbox, with one row for each broadcast."""
+        """Return the rows of a batch (None: all) for a mailbox, folded into one row for each broadcast."""
         batch = in_flight.outgoing
         routes = self._routes(in_flight.batch)
         reaching = [mailbox in names for names in self._directory.routes]
         there = np.flatnonzero(np.array(reaching)[routes])
         rows = np.arange(batch.rows) if rows is None else rows
         folded = fold(batch, rows, there, self._digest(mailbox, batch.topics[0]))
-        if in_flight.rewritten and self._directory.logged:  # no rule rewrites one pair alone
+        if in_flight.rewritten and self._directory.logged:  # a rule rewrites all pairs of a broadcast or none
             assert batch.numbers is not None
             first = rows[np.diff(batch.numbers[rows].astype(np.int64), prepend=-1) != 0].tolist()
             marked = [at for at, row in enumerate(first) if row in in_flight.rewritten]
@@ -76,7 +79,7 @@ class FoldedFrames:
         return folded
 
     def row_parts(self, broadcasts: Batch, rows: Rows, record: Record) -> list[Rows]:
-        """Split rows that are broadcasts so that each frame is within the limits of its mailbox."""
+        """Split rows, each of which is a broadcast, so that each frame is within the limits of its mailbox."""
         assert broadcasts.lines is not None
         if not len(rows):
             return []
@@ -87,7 +90,10 @@ class FoldedFrames:
         return np.split(rows, cuts)
 
     def rows_folded(self, broadcasts: Batch, rows: Rows, counts: NDArray[np.int64], agents: bytes) -> Batch:
-        """Return rows that are broadcasts as they go to a mailbox, where each has so many hearers."""
+        """Return rows, each of which is a broadcast, in the form for a mailbox.
+
+        Args: `counts` has the number of hearers that each broadcast has there, `agents` the digest of its agents.
+        """
         made = broadcasts if len(rows) == broadcasts.rows else broadcasts.take(rows)
         made = copy(made)
         made.numbers, made.extension = None, copy(made.extension)
@@ -96,7 +102,7 @@ class FoldedFrames:
         return made
 
     def _routes(self, batch: Batch) -> NDArray[np.int32]:
-        """Return the route of each row; several frames of one batch follow each other."""
+        """Return the route of each row, cached for the frames of the same batch that follow."""
         found = self._routed
         if found is None or found[0] is not batch or found[1] != self._directory.version:
             found = self._routed = batch, self._directory.version, self._directory.route(batch)
@@ -111,16 +117,16 @@ class FoldedFrames:
         return found[2]
 
 
-_UNOWNED_BYTES = CALL_BYTES  # of a frame for unowned channels
-_SHORT = 2**16  # routes
-UNOWNED = ""  # the queue of messages on channels that no mailbox owns
+_UNOWNED_BYTES = CALL_BYTES  # the most bytes of a frame for channels without a mailbox
+_SHORT = 2**16  # fewer routes than this fit into 16 bits
+UNOWNED = ""  # the queue of messages on channels without a mailbox
 
 
 class OutboundFrame(msgspec.Struct, eq=False):
-    """Some rows of a batch (None: all) on their way to one mailbox, or to the log.
+    """Some rows of a batch (None: all) that are to be written to one mailbox, or to the log.
 
-    `data` is the encoded frame, and `publish` are the messages for subscribers. `note` is logged with them. `nbytes`
-    is the size of all of it.
+    `data` is the encoded frame, `publish` has the messages for subscribers, and `note` is logged with them. `nbytes` is
+    the size of all of these.
     """
 
     in_flight: InFlightBatch
@@ -142,21 +148,21 @@ class OutboundFrame(msgspec.Struct, eq=False):
 class FrameRouter:
     """The router of one directory.
 
-    With `mirror`, subscribers get the messages of mailboxes, too.
+    With `mirror`, subscribers get the messages of mailboxes as well.
     """
 
     def __init__(self, directory: Directory, *, mirror: bool) -> None:
         self.directory = directory
         self.mirror = mirror
         self._folded = FoldedFrames(directory)
-        self.shut: set[str] = set()  # boxes that take nothing, because their group does not count in their step
+        self.shut: set[str] = set()  # boxes that accept nothing, because their group is not a member in their step
 
     def route(
         self, in_flight: InFlightBatch, rows: Rows | None, verdict_epoch: int, deadline: float, *, settle: bool = True
     ) -> list[OutboundFrame]:
-        """Build the frames of open rows (None: all). A row that some of its mailboxes have goes only to the others.
+        """Build the frames of open rows (None: all). Mailboxes that have a row already do not get it again.
 
-        Blocked rows go to the log, where there is one. Else they are settled here, if `settle`.
+        Blocked rows are written to the log if there is one. Otherwise they are settled here, if `settle`.
         """
         if in_flight.trace is not None:
             in_flight.trace.writing(in_flight.outgoing)
@@ -183,7 +189,7 @@ class FrameRouter:
     def _fan_out(
         self, in_flight: InFlightBatch, reaches: Reaches, rows: Rows | None, verdict_epoch: int, deadline: float
     ) -> list[OutboundFrame]:
-        """Build the frames of broadcasts (None: all), one row for each mailbox with a hearer."""
+        """Build the frames of broadcasts (None: all); each mailbox with a hearer gets one row for each broadcast."""
         batch, frames = in_flight.outgoing, list[OutboundFrame]()
         opened = in_flight.open_rows if rows is None else in_flight.still_open(rows)
         senders = reaches.senders.find(batch.from_ids)
@@ -213,7 +219,7 @@ class FrameRouter:
         return frames
 
     def _rows_by_mailbox(self, in_flight: InFlightBatch, rows: Rows | None) -> dict[str, Rows | None]:
-        """Return which rows (None: all) go to which mailbox."""
+        """Return the rows (None: all) for each mailbox."""
         directory, batch = self.directory, in_flight.batch
         if rows is not None and not len(rows):
             return {}
@@ -226,7 +232,7 @@ class FrameRouter:
             opened = in_flight.open_rows if rows is None else in_flight.still_open(rows)
             in_flight.expect(opened, 1)
             return {asker: opened}
-        if whole and batch.rows == 1 and not self.shut:  # a lone message takes the shortest path
+        if whole and batch.rows == 1 and not self.shut:  # a single message takes the shortest path
             address = batch.to_ids[0], batch.topics[0]
             listeners = directory.cached.get(address) or directory.mailboxes_of(*address)
             if len(listeners) < 2:
@@ -255,16 +261,19 @@ class FrameRouter:
         return found
 
     def _asker_of(self, batch: Batch) -> str | None:
-        """Return the queue of a batch of answers; None: it is none, or its asker has gone: it goes to the agents."""
+        """Return the queue of the mailbox that asked, for a batch of answers.
+
+        Return None if these are not answers, or that mailbox is gone; then the messages are sent to their agents.
+        """
         extension = batch.extension
         if extension is None or extension.in_reply_to is None:
             return None
-        if extension.asked_outside:  # the seal of the step finds out whether it has gone
+        if extension.asked_outside:  # whether that mailbox is gone is found out when the step is sealed
             return ASKER + extension.reply_mailbox
         return extension.reply_mailbox if extension.reply_mailbox in self.directory.records else None
 
     def _open_routes(self, batch: Batch) -> NDArray[np.int32]:
-        """Return the route of each message; that of nobody where all of its mailboxes are shut."""
+        """Return the route of each message, which is NOBODY if all of its mailboxes accept nothing."""
         routes = self.directory.route(batch)
         for route in np.unique(routes).tolist():
             if all(_queue_of(name, batch) in self.shut for name in self.directory.mailboxes(route)):
@@ -272,7 +281,7 @@ class FrameRouter:
         return routes
 
     def _copied_rows(self, in_flight: InFlightBatch, opened: Rows, routes: list[int]) -> dict[str, Rows | None]:
-        """Return which rows go to which mailbox, where some go to several, and count their copies."""
+        """Return the rows for each mailbox if some rows are for several, and record the number of their copies."""
         rows_of: dict[str, list[int]] = {}
         nowhere: list[int] = []
 
@@ -290,12 +299,12 @@ class FrameRouter:
             else:
                 nowhere.append(row)
         if nowhere:
-            # The last mailbox that lacked the row is gone, and another one has it: it is delivered.
+            # The last mailbox that did not have the row is gone, and another one has it, so the row is delivered.
             in_flight.settle(np.array(nowhere, np.intp), DELIVERED)
         return {mailbox: np.array(rows) for mailbox, rows in rows_of.items()}
 
     def _parts(self, in_flight: InFlightBatch, mailbox: str, rows: Rows | None) -> list[Rows | None]:
-        """Split rows so that each frame is within the limits of its mailbox, or within ours where there is none."""
+        """Split rows so that each frame is within the limits of its mailbox, or our own limits without a mailbox."""
         record = self.directory.records.get(mailbox)
         lines = in_flight.outgoing.lines
         count = in_flight.batch.rows if rows is None else len(rows)
@@ -308,7 +317,7 @@ class FrameRouter:
             most_rows = max(most_rows, COLUMN_ROWS)
         most_bytes = _UNOWNED_BYTES if record is None else min(record.frame_bytes, CALL_BYTES)
         row_bytes = _row_bytes(in_flight.outgoing)
-        shared = mailbox != UNOWNED or lines.index is None  # else each row is published with its own payload
+        shared = mailbox != UNOWNED or lines.index is None  # otherwise each row is published with its own payload
         if shared and count <= most_rows and lines.nbytes + count * row_bytes <= most_bytes:
             return [rows]
         if rows is None and lines.index is None:
@@ -350,7 +359,7 @@ class FrameRouter:
         return OutboundFrame(in_flight, queue, rows, batch.rows, data, publish, note, verdict_epoch, deadline, nbytes)
 
     def publications(self, batch: Batch) -> list[Published]:
-        """Return the messages of a batch as subscribers of their channels get them."""
+        """Return the messages of a batch in the form in which they are published to subscribers of their channels."""
         exp_id, lines = self.directory.exp_id, batch.lines
         assert lines is not None
         return [
@@ -360,7 +369,7 @@ class FrameRouter:
 
 
 def _queue_of(mailbox: str, batch: Batch) -> str:
-    """Return the queue of a mailbox's frames; in a step, the mailbox's box for the step in which they are read."""
+    """Return the queue of a mailbox's frames, which in a step is its box for the step in which they are read."""
     if batch.extension is None or mailbox == UNOWNED or not isinstance(batch.extension.deliver, int):
         return mailbox
     return box_name(mailbox, batch.extension.deliver)
@@ -379,11 +388,11 @@ def _log_frame(
 
 
 def _row_bytes(batch: Batch) -> int:
-    """Return the most bytes that a message takes in a frame beside its payload."""
+    """Return the most bytes that a message takes in a frame in addition to its payload."""
     ids, lines = (batch.from_ids, batch.to_ids), batch.lines
     columns: list[Any] = [batch.numbers, batch.topic, batch.step, batch.sent_at, None if lines is None else lines.index]
     columns += [column for each in ids for column in (each.values, each.kinds)]
     in_columns = sum(column.itemsize for column in columns if isinstance(column, np.ndarray))
     in_columns += 0 if batch.extension is None else batch.extension.row_bytes
-    # A row that the header names takes an uint32 there.
+    # A row that is listed in the header takes a uint32 there.
     return in_columns + sum(each.width for each in ids) + 4 * (len(batch.labels) + (batch.noted is not None))

@@ -42,16 +42,17 @@ from ray_messaging.transports.values import (
 
 logger = logging.getLogger(__name__)
 
-# Mailboxes that are gone are forgotten once there are so many, in calls of so many.
+# The sequence numbers of mailboxes that are gone are deleted when there are so many, with so many in each call.
 _GONE, _MOST_FIELDS = 64, 1_000
-_LARGE = 16 * 2**10  # bytes of a frame: to send a smaller one takes no longer than to ask whether there is room
+_LARGE = 16 * 2**10  # a frame below this size is sent again without asking first whether there is room
 
 
 class FrameSender:
-    """The frames of one sender, on their way to the server.
+    """The frames of one sender, which wait to be written to mailboxes on the server.
 
-    A retry repeats the same bytes under the same seq. Where an outcome stays unknown, the sends raise OutcomeUnknown,
-    and a higher epoch is taken before anything else is sent: after that the server refuses the old frame.
+    A retry repeats the same bytes under the same sequence number. If an outcome stays unknown, the sends raise
+    OutcomeUnknown, and a higher epoch is claimed before anything else is sent, so that the server refuses the old
+    frame.
     """
 
     def __init__(
@@ -66,11 +67,11 @@ class FrameSender:
         self.sender = sender
         self.observer = observer
         self.epoch = 0
-        self.transactions = 0  # that the server has, as far as is known here
-        self.subscriber_counts: list[int] = []  # of the last publications, as of the last epoch
+        self.transactions = 0  # the number of transactions on the server, as far as is known here
+        self.subscriber_counts: list[int] = []  # subscribers of the last publications, read with the last epoch
         self.fenced: Fenced | None = None  # why nothing can be sent any more
         self.behind = False  # the server lost a transaction that it had confirmed
-        self.attempted = False  # a call is under way, or its reply is not processed yet
+        self.attempted = False  # a call is in flight, or its reply is not processed yet
         self.stale_verdicts: dict[InFlightBatch, Rows] = {}  # rows whose verdicts no longer count
         self.queues = MailboxQueues()
         self._some_refused = False  # a queue may have a head that was refused
@@ -79,15 +80,15 @@ class FrameSender:
         self._router = router
         self._keep_s = keep_s
         self._first_epoch = asyncio.Lock()
-        self._fence_at: float | None = None  # loop time; None: no earlier frame, and no epoch of ours, can still arrive
-        self._directory_stale = False  # the server knows a later version
-        self._refusals = 0  # calls that the server refused whole, one after the other
+        self._fence_at: float | None = None  # loop time; None: no call of ours can still arrive late
+        self._directory_stale = False  # the server has a later version of the directory
+        self._refusals = 0  # the number of calls in a row that the server refused as a whole
         self._refused_until = 0.0  # loop time
         self._backoff = Backoff(REFUSED_CALL_RETRY)
         self._routed_at = -1  # the directory's version by which the queued frames were routed
 
     async def reload(self) -> None:
-        """Load the changes of the directory; load all of it where the server has an older version than ours."""
+        """Load the directory as `refresh` does, and drop the queues and numbers of mailboxes that are gone."""
         await self.refresh()
         for mailbox in filter(self._is_gone, list(self.queues)):
             self.queues.drop(mailbox)
@@ -95,7 +96,10 @@ class FrameSender:
             await self._forget_gone()
 
     async def refresh(self) -> None:
-        """Load the changes of the directory; what is queued stays as it is until the next send."""
+        """Load the changes of the directory, or all of it if the server has an older version than ours.
+
+        Queued frames are not changed until the next send.
+        """
         delta = await self._transport.load_directory(self._directory.version)
         if delta.version < self._directory.version:
             delta = await self._transport.load_directory(-1)
@@ -103,45 +107,48 @@ class FrameSender:
 
     @property
     def schemas(self) -> Schemas:
-        """Return the schemas of subtopics, as of the directory."""
+        """Return the schemas of subtopics in the directory."""
         return self._directory.schemas
 
     def _is_gone(self, mailbox: str) -> bool:
         return mailbox not in {UNOWNED, LOG} and mailbox not in self._directory.records
 
     async def _forget_gone(self) -> None:
-        """Have the server forget the last seqs of mailboxes that are gone, so that their number stays bounded."""
+        """Delete the last sequence numbers of mailboxes that are gone from the server, so that they do not pile up."""
         gone = list(filter(self._is_gone, self.queues.dropped()))
         if len(gone) < _GONE or not self._transport.forgets:
             return
-        await self.take_epoch()  # a late frame must not find its seq free when the name of a mailbox comes again
+        await self.take_epoch()  # a late frame must not find its number free if the name of a mailbox is used again
         for low in range(0, len(gone), _MOST_FIELDS):
             some = gone[low : low + _MOST_FIELDS]
             await self._transport.forget(self.sender, self.epoch, some)
             self.queues.forget(some)
 
     async def leave(self, keep_s: float) -> None:
-        """Have the server forget this sender after so many seconds; it sends no more."""
+        """Delete this sender's state on the server after `keep_s` seconds. Nothing more is sent."""
         if self.epoch:
             await self._transport.leave(self.sender, self.epoch, keep_s=keep_s)
 
     # -- epochs ---------------------------------------------------------------------------------------------------
 
     async def begin(self) -> None:
-        """Take the first epoch, unless there is one; an earlier sender of this name is fenced."""
+        """Claim the first epoch, unless we have one. An earlier sender of this name is fenced."""
         async with self._first_epoch:
             if self.epoch == 0:
                 await self.take_epoch()
 
     async def fence(self) -> None:
-        """Take a higher epoch if a frame may still arrive after its send has raised OutcomeUnknown."""
+        """Claim a higher epoch if a frame may still arrive after its send has raised OutcomeUnknown."""
         if self._fence_at is not None:
             await self.take_epoch()
 
     async def take_epoch(self) -> None:
-        """Take a higher epoch, and learn which frames and transactions the server has; raise Fenced.
+        """Claim a higher epoch, and read which frames and transactions the server has.
 
-        Without an answer the server may have a higher epoch than ours, so it is asked again before anything is sent.
+        If there is no answer, the server may have a higher epoch than ours, so this is repeated before anything is
+        sent.
+
+        Raises: Fenced if another sender has our name.
         """
         confirmed = self.transactions
         if self.epoch:
@@ -156,7 +163,7 @@ class FrameSender:
         self.queues.set_written(state.last)
         for mailbox, queue in list(self.queues.items()):
             last = state.last.get(mailbox, 0)
-            # The frames of a call whose reply was lost are at the head of their queue.
+            # The frames of a call whose reply was lost are at the heads of their queues.
             for _ in range(min(last - queue.written, queue.attempted)):
                 self.written(queue.frames.popleft(), state.takers)
             queue.written, queue.attempted = last, 0
@@ -180,26 +187,26 @@ class FrameSender:
             queue.frames.append(frame)
 
     def route_all(self, in_flight: InFlightBatch, verdict_epoch: int, deadline: float) -> list[OutboundFrame]:
-        """Build the frames of a whole transaction, and queue none; raise PayloadMismatch."""
+        """Build a transaction's frames without queueing them; raise PayloadMismatch if a schema refuses a payload."""
         if self.schemas:
             check_batches(self.schemas, [in_flight.batch])
         return self._router.route(in_flight, None, verdict_epoch, deadline, settle=False)
 
     @property
     def directory_version(self) -> int:
-        """Return the version of the directory as it is known here."""
+        """Return the version of our copy of the directory."""
         return self._directory.version
 
     @property
     def retry_at(self) -> float | None:
-        """Return when to try again (loop time); None: nothing waits."""
+        """Return when to try again (loop time), or None if nothing waits."""
         queued = self.queues.retry_at
         if queued is not None:
             queued = max(queued, self._refused_until)
         return min((time for time in (queued, self._fence_at) if time is not None), default=None)
 
     async def send(self) -> None:
-        """Write all that can be written now; raises Fenced."""
+        """Write all frames that can be written now; raise Fenced if another sender has our name."""
         try:
             if self._fence_at is not None:
                 await self.take_epoch()
@@ -209,7 +216,7 @@ class FrameSender:
                 if self._directory_stale:
                     await self.reload()
                     self._directory_stale = False
-                # The receiving side reloads the directory, too: queued frames may be routed by an old one.
+                # The receiving side reloads the directory too, so queued frames may be routed by an old version.
                 if self._routed_at != self._directory.version:
                     self._reroute()
                 ready = self.next_call()
@@ -219,25 +226,25 @@ class FrameSender:
                 self.attempted = reply.repeated
                 await self._process(reply, ready)
                 self.attempted = False
-        except MailboxFull as error:  # the server's memory is full, and it took nothing
+        except MailboxFull as error:  # the server's memory is full, and it has written nothing
             self.attempted = False
             self.abandon(error)
         except (TransitError, ConfigError, Closed) as error:
             self.lose(error)
 
     async def _look_for_room(self) -> None:
-        """Ask whether there is room for large refused frames, because the server is slow to refuse them again."""
+        """Ask whether there is room for large frames that were refused, because refusing them again takes long."""
         self._some_refused = any(queue.refused for queue in self.queues.values())
         for queue in self.queues.refused(asyncio.get_running_loop().time()):
             head = queue.frames[0]
-            if len(head.data) < _LARGE:  # as are frames that only publish or log
+            if len(head.data) < _LARGE:  # this includes frames that only publish or log
                 continue
             why = await self._transport.still_full(head.mailbox, head.count, len(head.data))
             if why is not None:
                 self._try_later(queue, why)
 
     def next_call(self) -> list[tuple[OutboundFrame, int]]:
-        """Return the frames of the next call with their seqs, all with the same verdict epoch."""
+        """Return the frames of the next call with their sequence numbers. All have the same verdict epoch."""
         ready: list[tuple[OutboundFrame, int]] = []
         volume, now = 0, asyncio.get_running_loop().time()
         for queue in self.queues.values():
@@ -252,13 +259,13 @@ class FrameSender:
                 if frame.mailbox == UNOWNED:
                     break  # the server keeps one list of subscriber counts for a repeated call
                 if queue.refused:
-                    break  # the head was refused; until it is written, the rest would be refused, too
+                    break  # the head was refused, and until it is written, the rest would be refused too
         return ready
 
     async def exchange(
         self, frames: list[tuple[OutboundFrame, int]], verdict_epoch: int, conclusion: Conclusion | None = None
     ) -> SendReply:
-        """Make one call with frames and their seqs. The caller clears `attempted` once it has processed the reply."""
+        """Make one call with numbered frames. The caller clears `attempted` after it has processed the reply."""
         writes = writes_of(frames)
         version = self._directory.version
         self.attempted = True
@@ -299,14 +306,14 @@ class FrameSender:
         if FrameFate.GAP in reply.fates:
             logger.error("the server lost messages that it had taken from %s: was it restored?", self.sender)
         if FrameFate.GAP in reply.fates or (refused and reply.repeated):
-            # A late attempt must not find its seq free, nor its frame changed.
+            # A late attempt must neither find its number free, nor its frame changed.
             await self.take_epoch()
         for frame, _ in refused:
             self.queues[frame.mailbox].attempted = 0
         await self._prepare_next(reply.status, refused)
 
     async def _prepare_next(self, status: SendStatus, refused: list[tuple[OutboundFrame, FrameFate]]) -> None:
-        """Remove the cause of a refusal, or wait until it is gone; fail what it can never be gone for."""
+        """Remove the cause of a refusal, or wait until it is gone. Fail frames that can never be written."""
         if status is SendStatus.STALE_DIRECTORY:
             self._directory_stale = True
             self._back_off(status)
@@ -318,12 +325,12 @@ class FrameSender:
             await self.reload()
             self._reroute()
             for queue in [self.queues[mailbox] for mailbox in gone & self.queues.keys()]:
-                if queue.frames:  # the directory has its mailbox still
+                if queue.frames:  # the directory still has its mailbox
                     self._try_later(queue, FrameFate.GONE)
         else:
             for frame, fate in refused:
                 queue = self.queues[frame.mailbox]
-                if queue.frames and queue.frames[0] is frame:  # else it waits behind another one
+                if queue.frames and queue.frames[0] is frame:  # otherwise it waits for another one
                     self._process_refused(queue, status, fate)
 
     def _process_refused(self, queue: MailboxQueue, status: SendStatus, fate: FrameFate) -> None:
@@ -345,7 +352,7 @@ class FrameSender:
         self._some_refused = True
 
     def _back_off(self, why: SendStatus) -> None:
-        """Pause after a call that was refused whole, the second in a row; fail all frames past their deadline."""
+        """Pause, from the second call in a row on that was refused as a whole; fail frames past their deadline."""
         now = asyncio.get_running_loop().time()
         self._refusals += 1
         if self._refusals > 1:
@@ -359,14 +366,14 @@ class FrameSender:
             frame.in_flight.fail(frame.batch_rows(), error)
 
     def too_large(self, frame: OutboundFrame) -> PayloadTooLarge:
-        """Build the error for a frame that its mailbox can never take."""
+        """Build the error for a frame that is too large for its mailbox even when that is empty."""
         record = self._directory.records.get(frame.mailbox)
         return send_errors.too_large(frame, 0 if record is None else 4 * record.frame_bytes)  # see `Record`
 
     def _reroute(self) -> None:
-        """Route by the new directory all that waits."""
+        """Route all queued rows again, by the new directory."""
         self._routed_at = self._directory.version
-        # Rows of one batch may have passed under several verdict epochs, and at several times.
+        # Rows of one batch may have passed under several verdict epochs, and at different times.
         found: dict[tuple[InFlightBatch, int, float], list[Rows]] = {}
         for frame in self.queues.take_all():
             key = (frame.in_flight, frame.verdict_epoch, frame.deadline)
@@ -377,7 +384,7 @@ class FrameSender:
     # -- written frames -------------------------------------------------------------------------------------------
 
     def written(self, frame: OutboundFrame, subscriber_counts: list[int]) -> None:
-        """Give the rows of a frame that the server has their fate."""
+        """Set the fates of the rows of a frame that the server has written."""
         if frame.mailbox == LOG:
             frame.in_flight.stop(frame.batch_rows())
             return
@@ -396,7 +403,7 @@ class FrameSender:
     # -- failures -------------------------------------------------------------------------------------------------
 
     async def recover(self, reply: SendReply) -> None:
-        """Go on with a server that was restored from data older than our epoch."""
+        """Continue with a server that was restored from data older than our epoch."""
         logger.error("the server lost what %s had sent since it began: was it restored from older data?", self.sender)
         self.attempted = reply.repeated
         await self.take_epoch()
@@ -404,7 +411,7 @@ class FrameSender:
         self._reroute()
 
     def end(self, reply: SendReply, frames: list[OutboundFrame]) -> Fenced:
-        """Give up for good, as the name has a successor or the server lost it; return the error.
+        """Stop for good, because another sender has our name or the server lost it; return the error.
 
         An earlier attempt of these frames may have been written.
         """
@@ -416,12 +423,12 @@ class FrameSender:
         return error
 
     def lose(self, cause: TransitError | ConfigError | Closed) -> MessagingError:
-        """Fail all that waits, as the server cannot be reached; return the error of the frames under way."""
+        """Fail all frames, because the server cannot be reached; return the error of the frames in flight."""
         if self.attempted and not (isinstance(cause, ConnectionFailed | Closed) and cause.unsent):
             self._fence_at = asyncio.get_running_loop().time()
             error: MessagingError = send_errors.unknown(cause)
         else:
-            error = cause  # the server never got these
+            error = cause  # the server never received these frames
         self.attempted = False
         if self._fence_at is not None:
             self._fence_at = asyncio.get_running_loop().time() + FENCE_RETRY.first_s
@@ -429,7 +436,7 @@ class FrameSender:
         return error
 
     def abandon(self, error: MessagingError) -> None:
-        """Fail all that waits; the frames of a call under way have an unknown outcome."""
+        """Fail all frames. Those of a call in flight have an unknown outcome."""
         if self.attempted:
             self.attempted, self._fence_at = False, asyncio.get_running_loop().time()
             for queue in self.queues.values():
@@ -443,5 +450,5 @@ class FrameSender:
 
 
 def writes_of(frames: list[tuple[OutboundFrame, int]]) -> list[FrameWrite]:
-    """Return frames with their seqs as a transport writes them."""
+    """Return numbered frames in the form for a transport's `send`."""
     return [FrameWrite(frame.mailbox, seq, frame.count, frame.data, frame.publish, frame.note) for frame, seq in frames]

@@ -24,22 +24,22 @@ Rows = NDArray[np.intp]
 
 
 class BatchOwner(Protocol):
-    """The object that gets the news of a batch in flight."""
+    """The object that is called when rows of a batch in flight are done."""
 
     def rows_done(self, rows: int, nbytes: int) -> None:
-        """Note that so many rows, with so many bytes of payload, have their fate or error."""
+        """Handle that `rows` rows, with `nbytes` bytes of payload, have their fate or error."""
 
     def batch_done(self, batch: "InFlightBatch") -> None:
-        """Note that all rows have their fate or error."""
+        """Handle that all rows have their fate or error."""
 
 
 class InFlightBatch:
     """A batch between its verdicts and its receipts.
 
     A row is open until it gets a fate or an error, which happens once. `batch` is the batch as it was accepted, which
-    the rules judge; `outgoing` is the batch that is written: with labels, and with the payloads that a rule rewrote.
-    `placed` marks, for each mailbox that has rows which others lack, or have lacked, the rows that it has. `copies`
-    counts the mailboxes that still lack a row (None: no row goes to more than one). `left` is the number of open rows.
+    the rules judge. `outgoing` is the batch that is written: with labels, and with rewritten payloads. If rows are for
+    several mailboxes, `placed` marks the rows that each mailbox has, and `copies` counts for each row the mailboxes
+    that do not have it yet (None: no row is for more than one). `left` is the number of open rows.
     """
 
     __slots__ = (
@@ -70,13 +70,13 @@ class InFlightBatch:
         self.left = batch.rows
         self._pending = pending
         self._owner = owner
-        self._open: NDArray[np.bool_] | None = None  # by row; None: all rows are open, or none is
+        self._open: NDArray[np.bool_] | None = None  # by row; None: either all rows are open or none
         self._told = False
         self._weights: RowWeights | None = None
 
     @property
     def checked(self) -> int:
-        """Return the version of the schemas by which the payloads were checked; 0: by none."""
+        """Return the version of the schemas by which the payloads were checked, or 0 if they were not checked."""
         return self._pending.checked
 
     @checked.setter
@@ -84,7 +84,7 @@ class InFlightBatch:
         self._pending.checked = version
 
     def row_in_call(self, row: int) -> int | None:
-        """Return the number of a row in the call that sends it; None: it was sent by itself."""
+        """Return the number of a row in the call that sends it, or None if it was sent as a single message."""
         if self._pending.call_row is not None:
             return self._pending.call_row + row
         for bulk in self._pending.bulks:
@@ -94,21 +94,21 @@ class InFlightBatch:
 
     @property
     def reaches(self) -> Reaches | None:
-        """Return the reach of the audience where each row is a broadcast; None: each is a message."""
+        """Return who hears the broadcasts if each row is a broadcast, or None if each row is a message."""
         return self._pending.reaches
 
     @property
     def trace(self) -> "SentBatch | None":
-        """Return the spans of a traced batch."""
+        """Return the spans of a traced batch, or None."""
         return self._pending.trace
 
     def is_placed(self, row: int) -> bool:
-        """Tell whether some mailbox has a row that goes to several."""
+        """Return whether a mailbox already has a row that is for several mailboxes."""
         return any(rows[row] for rows in self.placed.values())
 
     @property
     def open(self) -> bool:
-        """Tell whether some row is open."""
+        """Return whether some row is open."""
         return self.left > 0
 
     @property
@@ -133,9 +133,9 @@ class InFlightBatch:
     # -- verdicts -------------------------------------------------------------------------------------------------
 
     def apply(self, verdict: BatchVerdict, rows: Rows | None = None) -> None:
-        """Apply the verdicts on some rows (None: all), in place of earlier ones.
+        """Apply the verdicts on some rows (None: all), instead of earlier verdicts.
 
-        A row that some mailbox has keeps the verdict under which it was written.
+        A row that a mailbox already has keeps the verdict under which it was written.
         """
         if not (verdict.blocked or verdict.rewritten or verdict.labels) and self.outgoing is self.batch:
             return
@@ -165,7 +165,7 @@ class InFlightBatch:
     # -- fates ----------------------------------------------------------------------------------------------------
 
     def expect(self, rows: Iterable[int], copies: int) -> None:
-        """Note how many mailboxes rows are written to."""
+        """Record the number of mailboxes to which each of these rows is written."""
         if self.copies is None:
             if copies == 1:
                 return
@@ -173,12 +173,12 @@ class InFlightBatch:
         self.copies[np.fromiter(rows, np.intp)] = copies
 
     def expect_each(self, rows: Rows, copies: NDArray[np.intp]) -> None:
-        """Note how many mailboxes each of some rows is written to."""
+        """Record, for each of some rows, the number of mailboxes to which it is written."""
         self.copies = np.ones(self.batch.rows, np.intp) if self.copies is None else self.copies
         self.copies[rows] = copies
 
     def deliver(self, rows: Rows | None, mailbox: str, fate: int) -> None:
-        """Note that a mailbox has some rows (None: all). A row is settled when all of its mailboxes have it."""
+        """Record that a mailbox has some rows (None: all). A row is settled when all of its mailboxes have it."""
         if self.copies is None:
             self.settle(rows, fate)
             return
@@ -188,7 +188,7 @@ class InFlightBatch:
         self.settle(rows[self.copies[rows] == 0], fate)
 
     def settle(self, rows: Rows | None, fate: "int | NDArray[np.uint8]") -> None:
-        """Give some rows (None: all), those that are open, their fate."""
+        """Set the fate of those of some rows (None: all) that are open."""
         if rows is None and self.left == self.batch.rows:
             self.outcome.settle(None, fate)
             self._open, self.left = None, 0
@@ -202,7 +202,7 @@ class InFlightBatch:
         self._tell(rows)
 
     def fail(self, rows: Rows | None, error: MessagingError) -> None:
-        """Give some rows (None: all), those that are open, an error instead of a fate."""
+        """Set an error, instead of a fate, for those of some rows (None: all) that are open."""
         lost = self.open_rows if rows is None else self.still_open(rows)
         self.errors.update(dict.fromkeys(lost.tolist(), error))
         for row in lost.tolist():
@@ -211,7 +211,7 @@ class InFlightBatch:
         self._tell(lost)
 
     def give_up(self, error: MessagingError) -> MessagingError:
-        """Give all open rows an error; return it with the receipts of the other rows."""
+        """Set an error for all open rows; return it with the receipts of the other rows."""
         self.fail(None, error)
         return self._error_of(0, self.batch.rows) if self.errors else error
 
@@ -235,7 +235,7 @@ class InFlightBatch:
     # -- receipts -------------------------------------------------------------------------------------------------
 
     def _tell(self, rows: Rows | None) -> None:
-        """Give the futures of rows that were just closed (None: all) their receipts or errors."""
+        """Set the receipts or errors in the futures of rows that were just closed (None: all)."""
         pending = self._pending
         if self._told or (self.left and not pending.singles and len(pending.bulks) == 1):  # it waits for all rows
             return
@@ -262,7 +262,7 @@ class InFlightBatch:
                 future.set_result(self.outcome.receipt(row))
         for low, high, bulk, _ in self._pending.bulks:
             unknown = np.flatnonzero(fates[low:high] == UNKNOWN) + low
-            # Most often nothing has failed, and there is no need to look at each row.
+            # Mostly nothing has failed, and single rows need not be checked.
             if bulk.done() or len(unknown) > len(self.errors):
                 continue
             if any(row not in self.errors for row in unknown.tolist()):
@@ -279,7 +279,7 @@ class InFlightBatch:
         others = [found for found in dict.fromkeys(self.errors[row] for row in rows) if type(found) is not type(error)]
         text = str(error.args[0])
         if isinstance(error, OutcomeUnknown) and others:
-            # To send all of them again would send some twice.
+            # Sending all rows again would send some twice.
             text += f". Others of these failed for another reason: {others[0]}"
         facts = {key: value for key, value in vars(error).items() if key not in {"receipts", "message_ids"}}
         made = type(error)(text, **facts)
@@ -291,19 +291,19 @@ class InFlightBatch:
 
 
 class RowWeights:
-    """The bytes of payload of rows; a payload that several rows share belongs to the last of them that is closed."""
+    """The payload bytes of rows. A payload that several rows share counts when the last of them is closed."""
 
     __slots__ = ("_index", "_open", "_weights", "rest")
 
     def __init__(self, lines: Payloads) -> None:
-        self.rest = lines.nbytes  # of the rows that are open
+        self.rest = lines.nbytes  # the bytes of the rows that are open
         self._index = lines.index
         self._weights = lines.weights
-        # By line: how many rows are open.
+        # For each payload, the number of its rows that are open.
         self._open = None if lines.index is None else np.bincount(lines.index, minlength=lines.count)
 
     def take(self, rows: Rows) -> int:
-        """Return the bytes of rows that are closed now; each row is passed once."""
+        """Return the bytes that are freed by closing some rows. Each row may be passed only once."""
         if self._index is None or self._open is None:
             freed = int(self._weights[rows].sum())
         else:
@@ -315,7 +315,7 @@ class RowWeights:
 
 
 def tell_fates(observer: Observer, outcome: Outcome) -> None:
-    """Tell an observer the fates of a batch, and the numbers that each rule blocked."""
+    """Report to an observer the fates of a batch, and how many messages each rule blocked."""
     if len(outcome):
         observer.batch_sent(outcome.fates, outcome.consumption(0))
     for rule, messages in Counter(rule for rule, _ in outcome.blocks.values()).items():

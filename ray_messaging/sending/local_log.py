@@ -1,4 +1,4 @@
-"""The local log of a messager, which holds its latest sends."""
+"""The local log of a messager: its latest sends."""
 
 from collections import deque
 from itertools import islice
@@ -10,18 +10,18 @@ from ray_messaging.addressing.channels import build_channel
 from ray_messaging.model.batch import Batch
 from ray_messaging.receipt import PUBLISHED, UNKNOWN, Outcome
 
-_BATCH_BYTES = 900  # of a batch and its outcome beside the payloads: most of what a lone message takes
+_BATCH_BYTES = 900  # the size of a batch and its outcome without payloads, which is most of a single message's size
 
 
 class SendLog(Protocol):
-    """The object that gets each batch once all of its rows have their fates."""
+    """The object to which each batch is added when all of its rows have their fates."""
 
     def add(self, batch: Batch, outcome: Outcome) -> None:
-        """Add a settled batch."""
+        """Add a batch whose rows all have their fates."""
 
 
 class LocalLog:
-    """The latest sends, up to `limit` messages and `limit_bytes`. The oldest are dropped, and counted."""
+    """The latest sends, up to `limit` messages and `limit_bytes`. Older ones are dropped, and counted."""
 
     def __init__(self, exp_id: str, limit: int, limit_bytes: int) -> None:
         self._exp_id = exp_id
@@ -60,13 +60,13 @@ class LocalLog:
             self._gone += oldest.rows
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all sends."""
         self._gone = self.dropped
         self._batches.clear()
         self._size = self._nbytes = 0
 
     def rows(self) -> list[dict[str, Any]]:
-        """Build a dict per send, the oldest first."""
+        """Return a dict for each send, the oldest first."""
         rows = ((batch, outcome, row) for batch, outcome, _ in self._batches for row in range(batch.rows))
         return [self._row(*found) for found in islice(rows, self._excess, None)]
 

@@ -1,4 +1,4 @@
-"""The notes for the event log on messages that no mailbox's stream shows, or not in full."""
+"""Notes for the event log about messages that are not in any mailbox's stream, or not with all their facts."""
 
 from collections import defaultdict
 
@@ -13,7 +13,7 @@ from ray_messaging.wire.notes import Before, LogNote, Why, encode_log_note
 
 
 def blocked(in_flight: InFlightBatch, rows: Rows) -> LoggedFrame:
-    """Build the note on blocked rows, with their payloads."""
+    """Build the note about blocked rows, with their payloads."""
     reasons: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
     for at, row in enumerate(rows.tolist()):
         reasons[in_flight.stopped[row]].append(at)
@@ -22,7 +22,7 @@ def blocked(in_flight: InFlightBatch, rows: Rows) -> LoggedFrame:
 
 
 def published(in_flight: InFlightBatch, batch: Batch, rows: Rows | None) -> LoggedFrame:
-    """Build the note on rows (None: all) that no mailbox owns; only the server knows how many subscribers got them."""
+    """Build the note about rows (None: all) without a mailbox. Only the server knows how many subscribers got them."""
     places = range(len(in_flight.batch)) if rows is None else rows.tolist()
     return _logged(batch, _note(in_flight, PUBLISHED, "", list(places)))
 
@@ -30,7 +30,10 @@ def published(in_flight: InFlightBatch, batch: Batch, rows: Rows | None) -> Logg
 def rewritten(
     in_flight: InFlightBatch, batch: Batch, rows: Rows | None, mailbox: str
 ) -> tuple[LoggedFrame | None, Batch]:
-    """Build the note on the rewritten rows of a frame (None: there are none); return the batch with them marked."""
+    """Build the note about the rewritten rows of a frame, or None if there are none; return also the frame's batch.
+
+    In that batch the rewritten rows are marked.
+    """
     places = list(range(len(in_flight.batch)) if rows is None else rows.tolist())
     marked = np.array([at for at, row in enumerate(places) if row in in_flight.rewritten], np.intp)
     if not len(marked):
@@ -43,7 +46,7 @@ def rewritten(
 
 
 def _note(in_flight: InFlightBatch, fate: int, mailbox: str, places: list[int]) -> LogNote:
-    """Build a note on rows, with the original payloads of rewritten ones."""
+    """Build a note about rows, with the original payloads of rewritten ones."""
     rules: defaultdict[str, list[int]] = defaultdict(list)
     originals: defaultdict[bytes, list[int]] = defaultdict(list)
     lines = in_flight.batch.lines

@@ -10,8 +10,9 @@ from ray_messaging.sending.frame_router import OutboundFrame
 class MailboxQueue:
     """The frames that wait for one mailbox.
 
-    `written` is the seq of the last frame that the server has. `attempted` counts the frames at the head that are part
-    of a call under way, or of one that may still reach the server. `refused` tells that the head was refused.
+    `written` is the sequence number of the last frame that the server has. `attempted` counts the frames at the head
+    that are part of a call in flight, or of one that may still reach the server. `refused` says that the head was
+    refused.
     """
 
     __slots__ = ("_backoff", "attempted", "frames", "refused", "retry_at", "written")
@@ -25,19 +26,19 @@ class MailboxQueue:
         self._backoff = Backoff(FULL_MAILBOX_RETRY)
 
     def reset(self) -> None:
-        """Forget that the head was refused, as it was written."""
+        """Record that the head, which was refused before, was written."""
         self.refused, self.retry_at = False, 0.0
         self._backoff.reset()
 
     def back_off(self, now: float) -> None:
-        """Try again later, with growing pauses."""
+        """Record that the head was refused, and set a growing pause before the next try."""
         self.refused = True
         self.retry_at = now + self._backoff.next_pause()
 
     def take(self) -> list[OutboundFrame]:
         """Remove and return the frames.
 
-        A head that was refused is tried again at once; the pause after the next refusal is a longer one.
+        A head that was refused is tried again at once, but the pause after the next refusal is longer.
         """
         taken, self.frames = [*self.frames], deque()
         self.attempted, self.retry_at = 0, 0.0
@@ -52,60 +53,60 @@ class MailboxQueue:
 
 
 class MailboxQueues(dict[str, MailboxQueue]):
-    """The queues, by mailbox."""
+    """The queues of frames, by mailbox."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._written: dict[str, int] = {}  # last seqs, as of the last epoch, of mailboxes without a queue
+        self._written: dict[str, int] = {}  # last sequence numbers of mailboxes without a queue
 
     def queue_of(self, mailbox: str) -> MailboxQueue:
-        """Return a mailbox's queue; make it where there is none."""
+        """Return a mailbox's queue; create it if there is none."""
         queue = self.get(mailbox)
         if queue is None:
             queue = self[mailbox] = MailboxQueue(self._written.get(mailbox, 0))
         return queue
 
     def set_written(self, written: dict[str, int]) -> None:
-        """Set the last seqs of mailboxes that get their queue later."""
+        """Set the last sequence numbers of mailboxes that get a queue later."""
         self._written = dict(written)
 
     def reset(self) -> None:
-        """Forget all queues, which are empty, and all seqs."""
+        """Delete all queues, which must be empty, and all sequence numbers."""
         self.clear()
         self._written.clear()
 
     def drop(self, mailbox: str) -> None:
-        """Drop an empty queue, and keep its last seq."""
+        """Delete a mailbox's queue if it is empty, and keep its last sequence number."""
         if not self[mailbox].frames:
             self._written[mailbox] = self.pop(mailbox).written
 
     def dropped(self) -> list[str]:
-        """Return the mailboxes that have a known last seq and no queue."""
+        """Return the mailboxes that have a last sequence number but no queue."""
         return [mailbox for mailbox in self._written if mailbox not in self]
 
     def forget(self, mailboxes: Iterable[str]) -> None:
-        """Forget the last seqs of mailboxes without a queue."""
+        """Delete the last sequence numbers of mailboxes without a queue."""
         for mailbox in mailboxes:
             self._written.pop(mailbox, None)
 
     @property
     def empty(self) -> bool:
-        """Tell whether no frame waits."""
+        """Return whether no frame waits."""
         return not any(queue.frames for queue in self.values())
 
     @property
     def retry_at(self) -> float | None:
-        """Return when to try again (loop time); None: nothing waits."""
+        """Return when to try again (loop time), or None if no frame waits."""
         return min((queue.retry_at for queue in self.values() if queue.frames), default=None)
 
     def refused(self, now: float) -> list[MailboxQueue]:
-        """Return the queues with a refused head that is to be tried again now."""
+        """Return the queues whose head was refused and is to be tried again now."""
         return [queue for queue in self.values() if queue.refused and queue.frames and queue.retry_at <= now]
 
     def take_all(self) -> list[OutboundFrame]:
         """Empty the queues, and return their frames, the oldest first.
 
-        Rows of one batch that were queued later, because they had to wait, have a later deadline.
+        Rows of one batch that were queued later, because they had to wait for a verdict, have a later deadline.
         """
         frames = [frame for queue in self.values() for frame in queue.take()]
         return sorted(frames, key=lambda frame: (frame.in_flight.batch.first, frame.deadline))

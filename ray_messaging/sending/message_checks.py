@@ -14,7 +14,7 @@ _ADDRESSES_KEPT = 200_000
 
 
 class CheckedMessage(NamedTuple):
-    """One message as it is accepted; `line` is the payload as JSON."""
+    """One checked message; `line` is its payload as JSON."""
 
     from_id: AgentId | None
     to_id: AgentId | None
@@ -25,13 +25,13 @@ class CheckedMessage(NamedTuple):
 class MessageChecks:
     """The checks of one messager's messages.
 
-    Args: with `user_is_explicit`, a from_id of None is the user; else it may have been left out, which is refused where
-    only some agents may send.
+    Args: with `user_is_explicit`, a from_id of None always means the user. Without it, None may also mean that from_id
+    was left out, which is refused if only some agents may send.
     """
 
     def __init__(self, exp_id: str, name: str, payload_bytes: int, *, user_is_explicit: bool = False) -> None:
-        self.addresses: dict[str, tuple[AgentId | None, str]] = {}  # channels that were parsed already
-        self.known: set[int] | None = None  # int ids that may send, as far as they were looked up; None: all may
+        self.addresses: dict[str, tuple[AgentId | None, str]] = {}  # a cache of parsed channels
+        self.known: set[int] | None = None  # a cache of int ids that may send; None: all may send
         self._name = name
         self._exp_id = exp_id
         self._payload_bytes = payload_bytes
@@ -39,18 +39,21 @@ class MessageChecks:
         self._allowed: AllowedSenders | None = None
 
     def allow_only(self, agents: AgentSet) -> None:
-        """Accept messages of these agents, and of those of earlier calls, and of no others."""
+        """Accept only messages of these agents and of those of earlier calls."""
         self._allowed = self._allowed or AllowedSenders(self._name)
         self._allowed.add(agents)
         self.known = self._allowed.known
 
     def refuse(self, agents: AgentSet) -> None:
-        """Accept no messages of these agents any more, where only some agents may send."""
+        """Accept no more messages of these agents, if only some agents may send."""
         if self._allowed is not None:
             self._allowed.remove(agents)
 
     def address(self, channel: str) -> tuple[AgentId | None, str]:
-        """Return the agent (None: none) and the topic of a channel; raise InvalidAddress."""
+        """Return the agent (None: it is not an agent's channel) and the topic of a channel.
+
+        Raises: InvalidAddress for an invalid channel.
+        """
         known = self.addresses
         try:
             return known[channel]
@@ -59,14 +62,15 @@ class MessageChecks:
         except TypeError:  # unhashable
             return parse_channel(self._exp_id, channel)
         if len(known) >= _ADDRESSES_KEPT:
-            known.clear()  # all are parsed anew
+            known.clear()  # then channels are parsed again
         known[channel] = agent_id, topic  # a plain tuple, which is the fastest to unpack
         return agent_id, topic
 
     def checked(self, channel: str, payload: object, from_id: SenderId, to_id: AgentId | None) -> CheckedMessage:
-        """Return a message as it is accepted.
+        """Check a message and encode its payload.
 
-        Raises: InvalidAddress, UnknownSender, InvalidPayload, PayloadTooLarge.
+        Raises: InvalidAddress for an invalid channel or id; UnknownSender if from_id may not send here; InvalidPayload
+        or PayloadTooLarge for an invalid payload.
         """
         recipient, topic = self.address(channel)
         if to_id is not None and (to_id.__class__ is not int or to_id != recipient):
@@ -74,7 +78,7 @@ class MessageChecks:
         return self.addressed(from_id, recipient, topic, payload)
 
     def addressed(self, from_id: SenderId, to_id: AgentId | None, topic: str, payload: object) -> CheckedMessage:
-        """Return a message to an address that is known to be valid. Raises as `checked`."""
+        """Check a message to an address that is known to be valid. Raises as `checked`."""
         if from_id is None or from_id is OMITTED:
             if self._allowed is not None and (from_id is OMITTED or not self._user_is_explicit):
                 raise no_from_id(self._name)
@@ -86,7 +90,7 @@ class MessageChecks:
         return CheckedMessage(from_id, to_id, topic, encode_payload(payload, self._payload_bytes))
 
     def entries(self, messages: Sequence[Outgoing]) -> list[Entry]:
-        """Check and encode messages; raises as `checked`, before any is sent."""
+        """Check and encode messages; raises as `checked`, for the first invalid one."""
         group = None if self._allowed is None else self._name
         entries = entries_of(messages, self.address, self._payload_bytes, group)
         if self._allowed is not None:
@@ -94,13 +98,16 @@ class MessageChecks:
         return entries
 
     def columns(self, from_ids: object, to_ids: object, payloads: object) -> list[ColumnChunk]:
-        """Check and encode columns; raises as `checked`, and InvalidColumns, before anything is sent."""
+        """Check and encode columns.
+
+        Raises: as `checked`; InvalidColumns if the columns do not fit together.
+        """
         chunks = columns_of(from_ids, to_ids, payloads, self._payload_bytes)
         self.check_senders(chunk.from_ids for chunk in chunks)
         return chunks
 
     def check_senders(self, columns: Iterable[IdColumn]) -> None:
-        """Raise UnknownSender where one of these ids may not send."""
+        """Raise UnknownSender if one of these ids may not send here."""
         if self._allowed is not None:
             for column in columns:
                 self._allowed.check_column(column)

@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from ray_messaging.observability.tracing.tracer import SentBatch
 
 
-_EXPECTS = np.ones(1, np.bool_)  # of a lone question: to make it takes as long as all else of the extension
+_EXPECTS = np.ones(1, np.bool_)  # for a single question: building it would double the time for the extension
 _EXPECTS.flags.writeable = False
 
 
 class Questions(NamedTuple):
-    """Questions, whose answers go to a mailbox.
+    """Questions whose answers are sent to `mailbox`.
 
-    `sealed` gets each batch of them, once its messages have their ids and before it is sent, with the futures of the
-    answers to questions that were asked one by one.
+    `sealed` is called with each batch of them, after its messages have their ids and before it is sent, and with the
+    futures of the answers to questions that were asked one by one.
     """
 
     mailbox: str
@@ -45,16 +45,17 @@ class Questions(NamedTuple):
 
 
 class Replies(NamedTuple):
-    """Answers for a mailbox; those that `failed` say that a handler did."""
+    """Answers for the mailbox that asked. With `failed` they say that a handler has failed."""
 
     mailbox: str
     failed: bool = False
 
 
 class ConversationRows(msgspec.Struct, eq=False):
-    """The rows of one batch, all questions or all answers: the ids that they answer, the futures of their answers.
+    """The rows of one batch that are all questions or all answers.
 
-    `behind` has the handlers that wait for the answer to a question, by row.
+    Answers have the ids of their questions in `in_reply_to`, questions the futures of their answers in `answers`.
+    `behind` has, by row, the handlers that wait for the answer to a question.
     """
 
     kind: Questions | Replies
@@ -63,7 +64,7 @@ class ConversationRows(msgspec.Struct, eq=False):
     behind: Behind = msgspec.field(default_factory=dict)
 
     def extend(self, batch: Batch) -> Batch:
-        """Give a sealed batch the columns of its questions or answers."""
+        """Add the columns of questions or answers to a sealed batch, and return it."""
         if isinstance(self.kind, Replies):
             replies = MessageIdColumn.of(self.in_reply_to)
             batch.extension = Extension(in_reply_to=replies, reply_mailbox=self.kind.mailbox, failed=self.kind.failed)
@@ -75,7 +76,7 @@ class ConversationRows(msgspec.Struct, eq=False):
 
 
 class Senders(Protocol):
-    """The agents that may broadcast, each with a place."""
+    """The agents that may broadcast; each has a place, its index."""
 
     column: IdColumn
 
@@ -84,7 +85,7 @@ class Senders(Protocol):
 
 
 class Reach(NamedTuple):
-    """The agents of a mailbox, by their digest, and how many of them hear each sender, by its place."""
+    """How many of a mailbox's agents hear each sender, by the sender's place; `agents` is the digest of the agents."""
 
     record: Record
     agents: bytes
@@ -92,9 +93,9 @@ class Reach(NamedTuple):
 
 
 class Reaches:
-    """The reach of some senders, in one audience's version and under one subtopic, into each mailbox.
+    """For one version of an audience and one subtopic, how many agents in each mailbox hear each sender.
 
-    It is found once for each record. `hearers` is how many each sender has in all.
+    It is computed once for each mailbox's record. `hearers` has the number of all hearers of each sender.
     """
 
     def __init__(self, edges: Edges, senders: Senders, topic: str) -> None:
@@ -105,7 +106,7 @@ class Reaches:
         self._found: dict[str, Reach] = {}
 
     def of(self, record: Record) -> Reach:
-        """Return the reach into a mailbox."""
+        """Return how many agents of a mailbox hear each sender."""
         found = self._found.get(record.mailbox)
         if found is None or found.record is not record:
             agents = record.agents(self._topic)
@@ -118,7 +119,7 @@ LARGE_LINE = BATCH_BYTES // BATCH_ROWS
 
 
 class Entry(NamedTuple):
-    """One payload for one or more recipients (None: the channel is no agent's)."""
+    """One payload for one or more recipients. A recipient of None means that the channel is not an agent's."""
 
     from_id: AgentId | None
     to_ids: list[AgentId | None]
@@ -127,7 +128,7 @@ class Entry(NamedTuple):
 
 
 class BulkWaiter(NamedTuple):
-    """The future of a bulk send, with the rows from `low` to `high`; `call_row` is the first one's number."""
+    """The future of a bulk send that has the rows from `low` to `high`; `call_row` is the first row's number in it."""
 
     low: int
     high: int
@@ -143,13 +144,13 @@ def _new_future() -> "asyncio.Future[Receipts]":
 
 
 class PendingBatch(msgspec.Struct, eq=False):
-    """Rows that will go as one batch, and the futures of their receipts.
+    """Rows that will be sent as one batch, and the futures of their receipts.
 
-    `singles` holds a future per row for messages sent one by one (None: a row of a bulk send; empty: there is none).
-    `bulks` holds the futures of bulk sends. With `all_single` each row has a future of its own. `checked` is the
-    version of the schemas by which the payloads were checked (0: by none). `call_row` is the number of the first row in
-    the call that sends it (None: it has messages of several calls). With `reaches` each row is a broadcast,
-    which no rule judges. `trace` has the spans of a traced batch.
+    `singles` has one future per row for messages sent one by one (None: a row of a bulk send; empty: there are none).
+    `bulks` has the futures of bulk sends. With `all_single` each row has a future of its own. `checked` is the version
+    of the schemas by which the payloads were checked (0: not checked). `call_row` is the number of the first row in the
+    call that sends it (None: it has messages of several calls). With `reaches` each row is a broadcast that no rule
+    judges. `trace` has the spans of a traced batch.
     """
 
     step: int | None
@@ -165,11 +166,11 @@ class PendingBatch(msgspec.Struct, eq=False):
         raise NotImplementedError
 
     def seal(self, sender: str, epoch: int, first: int) -> Batch:
-        """Build the batch; its first message gets the number `first`."""
+        """Build the batch, whose first message gets the number `first`."""
         raise NotImplementedError
 
 
-# The cells of a row: from_id, to_id, topic, payload, time, and the future of its receipt (None: of a bulk send).
+# The cells of a row: from_id, to_id, topic, payload, time, and the future of its receipt (None: it is of a bulk send).
 ROW_CELLS = 6
 _LINE_CELL = 3
 _COLUMNS = [slice(cell, None, ROW_CELLS) for cell in range(ROW_CELLS)]
@@ -178,7 +179,8 @@ _COLUMNS = [slice(cell, None, ROW_CELLS) for cell in range(ROW_CELLS)]
 class RowBatch(PendingBatch, eq=False):
     """A pending batch to which messages are appended one by one.
 
-    The cells of all rows are in one list, row after row: its slices are the columns, and no row needs an object.
+    The cells of all rows are in one list, row after row, so that slices of it are the columns, and no row needs an
+    object.
     `counted` is how many cells have been counted against the capacity, `nbytes` the size of their payloads, `large` the
     size of its large payloads.
     """
@@ -199,11 +201,11 @@ class RowBatch(PendingBatch, eq=False):
         return self.cells[cell + _LINE_CELL :: ROW_CELLS]
 
     def holds(self, large: int) -> bool:
-        """Tell whether so many more bytes of large payloads fit in."""
+        """Return whether `large` more bytes of large payloads fit in."""
         return self.large == 0 or self.large + large <= BATCH_BYTES
 
     def is_of(self, step: int | None, kind: Questions | Replies | None) -> bool:
-        """Tell whether the rows are of a step and of a kind (None: plain messages)."""
+        """Return whether the rows are of this step and of this kind (None: plain messages)."""
         return self.step == step and (kind is None if self.conversation is None else self.conversation.kind == kind)
 
     def extend(self, entry: Entry, now: float) -> None:
@@ -240,8 +242,8 @@ class RowBatch(PendingBatch, eq=False):
 class TransactionBatch(RowBatch, eq=False):
     """The messages of a transaction, which are written together or not at all, and its conclusion.
 
-    Without a conclusion the transaction writes nothing, and only learns which transactions the server has. `future`
-    gets the receipts. `number` is the transaction's number, once it may have reached the server.
+    Without a conclusion the transaction writes nothing, and only finds out which transactions the server has. `future`
+    gets the receipts. `number` is the transaction's number, or None until it may have reached the server.
     """
 
     future: "asyncio.Future[Receipts]" = msgspec.field(default_factory=_new_future)
@@ -249,7 +251,11 @@ class TransactionBatch(RowBatch, eq=False):
     number: int | None = None
 
     def add(self, entries: Sequence[Entry], now: float) -> None:
-        """Queue payloads for their recipients; raise TransactionError, PayloadTooLarge before any is queued."""
+        """Queue payloads for their recipients.
+
+        Raises: TransactionError if there would be too many messages, PayloadTooLarge if too many bytes; then none is
+        queued.
+        """
         rows = len(self) + sum(len(entry.to_ids) for entry in entries)
         nbytes = self.nbytes + sum(len(line) + 1 for line in {id(entry.line): entry.line for entry in entries}.values())
         if rows > BATCH_ROWS:
@@ -270,13 +276,13 @@ class TransactionBatch(RowBatch, eq=False):
         self.nbytes = nbytes
 
     def fail(self, error: MessagingError) -> None:
-        """Give the transaction an error."""
+        """Fail the transaction with an error."""
         if not self.future.done():
             self.future.set_exception(error)
 
 
 def once(lines: Sequence[bytes]) -> PayloadColumn:
-    """Build a column that holds each payload object once, however many rows share it."""
+    """Build a column that has each payload object once, however many rows share it."""
     places: dict[int, int] = {}
     index = [places.setdefault(id(line), len(places)) for line in lines]
     found = dict(zip(map(id, lines), lines, strict=True))
@@ -284,7 +290,7 @@ def once(lines: Sequence[bytes]) -> PayloadColumn:
 
 
 class ColumnBatch(PendingBatch, eq=False, kw_only=True):
-    """A pending batch of whole columns. `topic` is the place of each row's topic (None: there is only one)."""
+    """A pending batch of whole columns. `topic` has the index of each row's topic (None: there is only one topic)."""
 
     from_ids: IdColumn
     to_ids: IdColumn
@@ -335,7 +341,7 @@ class EncodedBatch(PendingBatch, eq=False, kw_only=True):
         return len(self.batch)
 
     def seal(self, sender: str, epoch: int, first: int) -> Batch:
-        """Put our name and numbers on the batch."""
+        """Set our name and numbers in the batch, and return it."""
         batch = self.batch
         batch.sender, batch.epoch, batch.first, batch.frame = sender, epoch, first, None
         batch.labels, batch.noted = {}, None  # only our rules, and we, may set these

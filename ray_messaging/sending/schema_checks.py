@@ -1,4 +1,4 @@
-"""Checks of messages by the schemas of their subtopics, as the directory has them."""
+"""Checks of messages by the schemas of their subtopics in the directory."""
 
 from collections.abc import Iterator, Sequence
 
@@ -51,7 +51,7 @@ def _check_batch(schemas: Schemas, batch: Batch, first: int) -> None:
 
 
 def some_misfit(schemas: Schemas, in_flight: InFlightBatch) -> bool:
-    """Tell whether the payload of some message of a batch does not fit; else the batch is checked."""
+    """Return whether a payload in a batch does not fit its schema. If all fit, mark the batch as checked."""
     if in_flight.checked == schemas.version:
         return False
     try:
@@ -64,7 +64,7 @@ def some_misfit(schemas: Schemas, in_flight: InFlightBatch) -> bool:
 
 
 def fitting(schemas: Schemas, in_flight: InFlightBatch, rows: Rows | None) -> Rows | None:
-    """Give rows of a batch (None: all) whose payloads do not fit their errors; return the others.
+    """Fail those rows of a batch (None: all) whose payloads do not fit their schemas; return the other rows.
 
     A batch that was checked by the same schemas is not checked again.
     """
@@ -87,14 +87,14 @@ def fitting(schemas: Schemas, in_flight: InFlightBatch, rows: Rows | None) -> Ro
 def _mismatches(
     schemas: Schemas, batch: Batch, first: int | None = None
 ) -> Iterator[tuple[int | None, PayloadMismatch]]:
-    """Yield the rows whose payloads do not fit (None: no row does), with their errors."""
+    """Yield the rows whose payloads do not fit (None: no payload fits), with their errors."""
     for number, topic in enumerate(batch.topics):
         schema = schemas.of(topic)
         if schema is None or batch.lines is None:
             continue
         rows = None if batch.topic is None else np.flatnonzero(batch.topic == number)
         for misfit in schema.misfits(batch.lines if rows is None else batch.lines.take(rows)):
-            if misfit.row is None and rows is not None:  # only those of the topic
+            if misfit.row is None and rows is not None:  # all rows of the topic, but no others
                 error = _mismatch(misfit, topic, batch.from_ids[int(rows[0])], None)
                 yield from ((row, error) for row in rows.tolist())
                 continue

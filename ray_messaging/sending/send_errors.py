@@ -1,4 +1,4 @@
-"""The errors of messages that were not sent, or may not have been."""
+"""The errors of messages that were not sent, or that may not have been sent."""
 
 from ray_messaging.errors import (
     ConfigError,
@@ -24,7 +24,7 @@ RULES_CAME = (
 
 
 def refused(frame: OutboundFrame, why: FrameFate | SendStatus) -> MailboxFull | TransitError:
-    """Build the error for a frame that the server refused until its timeout."""
+    """Build the error for a frame that the server refused until the frame's timeout."""
     if why is FrameFate.FULL or why is FrameFate.LOG_FULL:
         return full(frame, log=why is FrameFate.LOG_FULL)
     return TransitError(
@@ -119,19 +119,19 @@ def behind() -> TransactionError:
 
 
 def taken_over() -> OutcomeUnknown:
-    """Build the error for messages that were on their way when a successor took over."""
+    """Build the error for messages that were in flight when a successor took over."""
     return OutcomeUnknown(
         "another messager took over this name, or the server lost it, while these messages were on their way"
     )
 
 
 def cut_off(why: Exception) -> OutcomeUnknown:
-    """Build the error for messages that were on their way when sending stopped."""
+    """Build the error for messages that were in flight when sending stopped."""
     return OutcomeUnknown(f"these messages were on their way when sending stopped ({why})")
 
 
 def unknown(cause: Exception) -> OutcomeUnknown:
-    """Build the error for messages on their way to a server that does not answer, or whose replicas do not."""
+    """Build the error for messages in flight if the server or its replicas do not answer."""
     if isinstance(cause, NotReplicated):
         return NotReplicated(
             f"these messages are on the primary, which may lose them ({cause}). Look on the other side, or send again",
@@ -140,7 +140,7 @@ def unknown(cause: Exception) -> OutcomeUnknown:
             replicas=cause.replicas,
             wanted=cause.wanted,
         )
-    if isinstance(cause, OutcomeUnknown):  # it knows better
+    if isinstance(cause, OutcomeUnknown):  # this error says more
         return cause
     error = OutcomeUnknown(
         f"the server did not answer, so these messages may or may not have been sent ({cause}); they may still arrive "

@@ -1,4 +1,4 @@
-"""The send loop, which takes one batch after the other through the interceptor and into the mailboxes."""
+"""The send loop, which gets verdicts on one batch after the other, and writes it into the mailboxes."""
 
 import asyncio
 import logging
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# A messager that closes while the server is away waits for no longer than this.
+# A messager that closes while the server does not answer waits no longer than this.
 _LAST_FENCE_S = 1.0
 
 
 class SendLoop:
-    """A task that gets the verdicts on each batch, and writes it. One batch at a time is under way: this keeps order.
+    """A task that gets the verdicts on each batch, and writes it. One batch at a time is in flight, to keep the order.
 
-    Asking about a batch while the batch before is written was tried. It gains nothing, because the other processes on
-    the same cores then get less time, and it costs a task for each batch.
+    Asking about a batch while the previous batch is written gains nothing, because the other processes on the same
+    cores then get less time, and it needs a task for each batch.
     """
 
     def __init__(
@@ -48,11 +48,11 @@ class SendLoop:
         self._observer = frames.observer
         self._settings = settings
         self._source = source
-        self.number = 0  # of the next message
+        self.number = 0  # the number of the next message
         self._awake = False
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
-        # What is under way: a batch before the first epoch, a batch before its frames are queued, a transaction before
+        # What is in work: a batch before the first epoch, a batch before its frames are queued, a transaction before
         # its turn, and the transaction whose turn it is.
         self._first: PendingBatch | None = None
         self._in_flight: InFlightBatch | None = None
@@ -62,27 +62,27 @@ class SendLoop:
 
     @property
     def alive(self) -> bool:
-        """Tell whether the loop runs."""
+        """Return whether the loop runs."""
         return not self._task.done()
 
     @property
     def transactions(self) -> int:
-        """Return how many transactions the server has, as far as is known here."""
+        """Return how many transactions the server has committed, as far as is known here."""
         return self._frames.transactions
 
     def wake(self) -> None:
-        """Have the loop look for something to do."""
+        """Wake the loop, because there is something to do."""
         if not self._awake:
             self._awake = True
-            self.turned_at = time.monotonic()  # while it slept it had nothing to do
+            self.turned_at = time.monotonic()  # it had nothing to do while it slept
             self._wake.set()
 
     def made_progress(self) -> None:
-        """Note that the loop is alive, although it waits."""
+        """Record that the loop is alive, although it waits."""
         self.turned_at = time.monotonic()
 
     async def stop(self, error: MessagingError) -> None:
-        """Stop at once; messages without a receipt get the error, and frames that may still arrive are fenced."""
+        """Stop at once. Messages without a receipt fail with the error, and frames that may still arrive are fenced."""
         await self.deferred.close()
         await end(self._task)
         self._abandon(error)
@@ -93,7 +93,7 @@ class SendLoop:
     async def _run(self) -> None:
         try:
             while True:
-                # Callers that wait for a receipt or for capacity go on before the next batch is closed.
+                # Let callers that wait for a receipt or for capacity go on before the next batch is closed.
                 await asyncio.sleep(0)
                 self.turned_at = time.monotonic()
                 await self._step()
@@ -106,7 +106,7 @@ class SendLoop:
             self._break(broken)
 
     async def _step(self) -> None:
-        """Send the next batch; wait for one where there is none."""
+        """Send the next batch; wait for one if there is none."""
         pending = self._source.take()
         if pending is None:
             await self._sleep()
@@ -150,7 +150,7 @@ class SendLoop:
     # -- batches --------------------------------------------------------------------------------------------------
 
     def begin(self, pending: PendingBatch) -> InFlightBatch:
-        """Put a batch in flight: give its messages their numbers."""
+        """Assign numbers to the messages of a batch, and return it as a batch in flight."""
         batch = pending.seal(self._frames.sender, self._frames.epoch, self.number)
         self.number += batch.rows
         self.batches += 1
@@ -161,7 +161,7 @@ class SendLoop:
         return InFlightBatch(pending, batch, self._source)
 
     async def _begin_first(self, pending: PendingBatch) -> None:
-        """Put a batch in flight; take the first epoch before, which is part of the messages' ids."""
+        """Claim the first epoch, which is part of the messages' ids, and then put a batch in flight."""
         error: MessagingError | None = None
         self._first = pending
         try:
@@ -189,7 +189,7 @@ class SendLoop:
         self._frames.load(in_flight, rows, verdict.epoch, self._loop.time() + self._settings.send_timeout_s)
 
     async def _ask(self, in_flight: InFlightBatch) -> BatchVerdict:
-        """Ask for the verdicts on a batch, and tell the observer and the trace how long that took."""
+        """Ask for the verdicts on a batch, and report to the observer and the trace how long that took."""
         if in_flight.trace is not None:
             in_flight.trace.asking(in_flight.batch)
         asked_at = time.perf_counter()
@@ -201,9 +201,9 @@ class SendLoop:
         return verdict
 
     async def verdicts_on(self, in_flight: InFlightBatch) -> BatchVerdict:
-        """Return the verdicts on a batch; raise InterceptorUnavailable where rules have come that judge its pairs.
+        """Return the verdicts on a batch. In a step no message is deferred: the whole batch waits for slow rules.
 
-        In a step no message is deferred: the whole batch waits for its slow rules.
+        Raises: InterceptorUnavailable for broadcasts if rules that judge pairs were inserted meanwhile.
         """
         if in_flight.reaches is None:
             verdict = await self.verdict_client.judge(in_flight.batch)
@@ -217,7 +217,7 @@ class SendLoop:
         return passed
 
     async def _judge_again(self) -> None:
-        """Get the verdicts of the interceptor's successor on rows that its predecessor passed; wait until it is up."""
+        """Get new verdicts, by the interceptor's successor, on rows that its predecessor passed; wait until it runs."""
         loop, backoff = asyncio.get_running_loop(), Backoff(STALE_VERDICT_RETRY)
         deadline = loop.time() + self._settings.interceptor_timeout_s
         while self._frames.stale_verdicts:
@@ -235,7 +235,7 @@ class SendLoop:
     # -- transactions ---------------------------------------------------------------------------------------------
 
     async def _transact(self, transaction: TransactionBatch) -> None:
-        """Finish everything that was accepted before, then the transaction."""
+        """Send everything that was accepted before, and then the transaction."""
         self._next_transaction = transaction
         if len(transaction):
             await self._begin_first(transaction)
@@ -246,16 +246,16 @@ class SendLoop:
             await self._send()
         sender = TransactionSender(self._frames, self._settings, transaction, self._in_flight, self)
         self._transaction, self._next_transaction, self._in_flight = sender, None, None
-        with suppress(MessagingError):  # the transaction's future has it
+        with suppress(MessagingError):  # the transaction's future has the error
             await sender.run()
         self._transaction = None
         if self._frames.fenced is not None:
             raise self._frames.fenced
 
     async def judge_transaction(self, in_flight: InFlightBatch, *, again: bool) -> int:
-        """Get all verdicts on a batch, also those of slow rules; return the verdict epoch.
+        """Get all verdicts on a transaction's batch, including those of slow rules; return the verdict epoch.
 
-        Args: with `again`, by the successor of the interceptor that was asked before.
+        Args: with `again`, ask the successor of the interceptor that was asked before.
         """
         if again:
             await self.verdict_client.close()  # a predecessor that still answers must not be asked again
@@ -271,7 +271,7 @@ class SendLoop:
                 self.made_progress()
         if in_flight.errors:
             raise next(iter(in_flight.errors.values()))
-        return epochs.pop() if len(epochs) == 1 else MIXED  # under two epochs: the server has it judged once more
+        return epochs.pop() if len(epochs) == 1 else MIXED  # verdicts of two epochs: the server will demand new ones
 
     # -- the end --------------------------------------------------------------------------------------------------
 
@@ -280,7 +280,7 @@ class SendLoop:
         self._source.fail(error)
 
     def _abandon(self, error: MessagingError) -> None:
-        """Give all messages that are under way the error."""
+        """Fail all messages that are in work with the error."""
         if self._transaction is not None:
             self._transaction.abandon(error)
             self._transaction = None

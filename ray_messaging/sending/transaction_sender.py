@@ -1,4 +1,4 @@
-"""The transaction sender, which writes one transaction: judged as a whole, and written as a whole or not at all."""
+"""The transaction sender, which gets the verdicts on one transaction, and writes it as a whole or not at all."""
 
 import asyncio
 import logging
@@ -38,7 +38,7 @@ _REFUSED = (FrameFate.FULL, FrameFate.LOG_FULL, FrameFate.GONE, FrameFate.GAP)
 
 
 class TransactionSender:
-    """One transaction on its way to the server; nothing else of its sender is on its way at that time."""
+    """Sender of one transaction. Nothing else of the same sender is in flight at that time."""
 
     def __init__(
         self,
@@ -51,20 +51,20 @@ class TransactionSender:
         self._frames = frames
         self._settings = settings
         self._transaction = transaction
-        self._in_flight = in_flight  # None: it sends no message
+        self._in_flight = in_flight  # None: the transaction sends no message
         self._loop = loop
         self._done = False
         self._verdict_epoch = FOREIGN
         self._outbound: list[OutboundFrame] = []
-        self._routed_at = -1  # the directory's version
+        self._routed_at = -1  # the directory's version by which it was routed
         self._backoff = Backoff(TRANSACTION_RETRY)
-        self._until = 0.0  # loop time
+        self._until = 0.0  # its timeout, in loop time
         self._verdicts_until: float | None = None
 
     async def run(self) -> None:
-        """Conclude the transaction; without a conclusion, only learn which transactions the server has.
+        """Conclude the transaction. Without a conclusion, only find out which transactions the server has.
 
-        Raises: the error that the transaction's future gets.
+        Raises: the error that is also set in the transaction's future.
         """
         try:
             await self._frames.begin()
@@ -77,20 +77,20 @@ class TransactionSender:
         self._succeed()
 
     def abandon(self, error: MessagingError) -> None:
-        """Give up as sending stops; if a call is under way, its outcome is unknown."""
+        """Fail the transaction because sending stops. If a call is in flight, its outcome is unknown."""
         self._fail(send_errors.cut_off(error) if self._frames.attempted else error)
 
     def _succeed(self) -> None:
         self._done = True
         parts = []
         if self._in_flight is not None:
-            self._in_flight.stop(self._in_flight.open_rows)  # blocked rows that no log had to get first
+            self._in_flight.stop(self._in_flight.open_rows)  # blocked rows that need not be logged
             parts = [(self._in_flight.outcome, 0, len(self._in_flight.batch))]
         if not self._transaction.future.done():
             self._transaction.future.set_result(Receipts(parts))
 
     def _fail(self, error: MessagingError) -> None:
-        """Give the transaction an error, unless it has one."""
+        """Fail the transaction with an error, unless it is done."""
         if not self._done:
             self._done = True
             self._transaction.fail(error if self._in_flight is None else self._in_flight.give_up(error))
@@ -108,7 +108,7 @@ class TransactionSender:
                 self._route()
 
     def _route(self) -> None:
-        """Route the whole transaction by the directory as it is; raise PayloadTooLarge."""
+        """Route the whole transaction by the current directory; raise PayloadTooLarge if its frames are too large."""
         self._routed_at = self._frames.directory_version
         if self._in_flight is None:
             return
@@ -123,9 +123,12 @@ class TransactionSender:
             )
 
     async def _attempt(self) -> SendReply | None:
-        """Make one call; None: it is concluded. Else the reply says why nothing of it was written, nor can be.
+        """Make one call; return None if the transaction is concluded.
 
-        Raises: Fenced where sending is over, OutcomeUnknown, MailboxFull where the server's memory is full.
+        Otherwise return the reply, which says why nothing was written, and that no earlier attempt can be written.
+
+        Raises: Fenced if another sender has our name; OutcomeUnknown if the server did not answer; MailboxFull if its
+        memory is full.
         """
         frames, transaction = self._frames, self._transaction
         assert transaction.conclusion is not None
@@ -143,7 +146,7 @@ class TransactionSender:
             raise frames.lose(error) from error
 
     def _numbered(self) -> list[tuple[OutboundFrame, int]]:
-        """Return the frames with their seqs."""
+        """Return the frames with their sequence numbers."""
         last: dict[str, int] = {}
         numbered = []
         for frame in self._outbound:
@@ -153,7 +156,7 @@ class TransactionSender:
         return numbered
 
     async def _process(self, reply: SendReply, number: int) -> SendReply | None:
-        """Find out whether a call was concluded, of which an attempt may still be on its way."""
+        """Find out from a reply whether the transaction was concluded, if an earlier attempt may still arrive."""
         frames = self._frames
         await self._check_epoch(reply)
         concluded = reply.status is SendStatus.OK and all(fate in _WRITTEN for fate in reply.fates)
@@ -182,7 +185,10 @@ class TransactionSender:
         return None
 
     async def _check_epoch(self, reply: SendReply) -> None:
-        """Raise Fenced where sending is over, TransactionError where the server was restored from older data."""
+        """Check the status of a reply.
+
+        Raises: Fenced if another sender has our name; TransactionError if the server was restored from older data.
+        """
         frames = self._frames
         if reply.status in (SendStatus.FENCED, SendStatus.LOST):
             if reply.repeated:
@@ -197,7 +203,7 @@ class TransactionSender:
     # -- between attempts -----------------------------------------------------------------------------------------
 
     async def _prepare_next(self, reply: SendReply) -> None:
-        """Remove the cause of a refusal, or wait until it is gone; raise where it stays."""
+        """Remove the cause of a refusal, or wait until it is gone; raise an error if it cannot go away."""
         if reply.status is SendStatus.READER_FENCED:
             assert self._transaction.conclusion is not None
             raise send_errors.reader_fenced(self._transaction.conclusion)
@@ -217,7 +223,7 @@ class TransactionSender:
             await self._pause_after(reply)
 
     async def _pause_after(self, reply: SendReply) -> None:
-        """Pause after a refusal; raise its error once the transaction is past its timeout."""
+        """Pause after a refusal; raise its error if the transaction is past its timeout."""
         if asyncio.get_running_loop().time() >= self._until:
             fates = zip(self._outbound, reply.fates, strict=True)
             frame, fate = next((frame, fate) for frame, fate in fates if fate in _REFUSED)
