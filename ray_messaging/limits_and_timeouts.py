@@ -1,19 +1,19 @@
-"""Limits and defaults that several rooms share. Those that a user may set are fields of `MessagingConfig`."""
+"""Limits and defaults that several folders share. Those that a user may set are fields of `MessagingConfig`."""
 
 MIB = 2**20
 
-# A mailbox; the default also bounds the log's own stream. A full one makes its senders wait.
+# A mailbox. The default also limits the event log's own stream. Senders to a full mailbox wait.
 MAILBOX_MESSAGES = 1_000_000
 MAILBOX_BYTES = 256 * MIB
 
-# A box: what a mailbox reads in one step. Only the end of the step empties it, so a full one makes nobody wait.
+# A box: what a mailbox reads in one step. It is emptied only at the end of the step, so nobody waits for a full one.
 BOX_ROWS = 10_000_000
 BOX_BYTES = 2_048 * MIB
 
-# Boxes that wait for the event log: with more, the log may be only a few steps behind.
+# Bytes of boxes that wait for the event log. Above this, the log may be only a few steps behind.
 LAG_BYTES = 64 * MIB
 
-# The servers of an experiment. Each costs every process a connection.
+# The most servers of an experiment. Each process needs a connection to each.
 SHARDS = 128
 
 # One entry of a mailbox (a frame). A reader refuses any frame above FRAME_LIMIT.
@@ -21,8 +21,8 @@ FRAME_ROWS = 16_384
 FRAME_BYTES = 16 * MIB
 FRAME_LIMIT = 256 * MIB
 
-# A batch in a sender: a few frames, so that verdicts and writes alternate often enough. BATCH_BYTES counts payloads
-# that are not small; small ones are bounded by the rows.
+# A batch in a sender: a few frames, so that verdicts and writes alternate often enough. BATCH_BYTES limits large
+# payloads; small ones are limited by the rows.
 BATCH_ROWS = FRAME_ROWS
 BATCH_BYTES = 32 * MIB
 
@@ -30,32 +30,34 @@ BATCH_BYTES = 32 * MIB
 # server, for a time that grows faster than its size: 2 MiB take some ms, 32 MiB half a second.
 CALL_BYTES = 2 * MIB
 
-# Rows of typed columns are small, and none is an object: more of them make a batch, and a frame of a mailbox that takes
-# FRAME_ROWS. With two columns of numbers that is 1.5 MiB, and a fifth less work a row.
+# Rows of typed columns are small and are not Python objects, so a batch may have more of them, and so may a frame for a
+# mailbox that accepts FRAME_ROWS. With two columns of numbers that is 1.5 MiB, and a fifth less work per row.
 COLUMN_ROWS = 65_536
 
-# The pairs of sender and hearer of one batch of broadcasts, unless one sender has more: some ten MiB in its sender.
+# The most pairs of sender and hearer in one batch of broadcasts, unless one sender has more: some ten MiB of memory.
 BROADCAST_PAIRS = 2**18
 
 # One payload as JSON: the highest `MessagingConfig.payload_bytes`.
 PAYLOAD_LIMIT = 64 * MIB
 
-# A transaction is one call of a script. The server is busy for as long as it takes to copy this much, and Redis drops
-# a client that sends a gigabyte.
+# A transaction is one call of a script. The server is blocked while it copies this much, and Redis disconnects a client
+# that sends a gigabyte.
 TRANSACTION_BYTES = 256 * MIB
 
-# A large frame of a step, the bytes of which may be on another server than its box. On 16 KiB the one server saves more
-# than the other one spends. A sender deletes those of dropped steps after each so many bytes that it sends.
+# A frame of a step from this size on is large: its body may be on another server than its box. For 16 KiB this saves
+# the first server more than it costs the other. A sender deletes the bodies of dropped steps each time that it has sent
+# the second number of bytes.
 BODY_BYTES = 16 * 2**10
 BODY_ARREARS = 64 * MIB
 
-# Dead letters of an experiment. Beyond this the oldest are dropped.
+# The most bytes of dead letters of an experiment. Above this the oldest are dropped.
 DEAD_BYTES = 256 * MIB
 
 # Keys in one SCAN of the server.
 SCAN_COUNT = 1_000
 
-# Seconds until an embedded server counts as out of reach: it runs, but dozens of starting processes may have its cores.
+# Seconds until an embedded server counts as unreachable. It is long because dozens of processes that start may use all
+# cores.
 EMBEDDED_CONNECT_S = 30.0
 
 # Seconds: to connect to a server; for a rule to judge one batch; for one call that waits for news of the event log.
@@ -70,7 +72,7 @@ MOVE_TIMEOUT_S = 30.0
 SLOW_RULE_TIMEOUT_S = 120.0
 MODERATOR_TIMEOUT_S = 30.0
 
-# Seconds: the longest wait for news of steps in one call, so that a server that went away is noticed; without a sign of
-# life after which a step's driver, or its supervisor, counts as gone.
+# Seconds: the longest wait for news of steps in one call, so that a server that does not answer is noticed; and the
+# time without a sign of life after which a step's driver, or its supervisor, counts as gone.
 STEP_NEWS_TIMEOUT_S = 5.0
 STEP_LEASE_S = 10.0

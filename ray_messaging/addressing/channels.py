@@ -6,8 +6,8 @@ A channel is the address that users and foreign Redis clients see:
     exps:{exp_id}:user-payback                      the user's
     anything else without control characters        a plain channel
 
-Internally a channel is an `Address`: the agent's id (None on plain channels) and a topic. A topic is the subtopic of an
-agent's channel, or `:` and the whole name of a plain one. The two never collide, as a subtopic holds no colon.
+Internally a channel is an `Address`: the agent's id (None for plain channels) and a topic. A topic is the subtopic of
+an agent's channel, or `:` and the whole name of a plain one. The two are never equal, because a subtopic has no colon.
 """
 
 import re
@@ -25,7 +25,7 @@ AgentId = int | str
 
 
 class Omitted(Enum):
-    """The from_id of a message without one. It differs from None, which is the user."""
+    """Default of from_id, for a message without one. It differs from None, which is the user."""
 
     OMITTED = "omitted"
 
@@ -41,7 +41,7 @@ USER_PAYBACK = "user-payback"
 NAME_LENGTH = 200
 _ID = "agent id"
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
-# Invalid in a str id or a subtopic: the separator, Redis's glob characters, and control characters.
+# Characters that are invalid in a str id or a subtopic: the separator, Redis's glob characters, control characters.
 _UNFIT = re.compile(r"[:*?\[\]\\\x00-\x1f\x7f]")
 _UNFIT_CHANNEL = re.compile(r"[\x00-\x1f\x7f]")
 _OURS = "rm:{"
@@ -68,13 +68,13 @@ def check_name(kind: str, name: object) -> str:
 
 
 def _shown(name: object) -> str:
-    """Return a name for an error: of one that is too long its beginning."""
+    """Return a name for an error's text. Of a name that is too long, return the beginning."""
     text = repr(name)
     return text if len(text) <= 2 * NAME_LENGTH else f"{text[:NAME_LENGTH]}... of {len(text):,} characters"
 
 
 def utf8_size(text: str) -> int:
-    """Return the bytes of a text in UTF-8; 0 where it cannot be written so."""
+    """Return the size of a text in UTF-8, or 0 if UTF-8 cannot encode it."""
     try:
         return len(text.encode())
     except UnicodeEncodeError:
@@ -107,7 +107,7 @@ def _how_to_carry(agent_id: str) -> str:
 def check_id(agent_id: object) -> AgentId:
     """Return an id in canonical form: an int64, or a str that is not an integer; raise InvalidAddress otherwise.
 
-    numpy integers become int. A str that spells an integer becomes that integer, as a channel cannot distinguish them.
+    numpy integers become int. A str that spells an integer becomes that integer, because both have the same channel.
     """
     if type(agent_id) is int and INT64_MIN <= agent_id <= INT64_MAX:
         return agent_id
@@ -132,7 +132,7 @@ def check_id(agent_id: object) -> AgentId:
 
 
 def _is_bool(value: object) -> bool:
-    # numpy 1's bool passes operator.index; a check by its dtype needs no import of numpy.
+    # operator.index accepts numpy 1's bool; a check by its dtype needs no import of numpy.
     return isinstance(value, bool) or getattr(getattr(value, "dtype", None), "kind", "") == "b"
 
 
@@ -155,7 +155,7 @@ def payback_channel(exp_id: str) -> str:
 
 
 def no_channel(channel: object) -> InvalidAddress:
-    """Build the error for a channel that is not a str. Mostly it is an agent's id."""
+    """Build the error for a channel that is not a str. In most cases it is an agent's id."""
     try:
         agent = repr(check_id(channel))
     except InvalidAddress:
@@ -217,7 +217,7 @@ def build_channel(exp_id: str, agent_id: AgentId | None, topic: str) -> str:
 
 
 def answer_mailbox(name: str) -> str:
-    """Build the name of the mailbox that takes the answers to a messager's questions."""
+    """Build the name of the mailbox that gets the answers to a messager's questions."""
     return f"{name[: NAME_LENGTH - 8]}.answers"
 
 
@@ -227,7 +227,7 @@ def survey_mailbox(survey_id: str) -> str:
 
 
 def is_survey_mailbox(name: str) -> bool:
-    """Tell whether a mailbox keeps the answers to a survey."""
+    """Return whether a mailbox keeps the answers to a survey, by its name."""
     return _SURVEY.fullmatch(name) is not None
 
 
@@ -237,7 +237,7 @@ def all_agents(exp_id: str) -> str:
 
 
 class ChannelNames:
-    """The channels of one experiment, by AgentSociety's method names."""
+    """The channels of one experiment, with AgentSociety's method names."""
 
     def __init__(self, exp_id: str) -> None:
         self.exp_id = check_name("exp_id", exp_id)
@@ -276,9 +276,10 @@ def check_recipient(channel: str, recipient: AgentId | None, to_id: object) -> A
 
 
 class Keys:
-    """The Redis keys of one experiment. The hash tag keeps them on one primary of a cluster.
+    """The Redis keys of one experiment. Their common hash tag keeps them on one primary of a cluster.
 
-    Args: `tag` is the end of the hash tag, behind the name, of the keys of bodies on another primary (see `key_tags`).
+    Args: `tag` follows the name in the hash tag; it is not empty for keys of bodies on another primary (see
+    `key_tags`).
     """
 
     def __init__(self, exp_id: str, tag: str = "") -> None:
@@ -288,27 +289,27 @@ class Keys:
         self.meta = prefix + "meta"
         self.records = prefix + "records"
         self.changes = prefix + "changes"
-        self.rules = prefix + "rules"  # the name of the active rules in Ray, then their own names
+        self.rules = prefix + "rules"  # the name of the entry in Ray that has the active rules, then the rules' names
         self.answers = prefix + "answers"  # verdicts that depend on rules' counts
         self.dead = prefix + "dead"
-        self.surveys = prefix + "surveys"  # their records
+        self.surveys = prefix + "surveys"  # the records of surveys
         self.ended = prefix + "ended"  # streams of removed mailboxes that the event log still reads
-        self.bodies = prefix + "bodies"  # the steps of which a server has bodies of large frames
-        self.mark = prefix + "mark"  # written so that WAIT covers what came before it
+        self.bodies = prefix + "bodies"  # the steps for which a server has bodies of large frames
+        self.mark = prefix + "mark"  # written before WAIT, so that WAIT covers all earlier writes
         self.own = prefix + "own"  # Pub/Sub: marks before and after our own script's messages
-        self.wide = self.own + ":wide"  # Pub/Sub: messagers that take all agents' channels, and filter
-        self.ears = self.own + ":ear:"  # Pub/Sub, with a mailbox's name: its messager is connected
+        self.wide = self.own + ":wide"  # Pub/Sub: messagers that subscribe to all agents' channels, and filter
+        self.ears = self.own + ":ear:"  # Pub/Sub, with a mailbox's name: subscribed while its messager is connected
 
     def table(self, name: str) -> str:
         """Build the key of a rule's counts."""
         return f"{self.prefix}rule:{name}"
 
     def stream(self, stream: str) -> str:
-        """Build the key of a stream, `mailbox:born`: successive mailboxes of one name have streams of their own."""
+        """Build the key of a stream, given as `mailbox:born`: each of the mailboxes that had one name has its own."""
         return f"{self.prefix}mailbox:{stream}"
 
     def open_stream(self, mailbox: str) -> str:
-        """Build the key that a mailbox's stream has within a transaction: see large_frames."""
+        """Build the key that a mailbox's stream has during a transaction (see script `large_frames`)."""
         return f"{self.prefix}open:{mailbox}"
 
     def ended_stream(self, stream: str) -> str:
@@ -324,11 +325,11 @@ class Keys:
         return f"{self.prefix}lease:{mailbox}"
 
     def survey(self, survey_id: str) -> str:
-        """Build the key of a survey's parts: its askings, its end."""
+        """Build the key of a survey's parts: each round of questions, and its end."""
         return f"{self.prefix}survey:{survey_id}"
 
     def steps(self, part: str = "") -> str:
-        """Build the key of an experiment's steps, or of a part of them: closed, holds, news, the number of a step."""
+        """Build the key of an experiment's steps, or of a part: "closed", "holds", "news", or a step's number."""
         return f"{self.prefix}steps:{part}" if part else f"{self.prefix}steps"
 
     def step(self, group: str) -> str:

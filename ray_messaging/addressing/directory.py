@@ -17,14 +17,14 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import INT, STR, IdColumn
 from ray_messaging.model.schema import Schemas
 
-ALWAYS = -1  # a change that counts in all steps from now on, as all do without steps
+ALWAYS = -1  # for a change that applies to all coming steps; without steps all changes are of this kind
 
 
 class HostDates:
-    """The first step of each change of hosts, by the version of the directory that the change made.
+    """The first step to which each move of agents applies, by the directory's version that the move made.
 
-    Args: `text` is as the server keeps it: `step:version` by commas, ascending. Changes from that version up to the
-    next one count from that step on.
+    Args: `text` is the server's form: ascending pairs `step:version`, separated by commas. Moves from that version on,
+    up to the version of the next pair, apply from that step on.
     """
 
     def __init__(self, text: str = "") -> None:
@@ -34,7 +34,7 @@ class HostDates:
         self._versions = [int(version) for _, version in pairs]
 
     def since(self, version: int) -> int:
-        """Return the step from which the changes of a version count; ALWAYS: that was long ago."""
+        """Return the step from which a version's changes apply, or ALWAYS if that was long ago."""
         place = bisect_right(self._versions, version)
         return self._steps[place - 1] if place else ALWAYS
 
@@ -43,14 +43,14 @@ NO_DATES = HostDates()
 
 
 NO_SCHEMAS: Mapping[str, bytes] = {}
-_CACHED_ROUTES = 100_000  # of messages that are sent one by one
+_CACHED_ROUTES = 100_000  # the most cached routes of messages that are sent one by one
 NOBODY = 0  # the route of a channel without a mailbox
-_MOST_CHANGES, _KEPT_CHANGES = 64, 100_000  # of the agents of a mailbox, and of agents in all of them
-_LEAST = -(2**63)  # int64
+_MOST_CHANGES, _KEPT_CHANGES = 64, 100_000  # the most changes that a record keeps, and the most agents in these
+_LEAST = -(2**63)  # the least int64
 
 
 class Claim(msgspec.Struct, array_like=True):
-    """Agents, and the subtopics on which a mailbox listens for them; ints is int64, little endian."""
+    """Agents, and the subtopics on which a mailbox listens for them. `ints` has int64 ids, little endian."""
 
     subtopics: tuple[str, ...]
     ints: bytes
@@ -58,10 +58,10 @@ class Claim(msgspec.Struct, array_like=True):
 
 
 class Change(msgspec.Struct, array_like=True):
-    """Agents that came to a mailbox, and that went, at one time; as claims without subtopics.
+    """Agents that came to a mailbox, and agents that left it, at one time, as claims without subtopics.
 
-    In steps `version` is that of the directory with the change, by which the step is known from which it counts, and
-    `origin` the mailbox from which the agents came ("": none).
+    With steps, `version` is the directory's version with the change, by which the first step to which it applies is
+    known, and `origin` is the mailbox from which the agents came ("": none).
     """
 
     came: Claim
@@ -70,7 +70,7 @@ class Change(msgspec.Struct, array_like=True):
     origin: str = ""
 
     def agents_gone(self) -> AgentSet:
-        """Return the agents that went."""
+        """Return the agents that left."""
         return agents_of(self.went)
 
     def __len__(self) -> int:
@@ -78,24 +78,27 @@ class Change(msgspec.Struct, array_like=True):
 
 
 class Origin(msgspec.Struct, array_like=True):
-    """A mailbox from which agents came, in steps: its boxes have their messages of before the step of a version."""
+    """With steps, a mailbox from which agents came: its boxes have their messages from before the move.
+
+    `version` is the directory's version with the move, by which its step is known.
+    """
 
     mailbox: str
     version: int
 
 
 class Record(msgspec.Struct, array_like=True):
-    """The subscriptions of one mailbox, as it is kept in Redis as msgpack."""
+    """The subscriptions of one mailbox. Redis has it as msgpack."""
 
     mailbox: str
     claims: list[Claim]
     channels: list[str]
     globs: list[str]
     exclusive: bool = False
-    frame_rows: int = FRAME_ROWS // 4  # the largest frame this mailbox takes: a quarter of its limits
+    frame_rows: int = FRAME_ROWS // 4  # the largest frame that this mailbox accepts: a quarter of its limits
     frame_bytes: int = FRAME_BYTES
-    moved: bool = False  # agents came or went by a call of their own: a successor of its reader takes over what is here
-    changes: list[Change] = []  # of its agents, the last ones: broadcasts that wait name the agents of their time
+    moved: bool = False  # agents have moved, so a successor of its reader must host the agents of this record
+    changes: list[Change] = []  # the last changes of its agents, because broadcasts that wait are for earlier agents
     origins: list[Origin] = []
 
     def agents(self, subtopic: str | None = None) -> AgentSet:
@@ -116,14 +119,14 @@ class Record(msgspec.Struct, array_like=True):
         return found
 
     def former(self) -> Iterator[AgentSet]:
-        """Yield the agents of each subtopic as they were before each of the last changes, the newest first."""
+        """Yield the agents of each subtopic before each of the last changes, beginning with the newest change."""
         now = self.by_subtopic()
         for change in reversed(self.changes):
             now = _before(change, now)
             yield from now.values()
 
     def at(self, step: int, dates: HostDates) -> "Record":
-        """Return this record as it counts in a step: without the changes that count from a later one."""
+        """Return this record as it is in a step, without the changes that apply from a later step on."""
         now = None
         for change in reversed(self.changes):
             if dates.since(change.version) > step:
@@ -133,10 +136,10 @@ class Record(msgspec.Struct, array_like=True):
     def succeeds(
         self, before: "Record", version: int = 0, dates: HostDates = NO_DATES, came_from: "Record | None" = None
     ) -> "Record":
-        """Return this record as the successor of another one of its mailbox, with the changes since.
+        """Return this record as the successor of `before`, its mailbox's earlier record, with the changes since then.
 
-        Args: in steps, `version` is that of the directory with the change (0: it has no date), and `came_from` the
-        record of the mailbox that had the new agents.
+        Args: with steps, `version` is the directory's version with the change (0: it has no step), and `came_from` is
+        the record of the mailbox that had the new agents.
         """
         here, there = self.agents(), before.agents()
         came, went, changes = here - there, there - here, before.changes
@@ -145,7 +148,7 @@ class Record(msgspec.Struct, array_like=True):
             changes = [*changes, Change(_claim((), came), _claim((), went), version, origin)]
             while len(changes) > _MOST_CHANGES or sum(map(len, changes)) > _KEPT_CHANGES:
                 if version and (dates.since(changes[0].version) != ALWAYS or changes[0].version == version):
-                    break  # steps to come need it
+                    break  # coming steps still need it
                 changes = changes[1:]
         return msgspec.structs.replace(self, changes=changes, origins=_origins(before, version, dates, came_from))
 
@@ -173,13 +176,13 @@ def agents_of(claim: Claim) -> AgentSet:
 
 
 def _before(change: Change, now: Mapping[str, AgentSet]) -> dict[str, AgentSet]:
-    """Return the agents of each subtopic as they were before a change."""
+    """Return the agents of each subtopic before a change."""
     came, went = agents_of(change.came), agents_of(change.went)
     return {subtopic: (agents - came) | went for subtopic, agents in now.items()}
 
 
 def _origins(before: Record, version: int, dates: HostDates, came_from: Record | None) -> list[Origin]:
-    """Return the origins of a record's agents, with those of the agents that come from another one."""
+    """Return the origins of a record's agents, including those of agents that come from record `came_from`."""
     if came_from is None:
         return before.origins
     found: dict[tuple[str, int], Origin] = {}
@@ -200,7 +203,7 @@ def encode_record(record: Record) -> bytes:
 
 
 def decode_record(data: bytes) -> Record:
-    """Decode a record from the store; raise FrameError."""
+    """Decode a record from the store; raise FrameError if it is invalid."""
     try:
         record = _decode(data)
         for claim in (*record.claims, *(part for change in record.changes for part in (change.came, change.went))):
@@ -214,7 +217,7 @@ def decode_record(data: bytes) -> Record:
 
 
 class _Table:
-    """Map of int64 ids to routes: a dense array where the ids are close together, else binary search."""
+    """Map of int64 ids to routes: a dense array if the ids are close together, otherwise a binary search."""
 
     def __init__(self, ids: NDArray[np.int64], routes: NDArray[np.int32]) -> None:
         self.ids, self.routes = ids, routes  # ids ascend
@@ -222,19 +225,19 @@ class _Table:
         span = int(self.ids[-1]) - self.before
         self.dense: NDArray[np.int32] | None = None
         if span <= 8 * len(ids) + 1024 and self.before >= _LEAST:
-            self.dense = np.full(span + 2, NOBODY, np.int32)  # its two ends answer for all ids outside
+            self.dense = np.full(span + 2, NOBODY, np.int32)  # its two ends are for all ids outside of the range
             self.dense[self.ids - self.before] = self.routes
 
     def look_up(self, values: NDArray[np.int64]) -> NDArray[np.int32]:
         if self.dense is not None:
-            # A difference that overflows 64 bits wraps to an index outside the range, too.
+            # A difference that overflows 64 bits also wraps to an index outside of the range.
             return self.dense.take(values - self.before, mode="clip")
         places = np.minimum(np.searchsorted(self.ids, values), len(self.ids) - 1)
         return np.where(self.ids[places] == values, self.routes[places], NOBODY).astype(np.int32)
 
 
 class Directory:
-    """Subscriptions of all mailboxes, as of one version of the store's directory.
+    """Subscriptions of all mailboxes: a copy of one version of the server's directory.
 
     A route is an index into `routes`, a list of tuples of mailboxes. Route 0 has no mailbox.
     """
@@ -245,7 +248,7 @@ class Directory:
         self.logged = False  # whether an event log is registered
         self.schemas = Schemas()
         self.audiences = Audiences()
-        self.dates = NO_DATES  # of changes of hosts, in steps
+        self.dates = NO_DATES  # with steps, the steps from which moves of agents apply
         self.records: dict[str, Record] = {}
         self._compiled: dict[str, Callable[[str], bool]] = {}
         self._clear()
@@ -256,9 +259,9 @@ class Directory:
         self._tables: dict[str, _Table | None] = {}
         self._strings: dict[tuple[str, str], int] = {}
         self._channels: dict[str, int] = {}
-        self.cached: dict[tuple[AgentId | None, str], tuple[str, ...]] = {}  # id, topic -> mailboxes; of lone messages
-        self._matched: dict[tuple[AgentId | None, str], int] = {}  # id, topic -> route; where there are patterns
-        # By their literal prefixes: there may be a pattern for each agent.
+        self.cached: dict[tuple[AgentId | None, str], tuple[str, ...]] = {}  # id, topic -> mailboxes (single messages)
+        self._matched: dict[tuple[AgentId | None, str], int] = {}  # id, topic -> route; used if there are patterns
+        # Patterns by their literal prefixes, because there may be a pattern for each agent.
         self._globs: dict[str, list[tuple[Callable[[str], bool], str]]] = {}
         self._glob_lengths: list[int] = []
 
@@ -278,7 +281,7 @@ class Directory:
         self.audiences.update(audiences)
         found, there = list(changed), set(mailboxes)
         if not found and there.issuperset(self.records) and self.version >= 0:
-            self.version = version  # the tables of a million agents take a tenth of a second
+            self.version = version  # keep the tables: for a million agents, building them takes a tenth of a second
             return
         self.records.update((record.mailbox, record) for record in found)
         self.records = {name: self.records[name] for name in sorted(self.records) if name in there}
@@ -294,7 +297,10 @@ class Directory:
         self._glob_lengths = sorted({len(prefix) for prefix in self._globs})
 
     def owner_of(self, agents: Iterable[AgentId], *, besides: str) -> tuple[AgentId, str] | None:
-        """Return the first agent that an exclusive mailbox other than `besides` claims, with that mailbox."""
+        """Return the first of these agents that an exclusive mailbox other than `besides` claims, with that mailbox.
+
+        Return None if there is none.
+        """
         asked = AgentSet.of(agents)
         for record in self.records.values():
             if record.exclusive and record.mailbox != besides:
@@ -308,7 +314,7 @@ class Directory:
         return self.routes[route]
 
     def mailboxes_of(self, agent_id: AgentId | None, topic: str) -> tuple[str, ...]:
-        """Return the mailboxes of one message. They are kept in `cached` until the directory changes."""
+        """Return the mailboxes of one message. They are cached until the directory changes."""
         key = (agent_id, topic)
         found = self.cached.get(key)
         if found is None:
@@ -372,7 +378,7 @@ class Directory:
         return _Table(ids, routes)
 
     def _extend(self, route: int, mailbox: str) -> int:
-        """Return the route with one more mailbox."""
+        """Return the route that has one more mailbox than this one."""
         if mailbox in self.routes[route]:
             return route
         wider = (*self.routes[route], mailbox)
@@ -382,7 +388,7 @@ class Directory:
         return self._route_ids[wider]
 
     def _route_one_by_one(self, batch: Batch) -> NDArray[np.int32]:
-        """Route a batch where some mailbox listens by a pattern: each channel is matched once."""
+        """Return the routes of a batch if some mailbox listens by a pattern. Each channel is matched once."""
         routes = np.zeros(len(batch), np.int32)
         for row, to_id in enumerate(batch.to_ids.tolist()):
             key = (to_id, batch.topic_of(row))

@@ -1,4 +1,4 @@
-"""Hash tags of keys in a cluster over which the bodies of steps are spread: each shard has slots of its own."""
+"""Hash tags of keys if the bodies of steps are spread over a cluster: each shard has a hash slot of its own."""
 
 from functools import cache
 from itertools import count
@@ -9,17 +9,18 @@ from ray_messaging.addressing.channels import Keys
 
 
 def shard_keys(exp_id: str, shard: int, in_cluster: int) -> Keys:
-    """Return the keys of a shard; `in_cluster` is how many are in one cluster (1: it has a server of its own)."""
+    """Return the keys of a shard; `in_cluster` is the number of shards in one cluster (1: it has its own server)."""
     return Keys(exp_id, key_tags(exp_id, in_cluster)[shard] if in_cluster > 1 else "")
 
 
 @cache
 def key_tags(exp_id: str, shards: int) -> tuple[str, ...]:
-    """Return the end of each shard's hash tag, behind the experiment's name.
+    """Return what follows the experiment's name in each shard's hash tag.
 
-    The first one, which has all but bodies, has the name alone. Each has a slot in another part of all slots, which are
-    cut in as many equal parts: so the primaries of a cluster, which mostly have one range of slots each, have equally
-    many shards. No other experiment has such a tag, as no name has a slash.
+    For the first shard, which has everything except bodies, it is empty. All slots are divided into as many equal parts
+    as there are shards, and each shard has a slot in another part. So the primaries of a cluster, which mostly have one
+    range of slots each, have about equally many shards. No other experiment has such a tag, because no name has a
+    slash.
     """
     part_of_first = _part_of(exp_id, shards)
     parts = [part for part in range(shards) if part != part_of_first]

@@ -1,4 +1,4 @@
-"""Patterns, as Redis has them: subscriptions that match many channels."""
+"""Redis' glob patterns: subscriptions that match many channels."""
 
 import re
 from collections.abc import Callable
@@ -16,9 +16,9 @@ def is_glob(channel: str) -> bool:
 
 @lru_cache(100_000)
 def glob_pattern(glob: str) -> re.Pattern[bytes]:
-    """Translate a Redis pattern. It matches bytes, has [^a] but not [!a], and escapes by a backslash."""
+    """Translate a Redis pattern, which matches bytes, has [^a] but not [!a], and escapes with a backslash."""
     text, at = glob.encode(), 0
-    parts = [b""]  # between stars
+    parts = [b""]  # the parts between stars
     while at < len(text):
         character = text[at : at + 1]
         at += 1
@@ -34,7 +34,7 @@ def glob_pattern(glob: str) -> re.Pattern[bytes]:
         parts[-1] += part
     if len(parts) == 1:
         return re.compile(parts[0], re.DOTALL)
-    # Each part matches at its first position, without backtracking: *a*a*a*b must not block all senders.
+    # Each part matches at its first position, without backtracking, so that *a*a*a*b cannot block all senders.
     middle = b"".join(b"(?>.*?%s)" % part for part in parts[1:-1] if part)
     return re.compile(b"%s%s.*%s" % (parts[0], middle, parts[-1]), re.DOTALL)
 
@@ -60,7 +60,7 @@ def _glob_set(text: bytes, at: int) -> tuple[bytes, int]:
 
 
 def compile_glob(glob: str) -> Callable[[str], bool]:
-    """Return a function that tests a channel against a pattern; raise InvalidAddress."""
+    """Return a function that tests whether a channel matches a pattern; raise InvalidAddress if it is not UTF-8."""
     try:
         matched = glob_pattern(glob).fullmatch
     except UnicodeEncodeError:

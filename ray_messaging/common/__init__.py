@@ -1,1 +1,1 @@
-"""Policies shared by all rooms: retries, limits, health of background tasks."""
+"""Policies that all folders share: retries, limits, health of background tasks."""

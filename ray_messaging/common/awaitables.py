@@ -1,4 +1,4 @@
-"""Functions and coroutines of others, and how they are called: plain or async, without an event loop, or at its end."""
+"""Calls of other code's functions and coroutines: plain or async, without an event loop, or at the end of one."""
 
 import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 def raising(function: Callable[..., T], *args: Any) -> T:  # noqa: ANN401 - the function's
-    """Call a function in a thread; a StopIteration, which no future can hold, becomes a RuntimeError."""
+    """Call a function in a thread. A StopIteration becomes a RuntimeError, because no future can hold it."""
     try:
         return function(*args)
     except StopIteration as error:
@@ -25,7 +25,7 @@ def is_async(function: object) -> bool:
 
 
 def call_problem(function: Callable[..., object], arguments: int) -> str | None:
-    """Return why a function cannot be called with so many arguments; None where it can, or nobody can tell."""
+    """Return why a function cannot be called with so many arguments, or None if it can, or that cannot be known."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # some builtins have none
@@ -52,9 +52,9 @@ Life = AsyncGenerator[None, None]
 
 
 async def at_loop_end(end: Callable[[], Awaitable[object] | None]) -> Life:
-    """Have a function called when the running event loop ends, or when the returned object is closed or collected.
+    """Call `end` when the running event loop ends, or when the returned object is closed or garbage-collected.
 
-    Asyncio closes the generators that are open when a loop ends, as the last thing in it: all tasks are cancelled.
+    Asyncio closes open generators as the last thing before a loop ends, when all tasks were cancelled.
     """
     life = _life(end)
     await anext(life)

@@ -1,6 +1,6 @@
 """Retry timing: the backoff, and one named policy for each operation that is retried.
 
-Only the guard, a script that imports the standard library alone, has its pauses in `embedded/`.
+Only the guard of the embedded server has its pauses in `embedded/`, because it imports only the standard library.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Pauses between attempts, in seconds: `first_s`, then twice the last one, up to `longest_s`.
+    """Pauses between attempts, in seconds: `first_s`, then always twice the previous pause, up to `longest_s`.
 
     With `jitter` each pause is multiplied by a random number from 0.5 to 1.5, so that clients that lost a server at the
     same time do not come back at the same time.
@@ -26,8 +26,8 @@ class Backoff:
     """The pauses of one retried operation.
 
     Args:
-        policy: first and longest pause, jitter.
-        deadline: end of the retries, on the clock of time.monotonic() and asyncio; None: there is no end.
+        policy: The first and the longest pause, and the jitter.
+        deadline: The end of the retries, on the clock of time.monotonic() and asyncio. None: no end.
     """
 
     __slots__ = ("_pause_s", "deadline", "policy")
@@ -46,7 +46,7 @@ class Backoff:
         """Return the pause before the next attempt; the one after it is longer."""
         pause_s = self._pause_s
         self._pause_s = min(2 * pause_s, self.policy.longest_s)
-        # Not a secret, so that `random` will do.
+        # This is not a secret, so `random` suffices.
         return pause_s * (0.5 + random.random()) if self.policy.jitter else pause_s  # noqa: S311
 
     async def sleep(self) -> None:
@@ -63,29 +63,29 @@ REDIS_RETRY = RetryPolicy(0.01, 0.5, jitter=True)
 REDIS_RESUBSCRIBE = RetryPolicy(0.2, 0.2)
 MQTT_RECONNECT = RetryPolicy(0.05, 2.0, jitter=True)
 
-HANDLER_RETRY = RetryPolicy(0.1, 5.0, jitter=True)  # of a message on which its handler failed
+HANDLER_RETRY = RetryPolicy(0.1, 5.0, jitter=True)  # a message whose handler failed
 
 # Sending.
 FULL_MAILBOX_RETRY = RetryPolicy(0.002, 0.05)
-REFUSED_CALL_RETRY = RetryPolicy(0.002, 0.1)  # of a call of which the server took nothing
-STALE_DIRECTORY_RETRY = RetryPolicy(0.002, 0.05, jitter=True)  # of those who change the directory at the same time
+REFUSED_CALL_RETRY = RetryPolicy(0.002, 0.1)  # a call of which the server has written nothing
+STALE_DIRECTORY_RETRY = RetryPolicy(0.002, 0.05, jitter=True)  # processes that change the directory at the same time
 STALE_VERDICT_RETRY = RetryPolicy(0.002, 0.5)
 TRANSACTION_RETRY = RetryPolicy(0.002, 0.1)
-STEP_SUPERVISOR_RETRY = RetryPolicy(0.05, 2.0)  # of a step that the rules could not close
-STEP_DRIVER_RETRY = RetryPolicy(0.2, 0.2)  # of a look at the lease of a group's driver
-LEASE_RETRY = RetryPolicy(0.02, 0.2)  # beside the transport's own retries
-FENCE_RETRY = RetryPolicy(1.0, 1.0)  # of a new epoch, after a send without an answer
+STEP_SUPERVISOR_RETRY = RetryPolicy(0.05, 2.0)  # a step that the rules could not close
+STEP_DRIVER_RETRY = RetryPolicy(0.2, 0.2)  # a check of the lease of a group's driver
+LEASE_RETRY = RetryPolicy(0.02, 0.2)  # in addition to the transport's own retries
+FENCE_RETRY = RetryPolicy(1.0, 1.0)  # a new epoch, after a send without an answer
 
 # Interception.
 INTERCEPTOR_RETRY = RetryPolicy(0.02, 0.5)
-LANE_RETRY = RetryPolicy(30.0, 30.0)  # where a firewall drops packets; Ray calls work meanwhile
-SNAPSHOT_RETRY = RetryPolicy(1.0, 1.0)  # after a useless answer; the interceptor judges meanwhile
-RULE_STATE_RETRY = RetryPolicy(0.2, 0.2)  # beside the transport's own retries
+LANE_RETRY = RetryPolicy(30.0, 30.0)  # a firewall may drop packets; meanwhile Ray calls are used
+SNAPSHOT_RETRY = RetryPolicy(1.0, 1.0)  # after an answer without a snapshot; meanwhile the interceptor judges
+RULE_STATE_RETRY = RetryPolicy(0.2, 0.2)  # in addition to the transport's own retries
 MODERATOR_RETRY = RetryPolicy(0.1, 2.0)
 
 # Event log. A full disk is tried less often the longer it stays full.
 LOG_WRITE_RETRY = RetryPolicy(0.05, 5.0)
-LOG_READ_RETRY = RetryPolicy(0.1, 0.1)  # beside the transport's own retries
+LOG_READ_RETRY = RetryPolicy(0.1, 0.1)  # in addition to the transport's own retries
 BLOCKED_LISTENER_RETRY = RetryPolicy(1.0, 1.0)
 
 # Ray actors that restarted: until the server answers, until it accepts their calls, and until they answer callers.

@@ -6,9 +6,9 @@ from importlib import import_module
 
 
 def resolve(package: str, homes: Mapping[str, str], name: str) -> object:
-    """Return a name of a package, for its `__getattr__`; raise AttributeError.
+    """Return the object with a name in a package, for its `__getattr__`; raise AttributeError for an unknown name.
 
-    Args: `homes` are the modules that define the names.
+    Args: `homes` maps names to the modules that define them.
     """
     if name not in homes:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")

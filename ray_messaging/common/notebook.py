@@ -9,17 +9,17 @@ import msgspec
 
 from ray_messaging.common.texts import printable, shortened
 
-SHOWN = 20  # rows of a table
-_SCANNED = 500  # characters of a text that are looked at
+SHOWN = 20  # the most rows of a table
+_SCANNED = 500  # the most characters of a text that are processed
 
 
 def html_table(title: str, columns: Mapping[str, Sequence[Any]], total: int, *, whole: bool = False) -> str:
-    """Return a table under its title; no value becomes markup.
+    """Return an HTML table with its title. All values are escaped, so none becomes markup.
 
     Args:
         columns: The values of the first rows, at most SHOWN.
         total: The number of all rows.
-        whole: Do not cut texts, which are our own.
+        whole: Do not shorten texts, because they are our own.
     """
     names = "".join(f"<th>{_escaped(name)}</th>" for name in columns)
     rows = ["".join(_cell(value, whole=whole) for value in row) for row in zip(*columns.values(), strict=True)]
@@ -48,7 +48,7 @@ def _text(value: object) -> str:
         return f"{value:%Y-%m-%d %H:%M:%S.%f}"[:-3]
     try:
         return msgspec.json.encode(value, enc_hook=repr)[:_SCANNED].decode(errors="replace")
-    except (TypeError, ValueError, RecursionError):  # a dict with keys that JSON has not, a ring
+    except (TypeError, ValueError, RecursionError):  # invalid keys, or a value that contains itself
         return repr(value)
 
 

@@ -1,4 +1,4 @@
-"""Tuning of a process for messages: many small objects that live as long as a batch, and large buffers."""
+"""Tuning of a process for messages, which need many small objects that live as long as a batch, and large buffers."""
 
 import ctypes
 import gc
@@ -6,12 +6,12 @@ import os
 from collections.abc import Mapping
 from functools import cache
 
-_OBJECTS = 50_000  # new ones between two collections: each awaited message has a few
-# Defaults of Python 3.11 and later. Other values were chosen by the user.
+_OBJECTS = 50_000  # new objects between two garbage collections: each awaited message needs a few
+# The defaults of Python 3.11 and later. If there are other values, the user has chosen them.
 _UNTOUCHED = {(700, 10, 10), (2000, 10, 10), (2000, 10, 0)}
-# Settings of glibc's malloc: mallopt's numbers, and the variables that it reads at a process's start. Buffers of up to
-# 32 MiB come from memory that the process keeps, at most 256 MiB idle. Fresh memory from the system costs 0.5 ns a
-# byte, which was a quarter of the time of bulk messages.
+# Settings of glibc's malloc: mallopt's numbers, and the variables that it reads at a process's start. With them,
+# buffers of up to 32 MiB come from memory that the process keeps, of which at most 256 MiB are unused. New memory from
+# the system takes 0.5 ns per byte, a quarter of the time of bulk messages.
 _KEPT = {-3: 32 * 2**20, -1: 256 * 2**20, -2: 16 * 2**20}
 KEPT_VARIABLES: Mapping[str, str] = {
     name: str(_KEPT[number])
@@ -20,7 +20,10 @@ KEPT_VARIABLES: Mapping[str, str] = {
 
 
 def tune_process() -> None:
-    """Tune an actor of ours: collect garbage less often, never objects from the start; keep freed memory."""
+    """Tune the process of one of our actors: keep freed memory, and collect garbage less often.
+
+    Objects that exist already are never collected.
+    """
     _tune_collector()
     keep_memory()
 
@@ -29,7 +32,7 @@ def tune_process() -> None:
 def keep_memory() -> None:
     """Keep freed memory for the next batch, if malloc is glibc's and the environment does not configure it.
 
-    It is safe in a user's process: malloc's limits change, which other threads may read meanwhile, and no memory moves.
+    This is safe in a user's process: only malloc's limits change, which other threads may read meanwhile.
     """
     if "GLIBC_TUNABLES" in os.environ or not KEPT_VARIABLES.keys().isdisjoint(os.environ):
         return
@@ -40,9 +43,10 @@ def keep_memory() -> None:
 
 
 def _tune_collector() -> None:
-    """Exclude objects from the start from garbage collection, and collect less often.
+    """Exclude existing objects from garbage collection, and collect less often.
 
-    Collection took half of the awaited path: each message is a future, a coroutine and a receipt, none of them garbage.
+    Otherwise collection takes half of the time of awaited messages: each is a future, a coroutine and a receipt, none
+    of which is garbage.
     """
     gc.collect()
     gc.freeze()
@@ -52,7 +56,8 @@ def _tune_collector() -> None:
 def relax_collector() -> None:
     """Collect garbage less often in a user's own process, unless the user has set the thresholds.
 
-    Nothing is frozen, and all generations are still collected: objects beside the messaging may become garbage.
+    Existing objects are not excluded, and all generations are still collected, because other objects of the process may
+    become garbage.
     """
     if gc.isenabled() and gc.get_threshold() in _UNTOUCHED:
         gc.set_threshold(_OBJECTS, 20, 100)

@@ -4,11 +4,11 @@ import sys
 import time
 from typing import Any, Self
 
-_LINE_S = 10.0  # between two lines of text
+_LINE_S = 10.0  # the time between two lines of text
 
 
 class ProgressLine:
-    """The progress of a long call on stderr: a bar on a terminal, else a line of text now and then."""
+    """Display of a long call's progress on stderr: a bar on a terminal, otherwise a line of text now and then."""
 
     def __init__(self, total: int, *, shown: bool) -> None:
         self.began = self._said = time.monotonic()
@@ -26,7 +26,7 @@ class ProgressLine:
             self._bar.stop()
 
     def is_due(self) -> bool:
-        """Tell whether it is time to show something."""
+        """Return whether it is time to show the progress."""
         return self._shown and (self._bar is not None or time.monotonic() >= self._said + _LINE_S)
 
     def show(self, completed: int, text: str) -> None:

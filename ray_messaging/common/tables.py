@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 
 _NONE = type(None)
-MOST_EXACT = 2**53  # floats hold all whole numbers up to it
+MOST_EXACT = 2**53  # floats represent all whole numbers up to this exactly
 _FIRST, _LAST = -62_135_596_800.0, 253_402_300_800.0  # the years 1 and 10,000
 
 
 def data_frame(columns: dict[str, Any], ids: Collection[str] = ()) -> Any:  # noqa: ANN401 - pandas.DataFrame, where pandas is installed
     """Build a pandas.DataFrame; without pandas raise an ImportError that says how to install it.
 
-    Whole numbers stay exact: where others are missing the column is pandas' Int64, and not float64. Args: `ids` are
+    Whole numbers stay exact: if values are missing, the column is pandas' Int64 instead of float64. Args: `ids` names
     the columns that are Int64 in any case, unless some ids are strs.
     """
     try:
@@ -41,14 +41,14 @@ def _fits(values: Iterable[int | None]) -> bool:
 
 
 def _are_floats(values: Iterable[float | None]) -> bool:
-    """Return whether floats hold all numbers exactly."""
+    """Return whether floats represent all numbers exactly."""
     return all(value is None or isinstance(value, float) or abs(value) <= MOST_EXACT for value in values)
 
 
 def with_exact_integers(table: Any, ids: Collection[str] = ()) -> Any:  # noqa: ANN401 - pyarrow.Table
-    """Return a table whose `to_pandas()` keeps whole numbers exact where others are missing; `ids` as in `data_frame`.
+    """Return a table whose `to_pandas()` keeps whole numbers exact if values are missing; `ids` as in `data_frame`.
 
-    pyarrow would make float64 of them, but it follows what the table says about pandas' types.
+    pyarrow would convert such columns to float64, unless the table's metadata name pandas' types.
     """
     fields = [table.schema.field(name) for name in table.column_names if name in ids or table[name].null_count]
     return table.replace_schema_metadata(pandas_types(fields))
@@ -75,7 +75,7 @@ def utc_times(seconds: Any) -> Any:  # noqa: ANN401 - numbers; a pyarrow.Array
     import pyarrow as pa  # noqa: PLC0415 - 80 MB that a group need not load
 
     given = np.asarray(seconds, np.float64)
-    there = (given >= _FIRST) & (given < _LAST)  # not NaN, either
+    there = (given >= _FIRST) & (given < _LAST)  # this excludes NaN too
     return pa.array((np.where(there, given, 0) * 1e6).round().astype(np.int64), mask=~there).cast(
         pa.timestamp("us", "UTC")
     )

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from ray_messaging.common.backoff import CANCEL_RETRY
 
-STUCK_S = 15.0  # longest iteration of a busy loop; a read of a mailbox may take 5 s
+STUCK_S = 15.0  # the longest iteration of a healthy busy loop; a read of a mailbox may take 5 s
 
 
 class TaskHealth(NamedTuple):
@@ -23,14 +23,15 @@ class TaskHealth(NamedTuple):
 
     @property
     def stuck(self) -> bool:
-        """Return whether it is busy without progress."""
+        """Return whether the loop is busy without progress."""
         return self.alive and self.busy and self.age_s > self.limit_s
 
 
 async def end(task: "asyncio.Task[Any]") -> None:
-    """Cancel a task until it has ended, with any result.
+    """Cancel a task, repeatedly, until it has ended with any result.
 
-    One cancellation is not enough: asyncio.wait_for of Python 3.11, which redis-py uses to connect, may drop it.
+    One cancellation is not enough, because asyncio.wait_for of Python 3.11, which redis-py uses to connect, may lose
+    it.
     """
     while not task.done():
         task.cancel()

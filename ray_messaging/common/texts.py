@@ -1,8 +1,8 @@
-"""Texts that are shown to people: without control characters, shortened, times in UTC."""
+"""Texts that are shown to people: without control characters, shortened, with times in UTC."""
 
 from datetime import UTC, datetime
 
-TEXT_WIDTH = 80  # characters of a payload in a table
+TEXT_WIDTH = 80  # the most characters of a payload in a table
 
 
 def printable(text: str) -> str:
@@ -11,7 +11,7 @@ def printable(text: str) -> str:
 
 
 def shortened(text: str) -> str:
-    """Return the beginning of a text, for a table."""
+    """Return a text for a table: its beginning, if it is too long."""
     return text if len(text) <= TEXT_WIDTH else text[: TEXT_WIDTH - 3] + "..."
 
 
@@ -19,5 +19,5 @@ def utc_time(seconds: float) -> str:
     """Return a time in UTC, to the millisecond; the number itself if no date can represent it."""
     try:
         return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S.%f}"[:-3]
-    except (ValueError, OverflowError, OSError):  # any value from a sender's clock
+    except (ValueError, OverflowError, OSError):  # a sender's clock may have any value
         return f"{seconds:g}"

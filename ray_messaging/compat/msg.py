@@ -18,21 +18,21 @@ ROLES: tuple[Role, ...] = ("system", "user", "assistant")
 _TIMESTAMP = "%Y-%m-%d %H:%M:%S"
 _FIELDS = ("id", "name", "content", "role", "url", "metadata", "timestamp")
 _KEYS = frozenset(("__module__", "__name__", *_FIELDS))
-# Every dict names AgentScope's module: its `from_dict` and `deserialize` accept no other.
+# Every dict names AgentScope's module, because its `from_dict` and `deserialize` accept no other.
 _AGENTSCOPE = "agentscope.message.msg"
 _WRITERS = tuple((module, "Msg") for module in (_AGENTSCOPE, "agentscope.message", __name__, "ray_messaging"))
-_SHOWN = 10  # keys that an error names
+_SHOWN = 10  # the most keys that an error names
 _FIRST_COLOR, _COLORS, _PLAIN = 90, 8, "\x1b[0m"
 
 
 class Msg:
     """A message of AgentScope 0.1: speaker `name`, `content`, and a role: system, user or assistant.
 
-    It is accepted as a payload. Two are equal if class and fields are equal. The hash is that of `id`, so that it stays
-    when content is edited. Keywords that AgentScope does not know are ignored with a warning.
+    It is accepted as a payload. Two messages are equal if class and fields are equal. The hash is that of `id`, so that
+    it does not change when content is edited. Keywords that AgentScope does not know are ignored with a warning.
 
-    Args: url is one URL or a list of them, metadata a str or dict; echo prints the message, its name in colour. Raises:
-    InvalidMsg, a ValueError, for any other role.
+    Args: `url` is one URL or a list of URLs, `metadata` a str or dict; `echo` prints the message, with its name in
+    colour. Raises: InvalidMsg, a ValueError, for any other role.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Msg:
         echo: bool = False,  # noqa: FBT001 - AgentScope's order
         **kwargs: Any,  # noqa: ANN401 - AgentScope takes any, and uses none
     ) -> None:
-        # Through the properties: a subclass may override setters.
+        # Set the properties, not the fields, because a subclass may override setters.
         self.id = uuid4().hex
         self.name = name
         self.content = content
@@ -62,7 +62,7 @@ class Msg:
 
     @property
     def id(self) -> str:
-        """Return its id: 32 hex digits, unless it was set."""
+        """Return the message's id: 32 hex digits, unless another one was set."""
         return self._id
 
     @id.setter  # noqa: A003 - AgentScope's name
@@ -80,7 +80,7 @@ class Msg:
 
     @property
     def content(self) -> Any:  # noqa: ANN401 - the contract's
-        """Return the content: any object; to send it, a JSON value."""
+        """Return the content, which may be any object. To be sent, it must be a JSON value."""
         return self._content
 
     @content.setter
@@ -89,7 +89,7 @@ class Msg:
 
     @property
     def role(self) -> Role:
-        """Return the speaker's role; setting any other than the three raises InvalidMsg."""
+        """Return the speaker's role. Setting any other role than the three raises InvalidMsg."""
         return self._role
 
     @role.setter
@@ -98,7 +98,7 @@ class Msg:
 
     @property
     def url(self) -> str | list[str] | None:
-        """Return the URL or URLs of its images, sounds and files."""
+        """Return the URL or URLs of the message's images, sounds and files."""
         return self._url
 
     @url.setter
@@ -116,7 +116,7 @@ class Msg:
 
     @property
     def timestamp(self) -> str:
-        """Return its time of creation, `%Y-%m-%d %H:%M:%S` in local time, unless it was set."""
+        """Return the time of creation, `%Y-%m-%d %H:%M:%S` in local time, unless another time was set."""
         return self._timestamp
 
     @timestamp.setter
@@ -124,15 +124,16 @@ class Msg:
         self._timestamp = value
 
     def formatted_str(self, colored: bool = False) -> str:  # noqa: FBT001 - AgentScope's signature
-        """Return `name: content`, and a line for each URL; `colored`: each name has its own terminal colour."""
+        """Return `name: content`, and a line for each URL. With `colored`, each name has its own terminal colour."""
         name = _colored(str(self.name)) if colored else self.name
         urls = self.url if isinstance(self.url, list) else [] if self.url is None else [self.url]
         return "\n".join(f"{name}: {said}" for said in (self.content, *urls))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return its fields with `__module__` and `__name__`; content and metadata are shared, not copied.
+        """Return the fields with `__module__` and `__name__`; content and metadata are shared, not copied.
 
-        A Msg gives AgentScope's module, as its `from_dict` takes no other; a subclass gives its own.
+        `__module__` is AgentScope's for a Msg, because AgentScope's `from_dict` accepts no other, and a subclass' own
+        module for a subclass.
         """
         module, name = _name_of(type(self))
         return {
@@ -151,8 +152,8 @@ class Msg:
     def from_dict(cls, serialized_dict: dict[str, Any]) -> Self:
         """Build from the dict of `to_dict`, ours or AgentScope's. The dict is not changed.
 
-        Nothing that the dict names is imported: Msg reads Msg's dicts, a subclass its own. Raises: InvalidMsg for
-        missing or extra keys, another class's dict, an invalid role.
+        Nothing that the dict names is imported: Msg reads dicts of a Msg, a subclass its own dicts. Raises: InvalidMsg
+        for missing or extra keys, a dict of another class, or an invalid role.
         """
         if not isinstance(serialized_dict, dict):
             raise InvalidMsg(
@@ -169,7 +170,7 @@ class Msg:
                 value=writer,
             )
         if cls is Msg:
-            made = cls.__new__(cls)  # __init__ would make an id and a time in vain: 3 of 4 us
+            made = cls.__new__(cls)  # __init__ would make an unused id and time, 3 of 4 us
             fields = {f"_{key}": serialized_dict[key] for key in _FIELDS}
             made.__dict__.update(fields, _role=_checked_role(fields["_role"]))
             return made
@@ -186,10 +187,10 @@ class Msg:
             return NotImplemented
         if type(self) is not type(other):
             return False
-        # As tuples: identical objects are equal whatever their == returns, and different ids end the comparison.
+        # Compare tuples: identical objects are equal whatever their == returns, and different ids end the comparison.
         try:
             return tuple(getattr(self, key) for key in _FIELDS) == tuple(getattr(other, key) for key in _FIELDS)
-        except ValueError:  # numpy arrays have no single truth value
+        except ValueError:  # a comparison of numpy arrays has no single truth value
             return False
 
     def __hash__(self) -> int:
@@ -201,7 +202,7 @@ class Msg:
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: object, handler: Callable[[Any], CoreSchema]) -> CoreSchema:
-        """Build the pydantic schema: it validates a Msg or its dict, and writes the dict."""
+        """Build the pydantic schema, which validates a Msg or its dict, and serializes to the dict."""
         fields = _dict_schema()
 
         def validated(value: object, from_dict: Callable[[object], Self]) -> object:
@@ -218,12 +219,12 @@ Payload: TypeAlias = dict[str, Any] | Msg | PayloadObject
 
 
 def names_msg(payload: object) -> TypeGuard[dict[str, Any]]:
-    """Return whether a payload has the marks of a Msg's dict. It may still be invalid."""
+    """Return whether a payload is marked as a Msg's dict by `__module__` and `__name__`. It may still be invalid."""
     return isinstance(payload, dict) and (payload.get("__module__"), payload.get("__name__")) in _WRITERS
 
 
 def msg_of(payload: object) -> Msg | None:
-    """Return a payload as a Msg, None where it has no marks of one; raise InvalidMsg for an invalid one."""
+    """Return a payload as a Msg, or None if it is not marked as one; raise InvalidMsg if it is marked but invalid."""
     return Msg.from_dict(payload) if names_msg(payload) else None
 
 
@@ -231,7 +232,7 @@ def _checked_role(role: object) -> Role:
     if isinstance(role, str):
         for known in ROLES:
             if role == known:
-                return known  # not the argument: an enum's member would not decode to itself
+                return known  # not the argument, because an enum's member would not decode to itself
     raise InvalidMsg(f"role {role!r} must be one of {', '.join(map(repr, ROLES))}", value=role)
 
 

@@ -12,7 +12,7 @@ from ray_messaging.errors import InvalidPayload
 
 T = TypeVar("T")
 
-_PATH = re.compile(r" - at `\$\.?(.*)`$")  # of a field, at the end of msgspec's errors
+_PATH = re.compile(r" - at `\$\.?(.*)`$")  # the path of a field, at the end of msgspec's errors
 _INDEX = re.compile(r"\[(\d+)\]")
 _MISSING = re.compile(r"missing required field `([^`]*)`")
 _BRACE = ord("{")
@@ -45,10 +45,10 @@ class Misfit(Exception):
 
 
 class Form(Enum):
-    """The way in which objects of a type become JSON."""
+    """How objects of a type are encoded as JSON."""
 
-    NONE = "none"  # they are no payloads
-    NATIVE = "native"  # msgspec writes them
+    NONE = "none"  # they cannot be payloads
+    NATIVE = "native"  # msgspec encodes them
     PYDANTIC = "pydantic"
 
 
@@ -59,16 +59,19 @@ def _form_of(kind: type) -> Form:
     return Form.NATIVE if known else Form.NONE
 
 
-form_of: Callable[[Any], Form] = lru_cache(maxsize=1024)(_form_of)  # how objects of a type become JSON
+form_of: Callable[[Any], Form] = lru_cache(maxsize=1024)(_form_of)  # how objects of a type are encoded, cached
 
 
 def is_object(payload: object) -> TypeGuard[PayloadObject]:
-    """Tell whether a payload is an object of a type that has a JSON form of its own."""
+    """Return whether a payload is a dataclass, a Struct or a pydantic object, which have a JSON form of their own."""
     return form_of(type(payload)) is not Form.NONE
 
 
 def encode_object(payload: PayloadObject, encode: Callable[[object], bytes]) -> bytes:
-    """Return an object as JSON; `encode` encodes those that msgspec knows. Raises InvalidPayload, ValueError."""
+    """Return an object as JSON; `encode` encodes those that msgspec knows.
+
+    Raises: InvalidPayload if the result is not a JSON object; an encoder's ValueError.
+    """
     if form_of(type(payload)) is Form.PYDANTIC:
         # Aliases are the names under which pydantic reads the fields.
         line: bytes = payload.__pydantic_serializer__.to_json(payload, by_alias=True)  # type: ignore[union-attr]
@@ -83,22 +86,23 @@ def encode_object(payload: PayloadObject, encode: Callable[[object], bytes]) -> 
 
 
 def is_native(kind: type) -> bool:
-    """Tell whether msgspec writes objects of this type as JSON objects."""
+    """Return whether msgspec encodes objects of this type as JSON objects."""
     config = getattr(kind, "__struct_config__", None)
     return form_of(kind) is Form.NATIVE and not (config is not None and config.array_like)
 
 
-Encoded = bytes | dict[str, Any]  # JSON, or what it would decode to
+Encoded = bytes | dict[str, Any]  # JSON, or the value to which it would be decoded
 
 
 def reader_of(kind: type[T]) -> Callable[[Encoded], T]:
-    """Return a function that reads a payload as an object of a type, and raises Misfit, or ValueError for no JSON.
+    """Return a function that decodes a payload to an object of a type.
 
-    A msgspec.Struct, a plain dataclass and a TypedDict are read by msgspec, all other types by pydantic.
+    The function raises Misfit if the payload does not fit the type, ValueError if it is not JSON. msgspec decodes a
+    msgspec.Struct, a plain dataclass and a TypedDict, pydantic all other types.
     """
     try:
         reader: Callable[[Encoded], T] = _kept_reader(kind)
-    except TypeError:  # unhashable, or a type that neither knows
+    except TypeError:  # the type is unhashable, or neither msgspec nor pydantic supports it
         reader = _new_reader(kind)
     return reader
 
@@ -119,14 +123,14 @@ def _msgspec_reader(kind: type[T]) -> Callable[[Encoded], T]:
             return decode(payload) if isinstance(payload, bytes) else msgspec.convert(payload, kind)
         except msgspec.ValidationError as error:
             raise Misfit(*explained(str(error))) from error
-        except msgspec.DecodeError as error:  # no ValueError in older releases
+        except msgspec.DecodeError as error:  # in older releases it is not a ValueError
             raise ValueError(str(error)) from error
 
     return read
 
 
 def explained(text: str) -> tuple[str, str]:
-    """Return the reason and the field of an error of msgspec."""
+    """Return the reason and the field's path in an error text of msgspec."""
     found = _PATH.search(text)
     reason, path = (text[: found.start()], _INDEX.sub(r".\1", found[1])) if found else (text, "")
     named = _MISSING.search(reason) or _UNKNOWN.search(reason)

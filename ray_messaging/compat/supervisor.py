@@ -1,4 +1,4 @@
-"""The types of AgentSociety 1.5's supervisors: their classes run here with this import in place of AgentSociety's."""
+"""The types that supervisors of AgentSociety 1.5 use: a supervisor runs here if it imports them from this module."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -6,12 +6,12 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-# Of annotations only: a supervisor gets the objects that it is made with.
+# These types are used in annotations only, because a supervisor gets its objects from the code that builds it.
 AgentToolbox = Block = Memory = Any
 
 
 class MessageKind(StrEnum):
-    """The kinds of AgentSociety's messages; the value is the subtopic here."""
+    """The kinds of AgentSociety's messages. The value is the subtopic that the kind has here."""
 
     AGENT_CHAT = "agent-chat"
     USER_CHAT = "user-chat"
@@ -20,7 +20,7 @@ class MessageKind(StrEnum):
 
 
 class Message(BaseModel):
-    """A message as AgentSociety has it: a key of a dict, too."""
+    """A message in AgentSociety's form, which is also a key of dicts, and so hashable."""
 
     from_id: int | str | None = None
     to_id: int | str | None = None
@@ -36,7 +36,7 @@ class Message(BaseModel):
 
 
 class SupervisorBase:
-    """The base class of supervisors; it keeps the arguments that AgentSociety gives it."""
+    """The base class of supervisors. It stores the arguments that AgentSociety passes."""
 
     def __init__(
         self,
@@ -55,5 +55,8 @@ class SupervisorBase:
         self.blocks = blocks
 
     async def forward(self, current_round_messages: list[Message]) -> tuple[dict[Message, bool], list[Message]]:
-        """Return which messages of a round are valid (those left out are), and the messages that are sent besides."""
+        """Return which messages of a round are valid, and further messages to send.
+
+        Messages that are left out of the dict are valid.
+        """
         raise NotImplementedError(f"{type(self).__name__} must override forward")

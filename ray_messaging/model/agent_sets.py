@@ -1,4 +1,4 @@
-"""Sets of agents and of channels, as int64 columns: a society of a million needs no Python object for each."""
+"""Sets of agents and of channels as int64 columns, so that a million agents need no Python object for each."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
@@ -10,13 +10,13 @@ from ray_messaging.addressing.channels import AgentId, build_channel, parse_chan
 from ray_messaging.errors import InvalidAddress
 from ray_messaging.model.columns import INT, STR, IdColumn
 
-_PIECE = 65_536  # ids that become objects at a time
+_PIECE = 65_536  # the number of ids that become Python objects at a time
 
 
 def column_of(agents: Iterable[AgentId] | IdColumn, *, once: bool = False) -> IdColumn:
-    """Return ids as a column without repetitions, in their order; raise InvalidAddress with the first invalid one.
+    """Return ids as a column without repetitions, in their order; raise InvalidAddress for the first invalid one.
 
-    Args: with `once` a repetition is invalid, too.
+    Args: with `once` a repetition is invalid as well.
     """
     if isinstance(agents, AgentSet):
         return agents.column
@@ -38,7 +38,7 @@ def _distinct(ids: IdColumn) -> IdColumn:
 
 
 def check_agents(agents: object) -> None:
-    """Raise InvalidAddress where agents are no collection of ids, or have more than ids, which would be lost."""
+    """Raise InvalidAddress if `agents` is not a collection of ids, or has other values too, which would be lost."""
     if isinstance(agents, str | bytes) or not hasattr(agents, "__iter__"):
         raise InvalidAddress(f"agents must be a list, range or array of ids, not {agents!r}", value=agents)
     if isinstance(agents, Mapping) and not isinstance(agents, Set):  # the nodes of a networkx graph are both
@@ -58,7 +58,7 @@ def _column(agents: Iterable[AgentId]) -> IdColumn:
         try:
             return IdColumn(np.fromiter(listed, np.int64, len(listed)))
         except OverflowError:
-            pass  # raised again below, with the id
+            pass  # the error is raised below, with the id
     return IdColumn.checked(listed)
 
 
@@ -81,7 +81,7 @@ class AgentSet(Collection[AgentId]):
 
     @classmethod
     def of(cls, agents: Iterable[AgentId] | IdColumn) -> "AgentSet":
-        """Build from ids; raise InvalidAddress with the first invalid one."""
+        """Build from ids; raise InvalidAddress for the first invalid one."""
         if isinstance(agents, AgentSet):
             return agents
         ids = column_of(agents)
@@ -130,7 +130,7 @@ class AgentSet(Collection[AgentId]):
         return AgentSet(self.ints[~self._held_by(other)], self.strings - other.strings)
 
     def find(self, ids: IdColumn) -> NDArray[np.bool_]:
-        """Return of each id whether it is one of these agents, bool (n,)."""
+        """Return for each id whether it is one of these agents, bool (n,)."""
         if len(self.ints):
             places = np.minimum(np.searchsorted(self.ints, ids.values), len(self.ints) - 1)
             found: NDArray[np.bool_] = self.ints[places] == ids.values
@@ -154,7 +154,7 @@ NO_AGENTS = AgentSet(np.zeros(0, np.int64))
 
 
 class ChannelSet(Collection[str]):
-    """Set of channels: those of agents, by subtopic, and plain ones. Only the plain ones are kept as text."""
+    """Set of channels: those of agents, by subtopic, and plain ones. Only the plain ones are stored as text."""
 
     __slots__ = ("_agents", "_exp_id", "plain")
 
@@ -177,7 +177,7 @@ class ChannelSet(Collection[str]):
             return True
         try:
             agent_id, subtopic = parse_channel(self._exp_id, channel)
-        except InvalidAddress:  # from a foreign client
+        except InvalidAddress:  # a foreign client's channel
             return False
         # An id has one canonical form: another spelling is another channel.
         known = agent_id is not None and agent_id in self._agents.get(subtopic, NO_AGENTS)

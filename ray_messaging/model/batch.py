@@ -16,7 +16,7 @@ from ray_messaging.model.typed.values import PayloadPart, column_of
 
 
 class Origin(NamedTuple):
-    """Source of a batch that was read: mailbox, entry, and the delivery lease that it is part of, if any."""
+    """Source of a batch that was read: its mailbox, its entry there, and the delivery lease to which it belongs."""
 
     mailbox: str
     entry: str
@@ -26,11 +26,11 @@ class Origin(NamedTuple):
 class Batch(msgspec.Struct, eq=False, kw_only=True):
     """N messages of one sender as columns.
 
-    Message i has the number `first + numbers[i]` (uint32; None: i itself), the topic `topics[topic[i]]` (uint16; None:
-    the only one), a step (int64 column, or one for all), a time (float64 column, or one for all; unix s) and the
-    payload `lines[i]`, unless the batch carries ids only. `labels` maps a label to its rows (uint32, ascending).
-    `noted` are the rows that the event log takes from a note instead (see `log_notes`). `rows` is n, as an attribute
-    because a call of `len` is slow.
+    Message i has the number `first + numbers[i]` (uint32; None: `first + i`), the topic `topics[topic[i]]` (uint16;
+    None: the only topic), a step (int64 column, or one for all), a time (float64 column, or one for all; unix s) and
+    the payload `lines[i]`, unless the batch has ids only. `labels` maps a label to its rows (uint32, ascending).
+    `noted` are the rows that the event log reads from a note instead (see `wire.notes`). `rows` is n; it is an
+    attribute because a call of `len` is slow.
     """
 
     sender: str
@@ -46,35 +46,35 @@ class Batch(msgspec.Struct, eq=False, kw_only=True):
     lines: Payloads | None = None
     labels: dict[str, NDArray[np.uint32]] = {}
     noted: NDArray[np.uint32] | None = None
-    frame: bytes | None = None  # the bytes it was decoded from, if unchanged
+    frame: bytes | None = None  # the bytes from which it was decoded, if it has not changed since
     rows: int
-    origin: Origin | None = None  # of a batch that was read from a mailbox
+    origin: Origin | None = None  # None: it was not read from a mailbox
     extension: Extension | None = None  # None: plain messages
-    replied: set[int] | None = None  # rows, questions, that this process has answered
-    trace: TracePoint | None = None  # None: it is not traced, as most are not
+    replied: set[int] | None = None  # the rows of questions that this process has answered
+    trace: TracePoint | None = None  # None: it is not traced, like most batches
 
     def __repr__(self) -> str:
-        return f"Batch({self.rows:,} messages of {self.sender!r})"  # it may be logged: no payloads
+        return f"Batch({self.rows:,} messages of {self.sender!r})"  # no payloads, because this may be logged
 
     def __len__(self) -> int:
         return self.rows
 
     @property
     def fold(self) -> Fold | None:
-        """Return how the rows stand for pairs of sender and hearer; None: each row is one message."""
+        """Return how the rows represent pairs of sender and hearer, or None if each row is one message."""
         return None if self.extension is None else self.extension.fold
 
     @property
     def messages(self) -> int:
-        """Return how many messages it has for mailboxes: a row that stands for pairs has one for each of them."""
+        """Return the number of messages: a row that represents pairs counts once for each pair."""
         fold = self.fold
         return self.rows if fold is None else fold.pairs
 
     def message_id(self, row: int) -> str:
         """Return the id of one message.
 
-        It consists of the sender, the sender's epoch and the message's number; in a step of the step, the ordinal and
-        from_id.
+        It consists of the sender, the sender's epoch and the message's number, or for a message of a step, of the step,
+        the ordinal and from_id.
         """
         ordinal = self.ordinal
         if ordinal is not None:
@@ -92,11 +92,11 @@ class Batch(msgspec.Struct, eq=False, kw_only=True):
 
     @property
     def ordinal(self) -> NDArray[np.uint32] | None:
-        """Return the ordinals of messages that are part of a step."""
+        """Return each message's ordinal in its step, or None if these messages are not part of a step."""
         return None if self.extension is None or self.step is None else self.extension.ordinal
 
     def sent_time(self, row: int) -> float:
-        """Return when one message was accepted, in unix seconds."""
+        """Return the time when a message was accepted, in unix seconds."""
         return float(self.sent_at[row]) if isinstance(self.sent_at, np.ndarray) else self.sent_at
 
     def topic_of(self, row: int) -> str:
@@ -108,14 +108,14 @@ class Batch(msgspec.Struct, eq=False, kw_only=True):
         return tuple(name for name, rows in self.labels.items() if row in rows) if self.labels else ()
 
     def column(self, name: str) -> NDArray[Any]:
-        """Return one value of each payload, by its name: of typed columns the very array, without JSON.
+        """Return the named value of each payload. For typed columns it is their own array, without a copy.
 
-        Raises: InvalidColumns where a payload has no such value, InvalidPayload where the batch carries ids only.
+        Raises: InvalidColumns if a payload has no such value; InvalidPayload if the batch has ids only.
         """
         return column_of([PayloadPart(self.lines, 0, self.rows)], name)
 
     def with_payloads(self, changed: dict[int, bytes]) -> "Batch":
-        """Return the same batch with the payloads of some rows replaced."""
+        """Return a copy of the batch with the payloads of some rows replaced."""
         made = copy(self)
         made.frame = None
         if changed and self.lines is not None:

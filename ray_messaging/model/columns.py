@@ -27,16 +27,16 @@ from ray_messaging.model.json_form import (
 )
 
 INT, STR, NONE = 0, 1, 2
-_ID_BYTES = 8  # bytes of a value
+_ID_BYTES = 8  # the size of a value
 _value_at = Packer("<q").unpack_from
 
 
-# A struct is built in C: each batch has two of these, and a single message is a batch.
+# A msgspec struct is built in C. That matters because each batch has two of these, and a single message is a batch.
 class IdColumn(msgspec.Struct, eq=False):
     """N ids: `values` int64 (n,), `kinds` uint8 (n,) or None if all are ints, and the table `strings` of str ids.
 
-    Where kinds is STR, the value is an index into `strings`. Where it is NONE, the id is None (the user). The values
-    are kept as an array, or as the encoded bytes, from which the array is made on first use.
+    If a row's kind is STR, its value is an index into `strings`. If it is NONE, the id is None (the user). The values
+    are stored as an array, or as encoded bytes, from which the array is made on first use.
     """
 
     _values: NDArray[np.int64] | None
@@ -49,7 +49,7 @@ class IdColumn(msgspec.Struct, eq=False):
     def of(cls, ids: Sequence[AgentId | None]) -> "IdColumn":
         """Build a column from ids in canonical form (see `channels.check_id`)."""
         try:
-            # Stricter than numpy, which would read the str "007" as 7, and twice as fast.
+            # This is stricter than numpy, which would read the str "007" as 7, and twice as fast.
             return cls(None, None, (), pack(f"<{len(ids)}q", *ids))
         except StructError:
             return cls._of_mixed(ids)
@@ -71,9 +71,9 @@ class IdColumn(msgspec.Struct, eq=False):
 
     @classmethod
     def checked(cls, ids: object, *, none: bool = False) -> "IdColumn":
-        """Build a column from ids that a user passed; raise InvalidAddress with the first invalid one.
+        """Build a column from ids that a user passed; raise InvalidAddress for the first invalid one.
 
-        Args: ids is a numpy integer array or any iterable of ids; None is allowed if `none`.
+        Args: `ids` is a numpy integer array or any iterable of ids. An id may be None if `none` is true.
         """
         if isinstance(ids, np.ndarray) and ids.ndim == 1 and ids.dtype.kind in "iu" and ids.dtype != np.uint64:
             return cls(_read_only(ids.astype(np.int64, copy=True)))
@@ -98,7 +98,7 @@ class IdColumn(msgspec.Struct, eq=False):
 
     @property
     def packed(self) -> bytes | memoryview:
-        """Return the values as encoded: int64 (n,), little endian."""
+        """Return the values in their encoded form: int64 (n,), little endian."""
         return self._packed if self._values is None else np.ascontiguousarray(self._values).data
 
     def __len__(self) -> int:
@@ -109,7 +109,7 @@ class IdColumn(msgspec.Struct, eq=False):
         values, kinds = self.values[rows], None if self.kinds is None else self.kinds[rows]
         if kinds is None or len(values) >= len(self.strings):
             return IdColumn(values, kinds, self.strings)
-        # Only names in use: each frame carries its table.
+        # Keep only the names in use, because each frame contains its table.
         named = kinds == STR
         used, places = np.unique(values[named], return_inverse=True)
         values = values.copy()
@@ -118,7 +118,7 @@ class IdColumn(msgspec.Struct, eq=False):
 
     @property
     def width(self) -> int:
-        """Return the largest number of bytes that a str id takes beside the column."""
+        """Return the most bytes that a str id takes in addition to its value in the column."""
         return max((len(name.encode()) for name in self.strings), default=0)
 
     def tolist(self) -> list[AgentId | None]:
@@ -143,29 +143,32 @@ class IdColumn(msgspec.Struct, eq=False):
         return IdColumn, (self.values, self.kinds, self.strings)
 
     def to_numpy(self) -> NDArray[Any]:
-        """Return int64 if all ids are ints, else an object array."""
+        """Return the ids as an int64 array if all are ints, otherwise as an object array."""
         return self.values if self.kinds is None else np.array(self.tolist(), dtype=object)
 
 
 def nobody(rows: int) -> IdColumn:
-    """Return a column of so many rows without an id; it takes no memory for each."""
+    """Return a column of `rows` ids that are None, which takes no memory for each row."""
     return IdColumn(np.broadcast_to(np.int64(0), rows), np.broadcast_to(np.uint8(NONE), rows))
 
 
 def _read_only(values: NDArray[Any]) -> NDArray[Any]:
-    """Forbid writes: a rule in this process gets the very array that is sent."""
+    """Make an array read-only, and return it, because a rule in this process gets the same array that is sent."""
     values.flags.writeable = False
     return values
 
 
 LINE_END = ord("\n")
-_FEW, _MANY = 2**14, 2**26  # bytes of a blob for which numpy counts faster, and needs as much memory again
-_REFUSALS = (TypeError, ValueError, OverflowError, RecursionError, UnicodeError, msgspec.MsgspecError)  # of encoders
+_FEW, _MANY = 2**14, 2**26  # between these sizes numpy counts faster; it needs as much memory as the blob again
+_REFUSALS = (TypeError, ValueError, OverflowError, RecursionError, UnicodeError, msgspec.MsgspecError)  # by encoders
 _NEWLINE = "this payload holds a msgspec.Raw with a newline: encode it without line breaks"
 
 
 def encode_payload(payload: object, limit_bytes: int) -> bytes:
-    """Encode one payload: a dict, a Msg, or an object; raise InvalidPayload or PayloadTooLarge."""
+    """Encode one payload: a dict, a Msg, or an object.
+
+    Raises: InvalidPayload if it is not a JSON object; PayloadTooLarge if it is above the limit.
+    """
     line = encode_plain(payload) if type(payload) is dict else None
     if line is None:
         line = _encode_any(payload)
@@ -189,20 +192,20 @@ def _encode_any(payload: Any) -> bytes:  # noqa: ANN401 - any payload
     except _REFUSALS:
         plain, line = False, b""
     if not plain or (MAYBE_NULL in line and line.find(NULL) >= 0 and not all_finite(payload)):
-        form = json_form(payload)  # it finds the place of what cannot be
+        form = json_form(payload)  # raises an error that says which part is invalid
         try:
             line = encode(form)
         except _REFUSALS as error:
             raise InvalidPayload(
                 f"this payload cannot become JSON: {error}; use dicts, lists, str, numbers, bool and None"
             ) from error
-    if LINE_END in line:  # an int: a search for bytes raises and drops an error internally
+    if LINE_END in line:  # LINE_END is an int: a search for bytes would raise and drop an error internally
         raise InvalidPayload(_NEWLINE)
     return line
 
 
 def _dict_of(payload: object) -> dict[str, Any]:
-    """Return a Msg as its dict; raise InvalidPayload where it would not decode to itself."""
+    """Return a Msg as its dict; raise InvalidPayload if it would not decode to an equal Msg."""
     if not isinstance(payload, Msg):
         raise InvalidPayload(
             "a payload must be a dict, a Msg, a dataclass, a msgspec.Struct or a pydantic model, this is a "
@@ -237,10 +240,10 @@ def too_large(size: int, limit: int) -> PayloadTooLarge:
 
 
 class PayloadColumn(msgspec.Struct, eq=False):
-    """Payloads of a batch: `count` lines, and each row's line (`index` uint32; None: row i has line i).
+    """Payloads of a batch: `count` lines, and the line of each row (`index` uint32; None: row i has line i).
 
-    The lines are kept as one blob, each with a newline at its end, or as a list of bytes without newlines. One is made
-    from the other on first use.
+    The lines are stored as one blob, each with a newline at its end, or as a list of bytes without newlines. One form
+    is made from the other on first use.
     """
 
     _blob: bytes | None
@@ -254,15 +257,15 @@ class PayloadColumn(msgspec.Struct, eq=False):
     _by_row: list[bytes] | None = None
 
     def __repr__(self) -> str:
-        return f"PayloadColumn({self.count:,} payloads)"  # it may come into a log, which gets no payloads
+        return f"PayloadColumn({self.count:,} payloads)"  # no payloads, because this may be logged
 
     @classmethod
     def of(
         cls, lines: list[bytes], index: NDArray[np.uint32] | None = None, *, raw: bool = False, nbytes: int = -1
     ) -> "PayloadColumn":
-        """Build from one encoded payload per line; `raw` lines come from foreign clients and may hold newlines.
+        """Build from one encoded payload per line. `raw` lines come from foreign clients and may contain newlines.
 
-        Args: nbytes is the size of all lines, each with one more byte, where it is known.
+        Args: `nbytes` is the size of all lines, each with one more byte (-1: unknown).
         """
         return cls(None, len(lines), index, 0, lines, nbytes, None, raw)
 
@@ -274,7 +277,7 @@ class PayloadColumn(msgspec.Struct, eq=False):
 
     @classmethod
     def encode(cls, payloads: Sequence[object], limit_bytes: int) -> "PayloadColumn":
-        """Encode a payload per row in one pass; raise InvalidPayload or PayloadTooLarge with the row."""
+        """Encode one payload per row, in one pass; raise InvalidPayload or PayloadTooLarge, which names the row."""
         kinds = set(map(type, payloads))
         if kinds <= {dict} or (len(kinds) == 1 and is_native(*kinds)):
             try:
@@ -283,23 +286,23 @@ class PayloadColumn(msgspec.Struct, eq=False):
                 doubtful = not are_plain(parts) or (may_have_null(blob) and not all_finite(payloads))
             except _REFUSALS:
                 doubtful = True
-            if not doubtful:  # else it is raised below, with its row
+            if not doubtful:  # otherwise the error is raised below, with its row
                 made = cls(blob, len(payloads))
                 if _count(blob, 0) != len(payloads):
                     raise InvalidPayload(_NEWLINE)
-                # Only a blob above the limit can hold such a payload.
+                # Only a blob above the limit can contain a payload above the limit.
                 if len(blob) <= limit_bytes or max(map(len, made.list)) <= limit_bytes:
                     return made
         return cls.of([_encode_row(row, payload, limit_bytes) for row, payload in enumerate(payloads)])
 
     @property
     def small(self) -> bool:
-        """Return False: lines are not counted as small, however short."""
+        """Return False, because lines never count as small, however short they are."""
         return False
 
     @property
     def json(self) -> "PayloadColumn":
-        """Return the payloads as JSON lines, as they are."""
+        """Return the payloads as JSON lines, which this column has already."""
         return self
 
     @property
@@ -314,7 +317,7 @@ class PayloadColumn(msgspec.Struct, eq=False):
 
     @property
     def view(self) -> bytes | memoryview:
-        """Return the blob, without a copy where it is the end of a frame."""
+        """Return the blob, without a copy if it is the end of a frame."""
         return memoryview(self._blob)[self._at :] if self._blob is not None and self._at else self.blob
 
     @property
@@ -353,11 +356,11 @@ class PayloadColumn(msgspec.Struct, eq=False):
 
     @property
     def volumes(self) -> NDArray[np.int64]:
-        """Return the bytes up to the end of each line, each with its newline, int64 (count,)."""
+        """Return the number of bytes up to the end of each line, with newlines, int64 (count,)."""
         return self._line_ends() - self._at if self._list is None else np.cumsum(self.weights)
 
     def _line_ends(self) -> NDArray[np.intp]:
-        """Return the end of each line in `_blob`, after its newline. Raw lines are a list and have none."""
+        """Return the end of each line in `_blob`, after its newline. Raw lines are in a list and have no ends."""
         if self._ends is None:
             assert self._blob is not None
             text = np.frombuffer(self._blob, np.uint8, offset=self._at)
@@ -365,7 +368,7 @@ class PayloadColumn(msgspec.Struct, eq=False):
         return self._ends
 
     def pack(self) -> None:
-        """Keep only the blob: an object per line, kept for long, is expensive to free."""
+        """Keep only the blob, because freeing one object for each line later would be slow."""
         if not self.raw:
             if self._blob is None:
                 self._blob = self.blob
@@ -398,7 +401,7 @@ class PayloadColumn(msgspec.Struct, eq=False):
         return PayloadColumn.of([*self.list, *places], index, raw=self.raw).take(np.arange(rows))
 
     def whole(self, rows: int) -> bool:
-        """Return whether a decoded column is consistent: a line for each of `rows` rows."""
+        """Return whether a decoded column is consistent and has a line for each of `rows` rows."""
         if not self.raw:
             blob = self.blob if self._blob is None else self._blob
             if _count(blob, self._at) != self.count or (len(blob) > self._at and blob[-1] != LINE_END):
@@ -409,7 +412,7 @@ class PayloadColumn(msgspec.Struct, eq=False):
 
 
 def _count(blob: bytes, at: int) -> int:
-    """Count the line ends after a position. For a large blob numpy is four times as fast."""
+    """Return the number of line ends after a position. For a large blob numpy is four times as fast."""
     if not _FEW <= len(blob) - at <= _MANY:
         return blob.count(b"\n", at)
     return int(np.count_nonzero(np.frombuffer(blob, np.uint8, offset=at) == LINE_END))

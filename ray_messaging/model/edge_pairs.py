@@ -4,9 +4,10 @@ from typing import Any
 
 
 def edge_pairs(graph: Any) -> Any:  # noqa: ANN401 - anything networkx-like, or pairs of any kind
-    """Return the edges of a graph like networkx's as a list of pairs; what is no such graph comes back as it is.
+    """Return the edges of a graph like networkx's as a list of pairs; anything else is returned unchanged.
 
-    An edge of an undirected graph leads in both directions; a loop is one pair. A table's rows are pairs.
+    An edge of an undirected graph makes two pairs, one in each direction; a loop makes one. The rows of a table are
+    pairs.
     """
     if hasattr(graph, "itertuples"):
         return graph.to_numpy()

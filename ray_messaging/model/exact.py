@@ -1,6 +1,7 @@
-"""Python values as bytes from which equal ones are read: states of agents, and results that are remembered.
+"""Python values as bytes from which equal values are decoded: states of agents, and results of remembered calls.
 
-They are msgpack. What msgpack alone does not keep exactly (a tuple, a set, a date with its zone) has an extension type.
+The bytes are msgpack. Values that msgpack alone does not keep exactly (a tuple, a set, a date with its zone) have an
+extension type.
 """
 
 from collections.abc import Callable
@@ -25,7 +26,7 @@ KEPT = (
     "None, bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset, datetime, date, time, timedelta, "
     "zones of zoneinfo and datetime.timezone, Decimal, UUID, and numpy's numbers and arrays"
 )
-# msgpack keeps these exactly; int and str with exceptions, at which the encoder fails.
+# msgpack keeps these exactly, except some ints and strs, for which the encoder fails.
 _LEAVES = frozenset((NOTHING, bool, int, float, str, bytes))
 _LISTS = frozenset((list,))
 _FLAT = 2  # levels of a list of dicts without lists and dicts in them
@@ -35,26 +36,26 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 def encode_exactly(value: object, place: str) -> bytes:
-    """Encode a value; raise InvalidPayload, which names the part that cannot be kept from `place` on."""
+    """Encode a value; raise InvalidPayload if a part of it cannot be kept, which is named as a part of `place`."""
     encoded, _ = _encoded([value], place)
-    return encoded[1:]  # behind the head of a list of one
+    return encoded[1:]  # after the header of a list with one element
 
 
 def kept_exactly(values: list[dict[Any, Any]], place: str) -> tuple[bytes, list[dict[Any, Any]]]:
-    """Encode a list of dicts, each of which is called `place` in errors; raise InvalidPayload.
+    """Encode a list of dicts; raise InvalidPayload if a part cannot be kept, which is named as a part of `place`.
 
-    Returns: the bytes, and what is read from them: equal dicts that share nothing with the given ones.
+    Returns: the bytes, and the dicts that are decoded from them, which are equal but share nothing with the given ones.
     """
     encoded, levels = _encoded(values, place)
     return encoded, [*map(dict.copy, values)] if 0 < levels <= _FLAT else decode_exactly(encoded)
 
 
 def _encoded(values: list[Any], place: str) -> tuple[bytes, int]:
-    """Encode a list; return its levels, too, where all of it is as msgpack keeps it, else 0."""
+    """Encode a list; return also its number of levels if msgpack alone keeps all of it exactly, otherwise 0."""
     try:
         encoded, levels = _encode(values), levels_of(values, _LEAVES, _LEAVES, _LISTS)
     except (TypeError, ValueError, OverflowError, RecursionError):
-        levels = 0  # below it is found out where
+        levels = 0  # the code below finds out which part it is
     return (encoded, levels) if levels else (_encode([_whole(value, place) for value in values]), 0)
 
 
@@ -68,7 +69,10 @@ def _whole(value: Any, place: str) -> Any:  # noqa: ANN401 - any value
 
 
 def _form(value: Any, place: Place) -> Any:  # noqa: ANN401 - any part of a value
-    """Return a value as msgpack keeps it exactly, by extensions where it would not; raise InvalidPayload."""
+    """Return a value in a form that msgpack keeps exactly, with extensions if needed.
+
+    Raises: InvalidPayload for a part that cannot be kept.
+    """
     kind = type(value)
     if kind is str:
         return checked_text(value, place)
@@ -98,7 +102,7 @@ def _is_plain_key(key: object) -> bool:
 
 
 def _advice(value: Any) -> str:  # noqa: ANN401 - any part of a value
-    """Return what to keep in place of a value."""
+    """Return, as part of an error's text, what to keep instead of a value."""
     if isinstance(value, Enum):
         return "keep its .value"
     if hasattr(value, "_asdict"):
@@ -120,9 +124,9 @@ def _advice(value: Any) -> str:  # noqa: ANN401 - any part of a value
 
 
 class _Form(NamedTuple):
-    """An extension type: its code, which stays as it is for ever, what its parts are, and how these are joined.
+    """An extension type: its code, which must never change, and functions that split a value into parts and join these.
 
-    Without parts (None) a value is refused.
+    A value for which `parts` returns None is refused.
     """
 
     code: int

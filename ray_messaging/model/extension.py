@@ -11,7 +11,7 @@ from ray_messaging.addressing.channels import AgentId
 from ray_messaging.model.message_ids import MessageIdColumn
 
 T = TypeVar("T")
-_ROW_BYTES = 16  # msgpack's, of a row's number and two texts
+_ROW_BYTES = 16  # the most bytes that msgpack needs for a row's number and the lengths of two texts
 
 
 class Audience(NamedTuple):
@@ -22,10 +22,10 @@ class Audience(NamedTuple):
 
 
 class Fold(NamedTuple):
-    """How the rows of a batch stand for pairs: each row, a broadcast, for its sender and each of some hearers.
+    """How the rows of a folded batch represent pairs: a row, one broadcast, for its sender and each of its hearers.
 
-    These hearers are the agents of one mailbox, which `agents` names by their digest. The batch stands for so many
-    `pairs`: those that `kept` names of the pairs of all rows (see `audiences.folding`).
+    The hearers are among the agents of one mailbox, whose digest is `agents`. `pairs` is the number of pairs that the
+    batch represents. `kept` says which pairs of all rows count, if not all do (see `audiences.folding`).
     """
 
     agents: bytes
@@ -34,7 +34,7 @@ class Fold(NamedTuple):
 
 
 class OutsideQuestion(NamedTuple):
-    """A question that came from outside of the steps, as its asker knows it: mailbox for the answers, message id."""
+    """A question from outside of the steps: the mailbox that gets the answer, and its message id outside."""
 
     mailbox: str
     question: str
@@ -46,7 +46,7 @@ AskedOutside = dict[int, OutsideQuestion]  # by row
 class InHand(NamedTuple):
     """A message whose handler waits for the answer to a question: its mailbox, its id, the agent that handles it.
 
-    `slots` is how many handlers its service runs at most, 0 where another service may take the mailbox's messages, too.
+    `slots` is the most handlers that its service runs, or 0 if another service may also take the mailbox's messages.
     """
 
     mailbox: str
@@ -59,17 +59,17 @@ Behind = dict[int, tuple[InHand, ...]]  # by row
 
 
 class Extension(msgspec.Struct, eq=False, kw_only=True):
-    """What a batch of n messages has beside the columns of a plain one.
+    """What a batch of n messages has in addition to the columns of a plain batch.
 
-    Of a step: `attempt`, the attempt of the sending group at the step (0: not in a step); `deliver`, the step in which
-    the messages are read (an int64 column, or one for all); `ordinal` (uint32), which says that message i is the n-th
+    For steps: `attempt` is the sending group's attempt at the step (0: not in a step). `deliver` is the step in which
+    the messages are read (an int64 column, or one for all). `ordinal` (uint32) says of each message that it is the n-th
     accepted one of its from_id in the step.
-    Of questions and answers: `in_reply_to`, the ids of the questions; `expects_answer` (bool), a question;
-    `reply_mailbox`, the mailbox that takes the answers; `asked_outside`, in a step the questions from outside, also of
-    their answers; `behind`, the chain of handlers that wait for the answer, the one that asks last; `failed`, the
-    answers say that handlers failed.
-    `audience`: its hearers are the recipients. With a `fold` each row stands for many of them; without it the batch
-    has a row for each.
+    For questions and answers: `in_reply_to` has the ids of the questions. `expects_answer` (bool) marks questions.
+    `reply_mailbox` is the mailbox that gets the answers. `asked_outside` has, in a step, the questions from outside, by
+    their rows or those of their answers. `behind` has the chain of handlers that wait for the answer; the one that asks
+    is the last. `failed` says that these answers are failures of handlers.
+    For broadcasts: the hearers in `audience` are the recipients. With a `fold` each row represents many of them;
+    without it the batch has a row for each.
     """
 
     attempt: int = 0
@@ -86,9 +86,9 @@ class Extension(msgspec.Struct, eq=False, kw_only=True):
 
     @classmethod
     def joined(cls, parts: Sequence[tuple["Extension", int]]) -> "Extension | None":
-        """Return the extension of several batches, in their order; None without any.
+        """Return the joined extension of several batches, in their order, or None if there are none.
 
-        Args: parts are extensions of one `kind`, each with its number of rows; none is of an attempt at a step.
+        Args: `parts` are extensions of one `kind`, each with its number of rows. None may be of an attempt at a step.
         """
         if not parts:
             return None
@@ -108,7 +108,7 @@ class Extension(msgspec.Struct, eq=False, kw_only=True):
         )
 
     def take(self, rows: NDArray[np.intp]) -> "Extension":
-        """Return the extension of some rows; they stand for no pairs any more."""
+        """Return the extension of some rows, without the fold."""
         return Extension(
             attempt=self.attempt,
             deliver=self.deliver[rows] if isinstance(self.deliver, np.ndarray) else self.deliver,
@@ -144,7 +144,7 @@ class Extension(msgspec.Struct, eq=False, kw_only=True):
 
 
 def _joined_rows(parts: Sequence[tuple[dict[int, T], int]]) -> dict[int, T]:
-    """Return the values of some rows of several batches, by their rows in the joined one."""
+    """Return the values of some rows of several batches, by their rows in the joined batch."""
     found: dict[int, T] = {}
     low = 0
     for each, rows in parts:

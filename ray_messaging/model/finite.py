@@ -1,4 +1,4 @@
-"""Numbers that JSON does not have: NaN and the infinities, which msgspec and pydantic write as null."""
+"""Search for numbers that JSON does not have: NaN and the infinities, which msgspec and pydantic encode as null."""
 
 import re
 from typing import Any
@@ -8,17 +8,17 @@ import numpy as np
 
 from ray_messaging.compat.msg import Msg
 
-NULL = b"null"  # JSON without it has lost no number
-MAYBE_NULL = ord("u")  # an int, to look for first: a search for bytes by `in` raises and drops an error internally
+NULL = b"null"  # if encoded JSON does not contain this, no number was lost
+MAYBE_NULL = ord("u")  # search for this int first: a search for bytes by `in` raises and drops an error internally
 _NULL_WORD = int.from_bytes(NULL, "little")
-_MANY = 2**12  # bytes that numpy searches in less time
-_NOT_FINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")  # a double of msgpack that is no number; few others look alike
+_MANY = 2**12  # from this size on numpy searches faster
+_NOT_FINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")  # a double in msgpack that is not finite; few other bytes match
 
 
 def may_have_null(lines: bytes) -> bool:
-    """Return whether JSON lines hold `null`, as a value or in a text.
+    """Return whether JSON lines contain `null`, as a value or in a text.
 
-    In large ones numpy compares four bytes at a time, from each of four beginnings: a quarter of the time of `in`.
+    In large lines numpy compares four bytes at a time, at each of four offsets, in a quarter of the time of `in`.
     """
     if len(lines) < _MANY:
         return NULL in lines
@@ -28,16 +28,16 @@ def may_have_null(lines: bytes) -> bool:
 
 
 def all_finite(payloads: object) -> bool:
-    """Return whether all numbers of payloads have a form in JSON; False also where that is not certain."""
+    """Return whether all numbers in payloads are finite, so that JSON has them. Return False also if in doubt."""
     try:
         return _NOT_FINITE.search(_packed(payloads)) is None
-    except (TypeError, ValueError, OverflowError, RecursionError):  # what msgpack cannot have
+    except (TypeError, ValueError, OverflowError, RecursionError):  # msgpack cannot encode them
         return False
 
 
 def parts_of(value: Any) -> object:  # noqa: ANN401 - any part of a payload
-    """Return an object as its parts, of which one without floats has none."""
-    if isinstance(value, float):  # of a subclass, which msgspec asks about
+    """Return the parts of an object in which floats may be, or {} if it has no parts."""
+    if isinstance(value, float):  # it is of a subclass, for which msgspec calls this
         return float(value)
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()

@@ -1,4 +1,4 @@
-"""Joining of columns: those of several frames become one."""
+"""Joining of columns of several frames into one."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +17,7 @@ def joined_arrays(parts: Sequence[NDArray[Any]]) -> Any:  # noqa: ANN401 - an ar
 
 
 def joined_ids(columns: Sequence[IdColumn]) -> IdColumn:
-    """Return columns of ids as one, with one table of names."""
+    """Return columns of ids as one column, with one table of str ids."""
     if len(columns) == 1:
         return columns[0]
     values = np.concatenate([column.values for column in columns])
@@ -39,9 +39,9 @@ def joined_ids(columns: Sequence[IdColumn]) -> IdColumn:
 
 
 def joined_payloads(parts: Sequence[Payloads], rows: Sequence[int], order: NDArray[np.intp] | None = None) -> Payloads:
-    """Return payloads as one: typed columns of one schema as such, else JSON, in which each row names its line.
+    """Return several parts of payloads as one: as typed columns if all have one schema, otherwise as JSON lines.
 
-    Args: rows are the numbers of rows of the parts; order is that of the rows in the result (None: as they are).
+    Args: `rows` has the number of rows of each part; `order` is the order of the rows in the result (None: unchanged).
     """
     typed = [part for part in parts if isinstance(part, TypedColumns)]
     if typed and len(typed) == len(parts) and all(part.schema == typed[0].schema for part in typed):
@@ -56,7 +56,7 @@ def joined_payloads(parts: Sequence[Payloads], rows: Sequence[int], order: NDArr
         places += first
         low, first = low + count, first + column.count
     index = index if order is None else index[order]
-    if any(column.raw for column in columns):  # raw lines may hold newlines: they are no blob
+    if any(column.raw for column in columns):  # raw lines may contain newlines, so they cannot be in a blob
         return PayloadColumn.of([line for column in columns for line in column.list], index, raw=True)
     blob = b"".join([column.view for column in columns]) if len(columns) > 1 else columns[0].blob
     return PayloadColumn(blob, first, index)

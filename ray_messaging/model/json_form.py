@@ -1,7 +1,7 @@
-"""Payloads as JSON: what becomes what, and what JSON cannot carry, with its place.
+"""Payloads as JSON: the form of each type, and errors that name the part that JSON cannot represent.
 
-A dict, list, str, int, float, bool or None is carried as it is. Other types have one form each (docs/api.md); what
-has none is refused.
+A dict, list, str, int, float, bool or None is its own form. Other types have one form each (docs/api.md). A value
+without a form is refused.
 """
 
 import json
@@ -20,19 +20,19 @@ from ray_messaging.errors import InvalidPayload
 from ray_messaging.model.finite import NULL, parts_of
 from ray_messaging.model.places import NOTHING, Place, checked_text, shown
 
-SCALARS = frozenset((NOTHING, bool, int, float, str))  # what JSON has; of floats all but NaN and the infinities
+SCALARS = frozenset((NOTHING, bool, int, float, str))  # JSON's types; it has no NaN and infinities
 _LISTS = frozenset((list, tuple))
 _EXACT_NUMBERS = frozenset((int, bool))
-# A plain payload alone is checked and encoded in one go by `orjson.dumps(payload, None, PLAIN)`. Its bytes are those of
-# `encode_dict`, so that a payload has one form alone and among many, but for two: null, which may have been NaN, and
-# large numbers, 1e+16 instead of 1e16.
+# A single plain payload is checked and encoded in one call, `orjson.dumps(payload, None, PLAIN)`. Its bytes are the
+# same as those of `encode_dict`, so that a payload has the same form alone and among many. There are two exceptions:
+# null, which may have been NaN, and large numbers, which are 1e+16 instead of 1e16.
 PLAIN = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS
 LARGE, MAYBE_LARGE = b"e+", ord("+")
 _PREFIX = "this payload cannot become JSON: "
 
 
 def is_plain(payload: Any) -> bool:  # noqa: ANN401 - a dict, or the parts of an object
-    """Return whether a payload that has been encoded consists of JSON's own types, but for numbers without a form."""
+    """Return whether a payload that was encoded consists of JSON's own types only (NaN and infinities included)."""
     for key, value in payload.items():
         if type(key) is not str or (type(value) not in SCALARS and not _is_plain_part(value)):
             return False
@@ -51,9 +51,9 @@ def _is_plain_part(value: Any) -> bool:  # noqa: ANN401 - any part that is no sc
 
 
 def are_plain(payloads: Any) -> bool:  # noqa: ANN401 - a list of dicts
-    """Return whether all of some payloads are plain, as `is_plain`, in a tenth of the time.
+    """Return whether all of some payloads are plain, like `is_plain`, but in a tenth of the time.
 
-    Here members of enums and UUIDs, which have one form, are plain, and whole numbers beyond 64 bits are not.
+    Here members of enums and UUIDs, which have one form, count as plain, and whole numbers beyond 64 bits do not.
     """
     try:
         orjson.dumps(payloads, None, PLAIN)
@@ -63,7 +63,7 @@ def are_plain(payloads: Any) -> bool:  # noqa: ANN401 - a list of dicts
 
 
 def encode_plain(payload: dict[str, Any]) -> bytes | None:
-    """Encode a payload that is plain, as `are_plain`, to the bytes of `encode_dict`; None for all that takes more."""
+    """Encode a plain payload (see `are_plain`) to the bytes of `encode_dict`; return None if it needs more checks."""
     try:
         line = orjson.dumps(payload, None, PLAIN)
     except orjson.JSONEncodeError:
@@ -72,7 +72,10 @@ def encode_plain(payload: dict[str, Any]) -> bytes | None:
 
 
 def json_form(payload: Any) -> Any:  # noqa: ANN401 - any payload
-    """Return a payload in JSON's types where the encoder would change it; raise InvalidPayload, with the place."""
+    """Return a payload with JSON's types instead of values that the encoder would change.
+
+    Raises: InvalidPayload, which names the part, for a value that JSON cannot represent.
+    """
     try:
         return _form(payload, "payload")
     except RecursionError as error:
@@ -103,7 +106,7 @@ def _form(value: Any, place: Place) -> Any:  # noqa: ANN401 - any part of a payl
 
 def _many_form(value: Any, place: Place) -> Any:  # noqa: ANN401 - a list, a tuple, a set, or numpy's
     if isinstance(value, list | tuple):
-        if _EXACT_NUMBERS.issuperset(map(type, value)):  # many numbers, as of an array
+        if _EXACT_NUMBERS.issuperset(map(type, value)):  # only numbers, as from an array
             return value
         return [_form(part, (place, at)) for at, part in enumerate(value)]
     if isinstance(value, set | frozenset):  # in an order that does not depend on the process
@@ -114,7 +117,7 @@ def _many_form(value: Any, place: Place) -> Any:  # noqa: ANN401 - a list, a tup
 
 
 def _dict_form(found: dict[Any, Any], place: Place) -> dict[str, Any]:
-    """Return a dict with texts as keys: whole numbers become texts, as in all JSON; raise InvalidPayload for others."""
+    """Return a dict with strs as keys. Ints become strs, as always in JSON; raise InvalidPayload for other keys."""
     made: dict[str, Any] = {}
     for key, part in found.items():
         if isinstance(key, str):
@@ -143,9 +146,9 @@ def _text(text: str, place: Place) -> str:
 
 
 def _listed(value: Any, place: Place) -> Any:  # noqa: ANN401 - an array, or a number of numpy
-    """Return an array as lists, or a number of numpy as one of Python; dates of numpy as texts."""
+    """Return a numpy array as lists, a numpy number as a Python number, and numpy dates as texts."""
     if value.dtype.kind == "M" and not np.isnat(value).any():
-        return np.datetime_as_string(value).tolist()  # whatever its unit is; `tolist` makes numbers of nanoseconds
+        return np.datetime_as_string(value).tolist()  # for all units; `tolist` makes numbers of nanoseconds
     if value.dtype.kind in "mM":
         what = "NaT" if value.dtype.kind == "M" else str(value.dtype)
         raise InvalidPayload(
@@ -153,14 +156,14 @@ def _listed(value: Any, place: Place) -> Any:  # noqa: ANN401 - an array, or a n
             "as array / numpy.timedelta64(1, 's')"
         )
     listed = value.tolist()
-    if isinstance(listed, np.generic):  # of a type that Python does not have
+    if isinstance(listed, np.generic):  # its type does not exist in Python
         return _leaf(listed, place)
     return listed
 
 
 def _check_parts(value: Any, place: Place) -> None:  # noqa: ANN401 - a dataclass, a Struct, a pydantic object
     """Raise InvalidPayload for a part of an object that JSON would change."""
-    for name, part in parts_of(value).items():  # type: ignore[attr-defined]  # of an object these are a dict
+    for name, part in parts_of(value).items():  # type: ignore[attr-defined]  # the parts of an object are a dict
         if _has_set(part):
             raise InvalidPayload(
                 f"{_PREFIX}{shown((place, name))} is or holds a set within an object, whose order would be that of the "
@@ -197,18 +200,18 @@ def _leaf(value: Any, place: Place) -> Any:  # noqa: ANN401 - any part of a payl
 
 
 def _as_json(value: object) -> object:
-    """Return a JSON value for types that are common in simulations."""
+    """Return the JSON value of an object whose type is common in simulations."""
     if isinstance(value, PathLike):
         return fspath(value)
     if isinstance(value, date | time):  # also pandas's subclasses, which msgspec rejects
         return value.isoformat()
-    if is_object(value):  # of pydantic: the others never come here
+    if is_object(value):  # one of pydantic, because msgspec encodes the others itself
         return msgspec.Raw(encode_whole(value))
     return _same(value)
 
 
 def _same(value: object) -> object:
-    """Return a JSON value that decodes to much the same: for numpy, a Msg, subclasses of str and numbers."""
+    """Return the JSON value of a numpy value, a Msg, or an object of a subclass of str or a number."""
     if isinstance(value, np.generic | np.ndarray):
         if value.dtype.kind in "mM":
             raise TypeError("numpy's dates and times have their form from json_form")
@@ -217,7 +220,7 @@ def _same(value: object) -> object:
         return value.to_dict()
     if isinstance(value, str):
         return str.__str__(value)
-    if isinstance(value, int) and not isinstance(value, bool):  # a bool comes here as a key only
+    if isinstance(value, int) and not isinstance(value, bool):  # a bool is passed here only as a key
         return int(value)
     if isinstance(value, float):
         return float(value)
@@ -225,16 +228,16 @@ def _same(value: object) -> object:
 
 
 def encode_whole(payload: Any) -> bytes:  # noqa: ANN401 - of any type that has a JSON form
-    """Encode an object as JSON; raise InvalidPayload, ValueError."""
+    """Encode an object as JSON; raise InvalidPayload, or an encoder's ValueError, if JSON cannot represent it."""
     line = encode_object(payload, encode_dict)
     if b"NaN" in line or b"Infinity" in line:  # pydantic writes them where a model says ser_json_inf_nan="constants"
         json_form(payload)
     return line
 
 
-# One reused encoder; msgspec writes compact JSON, in which a newline is always escaped.
+# One encoder is reused. msgspec writes compact JSON, in which a newline is always escaped.
 _encoder = msgspec.json.Encoder(enc_hook=_as_json)
 encode_dict = _encoder.encode  # for callers that do the other checks of `encode_payload`
 encode_lines = _encoder.encode_lines
-# msgspec also encodes bytes, sets and nan, which would not decode to themselves.
+# msgspec also encodes bytes, sets and NaN, which would not decode to equal values.
 strictly = json.JSONEncoder(allow_nan=False, default=_same).encode

@@ -1,4 +1,7 @@
-"""Types that msgspec checks, made of a JSON Schema: a sender needs no class of the user's. And schemas of types."""
+"""Types that msgspec can check, built from a JSON Schema, so that a sender needs no class of the user.
+
+The other way round, the JSON Schema of a type.
+"""
 
 from collections.abc import Callable, Mapping
 from functools import reduce
@@ -30,14 +33,14 @@ _PLAIN: dict[str, Any] = {"string": str, "integer": int, "number": float, "boole
 
 
 class JsonTypes:
-    """Builder of types from one JSON Schema; raise ConfigError where it says what msgspec cannot check."""
+    """Builder of Python types from one JSON Schema. Raises ConfigError for a constraint that msgspec cannot check."""
 
     def __init__(self, schema: Node) -> None:
         self._defs: Node = schema.get("$defs", {})
-        self._open: list[str] = []  # the references that lead here
+        self._open: list[str] = []  # the references that were followed to the current node
 
     def resolved(self, node: Node) -> Node:
-        """Return a node without references at its top."""
+        """Follow the references at the top of a node, and return the node to which they lead."""
         while "$ref" in node or len(node.get("allOf", ())) == 1:
             node = node["allOf"][0] if "$ref" not in node else self._defs[self._name(node["$ref"])]
         return node
@@ -102,7 +105,7 @@ class JsonTypes:
         if node.get("prefixItems"):
             made = [self.type_of(each, f"{where}.{place}") for place, each in enumerate(node["prefixItems"])]
             return tuple.__class_getitem__(tuple(made))
-        return list[self.type_of(node.get("items", True), f"{where}.items")]  # type: ignore[misc]  # a type that is made
+        return list[self.type_of(node.get("items", True), f"{where}.items")]  # type: ignore[misc]  # the type is built
 
     def _of_object(self, node: Node, where: str) -> Any:  # noqa: ANN401 - a type
         others = node.get("additionalProperties", True)
@@ -134,7 +137,10 @@ _KINDS_OF = {
 
 
 def decoder_of(schema: Node) -> msgspec.json.Decoder[Any]:
-    """Return a decoder that refuses what a schema of payloads does not allow; raise ConfigError."""
+    """Return a decoder that refuses payloads that a schema does not allow.
+
+    Raises: ConfigError if the schema is not one of JSON objects, or msgspec cannot check it.
+    """
     types = JsonTypes(schema)
     top = types.resolved(schema)
     if top.get("type", "object") != "object" or not ({"type", "properties"} & top.keys()):
@@ -144,7 +150,7 @@ def decoder_of(schema: Node) -> msgspec.json.Decoder[Any]:
 
 
 def built(make: Callable[[], Any]) -> Any:  # noqa: ANN401 - a decoder, or a type
-    """Return what a function makes; raise ConfigError where msgspec does not know such a type."""
+    """Return the result of a function; raise ConfigError if msgspec does not support the type in it."""
     try:
         return make()
     except (TypeError, ValueError, KeyError) as error:
@@ -154,9 +160,9 @@ def built(make: Callable[[], Any]) -> Any:  # noqa: ANN401 - a decoder, or a typ
 
 
 def described(kind: Any) -> bytes:  # noqa: ANN401 - a type, or a JSON Schema
-    """Return the JSON Schema of a pydantic model, msgspec.Struct, dataclass, TypedDict, or of one given as a dict.
+    """Return the JSON Schema of a pydantic model, a msgspec.Struct, a dataclass or a TypedDict; it may be given itself.
 
-    Raises: ConfigError where it has none, or one that senders cannot check.
+    Raises: ConfigError if the type has no schema, or one that senders cannot check.
     """
     try:
         schema = kind if isinstance(kind, Mapping) else _schema_of(kind)

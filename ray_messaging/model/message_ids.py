@@ -1,4 +1,4 @@
-"""Column of message ids: few texts, and a number for each row."""
+"""Column of message ids, stored as a few texts and a number for each row."""
 
 from collections.abc import Sequence
 
@@ -7,14 +7,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 NO_NUMBER = -1
-_MOST_DIGITS = 18  # all numbers of so many digits fit int64
+_MOST_DIGITS = 18  # all numbers with so many digits fit into int64
 
 
 class MessageIdColumn(msgspec.Struct, eq=False):
-    """N ids of messages, any of them None: "a-3-" and 7 for "a-3-7", so that ids of one sender share their text.
+    """N ids of messages, each of which may be None.
 
-    Row i has the text `texts[places[i]]` (uint32; None: all have the first) and the number `numbers[i]` (int64;
-    NO_NUMBER: the text is the whole id). An empty text without a number is None.
+    The id "a-3-7" is stored as "a-3-" and 7, so that ids of one sender share their text. Row i has the text
+    `texts[places[i]]` (uint32; None: all have the first text) and the number `numbers[i]` (int64; NO_NUMBER: the text
+    is the whole id). An empty text without a number means None.
     """
 
     numbers: NDArray[np.int64]
@@ -24,7 +25,7 @@ class MessageIdColumn(msgspec.Struct, eq=False):
     @classmethod
     def of(cls, ids: Sequence[str | None]) -> "MessageIdColumn":
         """Build from ids."""
-        if len(ids) == 1:  # a lone answer: the general way takes four times as long
+        if len(ids) == 1:  # for a single answer the general way would take four times as long
             text, number = _split(ids[0] or "")
             return cls(np.array((number,), np.int64), (text,))
         table: dict[str, int] = {}
@@ -36,7 +37,7 @@ class MessageIdColumn(msgspec.Struct, eq=False):
 
     @classmethod
     def none(cls, rows: int) -> "MessageIdColumn":
-        """Build a column without ids."""
+        """Build a column of `rows` ids that are all None."""
         return cls(np.full(rows, NO_NUMBER, np.int64))
 
     @classmethod
@@ -59,7 +60,7 @@ class MessageIdColumn(msgspec.Struct, eq=False):
         numbers, places = self.numbers[rows], None if self.places is None else self.places[rows]
         if places is None or len(rows) >= len(self.texts):
             return MessageIdColumn(numbers, self.texts, places)
-        used, among = np.unique(places, return_inverse=True)  # each frame carries its table
+        used, among = np.unique(places, return_inverse=True)  # each frame contains its table
         texts = tuple(self.texts[place] for place in used) or ("",)
         return MessageIdColumn(numbers, texts, among.astype(np.uint32))
 
@@ -82,7 +83,7 @@ class MessageIdColumn(msgspec.Struct, eq=False):
 
 
 def _split(message_id: str) -> tuple[str, int]:
-    """Split an id into a text and the number after its last hyphen; a number with another spelling stays text."""
+    """Split an id into a text and the number after its last hyphen. A number such as "007" stays in the text."""
     head, hyphen, tail = message_id.rpartition("-")
     if hyphen and tail.isascii() and tail.isdigit() and len(tail) <= _MOST_DIGITS and (tail[0] != "0" or tail == "0"):
         return head + hyphen, int(tail)

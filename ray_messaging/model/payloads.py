@@ -10,10 +10,10 @@ from ray_messaging.model.columns import PayloadColumn
 
 
 class Payloads(Protocol):
-    """Payloads of a batch: `PayloadColumn`, JSON lines, or `TypedColumns`, from which lines are made on first use.
+    """Payloads of a batch: JSON lines (`PayloadColumn`), or `TypedColumns`, from which lines are made on first use.
 
     There are `count` lines. Row i has the line `index[i]` (uint32; None: row i has line i). `raw` lines come from
-    foreign clients, need not be JSON, and may hold newlines.
+    foreign clients, need not be JSON, and may contain newlines.
     """
 
     @property
@@ -22,15 +22,15 @@ class Payloads(Protocol):
 
     @property
     def index(self) -> NDArray[np.uint32] | None:
-        """Return each row's line; None: row i has line i."""
+        """Return the number of each row's line, or None if row i has line i."""
 
     @property
     def raw(self) -> bool:
-        """Tell whether the lines come from a foreign client."""
+        """Return whether the lines come from a foreign client."""
 
     @property
     def small(self) -> bool:
-        """Tell whether rows are small, and no object each: more of them make a frame."""
+        """Return whether rows are small and need no object each, so that a frame may have more of them."""
 
     @property
     def nbytes(self) -> int:
@@ -42,7 +42,7 @@ class Payloads(Protocol):
 
     @property
     def volumes(self) -> NDArray[np.int64]:
-        """Return the bytes that the lines up to each one take in a frame, int64 (count,)."""
+        """Return, for each line, the bytes that it and all lines before it take in a frame, int64 (count,)."""
 
     @property
     def json(self) -> PayloadColumn:
@@ -66,4 +66,4 @@ class Payloads(Protocol):
         """Return the payloads with the lines of some of the `rows` rows replaced."""
 
     def pack(self) -> None:
-        """Drop what can be made again: payloads that are kept for long stay small."""
+        """Drop everything that can be made again, so that payloads that are kept for long stay small."""

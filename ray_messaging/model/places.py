@@ -1,4 +1,4 @@
-"""Places within a value, for errors, and what all codecs refuse alike."""
+"""Places within a value, which errors name, and checks that all codecs share."""
 
 from collections.abc import Iterable
 from itertools import chain
@@ -7,12 +7,12 @@ from typing import Any
 
 from ray_messaging.errors import InvalidPayload
 
-Place = str | tuple["Place", object]  # the name of the whole, or the place of a container with an index or a key
+Place = str | tuple["Place", object]  # the name of the whole value, or a container's place and an index or key
 NOTHING = type(None)
 
 
 def shown(place: Place) -> str:
-    """Return a place as text, as `payload["t"][0]`."""
+    """Return a place as text, such as `payload["t"][0]`."""
     if isinstance(place, str):
         return place
     within, key = place
@@ -21,7 +21,7 @@ def shown(place: Place) -> str:
 
 
 def checked_text(text: str, place: Place) -> str:
-    """Return a text; raise InvalidPayload where it holds half of a character, which UTF-8 does not have."""
+    """Return a text; raise InvalidPayload if it contains a lone surrogate, which UTF-8 cannot encode."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -34,10 +34,10 @@ def checked_text(text: str, place: Place) -> str:
 
 
 def levels_of(values: list[Any], leaves: frozenset[type], keys: frozenset[type], lists: frozenset[type]) -> int:
-    """Return how many levels values have; 0 unless they consist of exactly these types and of dicts with such keys.
+    """Return how many levels values have, or 0 unless they consist of exactly these types and of dicts with such keys.
 
-    Each level is looked at as a whole, which is several times as fast as a call for each part. The values must not
-    hold themselves, which is certain once they have been encoded.
+    Each level is checked as a whole, which is several times as fast as a call for each part. No value may contain
+    itself, which is certain if the values were encoded before.
     """
     dicts: list[dict[Any, Any]] = []
     sequences: list[Any] = [values]
@@ -46,7 +46,7 @@ def levels_of(values: list[Any], leaves: frozenset[type], keys: frozenset[type],
         level += 1
         kinds = {*map(type, _parts(dicts, sequences))}
         within = kinds - leaves
-        # Of equal keys one is looked at, and a text is equal to nothing else.
+        # Of equal keys only one is checked, which suffices because a str equals no value of another type.
         if not (within <= lists | {dict} and keys.issuperset(map(type, set().union(*dicts)))):
             return 0
         if not within:

@@ -1,4 +1,4 @@
-"""The schema of one subtopic, and those of all."""
+"""The schema of one subtopic's payloads, and the schemas of all subtopics."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from ray_messaging.model.typed.table import TypedColumns
 
 
 class Misfitting(NamedTuple):
-    """A row whose payload does not fit (None: no row does): the part that does not, and why."""
+    """A row whose payload does not fit (None: no payload fits), the field that does not, and why."""
 
     row: int | None
     field: str
@@ -24,7 +24,7 @@ class Misfitting(NamedTuple):
 
 
 class Schema:
-    """Check of the payloads of one subtopic. Args: `text` is a JSON Schema. Raises ConfigError for one beyond it."""
+    """Check of the payloads of one subtopic. Args: `text` is a JSON Schema. Raises ConfigError for unsupported ones."""
 
     def __init__(self, text: bytes) -> None:
         schema = msgspec.json.decode(text)
@@ -37,7 +37,7 @@ class Schema:
         self._known: dict[tuple[str, ColumnType], ColumnCheck] = {}
 
     def misfits(self, payloads: Payloads) -> Iterator[Misfitting]:
-        """Yield what does not fit, row by row; columns of a type that does not fit are one for all rows."""
+        """Yield the payloads that do not fit, row by row. A typed column of a wrong type yields one for all rows."""
         return self._of_columns(payloads) if isinstance(payloads, TypedColumns) else self._of_lines(payloads.json)
 
     def _of_lines(self, payloads: PayloadColumn) -> Iterator[Misfitting]:
@@ -72,7 +72,10 @@ class Schema:
 
 
 class ColumnCheck:
-    """Check of one typed column: `refused` says why no value fits; `kind` is the type of values that need a look."""
+    """Check of one typed column: `refused` says why no value fits, or `kind` is a type by which values are checked.
+
+    If there is neither, all values fit.
+    """
 
     def __init__(self, refused: str = "", kind: Any = None) -> None:  # noqa: ANN401 - a type
         self._refused = refused
@@ -96,7 +99,7 @@ class ColumnCheck:
 
 
 def check_of(types: JsonTypes, node: object, name: str, kind: ColumnType) -> ColumnCheck:
-    """Return the check of a column of one type by a node of the schema."""
+    """Return the check of a column of a given type by a node of the schema."""
     node = types.resolved(node) if isinstance(node, Mapping) else {}
     choices = [types.resolved(each) for each in node.get("anyOf", node.get("oneOf", [node]))]
     fitting = [each for each in choices if _holds(types, each, kind)]
@@ -109,7 +112,7 @@ def check_of(types: JsonTypes, node: object, name: str, kind: ColumnType) -> Col
 
 
 def _holds(types: JsonTypes, node: Node, kind: ColumnType) -> bool:
-    """Tell whether a node allows values of a column's type, as far as the type says."""
+    """Return whether a node may allow values of a column's type."""
     if "const" in node or "enum" in node:
         return kind.width == 0
     kinds = node.get("type")
@@ -138,13 +141,13 @@ _LIMITS = {
 
 
 def _is_bound(types: JsonTypes, node: Node) -> bool:
-    """Tell whether a node says more than a column's type does."""
+    """Return whether a node has constraints besides the type."""
     items = node.get("items")
     return bool(_LIMITS & node.keys()) or (isinstance(items, Mapping) and _is_bound(types, types.resolved(items)))
 
 
 class Schemas:
-    """The schemas of an experiment's subtopics, as a directory has them; `version` counts their changes."""
+    """The schemas of an experiment's subtopics in a directory; `version` counts their changes."""
 
     def __init__(self) -> None:
         self.version = 0
@@ -155,13 +158,13 @@ class Schemas:
         return bool(self._texts)
 
     def update(self, texts: Mapping[str, bytes]) -> None:
-        """Take the schemas of all subtopics that have one."""
+        """Set the schemas of all subtopics that have one."""
         if texts != self._texts:
             self._texts, self._made = dict(texts), {}
             self.version += 1
 
     def of(self, subtopic: str) -> Schema | None:
-        """Return the schema of a subtopic, None where it has none; raise ConfigError for one of a newer version."""
+        """Return the schema of a subtopic, or None if it has none; raise ConfigError if this version cannot use it."""
         if subtopic not in self._texts:
             return None
         if subtopic not in self._made:

@@ -1,14 +1,14 @@
-"""Place of a batch in a trace."""
+"""The trace context of a traced batch."""
 
 from typing import NamedTuple
 
-CONTEXT_BYTES = 25  # trace id 16, span id 8, flags 1: what W3C's traceparent says
+CONTEXT_BYTES = 25  # trace id 16, span id 8, flags 1: the contents of W3C's traceparent
 
 
 class TracePoint(NamedTuple):
-    """The span that sent a batch, the time since which this process has the batch, and the span that fetched it.
+    """The span that sent a batch, the time when this process got the batch, and the span that fetched it.
 
-    Spans are `CONTEXT_BYTES` long each; `fetched` is empty before a fetch. `since` is in unix seconds.
+    A span's context has `CONTEXT_BYTES` bytes; `fetched` is empty before a fetch. `since` is in unix seconds.
     """
 
     sent: bytes

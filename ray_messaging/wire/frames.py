@@ -3,7 +3,7 @@
 A frame, in order; all numbers are little endian:
 
     "RM", version u8, spare u8     there is one version: a frame of another one is refused
-    crc32 u32                      of all that follows
+    crc32 u32                      of all bytes that follow
     header length u32
     header                         msgpack array: `Header`
     from_ids, to_ids               i8 a row (by a flag i4): the id, or its index in the header's table by its kind; with
@@ -13,9 +13,9 @@ A frame, in order; all numbers are little endian:
                                    index u4 (each row's line), lengths u4 (a row per line, where lines have no ends)
     payloads                       one JSON text per line
 
-An absent column takes no byte. A frame with payloads in typed columns has the flag `_TYPED`, and in place of the lines
-what `typed_columns` writes. For invalid bytes `decode` raises FrameError before it allocates memory by a size that they
-claim.
+An absent column takes no bytes. A frame with payloads in typed columns has the flag `_TYPED`, and instead of the lines
+what `typed_columns` writes. For invalid bytes `decode` raises FrameError before it allocates memory of a size that the
+bytes claim.
 """
 
 import copyreg
@@ -40,19 +40,19 @@ from ray_messaging.model.trace_point import CONTEXT_BYTES, TracePoint
 from ray_messaging.model.typed.table import TypedColumns
 from ray_messaging.wire.typed_columns import ColumnField, buffers_of, fields_of, read_columns
 
-try:  # CRC-32 by the processor's own instructions, in a tenth of the time
+try:  # this computes CRC-32 with the processor's own instructions, in a tenth of the time
     from isal.isal_zlib import crc32
 except ImportError:  # not available for this machine
     from zlib import crc32
 
-FOREIGN_SENDER = "foreign-"  # prefix of a mailbox's name: the sender of foreign clients' messages
+FOREIGN_SENDER = "foreign-"  # with a mailbox's name after it, the sender of foreign clients' messages
 MAGIC, VERSION = b"RM", 3
 _PREFIX = Packer("<2sBxII")
 
 _NUMBERS, _FROM_KINDS, _TO_KINDS, _TOPIC, _STEPS, _TIMES, _INDEX, _LENGTHS = (1 << bit for bit in range(8))
 _I8, _I4, _F8, _U4, _U2, _U1 = map(np.dtype, ("<i8", "<i4", "<f8", "<u4", "<u2", "u1"))
 
-# Optional columns in their order after the fixed ones. The lengths come last: they have a row per line.
+# Optional columns in their order after the fixed ones. The lengths come last, because they have a row per line.
 _OPTIONAL = (
     (_NUMBERS, _U4), (_FROM_KINDS, _U1), (_TO_KINDS, _U1), (_TOPIC, _U2), (_STEPS, _I8), (_TIMES, _F8), (_INDEX, _U4)
 )  # fmt: skip
@@ -61,8 +61,8 @@ _ABSENT = (None,) * len(_FLAGS)
 _NO_COLUMNS = [None] * len(_OPTIONAL)
 _NO_EXTENSION = Extension()
 
-# Flags of frames with an extension, of its optional columns, in their order after the fixed ones, of typed columns, of
-# ids as int32, which only these and frames of steps have, and of rows that stand for pairs.
+# Flags: the frame has an extension; its optional columns, in their order after the fixed ones; typed columns; ids as
+# int32, which only frames with typed columns and frames of steps may have; rows that represent pairs.
 _EXTENSION, _DELIVER, _ORDINAL, _REPLY_NUMBERS, _REPLY_PLACES, _EXPECTS, _TYPED, _SMALL_IDS, _FOLD = (
     1 << bit for bit in range(8, 17)
 )
@@ -77,7 +77,7 @@ _InHand = tuple[str, str, _Step | str | None, _Number]
 
 
 def checksum_of(frame: bytes) -> int:
-    """Return the checksum that a frame begins with, without looking whether it is right."""
+    """Return the checksum at the beginning of a frame, without checking it."""
     checksum: int = _PREFIX.unpack_from(frame)[2]
     return checksum
 
@@ -106,7 +106,7 @@ class Header(msgspec.Struct, array_like=True, frozen=True):
     payload_columns: tuple[ColumnField, ...] = ()
     asked_outside: tuple[tuple[_Number, str, str], ...] = ()  # a row, a mailbox and a message id each
     fold: tuple[bytes, _Number, bytes] | None = None
-    trace: bytes = b""  # the span that sent it, of a traced batch
+    trace: bytes = b""  # the span that sent the batch; b"": it is not traced
     behind: tuple[tuple[_Number, tuple[_InHand, ...]], ...] = ()  # a row, and the handlers that wait for its answer
     failed: bool = False
 
@@ -129,7 +129,7 @@ def encode(batch: Batch, *, with_payload: bool = True) -> bytes:
         None if lines is None else lines.index,
         np.array([*map(len, lines.list)], "<u4") if lines is not None and lines.raw else None,
     )
-    if not all(map(is_, optional, _ABSENT)):  # a single message, the latency case, has none of them
+    if not all(map(is_, optional, _ABSENT)):  # a single message, for which latency matters most, has none of them
         for flag, column in zip(_FLAGS, optional, strict=True):
             if column is not None:
                 flags |= flag
@@ -156,7 +156,7 @@ def encode(batch: Batch, *, with_payload: bool = True) -> bytes:
 
 
 def _is_small(ids: IdColumn) -> bool:
-    """Tell whether all values fit int32."""
+    """Return whether all values fit into int32."""
     values = ids.values
     return int(values.min(initial=0)) >= -(2**31) and int(values.max(initial=0)) < 2**31
 
@@ -246,7 +246,7 @@ def _invalid(reason: str) -> FrameError:
 
 
 class _Reader(msgspec.Struct):
-    """Reader that cuts columns off a frame, never past its end."""
+    """Reader that returns the columns of a frame one after the other, and never reads past the end."""
 
     frame: bytes
     view: memoryview
@@ -265,7 +265,7 @@ class _Reader(msgspec.Struct):
         return self.cut(self.rows * _I8.itemsize)
 
     def cut(self, nbytes: int) -> memoryview:
-        """Return the next bytes."""
+        """Return the next `nbytes` bytes."""
         at = self.at
         self.at = at + nbytes
         if self.at > len(self.view):
@@ -273,20 +273,21 @@ class _Reader(msgspec.Struct):
         return self.view[at : self.at]
 
     def optional(self) -> list[Any]:
-        """Return the optional columns, None for each that is missing."""
-        if not self.flags & (_EXTENSION - 1):  # a single message, the latency case
+        """Return the optional columns, with None for each that is missing."""
+        if not self.flags & (_EXTENSION - 1):  # a single message, for which latency matters most
             return _NO_COLUMNS
         return self.columns(_OPTIONAL)
 
     def columns(self, known: tuple[tuple[int, Any], ...]) -> list[Any]:
-        """Return the next columns, None for each that is missing."""
+        """Return the next columns, with None for each that is missing."""
         return [self.column(dtype) if self.flags & flag else None for flag, dtype in known]
 
 
 def decode(frame: bytes, *, checked: bool = False) -> Batch:
-    """Decode a frame; columns and payloads are views of its bytes. Raises FrameError.
+    """Decode a frame; columns and payloads are views of its bytes. Raises FrameError if it is invalid.
 
-    Args: checked tells that the process that passed it on has decoded it: its checksum and payloads are not read again.
+    Args: `checked` says that the process that passed on the frame has decoded it, so that its checksum and payloads are
+    not checked again.
     """
     size = len(frame)
     if not _PREFIX.size <= size <= FRAME_LIMIT:
@@ -309,7 +310,7 @@ def decode(frame: bytes, *, checked: bool = False) -> Batch:
 
 
 def is_folded(frame: bytes) -> bool:
-    """Return whether the rows of a frame stand for pairs, by its header alone; False for one that cannot be read."""
+    """Return whether the rows of a frame represent pairs, by its header only; False if that cannot be read."""
     if len(frame) < _PREFIX.size:
         return False
     header_length = _PREFIX.unpack_from(frame)[3]
@@ -427,7 +428,7 @@ def _replies(
 
 
 def _largest(column: NDArray[Any]) -> int:
-    """Return the largest value, 0 of no rows; of a single one, the latency case, in a sixth of numpy's time."""
+    """Return the largest value, or 0 without rows. For a single row this takes a sixth of numpy's time."""
     return int(column.item(0)) if len(column) == 1 else int(column.max(initial=0))
 
 

@@ -1,4 +1,4 @@
-"""Notes beside frames: of the event log on a frame, and of a mailbox on its service."""
+"""Notes on the server: for the event log about a frame, and about the service of a mailbox."""
 
 import msgspec
 import numpy as np
@@ -8,7 +8,7 @@ from ray_messaging.errors import FrameError
 
 
 class Why(msgspec.Struct, array_like=True, frozen=True):
-    """The rows (uint32, little endian) that one rule judged, and its reason."""
+    """The rows (uint32, little endian) that one rule blocked or rewrote, and its reason."""
 
     rule: str
     reason: str
@@ -25,9 +25,9 @@ class Before(msgspec.Struct, array_like=True, frozen=True):
 class LogNote(msgspec.Struct, array_like=True, frozen=True):
     """The fate of a frame's rows.
 
-    `fate` is an index into `receipt.FATES`, for all rows. With PUBLISHED each row's subscriber count, known only to the
-    server, decides (0: undeliverable). `mailbox` has the rows where the fate is DELIVERED.
-    `before` holds payloads before a rewrite.
+    `fate` is an index into `receipt.FATES`, for all rows. If it is PUBLISHED, each row's number of subscribers, which
+    only the server knows, decides (0: undeliverable). If it is DELIVERED, `mailbox` has the rows.
+    `before` has the payloads before a rewrite.
     """
 
     fate: int
@@ -41,7 +41,7 @@ _decode_log_note = msgspec.msgpack.Decoder(LogNote).decode
 
 
 def decode_log_note(data: bytes, rows: int) -> LogNote:
-    """Decode the note of a frame with this number of rows; raise FrameError."""
+    """Decode the note of a frame with this number of rows; raise FrameError if it is invalid."""
     try:
         note = _decode_log_note(data)
         packed = [*(why.rows for why in note.why), *(before.rows for before in note.before)]
@@ -63,16 +63,17 @@ class Ask(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Slot(msgspec.Struct, array_like=True, frozen=True):
-    """A handler that waits for answers: the message that it has in hand, and its questions."""
+    """A handler that waits for answers: the message that it handles, and its questions."""
 
     message: str
     asks: tuple[Ask, ...]
 
 
 class ServiceNote(msgspec.Struct, array_like=True, frozen=True):
-    """A note on a service. `ended` is why it has ended ("": it has not).
+    """A note about a service. `ended` is why it has ended ("": it has not).
 
-    `slots` are all its handlers where each one waits for an answer, so that no other message is handled before.
+    If each of its handlers waits for an answer, so that no other message can be handled before, `slots` has all
+    handlers; otherwise it is empty.
     """
 
     ended: str = ""
@@ -83,12 +84,12 @@ _decode_service_note = msgspec.msgpack.Decoder(ServiceNote).decode
 
 
 def encode_service_note(note: ServiceNote) -> bytes:
-    """Encode a note; one that says nothing is b""."""
+    """Encode a note; a note without any content is b""."""
     return msgspec.msgpack.encode(note) if note.ended or note.slots else b""
 
 
 def decode_service_note(data: bytes) -> ServiceNote:
-    """Decode a note; one of another program says nothing."""
+    """Decode a note; return an empty note for bytes that cannot be decoded, which another program wrote."""
     try:
         return _decode_service_note(data) if data else ServiceNote()
     except (msgspec.MsgspecError, RecursionError):
@@ -96,5 +97,5 @@ def decode_service_note(data: bytes) -> ServiceNote:
 
 
 def ended_of(data: bytes) -> str:
-    """Return why a service has ended, by its note; "": it has not."""
+    """Return why a service has ended, by its encoded note, or "" if it has not."""
     return decode_service_note(data).ended

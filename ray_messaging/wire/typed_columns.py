@@ -1,8 +1,9 @@
 """Typed columns of payloads at the end of a frame.
 
-The header describes each by a name, a type and a width. In the frame are their buffers, each at a multiple of 8 bytes
-from its start, so that numpy and Arrow read them there: of numbers the values, little endian; of strings an offset
-more than there are rows, int32, and the UTF-8 text.
+The header describes each column by a name, a type and a width. The frame contains the columns' buffers, each at a
+multiple of 8 bytes from the frame's start, so that numpy and Arrow can read them in place. A column of numbers has one
+buffer, the values, little endian. A column of strings has two: offsets, int32, one more than there are rows, and the
+UTF-8 text.
 """
 
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ _OFFSET = np.dtype("<i4")
 
 
 class ColumnField(NamedTuple):
-    """Description of a column; the width is the length of its vectors, 0 where a row is one value."""
+    """Description of a column; the width is the length of its vectors, or 0 if a row is a single value."""
 
     name: Annotated[str, msgspec.Meta(min_length=1)]
     type: str
@@ -36,7 +37,7 @@ def fields_of(table: TypedColumns) -> tuple[ColumnField, ...]:
 
 
 def buffers_of(table: TypedColumns, at: int) -> Iterator[bytes | memoryview]:
-    """Yield the bytes of a table, which begin at a position of the frame."""
+    """Yield the bytes of a table, which begin at position `at` of the frame."""
     for column in table.columns.values():
         for buffer in column.buffers:
             padding = -at % _ALIGNMENT
@@ -47,9 +48,9 @@ def buffers_of(table: TypedColumns, at: int) -> Iterator[bytes | memoryview]:
 
 
 def read_columns(fields: tuple[ColumnField, ...], frame: bytes, at: int, rows: int, *, checked: bool) -> TypedColumns:
-    """Read a table up to the end of a frame; its columns are views of the frame. Raises FrameError.
+    """Read a table at the end of a frame; its columns are views of the frame. Raises FrameError if it is invalid.
 
-    Args: checked tells that the table was read before.
+    Args: `checked` says that another process has read the table, so that its values are not checked again.
     """
     buffers = _Buffers(frame, at)
     columns = {field.name: _column(field, buffers, rows, checked=checked) for field in fields}
@@ -78,7 +79,7 @@ def _column(field: ColumnField, buffers: "_Buffers", rows: int, *, checked: bool
 
 
 class _Buffers:
-    """The buffers of a frame, which are cut off in turn, never past its end."""
+    """Reader that returns the buffers of a frame one after the other, and never reads past the end."""
 
     __slots__ = ("_frame", "at")
 
@@ -87,7 +88,7 @@ class _Buffers:
         self.at = at
 
     def cut(self, dtype: Any, count: int) -> NDArray[Any]:  # noqa: ANN401 - numpy's dtype
-        """Return the next values."""
+        """Return the next `count` values."""
         at = self.at + -self.at % _ALIGNMENT
         self.at = at + count * dtype.itemsize
         if self.at > len(self._frame):

@@ -1,4 +1,4 @@
-"""AgentSociety's earlier Messager, on an MQTT broker.
+"""AgentSociety's earlier Messager, which uses an MQTT broker.
 
 Code written for `from agentsociety.message import Messager` runs with `from ray_messaging.compat.mqtt import Messager`.
 It needs the extra `ray-messaging[mqtt]`. See docs/mqtt.md.

@@ -1,4 +1,4 @@
-"""Address of an MQTT broker, from AgentSociety's arguments or ours."""
+"""Address of an MQTT broker, given by AgentSociety's arguments or by ours."""
 
 from urllib.parse import unquote, urlsplit
 
@@ -42,7 +42,10 @@ class MqttConfig(ServerConfig):
 
     @classmethod
     def from_url(cls, url: str) -> "MqttConfig":
-        """Parse mqtt:// or mqtts:// (`[user[:password]@]host[:port]`; mqtts: 8883); raise ConfigError otherwise."""
+        """Parse mqtt:// or mqtts:// (`[user[:password]@]host[:port]`); raise ConfigError if it is invalid.
+
+        The default port is 1883, or 8883 for mqtts.
+        """
         how = "write mqtt://[user:password@]host:port, or mqtts:// for TLS"
         try:
             parts = urlsplit(url)
@@ -51,7 +54,7 @@ class MqttConfig(ServerConfig):
         if parts.scheme not in {"mqtt", "mqtts"}:
             raise ConfigError(f"invalid broker address, its scheme is {parts.scheme!r}: {how}")
         default_port = 8883 if parts.scheme == "mqtts" else 1883
-        # A raw / ? or # in a password ends it. Do not ignore the rest.
+        # An unescaped / ? or # in a password ends the password. Do not ignore the rest.
         more = parts.path.strip("/") + parts.query + parts.fragment
         try:
             return cls(
@@ -72,7 +75,7 @@ class MqttConfig(ServerConfig):
 def broker_config(
     hostname: object, port: int, username: str | None, password: str | None, timeout: float
 ) -> MqttConfig:
-    """Return the config of a broker; raise ConfigError, without the password."""
+    """Return the config of a broker; raise ConfigError, without the password in it, if the arguments are invalid."""
     if isinstance(hostname, MqttConfig) or (isinstance(hostname, str) and "://" in hostname):
         if (port, username, password, timeout) != (PORT, None, None, TIMEOUT_S):
             raise ConfigError(
@@ -86,7 +89,7 @@ def broker_config(
                 "server": hostname,
                 "port": port,
                 "username": username,
-                # In settings files an empty password often means none, as in paho.
+                # In settings files an empty password often means no password, as in paho.
                 "password": None if username is None and password == "" else password,
                 "timeout": timeout,
             }

@@ -1,7 +1,8 @@
-"""A connection to an MQTT broker that comes back after a cut, with its session.
+"""A connection to an MQTT broker that is restored, with its session, after it was interrupted.
 
 It drives paho from this event loop by paho's public callbacks. aiomqtt, which does so too, cannot say whether a message
-that met the moment of a cut was published later: paho keeps such a message, and sends it with the next connection.
+that was sent just when the connection was interrupted was published later: paho keeps such a message, and sends it over
+the next connection.
 """
 
 import asyncio
@@ -36,29 +37,29 @@ logger = logging.getLogger(__name__)
 
 CONNECT_S: Final = 5.0
 FAREWELL_S: Final = 1.0
-MISC_S: Final = 1.0  # between two looks at the keepalive
-FOR_EVER_S: Final = 0xFFFFFFFF  # MQTT's number for a session without an end
-WHILE_AWAY_S: Final = 86_400  # a session without a name has no successor: it outlasts cuts of a day
-# As many as a broker has under way to one client by default (Mosquitto: 20, EMQX: 32).
+MISC_S: Final = 1.0  # the time between two checks of the keepalive
+FOR_EVER_S: Final = 0xFFFFFFFF  # MQTT's number for a session that never expires
+WHILE_AWAY_S: Final = 86_400  # a session without a name has no successor, so it only outlasts interruptions of a day
+# As many messages as a broker has in flight to one client by default (Mosquitto: 20, EMQX: 32).
 AT_ONCE: Final = 20
-STEADY_S: Final = 5.0  # a connection that ends sooner may be one of two clients that take a name from each other
+STEADY_S: Final = 5.0  # if a connection ends sooner, two clients may be taking a name from each other
 _SESSION_TAKEN_OVER: Final = 142
 _REFUSED: Final = {134, 135, 138, 140}  # bad user or password, not authorized, banned, bad authentication method
 
 
 class Connection:
-    """One client of the broker. After a cut it connects again, with backoff, until it is closed.
+    """One client of the broker. If the connection is interrupted, it connects again, with backoff, until it is closed.
 
-    Its session stays at the broker, so that what is subscribed waits there meanwhile, and what is being published is
-    completed: by QoS 2 each message passes once.
+    Its session stays at the broker, so that messages for its subscriptions wait there meanwhile, and messages that are
+    being published are completed. With QoS 2 each message arrives once.
 
     Args:
-        identifier: The client's name at the broker, which its session belongs to.
+        identifier: The client's name at the broker, to which its session belongs.
         lasting: The session outlasts `close`.
-        on_open: Is awaited after each connecting, before anything is published.
-        on_message: Takes each message that comes; it must not block. It returns whether the inbox has room: where it
-            has none, the connection ends, and comes back once `room` is set.
-        on_end: Is called where another client has taken over the session: `ended` has the error then, for good.
+        on_open: Is awaited each time that it has connected, before anything is published.
+        on_message: Is called with each message that arrives; it must not block. It returns whether the inbox has room.
+            If not, the connection is closed, and opened again when `room` is set.
+        on_end: Is called if another client has taken over the session. Then `ended` has the error, for good.
     """
 
     def __init__(
@@ -77,12 +78,12 @@ class Connection:
         self._config, self._lasting, self._identifier = config, lasting, identifier
         self._on_open, self._on_message, self._on_end = on_open, on_message, on_end
         self._loop = asyncio.get_running_loop()
-        self._acks: dict[int, asyncio.Future[Any]] = {}  # of what was published or subscribed, by paho's number
-        self._latest: deque[int] = deque(maxlen=5 * AT_ONCE)  # paho's numbers of what came; far from their end, 65,535
+        self._acks: dict[int, asyncio.Future[Any]] = {}  # waiting publications and subscriptions, by paho's number
+        self._latest: deque[int] = deque(maxlen=5 * AT_ONCE)  # numbers of the last received messages (of 65,535)
         self._accepted: asyncio.Future[ReasonCode] = self._loop.create_future()
         self._cut: asyncio.Future[ReasonCode] = self._loop.create_future()
         self._opened: asyncio.Future[None] = self._loop.create_future()
-        self._lasted = self._closing = False  # the last connection was good; this is the end
+        self._lasted = self._closing = False  # the last connection was steady; `close` was called
         self._task: asyncio.Task[None] | None = None
         self._client = client = Client(
             CallbackAPIVersion.VERSION2, client_id=identifier, protocol=MQTTv5, reconnect_on_failure=False
@@ -96,7 +97,7 @@ class Connection:
         self._listen_to(client)
 
     def _listen_to(self, client: Client) -> None:
-        """Take what paho tells; it opens sockets in another thread, and tells all else in this one."""
+        """Set paho's callbacks. It opens sockets in another thread, and makes all other calls in this one."""
         loop = self._loop
         client.on_connect = self._answered
         client.on_disconnect = lambda _c, _u, _flags, code, _p: _settle(self._cut, code)
@@ -120,7 +121,7 @@ class Connection:
         client.on_socket_register_write, client.on_socket_unregister_write = has_more, has_no_more
 
     async def open(self) -> None:
-        """Connect; raise ConnectionFailed within some seconds, ServerRefused at once."""
+        """Connect; raise ConnectionFailed within some seconds if that fails, ServerRefused if the broker refuses us."""
         self._task = asyncio.create_task(self._keep(), name="ray_messaging mqtt connection")
         try:
             await asyncio.shield(self._opened)
@@ -141,7 +142,10 @@ class Connection:
         await end(self._task)
 
     async def wait_up(self, timeout_s: float) -> None:
-        """Wait until it is connected; raise ConnectionFailed, or Fenced where another client has the session."""
+        """Wait until this is connected.
+
+        Raises: ConnectionFailed after `timeout_s`; Fenced if another client has the session.
+        """
         try:
             async with asyncio.timeout(timeout_s):
                 await self._up.wait()
@@ -151,9 +155,10 @@ class Connection:
             raise self.ended.with_traceback(None)
 
     async def publish(self, topic: str, payload: bytes, timeout_s: float) -> None:
-        """Publish by QoS 2, also over cuts; return once the broker has it.
+        """Publish with QoS 2, even if the connection is interrupted; return when the broker has the message.
 
-        Raises: OutcomeUnknown, PayloadTooLarge, ConnectionFailed, ServerRefused.
+        Raises: OutcomeUnknown if the broker has not answered in time; PayloadTooLarge above MQTT's limit;
+        ConnectionFailed if nothing could be sent; ServerRefused if the broker refuses the message.
         """
         try:
             info = self._client.publish(topic, payload, qos=2)
@@ -177,7 +182,10 @@ class Connection:
             raise ServerRefused(f"the broker at {self._where} refused a message on {topic!r}: {code}")
 
     async def subscribe(self, filters: list[str]) -> None:
-        """Subscribe by QoS 2; retained messages come with a new subscription only. Raises ServerRefused."""
+        """Subscribe with QoS 2. Retained messages are received only for a new subscription.
+
+        Raises: ServerRefused if the broker refuses a filter; ConnectionFailed if the connection is interrupted.
+        """
         if not filters:
             return
         options = SubscribeOptions(qos=2, retainHandling=SubscribeOptions.RETAIN_SEND_IF_NEW_SUB)
@@ -203,7 +211,7 @@ class Connection:
             del self._acks[number]
 
     def _acknowledged(self, number: int, answer: object) -> None:
-        """Give a waiting call the broker's answer; nobody waits any more for one that is late."""
+        """Give the broker's answer to the call that waits for it. For a late answer no call waits any more."""
         if number in self._acks:
             _settle(self._acks[number], answer)
 
@@ -220,7 +228,7 @@ class Connection:
                 why = await self._once(backoff)
             except Fenced as error:
                 self.ended = error
-                self._up.set()  # for those who wait: they get the error
+                self._up.set()  # so that waiting callers get the error
                 self._on_end()
                 return
             except (OSError, MessagingError) as error:
@@ -233,7 +241,7 @@ class Connection:
                 raise
             if self._closing:
                 return
-            if not self.room.is_set():  # the inbox is full: meanwhile the messages wait at the broker
+            if not self.room.is_set():  # the inbox is full; meanwhile messages wait at the broker
                 await self.room.wait()
                 continue
             level = logging.WARNING if self._lasted else logging.INFO
@@ -242,7 +250,7 @@ class Connection:
             await backoff.sleep()
 
     async def _once(self, backoff: Backoff) -> str:
-        """Connect, and stay so until the connection is cut or the inbox is full; return why."""
+        """Connect, and stay connected until the connection is interrupted or the inbox is full; return why it ended."""
         self._accepted, self._cut = self._loop.create_future(), self._loop.create_future()
         session = Properties(PacketTypes.CONNECT)
         session.SessionExpiryInterval = FOR_EVER_S if self._lasting else WHILE_AWAY_S
@@ -272,7 +280,7 @@ class Connection:
                 self._client.disconnect()
 
     async def _stay(self, backoff: Backoff) -> str:
-        """Stay connected until the connection is cut, and return why; raise Fenced."""
+        """Wait until the connection ends, and return why; raise Fenced if another client has the session."""
         began = self._loop.time()
         while not self._cut.done():
             await asyncio.wait([self._cut], timeout=MISC_S)
@@ -288,7 +296,7 @@ class Connection:
         if self._loop.time() - began >= STEADY_S:
             backoff.reset()
             return str(code)
-        # Not all brokers say that a session was taken over (Mosquitto 2.0.11 does not).
+        # Not all brokers report that a session was taken over (Mosquitto 2.0.11 does not).
         return f"{code}, after less than {STEADY_S:g} s; is there another client {self._identifier!r}?"
 
     def _answered(
@@ -304,8 +312,8 @@ class Connection:
         _settle(self._accepted, code)
 
     def _watch(self, sock: socket.socket) -> None:
-        """Have this event loop read from a new socket."""
-        if sock.fileno() != -1:  # it may be closed already
+        """Let this event loop read from a new socket."""
+        if sock.fileno() != -1:  # the socket may be closed already
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # the packets of QoS 2 are small
             self._loop.add_reader(sock, self._read, sock)
 
@@ -320,7 +328,7 @@ class Connection:
 
     def _come(self, _client: Client, _userdata: object, message: MQTTMessage) -> None:
         if message.dup and message.mid in self._latest:
-            return  # Mosquitto 2.0 forgets in a restart that we had it already
+            return  # we have it already, which Mosquitto 2.0 forgets in a restart
         self._latest.append(message.mid)
         made = aiomqtt.Message(
             message.topic, bytes(message.payload), message.qos, message.retain, message.mid, message.properties
@@ -332,7 +340,7 @@ class Connection:
             self._client.disconnect()
 
     def _refusal(self) -> MessagingError:
-        """Build the error for a connection that the broker has refused, or ended before it took it."""
+        """Build the error for a connection that the broker has refused, or closed before it accepted it."""
         if not self._accepted.done():
             why = self._cut.result() if self._cut.done() else f"no answer within {CONNECT_S:g} s"
             return self._unreachable(why)

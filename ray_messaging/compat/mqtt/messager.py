@@ -1,4 +1,4 @@
-"""AgentSociety's Messager on MQTT: its members, over an MQTT 5 broker's own means."""
+"""AgentSociety's Messager on MQTT: the same methods, on an MQTT 5 broker, without our scripts."""
 
 import asyncio
 import logging
@@ -46,21 +46,23 @@ class _Send(NamedTuple):
 
 
 class Messager(metaclass=ActorClass):
-    """Publisher and subscriber on an MQTT 5 broker, with AgentSociety's members.
+    """Publisher and subscriber on an MQTT 5 broker, with the methods of AgentSociety's Messager.
 
-    Messages are published by QoS 2, and sessions outlast cuts: what the broker has acknowledged comes once, in the
-    order of its topic, as long as the broker keeps its data and this process lives (see docs/mqtt.md).
+    Messages are published with QoS 2, and sessions outlast interruptions: a message that the broker has acknowledged
+    arrives once, in the order of its topic, as long as the broker keeps its data and this process lives (see
+    docs/mqtt.md).
 
-    `Messager.remote(...)` starts it as a Ray actor. In process, call it, then `connect`, `subscribe`, `start_listening`
-    and at the end `stop`; `async with` connects and stops.
+    `Messager.remote(...)` starts it as a Ray actor. To use it in a process, build it, then call `connect`, `subscribe`,
+    `start_listening`, and at the end `stop`; `async with` connects and stops.
 
     Args:
-        hostname: The broker's, its mqtt:// or mqtts:// URL, or an MqttConfig (with all other settings, and TLS).
+        hostname: The broker's host name, its mqtt:// or mqtts:// URL, or an MqttConfig (with all other settings, TLS
+            included).
         timeout: Seconds that a send may wait for the broker.
         message_interceptor: `messaging.interceptor`, or any Ray actor with `forward(from_uuid, to_uuid, msg) -> bool`.
-        name: With a name, messages for its topics wait at the broker while no process has it. None: they wait over
-            cuts, and end with `stop`.
-        settings: Its limits of payloads, inbox, outbox and log list, and the interceptor's timeout.
+        name: With a name, messages for its topics wait at the broker while no process uses this name. None: they wait
+            only during interruptions, and are dropped by `stop`.
+        settings: Limits of payloads, inbox, outbox and log list, and the interceptor's timeout.
     """
 
     def __init__(
@@ -79,7 +81,7 @@ class Messager(metaclass=ActorClass):
         self.settings = settings = settings or MessagingConfig()
         self._config = broker_config(hostname, port, username, password, timeout)
         self._sender = f"mqtt-{self.name or uuid.uuid4().hex}"
-        self._epoch = time.time_ns() // 1000  # of message ids: a later process of this name has a higher one
+        self._epoch = time.time_ns() // 1000  # a part of message ids; a later process of this name has a higher one
         self._number = 0
         self._log: deque[dict[str, Any]] = deque(maxlen=settings.log_list_messages)
         self._inbox: deque[aiomqtt.Message] = deque()
@@ -96,15 +98,15 @@ class Messager(metaclass=ActorClass):
     # -- connecting -----------------------------------------------------------------------------------------------
 
     async def connect(self) -> None:
-        """Connect; doing so twice does no harm. After a disconnect, subscribe and start listening again, too.
+        """Connect; a second call is harmless. After `disconnect`, subscribe and start listening again as well.
 
-        Raises: ConnectionFailed within some seconds, ServerRefused at once.
+        Raises: ConnectionFailed within some seconds if that fails; ServerRefused if the broker refuses us.
         """
         async with self._changing:
             if self._out is not None:
                 return
             self._came, self._closed = asyncio.Event(), asyncio.Event()
-            # Two connections, so that a full inbox, which waits at the broker, never holds up what is sent.
+            # Two connections, so that a full inbox, which closes one of them, never holds up sends.
             out = Connection(self._config, f"{self._sender}-out", lasting=False)
             heard = Connection(
                 self._config,
@@ -129,9 +131,9 @@ class Messager(metaclass=ActorClass):
             self._sending = asyncio.create_task(self._send_all(out), name="ray_messaging mqtt outbox")
 
     async def disconnect(self) -> None:
-        """Wait for the receipts of all accepted messages, and disconnect; doing so twice does no harm.
+        """Wait for the receipts of all accepted messages, and disconnect; a second call is harmless.
 
-        Messages that have come by then can still be fetched.
+        Messages that have arrived by then can still be fetched.
         """
         async with self._changing:
             if self._out is None or self._in is None:
@@ -149,7 +151,7 @@ class Messager(metaclass=ActorClass):
             await self._client.close()
 
     async def stop(self) -> None:
-        """Stop listening and disconnect; doing so twice does no harm."""
+        """Stop listening and disconnect; a second call is harmless."""
         await self.disconnect()
 
     async def __aenter__(self) -> Self:
@@ -162,20 +164,23 @@ class Messager(metaclass=ActorClass):
         await self.stop()
 
     async def is_connected(self) -> bool:
-        """Return whether it is connected: from `connect` to `disconnect`.
+        """Return whether `connect` was called, and `disconnect` was not.
 
-        A cut does not count, because the messager connects again. To check the broker, use `ping`.
+        It is True during an interruption too, because the messager connects again. To check the broker, use `ping`.
         """
         return self._out is not None
 
     async def ping(self) -> None:
-        """Publish `ping` on the topic `ping`, and await the broker's answer; raise Closed, OutcomeUnknown."""
+        """Publish `ping` on the topic `ping`, and wait for the broker's answer.
+
+        Raises: Closed if this is not connected; ConnectionFailed or OutcomeUnknown if the broker does not answer.
+        """
         out = self._connected(Closed)
         await out.wait_up(self._config.timeout)
         await out.publish("ping", b"ping", self._config.timeout)
 
     def _connected(self, kind: type[MessagingError]) -> Connection:
-        """Return the connection for sends; raise an error of this kind without one."""
+        """Return the connection for sends; raise an error of type `kind` if this is not connected."""
         if self._out is None:
             again = " again" if self._was_connected else ""
             raise kind(f"this messager is not connected: `await messager.connect()`{again} first")
@@ -189,7 +194,10 @@ class Messager(metaclass=ActorClass):
         return self._interceptor
 
     def set_message_interceptor(self, message_interceptor: object) -> None:
-        """Use another interceptor from the next batch on; None: none. Raises ConfigError."""
+        """Use another interceptor from the next batch on (None: no interceptor).
+
+        Raises: ConfigError if it is not the handle of an interceptor.
+        """
         timeout_s = self.settings.interceptor_timeout_s
         client = PassAll() if message_interceptor is None else verdict_client_for(message_interceptor, timeout_s)
         if isinstance(client, ForeignVerdictClient):
@@ -197,7 +205,7 @@ class Messager(metaclass=ActorClass):
         self._client, self._interceptor = client, message_interceptor
 
     def get_log_list(self) -> list[dict[str, Any]]:
-        """Return the latest sends, a dict each: AgentSociety's keys, then those of the receipt."""
+        """Return the latest sends, a dict for each, with AgentSociety's keys and then those of the receipt."""
         return [row | {"payload": msgspec.json.decode(row["payload"])} for row in self._log]
 
     def clear_log_list(self) -> None:
@@ -209,12 +217,12 @@ class Messager(metaclass=ActorClass):
     async def send_message(
         self, topic: str, payload: Payload, from_uuid: AgentId | None = None, to_uuid: AgentId | None = None
     ) -> Receipt:
-        """Send one message and return its receipt; `to_uuid` is not needed on an agent's topic.
+        """Send one message and return its receipt. `to_uuid` is not needed on an agent's topic.
 
-        Its fate is `published`, once the broker has it, or `blocked`.
-        Raises: Closed, InvalidAddress, InvalidPayload, PayloadTooLarge at once; ConnectionFailed and
-        InterceptorUnavailable if it was not sent, Fenced if another messager has the name now, OutcomeUnknown if it
-        may still arrive.
+        Its fate is `published`, when the broker has the message, or `blocked`.
+        Raises: Closed if this is not connected; InvalidAddress for an invalid topic or id; InvalidPayload or
+        PayloadTooLarge for an invalid payload; ConnectionFailed or InterceptorUnavailable if it was not sent; Fenced if
+        another messager has the name now; OutcomeUnknown if it may still arrive.
         """
         self._connected(Closed)
         checked = check_topic(topic)
@@ -229,7 +237,7 @@ class Messager(metaclass=ActorClass):
             return await receipt
 
     async def _send_all(self, out: Connection) -> None:
-        """Take what is accepted through the interceptor and to the broker, in order."""
+        """Get the verdicts on accepted messages, and publish those that pass, in order."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -256,7 +264,7 @@ class Messager(metaclass=ActorClass):
             try:
                 await out.wait_up(self._config.timeout)
             except MessagingError as error:
-                _fail(sends[row:], error)  # those before are on their way, and get their own answers
+                _fail(sends[row:], error)  # earlier ones are in flight, and get their own answers
                 return
             await self._slots.acquire()
             task = asyncio.create_task(self._publish(out, send, payload, outcome, row))
@@ -292,7 +300,7 @@ class Messager(metaclass=ActorClass):
         )
 
     async def _judge(self, batch: Batch) -> BatchVerdict:
-        """Return the verdicts on a batch, those of slow rules too: the batches behind wait, which keeps the order."""
+        """Return the verdicts on a batch, including those of slow rules. Later batches wait, which keeps the order."""
         client, verdict = self._client, BatchVerdict()
         verdict.add(await client.judge(batch))
         while verdict.deferred:
@@ -330,10 +338,11 @@ class Messager(metaclass=ActorClass):
     # -- receiving ------------------------------------------------------------------------------------------------
 
     async def subscribe(self, topics: Wanted | Sequence[Wanted], agents: object) -> None:  # noqa: ARG002 - see below
-        """Subscribe to a topic or a filter (with + or #), a pair of one and its QoS, or a sequence of such.
+        """Subscribe to a topic or a filter (with + or #), to a pair of one and its QoS, or to a sequence of these.
 
-        More can be added later. Args: agents is not used, because the topics name their agents.
-        Raises: NotListening, InvalidAddress, ServerRefused for a filter that the broker does not allow.
+        More can be added later. Args: `agents` is not used, because the topics name their agents.
+        Raises: NotListening if this is not connected; InvalidAddress for an invalid topic or filter; ServerRefused for
+        a filter that the broker does not allow.
         """
         self._connected(NotListening)
         wanted = subscriptions_of(topics)
@@ -343,7 +352,7 @@ class Messager(metaclass=ActorClass):
         self._filters |= dict.fromkeys(wanted)
 
     async def _subscribe(self, connection: Connection) -> None:
-        """Subscribe anew after a cut: the broker may have lost the session."""
+        """Subscribe again after an interruption, because the broker may have lost the session."""
         await connection.subscribe([*self._filters])
 
     def _take(self, message: aiomqtt.Message) -> bool:
@@ -353,21 +362,22 @@ class Messager(metaclass=ActorClass):
         return len(self._inbox) < self.settings.inbox_messages
 
     async def start_listening(self) -> None:
-        """Allow fetching; before the first `subscribe` or after it. Raises NotListening."""
+        """Allow fetching, before the first `subscribe` or after it. Raises NotListening if this is not connected."""
         self._connected(NotListening)
         self._listening = True
 
     async def receive_messages(self) -> None:
-        """Listen as `start_listening` does, and return when the messager disconnects: the body of a task."""
+        """Listen as `start_listening` does, and return when the messager disconnects. This is meant for a task."""
         await self.start_listening()
         await self._closed.wait()
 
     async def fetch_messages(self, *, timeout: float | None = 0.0) -> list[aiomqtt.Message]:
-        """Return the messages that have come, in order; wait up to `timeout` seconds (None: for ever) for one.
+        """Return the messages that have arrived, in order; wait up to `timeout` seconds (None: for ever) for one.
 
-        After a disconnect the messages received before it are returned, and nothing more. Before `start_listening`
-        there are none: a fetch with a timeout raises NotListening then.
-        Raises: NotListening, Fenced once all is fetched, where another messager has the name now.
+        After `disconnect` this returns the messages that were received before, and then no more. Before
+        `start_listening` it returns [], but raises NotListening with a timeout.
+        Raises: NotListening before `start_listening`; Fenced, when all messages are fetched, if another messager has
+        the name now.
         """
         check_timeout(timeout)
         ended = self._was_connected and self._out is None
@@ -399,14 +409,14 @@ class Messager(metaclass=ActorClass):
 
 
 class _Texts:
-    """Handle of an interceptor that takes str ids, as AgentSociety's on MQTT does."""
+    """Handle of an interceptor that expects str ids, as AgentSociety's interceptor for MQTT does."""
 
     def __init__(self, handle: Any) -> None:  # noqa: ANN401 - a Ray actor handle
         self._handle = handle
         self.forward = self
 
     def remote(self, from_id: AgentId, to_id: AgentId, msg: str) -> object:
-        """Call `forward` of the actor."""
+        """Call `forward` of the actor with str ids."""
         return self._handle.forward.remote(str(from_id), str(to_id), msg)
 
 

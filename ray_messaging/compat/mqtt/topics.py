@@ -8,10 +8,10 @@ from ray_messaging.addressing.channels import AgentId, check_id, check_name, che
 from ray_messaging.errors import InvalidAddress
 
 TOPIC_BYTES = 65_535
-TOPIC_LEVELS = 128  # brokers disconnect above their own limit: EMQX takes 128, Mosquitto 200
+TOPIC_LEVELS = 128  # brokers disconnect a client above their own limit: EMQX has 128, Mosquitto 200
 
-# MQTT forbids NUL, and lets a broker disconnect for control characters and Unicode noncharacters. Mosquitto does, and
-# such a topic, sent again after each reconnect, would block everything behind it.
+# MQTT forbids NUL, and lets a broker disconnect a client for control characters and Unicode noncharacters. Mosquitto
+# does so, and such a topic, which is sent again after each reconnect, would block all later messages.
 _UNFIT = re.compile(
     "[\x00-\x1f\x7f-\x9f\ufdd0-\ufdef"
     + "".join(f"{chr(plane << 16 | 0xFFFE)}{chr(plane << 16 | 0xFFFF)}" for plane in range(17))
@@ -32,10 +32,11 @@ def check_topic(topic: object) -> str:
 
 
 def agent_of(topic: str) -> tuple[AgentId | None, str]:
-    """Return the agent of `exps/<exp_id>/agents/<agent id>/<subtopic>` and the subtopic; (None, ":<topic>") of another.
+    """Return the agent and the subtopic of a topic `exps/<exp_id>/agents/<agent id>/<subtopic>`.
 
-    In an agent's id the characters % / + # are percent-encoded. Raises InvalidAddress for a topic below an experiment's
-    agents that is no agent's: no rule on ids would apply to it, and yet a filter of an agent's listener matches it.
+    Return (None, ":<topic>") for any other topic. In an agent's id the characters % / + # are percent-encoded. Raises
+    InvalidAddress for a topic below an experiment's agents that is not an agent's: rules on ids would not apply to it,
+    although the filter of an agent's listener may match it.
     """
     levels = topic.split("/", 4)
     if len(levels) < 3 or levels[0] != "exps" or levels[2] != "agents":
@@ -53,7 +54,7 @@ def agent_of(topic: str) -> tuple[AgentId | None, str]:
 
 
 def recipient_of(topic: str, to_uuid: object) -> tuple[AgentId | None, str]:
-    """Return the recipient of a send on a topic, and the subtopic; raise InvalidAddress where they contradict."""
+    """Return the recipient of a send on a topic, and the subtopic; raise InvalidAddress if `to_uuid` contradicts it."""
     agent_id, subtopic = agent_of(topic)
     if to_uuid is None:
         return agent_id, subtopic
@@ -68,9 +69,11 @@ def recipient_of(topic: str, to_uuid: object) -> tuple[AgentId | None, str]:
 
 
 def subscriptions_of(topics: object) -> list[str]:
-    """Return the filters of `subscribe`: a topic or filter, a pair of one and its QoS, or a sequence of such.
+    """Return the filters in the argument of `subscribe`: a topic or filter, a pair of one and its QoS, or a sequence.
 
-    The QoS is checked and ignored: each message comes by QoS 2. Raises InvalidAddress.
+    The QoS is checked but not used, because each message is received with QoS 2.
+
+    Raises: InvalidAddress for an invalid filter or QoS.
     """
     if isinstance(topics, tuple) and not all(isinstance(each, str | tuple) for each in topics):
         topics = [topics]  # a pair of a topic and its QoS

@@ -18,7 +18,7 @@ Rows = NDArray[np.intp] | slice
 
 
 class ColumnType(NamedTuple):
-    """Type of a column: a name of NUMBERS or STRING, and the length of its vectors (0: a row is one value)."""
+    """Type of a column: a name in NUMBERS or STRING, and the length of its vectors (0: a row is a single value)."""
 
     name: str
     width: int = 0
@@ -28,7 +28,7 @@ class ColumnType(NamedTuple):
 
 
 class TypedColumn(Protocol):
-    """One value a row: a number, a bool, a string, or a vector of numbers."""
+    """Column with one value for each row: a number, a bool, a string, or a vector of numbers."""
 
     @property
     def type(self) -> ColumnType:
@@ -40,7 +40,7 @@ class TypedColumn(Protocol):
 
     @property
     def weights(self) -> "int | NDArray[np.int64]":
-        """Return the bytes that each row takes in a frame, as one number where all take the same."""
+        """Return the bytes that each row takes in a frame, as a single number if all take the same."""
 
     @property
     def buffers(self) -> list[NDArray[Any]]:
@@ -53,7 +53,7 @@ class TypedColumn(Protocol):
         """Return the column of some rows; a slice is not copied."""
 
     def join(self, others: list[Self]) -> Self:
-        """Return the column with those of other batches, of the same type, behind it."""
+        """Return the column with columns of the same type appended to it."""
 
     def value(self, row: int) -> Any:  # noqa: ANN401 - a value of any type
         """Return the value of a row as a Python object."""
@@ -68,4 +68,4 @@ class TypedColumn(Protocol):
         """Return the values as a pyarrow.Array."""
 
     def replaced(self, changed: dict[int, Any]) -> Self:
-        """Return the column with the values of some rows replaced; raise InvalidColumns where one does not fit."""
+        """Return the column with the values of some rows replaced; raise InvalidColumns if one does not fit."""

@@ -1,4 +1,4 @@
-"""Typed columns made of what users have: arrays, lists, Arrow tables, DataFrames."""
+"""Typed columns built from what users have: arrays, lists, Arrow tables, DataFrames."""
 
 import sys
 from collections.abc import Mapping
@@ -14,8 +14,8 @@ from ray_messaging.model.typed.numbers import NumberColumn
 from ray_messaging.model.typed.table import TypedColumns
 from ray_messaging.model.typed.text import TextColumn
 
-_MISSING = {"NAType", "NaTType"}  # of pandas, which is not imported here
-_LAST_EXACT = 2**53  # a float holds all whole numbers below it
+_MISSING = {"NAType", "NaTType"}  # names of types of pandas, which is not imported here
+_LAST_EXACT = 2**53  # a float represents all whole numbers below this exactly
 _DATES = (
     ". Send dates as texts (isoformat(), numpy.datetime_as_string(array)), or as numbers: array.astype('M8[us]')"
     ".astype('int64')"
@@ -24,13 +24,13 @@ _TYPES = "int8 to int64, uint8 to uint64, float32, float64, bool, strings, or ve
 
 
 def columns(table: object = None, /, **arrays: object) -> TypedColumns:
-    """Return payloads in typed columns, one message a row: `columns(price=[1.5, 2.0], text=["buy", "sell"])`.
+    """Return payloads in typed columns, one message per row: `columns(price=[1.5, 2.0], text=["buy", "sell"])`.
 
-    Args: table is a mapping of names to arrays, a pyarrow Table or RecordBatch, or a pandas DataFrame; arrays by
-    keyword are columns, too. A column is a numpy array, a list, a Series or an Arrow array, and is copied unless Arrow
-    holds it.
+    Args: `table` is a mapping of names to arrays, a pyarrow Table or RecordBatch, or a pandas DataFrame. Arrays that
+    are passed by keyword are columns as well. A column is a numpy array, a list, a Series or an Arrow array. It is
+    copied unless it is an Arrow array.
 
-    Raises: InvalidColumns, which names the column and, for one bad value, the row.
+    Raises: InvalidColumns for columns that cannot be sent; it names the column and, for one invalid value, the row.
     """
     found: list[tuple[object, object]] = [*_columns_of(table), *arrays.items()]
     if not found:
@@ -56,17 +56,17 @@ def columns(table: object = None, /, **arrays: object) -> TypedColumns:
 
 
 def is_table(payloads: object) -> bool:
-    """Tell whether payloads are typed columns, an Arrow table or a DataFrame."""
+    """Return whether payloads are typed columns, an Arrow table or a DataFrame."""
     return isinstance(payloads, TypedColumns) or _is_arrow_table(payloads) or _is_data_frame(payloads)
 
 
 def table_of(payloads: object) -> TypedColumns:
-    """Return typed columns, an Arrow table or a DataFrame as typed columns; raise InvalidColumns."""
+    """Return typed columns, an Arrow table or a DataFrame as typed columns; raises as `columns`."""
     return payloads if isinstance(payloads, TypedColumns) else columns(payloads)
 
 
 def is_array(value: object) -> bool:
-    """Tell whether a value is an array of numpy, Arrow or pandas."""
+    """Return whether a value is an array of numpy, Arrow or pandas."""
     if isinstance(value, np.ndarray):
         return value.ndim > 0
     pandas = sys.modules.get("pandas")
@@ -97,7 +97,7 @@ def _columns_of(table: object) -> list[tuple[object, object]]:
     )
 
 
-# pyarrow and pandas are large, and not imported here: an object of theirs exists only where they are.
+# pyarrow and pandas are large, so they are not imported here: an object of theirs exists only if they are imported.
 def _is_arrow_table(table: object) -> bool:
     pa = sys.modules.get("pyarrow")
     return pa is not None and isinstance(table, pa.Table | pa.RecordBatch)
@@ -129,7 +129,7 @@ def _column(values: Any) -> TypedColumn:  # noqa: ANN401 - what a user passed
 
 
 def _check_gaps(given: Any, array: NDArray[Any]) -> None:  # noqa: ANN401 - what a user passed
-    """Raise InvalidColumns for a masked row, and for a missing value that became NaN among whole numbers."""
+    """Raise InvalidColumns for a masked row, or a missing value that became NaN in a column of whole numbers."""
     gaps = np.ma.getmaskarray(given) if isinstance(given, np.ma.MaskedArray) else None
     if gaps is None and array.dtype.kind == "f" and getattr(getattr(given, "dtype", None), "kind", "f") != "f":
         gaps = np.isnan(array)
@@ -139,13 +139,13 @@ def _check_gaps(given: Any, array: NDArray[Any]) -> None:  # noqa: ANN401 - what
 
 
 def array_of(values: list[Any]) -> NDArray[Any]:
-    """Return a list as an array, an object array where its values are not of one kind."""
+    """Return a list as an array, which is an object array if its values are not of one kind."""
     kinds = {*map(type, values)}
     if (str in kinds or bool in kinds) and len(kinds) > 1:
         return np.array([*values, None], object)[:-1]
     try:
         found = np.array(values, object if kinds == {str} else None)
-        # numpy makes floats of whole numbers that neither int64 nor uint64 holds, or beside floats, and 1 of True.
+        # numpy turns whole numbers into floats if neither int64 nor uint64 fits or there are floats, and True into 1.
         changed = (kinds == {int} and found.dtype.kind == "f") or is_rounded(values, found) or _has_bools(values, found)
         return np.array(values, object) if changed else found
     except (ValueError, OverflowError):  # vectors of several lengths
@@ -153,7 +153,7 @@ def array_of(values: list[Any]) -> NDArray[Any]:
 
 
 def is_rounded(values: Any, array: NDArray[Any]) -> bool:  # noqa: ANN401 - a number, or a list
-    """Return whether an array made of a number, or of a list, has floats in place of whole numbers that they round."""
+    """Return whether an array made from a number or a list has floats that are not exactly the given whole numbers."""
     if array.dtype.kind != "f" or not (np.abs(array) >= _LAST_EXACT).any():
         return False
     given = np.asarray(values, object).ravel()
@@ -164,14 +164,14 @@ def is_rounded(values: Any, array: NDArray[Any]) -> bool:  # noqa: ANN401 - a nu
 
 
 def _has_bools(values: list[Any], vectors: NDArray[Any]) -> bool:
-    """Return whether vectors of numbers were made of lists that hold bools."""
+    """Return whether vectors of numbers were made from lists that contain bools."""
     if vectors.ndim < 2 or vectors.dtype.kind not in "iuf" or isinstance(values[0], np.ndarray):
         return False
     return bool in {*map(type, np.array(values, object).ravel().tolist())}
 
 
 def holds_all(kind: np.dtype[Any], array: NDArray[Any]) -> bool:
-    """Return whether a type holds all numbers of an array; floats do not hold all large whole numbers."""
+    """Return whether a type represents all numbers of an array exactly, which floats do not for large whole numbers."""
     if array.dtype.kind not in "iu" or kind.kind != "f":
         return True
     with np.errstate(invalid="ignore"):  # 2**63 - 1 as a float is 2**63
@@ -183,7 +183,7 @@ def _of_numbers(array: NDArray[Any]) -> NumberColumn:
         raise InvalidColumns(f"{array.dtype} cannot travel: use {_TYPES}{_DATES if array.dtype.kind in 'mM' else ''}")
     if not 1 <= array.ndim <= 2 or (array.ndim == 2 and not array.shape[1]):
         raise InvalidColumns(f"its shape is {array.shape}: use (n,), or (n, k) for vectors of k numbers")
-    # A copy, as the caller may change the array before it is sent, and rules get the very column that is sent.
+    # A copy, because the caller may change the array before it is sent, and rules get the same column that is sent.
     values = np.array(array, NUMBERS[array.dtype.name], order="C")
     values.flags.writeable = False
     return NumberColumn(values)
@@ -201,7 +201,7 @@ def _texts(array: NDArray[Any]) -> list[str]:
     if {*map(type, texts)} <= {str}:
         return [*map(_whole, range(len(texts)), texts)] if _broken(texts) else texts
     if all(isinstance(text, str) for text in texts):
-        return [*map(str, texts)]  # subclasses, as numpy's
+        return [*map(str, texts)]  # they are of subclasses, such as numpy's
     for row, found in enumerate(texts):
         if found is None or (isinstance(found, float) and found != found) or type(found).__name__ in _MISSING:
             raise InvalidColumns(f"row {row} has no value: fill it; only floats have one for that, NaN", row=row)
@@ -236,7 +236,7 @@ def _whole(row: int, text: str) -> str:
 
 
 def _of_arrow(values: Any) -> TypedColumn:  # noqa: ANN401 - pyarrow.Array or ChunkedArray
-    """Return an Arrow array as a column; a null is NaN in floats, and refused elsewhere."""
+    """Return an Arrow array as a column. A null becomes NaN in floats, and is refused in other types."""
     import pyarrow as pa  # noqa: PLC0415 - 80 MB that a group need not load
 
     kind = values.type

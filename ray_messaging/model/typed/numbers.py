@@ -11,7 +11,7 @@ from ray_messaging.model.typed.column import NAMES, ColumnType, Rows
 
 
 class NumberColumn(msgspec.Struct, eq=False):
-    """Numbers of one type: an array (n,), or (n, k) of vectors, little endian and without gaps."""
+    """Numbers of one type: an array (n,), or (n, k) for vectors, contiguous and little endian."""
 
     values: NDArray[Any]
 
@@ -43,16 +43,16 @@ class NumberColumn(msgspec.Struct, eq=False):
         return NumberColumn(self.values[rows])
 
     def join(self, others: "list[NumberColumn]") -> "NumberColumn":
-        """Return the column with others of the same type behind it."""
+        """Return the column with columns of the same type appended to it."""
         return NumberColumn(np.concatenate([self.values, *(other.values for other in others)]))
 
     def value(self, row: int) -> Any:  # noqa: ANN401 - a number or a list
-        """Return the value of a row, a list where it is a vector."""
+        """Return the value of a row, which is a list if it is a vector."""
         return self.values[row].tolist()
 
     def tolist(self) -> list[Any]:
         """Return the values as Python objects."""
-        return self.values.tolist()  # type: ignore[no-any-return]  # a list, as it has rows
+        return self.values.tolist()  # type: ignore[no-any-return]  # a list, because the array has rows
 
     def to_numpy(self) -> NDArray[Any]:
         """Return the values; the array is read-only."""
@@ -66,14 +66,17 @@ class NumberColumn(msgspec.Struct, eq=False):
         return flat if self.values.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, self.values.shape[1])
 
     def replaced(self, changed: dict[int, Any]) -> "NumberColumn":
-        """Return the column with the values of some rows replaced; raise InvalidColumns where one does not fit."""
+        """Return the column with the values of some rows replaced; raise InvalidColumns if one does not fit."""
         values = self.values.copy()
         for row, value in changed.items():
             values[row] = self._fitting(value, row)
         return NumberColumn(values)
 
     def _fitting(self, value: Any, row: int) -> Any:  # noqa: ANN401 - decoded JSON
-        """Return a value, decoded from JSON, that fits the column. JSON has null for NaN."""
+        """Return a value that was decoded from JSON in the column's type; None becomes NaN.
+
+        Raises: InvalidColumns if it does not fit.
+        """
         numbers = value if self.values.ndim > 1 and isinstance(value, list) else [value]
         kind, name = self.values.dtype.kind, self.type.name
         if self.values.ndim > 1 and (not isinstance(value, list) or len(value) != self.values.shape[1]):

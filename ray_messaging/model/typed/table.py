@@ -19,7 +19,8 @@ _decode = msgspec.json.Decoder().decode
 class TypedColumns:
     """N payloads as columns, each with its name: row i is the payload `{name: value i, ...}`.
 
-    It stands where JSON lines stand (see `Payloads`): a line is made where one is asked for. JSON has null for NaN.
+    It can be used in place of JSON lines (see `Payloads`), which are made when they are needed. NaN becomes null in
+    JSON.
     """
 
     __slots__ = ("_list", "columns", "count")
@@ -60,7 +61,7 @@ class TypedColumns:
 
     @property
     def volumes(self) -> NDArray[np.int64]:
-        """Return the bytes that the rows up to each one take in a frame, int64 (count,)."""
+        """Return, for each row, the bytes that it and all rows before it take in a frame, int64 (count,)."""
         return np.cumsum(self.weights)
 
     def payload(self, row: int) -> dict[str, Any]:
@@ -95,7 +96,7 @@ class TypedColumns:
         return _encode(self.payload(row)) if self._list is None else self._list[row]
 
     def take(self, rows: NDArray[np.intp]) -> "TypedColumns":
-        """Return the payloads of some rows; rows that adjoin are not copied."""
+        """Return the payloads of some rows; consecutive rows are not copied."""
         if adjoin(rows):
             return self.part(int(rows[0]), int(rows[-1]) + 1)
         return TypedColumns({name: column.take(rows) for name, column in self.columns.items()}, len(rows))
@@ -106,11 +107,11 @@ class TypedColumns:
         return TypedColumns({name: column.take(rows) for name, column in self.columns.items()}, high - low)
 
     def check(self, row: int, line: bytes) -> None:
-        """Raise InvalidColumns where a payload in place of a row's would not fit the columns."""
+        """Raise InvalidColumns if a payload that is to replace a row's would not fit the columns."""
         self._refilled({row: _decode(line)})
 
     def replaced(self, changed: dict[int, bytes], rows: int) -> Payloads:
-        """Return the payloads with some rows replaced, as JSON lines where one of these does not fit the columns."""
+        """Return the payloads with some rows replaced, as JSON lines if a replacement does not fit the columns."""
         try:
             return self._refilled({row: _decode(line) for row, line in changed.items()})
         except InvalidColumns:
@@ -130,7 +131,7 @@ class TypedColumns:
         return TypedColumns(made, self.count)
 
     def check_rows(self, limit_bytes: int) -> None:
-        """Raise PayloadTooLarge where a row takes more bytes in a frame."""
+        """Raise PayloadTooLarge if a row takes more than `limit_bytes` in a frame."""
         if self.nbytes <= limit_bytes:
             return
         weights = self.weights
@@ -141,12 +142,12 @@ class TypedColumns:
             raise error
 
     def pack(self) -> None:
-        """Drop the lines."""
+        """Drop the JSON lines, which can be made again."""
         self._list = None
 
     @staticmethod
     def joined(parts: "Sequence[TypedColumns]") -> "TypedColumns":
-        """Return tables of one schema as one."""
+        """Return tables with the same schema as one table."""
         first, others = parts[0], parts[1:]
         if not others:
             return first

@@ -10,18 +10,21 @@ from numpy.typing import NDArray
 from ray_messaging.errors import InvalidColumns
 from ray_messaging.model.typed.column import STRING, ColumnType, Rows
 
-_CONTINUES, _CONTINUATION = 0xC0, 0x80  # how UTF-8 marks a byte that begins no character
+_CONTINUES, _CONTINUATION = 0xC0, 0x80  # mask and value by which UTF-8 marks a byte that does not begin a character
 
 
 class TextColumn(msgspec.Struct, eq=False):
-    """Strings as in Arrow: row i is the UTF-8 text `data[offsets[i]:offsets[i + 1]]` (uint8; int32 or int64)."""
+    """Strings in Arrow's layout: row i is the UTF-8 text `data[offsets[i]:offsets[i + 1]]`.
+
+    `data` is uint8, `offsets` int32 or int64.
+    """
 
     offsets: NDArray[Any]
     data: NDArray[np.uint8]
 
     @classmethod
     def of(cls, texts: list[str]) -> "TextColumn":
-        """Build from strings; raise UnicodeEncodeError."""
+        """Build from strings; raise UnicodeEncodeError if UTF-8 cannot encode one."""
         joined = "".join(texts)
         if joined.isascii():
             data, lengths = joined.encode(), map(len, texts)
@@ -47,7 +50,7 @@ class TextColumn(msgspec.Struct, eq=False):
 
     @property
     def buffers(self) -> list[NDArray[Any]]:
-        """Return the offsets, int32 from 0 on, and the text."""
+        """Return the offsets, as int32 that begin at 0, and the text."""
         low, high = int(self.offsets[0]), int(self.offsets[-1])
         offsets = self.offsets - low if low else self.offsets
         return [np.ascontiguousarray(offsets, "<i4"), self.data[low:high]]
@@ -63,12 +66,12 @@ class TextColumn(msgspec.Struct, eq=False):
         starts = self.offsets[rows].astype(np.int64)
         lengths = self.offsets[1:][rows] - starts
         offsets = _offsets(lengths)
-        # Each byte's place: its row's start, and its distance from there.
+        # The position of each byte is the start of its row plus its distance from there.
         places = np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
         return TextColumn(offsets, self.data[places])
 
     def join(self, others: "list[TextColumn]") -> "TextColumn":
-        """Return the column with others behind it."""
+        """Return the column with others appended to it."""
         columns = [self, *others]
         lengths = np.concatenate([np.diff(column.offsets) for column in columns])
         return TextColumn(_offsets(lengths), np.concatenate([column.buffers[1] for column in columns]))
@@ -89,7 +92,7 @@ class TextColumn(msgspec.Struct, eq=False):
 
     def to_numpy(self) -> NDArray[Any]:
         """Return the strings as an object array of str."""
-        return np.array([*self.tolist(), None], object)[:-1]  # not "<U": a str each
+        return np.array([*self.tolist(), None], object)[:-1]  # the dtype is object, not "<U"
 
     def to_arrow(self) -> Any:  # noqa: ANN401 - pyarrow.Array
         """Return the strings as a pyarrow.Array, without a copy of the text."""
@@ -99,7 +102,7 @@ class TextColumn(msgspec.Struct, eq=False):
         return pa.StringArray.from_buffers(len(self), pa.py_buffer(offsets), pa.py_buffer(data))
 
     def replaced(self, changed: dict[int, Any]) -> "TextColumn":
-        """Return the column with the strings of some rows replaced; raise InvalidColumns where one is none."""
+        """Return the column with the strings of some rows replaced; raise InvalidColumns if one is not a str."""
         texts = self.tolist()
         for row, text in changed.items():
             if not isinstance(text, str):
@@ -108,7 +111,7 @@ class TextColumn(msgspec.Struct, eq=False):
         return TextColumn.of(texts)
 
     def trouble(self) -> str | None:
-        """Tell what is wrong with a decoded column, if anything; `offsets` and `data` are of any values."""
+        """Return what is wrong with a decoded column, whose `offsets` and `data` may have any values, or None."""
         offsets, data = self.offsets, self.data
         if int(offsets[0]) != 0 or int(offsets[-1]) != len(data) or bool((offsets[1:] < offsets[:-1]).any()):
             return "its strings have impossible bounds"

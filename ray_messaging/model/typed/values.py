@@ -1,4 +1,4 @@
-"""One column of received payloads as an array, and all of them as an Arrow table or for a DataFrame."""
+"""One value of each received payload as an array, and all values as columns of an Arrow table or a DataFrame."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ _decode = msgspec.json.Decoder().decode
 
 
 class PayloadPart(NamedTuple):
-    """The payloads of the rows `low` to `high` of a batch."""
+    """The payloads of the rows `low` to `high`, exclusive, of a batch."""
 
     payloads: Payloads | None
     low: int
@@ -25,12 +25,12 @@ class PayloadPart(NamedTuple):
 
     @property
     def table(self) -> TypedColumns | None:
-        """Return the payloads where they are in typed columns."""
+        """Return the payloads if they are in typed columns, otherwise None."""
         return self.payloads.part(self.low, self.high) if isinstance(self.payloads, TypedColumns) else None
 
     @property
     def lines(self) -> Sequence[bytes]:
-        """Return the payloads as JSON; raise InvalidPayload where only ids came."""
+        """Return the payloads as JSON; raise InvalidPayload if the batch has ids only."""
         if self.payloads is None:
             raise InvalidPayload(
                 "these messages have no payloads, only ids: a rule that reads payloads sets needs_payload = True"
@@ -39,9 +39,11 @@ class PayloadPart(NamedTuple):
 
 
 def column_of(parts: Sequence[PayloadPart], name: str) -> NDArray[Any]:
-    """Return one value of each payload, by its name, as an array; raise InvalidColumns, InvalidPayload.
+    """Return the named value of each payload as an array.
 
-    Numbers and bools of JSON are an array of their type, other values an array of objects.
+    Numbers and bools in JSON make an array of their type, other values an array of objects.
+
+    Raises: InvalidColumns if a payload has no such value; InvalidPayload if a batch has ids only.
     """
     arrays, low = [], 0
     for part in parts:
@@ -73,7 +75,7 @@ def _concatenated(arrays: list[NDArray[Any]], name: str) -> NDArray[Any]:
 
 
 def _joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Join arrays; bools beside numbers, and whole numbers that no common type holds, stay exact, as objects."""
+    """Join arrays. The result has objects if there are bools and numbers, or whole numbers that no common type fits."""
     kinds = {array.dtype.kind for array in arrays}
     if "b" in kinds and len(kinds) > 1:
         return np.concatenate([array.astype(object) for array in arrays])
@@ -95,7 +97,7 @@ def names_of(parts: Sequence[PayloadPart]) -> list[str]:
 
 
 def filled_column(parts: Sequence[PayloadPart], name: str) -> Any:  # noqa: ANN401 - an array, or a list of vectors
-    """Return a typed column for a DataFrame; rows without it have None, or NaN among numbers."""
+    """Return a typed column for a DataFrame; rows without this column have None, or NaN in a column of floats."""
     arrays: list[NDArray[Any]] = []
     for part in parts:
         table, rows = part.table, part.high - part.low
@@ -114,9 +116,9 @@ def _only_gaps(arrays: Sequence[NDArray[Any]]) -> bool:
 
 
 def arrow_columns(parts: Sequence[PayloadPart]) -> dict[str, Any]:
-    """Return the typed columns as `payload.name`, and the JSON of other payloads as `payload`, for an Arrow table.
+    """Return the columns of an Arrow table: typed ones as `payload.name`, the JSON of other payloads as `payload`.
 
-    Rows without a column have null in it. Raises InvalidColumns for a column of two types.
+    Rows without a column have null in it. Raises InvalidColumns if a column has two types.
     """
     import pyarrow as pa  # noqa: PLC0415 - 80 MB that a group need not load
 
