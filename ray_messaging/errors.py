@@ -55,7 +55,7 @@ from typing import Any
 class MessagingError(Exception):
     """Root of every error that this package raises on purpose.
 
-    An error of a send carries `receipts`, one for each message (None where unknown), and the `message_ids` that it
+    An error of a send carries `receipts`, one for each message (None if unknown), and the `message_ids` that it
     concerns.
     """
 

@@ -46,7 +46,7 @@ class Message(msgspec.Struct, eq=False, gc=False):
 
     @property
     def to_id(self) -> AgentId | None:
-        """Return the recipient's id; None where the channel is not an agent's."""
+        """Return the recipient's id, or None if the channel is not an agent's."""
         return self._batch.to_ids[self._row]
 
     @property
@@ -85,7 +85,7 @@ class Message(msgspec.Struct, eq=False, gc=False):
 
     @property
     def msg(self) -> Msg | None:
-        """Return the payload as a Msg, built on first use; None where the payload is not a Msg.
+        """Return the payload as a Msg, built on first use, or None if the payload is not a Msg.
 
         Raises: InvalidMsg for a payload that is marked as a Msg but is not a valid one.
         """

@@ -114,12 +114,12 @@ class Messages(Sequence[Message]):
 
     @property
     def from_ids(self) -> NDArray[Any]:
-        """Return the senders: int64 (n,), or object where some are str or None."""
+        """Return the senders: int64 (n,), or object if some are str or None."""
         return _joined([part.batch.from_ids.take(slice(part.low, part.high)).to_numpy() for part in self.slices])
 
     @property
     def to_ids(self) -> NDArray[Any]:
-        """Return the recipients: int64 (n,), or object where some are str or None."""
+        """Return the recipients: int64 (n,), or object if some are str or None."""
         return _joined([part.batch.to_ids.take(slice(part.low, part.high)).to_numpy() for part in self.slices])
 
     @property
@@ -129,7 +129,7 @@ class Messages(Sequence[Message]):
 
     @property
     def steps(self) -> NDArray[Any]:
-        """Return the senders' simulation steps: int64 (n,), or object where some have none."""
+        """Return the senders' simulation steps: int64 (n,), or object if some have none."""
         return _joined([_column(part, part.batch.step) for part in self.slices])
 
     @property

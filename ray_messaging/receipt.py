@@ -169,7 +169,7 @@ class Receipt(msgspec.Struct, eq=False, gc=False):
 
     @property
     def sent(self) -> bool:
-        """Tell whether the message was delivered or published."""
+        """Return whether the message was delivered or published."""
         return self._outcome.codes[self._row] <= PUBLISHED
 
     def __eq__(self, other: object) -> bool:

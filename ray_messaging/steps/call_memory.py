@@ -14,10 +14,11 @@ _BATCH, _BATCH_BYTES = 256, 2**20
 
 
 class CallMemory:
-    """Results of the calls that one group makes in one step, by name, on the server until the step is committed.
+    """Results of the remembered calls of one group in one step, by name, on the server until the step is committed.
 
-    Results that come while a call of the server is under way go together in the next one.
-    Args: `limit` is the most bytes of one result; with `again` earlier attempts at this step may have left some.
+    Results that arrive while a call to the server is in flight are written together by the next one.
+
+    Args: `limit` is the most bytes of one result; `again` says that earlier attempts at this step may have kept some.
     """
 
     def __init__(self, store: "RedisSteps", group: str, attempt: int, step: int, *, limit: int, again: bool) -> None:

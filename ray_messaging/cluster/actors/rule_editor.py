@@ -170,11 +170,11 @@ class RuleEditor:
         return result
 
     async def _open_step(self) -> int | None:
-        """Return the latest step that some group has begun (-1: none has); None: there are no steps."""
+        """Return the latest step that some group has begun, -1 if none has, or None if there are no steps."""
         return None if self._steps is None else (await self._steps[0].progress()).latest
 
     def _log(self) -> None:
-        """Have the event log keep the changes; it gets all of them each time, so that none is lost with a process."""
+        """Send the changes to the event log; send all of them each time, so that none is lost with a process."""
         if self._experiment.log_dir is not None:
             log = ray.get_actor(self._experiment.log_name, namespace=NAMESPACE)
             log.write_rule_changes.remote(self._store.changes)
@@ -201,7 +201,7 @@ class RuleEditor:
         return described
 
     def _add(self, request: RuleRequest, at_step: int) -> dict[str, Any]:
-        """Schedule a change; return the rule's description. Raises RuleError where it could not be made then."""
+        """Schedule a change; return the rule's description. Raises RuleError if it cannot be made at that step."""
         if request.call in self._store.calls:
             return dict(self._store.calls[request.call])
         pickled = None if request.rule is None else self._store.pickle_of(request.rule)

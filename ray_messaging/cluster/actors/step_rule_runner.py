@@ -122,7 +122,7 @@ class StepRuleRunner:
             await self._interceptor.delegation.revoked()
 
     async def step_begins(self, number: int) -> None:
-        """Make the changes that apply to a step, and end supervision where it is not needed any more."""
+        """Make the changes that apply from a step on, and end supervision if it is not needed any more."""
         await self._editor.apply(number)
         if not self._needed:
             self._leaving = asyncio.create_task(self.follow(), name="ray_messaging step rules end")
