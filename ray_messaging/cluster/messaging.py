@@ -592,7 +592,7 @@ class Messaging:
         return self._user.run(self._surveys.ids())
 
     def remove_survey(self, survey_id: str) -> None:
-        """Delete a survey with its answers; raise UnknownName if there is none of this id."""
+        """Delete a survey with its answers; raise UnknownName if there is no survey with this id."""
         self._user.run(self._surveys.remove(survey_id))
 
     # -- the event log --------------------------------------------------------------------------------------------

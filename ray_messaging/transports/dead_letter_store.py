@@ -143,7 +143,7 @@ class RedisDeadLetters:
         return found[0][0].decode() if found else ""
 
     async def get(self, letter: str) -> DeadFrame | None:
-        """Return one letter, or None if there is none of this id."""
+        """Return one letter, or None if there is no letter with this id."""
         reply = await self._link.command("XRANGE", self._keys.dead, letter, letter)
         return _dead_frame(letter, reply[0][1]) if reply else None
 

@@ -144,7 +144,7 @@ class RedisDepartures:
         return Rehosted(Released(outcome), since)
 
     async def state_before(self, group: str, step: int) -> bytes | None:
-        """Return a group's state after its last step before `step`, from which on agents have left the group.
+        """Return a group's state after its last step before `step`, the step from which on agents have left the group.
 
         Return None if the group had no state.
         """

@@ -317,7 +317,7 @@ class RedisSurveys:
         return await self.read(survey_id) == record  # equal if this call was repeated after an interruption
 
     async def read(self, survey_id: str) -> bytes | None:
-        """Return a survey's record, or None if there is none of this id."""
+        """Return a survey's record, or None if there is no survey with this id."""
         found: bytes | None = await self._link.command("HGET", self._keys.surveys, survey_id)
         return found
 

@@ -191,7 +191,7 @@ def create_audience(
 
 
 def _ids(connection: ExperimentConnection, layout: Layout) -> IdColumn:
-    """Return the agents of positions: those given, else all hosted ones, without any the first numbers."""
+    """Return the agents of positions: the given ones, or else all hosted ones, or else the first numbers."""
     if layout.ids is not None:
         ids = column_of(cast("Iterable[Any]", layout.ids))
         if len(ids) != len(cast("Sequence[Any]", layout.ids)):

@@ -1,4 +1,4 @@
-"""Commands after a call that wait until replicas have all data on which the call's reply may depend."""
+"""Commands that follow a call and wait until replicas have all data on which the call's reply may depend."""
 
 from collections.abc import Sequence
 from typing import Any
