@@ -15,7 +15,7 @@ from ray_messaging.addressing.channels import (
     AgentId,
 )
 from ray_messaging.addressing.directory import Directory, Record
-from ray_messaging.audiences.book import AudienceBook
+from ray_messaging.audiences.cache import AudienceCache
 from ray_messaging.audiences.source import AudienceSource
 from ray_messaging.common.awaitables import Life, at_loop_end
 from ray_messaging.common.process_tuning import keep_memory
@@ -102,7 +102,7 @@ class Engine:
         self.accumulator: Accumulator | None = None
         self.accepting: Accumulator | None = None  # the accumulator, while this is open
         self.subscription: Subscription | None = None
-        self.audiences = AudienceBook(audiences)
+        self.audiences = AudienceCache(audiences)
         self.fetcher = Fetcher(transport, self.name, self.settings, self.observer, self.tracer)
         self.fetcher.unavailable = self._not_listening
         self._interceptor = interceptor

@@ -64,7 +64,10 @@ def compile_glob(glob: str) -> Callable[[str], bool]:
     try:
         matched = glob_pattern(glob).fullmatch
     except UnicodeEncodeError:
-        raise InvalidAddress(f"pattern {glob!r} cannot be used: it is not UTF-8", value=glob) from None
+        raise InvalidAddress(
+            f"pattern {glob!r} cannot be used: it has a character that UTF-8 cannot encode (half a surrogate pair)",
+            value=glob,
+        ) from None
     return lambda channel: matched(channel.encode()) is not None
 
 

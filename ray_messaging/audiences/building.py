@@ -123,7 +123,8 @@ def _checked(chunk: object, first: int) -> NDArray[Any]:
         for end in ends:
             if not isinstance(check_id(end), int):
                 raise InvalidColumns(
-                    f"edge {first + row} is {tuple(ends)!r}: a graph joins agents with int ids; others: members=",
+                    f"edge {first + row} is {tuple(ends)!r}: both ends must be int ids; agents with other ids "
+                    "join an audience of members=",
                     row=first + row,
                 )
     return pairs.astype(np.int64)

@@ -63,10 +63,10 @@ def ui(
             source = LiveSource(found) if isinstance(found, Messaging) else found
             examples = [known.example for known in KNOWN.values()]
             steering = LiveControl(found, parse_rule, examples) if control and isinstance(found, Messaging) else None
+            from ray_messaging.inspector.server.answer_cache import AnswerCache  # noqa: PLC0415
             from ray_messaging.inspector.server.application import application  # noqa: PLC0415 - of the extra
-            from ray_messaging.inspector.server.desk import Desk  # noqa: PLC0415
 
-            app = application(Desk(source, steering))
+            app = application(AnswerCache(source, steering))
             until = _stdin_closed() if of_process else None
             serve(app, bound, on_ready=lambda: _tell(source, bound, as_json=as_json), until=until)
 

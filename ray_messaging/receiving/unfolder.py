@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 
-from ray_messaging.audiences.book import AudienceBook, audience_of
+from ray_messaging.audiences.cache import AudienceCache, audience_of
 from ray_messaging.audiences.edges import Edges
 from ray_messaging.audiences.folding import agents_digest, unfold
 from ray_messaging.errors import FrameError
@@ -16,9 +16,9 @@ class Unfolder:
     A frame is folded for the agents that the mailbox had when the frame was written, and has a digest of them.
     """
 
-    def __init__(self, book: AudienceBook) -> None:
+    def __init__(self, audiences: AudienceCache) -> None:
         self.former: Callable[[], Iterable[AgentSet]] = lambda: ()  # agents that the mailbox had before, newest first
-        self._book = book
+        self._audiences = audiences
         self._unnamed: list[AgentSet] = []
         self._named: dict[bytes, AgentSet] = {}
 
@@ -39,11 +39,11 @@ class Unfolder:
         folded = broadcasts.fold
         assert folded is not None
         agents = self.agents_of(folded.agents)
-        return await self._book.toward(audience_of(broadcasts), agents, folded.agents)
+        return await self._audiences.toward(audience_of(broadcasts), agents, folded.agents)
 
     async def toward(self, broadcasts: Batch, agents: AgentSet) -> Edges:
         """Return the pairs of a folded frame's audience whose hearers are these agents; raises as `unfold`."""
-        return await self._book.toward(audience_of(broadcasts), agents, agents_digest(agents))
+        return await self._audiences.toward(audience_of(broadcasts), agents, agents_digest(agents))
 
     def agents_of(self, digest: bytes) -> AgentSet:
         """Return the agents with this digest; raise FrameError if this process does not know them."""

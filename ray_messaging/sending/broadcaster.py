@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from ray_messaging.addressing.directory import Directory
-from ray_messaging.audiences.book import (
+from ray_messaging.audiences.cache import (
     EVERYBODY,
     UNRESOLVED,
-    AudienceBook,
+    AudienceCache,
     audience_of,
     current_audience,
     name_of,
@@ -25,10 +25,12 @@ from ray_messaging.sending.frame_sender import FrameSender
 class Broadcaster:
     """The sender of one messager's broadcasts. Each call uses the audiences that the directory has then."""
 
-    def __init__(self, frames: FrameSender, directory: Directory, book: AudienceBook, bulk_sender: BulkSender) -> None:
+    def __init__(
+        self, frames: FrameSender, directory: Directory, audiences: AudienceCache, bulk_sender: BulkSender
+    ) -> None:
         self._frames = frames
         self._directory = directory
-        self._book = book
+        self._audiences = audiences
         self._bulk_sender = bulk_sender
 
     async def send(self, audience: object, chunks: list[ColumnChunk], topic: str, step: int | None) -> Receipts:
@@ -54,7 +56,7 @@ class Broadcaster:
     async def edges(self, audience: Audience, topic: str) -> Edges:
         """Return the pairs of an audience. The audience EVERYBODY has all agents that listen on a subtopic."""
         if audience != EVERYBODY:
-            return await self._book.edges(audience)
+            return await self._audiences.edges(audience)
         return MemberEdges.among(everybody(self._directory, topic))
 
 

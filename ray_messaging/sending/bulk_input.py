@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId, check_id, check_recipient
-from ray_messaging.audiences.book import UNRESOLVED
+from ray_messaging.audiences.cache import UNRESOLVED
 from ray_messaging.audiences.edges import Edges
 from ray_messaging.compat.msg import Msg
 from ray_messaging.compat.payload_objects import is_object

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId
-from ray_messaging.audiences.book import audience_of
+from ray_messaging.audiences.cache import audience_of
 from ray_messaging.audiences.edges import Edges, Pairs
 from ray_messaging.audiences.folding import kept_places, unfold
 from ray_messaging.audiences.heard import Heard

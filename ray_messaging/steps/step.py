@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AGENT_CHAT, AgentId, check_id
-from ray_messaging.audiences.book import name_of
+from ray_messaging.audiences.cache import name_of
 from ray_messaging.audiences.heard import Heard
 from ray_messaging.conversations.replies import naming, note_replied
 from ray_messaging.errors import ConfigError, InvalidParts, UnknownName

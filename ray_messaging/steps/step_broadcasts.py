@@ -6,7 +6,7 @@ A broadcast is one row if no rule judges it, otherwise one row for each hearer.
 from collections.abc import Sequence
 
 from ray_messaging.addressing.directory import Directory
-from ray_messaging.audiences.book import EVERYBODY, UNRESOLVED, current_audience
+from ray_messaging.audiences.cache import EVERYBODY, UNRESOLVED, current_audience
 from ray_messaging.audiences.edges import Edges
 from ray_messaging.audiences.folding import spread
 from ray_messaging.audiences.member_edges import MemberEdges

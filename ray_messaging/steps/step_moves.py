@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.directory import Directory
-from ray_messaging.audiences.book import AudienceBook, current_audience
 from ray_messaging.audiences.building import checked_points
+from ray_messaging.audiences.cache import AudienceCache, current_audience
 from ray_messaging.audiences.graph_edges import GraphEdges
 from ray_messaging.audiences.records import Kind
 from ray_messaging.errors import ConfigError, FrameError, InvalidColumns
@@ -107,9 +107,9 @@ class MovedAudiences:
     makes it.
     """
 
-    def __init__(self, store: "RedisSteps", book: AudienceBook) -> None:
+    def __init__(self, store: "RedisSteps", audiences: AudienceCache) -> None:
         self._store = store
-        self._book = book
+        self._audiences = audiences
 
     async def follow(self, step: int, directory: Directory) -> bool:
         """Make the audiences' versions with the positions of the previous step; return whether agents have moved.
@@ -126,7 +126,7 @@ class MovedAudiences:
         frames = await BoxReader(self._store, box).covered(covers)
         for name, found in read_moves(frame.frame for frame in frames).items():
             if not directory.audiences.moved_with(name, step):
-                await self._book.move_in_step(name, step, IdColumn(found.ids), found.points)
+                await self._audiences.move_in_step(name, step, IdColumn(found.ids), found.points)
         return True
 
     async def check(self, moves: StepMoves, step: int, directory: Directory) -> None:
@@ -137,7 +137,7 @@ class MovedAudiences:
         """
         for name, found in moves.by_audience().items():
             version = directory.audiences.of(name, step)
-            edges = await self._book.edges(current_audience(directory.audiences, name, step))
+            edges = await self._audiences.edges(current_audience(directory.audiences, name, step))
             if version.facts.kind is not Kind.POSITIONS or not isinstance(edges, GraphEdges) or edges.positions is None:
                 raise ConfigError(f"audience {name!r} has no positions: create_audience(..., positions=, radius=)")
             edges.positions.moved(IdColumn(found.ids), found.points)

@@ -19,7 +19,7 @@ from ray_messaging.addressing.channels import (
     check_id,
     check_subtopic,
 )
-from ray_messaging.audiences.book import UNRESOLVED, current_audience, name_of
+from ray_messaging.audiences.cache import UNRESOLVED, current_audience, name_of
 from ray_messaging.audiences.records import Audiences
 from ray_messaging.conversations.replies import answer_topic, replies_to
 from ray_messaging.errors import Closed, ConfigError, InvalidParts, UnknownSender

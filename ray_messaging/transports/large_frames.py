@@ -56,9 +56,12 @@ class LargeFrames:
         return all(map(_is_large, writes)) and len({write.mailbox for write in writes}) == len(writes)
 
     async def write(self, writes: Sequence[FrameWrite], keys: Sequence[str], head: Sequence[Any]) -> list[int] | None:
-        """Write frames, all or none; return the reply that script `send` would give, or None if `send` must be called.
+        """Write large frames by plain XADD in one transaction, all or none, because a script would copy and hash each.
 
-        Args: `keys` and `head` are the keys and the arguments of `send` before the first write.
+        Return the reply that the script `send` would give. Return None, with nothing written, if the server does not
+        allow this: `send` must be called then.
+
+        Args: `keys` and `head` are the keys of the call of `send`, and its arguments up to those of the first write.
         Raises: as `RedisLink.transaction`.
         """
         asked = [field for write in writes for field in (write.mailbox, write.seq, write.rows, len(write.frame), -1, 0)]

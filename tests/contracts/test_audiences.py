@@ -11,8 +11,8 @@ import pytest
 from support.contracts import WAIT_S, vanish
 
 from ray_messaging import ConfigError, Messager, Messages, MessagingConfig, UnknownName, columns
-from ray_messaging.audiences.book import AudienceBook
 from ray_messaging.audiences.building import build_edges
+from ray_messaging.audiences.cache import AudienceCache
 from ray_messaging.audiences.member_edges import MemberEdges
 from ray_messaging.audiences.records import AudienceFacts, Kind, encode_facts
 from ray_messaging.interception.rules import BlackList, RateLimit
@@ -229,7 +229,7 @@ async def test_a_removed_audience_and_an_unknown_one_are_refused(pair, shelf):
 
 async def test_a_frame_that_cannot_be_unfolded_is_a_dead_letter(pair):
     west, east = pair
-    east.engine.receiving._unfolder._book = AudienceBook(None)  # the receiver cannot read the files
+    east.engine.receiving._unfolder._audiences = AudienceCache(None)  # the receiver cannot read the files
     await west.broadcast(FRIENDS, {"n": 1}, 0)
     await west.send(0, 10, {"n": 2})
     assert (await received(east, 1))[0].payload == {"n": 2}

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ray_messaging.addressing.channels import AgentId
-from ray_messaging.audiences.book import EVERYBODY
+from ray_messaging.audiences.cache import EVERYBODY
 from ray_messaging.cluster.handles.connection import ExperimentConnection
 from ray_messaging.cluster.handles.own_loop import SharedLoop
 from ray_messaging.common.process_tuning import relax_collector

@@ -319,10 +319,10 @@ def check_same(
     new = sum(len(come) for _, come in differ.values())
     if gone or new:
         name, (left, come) = next((name, both) for name, both in differ.items() if len(both[0]) or len(both[1]))
-        first, how = (next(iter(left)), "not any more") if len(left) else (next(iter(come)), "not before")
+        first, how = (next(iter(left)), "which has left") if len(left) else (next(iter(come)), "which is new in")
         raise ConfigError(
-            f"agents differ: {gone:,} agents are not any more in the group that they began in, and {new:,} were not in "
-            f"theirs. The first is agent {first!r}, {how} in group {name!r}: {_REMEDY}"
+            f"agents differ from those that this experiment's steps began with: {gone:,} agents have left "
+            f"their group, and {new:,} have come to one. The first is agent {first!r}, {how} group {name!r}: {_REMEDY}"
         )
 
 

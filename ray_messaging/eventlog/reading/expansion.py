@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ray_messaging.audiences.book import EVERYBODY
+from ray_messaging.audiences.cache import EVERYBODY
 from ray_messaging.audiences.edges import Edges
 from ray_messaging.audiences.files import read_edges, version_folder
 from ray_messaging.audiences.folding import kept_places

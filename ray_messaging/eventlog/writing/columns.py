@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ray_messaging.audiences.book import audience_of
+from ray_messaging.audiences.cache import audience_of
 from ray_messaging.eventlog.schema import OF_EXTENSIONS, SCHEMA, schema_with, typed_names
 from ray_messaging.eventlog.writing.addresses import (
     are_of_agents,

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ray_messaging.audiences.book import AudienceBook, audience_of
+from ray_messaging.audiences.cache import AudienceCache, audience_of
 from ray_messaging.audiences.edges import Edges
 from ray_messaging.audiences.folding import agents_digest, encode_kept, kept_places
 from ray_messaging.audiences.source import LocalFolder
@@ -110,7 +110,7 @@ class BroadcastHearers:
         self._transport = transport
         self._retry = retry
         self._folder = folder
-        self._book = AudienceBook(LocalFolder(Path(folder.path) / "audiences") if folder.local else None)
+        self._audiences = AudienceCache(LocalFolder(Path(folder.path) / "audiences") if folder.local else None)
         self._agents: dict[bytes, AgentSet] = {}
         self._edges: OrderedDict[_Key, Edges | None] = OrderedDict()
 
@@ -129,7 +129,7 @@ class BroadcastHearers:
         if self._edges.get(key) is None:
             try:
                 agents = await self._agents_of(digest)
-                edges = None if agents is None else await self._book.toward(audience, agents, digest)
+                edges = None if agents is None else await self._audiences.toward(audience, agents, digest)
                 why = f"no mailbox has the agents {digest.hex()} any more"
             except (MessagingError, OSError) as error:
                 edges, why = None, str(error)

@@ -6,8 +6,8 @@ from urllib.parse import urlencode
 
 from nicegui import ui
 
-from ray_messaging.inspector.pages.frame import Changes, Problem, button, card, field, row_table, shown
-from ray_messaging.inspector.server.desk import Desk
+from ray_messaging.inspector.pages.layout import Changes, Problem, button, card, field, row_table, shown
+from ray_messaging.inspector.server.answer_cache import AnswerCache
 from ray_messaging.inspector.sources.live_control import LiveControl
 from ray_messaging.inspector.values import AgentFacts, number
 
@@ -17,8 +17,8 @@ _EVERY_S = 3.0
 class Agent:
     """The content of the page. It is refreshed while the experiment runs."""
 
-    def __init__(self, desk: Desk, agent: str) -> None:
-        self._desk = desk
+    def __init__(self, cache: AnswerCache, agent: str) -> None:
+        self._cache = cache
         with card("Agent"):
             with ui.row().classes("gap-3 items-end"):
                 self._id = field("id", agent, "id", "w-48", self.show)
@@ -27,14 +27,14 @@ class Agent:
             self._problem = Problem()
         with ui.row().classes("w-full no-wrap gap-3 items-stretch"):
             self._columns = {title: self._card(title) for title in ("Sent", "Received", "Writes to", "Hears from")}
-        if desk.control is not None:
+        if cache.control is not None:
             with card("Write to it as the user"):
-                self._write(desk.control)
+                self._write(cache.control)
         with card("Its last messages"):
             self._table = row_table()
         if agent:
             ui.timer(0.05, self.show, once=True)
-        if desk.source.live:
+        if cache.source.live:
             ui.timer(_EVERY_S, self.show)
 
     def _write(self, control: LiveControl) -> None:
@@ -43,7 +43,7 @@ class Agent:
             for label, call in (("Write", control.write), ("Ask", control.ask)):
                 send = partial(self._send, call, text)
                 button(label, send, "outline")
-        self._changes = Changes(self._desk)
+        self._changes = Changes(self._cache)
 
     async def _send(self, call: Callable[[str, str], str], text: ui.input) -> None:
         await self._changes.make(call, self._id.value or "", text.value or "")
@@ -59,7 +59,7 @@ class Agent:
         if not agent:
             return
         with self._problem.told():
-            self._draw(await self._desk.ask(self._desk.source.agent, agent))
+            self._draw(await self._cache.ask(self._cache.source.agent, agent))
 
     def _draw(self, facts: AgentFacts) -> None:
         where = [] if facts.group is None else [f"in group {facts.group}"]

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from math import cos, pi, sin, sqrt
 from typing import Any
 
-from ray_messaging.inspector.pages.frame import COLOURS, GREY
+from ray_messaging.inspector.pages.layout import COLOURS, GREY
 from ray_messaging.inspector.values import Traffic, number
 
 Options = dict[str, Any]

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from nicegui import ui
 
-from ray_messaging.inspector.pages.frame import Problem, button, card, clock, field
-from ray_messaging.inspector.server.desk import Desk
+from ray_messaging.inspector.pages.layout import Problem, button, card, clock, field
+from ray_messaging.inspector.server.answer_cache import AnswerCache
 from ray_messaging.inspector.values import Row, RowQuery, size
 
 _EVERY_S = 2.0
@@ -15,8 +15,8 @@ _LIMIT = 60
 class Conversation:
     """The fields for the two agents, and their messages. They are refreshed while the experiment runs."""
 
-    def __init__(self, desk: Desk, one: str, other: str) -> None:
-        self._desk = desk
+    def __init__(self, cache: AnswerCache, one: str, other: str) -> None:
+        self._cache = cache
         self._shown: list[int] | None = None
         with card("Conversation"):
             with ui.row().classes("gap-3 items-end"):
@@ -27,7 +27,7 @@ class Conversation:
             self._problem = Problem()
             self._said = ui.column().classes("w-full gap-2").props("data-mark=said")
         ui.timer(0.05, self.show, once=True)
-        if desk.source.live:
+        if cache.source.live:
             ui.timer(_EVERY_S, self.show)
 
     async def show(self) -> None:
@@ -37,7 +37,7 @@ class Conversation:
             return
         with self._problem.told():
             query = RowQuery(between=(one, other), limit=_LIMIT)
-            rows = await self._desk.ask(self._desk.source.rows, query)
+            rows = await self._cache.ask(self._cache.source.rows, query)
             if [row.position for row in rows] != self._shown:
                 self._shown = [row.position for row in rows]
                 self._draw(rows)

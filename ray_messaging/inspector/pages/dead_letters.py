@@ -5,8 +5,8 @@ from functools import partial
 
 from nicegui import ui
 
-from ray_messaging.inspector.pages.frame import Changes, Problem, button, card, clock
-from ray_messaging.inspector.server.desk import Desk
+from ray_messaging.inspector.pages.layout import Changes, Problem, button, card, clock
+from ray_messaging.inspector.server.answer_cache import AnswerCache
 from ray_messaging.inspector.sources.live_control import LiveControl
 from ray_messaging.inspector.values import LetterFacts, number, size
 
@@ -16,11 +16,11 @@ _EVERY_S = 5.0
 class DeadLetters:
     """The list of the first dead letters. It is refreshed while the experiment runs."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, cache: AnswerCache) -> None:
+        self._cache = cache
         self._shown: list[LetterFacts] | None = None
         self._problem = Problem()
-        self._changes = Changes(desk)
+        self._changes = Changes(cache)
         with card("Dead letters, the oldest first"):
             self._list = ui.column().classes("w-full gap-2").props("data-mark=letters")
         ui.timer(_EVERY_S, self.show)
@@ -28,7 +28,7 @@ class DeadLetters:
     async def show(self) -> None:
         """Show the present dead letters."""
         with self._problem.told():
-            found = await self._desk.shared("letters", self._desk.source.dead_letters, _EVERY_S / 2)
+            found = await self._cache.shared("letters", self._cache.source.dead_letters, _EVERY_S / 2)
             if found is None:
                 self._list.clear()
                 with self._list:
@@ -54,8 +54,8 @@ class DeadLetters:
                 ui.label(f"{what}, {size(letter.size)}: {letter.reason}").classes("row")
                 for text in letter.texts:
                     ui.label(text).classes("note mono")
-            if self._desk.control is not None and letter.readable:
-                requeue = partial(self._requeue, self._desk.control, letter.id)
+            if self._cache.control is not None and letter.readable:
+                requeue = partial(self._requeue, self._cache.control, letter.id)
                 button("Send again", requeue, "outline size=sm", "requeue")
 
     async def _requeue(self, control: LiveControl, letter: str) -> None:

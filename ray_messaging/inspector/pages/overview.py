@@ -3,8 +3,8 @@
 from nicegui import ui
 
 from ray_messaging.inspector.pages import charts
-from ray_messaging.inspector.pages.frame import LEVELS, Changes, Problem, button, card
-from ray_messaging.inspector.server.desk import Desk
+from ray_messaging.inspector.pages.layout import LEVELS, Changes, Problem, button, card
+from ray_messaging.inspector.server.answer_cache import AnswerCache
 from ray_messaging.inspector.sources.live_control import LiveControl
 from ray_messaging.inspector.values import GroupFacts, State, StepFacts, Traffic, cut, name, number
 from ray_messaging.observability.health.findings import Health, worst_first
@@ -31,19 +31,19 @@ _NAMED = 5
 class StepPanel:
     """The panel about the steps, if the experiment has any."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, cache: AnswerCache) -> None:
+        self._cache = cache
         with card("Steps"):
             self._said = ui.label("").classes("row").props("data-mark=steps")
             self._waiting = ui.label("").classes("note").props("data-mark=waiting")
             self._stragglers = ui.label("").classes("note")
-            if desk.control is not None:
+            if cache.control is not None:
                 self._controls = ui.row().classes("gap-2 items-center")
                 with self._controls:
-                    self._buttons(desk.control)
+                    self._buttons(cache.control)
 
     def _buttons(self, control: LiveControl) -> None:
-        self._changes = Changes(self._desk)
+        self._changes = Changes(self._cache)
         button("Pause", lambda: self._changes.make(control.pause), "outline size=sm")
         button("Resume", lambda: self._changes.make(control.resume), "outline size=sm")
         steps = ui.number(value=1, min=1, max=1_000_000, precision=0).props(
@@ -65,7 +65,7 @@ class StepPanel:
         self._stragglers.set_text(cut("; ".join(steps.stragglers), 400))
 
     def _allow(self, *, visible: bool) -> None:
-        if self._desk.control is not None:
+        if self._cache.control is not None:
             self._controls.set_visibility(visible)
 
 
@@ -85,9 +85,9 @@ def _waited_for(steps: StepFacts) -> str:
 class Overview:
     """The content of the page. It is refreshed all the time."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
-        if desk.source.live:
+    def __init__(self, cache: AnswerCache) -> None:
+        self._cache = cache
+        if cache.source.live:
             ui.add_head_html(_CALM)
         self._problem = Problem()
         with ui.row().classes("w-full no-wrap gap-3"):
@@ -101,7 +101,7 @@ class Overview:
                     ("letters", "dead letters"),
                     ("step", "open step"),
                 )
-                if desk.source.live or key in _OF_A_LOG
+                if cache.source.live or key in _OF_A_LOG
             }
         with ui.row().classes("w-full no-wrap gap-3 items-stretch"):
             with card("Flow between groups", grow="2 1 0") as column:
@@ -111,8 +111,8 @@ class Overview:
                 )
                 self._period = ui.label().classes("note")
             with ui.column().classes("gap-3").style("flex: 1 1 0; min-width: 0"):
-                if desk.source.live:
-                    self._steps = StepPanel(desk)
+                if cache.source.live:
+                    self._steps = StepPanel(cache)
                     with card("Waiting in mailboxes"):
                         self._depths = ui.column().classes("gap-1 w-full").props("data-mark=depths")
                     with card("Health"):
@@ -143,20 +143,20 @@ class Overview:
 
     async def renew(self) -> None:
         """Show the newest values."""
-        source = self._desk.source
+        source = self._cache.source
         with self._problem.told():
-            traffic = await self._desk.shared("traffic", source.traffic, 0.9 * _EVERY_S)
-            state = await self._desk.shared("state", source.state, _STATE_S)
+            traffic = await self._cache.shared("traffic", source.traffic, 0.9 * _EVERY_S)
+            state = await self._cache.shared("state", source.state, _STATE_S)
             self._show(traffic, state)
 
     async def renew_side(self) -> None:
         """Show the health, whose check may take seconds, or for an ended run its record."""
-        source = self._desk.source
+        source = self._cache.source
         with self._problem.told():
             if source.live:
-                self._show_health(await self._desk.shared("health", source.health, _HEALTH_S))
+                self._show_health(await self._cache.shared("health", source.health, _HEALTH_S))
             elif not self._record.default_slot.children:
-                self._show_record(await self._desk.shared("record", source.record, _HEALTH_S))
+                self._show_record(await self._cache.shared("record", source.record, _HEALTH_S))
 
     def _show(self, traffic: Traffic | None, state: State | None) -> None:
         depths = {} if state is None else {name(group.name): group.waiting or 0 for group in state.groups}
@@ -166,7 +166,7 @@ class Overview:
             self._draw(self._rates, charts.rates(traffic))
             self._draw(self._blocked, charts.blocked(traffic))
             sampled = f", estimated from {traffic.share:.1%} of the rows" if traffic.share < 1 else ""
-            of = "the last minute" if self._desk.source.live else "the whole run"
+            of = "the last minute" if self._cache.source.live else "the whole run"
             self._period.set_text(f"Of {of}{sampled}. Dots move where messages flow; a red ring is of blocked ones.")
         elif traffic is None:
             self._period.set_text("This experiment keeps no event log, so its messages cannot be seen: log_dir=...")

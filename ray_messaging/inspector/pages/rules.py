@@ -6,8 +6,8 @@ from urllib.parse import urlencode
 
 from nicegui import ui
 
-from ray_messaging.inspector.pages.frame import Changes, Problem, button, card
-from ray_messaging.inspector.server.desk import Desk
+from ray_messaging.inspector.pages.layout import Changes, Problem, button, card
+from ray_messaging.inspector.server.answer_cache import AnswerCache
 from ray_messaging.inspector.sources.live_control import LiveControl
 from ray_messaging.inspector.values import Preview, RuleFacts
 
@@ -17,7 +17,7 @@ _EVERY_S = 2.0
 class RuleForm:
     """The form for a new rule. `then` is called after a change."""
 
-    def __init__(self, desk: Desk, control: LiveControl, then: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, cache: AnswerCache, control: LiveControl, then: Callable[[], Awaitable[None]]) -> None:
         self._control = control
         self._then = then
         with card("A new rule"):
@@ -27,7 +27,7 @@ class RuleForm:
                 self._index.props("dense data-mark=place").classes("w-44")
                 button("Preview", self.preview, "outline")
                 button("Insert", self.insert)
-            self._changes = Changes(desk)
+            self._changes = Changes(cache)
             self._seen = ui.column().classes("w-full gap-1").props("data-mark=previewed")
             with ui.expansion("How rules are written").classes("note w-full").props("dense"):
                 for example in control.examples:
@@ -78,19 +78,19 @@ def _show(found: Preview) -> None:
 class Rules:
     """The list of the rules. It is refreshed while the experiment runs."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, cache: AnswerCache) -> None:
+        self._cache = cache
         self._shown: list[RuleFacts] | None = None
         self._problem = Problem()
         with card("Rules, in the order in which messages pass them"):
             self._list = ui.column().classes("w-full gap-2").props("data-mark=rules")
-        self._form = None if desk.control is None else RuleForm(desk, desk.control, self.show)
+        self._form = None if cache.control is None else RuleForm(cache, cache.control, self.show)
         ui.timer(_EVERY_S, self.show)
 
     async def show(self) -> None:
         """Show the present rules."""
         with self._problem.told():
-            found = await self._desk.shared("rules", self._desk.source.rules, _EVERY_S / 2)
+            found = await self._cache.shared("rules", self._cache.source.rules, _EVERY_S / 2)
             if found != self._shown:
                 self._shown = found
                 self._draw(found)

@@ -5,8 +5,8 @@ from typing import Any
 
 from nicegui import ui
 
-from ray_messaging.inspector.pages.frame import Problem, button, card, field, row_table, shown
-from ray_messaging.inspector.server.desk import Desk
+from ray_messaging.inspector.pages.layout import Problem, button, card, field, row_table, shown
+from ray_messaging.inspector.server.answer_cache import AnswerCache
 from ray_messaging.inspector.values import RowQuery
 from ray_messaging.receipt import FATES
 
@@ -23,8 +23,8 @@ _FIELDS = (
 class Search:
     """The form of a search, and the rows that were found."""
 
-    def __init__(self, desk: Desk, first: RowQuery) -> None:
-        self._desk = desk
+    def __init__(self, cache: AnswerCache, first: RowQuery) -> None:
+        self._cache = cache
         self._searching = asyncio.Lock()  # one search at a time, or the rows of an earlier one could come last
         with card("Search the last rows that match"):
             with ui.row().classes("w-full gap-3 items-end"):
@@ -47,6 +47,6 @@ class Search:
         given: dict[str, Any] = {key: found.value or "" for key, found in self._fields.items()}
         query = RowQuery(**given, fate=self._fate.value or "")
         with self._problem.told():
-            rows = await self._desk.ask(self._desk.source.rows, query)
+            rows = await self._cache.ask(self._cache.source.rows, query)
             self._table.rows = shown(rows)
             self._found.set_text(f"The last {len(rows):,} rows, the newest first." if rows else "No row matches.")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ray_messaging.errors import ConfigError
-from ray_messaging.inspector.server.gate import Access, is_loopback, names_of, new_token
+from ray_messaging.inspector.server.access_control import Access, is_loopback, names_of, new_token
 
 _GRACE_S = 2  # at the end, open pages are awaited for so long
 
@@ -62,7 +62,7 @@ def serve(app: object, bound: Bound, *, on_ready: Callable[[], None], until: "th
     """Serve until Ctrl-C, SIGTERM, or until the event `until` is set. `on_ready` is called once pages can be opened."""
     import uvicorn  # noqa: PLC0415 - of the extra
 
-    from ray_messaging.inspector.server.gate import Gate  # noqa: PLC0415
+    from ray_messaging.inspector.server.access_control import AccessControl  # noqa: PLC0415
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -70,9 +70,9 @@ def serve(app: object, bound: Bound, *, on_ready: Callable[[], None], until: "th
             if self.started:
                 on_ready()
 
-    gate = Gate(app, bound.access, bound.port)  # type: ignore[arg-type]
+    checked = AccessControl(app, bound.access, bound.port)  # type: ignore[arg-type]
     # No log of requests: the URL of the first one has the token.
-    config = uvicorn.Config(gate, access_log=False, log_level="warning", timeout_graceful_shutdown=_GRACE_S)
+    config = uvicorn.Config(checked, access_log=False, log_level="warning", timeout_graceful_shutdown=_GRACE_S)
     server = Server(config)
     if until is not None:
         threading.Thread(target=_end_with, args=(server, until), daemon=True).start()

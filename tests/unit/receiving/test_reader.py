@@ -6,7 +6,7 @@ import tracemalloc
 import pytest
 from support.batches import batch_to
 
-from ray_messaging.audiences.book import AudienceBook
+from ray_messaging.audiences.cache import AudienceCache
 from ray_messaging.errors import Closed
 from ray_messaging.model.columns import PayloadColumn
 from ray_messaging.receiving import reader as module
@@ -43,7 +43,7 @@ async def read_all():
     readers = []
 
     async def run(transport, inbox):
-        unfolder = Unfolder(AudienceBook(None))
+        unfolder = Unfolder(AudienceCache(None))
         readers.append(Reader(transport, "box", inbox, START, 1, unfolder, asyncio.Event().wait))
         await transport.over.wait()
 

@@ -17,7 +17,7 @@ import ray
 from ray.exceptions import ActorUnavailableError
 
 from ray_messaging.addressing.channels import AGENT_CHAT, AgentId, check_subtopic, parse_channel
-from ray_messaging.audiences.book import UNRESOLVED, name_of
+from ray_messaging.audiences.cache import UNRESOLVED, name_of
 from ray_messaging.cluster.handles.connection import gone, insist, known_dead, value_of, wait_restart
 from ray_messaging.cluster.handles.group.fetched import Fetched
 from ray_messaging.cluster.handles.group.group_lane import WAIT_S, GroupLane, LaneConnection, LaneRoute, LoopConnection

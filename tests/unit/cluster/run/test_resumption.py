@@ -34,9 +34,9 @@ def test_more_groups_may_come_before_the_first_step():
             r"groups differ: .*2 groups \(east, west\), and this run has 1 groups \(east\)",
         ),
         ({"east": range(5), "west": [10, "ann"], "north": [20]}, "this run has 3 groups"),
-        ({"east": range(3), "west": [10, "ann"]}, "agents differ: 2 agents .*agent 3, not any more in group 'east'"),
-        ({"east": range(5), "west": [10, "ann", "bob"]}, "and 1 were not in theirs.*agent 'bob', not before in group"),
-        ({"east": [0, 1, 2, 3, 10], "west": [4, "ann"]}, "2 agents .*2 were not in theirs.*agent 4, not any more"),
+        ({"east": range(3), "west": [10, "ann"]}, "agents differ .*2 agents .*agent 3, which has left group 'east'"),
+        ({"east": range(5), "west": [10, "ann", "bob"]}, "and 1 have come to one.*agent 'bob', which is new in group"),
+        ({"east": [0, 1, 2, 3, 10], "west": [4, "ann"]}, "2 agents .*2 have come to one.*agent 4, which has left"),
     ],
 )
 def test_a_difference_is_named(groups, text):

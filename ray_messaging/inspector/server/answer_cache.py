@@ -1,4 +1,4 @@
-"""Desk between the pages and a source of values: it computes answers in threads, and shares them among all pages."""
+"""Cache between the pages and a source of values: it computes answers in threads, and shares them among all pages."""
 
 import asyncio
 import time
@@ -25,7 +25,7 @@ class _Answer:
     coming: "asyncio.Task[Any] | None" = None
 
 
-class Desk:
+class AnswerCache:
     """Answers of a source, shared by all pages.
 
     No call blocks the event loop, and a question is asked only once at a time.

@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 from nicegui import ui
 
 from ray_messaging.errors import MessagingError
-from ray_messaging.inspector.server.desk import Desk
+from ray_messaging.inspector.server.answer_cache import AnswerCache
 from ray_messaging.inspector.values import Row, cut, size
 
 T = TypeVar("T")
@@ -99,18 +99,18 @@ VIEWS = (
 
 
 @contextmanager
-def frame(desk: Desk, here: str) -> Iterator[None]:
+def page_layout(cache: AnswerCache, here: str) -> Iterator[None]:
     """Draw the frame of a page; the `with` block draws the content.
 
     Args: here is the path of the page.
     """
-    ui.page_title(f"{desk.source.title} - inspector")
+    ui.page_title(f"{cache.source.title} - inspector")
     ui.add_css(_STYLE)
     dark = ui.dark_mode(None)
     with ui.header().classes("bar row"):
-        ui.label(desk.source.title).classes("brand").props("data-mark=title")
-        ui.label("live" if desk.source.live else "from its log").classes("pill")
-        ui.label("control" if desk.control is not None else "watching only").classes("pill")
+        ui.label(cache.source.title).classes("brand").props("data-mark=title")
+        ui.label("live" if cache.source.live else "from its log").classes("pill")
+        ui.label("control" if cache.control is not None else "watching only").classes("pill")
         ui.space()
         for view in VIEWS:
             ui.link(view.title, view.path).classes("here" if view.path == here else "")
@@ -167,8 +167,8 @@ class Problem:
 class Changes:
     """A line that shows the result of the last change, or why the change was not made."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, cache: AnswerCache) -> None:
+        self._cache = cache
         self._problem = Problem()
         self._done = ui.label().classes("note").props("data-mark=done")
 
@@ -178,7 +178,7 @@ class Changes:
         found = None
         try:
             with self._problem.told():
-                found = await self._desk.change(call, *arguments)
+                found = await self._cache.change(call, *arguments)
         finally:
             self._done.set_text(cut(found, 1000) if isinstance(found, str) else "")
         return found

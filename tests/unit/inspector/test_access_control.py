@@ -1,15 +1,15 @@
-"""The inspector's gate: which requests reach the pages."""
+"""Access control of the inspector: which requests reach the pages."""
 
 import pytest
 
-from ray_messaging.inspector.server.gate import Access, Gate, names_of
+from ray_messaging.inspector.server.access_control import Access, AccessControl, names_of
 
 LOCAL = names_of("127.0.0.1")
 HOST = ("host", "127.0.0.1:8266")
 
 
 async def ask(access, *headers, path="/", query="", kind="http", method="GET"):
-    """Ask through a gate on port 8266; return the events that came back, with status and headers of the first."""
+    """Ask through it on port 8266; return the events that came back, with status and headers of the first."""
     sent = []
 
     async def app(scope, receive, send):
@@ -27,7 +27,7 @@ async def ask(access, *headers, path="/", query="", kind="http", method="GET"):
 
     given = [(name.encode(), value.encode("latin-1")) for name, value in headers]
     scope = {"type": kind, "path": path, "query_string": query.encode(), "headers": given, "method": method}
-    await Gate(app, access, 8266)(scope, receive, send)
+    await AccessControl(app, access, 8266)(scope, receive, send)
     return sent
 
 

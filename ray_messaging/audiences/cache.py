@@ -23,7 +23,7 @@ K = TypeVar("K")
 _VERSIONS = 16  # most versions that are kept in memory, or mapped
 
 
-class AudienceBook:
+class AudienceCache:
     """A cache of the edges of audiences. Each version is loaded once from a source (None: there is no source)."""
 
     def __init__(self, source: AudienceSource | None) -> None:

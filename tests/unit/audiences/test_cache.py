@@ -1,6 +1,6 @@
 """The versions of audiences that a process keeps in memory."""
 
-from ray_messaging.audiences.book import AudienceBook
+from ray_messaging.audiences.cache import AudienceCache
 from ray_messaging.audiences.member_edges import MemberEdges
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.extension import Audience
@@ -21,23 +21,23 @@ class Folder:
 
 async def test_a_version_stays_until_the_second_one_after_it():
     folder = Folder()
-    book = AudienceBook(folder)
+    cache = AudienceCache(folder)
     for version in (1, 2, 1, 2, 3):
-        assert (await book.edges(Audience("near", version))).pairs == version * (version - 1)
-    await book.edges(Audience("far", 1))
+        assert (await cache.edges(Audience("near", version))).pairs == version * (version - 1)
+    await cache.edges(Audience("far", 1))
     assert folder.loaded == [("near", 1), ("near", 2), ("near", 3), ("far", 1)]
     for version in (2, 3, 1):  # what comes late is loaded again
-        assert (await book.edges(Audience("near", version))).pairs == version * (version - 1)
+        assert (await cache.edges(Audience("near", version))).pairs == version * (version - 1)
     assert folder.loaded[4:] == [("near", 1)]
-    await book.edges(Audience("far", 1))
+    await cache.edges(Audience("far", 1))
     assert len(folder.loaded) == 5
 
 
 async def test_the_pairs_of_some_agents_go_with_their_version():
     folder = Folder()
-    book = AudienceBook(folder)
-    old = await book.toward(Audience("near", 1), AGENTS, DIGEST)
-    assert await book.toward(Audience("near", 1), AGENTS, DIGEST) is old
-    await book.toward(Audience("near", 3), AGENTS, DIGEST)
-    assert await book.toward(Audience("near", 1), AGENTS, DIGEST) is not old
+    cache = AudienceCache(folder)
+    old = await cache.toward(Audience("near", 1), AGENTS, DIGEST)
+    assert await cache.toward(Audience("near", 1), AGENTS, DIGEST) is old
+    await cache.toward(Audience("near", 3), AGENTS, DIGEST)
+    assert await cache.toward(Audience("near", 1), AGENTS, DIGEST) is not old
     assert folder.loaded == [("near", 1), ("near", 3), ("near", 1)]

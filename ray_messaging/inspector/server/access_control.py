@@ -1,4 +1,4 @@
-"""Gate before all pages and websockets: it checks host, origin and token, and adds headers that protect the reader.
+"""Access control before all pages and websockets: it checks host, origin and token, and adds protective headers.
 
 A request must use one of the names of the server, and a browser must bring the token once, if there is one.
 """
@@ -111,7 +111,7 @@ def new_token() -> str:
     return secrets.token_urlsafe(32)
 
 
-class Gate:
+class AccessControl:
     """ASGI application that passes only permitted requests on to another one."""
 
     def __init__(self, app: App, access: Access, port: int) -> None:
