@@ -40,9 +40,9 @@ class AnswerCache:
         self._room = asyncio.Semaphore(_WAITING)
 
     async def shared(self, key: str, question: Callable[[], T], max_age_s: float) -> T:
-        """Return the answer to a question: one that is at most `max_age_s` old, or a new one. Raises as the question.
+        """Return the answer to a question: one that is at most `max_age_s` old, or a new one.
 
-        Args: key names the question, so that pages can share the answer.
+        Args: key names the question, so that pages can share the answer. Raises: what the question raises.
         """
         answer = self._answers.setdefault(key, _Answer())
         if answer.coming is None:
@@ -62,7 +62,7 @@ class AnswerCache:
         return answer.value
 
     async def ask(self, question: Callable[..., T], *arguments: object) -> T:
-        """Return the answer to one page's own question, computed in a thread. Raises as the question."""
+        """Return the answer to one page's own question, computed in a thread. Raises what the question raises."""
         async with self._room:
             return await asyncio.get_running_loop().run_in_executor(self._threads, question, *arguments)
 
