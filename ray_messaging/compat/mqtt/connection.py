@@ -110,6 +110,7 @@ class Connection:
 
         def closed(_client: Client, _userdata: object, sock: Any) -> None:  # noqa: ANN401 - as above
             loop.remove_reader(sock)
+            loop.remove_writer(sock)  # one that was added late: the next socket may have the same number
 
         def has_more(_client: Client, _userdata: object, sock: Any) -> None:  # noqa: ANN401 - as above
             loop.call_soon_threadsafe(self._write_soon, sock)
@@ -272,14 +273,15 @@ class Connection:
                 await self._on_open(self)
             self._up.set()
             self._lasted = True
+            backoff.reset()
             _settle(self._opened, None)
-            return await self._stay(backoff)
+            return await self._stay()
         finally:
             self._up.clear()
             if not self._cut.done():
                 self._client.disconnect()
 
-    async def _stay(self, backoff: Backoff) -> str:
+    async def _stay(self) -> str:
         """Wait until the connection ends, and return why; raise Fenced if another client has the session."""
         began = self._loop.time()
         while not self._cut.done():
@@ -294,7 +296,6 @@ class Connection:
                 epoch=0,
             )
         if self._loop.time() - began >= STEADY_S:
-            backoff.reset()
             return str(code)
         # Not all brokers report that a session was taken over (Mosquitto 2.0.11 does not).
         return f"{code}, after less than {STEADY_S:g} s; is there another client {self._identifier!r}?"
@@ -318,7 +319,7 @@ class Connection:
             self._loop.add_reader(sock, self._read, sock)
 
     def _write_soon(self, sock: socket.socket) -> None:
-        if sock.fileno() != -1:  # it may be closed already
+        if sock.fileno() != -1 and self._client.want_write():  # it may be closed already, or all is written
             self._loop.add_writer(sock, self._client.loop_write)
 
     def _read(self, sock: Any) -> None:  # noqa: ANN401 - a socket, of TLS or not
