@@ -220,23 +220,28 @@ class AudienceFiles:
 
         Raises: AudienceTooLarge if the positions make too many pairs.
         """
-        await self._make("move_in_step", name, step, Moving(name, ids, points))
+        change = Moving(name, ids, points)
+        if self._here():
+            await asyncio.to_thread(self._maker().move_in_step, name, step, change)
+        else:
+            await self._through_actor("move_in_step", name, step, change)
 
     def create(self, name: str, kind: str, edges: Edges) -> None:
         """Create an audience; raise AlreadyExists if one has this name."""
-        run_in_own_loop(lambda: self._make("create", name, kind, edges))
+        if self._here():  # in the caller's thread, where Ctrl-C can end it
+            self._maker().create(name, kind, edges)
+        else:
+            run_in_own_loop(lambda: self._through_actor("create", name, kind, edges))
 
     def change(self, name: str, change: Change) -> None:
         """Make a new version of an audience.
 
         Raises: UnknownName if the audience does not exist; ConfigError if the change is for another kind of audience.
         """
-        run_in_own_loop(lambda: self._make("change", name, change))
-
-    async def _make(self, call: str, *arguments: object) -> None:
-        """Make a version by a call of a maker: here, or through the actor."""
         if self._here():
-            maker = AudienceMaker(self._home.folder, self._interceptor)
-            await asyncio.to_thread(getattr(maker, call), *arguments)
+            self._maker().change(name, change)
         else:
-            await self._through_actor(call, *arguments)
+            run_in_own_loop(lambda: self._through_actor("change", name, change))
+
+    def _maker(self) -> AudienceMaker:
+        return AudienceMaker(self._home.folder, self._interceptor)

@@ -12,7 +12,7 @@ from ray.exceptions import RayError
 from ray.util.client import ray as client
 
 from ray_messaging.cluster.handles.connection import find_actor, named_actors
-from ray_messaging.cluster.handles.messagers import known_dead
+from ray_messaging.cluster.handles.messagers import owner_known_dead
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.config import MessagingConfig, ServerConfig, ShardsConfig
 from ray_messaging.observability.health.actor_checks import check_actors
@@ -127,7 +127,7 @@ def warn_of_data_loss(config: ServerConfig) -> None:
 def _dead_owners(kept: Kept, deadline: float) -> list[str]:
     """Return the owners of leased mailboxes that Ray knows to be dead; stop at the deadline."""
     owners = {mailbox.owner for mailbox in kept.mailboxes if mailbox.owner and mailbox.lease_s is not None}
-    return [owner for owner in sorted(owners) if time.monotonic() < deadline and known_dead(owner)]
+    return [owner for owner in sorted(owners) if time.monotonic() < deadline and owner_known_dead(owner)]
 
 
 def _no_log(experiment: Experiment) -> Finding:

@@ -17,6 +17,7 @@ from ray_messaging.errors import ConfigError, UnknownName
 from ray_messaging.limits_and_timeouts import ANSWER_TIMEOUT_S, MOVE_TIMEOUT_S
 
 if TYPE_CHECKING:
+    from ray_messaging.cluster.audience_files import AudienceFiles
     from ray_messaging.cluster.embedded_servers import Shards
     from ray_messaging.cluster.handles.audience import Audience
     from ray_messaging.cluster.handles.dead_letters import DeadLetters
@@ -175,7 +176,8 @@ class Messaging:
                 Otherwise `on_existing` decides at the next start. An embedded server's data are deleted unless it has
                 a `data_dir`.
         """
-        _, user, runs = (self.__dict__.pop(name, None) for name in ("_surveys", "_user", "_run_actors"))
+        kept = ("_surveys", "_audience_files", "_user", "_run_actors")
+        *_, user, runs = (self.__dict__.pop(name, None) for name in kept)
         if user is not None:
             user.close()
         if runs is not None:
@@ -389,7 +391,9 @@ class Messaging:
         from ray_messaging.cluster.handles.audience import Layout, create_audience
 
         layout = None if positions is None else Layout(ids, positions, radius, most_pairs)
-        return create_audience(self._connection, name, graph=graph, members=members, positions=layout)
+        return create_audience(
+            self._connection, self._audience_files, name, graph=graph, members=members, positions=layout
+        )
 
     def audience(self, name: str) -> "Audience":
         """Return an audience by its name; raise UnknownName if there is none."""
@@ -407,9 +411,15 @@ class Messaging:
 
     def remove_audience(self, name: str) -> None:
         """Remove an audience. Later broadcasts to it raise UnknownName, and so does this if there is none."""
-        from ray_messaging.cluster.audience_files import AudienceFiles, Ending
+        from ray_messaging.cluster.audience_files import Ending
 
-        AudienceFiles(self._connection.experiment, self.interceptor).change(name, Ending())
+        self._audience_files.change(name, Ending())
+
+    @cached_property
+    def _audience_files(self) -> "AudienceFiles":
+        from ray_messaging.cluster.audience_files import AudienceFiles
+
+        return AudienceFiles(self._connection.experiment, self.interceptor)
 
     def broadcast(self, payload: "Payload", *, subtopic: str = AGENT_CHAT) -> "Receipts":
         """Send one message from the user to all agents; one receipt for each. Raises as `Messager.broadcast`."""

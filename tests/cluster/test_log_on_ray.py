@@ -80,13 +80,13 @@ async def with_messagers(messaging):
     """Send to two listeners of one channel, to a foreign one, and to a closed one without a name."""
     config, exp_id = messaging.redis, messaging.exp_id
     async with (
-        Messager(config, exp_id, messaging.interceptor, name="cache") as cache,
+        Messager(config, exp_id, messaging.interceptor, name="desk") as desk,
         Messager(config, exp_id, messaging.interceptor, name="archive") as archive,
     ):
-        payback = cache.get_user_payback_channel()
-        await cache.subscribe_and_start_listening([payback])
+        payback = desk.get_user_payback_channel()
+        await desk.subscribe_and_start_listening([payback])
         await archive.subscribe_and_start_listening([payback])
-        receipts = [await cache.send_message(payback, {"text": "twice"}, from_id=6)]
+        receipts = [await desk.send_message(payback, {"text": "twice"}, from_id=6)]
         async with Messager(config, exp_id, messaging.interceptor) as fleeting:
             await fleeting.subscribe_and_start_listening([f"exps:{exp_id}:news"])
             receipts.append(await archive.send_message(f"exps:{exp_id}:news", {"text": "fleeting"}))
@@ -94,7 +94,7 @@ async def with_messagers(messaging):
             listener = foreign.pubsub()
             await asyncio.to_thread(listener.subscribe, "the wide world")
             await asyncio.to_thread(wait_for, lambda: listener.get_message(timeout=1))
-            receipts.append(await cache.send_message("the wide world", {"text": "hear"}, from_id=6))
+            receipts.append(await desk.send_message("the wide world", {"text": "hear"}, from_id=6))
             await asyncio.to_thread(listener.close)
     return receipts
 
@@ -106,7 +106,7 @@ def check_fates(found, expected):
     for row in found:
         by_text.setdefault(json.loads(row["payload"])["text"], []).append(row)
     assert {text: len(rows) for text, rows in by_text.items() if len(rows) != 1} == {"twice": 2}
-    assert {row["mailbox"] for row in by_text["twice"]} == {"cache", "archive"}
+    assert {row["mailbox"] for row in by_text["twice"]} == {"desk", "archive"}
     blocked, loud, odd, ann = by_text["a"][0], by_text["loud"][0], by_text["odd"][0], by_text["é"][0]
     assert (blocked["rule"], blocked["reason"]) == ("black_list", "agent 1 may not write to agent 11")
     assert (blocked["mailbox"], blocked["delivered_at"]) == (None, None)

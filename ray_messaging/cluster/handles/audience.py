@@ -24,7 +24,6 @@ from ray_messaging.model.edge_pairs import edge_pairs
 
 if TYPE_CHECKING:
     from ray_messaging.addressing.channels import AgentId
-    from ray_messaging.audiences.edges import Edges
 
 _SENDERS = 1024  # the number of senders whose pairs are read at a time
 
@@ -59,7 +58,7 @@ class Audience:
         found: AudienceVersion = self._connection.ask(self._connection.interceptor.audiences.remote()).of(self.name)
         return found
 
-    def _edges(self) -> "Edges":
+    def _edges(self) -> Edges:
         version = self._newest().version
         return run_in_own_loop(lambda: self._files.load(self.name, version))
 
@@ -169,7 +168,13 @@ class Layout(NamedTuple):
 
 
 def create_audience(
-    connection: ExperimentConnection, name: str, *, graph: object, members: object, positions: Layout | None
+    connection: ExperimentConnection,
+    files: AudienceFiles,
+    name: str,
+    *,
+    graph: object,
+    members: object,
+    positions: Layout | None,
 ) -> Audience:
     """Create an audience; arguments and errors are those of `Messaging.create_audience`."""
     check_name("audience", name)
@@ -186,7 +191,7 @@ def create_audience(
         built = build_edges(_chunks(graph))
         agents, edges, kind = built.senders | built.hearers, built, Kind.GRAPH
     check_hosted(connection, name, agents)
-    AudienceFiles(connection.experiment, connection.interceptor).create(name, kind, edges)
+    files.create(name, kind, edges)
     return Audience(connection, name)
 
 

@@ -105,13 +105,13 @@ async def is_dead(owner: str) -> bool:
     """Return whether Ray knows that an owner is dead for good. An unknown owner may live in another Ray cluster."""
     try:
         async with asyncio.timeout(_ASK_S):
-            return await asyncio.to_thread(known_dead, owner)
+            return await asyncio.to_thread(owner_known_dead, owner)
     except TimeoutError:
         logger.warning("no answer from Ray whether %s is dead: its lease must expire first", owner)
         return False
 
 
-def known_dead(owner: str) -> bool:
+def owner_known_dead(owner: str) -> bool:
     """Return the same as `is_dead`, but block. Without the dashboard Ray has no public call for this."""
     key = owner.rpartition("/")[2]
     try:

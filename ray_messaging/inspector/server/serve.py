@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ray_messaging.errors import ConfigError
-from ray_messaging.inspector.server.access_control import Access, is_loopback, names_of, new_token
+from ray_messaging.inspector.server.access_control import Access, AccessControl, is_loopback, names_of, new_token
 
 _GRACE_S = 2  # at the end, open pages are awaited for so long
 
@@ -61,8 +61,6 @@ def bind(place: Place, *, token: bool) -> Bound:
 def serve(app: object, bound: Bound, *, on_ready: Callable[[], None], until: "threading.Event | None" = None) -> None:
     """Serve until Ctrl-C, SIGTERM, or until the event `until` is set. `on_ready` is called once pages can be opened."""
     import uvicorn  # noqa: PLC0415 - of the extra
-
-    from ray_messaging.inspector.server.access_control import AccessControl  # noqa: PLC0415
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
