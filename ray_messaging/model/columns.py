@@ -16,6 +16,7 @@ from ray_messaging.compat.payload_objects import is_native, is_object
 from ray_messaging.errors import InvalidAddress, InvalidPayload, PayloadTooLarge
 from ray_messaging.model.finite import MAYBE_NULL, NULL, all_finite, may_have_null, parts_of
 from ray_messaging.model.json_form import (
+    LINE_END,
     are_plain,
     encode_dict,
     encode_lines,
@@ -158,7 +159,6 @@ def _read_only(values: NDArray[Any]) -> NDArray[Any]:
     return values
 
 
-LINE_END = ord("\n")
 _FEW, _MANY = 2**14, 2**26  # between these sizes numpy counts faster; it needs as much memory as the blob again
 _REFUSALS = (TypeError, ValueError, OverflowError, RecursionError, UnicodeError, msgspec.MsgspecError)  # by encoders
 _NEWLINE = "this payload holds a msgspec.Raw with a newline: encode it without line breaks"

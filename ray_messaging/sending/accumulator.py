@@ -19,7 +19,7 @@ from ray_messaging.interception.verdict_client import VerdictClient
 from ray_messaging.limits_and_timeouts import BATCH_ROWS
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.finite import MAYBE_NULL, NULL
-from ray_messaging.model.json_form import LARGE, MAYBE_LARGE, PLAIN
+from ray_messaging.model.json_form import LARGE, LINE_END, MAYBE_LARGE, PLAIN
 from ray_messaging.receipt import Receipt, Receipts
 from ray_messaging.sending import send_errors
 from ray_messaging.sending.frame_sender import FrameSender
@@ -220,6 +220,7 @@ class Accumulator:
                 and len(line) < self._small
                 and (MAYBE_NULL not in line or line.find(NULL) < 0)
                 and (MAYBE_LARGE not in line or line.find(LARGE) < 0)
+                and LINE_END not in line
             ):
                 if get_ident() != self._thread:
                     self.check_loop()

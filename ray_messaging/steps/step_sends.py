@@ -29,7 +29,7 @@ from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn, encode_payload, nobody
 from ray_messaging.model.extension import Audience, Extension, OutsideQuestion
 from ray_messaging.model.finite import MAYBE_NULL, NULL
-from ray_messaging.model.json_form import LARGE, MAYBE_LARGE, PLAIN
+from ray_messaging.model.json_form import LARGE, LINE_END, MAYBE_LARGE, PLAIN
 from ray_messaging.sending.bulk_input import ColumnChunk, columns_of
 from ray_messaging.sending.pending_batch import ColumnBatch, EncodedBatch
 from ray_messaging.steps.agent_places import AgentPlaces
@@ -118,6 +118,7 @@ class StepSends:
                     len(line) <= self._payload_bytes
                     and (MAYBE_NULL not in line or line.find(NULL) < 0)
                     and (MAYBE_LARGE not in line or line.find(LARGE) < 0)
+                    and LINE_END not in line
                 ):
                     self._to_ids.append(to_id)
                     self._lines.append(line)

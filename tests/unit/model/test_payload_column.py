@@ -12,6 +12,7 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 import numpy as np
+import orjson
 import pandas as pd
 import pydantic
 import pytest
@@ -73,6 +74,15 @@ def test_shared_lines(index, data):
     taken = lines.take(np.array(rows, np.intp))
     assert [taken.row(row) for row in range(len(rows))] == [lines.row(row) for row in rows]
     assert taken.count == len({index[row] for row in rows})
+
+
+@pytest.mark.parametrize("part", [orjson.Fragment(b'{"x":\n 1}'), msgspec.Raw(b'{"x":\n 1}')])
+def test_a_raw_part_cannot_break_a_line(part):
+    for payload in ({"a": part}, {"a": [part]}):
+        with pytest.raises(InvalidPayload):
+            encode_payload(payload, 10**6)
+        with pytest.raises(InvalidPayload):
+            PayloadColumn.encode([{"a": 1}, payload], 10**6)
 
 
 class Name(dict):
