@@ -39,6 +39,10 @@ def test_all_is_well(plan, checker):
     assert tally.latencies.tolist() == [0.5, 0.5, 2.0, 2.0]
 
 
+def test_nothing_received(checker):
+    assert (checker.tally.received, len(checker.tally.latencies), faults(checker)) == (0, 0, {})
+
+
 @pytest.mark.parametrize("batches", [[[0, 2, 2]], [[0, 2], [2]]])
 def test_a_duplicate_is_no_break_of_order(plan, checker, batches):
     for batch in batches:
@@ -58,6 +62,17 @@ def test_other_ids_are_noticed(plan, checker, changes):
     arrive(checker, plan, [0], **changes)
     assert faults(checker) == {"misdirected": 1}
     assert checker.tally.by_agent.sum() == 0
+
+
+def test_a_message_for_another_group_is_noticed(plan, checker):
+    arrive(checker, plan, [1, 2])
+    assert faults(checker) == {"misdirected": 1}
+
+
+@pytest.mark.parametrize("changes", [{"text": "zero "}, {"time": 0.5}])
+def test_other_contents_are_noticed(plan, checker, changes):
+    arrive(checker, plan, [0], **changes)
+    assert faults(checker) == {"changed": 1}
 
 
 @pytest.mark.parametrize("number", [-1, 6, 2**62])

@@ -131,6 +131,16 @@ async def test_a_plain_model_that_exits_does_not_end_the_process():
     assert "SystemExit: 3" in str(await failure(model))
 
 
+async def test_an_agent_that_takes_too_long():
+    async def model(me, inbox):
+        if me.id == 2:
+            await asyncio.Event().wait()
+
+    found = await failure(model, timeout=0.01)
+    assert (found.agent, found.step, found.group) == (2, 0, "east")
+    assert "it was not done after timeout=0.01 s" in str(found)
+
+
 async def test_a_timeout_of_the_models_own_is_no_timeout_of_ours():
     async def model(me, inbox):
         raise TimeoutError("the provider is slow")
@@ -291,6 +301,19 @@ async def test_a_state_comes_back_equal_in_a_society_of_another_process():
     assert marked(society.states[2]) == marked(
         {"at": (2, 0), "seen": {"ann", 2}, "started": started, "big": 2**70, "mood": np.float32(0.1)}
     )
+
+
+@pytest.mark.parametrize("function", ["start", "the model"])
+async def test_a_crowd_that_raises_stop_iteration(function):
+    def empty(group, step=None):
+        next(iter([]))
+
+    def fine(group, step):
+        pass
+
+    society = CrowdSociety("east", fine if function == "start" else empty, start=empty if function == "start" else None)
+    with pytest.raises(StepFailed, match=f"{function} failed for group 'east'.*it raised StopIteration"):
+        await asyncio.wait_for(society.run(open_step()), WAIT_S)
 
 
 def gathered(*states):

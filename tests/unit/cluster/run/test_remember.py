@@ -165,6 +165,17 @@ async def test_a_model_may_catch_the_refusal_of_a_result(attempt, function, erro
     assert {state["then"] for state in society.states.values()} == {"short"}
 
 
+async def test_a_function_that_raises_stop_iteration_raises_in_the_model(attempt):
+    async def person(me, inbox):
+        with pytest.raises(RuntimeError, match="it raised StopIteration"):
+            await me.remember(lambda: next(iter([])))
+        me.state["caught"] = True
+
+    society = Society("east", person)
+    await asyncio.wait_for(society.run(*await attempt()), WAIT_S)
+    assert all(state["caught"] for state in society.states.values())
+
+
 def after_turns(function, turns=20):
     """Call a function after some turns of the event loop."""
     loop = asyncio.get_running_loop()
