@@ -255,6 +255,16 @@ async def test_a_mailbox_unread_by_the_log_fills_up(transport, post, by_bytes):
     assert await post.ask(*refused) == [WRITTEN, LOG_FULL]
 
 
+async def test_a_lagging_reader_is_distinguished_from_a_lagging_log(transport, post):
+    _, stream = await settle(transport, limits=Limits(1, 100, 60, leased=False))
+    writer = await transport.log.register(WIDE)
+    await post.send("box", b"1")
+    [item] = await drain(transport, stream)
+    assert await post.send("box", b"2") is FULL
+    await transport.log.note_written(writer, {stream: LogMark(item.entry, 1, 1)}, [])
+    assert await post.send("box", b"2") is FULL
+
+
 @pytest.mark.parametrize("limits", [Limits(2, 999, 0, False), Limits(99, 22, 0, False)], ids=["rows", "bytes"])
 async def test_a_full_log_stream_delays_only_calls_with_notes(transport, post, store, limits):
     await settle(transport)
@@ -324,6 +334,28 @@ async def test_a_log_writer_with_a_successor_is_fenced(transport, post, store):
         assert (caught.value.name, caught.value.epoch) == (LOG, old)
     assert (await transport.load_directory(-1)).logged
     await transport.log.note_written(new, marks, [])
+
+
+@pytest.mark.parametrize("told", [False, True], ids=["before its call", "after its call"])
+async def test_a_restarted_writer_continues_and_corrects_the_counts(transport, post, told):
+    limits = Limits(3, 999, 60, leased=False)
+    epoch, stream = await settle(transport, limits=limits)
+    writer, cursor, taken = await transport.log.register(WIDE), "0-0", 0
+    for _ in range(3):
+        for n in range(1, 4):
+            assert await post.send("box", b"%d" % n) is WRITTEN
+        items = await drain(transport, stream, after={stream: cursor})
+        assert [item.frame for item in items] == [b"1", b"2", b"3"]
+        taken += 3
+        await transport.commit("box", epoch, Cursor(items[-1].entry, 0), messages=taken, nbytes=taken)
+        assert await post.send("box", b"x") is LOG_FULL
+        # Its file is durable up to here; then it dies.
+        cursor = items[-1].entry
+        if told:
+            await transport.log.note_written(writer, {stream: LogMark(cursor, 3, 3)}, [])
+        before, writer = writer, await transport.log.register(WIDE)
+        assert writer > before
+        await transport.log.note_written(writer, {stream: LogMark(cursor, 0, 0)}, [])
 
 
 @pytest.mark.parametrize("told", [0, 1, 2], ids="told {}".format)

@@ -72,6 +72,27 @@ def test_a_segment_reads_back_as_it_was_written(folder):
     assert json.loads(found.schema.metadata[KEY])["version"] == VERSION
 
 
+def test_a_segment_of_plain_messages_lacks_the_optional_columns(folder):
+    table = table_of(5)
+    found = read_segment(folder.write(1, table, meta()))
+    assert json.loads(found.schema.metadata[KEY])["version"] == VERSION
+    assert found.drop_columns([POSITION.name]).to_pylist() == table.drop_columns([*OPTIONAL]).to_pylist()
+
+
+def test_segments_that_were_packed_in_another_way_are_read_beside_ours(folder, monkeypatch):
+    def of_before(table):  # zstd, texts with dictionaries of Parquet's own
+        return {"compression": "ZSTD", "compression_level": 1, "write_statistics": ["fate"]}
+
+    with monkeypatch.context() as patched:
+        patched.setattr("ray_messaging.eventlog.folder.parquet_options", of_before)
+        folder.write(1, table_of(5), meta())
+    folder.write(2, table_of(5, first=5), meta(5))
+    log = EventLog.open(folder.where)
+    assert log.query()["message_id"].to_pylist() == [f"s-1-{number}" for number in range(10)]
+    assert log.query(to_id=3)["position"].to_pylist() == [3, 8]
+    assert log.count("fate").to_pylist() == [{"fate": "delivered", "count": 10}]
+
+
 def test_a_segment_without_rows_can_be_written(folder):
     segment = folder.write(1, SCHEMA.empty_table(), meta())
     assert folder.segments() == [segment]
@@ -141,6 +162,19 @@ def test_erase_removes_segments_and_nothing_else(folder, tmp_path):
     folder.erase()
     assert folder.segments() == []
     assert names(folder) == ["notes.txt"]
+
+
+def test_the_folder_is_read_as_it_is(folder):
+    table = table_of(5)
+    folder.write(1, table.slice(0, 3), meta())
+    folder.write(2, table.slice(3), meta(3))
+    folder.stage(3, table, meta(5))
+    with folder.lock():
+        wanted = table["message_id"].to_pylist()
+        assert pq.read_table(folder.path)["message_id"].to_pylist() == wanted
+        assert pd.read_parquet(folder.path)["message_id"].tolist() == wanted
+        ids = duckdb.sql(f"select message_id from '{folder.path}/*.parquet' order by message_id").fetchall()
+        assert [name for (name,) in ids] == sorted(wanted)
 
 
 # -- other file systems -----------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from ray_messaging.eventlog.records import (
     note_missing,
     note_model,
     note_start,
+    read_rule_changes,
     run_facts,
     versions,
     write_rule_changes,
@@ -105,6 +106,14 @@ def test_the_record_is_one_file_of_json_that_readers_of_parquet_skip(folder, tmp
     files = [path.name for path in (tmp_path / "log").iterdir()]
     assert files == ["_run.json"]
     assert json.loads((tmp_path / "log" / "_run.json").read_text())["experiment"] == "town"
+
+
+def test_rule_changes_come_back_as_written(tmp_path):
+    folder = Folder(tmp_path)
+    assert read_rule_changes(folder) == []
+    changes = [RuleChange(1.5, "insert", {"name": "max_length"}, 12, exact=True), RuleChange(2.5, "remove", {})]
+    write_rule_changes(folder, changes)
+    assert read_rule_changes(folder) == changes
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"format": 1}', '{"format": "x"}', "7"])

@@ -7,6 +7,7 @@ from contextlib import suppress
 from tempfile import TemporaryDirectory
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -377,6 +378,13 @@ async def test_exports_have_all_columns_on_every_page(traffic, log, tmp_path, mo
     assert found[1]["payload.at"] == "[1.0, -1.0]"
     assert found[0]["payload.text"] == "offer 0 é"
     assert found[3]["payload"] == '{"hello":0}'
+
+
+async def test_a_data_frame_has_no_value_where_a_row_has_no_column(log):
+    frame = log.query(subtopic=["offers", "agent-chat"]).to_pandas()
+    assert frame["payload.price"].isna().sum() == 4
+    assert frame["payload.price"].dtype == np.float64
+    assert isinstance(frame, pd.DataFrame)
 
 
 # -- rows of frames ---------------------------------------------------------------------------------------------------

@@ -46,6 +46,21 @@ async def lacked(store):
 # -- what it writes ---------------------------------------------------------------------------------------------------
 
 
+async def test_messages_from_before_the_log_are_logged(society, writers, tmp_path):
+    await society.send("a", 3)
+    writer = await writers()
+    await within(writer.close())
+    assert logged(tmp_path / "log") == society.written
+
+
+async def test_a_mailbox_that_comes_later_is_read(society, writers):
+    writer = await writers()
+    await society.mailbox("late")
+    await society.send("late", 3)
+    await within(writer.caught_up())
+    assert seen(writer) == society.written
+
+
 async def test_a_mailbox_that_went_is_read_to_its_end_and_dropped(society, writers, tmp_path, store):
     writer = await writers(segment_age_s=0.0)
     await society.send("a", 3)
@@ -203,6 +218,39 @@ async def test_a_payload_that_many_share_is_logged_in_pieces_and_never_twice(soc
 
 
 # -- crashes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("after", [0, 1])
+@pytest.mark.parametrize("by_age", [False, True])
+@pytest.mark.parametrize("point", POINTS)
+async def test_a_crash_at_any_point_neither_doubles_nor_drops_a_row(society, writers, tmp_path, point, by_age, after):
+    epoch = await society.mailbox("b")
+    crash = Crash(point, after)
+    settings = {"segment_age_s": 0.0} if by_age else {"segment_rows": 5}
+    await writers(crash=crash, **settings)
+    while not crash.died.is_set():
+        await society.send("a", 2)
+        await society.block(1)
+        await society.send("b", 3)
+        await crash.near()
+    await society.send("a", 2)
+    await society.transport.remove("b", epoch)
+    writer = await writers(**settings)
+    await society.send("a", 1)
+    await within(writer.caught_up())
+    assert sorted(seen(writer)) == sorted(society.written)
+    await within(writer.close())
+    assert sorted(logged(tmp_path / "log")) == sorted(society.written)
+
+
+async def test_a_writer_continues_after_close_and_start(society, writers, tmp_path):
+    for _ in range(3):
+        writer = await writers()
+        await society.send("a", 2)
+        await within(writer.close())
+    segments = Folder(tmp_path / "log").segments()
+    assert [(segment.number, segment.first_row) for segment in segments] == [(1, 0), (2, 2), (3, 4)]
+    assert logged(tmp_path / "log") == society.written
 
 
 async def test_a_segment_that_was_moved_away_leaves_the_others(society, writers, tmp_path):
@@ -538,6 +586,27 @@ async def test_a_crash_while_reading_ahead_loses_nothing(society, writers, tmp_p
             await within(writer.close())
     await within((await writers()).close())
     assert logged(tmp_path / "log") == society.written
+
+
+@pytest.mark.usefixtures("eager")
+async def test_a_server_that_goes_while_it_is_read_ahead_is_waited_for(society, writers, transports, monkeypatch):
+    class Flaky(RedisLog):
+        reads = 0
+
+        async def read(self, cursors, count, block_s):
+            self.reads += 1
+            if self.reads % 3 == 0:
+                raise ConnectionFailed("away")
+            return await super().read(cursors, count, block_s)
+
+    monkeypatch.setattr("ray_messaging.eventlog.writing.stream_reader.LOG_READ_RETRY", RetryPolicy(0.001, 0.001))
+    transport = await transports("exp")
+    transport.log = Flaky(transport.link, transport.keys)
+    writer = await writers(transport)
+    for _ in range(30):
+        await society.send("a", 3)
+    await within(writer.caught_up())
+    assert seen(writer) == society.written
 
 
 # -- every server -----------------------------------------------------------------------------------------------------
