@@ -10,7 +10,7 @@ import pytest
 import redis
 from typer.testing import CliRunner
 
-from ray_messaging import ConfigError, Messaging
+from ray_messaging import ConfigError, Messaging, UnknownName
 from ray_messaging.addressing.channels import Keys
 from ray_messaging.cli import app
 from ray_messaging.cluster.handles.dead_letters import DeadLetters
@@ -90,6 +90,24 @@ def test_letters_of_a_removed_group_are_requeued_to_its_successor(town, letters)
     messaging.remove_group("east")
 
 
+def test_unreadable_letters_are_marked(town, letters):
+    west = town[1]
+    write(town, "west", GARBAGE)
+    receipt = west.send(0, 1, {"n": 1})
+    assert [message.id for message in west.fetch(timeout=60)] == [receipt.message_id]
+    west.ack()
+    (letter,) = letters
+    assert (letter.readable, letter.rows, letter.frame) == (False, 0, GARBAGE)
+    with pytest.raises(ValueError, match="cannot be decoded"):
+        letter.messages  # noqa: B018 - it raises
+    assert "export it, or drop it" in letters.requeue(letter.id).left[letter.id]
+    assert "not readable" in repr(letter)
+    assert letters.drop(mailbox="nobody's") == 0
+    assert letters.drop(mailbox="west") == 1
+    with pytest.raises(UnknownName, match="requeued or dropped"):
+        letters.get(letter.id)
+
+
 def test_the_commands_show_requeue_and_drop(town, letters, url, tmp_path):
     messaging, west, _ = town
     exp_id = messaging.exp_id
@@ -152,6 +170,20 @@ def test_bad_input_gets_an_error_of_one_line(town, letters, url):
 async def test_dead_letters_work_inside_a_running_event_loop(town):
     messaging = town[0]
     assert len(DeadLetters(messaging.redis, messaging.exp_id).check()) == 0
+
+
+@pytest.mark.long
+def test_a_reset_deletes_dead_letters(ray_cluster, redis_config, exp_id):
+    with Messaging.start(exp_id, redis=redis_config) as messaging:
+        west = messaging.create_group("west", [1])
+        west.send(1, 1, {})
+        messaging.remove_group("west")
+        assert len(messaging.dead_letters) == 1
+    with Messaging.start(exp_id, redis=redis_config, on_existing="resume") as messaging:
+        assert len(messaging.dead_letters) == 1
+    with Messaging.start(exp_id, redis=redis_config, on_existing="reset") as messaging:
+        assert messaging.dead_letters.stats() == {"letters": 0, "bytes": 0, "dropped": 0, "dropped_bytes": 0}
+        messaging.shutdown(erase=True)
 
 
 def test_ctrl_c_ends_a_long_command(town, monkeypatch):

@@ -41,3 +41,19 @@ def test_no_more_are_under_way_than_may_be(two_at_once):
     assert begun == [*range(6)]
     assert sorted(checked) == [*range(1, 7)]
     ray.kill(counter)
+
+
+def test_the_first_error_ends_it(two_at_once):
+    begun = []
+
+    @ray.remote(num_cpus=0)
+    def fail():
+        raise ValueError("no room")
+
+    def start(number):
+        begun.append(number)
+        return fail.remote()
+
+    with pytest.raises(ValueError, match="no room"):
+        start_in_turn([lambda n=n: start(n) for n in range(5)], ray.get)
+    assert len(begun) < 5
