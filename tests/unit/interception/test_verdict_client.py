@@ -151,8 +151,45 @@ async def test_a_cut_lane_is_opened_anew(actor, remote):
     assert remote.route == "lane"
 
 
+async def test_an_actor_that_restarts(actor, remote):
+    await blocked(remote)
+    await actor.server.close()
+    actor.address = None
+    actor.server = LaneServer(actor.answer)
+    failures = iter([RuntimeError("the actor restarts"), RuntimeError("still")])
+
+    async def lane():
+        for failure in failures:
+            raise failure
+        return await actor._lane()
+
+    actor.lane.call = lane
+    assert set(await blocked(remote, first=2)) == {0}
+
+
 async def hang():
     await asyncio.get_running_loop().create_future()
+
+
+async def test_an_actor_that_does_not_answer():
+    actor = Actor()
+    actor.lane.call = hang
+    judge = RemoteVerdictClient(actor, 0.05)
+    with pytest.raises(InterceptorUnavailable, match=r"0\.05 s"):
+        await judge.judge(batch())
+
+
+def fail(*_):
+    raise ValueError("no")
+
+
+async def test_an_actor_that_fails_for_ever():
+    actor = Actor()
+    actor.lane.call = fail
+    with pytest.raises(InterceptorUnavailable) as caught:
+        await RemoteVerdictClient(actor, 0.05).judge(batch())
+    assert "ValueError" in str(caught.value)
+    assert isinstance(caught.value.__cause__, ValueError)
 
 
 async def test_the_error_keeps_the_actors_reason_when_the_last_attempt_is_cut_by_the_time():
@@ -168,6 +205,22 @@ async def test_the_error_keeps_the_actors_reason_when_the_last_attempt_is_cut_by
     with pytest.raises(InterceptorUnavailable, match="no rules yet"):
         await RemoteVerdictClient(actor, 0.5).judge(batch())
     assert len(actor.lane.calls) == 2
+
+
+class ActorDiedError(Exception):
+    """Named as Ray's."""
+
+
+async def test_an_actor_that_died_for_good_is_not_asked_again():
+    actor = Actor()
+
+    def die():
+        raise ActorDiedError("killed")
+
+    actor.lane.call = die
+    with pytest.raises(InterceptorUnavailable):
+        await RemoteVerdictClient(actor, 60.0).judge(batch())
+    assert len(actor.lane.calls) == 1
 
 
 @contextlib.asynccontextmanager

@@ -190,6 +190,21 @@ async def test_a_caller_without_a_token_in_time_is_dropped(lane, monkeypatch):
     writer.transport.abort()
 
 
+async def test_a_cut_raises(lane):
+    client = await LaneClient.open(lane.address)
+    lane.server.answer = lambda _, patient: lane_cut(lane)
+    with pytest.raises(ConnectionError):
+        await client.ask(b"1")
+    with pytest.raises(ConnectionError):
+        await client.ask(b"2")
+
+
+def lane_cut(lane):
+    for caller in list(lane.server.connections):
+        caller.refuse("closing")
+    return b""
+
+
 async def test_a_closed_server_drops_its_callers(lane):
     client = await LaneClient.open(lane.address)
     await lane.server.close()

@@ -196,6 +196,19 @@ def test_invalid_arguments_are_refused(kind, key_of, check, after, words):
         kind(check, after)
 
 
+def test_describe():
+    rule = EdgeBan(MaxLength(5), 1, name="calm")
+    judged(rule, batch_of([(1, 2)], ["long"]))
+    assert rule.needs_payload
+    assert rule.describe() == {
+        "name": "calm",
+        "kind": "EdgeBan",
+        "check": {"name": "max_length", "kind": "MaxLength", "limit_bytes": 5},
+        "after": 1,
+        "banned": 1,
+    }
+
+
 def test_the_check_sees_the_interceptor_only_while_it_is_asked():
     rule = SenderBan(RoundQuota(blocked=1), after=1)
     interceptor = Interceptor("e", [rule])

@@ -80,6 +80,10 @@ def test_less_than_one_a_second():
     assert passed == [True, False, False, False] * 2
 
 
+def test_a_rate_of_seconds_alone_keeps_no_state():
+    assert RateLimit(2).state is None
+
+
 def test_reasons_name_sender_and_limit():
     rule = RateLimit(2, 3, clock=Clock())
     (first, *_, last) = [verdict for verdict in judged(rule, batch_of([("ann", 1)] * 4)) if verdict]

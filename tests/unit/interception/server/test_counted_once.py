@@ -62,6 +62,19 @@ async def test_a_batch_that_changes_nothing_writes_nothing():
     assert len(kept.saves) == written
 
 
+async def test_a_change_is_on_the_server_once_it_has_returned():
+    kept = Store()
+    interceptor = Interceptor("x", [Counting()], epoch=1, store=kept)
+    await interceptor.change(lambda: interceptor.black_list.add([(1, 2), ("ann", None)]))
+    assert kept.tables["black_list"] == {b"[1,2]": b"1", b'["ann",null]': b"1"}
+    await interceptor.change(lambda: interceptor.rules.pop("black_list"))
+    assert kept.tables["black_list"] == {}
+    await answered(interceptor, batch([{}] * 3, pairs=[(1, 2)] * 3))
+    await interceptor.change(lambda: interceptor.rules.replace("counting", Counting()))
+    assert kept.tables["counting"] == {}
+    assert kept.tables[":violations"] == {b"1": b"1"}
+
+
 async def test_a_successor_counts_nothing_again():
     kept = Store()
     old = Interceptor("x", [Counting()], epoch=1, store=kept)
@@ -229,6 +242,19 @@ async def test_lost_changes_are_written_with_the_next_change(caplog):
     assert [found.blocked for found in again] == [found.blocked for found in told]
     assert dict(second.rules.now[1].state) == {1: 2, 3: 1}
     assert "stale" not in kept.answers
+
+
+async def test_lost_changes_are_written_when_the_loss_is_noticed():
+    kept = Restored()
+    first = begin(kept)
+    await first.change(lambda: first.black_list.add((5, 6)))
+    kept.goes_back()
+    await first.renew()
+    assert kept.tables["black_list"].keys() == {b"[7,8]", b"[5,6]"}
+    assert first.server_behind == 1
+    saves = len(kept.saves)
+    await first.change(lambda: first.black_list.add((6, 6)))  # and only once
+    assert not kept.saves[saves].whole
 
 
 async def test_changes_that_could_not_be_rewritten_go_with_the_next_write(monkeypatch):

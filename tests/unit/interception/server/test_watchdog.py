@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import logging
+import subprocess
+import sys
 import threading
 import time
 
@@ -162,3 +164,49 @@ def test_a_rule_that_is_done_is_never_interrupted():
         striker.join()
     assert outside == 0
     assert hit > 0
+
+
+CHILD = """
+import asyncio, re, sys, time
+sys.path.insert(0, "tests")
+from support.interceptors import answered, batch
+from ray_messaging.interception.server.interceptor import Interceptor
+from ray_messaging.interception.rules import ALLOW, Rule
+from ray_messaging.interception.server.watchdog import Watchdog
+
+class RunsAway(Rule):
+    name = "runs_away"
+    def check(self, message):
+        if {way!r} == "regex":
+            re.match("(a+)+$", "a" * 40 + "b")
+        elif {way!r} == "sleep":
+            time.sleep(60)
+        return ALLOW
+
+async def main():
+    interceptor = Interceptor("x", [RunsAway()])
+    dog = Watchdog(interceptor.watch, rule_timeout_s=0.1, exit_after_s=0.5)
+    dog.start()
+    await answered(interceptor, batch([{{}}]))
+    await asyncio.sleep(1.0)  # an idle loop is left alone
+    dog.stop()
+    print("done")
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("way", ["regex", "sleep", "fine"])
+def test_a_process_that_cannot_go_on_ends(way, request):
+    """Run a rule that holds the loop where no exception reaches it."""
+    code = CHILD.format(way=way)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, cwd=request.config.rootpath
+    )
+    if way == "fine":
+        assert (done.returncode, done.stdout.strip()) == (0, "done"), done.stderr
+    else:
+        assert done.returncode == 1
+        assert "Timeout (" in done.stderr
+        assert "in check" in done.stderr
+        assert "done" not in done.stdout
