@@ -8,7 +8,7 @@ import subprocess
 import sys
 import uuid
 from abc import ABC, abstractmethod
-from contextlib import suppress
+from functools import partial
 
 import aiomqtt
 import pytest
@@ -30,6 +30,7 @@ from ray_messaging import (
     PayloadTooLarge,
     ServerRefused,
 )
+from ray_messaging.common.backoff import MQTT_RECONNECT, Backoff
 from ray_messaging.compat.mqtt import Messager as MqttMessager
 from ray_messaging.compat.mqtt import MqttConfig
 from ray_messaging.compat.mqtt.connection import Connection
@@ -575,16 +576,18 @@ async def test_messages_wait_at_the_broker_for_a_name(open_one, exp, foreign):
 class EndingBroker(asyncio.Protocol):
     """A broker that accepts all, until it tells all clients that their sessions were taken over."""
 
-    def __init__(self, clients):
-        self.clients = clients
+    def __init__(self, clients, *, accepts=True):
+        self.clients, self.accepts = clients, accepts
 
     def connection_made(self, transport):
         self.transport = transport
         self.clients.append(self)
 
     def data_received(self, data):
-        if data[0] >> 4 == 1:  # CONNECT
+        if data[0] >> 4 == 1 and self.accepts:  # CONNECT
             self.transport.write(b"\x20\x03\x00\x00\x00")
+        elif data[0] >> 4 == 1:
+            self.end()
 
     def end(self):
         self.transport.write(b"\xe0\x02\x8e\x00")
@@ -598,11 +601,14 @@ async def test_a_name_that_another_client_takes_over_is_lost_for_good():
     async with broker, MqttMessager("127.0.0.1", port, name="ann") as messager, asyncio.timeout(WAIT_S):
         await messager.start_listening()
         waiting = asyncio.create_task(messager.fetch_messages(timeout=None))
+        receiving = asyncio.create_task(messager.receive_messages())
         await asyncio.sleep(0)
         for client in clients:
             client.end()
         with pytest.raises(Fenced, match=r"'mqtt-ann-in'.*its own name"):
             await waiting
+        with pytest.raises(Fenced):
+            await receiving
         with pytest.raises(Fenced, match="'mqtt-ann-out'"):
             await messager.send_message("a/b", {})
         with pytest.raises(Fenced):
@@ -610,12 +616,30 @@ async def test_a_name_that_another_client_takes_over_is_lost_for_good():
         assert len(clients) == 2  # it has not come back
 
 
-async def test_two_clients_of_one_name_are_told_of_each_other(mosquitto, caplog):
+async def test_a_name_that_is_taken_over_while_it_connects():
+    make = partial(EndingBroker, [], accepts=False)
+    broker = await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0)
+    async with broker, asyncio.timeout(WAIT_S):
+        with pytest.raises(Fenced, match="'mqtt-ann-out'"):
+            await MqttMessager("127.0.0.1", broker.sockets[0].getsockname()[1], name="ann").connect()
+
+
+async def test_two_clients_of_one_name_are_told_of_each_other_and_pause_longer_and_longer(
+    mosquitto, caplog, monkeypatch
+):
+    next_pause, grown = Backoff.next_pause, asyncio.Event()
+
+    def noted(backoff):
+        pause_s = next_pause(backoff)
+        if pause_s > 10 * MQTT_RECONNECT.first_s:
+            grown.set()
+        return pause_s
+
+    monkeypatch.setattr(Backoff, "next_pause", noted)
     first, second = MqttMessager(mosquitto.config, name="ann"), MqttMessager(mosquitto.config, name="ann")
     async with first, second, asyncio.timeout(WAIT_S):
-        while "is there another client 'mqtt-ann-out'?" not in caplog.text:
-            with suppress(ConnectionFailed, OutcomeUnknown):
-                await first.ping()
+        await grown.wait()
+    assert "is there another client 'mqtt-ann-out'?" in caplog.text
 
 
 async def test_a_session_that_the_broker_has_lost_is_told(mosquittos, open_one, exp, caplog):

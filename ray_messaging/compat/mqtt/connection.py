@@ -83,6 +83,7 @@ class Connection:
         self._accepted: asyncio.Future[ReasonCode] = self._loop.create_future()
         self._cut: asyncio.Future[ReasonCode] = self._loop.create_future()
         self._opened: asyncio.Future[None] = self._loop.create_future()
+        self._moved = False  # something was acknowledged, or came, in this connection
         self._lasted = self._closing = False  # the last connection was steady; `close` was called
         self._task: asyncio.Task[None] | None = None
         self._client = client = Client(
@@ -213,6 +214,7 @@ class Connection:
 
     def _acknowledged(self, number: int, answer: object) -> None:
         """Give the broker's answer to the call that waits for it. For a late answer no call waits any more."""
+        self._moved = True
         if number in self._acks:
             _settle(self._acks[number], answer)
 
@@ -227,12 +229,8 @@ class Connection:
         while True:
             try:
                 why = await self._once(backoff)
-            except Fenced as error:
-                self.ended = error
-                self._up.set()  # so that waiting callers get the error
-                self._on_end()
-                return
-            except (OSError, MessagingError) as error:
+            except (OSError, MessagingError) as raised:
+                error = self._fenced() if self._taken_over() else raised
                 if not self._opened.done():
                     self._opened.set_exception(error if isinstance(error, MessagingError) else self._unreachable(error))
                     return
@@ -241,6 +239,11 @@ class Connection:
                 _fail(self._opened, error)
                 raise
             if self._closing:
+                return
+            if self._taken_over():
+                self.ended = self._fenced()
+                self._up.set()  # so that waiting callers get the error
+                self._on_end()
                 return
             if not self.room.is_set():  # the inbox is full; meanwhile messages wait at the broker
                 await self.room.wait()
@@ -273,32 +276,38 @@ class Connection:
                 await self._on_open(self)
             self._up.set()
             self._lasted = True
-            backoff.reset()
             _settle(self._opened, None)
-            return await self._stay()
+            return await self._stay(backoff)
         finally:
             self._up.clear()
             if not self._cut.done():
                 self._client.disconnect()
 
-    async def _stay(self) -> str:
-        """Wait until the connection ends, and return why; raise Fenced if another client has the session."""
-        began = self._loop.time()
+    async def _stay(self, backoff: Backoff) -> str:
+        """Wait until the connection ends, and return why."""
+        began, self._moved = self._loop.time(), False
         while not self._cut.done():
             await asyncio.wait([self._cut], timeout=MISC_S)
             self._client.loop_misc()
-        code = self._cut.result()
-        if code.value == _SESSION_TAKEN_OVER:
-            raise Fenced(
-                f"another client has connected to the broker at {self._where} as {self._identifier!r}: messages of "
-                "this name go to it now. Close this messager, or give each its own name",
-                name=self._identifier,
-                epoch=0,
-            )
-        if self._loop.time() - began >= STEADY_S:
-            return str(code)
+        code, steady = self._cut.result(), self._loop.time() - began >= STEADY_S
+        # Two clients of one name would otherwise take the session from each other as fast as they can.
+        if steady or self._moved:
+            backoff.reset()
         # Not all brokers report that a session was taken over (Mosquitto 2.0.11 does not).
-        return f"{code}, after less than {STEADY_S:g} s; is there another client {self._identifier!r}?"
+        hint = "" if steady else f", after less than {STEADY_S:g} s; is there another client {self._identifier!r}?"
+        return f"{code}{hint}"
+
+    def _taken_over(self) -> bool:
+        """Return whether the broker has ended the connection because another client has the session."""
+        return self._cut.done() and self._cut.result().value == _SESSION_TAKEN_OVER
+
+    def _fenced(self) -> Fenced:
+        return Fenced(
+            f"another client has connected to the broker at {self._where} as {self._identifier!r}: messages of this "
+            "name go to it now. Close this messager, or give each its own name",
+            name=self._identifier,
+            epoch=0,
+        )
 
     def _answered(
         self, _client: Client, _userdata: object, flags: ConnectFlags, code: ReasonCode, _properties: object
@@ -331,6 +340,7 @@ class Connection:
         if message.dup and message.mid in self._latest:
             return  # we have it already, which Mosquitto 2.0 forgets in a restart
         self._latest.append(message.mid)
+        self._moved = True
         made = aiomqtt.Message(
             message.topic, bytes(message.payload), message.qos, message.retain, message.mid, message.properties
         )

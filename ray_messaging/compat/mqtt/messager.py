@@ -114,7 +114,7 @@ class Messager(metaclass=ActorClass):
                 lasting=self.name is not None,
                 on_open=self._subscribe,
                 on_message=self._take,
-                on_end=self._came.set,
+                on_end=self._end_waits,
             )
             await out.open()
             try:
@@ -367,9 +367,19 @@ class Messager(metaclass=ActorClass):
         self._listening = True
 
     async def receive_messages(self) -> None:
-        """Listen as `start_listening` does, and return when the messager disconnects. This is meant for a task."""
+        """Listen as `start_listening` does, and return when the messager disconnects. This is meant for a task.
+
+        Raises: NotListening if this is not connected; Fenced if another messager has the name now.
+        """
         await self.start_listening()
         await self._closed.wait()
+        if self._in is not None and self._in.ended is not None:
+            raise self._in.ended.with_traceback(None)
+
+    def _end_waits(self) -> None:
+        """Wake those who wait for messages: another client has the session, so none will come."""
+        self._came.set()
+        self._closed.set()
 
     async def fetch_messages(self, *, timeout: float | None = 0.0) -> list[aiomqtt.Message]:
         """Return the messages that have arrived, in order; wait up to `timeout` seconds (None: for ever) for one.
