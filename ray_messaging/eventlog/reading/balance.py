@@ -1,21 +1,20 @@
 """Check that every send in the log ended in exactly one fate, in bounded memory.
 
-The rows of a large log are partitioned by a hash into temporary files, each small enough to sort in memory. Rows of
-equal hashes are then compared by their texts, so that a hash collision is never reported as an error.
+Rows are partitioned into files by a hash of the message id, each small enough to sort in memory. The rows of messages
+that seem wrong are read again and compared by their texts, so that a hash collision is never reported as an error.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import chain
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
+from functools import cache
+from tempfile import TemporaryFile
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 from numpy.typing import NDArray
 
 from ray_messaging.errors import Unbalanced
@@ -26,14 +25,17 @@ from ray_messaging.eventlog.reading.scan import View, in_threads, scan
 from ray_messaging.eventlog.records import read_account
 from ray_messaging.receipt import FATES
 
-PARTITION_ROWS = 500_000  # about 200 MB in memory
+PARTITION_ROWS = 1_000_000  # 40 MB of records, plus sorting
 OFFENDERS = 100
-_MOST_WRONG = 10 * OFFENDERS
-_MOST_FILES = 200  # a common limit per process is 1,024
+_MOST_FILES = 200  # of each of two kinds: a common limit per process is 1,024
+_SUSPECTS = 10 * OFFENDERS
 
-_OF_SENDS = ("message_id", "to_id", "to_name", "audience", "pairs", "mailbox", "fate", "entry")
-_OF_PLACES = (*_OF_SENDS, "noted", "row")
-_ODD = np.uint64(0x9E3779B97F4A7C15)
+_COLUMNS = ("message_id", "to_id", "to_name", "audience", "pairs", "mailbox", "fate", "noted", "entry", "row")
+_NO_FATE = len(FATES)
+_SPREAD = np.uint64(0x9E3779B97F4A7C15)
+_SEND = np.dtype([("message", "<u8"), ("mailbox", "<u8"), ("fate", "u1")])
+_PLACE = np.dtype([("place", "<u8"), ("message", "<u8")])
+_HASHED_PLACES = 256  # of a text, each with random numbers of its own; later ones share the last
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,161 +63,253 @@ def balance(view: View, *, partition_rows: int = PARTITION_ROWS, expand: bool = 
     if missing:
         raise Unbalanced("the log is not complete: " + "; ".join(missing), offenders=[])
     partitions = min(_MOST_FILES, max(1, -(-view.end // partition_rows)))
-    rows, fates, wrong = 0, Counter[str](), dict[str, str]()
-    for sends in _partitions(in_threads(_sends, _scan(view, _OF_SENDS, expand=expand)), "send", partitions):
-        rows += len(sends)
-        fates += _check_sends(sends, wrong)
-    for places in _partitions(in_threads(_places, _scan(view, _OF_PLACES, expand=expand)), "place", partitions):
-        _check_places(places, wrong)
-    if wrong:
-        raise _unbalanced(wrong, fates.total())
-    return Balance(fates.total(), rows, {fate: fates[fate] for fate in FATES})
+    rows = sends = 0
+    fates = np.zeros(_NO_FATE + 1, np.int64)
+    suspects = _Suspects()
+    with _Partitions(_SEND, "message", partitions) as by_message, _Partitions(_PLACE, "place", partitions) as by_place:
+        for found in in_threads(_records, _scan(view, expand=expand)):
+            rows += found.rows
+            by_message.put(found.sends)
+            by_place.put(found.places)
+            fates += found.more
+            sends += int(found.more.sum())
+        for records in by_message:
+            counted = _check_sends(records, suspects)
+            sends += int(counted.sum())
+            fates += counted
+        for places in by_place:
+            _check_places(places, suspects)
+    if suspects.messages:
+        _check_suspects(view, suspects, sends, expand=expand)
+    return Balance(sends, rows, dict(zip(FATES, fates.tolist(), strict=False)))
 
 
-def _scan(view: View, columns: Iterable[str], *, expand: bool) -> Iterator[pa.Table]:
-    """Yield all rows of the log; with `expand`, each broadcast as one row for each of its hearers."""
+class _Records(NamedTuple):
+    """The sends and places of some rows, and by fate the hearers of broadcasts beside the first of each row."""
+
+    rows: int
+    sends: NDArray[Any]
+    places: NDArray[Any]
+    more: NDArray[np.int64]
+
+
+def _scan(view: View, *, expand: bool) -> Iterator[pa.Table]:
+    """Yield all rows of the log, or with `expand` of all messages and hearers."""
     if not expand:
-        yield from scan(view, Filters(), [*columns], raw=True)
+        yield from scan(view, Filters(), _COLUMNS, raw=True)
         return
     expansion = Expansion(view.folder)
-    for part in scan(view, Filters(), [*dict.fromkeys([*columns, *NEEDED])]):
+    for part in scan(view, Filters(), [*dict.fromkeys([*_COLUMNS, *NEEDED])]):
         yield from expansion.expanded(part, Filters())
 
 
-def _sends(part: pa.Table) -> pa.Table:
-    """Return the sends of some rows.
-
-    `send` names each send for people; `weight` is the number of hearers its row stands for.
-    """
-    part = plain(part)
-    of_many = pc.and_(part["pairs"].is_valid(), _hearers(part).is_null())
-    weights = pc.if_else(of_many, part["pairs"], 1)
-    columns = {"send": _names(part), "mailbox": part["mailbox"], "fate": part["fate"], "weight": weights}
-    return pa.table(columns)
-
-
-def _places(part: pa.Table) -> pa.Table:
-    """Return the sends of some rows, each with its place in a stream. The hearers of one row have one place each."""
-    part = plain(part)
-    hearers = pc.if_else(part["pairs"].is_valid(), _hearers(part).fill_null(""), "")
-    place = [part["entry"], part["row"].cast(pa.string()), part["noted"].cast(pa.string()), hearers]
-    return pa.table(
-        {
-            "send": _names(part),
-            "place": pc.binary_join_element_wise(part["mailbox"].fill_null(""), *place, "\n"),
-        }
-    )
+def _messages(part: pa.Table) -> NDArray[np.uint64]:
+    """Return a hash of each send: of a broadcast's message and hearer, or its frame in a row for many hearers."""
+    messages = hashes(part["message_id"])
+    rows = np.flatnonzero(part["audience"].is_valid().to_numpy())
+    if len(rows):
+        some = part.take(pa.array(rows))
+        ends = some["to_id"].fill_null(0).to_numpy().astype(np.uint64) * _SPREAD + hashes(some["to_name"])
+        nobody = pc.and_(some["to_id"].is_null(), some["to_name"].is_null()).to_numpy()
+        messages[rows] += np.where(nobody, hashes(some["mailbox"]) ^ hashes(some["entry"]), ends) * _SPREAD + _SPREAD
+    return messages
 
 
-def _hearers(part: pa.Table) -> pa.ChunkedArray:
-    return pc.coalesce(part["to_name"], part["to_id"].cast(pa.string()))
+def _records(part: pa.Table) -> _Records:
+    part = part.combine_chunks()
+    messages, mailboxes, entries = _messages(part), hashes(part["mailbox"]), hashes(part["entry"])
+    known = {fate: code for code, fate in enumerate(FATES)}
+    fates = part["fate"].chunk(0)
+    fates = fates if pa.types.is_dictionary(fates.type) else fates.dictionary_encode()
+    codes = np.array([known.get(fate, _NO_FATE) for fate in fates.dictionary.to_pylist()], np.uint8)
+    sends = np.empty(len(part), _SEND)
+    sends["message"], sends["mailbox"], sends["fate"] = messages, mailboxes, codes[fates.indices.to_numpy()]
+    places = np.empty(len(part), _PLACE)
+    noted = part["noted"].to_numpy().astype(np.uint64)
+    row = part["row"].to_numpy().astype(np.uint64)
+    # Odd factors: the parts of a place cannot cancel out.
+    mixed = mailboxes * np.uint64(0x9E3779B97F4A7C15) + entries * np.uint64(0xC2B2AE3D27D4EB4F)
+    places["place"] = mixed + (row * np.uint64(2) + noted) * np.uint64(0x165667B19E3779F9)
+    places["message"] = messages
+    more = np.zeros(_NO_FATE + 1, np.int64)
+    pairs = part["pairs"].fill_null(1).to_numpy()
+    folded = np.flatnonzero(pairs != 1)
+    if len(folded):
+        nobody = _of_many(part)[folded]
+        places["place"][folded[~nobody]] += messages[folded[~nobody]]  # the hearers of one row share its place
+        np.add.at(more, sends["fate"][folded[nobody]], pairs[folded[nobody]] - 1)
+    return _Records(len(part), sends, places, more)
 
 
-def _names(part: pa.Table) -> pa.ChunkedArray:
-    """Return the name of each send.
-
-    That is the message's id. The name of a broadcast also has its hearer, or, if the row stands for many hearers, the
-    row's entry and mailbox.
-    """
-    messages = part["message_id"]
-    if part["audience"].null_count == len(part):
-        return messages
-    hearers = _hearers(part)
-    frames = pc.binary_join_element_wise(
-        messages, " in entry ", part["entry"], " of ", part["mailbox"].fill_null("no mailbox"), ""
-    )
-    told = pc.if_else(hearers.is_null(), frames, pc.binary_join_element_wise(messages, " to ", hearers, ""))
-    return pc.if_else(part["audience"].is_valid(), told, messages)
-
-
-def _partitions(tables: Iterable[pa.Table], key: str, partitions: int) -> Iterator[pa.Table]:
-    """Yield the rows of some tables again, in parts, with a hash of the column `key`.
-
-    All rows with the same hash are in the same part.
-    """
-    numbered = (_numbered(table, key, partitions) for table in tables)
-    if partitions == 1:
-        yield from [pa.concat_tables(found)] if (found := [*numbered]) else []
-        return
-    with TemporaryDirectory(prefix="ray_messaging-balance-") as folder:
-        first = next(numbered)
-        batches = (batch for table in chain([first], numbered) for batch in table.to_batches())
-        folders = ds.partitioning(pa.schema([first.schema.field("part")]))
-        ds.write_dataset(batches, folder, schema=first.schema, format="feather", partitioning=folders)
-        for path in Path(folder).iterdir():
-            yield ds.dataset(path, format="feather").to_table()
-
-
-def _numbered(table: pa.Table, key: str, partitions: int) -> pa.Table:
-    hashes = _hashes(table[key])
-    # The high bits: the low bits of a product are less mixed.
-    part = (hashes >> np.uint64(33)) % np.uint64(partitions)
-    return table.append_column("hash", pa.array(hashes)).append_column("part", pa.array(part))
-
-
-def _hashes(texts: pa.ChunkedArray) -> NDArray[np.uint64]:
-    """Return a hash of each text."""
-    texts = texts.combine_chunks()
-    width = max(1, -(-(pc.max(pc.binary_length(texts)).as_py() or 0) // 8))
-    padded = pc.ascii_rpad(texts, 8 * width, padding="\0")
-    words = np.frombuffer(padded.buffers()[2], np.uint64, len(texts) * width).reshape(-1, width) * _ODD
-    words ^= words >> np.uint64(29)
-    found: NDArray[np.uint64] = words @ np.cumprod(np.full(width, _ODD), dtype=np.uint64)
+def _of_many(part: pa.Table) -> NDArray[np.bool_]:
+    """Tell of each row whether it stands for the hearers of a broadcast."""
+    nobody = pc.and_(part["to_id"].is_null(), part["to_name"].is_null())
+    found: NDArray[np.bool_] = pc.and_(nobody, part["pairs"].is_valid()).to_numpy()
     return found
 
 
-def _repeated(hashes: pa.ChunkedArray) -> pa.Array:
-    """Return, for each row, whether another row has the same hash."""
-    found = hashes.to_numpy()
-    ordered = np.sort(found)
-    return pa.array(np.isin(found, ordered[1:][ordered[1:] == ordered[:-1]]))
+class _Partitions:
+    """Records partitioned into files by a hash, read back file by file."""
+
+    def __init__(self, dtype: np.dtype[Any], key: str, partitions: int) -> None:
+        self._dtype, self._key = dtype, key
+        self._files: list[IO[bytes]] = []
+        with ExitStack() as stack:
+            for _ in range(partitions):
+                self._files.append(stack.enter_context(TemporaryFile(prefix="ray_messaging-balance-")))
+            self._open = stack.pop_all()
+
+    def __enter__(self) -> "_Partitions":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def put(self, records: NDArray[Any]) -> None:
+        partitions = len(self._files)
+        if partitions == 1:
+            self._files[0].write(records.tobytes())
+            return
+        # The high bits: the low bits of a product are less mixed.
+        partition = (records[self._key] >> np.uint64(33)) % np.uint64(partitions)
+        order = np.argsort(partition, kind="stable")
+        ends = np.cumsum(np.bincount(partition.astype(np.intp), minlength=partitions))[:-1]
+        for file, share in zip(self._files, np.split(records[order], ends), strict=True):
+            file.write(share.tobytes())
+
+    def __iter__(self) -> Any:  # noqa: ANN401 - an iterator of arrays
+        for file in self._files:
+            file.seek(0)
+            yield np.frombuffer(file.read(), self._dtype)
 
 
-def _check_sends(sends: pa.Table, wrong: dict[str, str]) -> Counter[str]:
-    """Add to `wrong` the sends that have two fates, no fate, or two rows for one mailbox.
+class _Suspects:
+    """Hashes of the first suspect messages; `more`: there are others."""
 
-    Return the number of sends by fate.
-    """
-    doubtful = pc.or_(_repeated(sends["hash"]), pc.invert(pc.is_in(sends["fate"], pa.array(FATES))))
-    weights = sends.filter(pc.invert(doubtful)).group_by("fate").aggregate([("weight", "sum")])
-    fates = Counter(dict(zip(weights["fate"].to_pylist(), weights["weight_sum"].to_pylist(), strict=True)))
-    by_send: dict[str, list[dict[str, Any]]] = {}
-    for row in sends.filter(doubtful).to_pylist():
-        by_send.setdefault(row["send"], []).append(row)
-    for send, rows in by_send.items():
-        fates[rows[0]["fate"]] += rows[0]["weight"]
-        if (why := _violation(rows)) and len(wrong) <= _MOST_WRONG:
-            wrong[send] = why
-    return fates
+    def __init__(self) -> None:
+        self.messages: set[int] = set()
+        self.more = False
+
+    def add(self, messages: NDArray[np.uint64]) -> None:
+        found = np.setdiff1d(messages, np.array([*self.messages], np.uint64))
+        capacity = _SUSPECTS - len(self.messages)
+        self.more |= len(found) > capacity
+        self.messages.update(found[:capacity].tolist())
 
 
-def _violation(rows: list[dict[str, Any]]) -> str:
-    fates = sorted({row["fate"] for row in rows})
-    if len(fates) > 1:
-        return f"is {' and '.join(fates)}"
-    if fates[0] not in FATES:
-        return f"has the fate {fates[0]!r}, which does not exist"
-    mailbox, most = Counter(row["mailbox"] for row in rows).most_common(1)[0]
-    return f"is {most} times in the log" + (f" for mailbox {mailbox}" if mailbox else "") if most > 1 else ""
+def _check_sends(records: NDArray[Any], suspects: _Suspects) -> NDArray[np.int64]:
+    """Add messages with two fates, none, or two rows for one mailbox; return the sends by fate."""
+    records = records[np.lexsort((records["mailbox"], records["message"]))]
+    messages, fates = records["message"], records["fate"]
+    again = messages[1:] == messages[:-1]
+    twice = again & (records["mailbox"][1:] == records["mailbox"][:-1])
+    differ = again & (fates[1:] != fates[:-1])
+    wrong = np.concatenate([messages[1:][twice | differ], messages[fates == _NO_FATE]])
+    if len(wrong):
+        suspects.add(wrong)
+    first = np.ones(len(records), np.bool_)
+    first[1:] = ~again
+    return np.bincount(fates[first], minlength=_NO_FATE + 1)
 
 
-def _check_places(places: pa.Table, wrong: dict[str, str]) -> None:
-    """Add to `wrong` the sends that have the same place in a stream as another send."""
-    doubtful = places.filter(_repeated(places["hash"])).to_pylist()
-    rows_at = Counter(row["place"] for row in doubtful)
-    for row in doubtful:
-        if rows_at[row["place"]] > 1 and len(wrong) <= _MOST_WRONG:
-            wrong.setdefault(row["send"], "stands where another message stands, too")
+def _check_places(records: NDArray[Any], suspects: _Suspects) -> None:
+    """Add messages that share a position in a stream."""
+    records = records[np.argsort(records["place"])]
+    same = records["place"][1:] == records["place"][:-1]
+    if same.any():
+        suspects.add(np.concatenate([records["message"][1:][same], records["message"][:-1][same]]))
 
 
-def _unbalanced(wrong: dict[str, str], sends: int) -> Unbalanced:
-    known = min(len(wrong), _MOST_WRONG)
-    offenders = [*wrong][:OFFENDERS]
-    return Unbalanced(
-        f"{'at least ' * (len(wrong) > known)}{known:,} of {sends:,} sends did not end in exactly one fate: "
+def _check_suspects(view: View, suspects: _Suspects, sends: int, *, expand: bool) -> None:
+    """Look the suspects up by id; raise Unbalanced if one is an offender."""
+    wanted = np.array(sorted(suspects.messages), np.uint64)
+    rows = [row for part in _scan(view, expand=expand) for row in _rows_of(part, wanted)]
+    by_message: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        by_message[_name(row)].append(row)
+    places = Counter(map(_place, rows))
+    wrong = {name: why for name, found in by_message.items() if (why := _violation(found, places))}
+    if not wrong:
+        return
+    offenders = list(wrong)[:OFFENDERS]
+    raise Unbalanced(
+        f"{'at least ' * suspects.more}{len(wrong):,} of {sends:,} sends did not end in exactly one fate: "
         + "; ".join(f"{name} {wrong[name]}" for name in offenders[:3])
         + ("; ..." if len(wrong) > 3 else "")
         + ". Inspect them by log.query(...) with internal=True: mailbox, entry and row are each row's "
         "source",
         offenders=offenders,
     )
+
+
+def _rows_of(part: pa.Table, wanted: NDArray[np.uint64]) -> list[dict[str, Any]]:
+    part = part.combine_chunks()
+    found: list[dict[str, Any]] = plain(part.filter(pa.array(np.isin(_messages(part), wanted)))).to_pylist()
+    return found
+
+
+def _name(row: dict[str, Any]) -> str:
+    """Return the name of a send for people."""
+    if row["audience"] is None:
+        return str(row["message_id"])
+    hearer = row["to_id"] if row["to_name"] is None else row["to_name"]
+    where = f"in entry {row['entry']} of {row['mailbox']}" if hearer is None else f"to {hearer}"
+    return f"{row['message_id']} {where}"
+
+
+def _place(row: dict[str, Any]) -> tuple[Any, ...]:
+    hearer = (row["to_id"], row["to_name"]) if row["pairs"] is not None else None
+    return row["mailbox"], row["noted"], row["entry"], row["row"], hearer
+
+
+def _violation(rows: list[dict[str, Any]], places: Counter[tuple[Any, ...]]) -> str:
+    fates = sorted({row["fate"] for row in rows})
+    if len(fates) > 1:
+        return f"is {' and '.join(fates)}"
+    if fates[0] not in FATES:
+        return f"has the fate {fates[0]!r}, which does not exist"
+    mailbox, most = Counter(row["mailbox"] for row in rows).most_common(1)[0]
+    if most > 1:
+        return f"is {most} times in the log" + (f" for mailbox {mailbox}" if mailbox else "")
+    if any(places[_place(row)] > 1 for row in rows):
+        return "stands where another message stands, too"
+    return ""
+
+
+@cache
+def _table() -> NDArray[np.uint64]:
+    """Return random numbers, uint64 (places * 256,). They are constant, as hashes are compared across processes."""
+    return np.random.default_rng(20240607).integers(1, 2**64, _HASHED_PLACES * 256, np.uint64)
+
+
+def hashes(column: pa.ChunkedArray | pa.Array) -> NDArray[np.uint64]:
+    """Return a hash of each text, uint64 (n,); null gives 0. Different texts rarely have equal hashes."""
+    if isinstance(column, pa.ChunkedArray):
+        parts = [hashes(chunk) for chunk in column.chunks]
+        return np.concatenate(parts) if parts else np.zeros(0, np.uint64)
+    array = column
+    if pa.types.is_dictionary(array.type):
+        known: NDArray[np.uint64] = np.append(hashes(array.dictionary), np.uint64(0))  # the last is for null
+        codes: NDArray[np.intp] = array.indices.fill_null(len(known) - 1).to_numpy(zero_copy_only=False)
+        return known[codes]
+    found = _of_bytes(array.fill_null(""))
+    if array.null_count:
+        found[array.is_null().to_numpy(zero_copy_only=False)] = 0
+    return found
+
+
+def _of_bytes(array: pa.Array) -> NDArray[np.uint64]:
+    _, offsets_buffer, data = array.buffers()
+    dtype = np.int64 if pa.types.is_large_string(array.type) else np.int32
+    found = np.zeros(len(array), np.uint64)
+    if not len(array) or data is None:
+        return found
+    offsets = np.frombuffer(offsets_buffer, dtype)[array.offset : array.offset + len(array) + 1]
+    lengths = np.diff(offsets)
+    used = lengths > 0  # reduceat would give an empty text the next text's first byte
+    starts = offsets[:-1][used]
+    text = np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]]
+    places = np.arange(offsets[0], offsets[-1], dtype=dtype) - np.repeat(starts, lengths[used])
+    if len(starts):
+        found[used] = np.add.reduceat(_table()[((places & (_HASHED_PLACES - 1)) << 8) | text], starts - offsets[0])
+    return found

@@ -82,7 +82,10 @@ def since(
 
     Args: with `expand`, `limit` is a number of rows before broadcasts are expanded.
     """
-    names, filters = stored(SCHEMA.names if internal else COLUMNS), Filters(**(fields | {"after": position}))
+    names, filters = (
+        stored(SCHEMA.names if internal else COLUMNS),
+        Filters(**(fields | {"after": position, "limit": limit})),
+    )
     found: list[pa.Table] = []
     rows, reached = 0, max(position, view.end - 1)
     for part in _parts(view, filters, names, limit, text=text, expand=expand):
@@ -155,7 +158,8 @@ def _parts(
         return _Part(len(rows), rows["position"][-1].as_py(), [piece.drop_columns(unasked) for piece in pieces])
 
     unasked = needed[len(names) :]
-    return in_threads(part_of, scan(view, filters.limited(limit, loose=expand), needed, text=text))
+    parts = scan(view, filters.limited(limit, loose=expand), needed, text=text)
+    return in_threads(part_of, parts) if expand else map(part_of, parts)
 
 
 def _expanded(

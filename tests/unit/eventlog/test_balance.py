@@ -2,13 +2,25 @@
 
 import pickle
 
+import numpy as np
 import pytest
-from support.log_queries import log_of, row, table_of
+from support.log_queries import ROWS, log_of, row, table_of, write_folder
 
 from ray_messaging.errors import Unbalanced
+from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.reading.balance import balance
 from ray_messaging.eventlog.reading.scan import View
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write_folder(tmp_path / "log", [ROWS[:3], ROWS[3:]])
+
+
+@pytest.fixture
+def log(folder):
+    return EventLog.open(folder.where)
 
 
 def test_a_log_that_balances(log):
@@ -34,6 +46,11 @@ def test_a_log_that_does_not_balance(folder, wrong, words, offenders, partition_
         balance(View(folder, folder.segments(), [table_of(wrong)]), partition_rows=partition_rows)
     assert sorted(caught.value.offenders) == offenders
     assert pickle.loads(pickle.dumps(caught.value)).offenders == caught.value.offenders
+
+
+def test_a_collision_of_hashes_is_no_error(folder, monkeypatch):
+    monkeypatch.setattr("ray_messaging.eventlog.reading.balance.hashes", lambda texts: np.zeros(len(texts), np.uint64))
+    assert balance(View(folder, folder.segments())).rows == 8
 
 
 def test_a_log_that_does_not_balance_at_all(folder):
