@@ -15,9 +15,13 @@ MIN_SNAPSHOT_NUMBER = 2**32  # above all epochs, and the codes in their place, s
 MAX_ENTRIES = 20_000  # pairs, edges and members of all rules together: every messager holds a copy
 MOST_STRETCH = 20.0
 # The instance attributes of each class. A rule with others was changed by hand, and may decide differently.
-_ATTRIBUTES: dict[type[Rule], set[str]] = {
-    type(rule): {*vars(rule), "context", "on_error"} for rule in (BlackList(), AllowGraph([]))
-}
+_ATTRIBUTES = {
+    BlackList: {"name", "state", "_index", "_listed", "context", "on_error"},
+    AllowGraph: {
+        "name", "user", "channels", "context", "on_error", "_public", "_names", "_edges", "_memberships",
+        "_networks_of", "_layers", "_open", "_open_ints",
+    },
+}  # fmt: skip
 
 
 class BlackListSnapshot(msgspec.Struct, array_like=True, frozen=True, tag="black_list"):

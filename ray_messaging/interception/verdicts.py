@@ -96,7 +96,12 @@ class BatchVerdict(msgspec.Struct):
 
     def moved(self, places: Sequence[int]) -> "BatchVerdict":
         """Return the same verdicts for another batch, in which row i of this batch is at `places[i]`."""
-        return self.picked(range(len(places)), places)
+        return BatchVerdict(
+            {places[row]: why for row, why in self.blocked.items()},
+            {places[row]: change for row, change in self.rewritten.items()},
+            {name: {places[row] for row in rows} for name, rows in self.labels.items()},
+            {places[row] for row in self.deferred},
+        )
 
     def picked(self, rows: Sequence[int], places: Sequence[int]) -> "BatchVerdict":
         """Return the verdicts on some rows for another batch, in which these rows are at `places`."""

@@ -105,6 +105,14 @@ async def test_a_message_is_read_in_a_later_step_within_the_horizon(group, deliv
                     call(deliver_at=deliver_at)
 
 
+async def test_numpy_integers_name_a_step(group):
+    async for step in group.steps(until=3):
+        if step.number == 1:
+            step.send(1, 2, {"n": 1}, deliver_at=np.int64(2))
+        else:
+            assert len(step.messages) == int(step.number == 2)
+
+
 @pytest.mark.parametrize("subtopic", ["", "a:b", "*", 3])
 async def test_a_subtopic_that_cannot_be(group, subtopic):
     async for step in group.steps(until=1):

@@ -232,6 +232,14 @@ class BlackSet(MutableSet[Pair]):
         for pairs in others:
             self._context.black_list.remove(list(pairs))
 
+    def __ior__(self, other: Any) -> "BlackSet":  # type: ignore[misc]  # noqa: ANN401 - a set
+        self.update(other)  # all pairs or none, in one change
+        return self
+
+    def __isub__(self, other: Any) -> "BlackSet":  # type: ignore[misc]  # noqa: ANN401 - a set
+        self.difference_update(other)
+        return self
+
     def copy(self) -> set[Pair]:
         """Return a plain set."""
         return set(self)

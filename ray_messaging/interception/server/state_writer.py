@@ -117,7 +117,8 @@ class StateWriter:
 
         The future is done once it is on the server.
         """
-        self._note_loss()
+        if self._store is not None:
+            self._note_loss()
         return self.keep({})
 
     def _note_loss(self) -> None:

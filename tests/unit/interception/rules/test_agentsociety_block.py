@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.rules import batch_of, message_of
 
-from ray_messaging.errors import RuleError
+from ray_messaging.errors import InvalidAddress, RuleError
 from ray_messaging.interception.rules.agentsociety import BlackSet, Block, ViolationCounts
 from ray_messaging.interception.rules.black_list import BlackList
 from ray_messaging.interception.rules.rule import ALLOW
@@ -286,7 +286,9 @@ def test_the_black_set_is_the_black_list_and_nothing_else():
     pairs.discard((9, 9))
     pairs.discard("nothing")
     pairs.remove((5, 5))
-    pairs -= {(6, 6)}
+    pairs -= [(6, 6)]
+    with pytest.raises(InvalidAddress):
+        pairs |= [(7, 7), (8, 8.5)]  # all or none
     assert pairs == {(1, 2), (3, None)}
     assert len(pairs) == 2
     with pytest.raises(KeyError):
