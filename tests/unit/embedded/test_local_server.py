@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.embedded_server import wait_ended, wait_until
+import redis
+from support.embedded_server import client, wait_ended, wait_until
 from support.patience import WAIT_S
 from support.servers import find_binary
 
@@ -72,6 +73,13 @@ async def test_its_experiments_have_the_steps_that_it_was_given():
                 step.send(1, 2, {"step": step.number})
         assert heard == [{"step": 0}]
         assert west.engine.steps.seed == 7
+
+
+def test_only_who_knows_its_password_is_let_in():
+    with LocalServer() as server:
+        with client(server._server.start(), password=None) as stranger, pytest.raises(redis.AuthenticationError):
+            stranger.ping()
+        assert Path(server._server.data_dir).stat().st_mode & 0o077 == 0  # its socket is here
 
 
 @pytest.mark.parametrize("end", ["killed", "exits", "fork"])

@@ -288,6 +288,17 @@ def test_data_survive_with_a_data_dir(tmp_path):
         assert connected.get("key") == "value"
 
 
+@pytest.mark.parametrize("victim", ["server", "guard"])
+def test_data_survive_a_killed_process(tmp_path, victim):
+    with EmbeddedServer(HOST, data_dir=str(tmp_path), durability="always") as server:
+        with client(server.start()) as connected:
+            connected.set("key", "value")
+        os.kill(server.pid if victim == "server" else guard_of(server), signal.SIGKILL)
+        assert server.wait(DEADLINE_S)
+        with client(server.start()) as connected:
+            assert connected.get("key") == "value"
+
+
 def test_a_data_dir_is_erased_once_its_data_are_deleted(tmp_path):
     data_dir = tmp_path / "data"
     server = EmbeddedServer(HOST, data_dir=str(data_dir))
@@ -349,6 +360,21 @@ def signs(monkeypatch):
 
     monkeypatch.setattr(server_link.GuardClient, "event", event)
     return signs
+
+
+@pytest.mark.long
+def test_a_long_load_is_no_timeout(tmp_path, monkeypatch, signs):
+    server = EmbeddedServer(HOST, data_dir=str(tmp_path))
+    with server, client(server.start()) as connected, connected.pipeline(transaction=False) as pipeline:
+        for number in range(4000):
+            pipeline.set(number, "x")
+        pipeline.execute()
+    signs.clear()
+    # Valkey answers once per 1024 commands while it loads.
+    monkeypatch.setattr(server_module, "CONFIG", server_module.CONFIG + "key-load-delay 500\n")  # us per key
+    with server, client(server.start()) as connected:
+        assert connected.dbsize() == 4000
+    assert len(signs) > 1
 
 
 def test_work_without_an_answer_is_no_timeout(tmp_path, monkeypatch, signs):
