@@ -141,6 +141,32 @@ def test_the_actor_for_other_nodes_ends_with_the_experiment(ray_cluster, monkeyp
 
 
 @pytest.mark.long
+def test_a_broadcast_reaches_its_hearers(logged, name):
+    messaging, west, east = logged
+    friends = messaging.create_audience(name, graph=GRAPH)
+
+    @ray.remote(num_cpus=0)
+    class Speaker:
+        async def speak(self, messaging, friends):
+            messager = await messaging.open_messager("speaker", [500])
+            try:
+                receipts = await messager.broadcast(friends, {"text": "hello"}, from_id=500)
+                return [receipt.fate for receipt in receipts]
+            finally:
+                await messager.close()
+
+    plaza = messaging.create_audience(f"{name}-plaza", members=[1, 2, 11])
+    fates = ray.get(Speaker.remote().speak.remote(messaging, plaza))
+    assert fates == ["delivered"] * 3
+    heard = [message.to_id for group in (west, east) for message in group.fetch(complete=True)]
+    assert sorted(heard) == [1, 2, 11]
+    assert friends.pairs == 3
+    west.ack()
+    east.ack()
+    messaging.remove_messager("speaker")
+
+
+@pytest.mark.long
 def test_audiences_survive_a_resume(ray_cluster, tmp_path):
     exp_id = f"kept-{uuid.uuid4().hex[:8]}"
     places = {"log_dir": tmp_path / "log", "data_dir": tmp_path / "data"}

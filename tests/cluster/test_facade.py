@@ -151,6 +151,22 @@ def test_handles_travel_into_tasks_and_actors(messaging, pair):
     ray.kill(receiver)
 
 
+@pytest.mark.long
+def test_the_driver_uses_a_group_made_by_a_task(messaging):
+    @ray.remote(num_cpus=0)
+    class Maker:
+        def make(self, messaging):
+            self.group = messaging.create_group("made-elsewhere", [-1, -2])
+            return self.group
+
+    maker = Maker.remote()
+    group = ray.get(maker.make.remote(messaging))
+    assert group.send(-1, -2, {"n": 3})
+    assert numbers(drain(messaging.group("made-elsewhere"), 1)) == [3]
+    messaging.remove_group("made-elsewhere")
+    ray.kill(maker)
+
+
 def test_stats(messaging, pair):
     west, east = pair
     west.send_columns([west.agents[0]] * 3, [east.agents[0]] * 3, numbered(3))

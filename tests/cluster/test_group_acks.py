@@ -7,7 +7,7 @@ import pytest
 import ray
 from support.cluster import EmptyGroups, kill_and_wait, new_handle, numbered, numbers, wait_for
 
-from ray_messaging import CommitFailed, ConfigError
+from ray_messaging import CommitFailed, ConfigError, FetchTooLarge
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +45,19 @@ def test_a_with_block_commits_although_another_handle_holds_earlier_messages(mes
     assert messaging.stats()["waiting"][west.name] == 1
     kill_and_wait(west.actor)
     assert numbers(new_handle(west).fetch(timeout=60)) == numbers(held) == [0]
+
+
+@pytest.mark.long
+def test_messages_held_over_a_restart_can_be_acknowledged(messaging, pair):
+    west, _ = pair
+    fill(west, 6)
+    first, second, third = (new_handle(west) for _ in range(3))
+    assert [numbers(each.fetch(limit=2, timeout=60)) for each in (first, second, third)] == [[0, 1], [2, 3], [4, 5]]
+    kill_and_wait(west.actor)
+    second.ack()  # behind the first handle's messages
+    second.ack()
+    kill_and_wait(west.actor)
+    assert numbers(new_handle(west).fetch(timeout=60, complete=True)) == [0, 1, 4, 5]
 
 
 @pytest.mark.long
@@ -173,6 +186,30 @@ def test_a_with_block_that_lasts_too_long_raises(group, returned):
             thief.ack()
 
 
+def test_the_next_fetch_raises_for_redelivered_messages(group):
+    fill(group, 3)
+    holder = new_handle(group)
+    holder.fetch(timeout=60)
+    thief, _ = expired(group, holder)
+    with pytest.raises(CommitFailed):
+        holder.fetch()
+    assert len(holder.fetch()) == 0
+    thief.ack()
+
+
+def test_only_redelivered_messages_of_an_ack_raise(hasty, group):
+    fill(group, 3)
+    holder = new_handle(group)
+    messages = holder.fetch(timeout=60, commit="acked")
+    holder.ack(messages[1])
+    thief, again = expired(group, holder)
+    assert numbers(again) == [0, 2]
+    with pytest.raises(CommitFailed):
+        holder.ack(messages[0])
+    thief.ack(again)
+    assert hasty.stats()["waiting"][group.name] == 0
+
+
 # -- completely ----------------------------------------------------------------------------------------------------
 
 
@@ -187,6 +224,44 @@ def test_a_complete_fetch_has_all_that_was_delivered(hasty, make_group):
         fill(group, 20, start=low)
     with group.fetch(complete=True) as messages:
         assert numbers(messages) == list(range(400))
+
+
+def test_more_is_true_while_parts_are_left(hasty, make_group):
+    group = make_group(hasty)
+    for low in range(0, 200, 20):
+        fill(group, 20, start=low)
+    found, messages = [], group.fetch(timeout=60)
+    assert messages.more
+    while messages.more:
+        found += messages
+        messages = group.fetch()
+    assert numbers([*found, *messages]) == list(range(200))
+    group.ack()
+
+
+def test_a_complete_fetch_includes_messages_given_up_by_others(hasty, make_group):
+    group = make_group(hasty)
+    fill(group, 6)
+    holder = new_handle(group)
+    holder.fetch(limit=2, timeout=60)
+    kept = new_handle(group).fetch(limit=2, timeout=60)
+    holder.give_up()
+    with group.fetch(complete=True) as messages:
+        assert set(numbers(messages)) | set(numbers(kept)) == set(range(6))
+        assert numbers(messages)[:2] == [0, 1]
+
+
+def test_too_many_messages_for_a_groups_complete_fetch_raise_and_take_none(hasty, make_group):
+    group = make_group(hasty)
+    for low in range(0, 600, 20):
+        fill(group, 20, start=low)
+    with pytest.raises(FetchTooLarge, match="600 messages"):
+        group.fetch(complete=True)
+    found = []
+    while len(found) < 600:
+        found += group.fetch(timeout=60)
+    assert numbers(found) == list(range(600))
+    group.ack()
 
 
 def test_a_task_acknowledges_messages_fetched_by_the_driver(messaging, pair):

@@ -277,6 +277,18 @@ def test_a_lost_answer_is_repeated(pair, caller):
     assert ids(ray.get(west.actor.fetch.remote(caller, lost[1][0], None, 10.0))[1]) == sent[40:]
 
 
+def test_messages_given_up_are_fetched_again_within_the_limit(messaging, pair):
+    west, _ = pair
+    sent = fill(west, 50)
+    west.fetch(timeout=60)
+    west.give_up()
+    other = new_handle(west)
+    found = [ids(other.fetch(limit=20, timeout=60)) for _ in range(3)]
+    assert found == [sent[:20], sent[20:40], sent[40:]]
+    other.ack()
+    assert messaging.stats()["waiting"][west.name] == 0
+
+
 def test_a_group_without_steps_says_so(pair):
     group, _ = pair
     for call in (lambda: next(group.steps(until=3)), lambda: group.state, lambda: group.fates(0)):
