@@ -9,6 +9,7 @@ import redis
 from ray_messaging import MessagingConfig
 from ray_messaging.addressing.channels import Keys
 from ray_messaging.cluster.actors.log_host import LogHost
+from ray_messaging.cluster.handles.remote_log import Seen
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.errors import LogError
 from ray_messaging.interception.rules import BlackList
@@ -40,6 +41,29 @@ async def hosts(exp_id, valkey_config, tmp_path, opener):
     yield start, die
     for host in living:
         await host.close()
+
+
+def ids(page):
+    return page["message_id"].to_pylist()
+
+
+async def test_a_follower_misses_nothing_when_rows_get_new_numbers(hosts, opener, valkey_config):
+    start, die = hosts
+    first = await start()
+    sender = await opener(valkey_config)
+    await opener(valkey_config, host=[1])
+    await opener(valkey_config, host=[2])
+    sent = []
+    for to_id in (1, 2, 1, 2):  # a successor reads one mailbox after the other
+        sent.append((await sender.send_message(sender.get_agent_chat_channel(to_id), {})).message_id)
+        await first.ask("end", {})
+    page, seen = await first.since(Seen("", -1), {"limit": 2})
+    found = ids(page)
+    assert len(found) == 2
+    await die(first)
+    page, seen = await (await start()).since(seen, {"limit": 10})
+    assert set(found + ids(page)) == set(sent)
+    assert seen.position == 3
 
 
 async def test_a_continuing_listener_finds_its_place_without_reading_payloads(

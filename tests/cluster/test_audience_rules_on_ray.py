@@ -1,0 +1,68 @@
+"""Rules on broadcasts, and their rows in the log, on Ray."""
+
+import asyncio
+import uuid
+from collections import Counter
+
+import pytest
+import ray
+from support.patience import WAIT_S
+
+from ray_messaging import Messaging, Steps, rules
+
+GRAPH = [(2, 10), (2, 11), (2, 1), (10, 1)]
+
+
+async def blocked_pair(messaging, from_id, to_id):
+    async with asyncio.timeout(WAIT_S):
+        events = messaging.blocked(after=0)
+        while ((event := await anext(events)).from_id, event.to_id) != (from_id, to_id):
+            pass
+        return event
+
+
+@pytest.mark.long
+def test_a_black_list_changes_who_hears_within_the_call_and_the_log_agrees(logged):
+    messaging, west, east = logged
+    friends = messaging.create_audience(f"audience-{uuid.uuid4().hex[:8]}", graph=GRAPH)
+    after = messaging.log.end
+    first = west.broadcast(friends, {"n": 1}, from_id=2)
+    assert first.counts()["delivered"] == 3
+    ray.get(messaging.interceptor.add_to_black_set.remote([(2, 11)]))
+    try:
+        second = west.broadcast(friends, {"n": 2}, from_id=2)
+        assert second.fates.tolist() == ["delivered", "delivered", "blocked"]
+        (receipt,) = [each for each in second if not each]
+        assert (receipt.rule, receipt.reason) == ("black_list", "this sender may not write to this hearer")
+    finally:
+        ray.get(messaging.interceptor.remove_from_black_set.remote([(2, 11)]))
+    heard = Counter((message.payload["n"], message.to_id) for group in (west, east) for message in group.fetch())
+    assert heard == Counter([(1, 1), (1, 10), (1, 11), (2, 1), (2, 10)])
+    log = messaging.log
+    rows = log.query(expand=True, after=after)
+    assert Counter(zip(rows["to_id"].to_pylist(), rows["fate"].to_pylist(), strict=True)) == Counter(
+        {(1, "delivered"): 2, (10, "delivered"): 2, (11, "delivered"): 1, (11, "blocked"): 1}
+    )
+    assert len(log.query(fate="delivered", after=after)) == 4  # a row for each of two groups
+    event = asyncio.run(blocked_pair(messaging, 2, 11))
+    assert (event.rule, event.reason) == (receipt.rule, receipt.reason)
+    west.ack()
+    east.ack()
+    assert log.balance(expand=True).duplicates == 0
+
+
+@pytest.mark.long
+def test_rounds_and_changes_for_a_step_hold_for_broadcasts_of_steps(ray_cluster):
+    def shout(me, inbox):
+        me.state["heard"] = me.state.get("heard", 0) + len(inbox)
+        for n in range(2):
+            me.broadcast("square", {"n": n})
+
+    exp_id = f"shouts-{uuid.uuid4().hex[:8]}"
+    with Messaging.start(exp_id, steps=Steps(), rules=[rules.RateLimit(per_round=1)]) as messaging:
+        messaging.create_audience("square", members=range(4))
+        ray.get(messaging.interceptor.pop_rule.remote("rate_limit", at_step=2))
+        result = messaging.run(shout, agents=4, groups=2, until=4, progress=False)
+        found = [messaging.steps.fates(step) for step in range(4)]
+    assert [(each["delivered"], each["blocked"]) for each in found] == [(12, 12), (12, 12), (24, 0), (24, 0)]
+    assert {state["heard"] for state in result.states.values()} == {3 + 3 + 6}
