@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from ray_messaging.addressing.channels import (
     Address,
+    Keys,
     agent_channel,
     build_channel,
     check_id,
@@ -43,6 +44,18 @@ def test_a_plain_channel(exp_id, name):
             assert build_channel(exp_id, *address) == channel
 
 
+@given(EXPERIMENT, st.text(max_size=40))
+def test_any_text_is_a_channel_or_refused(exp_id, text):
+    for channel in (text, f"exps:{exp_id}:{text}", f"exps:{exp_id}:agents:{text}", f"exps:{text}"):
+        try:
+            address = parse_channel(exp_id, channel)
+        except InvalidAddress:
+            pass
+        else:
+            assert parse_channel(exp_id, build_channel(exp_id, *address)) == address
+            channel.encode()
+
+
 @given(INT64)
 def test_a_str_that_spells_an_integer(number):
     assert check_id(str(number)) == number
@@ -51,9 +64,34 @@ def test_a_str_that_spells_an_integer(number):
     )
 
 
+@given(st.text(max_size=30))
+def test_ids_are_fit_for_a_channel_or_refused(text):
+    try:
+        found = check_id(text)
+    except InvalidAddress:
+        return
+    assert str(found) == text
+    assert check_id(found) == found
+    assert parse_channel("e", f"exps:e:agents:{text}:chat") == (found, "chat")
+
+
 @pytest.mark.parametrize("text", ["9" * 20, str(2**63), str(-(2**63) - 1)])
 def test_a_number_beyond_64_bits_stays_a_str(text):
     assert check_id(text) == text
+
+
+@given(EXPERIMENT)
+def test_names(name):
+    assert check_name("name", name) == name
+    keys = Keys(name)
+    for key in (keys.meta, keys.stream("m"), keys.state("m"), keys.lease("m"), keys.sender("m"), keys.own):
+        assert key.startswith(f"rm:{{{name}}}:")
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a\n", "é", "x" * 201, None, 5])
+def test_names_that_are_none(name):
+    with pytest.raises(InvalidAddress):
+        check_name("exp_id", name)
 
 
 @pytest.mark.parametrize("check", [lambda text: check_name("group", text), check_id])

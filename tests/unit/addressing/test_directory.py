@@ -11,6 +11,7 @@ from support.batches import batch_to
 from ray_messaging.addressing.channels import build_channel
 from ray_messaging.addressing.directory import Claim, Directory, Record, claims_of, decode_record, encode_record
 from ray_messaging.addressing.patterns import compile_glob, glob_pattern
+from ray_messaging.errors import FrameError
 from ray_messaging.model.agent_sets import AgentSet
 
 EXP = "e"
@@ -163,6 +164,11 @@ def test_a_pattern_for_each_agent_costs_a_match_for_each_message(monkeypatch):
     assert set(directory.mailboxes_of(1, "chat")) == {"all", "m"}
     assert patterns.matched == 2 * len(agents)
     assert directory.mailboxes_of(2000, "chat") == ("all",)
+
+
+def test_a_record_with_half_an_id():
+    with pytest.raises(FrameError):
+        decode_record(encode_record(Record("m", [Claim(("chat",), b"123", ())], [], [])))
 
 
 @given(st.lists(st.tuples(st.sets(st.integers(0, 20)), st.booleans()), max_size=6))

@@ -138,6 +138,28 @@ def test_acknowledgements_of_a_predecessors_callers_are_accepted():
     assert model.flight.cursor == Cursor("3-0", 0)
 
 
+def test_rows_behind_the_cursor_count_as_acknowledged():
+    flight, slices = InFlight(START), []
+    for n in range(4):
+        flight.take(f"{n + 1}-0", 0, 2, True, 1)
+        slices.append(Slice(batch_of(f"{n + 1}-0", 2), 0, 2))
+    flight.ack(0, 5)
+    assert flight.unacked(slices) == [slices[2]._replace(low=1), slices[3]]
+    assert [run[:2] for run in flight.spans_of(slices)] == [(Cursor("3-0", 1), Cursor("4-0", 0))]
+
+
+def test_a_thousand_messages_that_are_acknowledged_backwards_are_one_range():
+    flight = InFlight(START)
+    for n in range(1000):
+        flight.take(f"1-{n}", 0, 1, True, 1)
+    for n in range(999, 0, -1):
+        assert flight.ack(*flight.numbers(f"1-{n}", 0, 1)) == 1
+        assert flight.ranges == 1
+    assert flight.acks() == (b"1-0 0 1-999 0 999", 999)
+    flight.ack(0, 1)
+    assert (flight.cursor, flight.front, flight.nbytes) == (Cursor("1-999", 0), 1000, 1000)
+
+
 def test_rows_of_a_dead_letter_are_read_from_text():
     rows = [(0, 2), (5, float("inf"))]
     assert decode_rows("0-2,5-") == rows

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ray_messaging.errors import MailboxFull
 from ray_messaging.interception.verdicts import BatchVerdict
-from ray_messaging.receipt import BLOCKED, DELIVERED, UNKNOWN
+from ray_messaging.receipt import BLOCKED, DELIVERED, PUBLISHED, UNKNOWN
 from ray_messaging.sending.bulk_input import Entry
 from ray_messaging.sending.in_flight_batch import InFlightBatch
 from ray_messaging.sending.pending_batch import BulkWaiter, RowBatch
@@ -61,6 +61,21 @@ def rows(*found):
 
 def full():
     return MailboxFull("full", mailbox="box")
+
+
+def test_a_bulk_send_is_answered_when_all_of_its_rows_are_known():
+    made = Made(1, bulk=3)
+    in_flight = made.in_flight
+    in_flight.settle(rows(1, 3), DELIVERED)
+    assert not made.many.done()
+    in_flight.fail(rows(2), full())
+    error = made.many.exception()
+    assert [receipt and receipt.fate for receipt in error.receipts] == ["delivered", None, "delivered"]
+    assert error.message_ids == ["s-1-2"]
+    assert error.mailbox == "box"
+    assert (made.fate(0), made.finished) == (None, [])
+    in_flight.settle(rows(0), PUBLISHED)
+    assert (made.fate(0), made.finished) == ("published", [in_flight])
 
 
 def test_errors_of_two_sends_are_two_errors():

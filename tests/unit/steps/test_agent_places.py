@@ -21,3 +21,8 @@ def test_the_place_of_an_agent_is_its_index_in_the_order_of_ids(hosted, asked):
     for agent, place in zip(asked, wanted, strict=True):
         if agent is not None:
             assert places.place(agent) == place
+
+
+def test_consecutive_ids_are_found_without_a_search():
+    places = AgentPlaces(AgentSet.of(range(5, 10)))
+    assert places.find(IdColumn.of([4, 5, 9, 10, -(2**63), 2**63 - 1])).tolist() == [-1, 0, 4, -1, -1, -1]

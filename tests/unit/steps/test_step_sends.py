@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from support.batches import batch_to
 
 from ray_messaging.audiences.records import Audiences
-from ray_messaging.errors import UnknownSender
+from ray_messaging.errors import InvalidColumns, UnknownSender
 from ray_messaging.messages import Slice
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import PayloadColumn
@@ -54,6 +54,13 @@ def test_the_ordinal_counts_the_sends_of_each_agent(calls):
     assert rows_of(sends) == []
 
 
+def test_a_message_is_read_in_the_next_step_or_later():
+    sends = sends_of()
+    sends.send(1, 2, {}, subtopic="a")
+    sends.send(1, 2, {}, subtopic="a", deliver_at=np.int64(11))
+    assert [row[4] for row in rows_of(sends)] == [4, 11]
+
+
 def test_a_refused_send_leaves_the_subtopic_of_later_ones():
     sends = sends_of()
     sends.send(1, 2, {}, subtopic="a")
@@ -62,6 +69,19 @@ def test_a_refused_send_leaves_the_subtopic_of_later_ones():
     sends.send(2, 2, {}, subtopic="a")
     sends.send("x", 2, {}, subtopic="b")
     assert sorted((str(row[0]), row[3]) for row in rows_of(sends)) == [("1", "a"), ("2", "a"), ("x", "b")]
+
+
+@pytest.mark.parametrize("stranger", [3, "y", 2**62])
+def test_a_sender_of_another_group_is_refused_and_nothing_is_added(stranger):
+    sends = sends_of()
+    with pytest.raises(UnknownSender, match=repr(stranger)):
+        sends.send(stranger, 2, {}, subtopic="a")
+    with pytest.raises(UnknownSender, match=repr(stranger)):
+        sends.add_columns([1, stranger, 2], [1, 1, 1], {}, "a")
+    with pytest.raises(InvalidColumns):
+        sends.add_columns([1, 2], [1], {}, "a")
+    sends.send(1, 2, {}, subtopic="a")
+    assert [row[:2] for row in rows_of(sends)] == [(1, 0)]
 
 
 def test_many_single_messages_become_batches_of_a_limited_size():
@@ -82,6 +102,12 @@ def questions(topics):
     batch = batch_to([1] * rows, [7] * rows, topics=names, topic=topic, step=2, sent_at=0.0, extension=extension)
     batch.lines = PayloadColumn.of([b"{}"] * rows)
     return Slice(batch, 0, rows)
+
+
+def test_answers_in_columns_are_in_the_order_of_the_questions():
+    sends = sends_of()
+    sends.add_replies(questions("babba"), {}, "e", None)
+    assert [(row[1], row[3]) for row in rows_of(sends)] == [*enumerate("babba")]
 
 
 def test_answers_and_other_messages_are_in_one_batch():

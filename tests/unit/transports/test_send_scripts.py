@@ -115,3 +115,36 @@ def test_all_ways_write_the_same(client, exp_id, seed):
         assert seen[0] == seen[1] == seen[2], call
         seq = int(seen[0][1].get(b"s:box", 0))
     client.delete(*(key for world in worlds for key in client.scan_iter(f"{world.keys.prefix}*")))
+
+
+def test_large_frames_are_written_all_or_none(client, exp_id):
+    keys, boxes = Keys(exp_id), ("one", "two", "three")
+    client.hset(keys.meta, mapping={"directory": 3})
+    client.hset(keys.sender("me"), mapping={"epoch": 9})
+    for box in boxes:
+        client.hset(keys.state(box), mapping=STATE)
+        client.xadd(keys.stream(f"{box}:5"), {"f": "old"})
+    names = [name for box in boxes for name in (keys.state(box), keys.lease(box))]
+
+    def send(seq):
+        fields = [field for box in boxes for field in (box, seq, 1, 100, -1, 0)]
+        with client.pipeline(transaction=True) as pipeline:
+            for how in ("open", "close"):
+                asked = [9, 3, -1, keys.own, keys.prefix, how, *fields]
+                all_keys = [keys.meta, keys.sender("me"), *names]
+                pipeline.eval(script_text("large_frames", cluster=False), len(all_keys), *all_keys, *asked)
+                for box in boxes if how == "open" else ():
+                    pipeline.execute_command("XADD", keys.open_stream(box), "NOMKSTREAM", "*", "f", b"x" * 100)
+            return pipeline.execute()
+
+    opened, *entries, closed = send(1)
+    assert (opened, closed) == (0, 0)
+    assert all(entries)
+    for box in boxes:  # room for two more in all but one
+        client.hset(keys.state(box), "max_bytes", 350 if box != "three" else 150)
+    assert send(2) == [1, None, None, None, 0]
+    for box in boxes:
+        assert client.xlen(keys.stream(f"{box}:5")) == 2
+        assert client.hmget(keys.state(box), "messages", "bytes") == [b"1", b"100"]
+    assert client.hgetall(keys.sender("me")) == {b"epoch": b"9", **{f"s:{box}".encode(): b"1" for box in boxes}}
+    client.delete(*client.scan_iter(f"{keys.prefix}*"))
