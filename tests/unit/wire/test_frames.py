@@ -13,7 +13,7 @@ from support.forged_frames import sealed
 from support.typed_tables import tables
 
 from ray_messaging.errors import FrameError
-from ray_messaging.limits_and_timeouts import BATCH_BYTES, FRAME_BYTES, FRAME_LIMIT, PAYLOAD_LIMIT, TRANSACTION_BYTES
+from ray_messaging.limits_and_timeouts import FRAME_LIMIT
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn
 from ray_messaging.model.extension import Extension
@@ -246,8 +246,3 @@ def test_a_header_that_is_nested_without_end_is_no_frame():
     header = b"\xdc\0" + bytes([fields[2] + 1]) + fields[3:] + b"\x91" * 100_000  # an array of one more
     with pytest.raises(FrameError, match="recursion"):
         decode(sealed(header, len(header)))
-
-
-def test_the_largest_payload_fits_a_frame_and_a_batch_fits_a_transaction():
-    assert PAYLOAD_LIMIT < FRAME_LIMIT >= FRAME_BYTES
-    assert BATCH_BYTES < TRANSACTION_BYTES
