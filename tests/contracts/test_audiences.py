@@ -15,7 +15,7 @@ from ray_messaging.audiences.building import build_edges
 from ray_messaging.audiences.cache import AudienceCache
 from ray_messaging.audiences.member_edges import MemberEdges
 from ray_messaging.audiences.records import AudienceFacts, Kind, encode_facts
-from ray_messaging.interception.rules import BlackList, RateLimit
+from ray_messaging.interception.rules import BlackList, MaxLength, RateLimit
 from ray_messaging.interception.rules.rule import StepRule
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.model.agent_sets import AgentSet
@@ -196,6 +196,19 @@ async def test_a_successor_goes_on_where_the_frame_was_left(opened):
     assert pairs_of(await received(again, len(expected) - 3)) == expected[3:]
 
 
+async def test_rules_hold_for_each_pair(opened):
+    blocked = [(0, HEARERS[0][0]), (0, HEARERS[0][-1]), (1, HEARERS[1][1])]
+    interceptor = Interceptor("x", [BlackList(blocked), MaxLength(10_000)])
+    west, east = await opened("west", WEST, interceptor), await opened("east", EAST)
+    expected = [(s, h) for s in (0, 1) for h in HEARERS[s]]
+    receipts = await west.broadcast_columns([0, 1], FRIENDS, {"n": 1})
+    assert (receipts.counts()["blocked"], receipts.counts()["delivered"]) == (3, len(expected) - 3)
+    assert [p for p, r in zip(expected, receipts, strict=True) if r.fate == "blocked"] == blocked
+    for messager, agents in ((west, WEST), (east, EAST)):
+        mine = [each for each in expected if each[1] in agents and each not in blocked]
+        assert pairs_of(await received(messager, len(mine))) == mine
+
+
 async def test_order_is_kept_among_broadcasts_and_messages(pair):
     west, east = pair
     hearer = next(h for h in HEARERS[0] if h in EAST)
@@ -311,6 +324,20 @@ def speak(step):
 
 
 INTO = {hearer: [a for a, b in PAIRS if b == hearer] for hearer in range(20)}
+
+
+async def test_agents_hear_the_broadcasts_of_the_step_before(world):
+    found, counts = await world(speak, {"west": WEST, "east": EAST})
+    for name, agents in (("west", WEST), ("east", EAST)):
+        assert found[name][0][2].tolist() == [0] * 10
+        for number in (1, 2):
+            mean, total, count, messages = found[name][number]
+            expected = [np.array(INTO[agent]) * 1.5 + number - 1 for agent in agents]
+            assert count.tolist() == [len(INTO[agent]) for agent in agents]
+            assert np.allclose(total, [each.sum() for each in expected])
+            assert np.allclose(mean, [each.mean() for each in expected])
+            assert messages == [(a, agent) for agent in agents for a in INTO[agent]]
+    assert all(fates == {"delivered": len(PAIRS)} for fates, _ in counts)
 
 
 @pytest.mark.parametrize("ruled", [False, True])

@@ -147,6 +147,18 @@ async def test_no_send_escapes_a_change_that_has_returned(actor, messagers, roun
     assert told["escaped"] == 0
 
 
+async def test_a_change_returns_only_when_the_server_has_it(actor, interceptor_epoch, messagers):
+    sender, _ = await messagers(actor), await messagers(host=[1])
+    await passed(sender)
+    interceptor_epoch.gate.clear()
+    change = asyncio.create_task(actor.interceptor.change(lambda: actor.interceptor.black_list.add((7, 1))))
+    await asyncio.wait({change}, timeout=0.05)
+    assert not change.done()
+    interceptor_epoch.gate.set()
+    await change
+    assert await send(sender, (7, 1)) == "b"
+
+
 async def test_a_change_that_cannot_be_stored_raises(actor, interceptor_epoch, messagers):
     sender, _ = await messagers(actor), await messagers(host=[1])
     await passed(sender)

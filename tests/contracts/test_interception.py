@@ -3,11 +3,11 @@
 import asyncio
 
 import pytest
-from support.contracts import Only, fetch_all, until
-from support.patience import WAIT_S
+from support.contracts import Only, Whole, allow, fetch_all, until
+from support.patience import AT_ONCE_S, WAIT_S
 
 from ray_messaging import ConfigError, InterceptorUnavailable, MailboxFull, Outgoing, RuleError
-from ray_messaging.interception.rules import ALLOW, BlackList, MaxLength, Rule, block, rewrite
+from ray_messaging.interception.rules import ALLOW, BlackList, MaxLength, Rule, Verdict, block, rewrite
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.sending import frame_router
 from ray_messaging.transports.values import LOG_STREAM, Limits
@@ -28,6 +28,19 @@ async def test_messages_without_ids_do_not_bypass_rules(messagers):
     assert (await sender.send_message(channel, {}, from_id=1)).fate == "blocked"
     assert (await sender.send_message(channel, {}, from_id="1")).fate == "blocked"
     assert (await sender.send_messages([Outgoing(channel, {}, 1)]))[0].fate == "blocked"
+
+
+async def test_a_black_list_is_changed_at_run_time(messagers):
+    interceptor = Interceptor("x")
+    sender = await messagers(interceptor)
+    await messagers(host=[1, 2])
+    assert await send(sender, [(1, 2)]) == "d"
+    interceptor.black_list.add([(1, 2)])
+    assert await send(sender, [(1, 2), (2, 1)]) == "bd"
+    interceptor.black_list.set([(2, 1)])
+    assert await send(sender, [(1, 2), (2, 1)]) == "db"
+    interceptor.black_list.remove([(2, 1), (7, 7)])
+    assert await send(sender, [(1, 2), (2, 1)]) == "dd"
 
 
 async def test_the_receipt_names_rule_and_reason(messagers):
@@ -77,6 +90,55 @@ async def test_a_rule_sees_the_message(messagers):
     sender.step = 3
     receipt = await sender.send_message(sender.get_user_chat_channel(5), {"n": 1}, from_id="ann")
     assert seen == [(f"exps:{interceptor_exp}:agents:5:user-chat", {"n": 1}, "ann", 5, 3, receipt.message_id)]
+
+
+def crash(_):
+    raise ValueError("boom")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "says"),
+    [(crash, "ValueError: boom"), (lambda _: None, ""), (lambda _: True, ""), (lambda _: False, ""),
+     (lambda _: "no", ""), (lambda _: (0, 0), ""), (lambda _: Verdict(True, 5), ""), (lambda _: {}, ""),
+     (lambda _: Verdict(False, None), "")],
+    ids=["crash", "None", "True", "False", "text", "tuple", "reason", "dict", "no reason"],
+)  # fmt: skip
+async def test_a_rule_that_fails_on_a_message_blocks_only_that_message(messagers, verdict, says, caplog):
+    rule = Only(lambda message: verdict(message) if message.from_id == 13 else ALLOW)
+    sender = await messagers(Interceptor("x", [rule]))
+    await messagers(host=[1])
+    receipts = await sender.send_columns([1, 13, 2], [1, 1, 1], {})
+    assert receipts.fates.tolist() == ["delivered", "blocked", "delivered"]
+    assert receipts[1].rule == "only"
+    assert "the rule failed" in receipts[1].reason
+    assert says in receipts[1].reason
+
+
+@pytest.mark.parametrize("rule", [Only(crash, on_error="allow"), Whole(crash, on_error="allow")], ids=["one", "batch"])
+async def test_a_rule_may_pass_messages_on_error(messagers, rule):
+    sender = await messagers(Interceptor("x", [rule, BlackList([(2, 1)])]))
+    await messagers(host=[1])
+    assert await send(sender, [(1, 1), (2, 1)]) == "db"
+
+
+async def test_a_reason_that_cannot_be_encoded_still_blocks(messagers):
+    sender = await messagers(Interceptor("x", [Only(lambda _: block("odd \ud800"))]))
+    receipt = await sender.send_message("news", {})
+    assert receipt.fate == "blocked"
+    assert receipt.reason.startswith("odd ")
+    assert (await sender.send_message("news", {})).fate == "blocked"
+
+
+async def test_the_first_block_wins_and_later_rules_get_the_remaining_rows(messagers):
+    early = Only(lambda message: block("early") if message.from_id == 2 else ALLOW, name="early")
+    late = Only(lambda message: block("late") if message.from_id in {2, 4} else ALLOW, name="late")
+    last = Only(allow, name="last")
+    sender = await messagers(Interceptor("x", [early, Whole(lambda _: {0: block("first of all")}), late, last]))
+    await messagers(host=[9])
+    receipts = await sender.send_columns([1, 2, 3, 4, 5], [9] * 5, {})
+    assert [receipt.rule for receipt in receipts] == ["whole", "early", None, "late", None]
+    assert [pair[0] for pair in late.asked] == [3, 4, 5]
+    assert [pair[0] for pair in last.asked] == [3, 5]
 
 
 async def test_the_interceptor_can_be_replaced_at_run_time(messagers):
@@ -135,6 +197,33 @@ async def test_verdicts_of_a_fenced_interceptor_are_rejected_until_the_timeout(m
     assert list(caught.value.receipts) == [None]
     sender.set_message_interceptor(Interceptor("x", epoch=2))
     assert await send(sender, [(1, 1)]) == "d"
+
+
+class UnencodableName(Rule):
+    """A rule that blocks all messages with a reason, under a name that no message can carry."""
+
+    def check_batch(self, batch, exp_id):
+        self.name = "bad \ud800 name"
+        return dict.fromkeys(range(len(batch)), block("why"))
+
+
+class FloatRows(Rule):
+    """A rule that answers with floats as row numbers."""
+
+    def check_batch(self, batch, exp_id):
+        return {0.0: block("why")} if len(batch) else {}
+
+
+@pytest.mark.parametrize(("rule", "says"), [(UnencodableName, "interceptor"), (FloatRows, "float_rows")])
+async def test_verdicts_that_cannot_be_encoded_block_without_delay(messagers, rule, says):
+    sender = await messagers(Interceptor("x", [BlackList([(3, 1)]), rule()]))
+    await messagers(host=[1])
+    async with asyncio.timeout(AT_ONCE_S):
+        for _ in range(2):
+            receipts = await sender.send_messages([Outgoing.to_agents([1, 1], {}, from_id=2)])
+            assert receipts.fates.tolist() == ["blocked"] * 2
+            assert {receipt.rule for receipt in receipts} == {says}
+            assert all("failed" in receipt.reason for receipt in receipts)
 
 
 async def test_a_failed_row_does_not_delay_its_neighbour(messagers, store):
