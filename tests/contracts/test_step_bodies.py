@@ -23,6 +23,7 @@ from ray_messaging import (
     MailboxFull,
     Messager,
     StepAborted,
+    StepTooLarge,
 )
 from ray_messaging.addressing.channels import Keys
 from ray_messaging.config import MessagingConfig, ShardsConfig
@@ -364,6 +365,14 @@ async def test_a_group_and_the_log_hear_of_a_missing_body(shards_config, exp_id,
         with pytest.raises(LogError, match="are missing on the server") as caught:
             await writer.caught_up()
         assert caught.value.lost
+
+
+async def test_a_group_that_would_read_too_much(shards_config, exp_id):
+    async with AsyncExitStack() as stack:
+        group = await town(stack, shards_config, exp_id, box_bytes=10_000)
+        with pytest.raises(StepTooLarge) as caught:
+            await live(group, until=2)
+        assert caught.value.limit_bytes == 10_000
 
 
 async def test_a_shard_that_stays_away_aborts_the_step_and_the_next_driver_goes_on(processes, exp_id):

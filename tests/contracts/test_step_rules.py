@@ -11,14 +11,17 @@ from support.contracts import until
 from support.patience import WAIT_S
 from support.step_society import AGENTS, FRIENDS, SEED, LoggedGroups, digests_of
 
-from ray_messaging import ConfigError, EventLog, Messager
+from ray_messaging import ConfigError, EventLog, Messager, StepAborted
 from ray_messaging.common.task_health import end
 from ray_messaging.compat.supervisor import Message, MessageKind, SupervisorBase
 from ray_messaging.errors import RuleError
 from ray_messaging.interception.rules import (
+    ALLOW,
     Added,
     RateLimit,
+    RoundQuota,
     Rule,
+    SenderBan,
     StepRule,
     StepVerdicts,
     Supervisor,
@@ -284,6 +287,23 @@ class Doom:
         return await asyncio.Event().wait()
 
 
+async def test_a_server_out_of_reach_begins_the_step_anew_with_the_state_before(society, monkeypatch):
+    rule = Censor()
+    groups = await society.begin(rule, groups=2)
+    close, failures = society.supervisor._store.close, iter([True, False, True, False])
+
+    async def cut(*args, **more):
+        if next(failures, False):
+            raise StepAborted("cut", step=args[2], group=SUPERVISOR)
+        return await close(*args, **more)
+
+    monkeypatch.setattr(society.supervisor._store, "close", cut)
+    await society.run(groups)
+    assert society.heard == expected()
+    assert [number for number, _ in rule.seen] == [0, 0, 1, 1, 2, 3]
+    assert all(lines == dict(rule.seen)[number] for number, lines in rule.seen)
+
+
 class Fails(StepRule):
     def __init__(self, answer, on_error="block"):
         self.answer, self.on_error = answer, on_error
@@ -342,9 +362,73 @@ async def test_each_step_is_a_round(society):
     assert labels == {(step, f"round {step}") for step in range(STEPS)}
 
 
+async def test_a_step_that_is_closed_again_ends_no_further_round(society, monkeypatch):
+    rule = Rounds()
+    groups = await society.begin(rule)
+    close, failures = society.supervisor._store.close, iter([True, True, False, True])
+
+    async def cut(*args, **more):
+        if next(failures, False):
+            raise StepAborted("cut", step=args[2], group=SUPERVISOR)
+        return await close(*args, **more)
+
+    monkeypatch.setattr(society.supervisor._store, "close", cut)
+    await society.run(groups)
+    assert rule.rounds == STEPS
+
+
 async def test_a_rule_that_nobody_would_ask_is_refused(server, exp_id):
     with pytest.raises(ConfigError, match="'censor' judges whole steps"):
         await Messager(server, exp_id, Interceptor(exp_id, [Censor()])).init()
+
+
+# -- counts of a step that runs again ---------------------------------------------------------------------------------
+
+
+COUNTING = {
+    "rate": lambda: RateLimit(per_round=3),
+    "quota": lambda: RoundQuota(contacts=3),
+    "ban": lambda: SenderBan(Bad(), after=9),
+}
+
+
+class Bad(Rule):
+    """A rule that finds every second word of an agent bad."""
+
+    needs_payload = True
+
+    def check(self, message):
+        return block("bad") if int(message.payload["word"].split()[-1]) % 2 else ALLOW
+
+
+@pytest.mark.parametrize("make", COUNTING.values(), ids=COUNTING)
+async def test_a_step_that_runs_again_counts_once(society, monkeypatch, make):
+    groups = await society.begin(make(), groups=2)
+    store = groups[0].engine.transport.steps
+    commit, attempts = store.commit, iter([False, True, True])
+
+    async def aborted(request, tag, closing, **more):
+        if next(attempts, False):
+            raise StepAborted("cut", step=tag.sent, group=tag.group)
+        return await commit(request, tag, closing, **more)
+
+    monkeypatch.setattr(store, "commit", aborted)
+    other = asyncio.create_task(society.live(groups[1]))
+    for _ in range(2):
+        with pytest.raises(StepAborted, match="cut"):
+            await society.live(groups[0])
+    async with asyncio.timeout(WAIT_S):
+        await society.live(groups[0])
+        await other
+    await society.run(groups)
+    found = await society.digests()
+    assert found[0] == found[1]
+    calm = Society(society.server, f"{society.exp_id}-calm", society.folder.parent / "calm")
+    try:
+        await calm.run(await calm.begin(make(), groups=2))
+        assert await calm.digests() == found
+    finally:
+        await calm.close()
 
 
 # -- AgentSociety's supervisors ---------------------------------------------------------------------------------------

@@ -425,6 +425,23 @@ async def test_a_hold_may_be_less_far_behind_where_it_keeps_large_boxes(steps):
     assert isinstance(await a.open(2), Opened)
 
 
+async def test_a_sealed_step_leaves_no_boxes(steps):
+    a, b = await pair(steps)
+    await a.open(0)
+    await b.open(0)
+    await a.send("b@1", b"x")
+    await a.close()
+    await b.close()
+    assert await b.inbox(1) == [b"x"]
+    await a.open(1)
+    await a.close()
+    assert await steps.boxes(1) == ["b@1"]
+    b.begin(1)
+    await b.close()
+    assert await steps.boxes(1) == []
+    assert await steps.covers("b@1") == []
+
+
 async def test_who_is_being_waited_for(steps):
     a, _ = await pair(steps)
     await steps.join("c")
