@@ -68,6 +68,14 @@ async def test_columns_arrive_as_they_were_sent(pair, kind):
     assert all(isinstance(part.batch.lines, TypedColumns) for part in messages.slices)
 
 
+async def test_a_frame_of_pandas_needs_no_more(pair):
+    west, east = pair
+    await west.send_columns(1, [11, 12], pd.DataFrame({"n": [1, 2], "name": ["a", "b"]}))
+    messages = await received(east, 2)
+    assert messages.payloads == [{"n": 1, "name": "a"}, {"n": 2, "name": "b"}]
+    assert [message.payload for message in messages] == messages.payloads
+
+
 async def test_columns_become_a_table_and_a_frame(pair):
     west, east = pair
     await west.send_columns([1, 2, 3], TO, OFFERS)

@@ -10,6 +10,7 @@ from support.contracts import WAIT_S, fetch_all, until
 from ray_messaging import (
     Closed,
     Fenced,
+    InvalidColumns,
     MailboxFull,
     NoAnswer,
     NoQuestion,
@@ -272,6 +273,17 @@ async def test_a_question_that_waits_when_its_messager_closes_raises_closed(pair
         await asking
     async with asyncio.timeout(WAIT_S):
         assert len((await waiting).pending) == 3
+
+
+async def test_send_and_columns_with_one_recipient_or_sender_for_all(pair):
+    west, east = pair
+    assert await west.send(1, 11, {"n": 0})
+    receipts = await west.send_columns([1, 2], 11, {"n": 1})
+    assert receipts.counts()["delivered"] == 2
+    found = await fetch_all(east, 3)
+    assert [(message.from_id, message.to_id) for message in found] == [(1, 11), (1, 11), (2, 11)]
+    with pytest.raises(InvalidColumns, match="3 from_ids, 2 payloads"):
+        await west.send_columns([1, 2, 1], 11, [{}, {}])
 
 
 async def test_answers_to_a_messager_that_died_are_ordinary_messages_of_its_successor(messagers):

@@ -8,14 +8,32 @@ from collections import defaultdict
 import numpy as np
 import pandas as pd
 import pytest
-from support.contracts import Only, allow, fetch_all, take_in
+from support.contracts import Only, allow, fetch_all, take_in, until
 from support.frames import frames_of_entries
+from support.patience import WAIT_S
 
 from ray_messaging import Outgoing
 from ray_messaging.addressing.channels import parse_channel
 from ray_messaging.interception.rules import BlackList
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.sending.bulk_input import entries_of
+
+
+class Gated:
+    """An actor that answers when its gate is open."""
+
+    def __init__(self, gate):
+        self.gate = gate
+        self.calls = 0
+        self.forward = self
+
+    async def asked(self):
+        return self.calls > 0
+
+    async def remote(self, from_id, to_id, payload):
+        self.calls += 1
+        await self.gate.wait()
+        return True
 
 
 async def test_a_message_is_delivered(messagers):
@@ -162,6 +180,16 @@ async def test_rows_of_a_batch_go_to_one_or_two_mailboxes(messagers):
     assert [message.to_id for message in await fetch_all(second, 1)] == [2]
 
 
+async def test_large_bulk_sends_arrive_whole(messagers):
+    sender, receiver = await messagers(frame_rows=1000), await messagers(host=range(100), frame_rows=1000)
+    to_ids = np.arange(40_000) % 100
+    receipts = await sender.send_columns(np.arange(40_000), to_ids, [{"n": n} for n in range(40_000)])
+    assert receipts.counts()["delivered"] == 40_000
+    messages = await fetch_all(receiver, 40_000)
+    assert [message.payload["n"] for message in messages] == list(range(40_000))
+    assert [message.id for message in messages] == receipts.message_ids
+
+
 async def test_columns_share_one_payload_and_one_sender(messagers):
     sender, receiver = await messagers(), await messagers(host=["ann", 2])
     receipts = await sender.send_columns(None, ["ann", "2"], {"n": 1}, subtopic="user-chat")
@@ -217,6 +245,42 @@ async def test_close_sends_what_was_accepted(messagers):
     await sender.close()
     assert all(receipt.fate == "delivered" for receipt in await asyncio.gather(*sends))
     await fetch_all(receiver, 50)
+
+
+async def test_a_cancelled_send_affects_no_other(messagers):
+    gate = asyncio.Event()
+    interceptor = Gated(gate)
+    sender, receiver = await messagers(interceptor), await messagers(host=[1])
+    channel = sender.get_agent_chat_channel(1)
+    first = asyncio.create_task(sender.send_message(channel, {"n": 0}, from_id=1))
+    others = [asyncio.create_task(sender.send_message(channel, {"n": n}, from_id=1)) for n in (1, 2)]
+    await until(interceptor.asked)
+    first.cancel()
+    gate.set()
+    assert [receipt.fate for receipt in await asyncio.gather(*others)] == ["delivered"] * 2
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert [message.payload["n"] for message in await fetch_all(receiver, 3)] == [0, 1, 2]
+
+
+async def test_a_send_that_stops_waiting_for_room_lets_the_next_one_continue(messagers, monkeypatch):
+    gate = asyncio.Event()
+    interceptor = Gated(gate)
+    sender = await messagers(interceptor, outbox_messages=1)
+    nowhere = sender.get_agent_chat_channel(1)
+    first = asyncio.create_task(sender.send_message(nowhere, {"n": 0}, from_id=1))
+    await until(interceptor.asked)
+    second = asyncio.create_task(sender.send_message(nowhere, {"n": 1}, from_id=1))
+    third = asyncio.create_task(sender.send_message(nowhere, {"n": 2}, from_id=1))
+    await asyncio.sleep(0)
+    add, loop = sender.engine.log.add, asyncio.get_running_loop()
+    # At the moment of its turn.
+    monkeypatch.setattr(sender.engine.log, "add", lambda *settled: (add(*settled), loop.call_soon(second.cancel)))
+    gate.set()
+    await first
+    async with asyncio.timeout(WAIT_S):
+        await third
+    assert second.cancelled()
 
 
 async def test_messages_carry_the_senders_step(messagers):

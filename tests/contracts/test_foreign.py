@@ -52,6 +52,18 @@ async def test_foreign_payloads_arrive_and_pickle_unchanged(messagers, store, da
     assert messages[1].payload == {"n": 1}
 
 
+async def test_foreign_batches_pickle(messagers, store, exp_id):
+    channel = f"news of {exp_id}"  # the nodes of a cluster may still pass on what another test has published
+    receiver = await messagers(listen=[channel])
+    for data in (b"a\nb", b"{}", b""):
+        await store.publish(channel, data)
+    found = await receiver.fetch_messages(timeout=10)
+    while len(found) < 3:
+        found = [*found, *await receiver.fetch_messages(timeout=10)]
+    copies = pickle.loads(pickle.dumps(found))
+    assert [message.data for message in copies] == [b"a\nb", b"{}", b""]
+
+
 async def test_overlapping_subscriptions_deliver_each_message_once(messagers, store):
     receiver = await messagers()
     channel = receiver.get_user_chat_channel(1)
@@ -71,6 +83,15 @@ async def test_overlapping_subscriptions_deliver_each_message_once(messagers, st
     assert messages[0]["pattern"] is None
     assert messages[1]["pattern"].decode().startswith(prefix)
     assert (messages[1].to_id, messages[1].subtopic) == (2, "user-survey")
+
+
+async def test_a_pattern_receives_our_messages_through_its_mailbox(messagers):
+    sender, receiver = await messagers(), await messagers(listen=["exps:*:agents:*:agent-chat", "n?ws"])
+    receipts = await sender.send_messages(
+        [Outgoing.to_agents([1, "ann"], {"n": 1}), Outgoing("news", {"n": 2}), Outgoing("nws", {"n": 3})]
+    )
+    assert receipts.fates.tolist() == ["delivered"] * 3 + ["undeliverable"]
+    assert [message.to_id for message in await fetch_all(receiver, 3)] == [1, "ann", None]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Large frames, which do not come into a script: cuts, kills, full memory, missing rights, forgotten scripts."""
 
+import asyncio
 from contextlib import ExitStack
 
 import pytest
@@ -7,7 +8,7 @@ from faults.proxy import Proxy
 from support.contracts import client_of, fetch_all
 from support.servers import RedisProcess
 
-from ray_messaging import Closed, MailboxFull, OutcomeUnknown
+from ray_messaging import Closed, Fenced, MailboxFull, OutcomeUnknown
 from ray_messaging.addressing.channels import Keys
 from ray_messaging.transports.large_frames import LEAST_BYTES
 
@@ -104,6 +105,16 @@ async def test_large_frames_go_to_several_mailboxes_in_one_transaction(server, c
         assert await received(receiver, 4) == [0, 1, 2, 3]
         await receiver.ack()
         assert (await client.hmget(Keys(exp_id).state(receiver.name), "messages", "bytes")) == [b"0", b"0"]
+
+
+async def test_a_reader_that_waits_gets_a_large_frame(server, opener):
+    receiver, sender = await opener(server, name="group", host=[1]), await opener(server)
+    await send(sender, 0)
+    assert await received(receiver, 1) == [0]
+    for number in range(1, 4):
+        waiting = asyncio.create_task(received(receiver, 1))
+        await send(sender, number)
+        assert await waiting == [number]
 
 
 @pytest.mark.parametrize("up", [True, False], ids=["request", "reply"])
@@ -269,6 +280,18 @@ async def test_a_large_frame_whose_reply_was_lost_is_not_said_to_be_unsent(serve
         assert await received(receiver, 3) == [0, 1, 2]
 
 
+async def test_forgotten_scripts_are_loaded_again(server, client, opener):
+    receiver, sender = await opener(server, name="group", host=[1]), await opener(server)
+    for number in range(6):
+        if number in {2, 4}:
+            await client.script_flush()
+        assert (await send(sender, number)).counts()["delivered"] == ROWS
+    before = await transactions(client)
+    await send(sender, 6)
+    assert await transactions(client) == before + 1
+    assert await received(receiver, 7) == [*range(7)]
+
+
 async def test_a_script_that_valkey_forgets_alone_is_loaded_again(start, opener):
     server = start(binary="valkey")
     client = client_of(server.config)
@@ -288,3 +311,15 @@ async def test_a_script_that_valkey_forgets_alone_is_loaded_again(start, opener)
     large = [message for message in await fetch_all(receiver, 5 * ROWS + 6) if "text" in message.payload]
     assert [message.payload["call"] for message in large[::ROWS]] == [*range(5)]
     await client.aclose()
+
+
+async def test_a_successor_of_the_sender_fences_its_large_frames(server, opener):
+    receiver = await opener(server, name="group", host=[1])
+    old = await opener(server, name="sender")
+    await send(old, 0)
+    new = await opener(server, name="sender")
+    await send(new, 1)
+    with pytest.raises(Fenced):
+        await send(old, 2)
+    await send(new, 3)
+    assert await received(receiver, 3) == [0, 1, 3]

@@ -5,7 +5,7 @@ import random
 from collections import defaultdict
 
 import pytest
-from support.contracts import WAIT_S, fetch_all, until, vanish
+from support.contracts import WAIT_S, fetch_all, take_in, until, vanish
 
 from ray_messaging import AlreadyExists, MoveFailed, UnknownName, UnknownSender
 from ray_messaging.transports.departures import Released
@@ -159,6 +159,18 @@ async def test_a_move_while_a_transaction_is_open(groups):
     assert contents(await fetch_all(east, 3)) == [(3, 2, n) for n in range(1, 4)]
 
 
+async def test_messages_of_rejected_frames_and_unread_ones(groups, store):
+    east, west = await groups([1, 2], [3], inbox_messages=100)
+    for n in range(500):
+        await west.send_columns([3, 3], [1, 2], {"n": n})
+    await east.move_agents([1], to="west")
+    got = contents(await fetch_all(west, 500))
+    assert got == [(3, 1, n) for n in range(500)]
+    assert contents(await fetch_all(east, 500)) == [(3, 2, n) for n in range(500)]
+    await east.fetch_messages()
+    await until(lambda: _is_empty(store, "east"))
+
+
 async def _is_leaving(messager, agent):
     withheld = messager.subscription.inbox._withheld
     return withheld is not None and agent in withheld
@@ -166,6 +178,10 @@ async def _is_leaving(messager, agent):
 
 async def _hosts(messager, agent):
     return agent in messager.subscription.hosted
+
+
+async def _is_empty(store, mailbox):
+    return not await store.waiting(mailbox)
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 6))])
@@ -249,3 +265,14 @@ async def test_a_late_attempt_after_a_move_was_given_up_has_no_effect(groups, mo
         await east.move_agents([1], to="west", timeout=0.5)
     assert await release(late[-1]) is Released.OVER
     assert contents(await fetch_all(east, 2)) == [(3, 1, 0), (3, 2, 0)]
+
+
+async def test_what_is_read_ahead_moves_too(groups):
+    east, west = await groups([1, 2], [3])
+    await west.send_columns([3] * 6, [1, 2] * 3, [{"n": n} for n in range(6)])
+    await take_in(east, 6)
+    assert len(await east.fetch_messages(limit=1)) == 1
+    await east.ack()
+    await east.move_agents([1], to="west")
+    assert contents(await fetch_all(west, 2)) == [(3, 1, 2), (3, 1, 4)]
+    assert contents(await fetch_all(east, 3)) == [(3, 2, 1), (3, 2, 3), (3, 2, 5)]

@@ -456,6 +456,38 @@ async def test_sends_to_a_mailbox_that_stays_full_raise(messagers, text):
     assert numbers(await fetch_all(receiver, 1)) == [10]
 
 
+async def test_a_bulk_send_that_fits_in_part_reports_both_parts(messagers):
+    sender = await messagers(send_timeout_s=1)
+    receiver = await messagers(host=[1], mailbox_messages=8, inbox_messages=8)
+    with pytest.raises(MailboxFull) as caught:
+        await sender.send_columns([0] * 20, [1] * 20, [{"n": n} for n in range(20)])
+    known = [receipt is not None and receipt.fate for receipt in caught.value.receipts]
+    assert known == ["delivered"] * 8 + [False] * 12
+    assert len(caught.value.message_ids) == 12
+    assert numbers(await fetch_all(receiver, 8)) == list(range(8))
+    await receiver.ack()
+    await send(sender, 20)
+    assert numbers(await fetch_all(receiver, 1)) == [20]
+
+
+async def test_two_full_mailboxes_on_one_channel(messagers):
+    sender = await messagers(send_timeout_s=1)
+    both = [await messagers(listen=["news"], mailbox_messages=4) for _ in range(2)]
+    for n in range(4):
+        await sender.send_message("news", {"n": n})
+    with pytest.raises(MailboxFull):
+        await sender.send_message("news", {"n": 4})
+    assert sender.stats()["outbox"] == 0
+    assert len(sender.get_log_list()) == 5
+    for receiver in both:
+        assert numbers(await fetch_all(receiver, 4)) == list(range(4))
+        await receiver.ack()
+    assert (await sender.send_message("news", {"n": 5})).fate == "delivered"
+    assert sender.stats()["outbox"] == 0
+    for receiver in both:
+        assert numbers(await fetch_all(receiver, 1)) == [5]
+
+
 async def test_the_error_of_a_full_mailbox_names_mailboxes_that_have_the_message(messagers):
     sender, free = await messagers(send_timeout_s=1), await messagers(listen=["news"], name="free")
     full = await messagers(listen=["news"], mailbox_messages=4, name="full")

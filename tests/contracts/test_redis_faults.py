@@ -363,6 +363,12 @@ async def test_a_user_without_rights_is_refused(server, exp_id):
         await client.aclose()
 
 
+async def test_a_port_without_a_server_raises(exp_id, unused_tcp_port):
+    error = await refused(RedisConfig(server="127.0.0.1", port=unused_tcp_port), exp_id, ConnectionFailed)
+    assert (error.host, error.port) == ("127.0.0.1", unused_tcp_port)
+    assert str(unused_tcp_port) in str(error)
+
+
 async def test_an_unknown_host_raises(exp_id):
     await refused(RedisConfig(server="no-such-host.invalid"), exp_id, ConnectionFailed)
     await refused(RedisConfig(server="/no/such/socket"), exp_id, ConnectionFailed)
