@@ -1,5 +1,7 @@
 """Experiments on Ray over Sentinels or a cluster: the primary is killed in the middle of their traffic and steps."""
 
+import os
+import signal
 import sys
 import time
 from functools import partial
@@ -11,7 +13,7 @@ from faults.checker import check
 from faults.ledger import Growing, read_ledger
 from faults.ray_support import by_value
 from faults.ray_traffic import Receiver, Sender, rows_of
-from support.cluster import PATIENCE_S, Busy, Gate, control, wait_for
+from support.cluster import PATIENCE_S, Busy, Gate, control, pid_of, wait_for
 from support.replicated import ReplicatedService
 from support.servers import PASSWORD
 from support.slots import ClusterService
@@ -161,6 +163,30 @@ def test_messages_arrive_once_and_in_order_although_the_primary_is_lost_twice(se
         account.sent,
         {"delivered": account.acknowledged, "blocked": account.blocked, "published": 0, "undeliverable": 0},
     )
+
+
+def test_actors_that_die_with_the_primary_come_back_over_the_new_one(service, tmp_path, exp_id):
+    with Messaging.start(
+        exp_id,
+        redis=service.config,
+        settings=WAITING,
+        rules=[rules.BlackList([SILENCED]), rules.RateLimit(per_round=10**9)],
+        log_dir=tmp_path / "log",
+    ) as messaging:
+        traffic = Traffic(tmp_path, messaging)
+        traffic.goes_on()
+        for victims in ((messaging.interceptor, traffic.west.actor), (messaging.log_actor, traffic.east.actor)):
+            pids = list(map(pid_of, victims))
+            lose_primary(service, at_once=lambda pids=pids: [os.kill(pid, signal.SIGKILL) for pid in pids])
+            traffic.goes_on()
+        wait_for(lambda: not troubles(messaging), "health")
+        traffic.finish()
+        account = check(traffic.ledgers, traffic.inboxes, rows_of(messaging.log))
+        assert account.flaws == {}, str(account)
+        # Of a call that the group did not live to answer the sender knows nothing, and it was counted.
+        counted = control(messaging, "violation_counts")[SILENCED[0]]
+        assert account.blocked <= counted <= len(read_ledger(traffic.ledgers[-1]))
+        messaging.log.balance()
 
 
 # -- steps --------------------------------------------------------------------------------------------------------

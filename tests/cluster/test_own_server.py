@@ -6,7 +6,7 @@ import pytest
 import ray
 from support.cluster import PATIENCE_S, drain, kill, numbered, numbers
 
-from ray_messaging import Messaging, rules
+from ray_messaging import Messaging, RedisConfig, rules
 from ray_messaging.errors import AlreadyExists, ConfigError, ConnectionFailed, ServerRefused, UnknownName
 from ray_messaging.transports.experiment_store import FORMAT
 
@@ -93,6 +93,15 @@ def test_resume_adds_run_time_changes_to_the_given_rules(left, exp_id):
 
 
 @pytest.mark.long
+def test_reset_begins_afresh(left, exp_id):
+    with Messaging.start(exp_id, redis=left, on_existing="reset") as messaging:
+        assert messaging.stats()["waiting"] == {}
+        group = messaging.create_group("all", [1, 2, 3])
+        assert group.send(3, 1, {"n": 9})
+        assert numbers(drain(group, 1)) == [9]
+
+
+@pytest.mark.long
 def test_reset_ends_a_running_experiment(left, exp_id):
     old = Messaging.start(exp_id, redis=left, on_existing="resume")
     old.create_group("old", [7])
@@ -138,3 +147,12 @@ def test_a_wrong_address_raises_at_once(redis_config, exp_id, change, error, wor
     # A second attempt can succeed.
     with pytest.raises(UnknownName):
         Messaging.connect(exp_id)
+
+
+@pytest.mark.long
+def test_after_a_wrong_address_the_right_one_works(redis_config, exp_id):
+    wrong = RedisConfig(server=redis_config.server, port=redis_config.port, password="wrong")
+    with pytest.raises(ServerRefused):
+        Messaging.start(exp_id, redis=wrong)
+    with Messaging.start(exp_id, redis=redis_config) as messaging:
+        assert messaging.create_group("all", [1]).send(1, 1, {})

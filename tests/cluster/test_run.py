@@ -129,6 +129,21 @@ def test_a_second_run_has_the_processes_of_the_first_unless_they_died_or_would_r
 
 
 @pytest.mark.long
+def test_groups_that_are_killed_change_nothing(start, tmp_path):
+    def dying(me, inbox):
+        person(me, inbox)
+        mark = tmp_path / f"{me.id}"
+        if me.step in {2, 5} and me.id in {7, 8} and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    result = start().run(dying, agents=AGENTS, groups=2, until=STEPS)
+    assert words(result) == sequential()[0]
+    assert sum(result.fates.values()) == messages_of(STEPS)
+    assert sorted(mark.name for mark in tmp_path.iterdir()) == ["7", "8"]
+
+
+@pytest.mark.long
 def test_a_call_that_is_remembered_is_made_once_although_its_step_runs_again(start, tmp_path):
     answers, mark, heard = tmp_path / "answers", tmp_path / "mark", []
 
@@ -224,6 +239,22 @@ def test_a_model_by_group(start):
     assert result.to_pandas()["luck"][3] == result.states["group1"]["luck"][1]
 
 
+def test_a_model_that_raises_names_agent_and_step(start):
+    messaging = start()
+
+    def broken(me, inbox):
+        person(me, inbox)
+        if me.step == 2 and me.id == 41:
+            raise RuntimeError("no idea")
+
+    with pytest.raises(StepFailed, match=r"agent 41 of group 'group1' in step 2.*RuntimeError: no idea") as caught:
+        messaging.run(broken, agents=AGENTS, groups=2, until=STEPS)
+    assert (caught.value.agent, caught.value.step, caught.value.group) == (41, 2, "group1")
+    result = messaging.run(person, agents=AGENTS, groups=2, until=STEPS)
+    assert (words(result), result.fates) == (sequential()[0], {"delivered": messages_of(STEPS)})
+    assert [messaging.steps.digest(step) for step in range(STEPS)] == sequential()[1]
+
+
 @pytest.mark.long
 def test_calls_of_all_groups_that_are_under_way_where_one_fails_are_made_once(start, tmp_path):
     answers, asked, failed = tmp_path / "answers", tmp_path / "asked", tmp_path / "failed"
@@ -256,6 +287,17 @@ def test_calls_of_all_groups_that_are_under_way_where_one_fails_are_made_once(st
         agent: agent for agent in range(1, 6)
     }
     assert sorted(answers.read_text().split()) == [*"12345"]
+
+
+@pytest.mark.long
+def test_a_model_that_never_returns_is_ended_by_its_timeout_and_named(start):
+    async def model(me, inbox):
+        if me.id == 2:
+            threading.Event().wait()
+
+    with pytest.raises(StepFailed, match="timeout=1 s, and its model blocked the event loop") as caught:
+        start().run(model, agents=4, groups=2, until=1, timeout=1)
+    assert (caught.value.agent, caught.value.step) == (2, 0)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 import ray
 from support.cluster import kill, wait_for
-from support.step_society import AGENTS, SEED, STEPS, digests_of, run_step, sequential
+from support.step_society import AGENTS, SEED, STEPS, digests_of, listen, run_step, sequential, spread
 
 from ray_messaging import EventLog, Messaging
 from ray_messaging.config import MessagingConfig, Steps
@@ -105,6 +105,33 @@ def test_the_log_has_each_message_once_although_its_actor_and_a_group_are_killed
     found = log.query()["message_id"].to_pylist()
     assert len(found) == len(set(found)) == log.balance().sends
     assert sorted(mark.name for mark in (tmp_path / "marks").iterdir()) == ["2", "4", "6"]
+
+
+@ray.remote(num_cpus=0)
+def think(part, states):
+    found = {}
+    for agent, inbox in part.by_agent():
+        heard = [(message.from_id, message.payload) for message in inbox]
+        found[agent] = listen(states.get(agent, "0"), heard, part.rng(agent))
+        for friend, payload, later in spread(agent, found[agent], part.number):
+            part.send(agent, friend, payload, deliver_at=later)
+    return part.sends, found
+
+
+@ray.remote(num_cpus=0)
+def live_in_parts(group, count):
+    states = {}
+    for step in group.steps(until=3):
+        done = ray.get([think.remote(part, states) for part in step.split(count)])
+        step.join(sends for sends, _ in done)
+        states = {agent: state for _, found in done for agent, state in found.items()}
+
+
+@pytest.mark.long
+def test_tasks_within_a_step_change_nothing(messaging, groups):
+    ray.get([live_in_parts.remote(group, count) for count, group in enumerate(groups.values(), 1)], timeout=300)
+    wanted = [digest.hex() for digest in sequential()[1]]
+    assert [messaging.steps.digest(step).hex() for step in range(3)] == wanted[:3]
 
 
 def test_bad_input_and_a_second_driver_get_an_error(groups):

@@ -136,3 +136,20 @@ def test_the_researcher_is_killed_half_way(messaging):
     assert survey.wait().answers == {agent: Mood(mood=agent) for agent in range(20)}
     assert survey.late == 0
     ray.get(tasks)
+
+
+@pytest.mark.long
+def test_a_survey_outlives_its_experiment_on_a_server_of_yours(ray_cluster, valkey_config):
+    exp_id = f"surveys-{uuid.uuid4().hex[:8]}"
+    with Messaging.start(exp_id, redis=valkey_config) as first:
+        first.create_groups({"west": range(10), "east": range(10, 20)})
+        first.create_survey(Mood, question={}, survey_id="long", timeout=WAIT_S)
+        ray.get(answer_all(first, 5))
+    with Messaging.start(exp_id, redis=valkey_config, on_existing="resume") as second:
+        survey = second.survey("long", Mood)
+        assert len(survey.answers) == 10
+        second.create_groups({"west": range(10), "east": range(10, 20)})
+        tasks = answer_all(second, 5)
+        assert survey.wait().answers == {agent: Mood(mood=agent) for agent in range(20)}
+        ray.get(tasks)
+        second.shutdown(erase=True)
