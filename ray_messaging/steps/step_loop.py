@@ -79,7 +79,7 @@ def step_loop(engine: Engine) -> "StepLoop":
     if settings is None or engine.frame_sender is None:
         raise ConfigError(
             f"{engine.name!r} has no steps: the experiment must have been started with steps=Steps(), and "
-            "`await messager.host_agents(ids)` comes first"
+            "`await messager.host_agents(ids, subtopics)` comes first"
         )
     engine.step_loops += 1
     # A successor of this name has a higher epoch, so it follows this process as the driver.

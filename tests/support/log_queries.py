@@ -12,7 +12,7 @@ from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.reading.filters import Filters
 from ray_messaging.eventlog.reading.query import answer
-from ray_messaging.eventlog.reading.scan import View
+from ray_messaging.eventlog.reading.scan import View, groups_with
 from ray_messaging.eventlog.schema import OF_BROADCASTS, SCHEMA
 
 T0 = 1_700_000_000.0  # unix s
@@ -88,11 +88,12 @@ def write_folder(path, parts, *, row_group_rows=1000):
 
 
 def groups_read(path, fields):
-    """Return the row groups of a folder's only segment that pyarrow does not leave out by their statistics."""
+    """Return the row groups of a folder's only segment that are not left out by their statistics."""
     (segment,) = Folder(path).segments()
     fragment = ds.ParquetFileFormat().make_fragment(segment.path, pafs.LocalFileSystem())
-    found = fragment.split_by_row_group(Filters(**fields).condition(fragment.physical_schema))
-    return [group.id for each in found for group in each.row_groups]
+    filters, schema = Filters(**fields), fragment.physical_schema
+    fragment = fragment.subset(row_group_ids=groups_with(fragment, filters.texts(schema)))
+    return [group.id for each in fragment.split_by_row_group(filters.condition(schema)) for group in each.row_groups]
 
 
 class ViewSource:

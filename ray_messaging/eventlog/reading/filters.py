@@ -257,6 +257,15 @@ class Filters:
             found.append(pc.match_substring(pc.field(TEXT), self.contains))
         return reduce(and_, found) if found else None
 
+    def texts(self, schema: pa.Schema) -> dict[str, list[str]]:
+        """Return the wanted texts of each dictionary-encoded column in which only these texts match."""
+        free = _OF_RECIPIENT if self._loose else ()
+        return {
+            name: wanted
+            for name, wanted in self._wanted.items()
+            if name in schema.names and _is_named(schema.field(name).type) and None not in wanted and name not in free
+        }
+
     def of_recipient(self, schema: pa.Schema) -> pc.Expression | None:
         """Return only the condition on the recipient, or None if there is no such condition.
 
@@ -278,9 +287,14 @@ class Filters:
 
 def _of_end(end: str, wanted: list[Any], schema: pa.Schema) -> pc.Expression:
     numbers, names = (stored_column(f"{end}_{form}", schema) for form in ("id", "name"))
-    found = _is_in(numbers, [value for value in wanted if isinstance(value, int)])
-    found |= _is_in(names, [value for value in wanted if isinstance(value, str)])
-    return found | (numbers.is_null() & names.is_null()) if None in wanted else found
+    each = [
+        (column, [value for value in wanted if isinstance(value, kind)])
+        for column, kind in ((numbers, int), (names, str))
+    ]
+    # A condition that is false for all rows would keep Arrow from looking at the statistics of the other column.
+    found = [_is_in(column, values) for column, values in each if values]
+    found += [numbers.is_null() & names.is_null()] if None in wanted else []
+    return reduce(or_, found) if found else _NOTHING
 
 
 def _is_in(column: pc.Expression, values: list[Any]) -> pc.Expression:
@@ -357,6 +371,10 @@ def _bounded(column: pc.Expression, kind: pa.DataType, bound: Any, *, below: boo
     elif not isinstance(bound, str):
         column, bound = column.cast(pa.float64()), float(min(max(bound, -sys.float_info.max), sys.float_info.max))
     return column < bound if below else column >= bound
+
+
+def _is_named(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_dictionary(kind))
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -5,7 +5,7 @@ If few rows match, the filtered columns are read first, and the other columns on
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
@@ -143,11 +143,14 @@ class _Reader:
     def parts(self, dataset: ds.Dataset) -> Iterator[pa.Table]:
         """Yield the matching rows of a dataset."""
         schema, condition = dataset.schema, self._filters.condition(dataset.schema)
-        needed = self._needed(schema)
-        columns = {name: self._column(name, schema) for name in needed if is_there(name, schema)}
         try:
             if self._sparse and isinstance(dataset, ds.FileSystemDataset):
-                dataset = self._with_hits(dataset, condition)
+                found = self._with_hits(dataset, condition)
+                if found is None:
+                    return
+                dataset = found
+            needed = self._needed(schema)
+            columns = {name: self._column(name, schema) for name in needed if is_there(name, schema)}
             scanner = dataset.scanner(columns=columns, filter=condition, **_AHEAD)
             kinds = scanner.projected_schema
             fields = pa.schema([field_of(name, kinds.field(name).type if name in columns else None) for name in needed])
@@ -165,24 +168,31 @@ class _Reader:
         named = name in schema.names and pa.types.is_dictionary(schema.field(name).type)
         return column.cast(pa.string()) if named and not self._raw else column
 
-    def _with_hits(self, dataset: ds.FileSystemDataset, condition: pc.Expression | None) -> ds.FileSystemDataset:
-        """Return a dataset of only the row groups that have matching rows.
+    def _with_hits(self, dataset: ds.FileSystemDataset, condition: pc.Expression | None) -> ds.FileSystemDataset | None:
+        """Return a dataset of only the row groups that have matching rows, or None if there are none.
 
         To find them, only the filtered columns are read.
         """
-        scanner = dataset.scanner(columns=[POSITION.name], filter=condition, **_AHEAD)
+        (file,) = dataset.get_fragments()
+        some = file.subset(row_group_ids=groups_with(file, self._filters.texts(dataset.schema)))
+        if condition is not None:
+            some = some.subset(condition, schema=dataset.schema)
+        if not some.num_row_groups:
+            return None
+        scanner = some.scanner(dataset.schema, columns=[POSITION.name], filter=condition, **_AHEAD)
         whole = self._filters.contains is None or TEXT in dataset.schema.names  # else it does not search
         limit = self._filters.limit if whole else None
         hits = (scanner.to_table() if limit is None else scanner.head(limit))[POSITION.name].to_numpy()
-        (file,) = dataset.get_fragments()
+        if not len(hits):
+            return None
         groups = [*_groups(file)]
         firsts = [first for _, first in groups if first is not None]
         if len(firsts) < len(groups):
             return dataset
         found = [groups[place][0] for place in np.unique(np.searchsorted(firsts, hits, "right") - 1)]
         self._sparse = self._filters.limit is not None or len(found) < len(groups) / 2
-        fragments = [file.subset(row_group_ids=found)] if found else []
-        return ds.FileSystemDataset(fragments, dataset.schema, dataset.format, dataset.filesystem)
+        fragment = file.subset(row_group_ids=found)
+        return ds.FileSystemDataset([fragment], dataset.schema, dataset.format, dataset.filesystem)
 
     def _needed(self, schema: pa.Schema) -> list[str]:
         """Return the columns to read.
@@ -210,6 +220,23 @@ class _Reader:
             if self._text or TEXT not in self._columns:
                 part = part.drop_columns(typed)
         return part
+
+
+def groups_with(file: ds.ParquetFileFragment, wanted: Mapping[str, Sequence[str]]) -> list[int]:
+    """Return the row groups in which each of some columns may have one of the wanted texts.
+
+    Arrow itself looks at the statistics of all columns but the dictionary-encoded ones.
+    """
+    footer, groups = file.metadata, []
+    if not wanted:
+        return [*range(footer.num_row_groups)]
+    for place in range(footer.num_row_groups):
+        group = footer.row_group(place)
+        known = {(column := group.column(at)).path_in_schema: column.statistics for at in range(group.num_columns)}
+        ranges = {name: found for name in wanted if (found := known.get(name)) is not None and found.has_min_max}
+        if all(any(found.min <= text <= found.max for text in wanted[name]) for name, found in ranges.items()):
+            groups.append(place)
+    return groups
 
 
 def _groups(file: ds.ParquetFileFragment) -> Iterator[tuple[int, int | None]]:

@@ -201,6 +201,14 @@ def test_row_groups_that_cannot_match_are_not_read(tmp_path):
     assert groups_read(tmp_path, {"from_id": 77}) == []
 
 
+def test_row_groups_without_the_fate_are_not_read(tmp_path):
+    rows = [row(n, fate="blocked" if n >= 70 else "delivered") for n in range(100)]
+    log = log_of(write_folder(tmp_path, [rows], row_group_rows=10))
+    for fate, groups in (("blocked", [7, 8, 9]), (["delivered", "blocked"], [*range(10)]), ("published", [])):
+        assert groups_read(tmp_path, {"fate": fate}) == groups
+        assert len(log.query(fate=fate)) == 10 * len(groups)
+
+
 def test_ids_in_any_form(log):
     import numpy as np
 
