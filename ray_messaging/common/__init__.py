@@ -1,1 +1,1 @@
-"""Policies that all folders share: retries, limits, health of background tasks."""
+"""What all folders share: retry policies, texts, progress lines, the health of background tasks."""

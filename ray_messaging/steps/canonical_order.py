@@ -30,11 +30,12 @@ def canonical_order(to_ids: Sequence[IdColumn], steps: Keys, from_ids: Sequence[
     if not rows:
         return np.zeros(0, np.intp)
     recipients, sends = id_ranks(to_ids), [steps, id_ranks(from_ids), ordinals.astype(np.int64, copy=False)]
-    merged = _merged(_packed(sends)) if rows >= _MANY else None
+    keys = _packed(sends)
+    merged = _merged(keys) if rows >= _MANY else None
     if merged is not None and (placed := _by_recipient(recipients, merged)) is not None:
         return placed
     order: Order | None = None
-    for key in _packed([recipients, *sends]):
+    for key in _packed([recipients, *reversed(keys)]):
         order = _sorted_by(key, order)
     return np.arange(rows) if order is None else order
 
@@ -73,13 +74,13 @@ def _by_recipient(recipients: Keys, order: Order) -> Order | None:
 
 
 def _sorted_by(key: Keys, order: Order | None) -> Order:
-    """Return rows sorted by a key. Rows with equal keys stay in `order` (None: ascending)."""
+    """Return rows sorted by a key, which is overwritten. Rows with equal keys stay in `order` (None: ascending)."""
     rows, found = len(key), key if order is None else key[order]
     width = rows.bit_length()
     if int(found.max()) >> (_INT64_BITS - width):
         places = np.argsort(found, kind="stable")
     else:  # key and place in one number: sorting values is up to six times as fast as an argsort
-        found = found << width
+        found <<= width  # in place, here and below: the pages of a new array take as long as the arithmetic
         found |= np.arange(rows)
         found.sort()
         found &= (1 << width) - 1
@@ -131,7 +132,8 @@ def _packed(keys: Sequence[Keys]) -> list[Keys]:
         else:
             above = key - low
         if packed and used + width <= room:
-            packed[-1] |= above << used
+            above <<= used
+            packed[-1] |= above
             used += width
         elif width:
             packed.append(above)
