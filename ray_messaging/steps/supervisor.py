@@ -47,7 +47,7 @@ class Supervisor:
     After a fault in the middle of a step, the step begins again under a higher attempt, and nothing of the earlier
     attempt counts.
 
-    Args: `epoch` is the interceptor's.
+    Args: `epoch` is the interceptor's, FOREIGN for one that the server does not know.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Supervisor:
         self._settings = settings
         self._reviewer = reviewer
         self._epoch = epoch
-        self._start = epoch << _ATTEMPT_BITS
+        self._start = max(epoch, 0) << _ATTEMPT_BITS
         self._directory = Directory(transport.exp_id)  # the directory of mailboxes with steps
         self._shut: set[str] = set()  # boxes that accept nothing in the step `_shut_in`
         self._shut_in = -1

@@ -19,6 +19,7 @@ from ray_messaging.interception.rules.rule import forces_all
 from ray_messaging.interception.server import state_writer
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.server.step_judge import RuleReviewer
+from ray_messaging.interception.verdicts import FOREIGN
 from ray_messaging.steps.supervisor import Supervisor
 from ray_messaging.transports.backend import open_transport
 from ray_messaging.transports.step_values import SUPERVISOR, StepSettings
@@ -168,8 +169,7 @@ class Town:
         if forces_all(rules):
             await transport.steps.join(SUPERVISOR)
             reviewer = RuleReviewer(self.interceptor, settings.horizon)
-            supervisor = Supervisor(transport, transport.steps, settings, reviewer, 1)
-            supervisor._epoch = -1  # an interceptor of this process has no epoch on the server
+            supervisor = Supervisor(transport, transport.steps, settings, reviewer, FOREIGN)
             self.tasks.append(asyncio.create_task(supervisor.run()))
 
     async def _begin(self):

@@ -37,7 +37,7 @@ _IDLE_S: Final = 60.0  # how long idle processes are kept: a new one takes a sec
 _CLOSE_S = 10.0  # the most time for groups to leave their mailboxes, after their remembered calls
 _LOOK_S = 0.25  # the time between two checks of the progress
 _NAMED = 5  # the most addresses of undeliverable messages that are named
-_KEPT_STEPS = StepSettings().horizon  # the server keeps the counts of so many steps
+KEPT_STEPS = StepSettings().horizon  # the server keeps the counts of so many steps
 _TOLD_S = 1.0  # the most time for groups to answer that they will end early
 _REMEDY = "resume with the same, or begin anew by on_existing='reset'"
 
@@ -160,9 +160,7 @@ def run(
 ) -> Result:
     """Run a model as `Messaging.run` says, in the kept actors of the previous run if they fit."""
     check_run(model, until, options)
-    plans = plan_groups(agents, groups, graph, int(ray.cluster_resources().get("CPU", 2)))
-    if options.by == "group" and (graph is not None or any(plan.data for plan in plans)):
-        raise ConfigError('with by="group" pass the graph and the data of agents as shared=')
+    plans = plans_for(options, agents, groups, graph, int(ray.cluster_resources().get("CPU", 2)))
     moved = messaging.steps.moved()
     check_same(plans, messaging.steps.hosted(), begun=messaging.steps.progress().latest >= 0, moved=moved.keys())
     # Each object is stored once in Ray's object store, however many groups there are.
@@ -201,7 +199,12 @@ def run(
         leave(list(actors.values()))
     else:
         kept.keep(actors)
-    return _result(steps, parts, until)
+    ended = min(part.until for part in parts)
+    by_rules: Mapping[str, int] = {}
+    if ended:
+        steps.wait(ended)  # this also waits for rules that judge the last step
+        by_rules = steps.fates_by_rules(ended - 1)
+    return gathered(parts, until, by_rules, _digests(steps, ended))
 
 
 def _note(messaging: "Messaging", model: object, until: int, options: RunOptions, plans: Sequence[GroupPlan]) -> None:
@@ -225,25 +228,29 @@ def _name_of(function: object) -> str:
     return f"{getattr(function, '__module__', '?')}.{name}"
 
 
-def _result(steps: ExperimentSteps, parts: Sequence[GroupResult], until: int) -> Result:
+def gathered(
+    parts: Sequence[GroupResult], until: int, by_rules: Mapping[str, int], digests: Mapping[int, str]
+) -> Result:
+    """Return the result of a run from those of its groups.
+
+    Args: `by_rules` is how much rules that judge whole steps have changed the count of each fate.
+    """
     ended = min(part.until for part in parts)
     states = {key: state for part in parts for key, state in part.states.items()}
     ordered = sorted(states, key=lambda key: (isinstance(key, str), key))  # ints before strs
     fates = sum((part.fates for part in parts), Counter[str]())
-    if ended:
-        steps.wait(ended)  # this also waits for rules that judge the last step
-        fates.update(steps.fates_by_rules(ended - 1))
+    fates.update(by_rules)
     ids = {group: found for part in parts for group, found in part.ids.items()}
     states = {key: states[key] for key in ordered}
     unheard = dict(sum((Counter(part.unheard) for part in parts), Counter[str]()).most_common(_NAMED))
     stopped = ended < until
-    return Result(states, ended, fates, _digests(steps, ended), stopped=stopped, ids=ids, undeliverable=unheard)
+    return Result(states, ended, fates, dict(digests), stopped=stopped, ids=ids, undeliverable=unheard)
 
 
 def _digests(steps: ExperimentSteps, until: int) -> dict[int, str]:
     """Return the digests of the last steps that the server still has, or {} without `Steps(digest=True)`."""
     found: dict[int, str] = {}
-    for step in range(max(0, until - _KEPT_STEPS), until):
+    for step in range(max(0, until - KEPT_STEPS), until):
         try:
             found[step] = steps.digest(step).hex()
         except UnknownName:  # the step was too long ago
@@ -251,6 +258,14 @@ def _digests(steps: ExperimentSteps, until: int) -> dict[int, str]:
         except ConfigError:
             break
     return found
+
+
+def plans_for(options: RunOptions, agents: object, groups: object, graph: object, cpus: int) -> list[GroupPlan]:
+    """Return the groups of a run; raise ConfigError for arguments that are invalid, or have no use with by="group"."""
+    plans = plan_groups(agents, groups, graph, cpus)
+    if options.by == "group" and (graph is not None or any(plan.data for plan in plans)):
+        raise ConfigError('with by="group" pass the graph and the data of agents as shared=')
+    return plans
 
 
 def check_run(model: object, until: object, options: RunOptions) -> None:

@@ -53,11 +53,13 @@ class RunActor:
     """Ray actor of one group of a run.
 
     It gets its arguments by calls, not from the constructor, because Ray keeps no large arguments for a restart.
+
+    Args: `messager` already hosts the group's agents (None: `open` opens one).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, messager: "GroupMessager | None" = None) -> None:
         self._since = time.time()  # no module of the user was imported before this time
-        self._messager: GroupMessager | None = None
+        self._messager = messager
         self._loop: StepLoop | None = None
         self._society: Society | None = None
         self._thread = ModelThread()  # one for all runs: clients in a user's module are bound to its event loop
@@ -81,7 +83,7 @@ class RunActor:
 
     async def run(
         self,
-        messaging: "Messaging",
+        messaging: "Messaging | None",
         plan: GroupPlan,
         model: Any,  # noqa: ANN401 - a function of the user's
         until: int,
@@ -96,7 +98,8 @@ class RunActor:
         society, homes = society_of(plan, model, options, shared, self._thread), Homes(plan, plans)
         if isinstance(society, Society):
             society.homes, self._society = homes, society
-        await self.open(messaging, plan)
+        if messaging is not None:
+            await self.open(messaging, plan)
         assert self._messager is not None
         ran = False
         while True:

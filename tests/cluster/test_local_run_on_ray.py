@@ -1,0 +1,71 @@
+"""`testing.run` gives the states, digests and fates of `messaging.run`, whatever model, rules and groups."""
+
+import uuid
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ray_messaging import Messaging, Steps, rules
+from ray_messaging.testing import run
+
+PROGRAMS = st.fixed_dictionaries(
+    {
+        "agents": st.integers(2, 30),
+        "until": st.integers(1, 5),
+        "groups": st.integers(1, 3),
+        "seed": st.integers(0, 2**32),
+        "sends": st.integers(0, 3),
+        "by": st.sampled_from(["agent", "group"]),
+        "rules": st.sets(st.sampled_from(["ban", "round", "length"])),
+    }
+)
+
+
+def rules_of(names):
+    made = {
+        "ban": lambda: rules.BlackList([(0, None), (None, 1)]),
+        "round": lambda: rules.RateLimit(per_round=1),
+        "length": lambda: rules.MaxLength(10),
+    }
+    return [made[name]() for name in sorted(names)]
+
+
+def model_of(program):
+    agents, sends = program["agents"], program["sends"]
+
+    def person(me, inbox):
+        heard = me.state.setdefault("heard", [])
+        heard += [(message.from_id, message.payload["text"]) for message in inbox]
+        for _ in range(sends):
+            later = int(me.rng.integers(1, 3))
+            text = "x" * int(me.rng.integers(20)) + str(len(heard))
+            me.send(int(me.rng.integers(agents + 1)), {"text": text}, deliver_at=me.step + later)
+
+    def crowd(group, step):
+        messages, ids = step.messages, group.ids
+        heard = group.state.setdefault("heard", np.zeros(len(ids), np.int64))
+        heard += np.bincount(np.searchsorted(ids, messages.to_ids), minlength=len(ids))
+        for _ in range(sends):
+            to_ids = (step.uniform(1)[:, 0] * agents).astype(int)
+            step.send_columns(ids, to_ids, [{"text": str(count)} for count in heard.tolist()])
+
+    return person if program["by"] == "agent" else crowd
+
+
+@pytest.mark.parametrize("examples", [3, pytest.param(8, marks=pytest.mark.long)])
+def test_a_local_run_has_the_result_of_a_run_on_ray(by_value, examples):
+    @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(PROGRAMS)
+    def same(program):
+        model, made = model_of(program), rules_of(program["rules"])
+        asked = {name: program[name] for name in ("agents", "until", "by")}
+        steps = Steps(seed=program["seed"], digest=True)
+        with Messaging.start(f"local-{uuid.uuid4().hex[:8]}", steps=steps, rules=made) as messaging:
+            on_ray = messaging.run(model, groups=program["groups"], progress=False, **asked)
+        here = run(model, groups=4 - program["groups"], seed=program["seed"], rules=rules_of(program["rules"]), **asked)
+        assert (here.fates, here.digests, here.steps) == (on_ray.fates, on_ray.digests, on_ray.steps)
+        assert here.to_pandas().equals(on_ray.to_pandas())
+
+    same()

@@ -1,0 +1,128 @@
+"""A run in this process: the result of one loop without messaging, rules and all, on any number of groups."""
+
+import asyncio
+
+import numpy as np
+import pandas as pd
+import pytest
+from support.rumour import Rumour, blocks, sequential, small_world
+
+from ray_messaging import ConfigError, StepFailed
+from ray_messaging.interception.rules import ALLOW, Pattern, RateLimit, Rule, StepRule, StepVerdicts, block
+from ray_messaging.testing import run
+
+RUMOUR = Rumour(small_world(24), steps=4, chance=110)
+
+
+class Words(Rule):
+    """The rule of the rumour, which blocks some words."""
+
+    name = "words"
+    needs_payload = True
+
+    def check(self, message):
+        return block("") if blocks(message.payload["word"]) else ALLOW
+
+
+def live(me, inbox):
+    heard = [(message.from_id, message.payload["word"]) for message in inbox]
+    me.state["kept"] = RUMOUR.hear(me.id, me.step, me.state["kept"], heard)
+    for to, word, read in RUMOUR.tell(me.id, me.step, me.state["kept"]):
+        me.send(to, {"word": word}, deliver_at=read)
+
+
+def tell_next(me, inbox):
+    me.state["heard"] = me.state.get("heard", 0) + len(inbox)
+    me.send((me.id + 1) % 6, {"n": me.step})
+
+
+@pytest.mark.parametrize("ruled", [False, True])
+@pytest.mark.parametrize("groups", [1, 3])
+def test_states_and_digests_are_those_of_one_loop(groups, ruled):
+    states, digests = sequential(RUMOUR, ruled)
+    result = run(
+        live,
+        agents=RUMOUR.agents,
+        until=RUMOUR.steps,
+        groups=groups,
+        start=lambda me: {"kept": RUMOUR.begin(me.id)},
+        rules=[Words()] if ruled else [],
+    )
+    assert {agent: state["kept"] for agent, state in result.states.items()} == states
+    assert result.digests == {step: digest.hex() for step, digest in enumerate(digests)}
+    assert (result.fates["blocked"] > 0) is ruled
+
+
+def test_rules_with_rounds_and_rules_on_whole_steps_act_between_the_steps():
+    class LastStep(StepRule):
+        async def check_step(self, number, batch, exp_id):
+            return StepVerdicts({row: block("over") for row in range(len(batch)) if number == 3})
+
+    def twice(me, inbox):
+        tell_next(me, inbox)
+        tell_next(me, [])
+
+    result = run(twice, agents=6, until=4, groups=2, rules=[RateLimit(per_round=1), LastStep()])
+    assert result.fates == {"delivered": 18, "blocked": 24 + 6}
+    assert {state["heard"] for state in result.states.values()} == {3}
+
+
+def test_remembered_calls_data_and_moves():
+    asked = []
+
+    def mood_of(agent, mood):
+        asked.append(agent)
+        return mood
+
+    async def person(me, inbox):
+        me.state["mood"] = await me.remember(mood_of, me.id, me.data["mood"])
+        me.state["heard"] = len(inbox)
+        if me.step == 0:
+            me.move("group1")
+        me.send(1, {"step": me.step})
+
+    frame = pd.DataFrame({"mood": [0.5, 0.25, 1.0, 0.0]}, index=[3, 1, 7, 9])
+    result = run(person, agents=frame, until=3, groups=2)
+    assert result.to_pandas()["mood"].to_dict() == frame["mood"].to_dict()
+    assert result.states[1]["heard"] == 4
+    assert sorted(asked) == [1, 1, 1, 3, 3, 3, 7, 7, 7, 9, 9, 9]
+
+
+def test_by_group_in_a_running_event_loop():
+    def crowd(group, step):
+        group.state["x"] = group.state.get("x", np.zeros(len(group.ids))) + step.uniform(1)[:, 0]
+        step.send_columns(group.ids, (group.ids + 1) % 10, [{"x": x} for x in group.state["x"].tolist()])
+
+    async def in_a_notebook():
+        return run(crowd, agents=10, until=3, groups=2, by="group", seed=4)
+
+    assert list(asyncio.run(in_a_notebook()).to_pandas()["x"]) == list(
+        run(crowd, agents=10, until=3, by="group", seed=4).to_pandas()["x"]
+    )
+
+
+def test_what_a_model_says_wrong_is_an_error_at_once():
+    def fails(me, inbox):
+        if me.id == 4 and me.step == 1:
+            raise ValueError("no such mood")
+
+    with pytest.raises(StepFailed, match="no such mood") as caught:
+        run(fails, agents=6, until=3, groups=2)
+    assert (caught.value.agent, caught.value.step) == (4, 1)
+    with pytest.raises(ConfigError, match="until"):
+        run(tell_next, agents=6, until=-1)
+    with pytest.raises(ConfigError, match="shared="):
+        run(lambda group, step: None, agents=6, until=1, graph=[(0, 1)], by="group")
+
+
+def test_no_steps_are_a_result_too():
+    assert (run(tell_next, agents=6, until=0).steps, run(tell_next, agents=6, until=0).digests) == (0, {})
+
+
+def test_a_rule_that_rewrites_reaches_the_inbox():
+    def person(me, inbox):
+        me.state["heard"] = [message.payload["text"] for message in inbox]
+        me.send(1 - me.id, {"text": "my pin is 1234"})
+
+    result = run(person, agents=2, until=2, rules=[Pattern(regexes=[r"\d{4}"], action="mask")])
+    assert result.states[0]["heard"] == ["my pin is ***"]
