@@ -8,10 +8,10 @@ _LINE_S = 10.0  # the time between two lines of text
 
 
 class ProgressLine:
-    """Display of a long call's progress on stderr: a bar on a terminal, otherwise a line of text now and then."""
+    """Display of a long call's progress on stderr: a bar on a terminal, otherwise a line of text every 10 s."""
 
     def __init__(self, total: int, *, shown: bool) -> None:
-        self.began = self._said = time.monotonic()
+        self._next = 0.0  # when the next line is due
         self._shown = shown
         self._bar: Any = _bar() if shown and sys.stderr.isatty() else None
         self._task = None if self._bar is None else self._bar.add_task("", total=total)
@@ -27,11 +27,11 @@ class ProgressLine:
 
     def is_due(self) -> bool:
         """Return whether it is time to show the progress."""
-        return self._shown and (self._bar is not None or time.monotonic() >= self._said + _LINE_S)
+        return self._shown and (self._bar is not None or time.monotonic() >= self._next)
 
     def show(self, completed: int, text: str) -> None:
         """Show how far the call is."""
-        self._said = time.monotonic()
+        self._next = time.monotonic() + _LINE_S
         if self._bar is None:
             sys.stderr.write(f"{text}\n")
             sys.stderr.flush()

@@ -1,7 +1,7 @@
 """The steps of an experiment, as a driver sees and controls them: `messaging.steps`."""
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self
 
@@ -22,16 +22,18 @@ from ray_messaging.steps.stragglers import Straggler
 from ray_messaging.transports.step_values import SUPERVISOR, Progress
 
 _NAMED = 3  # the most late groups that the progress names
+_RECENT_S = 10.0  # the time over which the rate is taken
 
 
 class RunProgress:
-    """Display of a run's step, rate and slowest group: a bar on a terminal, otherwise a line on stderr now and then."""
+    """Display of a run's step, rate and slowest group: a bar on a terminal, otherwise a line on stderr every 10 s."""
 
     def __init__(self, steps: "ExperimentSteps", until: int, *, shown: bool) -> None:
         self._steps = steps
         self._until = until
+        self._shown = shown
         self._line = ProgressLine(until, shown=shown)
-        self._first: int | None = None  # the step that ran when the progress was first read
+        self._seen: deque[tuple[int, float]] = deque()  # the latest steps that were seen to run, and since when
 
     def __enter__(self) -> Self:
         self._line.__enter__()
@@ -41,25 +43,37 @@ class RunProgress:
         self._line.__exit__(*error)
 
     def show(self) -> None:
-        """Show how far the run is, if it is time to do so."""
-        if not self._line.is_due():
+        """Show how far the run is, if it is time to do so. Repeat this, because the rate is measured by it."""
+        if not self._shown:
             return
         progress = self._steps.progress()
-        step, waiting = progress.sealed + 1, progress.waiting_for()
-        self._first = step if self._first is None else self._first
-        rate = (step - self._first) / max(time.monotonic() - self._line.began, 1e-9)
-        paused = progress.target is not None and step > progress.target
-        text = "; ".join([self.text(step, rate, waiting, paused=paused), *map(str, self._steps.stragglers()[:_NAMED])])
-        self._line.show(step, text)
+        step = progress.sealed + 1
+        now = self._rate(step, progress) + self._slowest(progress.waiting_for())
+        if progress.target is not None and step > progress.target:
+            self._seen.clear()
+            now = ", paused until messaging.steps.resume()"
+        if self._line.is_due():
+            late = map(str, self._steps.stragglers()[:_NAMED])
+            self._line.show(step, "; ".join([f"step {step} of {self._until}{now}", *late]))
 
-    def text(self, step: int, rate: float, waiting: dict[str, int], *, paused: bool = False) -> str:
-        """Return the progress as text; `waiting` has the groups that hold up the others, with their steps."""
-        if paused:
-            return f"step {step} of {self._until}, paused until messaging.steps.resume()"
-        slowest = min(waiting, key=lambda name: (waiting[name], name), default=None)
-        late = "" if slowest is None else f", waiting for {slowest}"
-        more = "" if len(waiting) < 2 else f" and {len(waiting) - 1} more"
-        return f"step {step} of {self._until}, {rate:.3g} steps/s{late}{more}"
+    def _rate(self, step: int, progress: Progress) -> str:
+        """Return the rate in the last seconds, or in the last step if that was longer; "" in the first step."""
+        seen, now = self._seen, time.monotonic()
+        if step > seen[-1][0] if seen else step <= progress.latest:  # the first one has begun
+            seen.append((step, now))
+        while len(seen) > 2 and seen[1][1] <= now - _RECENT_S:
+            seen.popleft()
+        if len(seen) < 2:
+            return ""
+        (first, began), (last, ended) = seen[0], seen[-1]
+        # A step that takes longer than those before it lowers the rate.
+        return f", {min((last - first) / (ended - began), (last - first + 1) / (now - began)):.3g} steps/s"
+
+    def _slowest(self, waiting: dict[str, int]) -> str:
+        if not waiting:
+            return ""
+        slowest = min(waiting, key=lambda name: (waiting[name], name))
+        return f", waiting for {slowest}{f' and {len(waiting) - 1} more' if len(waiting) > 1 else ''}"
 
 
 class ExperimentSteps:

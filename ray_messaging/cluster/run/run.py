@@ -307,7 +307,8 @@ def _watch(refs: Sequence[Any], end: EarlyEnd, bar: RunProgress) -> list[GroupRe
         _results(done)
         if waiting and end.asked:
             end.tell()
-        bar.show()
+        if waiting:
+            bar.show()
     return [GroupResult(*part) for part in _results(refs)]
 
 

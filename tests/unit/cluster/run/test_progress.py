@@ -9,14 +9,23 @@ from ray_messaging.transports.step_values import GroupProgress, Progress
 
 
 class Steps:
-    """Steps of two groups, one of them late."""
+    """Steps of groups, which the test takes on. The run is at step 5, for which `west` is late."""
+
+    def __init__(self, late=(), **closed):
+        self.late = late
+        self.now = Progress(4, 5, None, {}, {}, "0-0")
+        self.close(**(closed or {"west": 4, "east": 5}))
+
+    def close(self, **closed):
+        groups = {name: GroupProgress(step, None, None, 0, 0, None) for name, step in closed.items()}
+        self.now = self.now._replace(groups=groups, sealed=min(closed.values()))
+        self.now = self.now._replace(latest=self.now.sealed + 1)
 
     def progress(self):
-        groups = {name: GroupProgress(closed, None, None, 0, 0, None) for name, closed in (("west", 4), ("east", 5))}
-        return Progress(4, 5, None, groups, {}, "0-0")
+        return self.now
 
     def stragglers(self):
-        return [Straggler("west", 5, 41.0, is_open=False, driver="")]
+        return self.late
 
 
 @pytest.fixture
@@ -26,16 +35,46 @@ def clock(monkeypatch):
     return now
 
 
-def test_a_line_comes_now_and_then(clock, capsys):
-    with RunProgress(Steps(), 20, shown=True) as progress:
+def shown_after(seconds, steps, progress, clock, capsys, *, each=0.25):
+    """Return the lines of the next seconds, in which the run makes a step each 0.25 s."""
+    for _ in range(round(seconds / each)):
+        clock[0] += each
+        steps.close(west=steps.now.sealed + 1)
+        progress.show()
+    return capsys.readouterr().err
+
+
+def test_the_first_line_comes_at_once_and_others_now_and_then(clock, capsys):
+    steps = Steps([Straggler("west", 5, 41.0, is_open=False, driver="")])
+    with RunProgress(steps, 20, shown=True) as progress:
+        progress.show()
+        first = "step 5 of 20, waiting for west; no task has opened group 'west': step 5 waits for it since 41 s\n"
+        assert capsys.readouterr().err == first
+        clock[0] += 9
         progress.show()
         assert capsys.readouterr().err == ""
-        clock[0] += 11
+        clock[0] += 2
         progress.show()
         progress.show()
-    assert capsys.readouterr().err == (
-        "step 5 of 20, 0 steps/s, waiting for west; no task has opened group 'west': step 5 waits for it since 41 s\n"
-    )
+    assert capsys.readouterr().err == first
+
+
+def test_the_rate_is_that_of_the_last_seconds_from_the_first_step_on(clock, capsys):
+    steps = Steps(west=-1)
+    steps.now = steps.now._replace(latest=-1)
+    with RunProgress(steps, 500, shown=True) as progress:
+        progress.show()  # no step has begun
+        assert capsys.readouterr().err == "step 0 of 500, waiting for west\n"
+        clock[0] += 5
+        steps.close(west=-1)
+        progress.show()
+        assert shown_after(5, steps, progress, clock, capsys) == "step 20 of 500, 4 steps/s, waiting for west\n"
+        assert shown_after(10, steps, progress, clock, capsys) == "step 60 of 500, 4 steps/s, waiting for west\n"
+        assert ", 2 steps/s," in shown_after(10, steps, progress, clock, capsys, each=0.5)
+        assert ", 0.05 steps/s," in shown_after(40, steps, progress, clock, capsys, each=20)
+        clock[0] += 100  # a step that takes longer lowers it
+        progress.show()
+        assert ", 0.0167 steps/s," in capsys.readouterr().err
 
 
 def test_nothing_comes_without_progress(clock, capsys):
@@ -46,29 +85,30 @@ def test_nothing_comes_without_progress(clock, capsys):
 
 
 @pytest.mark.parametrize(
-    ("waiting", "text"),
+    ("closed", "text"),
     [
-        ({}, "step 5 of 20, 2.5 steps/s"),
-        ({"west": 5}, "step 5 of 20, 2.5 steps/s, waiting for west"),
-        ({"west": 6, "east": 5, "north": 6}, "step 5 of 20, 2.5 steps/s, waiting for east and 2 more"),
+        ({"west": 4}, "step 5 of 20, waiting for west\n"),
+        ({"west": 4, "east": 4, "north": 5, "south": 4}, "step 5 of 20, waiting for east and 2 more\n"),
     ],
 )
-def test_the_slowest_group_is_named(waiting, text):
-    assert RunProgress(Steps(), 20, shown=False).text(5, 2.5, waiting) == text
-
-
-def test_a_pause_is_named(clock, capsys):
-    class Paused(Steps):
-        def progress(self):
-            return super().progress()._replace(target=4)
-
-        def stragglers(self):
-            return []
-
-    with RunProgress(Paused(), 20, shown=True) as progress:
-        clock[0] += 11
+def test_the_slowest_group_is_named(closed, text, capsys):
+    with RunProgress(Steps(**closed), 20, shown=True) as progress:
         progress.show()
-    assert capsys.readouterr().err == "step 5 of 20, paused until messaging.steps.resume()\n"
+    assert capsys.readouterr().err == text
+
+
+def test_a_pause_is_shown_in_place_of_a_rate_and_does_not_count(clock, capsys):
+    steps = Steps()
+    with RunProgress(steps, 99, shown=True) as progress:
+        progress.show()
+        shown_after(9, steps, progress, clock, capsys)
+        steps.now = steps.now._replace(latest=40, target=40)
+        clock[0] += 100
+        progress.show()
+        assert capsys.readouterr().err == "step 41 of 99, paused until messaging.steps.resume()\n"
+        steps.now = steps.now._replace(latest=41, target=None)
+        progress.show()
+        assert "step 81 of 99, 4 steps/s" in shown_after(10, steps, progress, clock, capsys)
 
 
 def test_a_terminal_gets_a_bar(capsys, monkeypatch):
