@@ -12,7 +12,6 @@ import argparse
 from pathlib import Path
 
 import numpy as np
-import ray
 
 from ray_messaging import EventLog, Messaging, Steps, rules
 
@@ -37,8 +36,7 @@ def run(name, folder, plan, *, moderated):
     """Run the society, and return the mean anger in the end."""
     with Messaging.start(name, steps=Steps(seed=7), log_dir=folder, on_existing="reset") as messaging:
         if moderated:
-            rule = rules.Pattern(words=[INSULT], action="mask")
-            ray.get(messaging.interceptor.insert_rule.remote(rule, at_step=plan.at))
+            messaging.rules.insert(rules.Pattern(words=[INSULT], action="mask"), at_step=plan.at)
         result = messaging.run(
             neighbour, agents=plan.agents, groups=2, until=plan.steps, graph=ring(plan.agents),
             start=lambda _: {"anger": 0.0},

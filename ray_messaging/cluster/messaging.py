@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ray_messaging.cluster.handles.groups import Groups
     from ray_messaging.cluster.handles.hosted_agents import HostedAgents
     from ray_messaging.cluster.handles.remote_log import BlockedListener, BlockedMessage, BlockedMessages
+    from ray_messaging.cluster.handles.rules import ExperimentRules
     from ray_messaging.cluster.handles.survey import Survey
     from ray_messaging.cluster.handles.user_messager import UserMessager
     from ray_messaging.cluster.inspector_process import Inspector
@@ -464,6 +465,13 @@ class Messaging:
         if find_actor(self._connection.experiment.group_name(check_name("name", name))) is not None:
             raise ConfigError(f"{name!r} is a group, which runs: messaging.remove_group({name!r}) ends it first")
         self._connection.ask(self.interceptor.remove.remote(name))
+
+    @property
+    def rules(self) -> "ExperimentRules":
+        """Return the rules of this experiment, an object with calls to list, insert, replace and remove them."""
+        from ray_messaging.cluster.handles.rules import ExperimentRules
+
+        return ExperimentRules(self._connection)
 
     # -- steps ----------------------------------------------------------------------------------------------------
 

@@ -54,7 +54,7 @@ def test_the_first_failure_is_critical_everywhere(town):
     (finding,) = findings(messaging)
     assert finding.level == messaging.health().level == "critical"
     assert finding.value == "has failed 1 time; what it fails on is blocked; the last error: KeyError: 'n'"
-    assert "replace_rule('odd', ...)" in finding.remedy
+    assert "messaging.rules.replace('odd', ...)" in finding.remedy
     told = messaging.stats()["rule_failures"]["odd"]
     assert (told["failures"], told["last_error"], told["on_error"]) == (1, "KeyError: 'n'", "block")
     assert listed(messaging)["odd"].items() >= told.items()

@@ -20,7 +20,7 @@ from support.cluster import (
 )
 
 from ray_messaging import Messaging, rules
-from ray_messaging.errors import InvalidAddress, RuleError, UnknownName
+from ray_messaging.errors import ConfigError, InvalidAddress, RuleError, UnknownName
 
 WEST, EAST = range(8), range(10, 18)
 
@@ -31,10 +31,10 @@ def names(messaging):
 
 def test_rules_are_inserted_listed_replaced_and_removed(town):
     messaging, west, _ = town()
-    control(messaging, "insert_rule", rules.MaxLength(1_000))
-    control(messaging, "insert_rule", rules.MaxLength(20, name="shorter"), 0)
-    control(messaging, "insert_rule", Shouting(), 1)
-    assert control(messaging, "rules") == [
+    messaging.rules.insert(rules.MaxLength(1_000))
+    messaging.rules.insert(rules.MaxLength(20, name="shorter"), 0)
+    messaging.rules.insert(Shouting(), 1)
+    assert messaging.rules.list() == [
         {"name": "shorter", "kind": "MaxLength", "limit_bytes": 20},
         {"name": "shouting", "kind": "Shouting"},
         {"name": "max_length", "kind": "MaxLength", "limit_bytes": 1_000},
@@ -42,17 +42,31 @@ def test_rules_are_inserted_listed_replaced_and_removed(town):
     long, loud = {"text": "x" * 50}, {"text": "HEY"}
     receipts = west.send_columns([1, 1], [11, 12], [long, loud])
     assert [(r.fate, r.rule) for r in receipts] == [("blocked", "shorter"), ("blocked", "shouting")]
-    control(messaging, "replace_rule", "shorter", rules.MaxLength(100, name="wider"))
+    messaging.rules.replace("shorter", rules.MaxLength(100, name="wider"))
     assert names(messaging) == ["wider", "shouting", "max_length"]
     assert west.send(1, 11, long)
-    control(messaging, "replace_rule", 2, rules.MaxLength(30))
+    messaging.rules.replace(2, rules.MaxLength(30))
     assert west.send(1, 11, long).rule == "max_length"
-    assert control(messaging, "pop_rule", "shouting") == {"name": "shouting", "kind": "Shouting"}
+    assert messaging.rules.pop("shouting") == {"name": "shouting", "kind": "Shouting"}
     assert west.send(1, 11, loud)
-    assert control(messaging, "pop_rule", 0)["name"] == "wider"
-    assert control(messaging, "pop_rule")["name"] == "max_length"
-    assert control(messaging, "rules") == []
+    assert messaging.rules.pop(0)["name"] == "wider"
+    assert messaging.rules.pop()["name"] == "max_length"
+    assert messaging.rules.list() == []
     assert west.send(1, 11, long)
+    assert [change.change for change in messaging.rules.changes()][:2] == ["insert", "insert"]
+
+
+def test_a_rule_that_cannot_be_used_is_refused_in_short_words(town):
+    messaging, _, _ = town()
+    messaging.rules.insert(rules.MaxLength(1_000))
+    with pytest.raises(ConfigError, match=r"^the rule cannot be sent to other processes: its 'lock' cannot be pickled"):
+        messaging.rules.insert(LocksUp(locked=True))
+    with pytest.raises(RuleError, match="is no rule"):
+        messaging.rules.insert("max_length")
+    with pytest.raises(ConfigError, match="has no steps"):
+        messaging.rules.insert(rules.MaxLength(10), at_step=3)
+    assert repr(messaging.rules) == "ExperimentRules(max_length)"
+    assert "1,000" in messaging.rules._repr_html_() or "1000" in messaging.rules._repr_html_()
 
 
 def test_a_task_controls_the_rules(town):

@@ -176,8 +176,8 @@ def _failing(actor: str, rule: str, found: Mapping[str, Any]) -> Finding:
     return critical(
         f"{actor}: rule {rule!r}",
         f"has failed {times}; what it fails on {then}; the last error: {found['last_error']}",
-        f"mend it and replace_rule({rule!r}, ...), or pop_rule({rule!r}); the log of the {actor} has the traceback; "
-        f"reset_rule_failures({rule!r}) where no more is to be done",
+        f"mend it and messaging.rules.replace({rule!r}, ...), or pop({rule!r}); the log of the {actor} has the "
+        f"traceback; reset_rule_failures({rule!r}) where no more is to be done",
     )
 
 
@@ -194,7 +194,7 @@ def _kept(actor: str, kept: dict[str, int]) -> Finding:
         f"{actor}: kept by rules",
         text,
         "each takes up to 0.3 KB here and on the server: interceptor.new_round.remote() has quotas and rates of rounds "
-        "forget; interceptor.replace_rule.remote(name, rule) begins a ban anew; "
+        "forget; messaging.rules.replace(name, rule) begins a ban anew; "
         "interceptor.reset_violation_counts.remote() forgets what was blocked",
     )
 
