@@ -30,7 +30,7 @@ def think(group, step):
 
 def first_opinions(group):
     """Return an opinion for each agent, from 0 to 1."""
-    return {"opinion": np.array([np.random.default_rng(agent).random() for agent in group.ids.tolist()])}
+    return {"opinion": group.uniform()[:, 0]}
 
 
 # -- its graph

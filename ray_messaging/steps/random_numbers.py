@@ -10,6 +10,7 @@ from numpy.random.bit_generator import ISeedSequence
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId
+from ray_messaging.errors import ConfigError
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.steps.agent_places import AgentPlaces
 
@@ -68,7 +69,11 @@ def uniform_rows(seed: int, step: int, agents: AgentPlaces, k: int) -> NDArray[n
     """Return k uniform numbers in [0, 1) for each agent, float64 (n, k).
 
     Each number is a hash of (seed, step, agent, its position), so no generator is built for each agent.
+
+    Raises: ConfigError unless k is a number of at least 0.
     """
+    if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 0:
+        raise ConfigError(f"uniform({k!r}): write how many numbers each agent gets")
     key = np.frombuffer(_hash_of(seed, step, 8), np.uint64)
     with np.errstate(over="ignore"):
         places = np.arange(1, k + 1, dtype=np.uint64) * _GOLDEN

@@ -1,6 +1,7 @@
 """The agents of a group as arrays, for a model's function that runs once per group and step."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from hashlib import blake2b
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.audiences.edges import places_in
-from ray_messaging.cluster.run.agent import check_agents, kept_parts, step_failed
+from ray_messaging.cluster.run.agent import START, check_agents, kept_parts, step_failed
 from ray_messaging.cluster.run.model_thread import ModelThread
 from ray_messaging.cluster.run.step_calls import unfit_answer
 from ray_messaging.errors import ConfigError
@@ -19,6 +20,7 @@ from ray_messaging.model.typed.input import holds_all, is_rounded
 from ray_messaging.steps.call_memory import CallMemory
 from ray_messaging.steps.digests import id_bytes
 from ray_messaging.steps.moved_agents import Arrival
+from ray_messaging.steps.random_numbers import uniform_rows
 from ray_messaging.steps.step import Step
 
 _encode = msgspec.msgpack.encode
@@ -32,6 +34,17 @@ class Crowd:
         self.ids = ids
         self.shared = shared
         self.state: dict[str, NDArray[Any]] = {}
+        self._draw: Callable[[int], NDArray[np.float64]] | None = None  # uniform numbers of the step, or of the start
+
+    def uniform(self, k: int = 1) -> NDArray[np.float64]:
+        """Return k uniform random numbers in [0, 1) for each agent, float64 (n, k), rows as in `ids`.
+
+        They depend on the seed, the step and the agent alone; `start` has numbers of its own.
+
+        Raises: ConfigError unless k is a number of at least 0.
+        """
+        assert self._draw is not None
+        return self._draw(k)
 
     def __repr__(self) -> str:
         return f"Crowd({self.name!r}, {len(self.ids):,} agents)"
@@ -73,13 +86,15 @@ class CrowdSociety:
         except (Exception, SystemExit) as error:
             raise step_failed(error, name, self._group, step.number) from error
 
-    def _set_start(self, crowd: Crowd, _step: Step) -> None:
+    def _set_start(self, crowd: Crowd, step: Step) -> None:
         assert self._start is not None
+        crowd._draw = partial(uniform_rows, step.seed, START, step.places)
         crowd.state = self._start(crowd)
         if not isinstance(crowd.state, dict):
             raise TypeError(f"start must return a dict of arrays, not {type(crowd.state).__name__}")
 
     def _run(self, crowd: Crowd, step: Step) -> None:
+        crowd._draw = step.uniform
         answer = self._model(crowd, step)
         if answer is not None:
             raise unfit_answer(answer, "group")

@@ -101,6 +101,21 @@ def test_by_group_in_a_running_event_loop():
     )
 
 
+def test_a_crowd_starts_with_random_numbers_that_groups_do_not_change():
+    drawn = []
+
+    def crowd(group, step):
+        drawn.append((group.state["x"].tolist(), group.uniform(2).tolist() == step.uniform(2).tolist()))
+
+    results = [
+        run(crowd, agents=10, until=1, groups=groups, by="group", start=lambda group: {"x": group.uniform(2)[:, 1]})
+        for groups in (1, 3)
+    ]
+    assert results[0].to_pandas().equals(results[1].to_pandas())
+    assert all(same for _, same in drawn)
+    assert len({x for xs, _ in drawn[:1] for x in xs}) == 10
+
+
 def test_what_a_model_says_wrong_is_an_error_at_once():
     def fails(me, inbox):
         if me.id == 4 and me.step == 1:
