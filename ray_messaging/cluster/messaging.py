@@ -512,7 +512,8 @@ class Messaging:
             model: `def person(me, inbox)`, or async; with by="group" `def crowd(group, step)`.
             agents: The number of agents (ids 0 to n - 1), their ids, or a DataFrame whose index has the ids and whose
                 rows become `me.data`.
-            groups: The number of groups, or {name: ids}, or None: one per two CPUs.
+            groups: The number of groups, or {name: ids}, or None: one per two CPUs. Of n groups, "group0" has every
+                n-th agent in ascending order (ints before strs), from the first one on, "group1" from the second on.
             until: The first step that is not run.
             start: Returns an agent's first state, a dict; with by="group" the group's, a dict of arrays.
             graph: Edges (m, 2) of sender and hearer, for `me.neighbours`.
