@@ -32,5 +32,6 @@ def test_a_message_passes_few_files_and_functions(counts):
 
 
 def test_there_is_a_row_for_each_path(counts):
-    send, fetch = ["send, until the transport", "send"], ["fetch, without the transport", "fetch, payload, ack"]
-    assert [*counts] == send + fetch
+    send = ["send, until the transport", "send", "send, remote interceptor"]
+    assert [*counts] == [*send, "fetch, without the transport", "fetch, payload, ack"]
+    assert counts["send, remote interceptor"]["files"] < counts["send"]["files"]  # no rule runs in this process
