@@ -190,12 +190,14 @@ class StepAborted(MessagingError, RuntimeError):
 class StepFailed(MessagingError, RuntimeError):
     """The model's function failed for an agent in a step of `Messaging.run`; the step was not committed.
 
-    `agent`, `step` and `group` say where. `agent` is None if the model has one function for a whole group.
+    `agent`, `step` and `group` say where. `agent` is None if the model has one function for a whole group. `trace` is
+    the traceback of the user's code as text, or "" if that code did not raise.
     """
 
     agent: int | str | None
     step: int
     group: str
+    trace: str = ""
 
 
 class AudienceTooLarge(MessagingError, ValueError):

@@ -13,7 +13,7 @@ from ray_messaging.addressing.channels import AGENT_CHAT, USER_CHAT, USER_SURVEY
 from ray_messaging.cluster.handles.connection import ExperimentConnection, connect, find_actor
 from ray_messaging.cluster.ray_clusters import join_ray
 from ray_messaging.cluster.spec import SUBTOPICS, Experiment
-from ray_messaging.errors import ConfigError, UnknownName
+from ray_messaging.errors import ConfigError, StepFailed, UnknownName
 from ray_messaging.limits_and_timeouts import ANSWER_TIMEOUT_S, MOVE_TIMEOUT_S
 
 if TYPE_CHECKING:
@@ -532,7 +532,11 @@ class Messaging:
         from ray_messaging.cluster.run.run_actor import RunOptions
 
         options = RunOptions(start, by, concurrency, timeout)
-        return run(self, model, agents, groups, until, graph, options, shared, self._run_actors, progress=progress)
+        try:
+            return run(self, model, agents, groups, until, graph, options, shared, self._run_actors, progress=progress)
+        except StepFailed as error:
+            # Our own frames say nothing to a user.
+            raise error.with_traceback(None) from error.__cause__
 
     # -- the user's questions -------------------------------------------------------------------------------------
 

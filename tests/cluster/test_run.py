@@ -2,11 +2,14 @@
 
 import asyncio
 import importlib
+import inspect
 import os
+import re
 import signal
 import sys
 import threading
 import time
+import traceback
 import uuid
 
 import numpy as np
@@ -250,6 +253,14 @@ def test_a_model_that_raises_names_agent_and_step(start):
     with pytest.raises(StepFailed, match=r"agent 41 of group 'group1' in step 2.*RuntimeError: no idea") as caught:
         messaging.run(broken, agents=AGENTS, groups=2, until=STEPS)
     assert (caught.value.agent, caught.value.step, caught.value.group) == (41, 2, "group1")
+    line = broken.__code__.co_firstlineno + 3
+    assert str(caught.value).endswith(f"RuntimeError: no idea ({__file__}:{line})")
+    printed = "".join(traceback.format_exception(caught.value))
+    assert re.findall(r'File "(.*)", line \d+, in (.*)', printed) == [
+        (__file__, "broken"),
+        (__file__, "test_a_model_that_raises_names_agent_and_step"),
+        (inspect.getfile(Messaging), "run"),
+    ]
     result = messaging.run(person, agents=AGENTS, groups=2, until=STEPS)
     assert (words(result), result.fates) == (sequential()[0], {"delivered": messages_of(STEPS)})
     assert [messaging.steps.digest(step) for step in range(STEPS)] == sequential()[1]

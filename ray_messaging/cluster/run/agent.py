@@ -1,8 +1,11 @@
 """The agent that a model's function sees, and the loop over a group's agents in one step."""
 
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
+from traceback import StackSummary, TracebackException
 from typing import Any
 
 import msgspec
@@ -26,6 +29,8 @@ from ray_messaging.steps.random_numbers import StepGenerators
 from ray_messaging.steps.step import Step
 
 _STATE = "me.state"  # names in errors where the value is that cannot be kept
+_OURS = f"{Path(__file__).parents[2]}/"
+_LIBRARY = re.compile(r"/lib(64)?/python3|^<frozen |^[^/<]")  # the last: compiled modules, as numpy's
 START = -1  # the step of the random numbers that agents start with
 
 
@@ -339,9 +344,26 @@ def step_failed(error: BaseException, function: str, group: str, step: int, agen
     """Build the error for a user's function that failed. If `agent` is None, it ran for the whole group."""
     kind = "" if isinstance(error, MessagingError) else f"{type(error).__name__}: "
     place = f"group {group!r}" if agent is None else f"agent {agent!r} of group {group!r}"
+    trace, where = _users_trace(error)
     return StepFailed(
-        f"{function} failed for {place} in step {step}, which is not committed: {kind}{error}",
+        f"{function} failed for {place} in step {step}, which is not committed: {kind}{error}{where}",
         agent=agent,
         step=step,
         group=group,
+        trace=trace,
     )
+
+
+def _users_trace(error: BaseException) -> tuple[str, str]:
+    """Return an error's traceback without frames of this package, and the last place in the user's own code."""
+    whole = TracebackException.from_exception(error)
+    each: TracebackException | None = whole
+    where = ""
+    while each is not None:
+        frames = [frame for frame in each.stack if not frame.filename.startswith(_OURS)]
+        each.stack = StackSummary.from_list(frames)
+        # If all of it is installed, the first frame is the model.
+        own = [frame for frame in frames if not _LIBRARY.search(frame.filename)] or frames[:1]
+        where = where or "".join(f" ({frame.filename}:{frame.lineno})" for frame in own[-1:])
+        each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
+    return ("".join(whole.format()).rstrip() if where else ""), where

@@ -23,7 +23,7 @@ from ray_messaging.cluster.run.run_actor import GroupResult, RunActor, RunOption
 from ray_messaging.cluster.run.step_calls import CALLS_END_S
 from ray_messaging.cluster.unpicklable import sent
 from ray_messaging.common.awaitables import call_problem, is_async
-from ray_messaging.errors import ConfigError, UnknownName
+from ray_messaging.errors import ConfigError, StepFailed, UnknownName
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.receiving.call_checks import check_timeout
 from ray_messaging.steps.step_loop import check_until
@@ -296,7 +296,11 @@ def _results(refs: Sequence[Any]) -> list[Any]:
     try:
         return list(ray.get(list(refs)))
     except (RayTaskError, RayActorError) as error:
-        raise translated(error, actor_name="a group of the run") from error
+        found = translated(error, actor_name="a group of the run")
+        if not isinstance(found, StepFailed):
+            raise found from error
+        # Ray's traceback has many frames that are not the user's.
+        raise found from (RuntimeError(f"in group {found.group!r}\n{found.trace}") if found.trace else None)
 
 
 def _watch(refs: Sequence[Any], end: EarlyEnd, bar: RunProgress) -> list[GroupResult]:

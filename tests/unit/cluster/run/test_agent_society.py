@@ -2,7 +2,9 @@
 
 import asyncio
 import functools
+import inspect
 import pickle
+import re
 import threading
 from datetime import datetime
 from zoneinfo import ZoneInfo
@@ -121,7 +123,7 @@ async def test_an_async_model_that_raises_names_the_agent(error):
     found = await failure(model)
     assert (found.agent, found.step, found.group) == (3, 0, "east")
     assert str(found).startswith("the model failed for agent 3 of group 'east' in step 0, which is not committed: ")
-    assert str(found).endswith(f"{type(error).__name__}: {error}")
+    assert f"{type(error).__name__}: {error} ({__file__}:" in str(found)
 
 
 async def test_a_plain_model_that_exits_does_not_end_the_process():
@@ -264,6 +266,33 @@ async def test_a_failure_keeps_its_facts_when_pickled():
     error = await failure(lambda me, inbox: 1 / 0)
     again = pickle.loads(pickle.dumps(error))
     assert (str(again), again.agent, again.step, again.group) == (str(error), 0, 0, "east")
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_a_failure_names_the_line_of_the_users_code_and_keeps_its_frames_alone(is_async):
+    def choose(me):
+        me.rng.choice([])  # numpy raises
+
+    async def thinks(me, inbox):
+        choose(me)
+
+    line = choose.__code__.co_firstlineno + 1
+    found = await failure(thinks if is_async else lambda me, inbox: choose(me))
+    assert str(found).endswith(f" ({__file__}:{line})")
+    frames = re.findall(r'File "(.*)", line', found.trace)
+    assert frames[:2] == [__file__, __file__]
+    assert inspect.getfile(Society) not in frames
+    assert found.trace.splitlines()[-1].startswith("ValueError: ")
+
+
+@pytest.mark.parametrize("model", [lambda me, inbox: me.send(0, {"n": object()}), lambda me, inbox: next(iter([]))])
+async def test_a_failure_in_a_call_of_ours_names_the_line_of_the_users_code(model):
+    assert str(await failure(model)).endswith(f" ({__file__}:{model.__code__.co_firstlineno})")
+
+
+async def test_a_failure_without_the_users_code_has_no_trace():
+    found = await failure(lambda me, inbox: 1)
+    assert (str(found)[-1], found.trace) == ("s", "")
 
 
 async def test_a_decorated_async_model_may_send_in_both_of_its_parts():
