@@ -99,9 +99,13 @@ class StartedExperiment:
         try:
             experiment: Experiment = result(self.interceptor.ready.remote(), actor_name=f"experiment {spec.exp_id!r}")
         except AlreadyExists as error:
-            if kept is None:
+            if kept is None or spec.on_existing != "error":
                 raise
-            text = f"{error} (our embedded server keeps its data in {kept.folder})"
+            text = (
+                f"experiment {spec.exp_id!r} has data of an earlier run in {kept.folder}: go on with it by "
+                "on_existing='resume', delete it by on_existing='reset', or choose another "
+                f"{'data_dir' if keeping is Keeping.NOTHING else 'log_dir'}"
+            )
             raise AlreadyExists(text, kind=error.kind, value=error.value, owner=error.owner) from error
         if experiment.log_dir is not None:
             # A path belongs to this node; a URI is the same everywhere.

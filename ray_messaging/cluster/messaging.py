@@ -13,7 +13,7 @@ from ray_messaging.addressing.channels import AGENT_CHAT, USER_CHAT, USER_SURVEY
 from ray_messaging.cluster.handles.connection import ExperimentConnection, connect, find_actor
 from ray_messaging.cluster.ray_clusters import join_ray
 from ray_messaging.cluster.spec import SUBTOPICS, Experiment
-from ray_messaging.errors import ConfigError, StepFailed, UnknownName
+from ray_messaging.errors import AlreadyExists, ConfigError, StepFailed, UnknownName
 from ray_messaging.limits_and_timeouts import ANSWER_TIMEOUT_S, MOVE_TIMEOUT_S
 
 if TYPE_CHECKING:
@@ -128,19 +128,23 @@ class Messaging:
         settings = MessagingConfig() if settings is None else settings
         if mirror:
             settings = settings.model_copy(update={"mirror": True})
-        started = start_experiment(
-            exp_id,
-            server=redis,
-            rules=rules,
-            log_dir=log_dir,
-            on_existing=on_existing,
-            settings=settings,
-            steps=steps,
-            data_dir=data_dir,
-            metrics=metrics,
-            tracing=tracing,
-            shards=shards,
-        )
+        try:
+            started = start_experiment(
+                exp_id,
+                server=redis,
+                rules=rules,
+                log_dir=log_dir,
+                on_existing=on_existing,
+                settings=settings,
+                steps=steps,
+                data_dir=data_dir,
+                metrics=metrics,
+                tracing=tracing,
+                shards=shards,
+            )
+        except AlreadyExists as error:
+            # Frames of ours and Ray's say nothing to a user.
+            raise error.with_traceback(None) from None
         return cls(started.experiment, started.interceptor, started)
 
     @classmethod

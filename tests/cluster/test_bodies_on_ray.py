@@ -157,7 +157,7 @@ def test_a_run_goes_on_with_the_data_that_its_servers_have_kept(exp_id, model, t
     with Messaging.start(exp_id, steps=steps, shards=3, **places) as messaging:
         told(messaging, model, 6)
     assert len([*kept.glob("shard-*-of-3/appendonlydir")]) == 3
-    with pytest.raises(AlreadyExists, match=f"keeps its data in {kept}"):
+    with pytest.raises(AlreadyExists, match=f"in {kept}: .* another {'data_dir' if given else 'log_dir'}$"):
         Messaging.start(exp_id, steps=steps, shards=3, **places)
     for shards, remedy in ((2, "start with shards=3"), (None, "start with shards=3")):
         with pytest.raises(ConfigError, match=remedy):

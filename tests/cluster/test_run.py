@@ -11,6 +11,7 @@ import threading
 import time
 import traceback
 import uuid
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -373,11 +374,30 @@ def test_a_data_dir_that_cannot_be(ray_cluster, arguments, text):
 
 
 @pytest.mark.long
+def test_a_second_start_with_the_log_dir_of_a_run_names_briefly_what_works(start, tmp_path):
+    first = start(log_dir=tmp_path / "log")
+    result = first.run(person, agents=4, groups=1, until=2)
+    first.shutdown()
+    again = partial(Messaging.start, first.exp_id, steps=Steps(seed=SEED, digest=True))
+    with pytest.raises(AlreadyExists) as caught:
+        again(log_dir=tmp_path / "log")
+    assert str(caught.value) == (
+        f"experiment {first.exp_id!r} has data of an earlier run in {tmp_path / 'log-server'}: go on with it by "
+        "on_existing='resume', delete it by on_existing='reset', or choose another log_dir"
+    )
+    printed = "".join(traceback.format_exception(caught.value))
+    assert re.findall(r'File "(.*)", line', printed) == [__file__, inspect.getfile(Messaging)]
+    for where, on_existing in (("log", "resume"), ("other", "error"), ("log", "reset")):
+        with again(log_dir=tmp_path / where, on_existing=on_existing) as messaging:
+            assert messaging.run(person, agents=4, groups=1, until=2).states == result.states
+
+
+@pytest.mark.long
 def test_kept_data_are_named_where_they_are_in_the_way(start, tmp_path):
     messaging = start(data_dir=tmp_path / "data")
     messaging.run(person, agents=2, groups=1, until=1)
     messaging.shutdown()
-    with pytest.raises(AlreadyExists, match=rf"has data .*keeps its data in {tmp_path / 'data'}"):
+    with pytest.raises(AlreadyExists, match=f"has data of an earlier run in {tmp_path / 'data'}: .*data_dir$"):
         Messaging.start(messaging.exp_id, steps=Steps(seed=SEED, digest=True), data_dir=tmp_path / "data")
     with pytest.raises(ConfigError, match="seed was 7 and is 8"):
         Messaging.start(

@@ -72,6 +72,7 @@ class Ownership:
             text = (
                 f"experiment {spec.exp_id!r} has data on the server at {self._server.where} already: go on with them "
                 "by on_existing='resume', delete them by on_existing='reset', or choose another exp_id"
+                f"{'' if spec.log_dir is None else ' and log_dir'}"
             )
         else:
             return

@@ -95,7 +95,7 @@ class ActorStart:
         else:
             self.failure = None
             return
-        if str(failure) != str(self.failure):
+        if restarted() and str(failure) != str(self.failure):  # that of the first start is raised to the driver
             logger.error("%s does not work: %s", self._actor_name, failure)
         self.failure = failure
 
