@@ -1,19 +1,25 @@
 """A run in this process: the engine, rules and order of `Messaging.run` on a private server, without Ray."""
 
 import asyncio
+import gc
+import pickle
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import ray.cloudpickle as cloudpickle
+
+from ray_messaging.cluster.handles.own_loop import run_in_own_loop
 from ray_messaging.cluster.run.plan import GroupPlan
 from ray_messaging.cluster.run.result import Result
-from ray_messaging.cluster.run.run import KEPT_STEPS, check_run, gathered, plans_for
-from ray_messaging.cluster.run.run_actor import GroupResult, RunActor, RunOptions
+from ray_messaging.cluster.run.run import KEPT_STEPS, cause_of, check_run, gathered, plans_for
+from ray_messaging.cluster.run.run_actor import RunActor, RunOptions
 from ray_messaging.cluster.spec import SUBTOPICS
+from ray_messaging.cluster.unpicklable import sent
 from ray_messaging.common.task_health import end
 from ray_messaging.config import Steps
 from ray_messaging.embedded.local_server import LocalServer
+from ray_messaging.errors import StepFailed
 from ray_messaging.interception.rules.rule import Rule, forces_all
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.server.step_judge import RuleReviewer
@@ -23,6 +29,11 @@ from ray_messaging.messager import GroupMessager
 from ray_messaging.steps.step_account import StepCounts, digest_of
 from ray_messaging.steps.supervisor import Supervisor
 from ray_messaging.transports.step_values import SUPERVISOR, StepSettings
+
+if TYPE_CHECKING:
+    from ray_messaging.transports.steps import RedisSteps
+
+T = TypeVar("T")
 
 _EXPERIMENT = "local"
 
@@ -45,7 +56,9 @@ def run(
     """Run a model in this process, without Ray, and return the agents' states; for tests and quick looks.
 
     Messages, rules, order, states and digests are those of `Messaging.run` with the same seed, whatever `groups` says.
-    The server is private, keeps its data in memory, and ends with the run; there is no event log.
+    The server is private, keeps its data in memory, and ends with the run; there is no event log. Each group has a copy
+    of `shared`, and the run has copies of the rules. The model is not copied: groups share its globals. A plain model
+    that never returns keeps the process from ending, even after a `timeout`.
 
     Args: as those of `Messaging.run` and `Messaging.start`; `seed` is that of `Steps`.
 
@@ -55,13 +68,19 @@ def run(
     options = RunOptions(start, by, concurrency, timeout)
     check_run(model, until, options)
     plans = plans_for(options, agents, groups, graph, 1)
-    whole = _run(plans, model, until, options, shared, list(rules), seed)
+    copies = [_copy("shared", shared) for _ in plans]
+    made = [_copy("the rule", rule) for rule in rules]
     try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(whole)
-    with ThreadPoolExecutor(1) as pool:  # a notebook has a running event loop
-        return pool.submit(asyncio.run, whole).result()
+        return run_in_own_loop(lambda: _run(plans, model, until, options, copies, made, seed))
+    except StepFailed as error:
+        raise error.with_traceback(None) from cause_of(error)  # without our own frames
+    finally:
+        gc.collect()  # agents, their group and its thread refer to each other
+
+
+def _copy(name: str, value: T) -> T:
+    found: T = pickle.loads(sent(name, value, cloudpickle.dumps))  # noqa: S301 - made here
+    return found
 
 
 async def _run(
@@ -69,7 +88,7 @@ async def _run(
     model: object,
     until: int,
     options: RunOptions,
-    shared: object,
+    shared: Sequence[object],
     rules: Sequence[Rule],
     seed: int,
 ) -> Result:
@@ -80,52 +99,50 @@ async def _run(
         stack.push_async_callback(interceptor.close)
         settings = StepSettings.of(steps)
         reviewer = RuleReviewer(interceptor, settings.horizon) if forces_all(rules) else None
+        handle = interceptor if rules else None
         messagers = [
-            await stack.enter_async_context(
-                GroupMessager(server, _EXPERIMENT, interceptor if rules else None, name=plan.name)
-            )
+            await stack.enter_async_context(GroupMessager(server, _EXPERIMENT, handle, name=plan.name))
             for plan in plans
         ]
         transport = messagers[0].engine.transport
         store = transport.steps
+        supervising: list[asyncio.Task[None]] = []
         if reviewer is not None:
             await store.join(SUPERVISOR)
             supervisor = Supervisor(transport, store, settings, reviewer, FOREIGN)
-            stack.push_async_callback(end, asyncio.create_task(supervisor.run(), name="ray_messaging step rules"))
+            supervising.append(asyncio.create_task(supervisor.run(), name="ray_messaging step rules"))
+            stack.push_async_callback(end, supervising[0])
+        others = {plan.name: asyncio.get_running_loop().create_future() for plan in plans}
         for plan, messager in zip(plans, messagers, strict=True):
             await messager.host_agents(plan.agents, SUBTOPICS)
-        parts = await _all_groups(stack, plans, messagers, model, until, options, shared)
-        while (progress := await store.progress()).sealed < until - 1:  # rules judge the last step after the groups
-            await store.wait(progress.news, STEP_NEWS_TIMEOUT_S)
-        sealed = {
+            others[plan.name].set_result(plan)
+        calls = []
+        for plan, messager, copied in zip(plans, messagers, shared, strict=True):
+            actor = RunActor(messager)
+            calls.append(asyncio.create_task(actor.run(None, plan, model, until, options, copied, others)))
+            stack.push_async_callback(end, calls[-1])
+            stack.push_async_callback(actor.close)  # first, so that remembered calls in flight end and are kept
+        await _all_done(calls, supervising)
+        await _all_done([asyncio.create_task(_sealed(store, until - 1))], supervising)
+        counts = {
             step: {name: StepCounts.decode(left.counts) for name, left in (await store.closed_step(step)).items()}
             for step in range(max(0, until - KEPT_STEPS), until)
         }
-        by_rules = sealed[until - 1].get(SUPERVISOR) if sealed else None
-        digests = {step: digest_of(counts).hex() for step, counts in sealed.items()}
-        return gathered(parts, until, {} if by_rules is None else by_rules.total, digests)
+        by_rules = counts[until - 1].get(SUPERVISOR) if counts else None
+        digests = {step: digest_of(each).hex() for step, each in counts.items()}
+        return gathered([call.result() for call in calls], until, {} if by_rules is None else by_rules.total, digests)
 
 
-async def _all_groups(
-    stack: AsyncExitStack,
-    plans: Sequence[GroupPlan],
-    messagers: Sequence[GroupMessager],
-    model: object,
-    until: int,
-    options: RunOptions,
-    shared: object,
-) -> list[GroupResult]:
-    """Run the model in all groups; raise the first error."""
-    others = {plan.name: asyncio.get_running_loop().create_future() for plan in plans}
-    for plan in plans:
-        others[plan.name].set_result(plan)
-    calls = []
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            for plan, messager in zip(plans, messagers, strict=True):
-                actor = RunActor(messager)
-                stack.push_async_callback(actor.close)
-                calls.append(tasks.create_task(actor.run(None, plan, model, until, options, shared, others)))
-    except BaseExceptionGroup as several:
-        raise several.exceptions[0] from several.exceptions[0].__cause__
-    return [call.result() for call in calls]
+async def _sealed(store: "RedisSteps", step: int) -> None:
+    """Return once a step is closed, also by the rules that judge it after the groups."""
+    while (progress := await store.progress()).sealed < step:
+        await store.wait(progress.news, STEP_NEWS_TIMEOUT_S)
+
+
+async def _all_done(calls: Sequence[asyncio.Task[Any]], beside: Iterable[asyncio.Task[None]]) -> None:
+    """Wait for all calls; raise the first error of a call, or of a task beside them."""
+    left: set[asyncio.Task[Any]] = {*calls, *beside}
+    while not left.isdisjoint(calls):
+        done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()

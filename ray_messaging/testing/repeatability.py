@@ -1,17 +1,16 @@
 """Check that a model is repeatable: its agents do the same each time, in all groups and processes."""
 
-import asyncio
 import os
 import pickle
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
 import ray.cloudpickle as cloudpickle
 
+from ray_messaging.cluster.handles.own_loop import run_in_own_loop
 from ray_messaging.cluster.run.run import check_run
 from ray_messaging.cluster.run.run_actor import RunOptions
 from ray_messaging.cluster.unpicklable import sent
@@ -64,15 +63,14 @@ def check_repeatable(
     trial = Trial(model, agents, 1, until, graph, shared, options, seed)
     answers = Answers()
     packed = _packed((model, start, shared))  # before the model runs, which may change it
-    with ThreadPoolExecutor(1) as pool:  # the caller may have a running event loop
-        twice = pool.submit(asyncio.run, run_trial(trial, answers, twice=True)).result()
-        steps = [first for first, _ in twice]
-        _compare(steps, [again for _, again in twice], *_AGAIN)
-        try:
-            grouped = pool.submit(asyncio.run, run_trial(trial._replace(groups=_GROUPS), answers)).result()
-        except StepFailed as error:
-            raise _failed(error, *_GROUPED) from error
-        _compare(steps, [step[0] for step in grouped], *_GROUPED)
+    twice = run_in_own_loop(lambda: run_trial(trial, answers, twice=True))
+    steps = [first for first, _ in twice]
+    _compare(steps, [again for _, again in twice], *_AGAIN)
+    try:
+        grouped = run_in_own_loop(lambda: run_trial(trial._replace(groups=_GROUPS), answers))
+    except StepFailed as error:
+        raise _failed(error, *_GROUPED) from error
+    _compare(steps, [step[0] for step in grouped], *_GROUPED)
     _compare(steps, _elsewhere(trial, packed, answers), *_ELSEWHERE)
 
 

@@ -299,8 +299,12 @@ def _results(refs: Sequence[Any]) -> list[Any]:
         found = translated(error, actor_name="a group of the run")
         if not isinstance(found, StepFailed):
             raise found from error
-        # Ray's traceback has many frames that are not the user's.
-        raise found from (RuntimeError(f"in group {found.group!r}\n{found.trace}") if found.trace else None)
+        raise found from cause_of(found)
+
+
+def cause_of(error: StepFailed) -> RuntimeError | None:
+    """Return an error with the traceback of the user's own frames: those of Ray and of this package are left out."""
+    return RuntimeError(f"in group {error.group!r}\n{error.trace}") if error.trace else None
 
 
 def _watch(refs: Sequence[Any], end: EarlyEnd, bar: RunProgress) -> list[GroupResult]:

@@ -35,7 +35,7 @@ _NO_FATE = len(FATES)
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
 _SEND = np.dtype([("message", "<u8"), ("mailbox", "<u8"), ("fate", "u1")])
 _PLACE = np.dtype([("place", "<u8"), ("message", "<u8")])
-_HASHED_PLACES = 256  # of a text, each with random numbers of its own; later ones share the last
+_HASHED_PLACES = 256  # of a text, each with random numbers of its own; a later one has those of an earlier one
 
 
 @dataclass(frozen=True, slots=True)

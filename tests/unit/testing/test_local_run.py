@@ -1,6 +1,9 @@
 """A run in this process: the result of one loop without messaging, rules and all, on any number of groups."""
 
 import asyncio
+import os
+import signal
+import threading
 
 import numpy as np
 import pandas as pd
@@ -8,7 +11,18 @@ import pytest
 from support.rumour import Rumour, blocks, sequential, small_world
 
 from ray_messaging import ConfigError, StepFailed
-from ray_messaging.interception.rules import ALLOW, Pattern, RateLimit, Rule, StepRule, StepVerdicts, block
+from ray_messaging.interception.rules import (
+    ALLOW,
+    MaxLength,
+    Pattern,
+    RateLimit,
+    Rule,
+    SenderBan,
+    StepRule,
+    StepVerdicts,
+    Table,
+    block,
+)
 from ray_messaging.testing import run
 
 RUMOUR = Rumour(small_world(24), steps=4, chance=110)
@@ -128,6 +142,63 @@ def test_what_a_model_says_wrong_is_an_error_at_once():
         run(tell_next, agents=6, until=-1)
     with pytest.raises(ConfigError, match="shared="):
         run(lambda group, step: None, agents=6, until=1, graph=[(0, 1)], by="group")
+
+
+def test_a_run_leaves_rules_and_what_agents_share_as_they_are():
+    def person(me, inbox):
+        me.shared["steps"] += 1
+        tell_next(me, inbox)
+
+    shared, banned = {"steps": 0}, [SenderBan(MaxLength(5), after=1)]
+    results = [run(person, agents=6, until=3, groups=groups, shared=shared, rules=banned) for groups in (1, 3, 1)]
+    assert results[0].fates == results[1].fates == results[2].fates
+    assert shared == {"steps": 0}
+
+
+def test_the_models_of_all_groups_end_when_one_fails():
+    waiting, ended = threading.Event(), []
+
+    async def person(me, inbox):
+        if me.id == 0:
+            await asyncio.to_thread(waiting.wait)
+            raise ValueError("no such mood")
+        waiting.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(me.id)
+
+    with pytest.raises(StepFailed, match="no such mood"):
+        run(person, agents=2, until=3, groups=2)
+    assert ended == [1]
+
+
+def test_ctrl_c_ends_a_run():
+    steps = []
+
+    def person(me, inbox):
+        steps.append(me.step)
+        if me.step == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(person, agents=1, until=10**6)
+    assert len(steps) < 10**6
+
+
+def test_rules_that_cannot_go_on_end_a_run():
+    class Forgets(StepRule):
+        def __init__(self):
+            self.state = Table()
+
+        def restored(self):
+            raise ValueError("no memory")
+
+        async def check_step(self, number, batch, exp_id):
+            return StepVerdicts({})
+
+    with pytest.raises(ValueError, match="no memory"):
+        run(tell_next, agents=6, until=3, groups=2, rules=[Forgets()])
 
 
 def test_no_steps_are_a_result_too():
