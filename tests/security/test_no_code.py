@@ -43,6 +43,9 @@ ALLOWED = {
     ("testing/child.py", "loads"),
     ("testing/repeatability.py", "pickle"),
     ("testing/repeatability.py", "loads"),
+    # Copies of a caller's own objects, within one process.
+    ("testing/local_run.py", "pickle"),
+    ("testing/local_run.py", "loads"),
 }
 
 
