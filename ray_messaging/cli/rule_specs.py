@@ -60,16 +60,16 @@ def _parse(spec: str, *, files: bool = True) -> Rule:
         near = get_close_matches(kind.strip().lower(), KNOWN, 1)
         meant = f"did you mean {KNOWN[near[0]].example}? The" if near else "the"
         raise ConfigError(
-            f"unknown rule {kind!r} in --rules {spec!r}: {meant} rules here are {', '.join(KNOWN)}; "
-            "ray-messaging replay --help shows how they are written",
+            f"unknown rule {kind!r} in {spec!r}: {meant} rules here are {', '.join(KNOWN)}, written as "
+            f"{KNOWN['max-length'].example}",
             value=spec,
         )
     if not argument.strip():
-        raise ConfigError(f"--rules {spec!r} says no more than its name: write {known.example}", value=spec)
+        raise ConfigError(f"the rule {spec!r} says no more than its name: write {known.example}", value=spec)
     try:
         return known.make(Argument(argument.strip(), files))
     except (InvalidAddress, RuleError) as error:
-        raise ConfigError(f"cannot use --rules {spec!r}: {error}", value=spec) from error
+        raise ConfigError(f"cannot use the rule {spec!r}: {error}", value=spec) from error
 
 
 def _rename(rule: Rule, others: Sequence[Rule]) -> None:
@@ -167,8 +167,8 @@ def _pair(text: str, kind: str) -> Pair:
     sides = text.split(ARROW if ARROW in text else "-")
     if len(sides) != COLUMNS or not all(side.strip() for side in sides):
         raise ConfigError(
-            f"cannot read {text!r} as a pair of agents: write 1-2, 1-* or *-2; where ids hold a -, write "
-            f"'A{ARROW}B' in quotes, or the pairs into a file, {kind}:FILE.csv"
+            f"{kind}: cannot read {text!r} as a pair of agents: write 1-2, 1-* or *-2; where ids hold a -, write "
+            f"A{ARROW}B, which a shell wants in quotes"
         )
     return _side(sides[0]), _side(sides[1])
 
@@ -212,15 +212,16 @@ def _pairs_of_file(kind: str, path: Path) -> list[Pair]:
 
 
 class Known(NamedTuple):
-    """The function that builds a rule from its argument, and an example of the argument."""
+    """The function that builds a rule from its argument, an example of it, and the form in which it names a file."""
 
     make: Callable[[Argument], Rule]
     example: str
+    of_file: str = ""
 
 
 KNOWN = {
-    "black-list": Known(_black_list, "black-list:1-2,3-*,*-4 or black-list:FILE.csv"),
-    "allow-graph": Known(_allow_graph, "allow-graph:FILE.csv or allow-graph:1-2,2-1"),
+    "black-list": Known(_black_list, "black-list:1-2,3-*,*-4", "black-list:FILE.csv"),
+    "allow-graph": Known(_allow_graph, "allow-graph:1-2,2-1", "allow-graph:FILE.csv"),
     "sender-ban": Known(
         _ban(SenderBan, "sender-ban"),
         "sender-ban:3:max-length:500 (after 3 violations of the other rule) or sender-ban:after=3:max-length:500",
@@ -234,7 +235,7 @@ KNOWN = {
         _by_settings(RoundQuota, "round-quota", {"contacts": int, "blocked": int}),
         "round-quota:contacts=10,blocked=5",
     ),
-    "pattern": Known(_pattern, "pattern:word|some words or pattern:FILE.txt"),
+    "pattern": Known(_pattern, "pattern:word|some words", "pattern:FILE.txt"),
     "sample": Known(
         _by_settings(Sample, "sample", {"share": float, "seed": int}, "share"),
         "sample:0.1 (a share to block) or sample:share=0.1,seed=7",

@@ -84,7 +84,7 @@ def test_bans_name_the_rule_that_finds_violations():
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ("foo:1", "the rules here are black-list, .*max-length; ray-messaging replay --help"),
+        ("foo:1", "the rules here are black-list, .*max-length, written as max-length:500"),
         ("blacklist:1-2", r"did you mean black-list:1-2.*\? The rules here are"),
         ("", "unknown rule ''"),
         ("black-list", "says no more than its name: write black-list:1-2"),
@@ -97,7 +97,7 @@ def test_bans_name_the_rule_that_finds_violations():
         ("black-list:a?-2", "agent id 'a\\?' cannot be used"),
         ("black-list:nowhere.csv", "black-list: cannot read 'nowhere.csv'"),
         ("allow-graph:1-*", "an edge has two agents"),
-        ("allow-graph:1", "allow-graph:FILE.csv"),
+        ("allow-graph:1", "allow-graph: cannot read '1' as a pair"),
         ("allow-graph:nowhere.csv", "allow-graph: cannot read 'nowhere.csv' .* CSV"),
         ("pattern:nowhere.txt", "pattern: cannot read 'nowhere.txt' .* a word on each line"),
         ("pattern:|", "nothing to look for"),
