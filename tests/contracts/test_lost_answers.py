@@ -52,6 +52,7 @@ class Faults:
         self.keys = Keys(exp_id)
         self.client = redis.Redis(config.server, config.port, password=config.password)
         self.proxy = Proxy(config)
+        self.met = False  # whether the piece was lost
 
     def __enter__(self):
         self.proxy.__enter__()
@@ -62,12 +63,11 @@ class Faults:
         self.client.close()
 
     def lose(self, nth, *, up, then):
-        self.proxy.lose(nth, up=up, then=lambda: then(self.client, self.keys))
+        def lost():
+            self.met = True
+            then(self.client, self.keys)
 
-    @property
-    def met(self):
-        """Return whether the piece was lost."""
-        return self.proxy._left is None
+        self.proxy.lose(nth, up=up, then=lost)
 
     def heal(self):
         """Lose nothing more; the server has memory again."""
@@ -121,6 +121,9 @@ async def fate_of(fates, numbers, sending):
     fates |= dict.fromkeys(numbers, allowed)
 
 
+SENDS = (one, many, large, transaction, one)
+
+
 async def insist(call):
     """Repeat a call until it succeeds: on a busy machine the timeout may be too short. Raises Fenced."""
     async with asyncio.timeout(WAIT_S):
@@ -145,14 +148,21 @@ def cases(usual, *others):
 
 @pytest.mark.parametrize(("then", "up"), cases(lose_mailbox, nothing, fill, forget_scripts, lose_sender))
 async def test_each_send_ends_with_a_true_fate(redis_process, exp_id, then, up):
+    for number in range(len(SENDS)):
+        await lose_each(partial(sends, redis_process.config, f"{exp_id}-{number}", number, then, up))
+
+
+async def lose_each(run):
+    """Repeat a run that loses its nth piece and returns whether it had so many; it must have one."""
     nth = 1
-    while await sends_with_a_fault(redis_process.config, f"{exp_id}-{nth}", nth, then, up=up):
+    while await run(nth):
         nth += 1
-    assert nth > 8  # each call had its turn
+    assert nth > 1
 
 
-async def sends_with_a_fault(config, exp_id, nth, then, *, up):
-    """Send in each way until the nth piece is lost, and once more; return whether it was lost."""
+async def sends(config, exp_id, number, then, up, nth):
+    """Send in each way up to one that loses its nth piece, and once more; return whether it was lost."""
+    exp_id = f"{exp_id}-{nth}"
     with Faults(config, exp_id) as faults:
         async with (
             Messager(config, exp_id, name="group", settings=SETTINGS) as group,
@@ -163,11 +173,10 @@ async def sends_with_a_fault(config, exp_id, nth, then, *, up):
                 await insist(partial(messager.host_agents, [agent], ["agent-chat"]))
             born = int(faults.client.hget(faults.keys.state("group"), "born"))
             channel, fates = sender.get_agent_chat_channel(1), {}
+            for send in SENDS[:number]:
+                await send(sender, channel, fates)
             faults.lose(nth, up=up, then=then)
-            for send in (one, many, large, transaction, one):
-                if not faults.met:
-                    await send(sender, channel, fates)
-            met = faults.met
+            await SENDS[number](sender, channel, fates)
             faults.heal()
             if then is not lose_sender:  # else it is fenced
                 other = sender.get_agent_chat_channel(2)
@@ -175,7 +184,7 @@ async def sends_with_a_fault(config, exp_id, nth, then, *, up):
                 assert receipt.fate == "delivered"
             written = faults.written(born)
     assert {n: written[n] for n, allowed in fates.items() if written[n] not in allowed} == {}, fates
-    return met
+    return faults.met
 
 
 @pytest.mark.parametrize(("then", "up"), cases(fill, nothing, forget_scripts))
@@ -184,37 +193,37 @@ async def test_each_step_is_committed_once(redis_process, exp_id, then, up, in_p
     """Where the server is full at the repetition of a commit that it has, the step is committed all the same."""
     if in_parts:
         monkeypatch.setattr(attempt_sender, "CALL_BYTES", 0)
-    nth = 1
-    while await steps_with_a_fault(redis_process.config, f"{exp_id}-{nth}", nth, then, up=up):
-        nth += 1
-    assert nth > 6
+    for number in range(-1, 4):
+        await lose_each(partial(steps, redis_process.config, f"{exp_id}-{number + 1}", number, then, up))
 
 
-async def steps_with_a_fault(config, exp_id, nth, then, *, up):
-    """Run three steps and lose the nth piece; return whether it was lost."""
+async def steps(config, exp_id, number, then, up, nth):
+    """Run four steps and lose the nth piece of one (-1: of the start); return whether it was lost."""
+    exp_id = f"{exp_id}-{nth}"
     sent, heard, aborted = [], [], []
     with Faults(config, exp_id) as faults:
         async with Messager(faults.proxy.config, exp_id, name="group", settings=STEPS) as group:
             await group.engine.transport.steps.begin(StepSettings(seed=7, groups=1))
             await group.host_agents([1, 2], ["agent-chat"])
-            faults.lose(nth, up=up, then=then)
+            if number < 0:
+                faults.lose(nth, up=up, then=then)
             async with asyncio.timeout(WAIT_S):
                 while len(heard) < 4:
                     try:
-                        async with aclosing(group.steps(until=4)) as steps:
-                            async for step in steps:
+                        async with aclosing(group.steps(until=4)) as found:
+                            async for step in found:
                                 del heard[step.number :], sent[step.number :]
                                 heard.append([payload["n"] for payload in step.messages.payloads])
-                                if faults.met:
-                                    faults.heal()
+                                faults.heal()
+                                if step.number == number and not faults.met:
+                                    faults.lose(nth, up=up, then=then)
                                 sent.append([100 * step.number + n for n in range(3)])
                                 step.send_columns([1] * 3, [2] * 3, [{"n": n} for n in sent[-1]])
                     except StepAborted as error:
                         aborted.append(error)
                         faults.heal()
-            met = faults.met
             faults.heal()
     assert heard == [[], *sent[:3]]
     if not (then is fill and up):  # a request that was lost meets the full server
         assert not aborted
-    return met
+    return faults.met

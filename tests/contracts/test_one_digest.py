@@ -104,7 +104,7 @@ async def test_the_nth_piece_on_the_wire_is_lost(redis_process, exp_id, side, se
             await proves(groups, begins=lose, ends=lambda: lost.append(proxy.spare()))
             if not lost[-1]:
                 break
-    assert nth > 20
+    assert nth > 12
 
 
 @pytest.mark.long
