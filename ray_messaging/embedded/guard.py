@@ -37,6 +37,11 @@ ANSWER_TIMEOUT_S: Final = 8.0  # time in which the server neither answers nor wo
 READY_POLL_S: Final = 0.01
 PROBE_TIMEOUT_S: Final = 0.25  # another program on the port may never answer
 STOP_TIMEOUT_S: Final = 5.0  # time for the last fsync, after which the server is killed
+REWRITE_TIMEOUT_S: Final = 5.0  # time to write half a gigabyte; with the stop it is below the owner's limit of 15 s
+REWRITE_POLL_S: Final = 0.02
+REWRITES: Final = (
+    "EVAL \"return tonumber(string.match(redis.call('INFO', 'persistence'), 'aof_rewrite_in_progress:(%d)'))\" 0"
+)
 # Only copied replies count toward a client's output limit; others could fill the memory. Older servers copy all.
 COPY_REPLIES: Final = "CONFIG SET min-string-size-avoid-copy-reply 1073741824"
 TRUNCATED: Final = "loaded anyway because aof-load-truncated is enabled"
@@ -150,6 +155,13 @@ class Valkey:
         """Tell Valkey to do the fsync of each second itself from now on; return whether it does."""
         return self.ask("CONFIG SET appendfsync everysec").endswith(b"+OK\r\n+OK\r\n")
 
+    def shrink(self) -> None:
+        """Rewrite the append-only file without its history, if there is time; else the old file stays."""
+        deadline = time.monotonic() + REWRITE_TIMEOUT_S
+        self.ask("BGREWRITEAOF")
+        while self.ask(REWRITES).endswith(b":1\r\n") and time.monotonic() < deadline:
+            time.sleep(REWRITE_POLL_S)
+
     def stop(self) -> None:
         """Stop the process and its children, by SIGTERM and then SIGKILL; return when all are gone."""
         deadline = time.monotonic() + STOP_TIMEOUT_S
@@ -193,8 +205,10 @@ def serve(order: dict[str, Any], path: Path, lock: int, port: Port, watch: Watch
     except data_directory.CannotStart as error:
         port.reserve()
         send_failure(error)
-    except (Stopped, HandedOver):
+    except (Stopped, HandedOver) as end:
         data_directory.mark(lock, data_directory.STOPPING)
+        if isinstance(end, Ordered) and not order["temporary"]:
+            valkey.shrink()
         raise
     finally:
         if fsync is not None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import redis
-from support.embedded_server import DEADLINE_S, HOST, LOCK_NAME, client, guard_of, wait_ended, wait_until
+from support.embedded_server import DEADLINE_S, HOST, LOCK_NAME, client, guard_of, kill, wait_ended, wait_until
 from support.patience import AT_ONCE_S
 
 from ray_messaging.embedded import guard_client as server_link
@@ -286,6 +286,32 @@ def test_data_survive_with_a_data_dir(tmp_path):
     assert not (data_dir / "valkey.conf").exists()  # it held the password
     with server, client(server.start()) as connected:
         assert connected.get("key") == "value"
+
+
+def test_a_clean_stop_leaves_the_data_without_their_history(tmp_path):
+    server = EmbeddedServer(HOST, data_dir=str(tmp_path))
+    with server, client(server.start()) as connected:
+        for n in range(100):
+            connected.set("key", f"{n}" * 10_000)
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*.aof")) < 30_000
+    with server, client(server.start()) as connected:
+        assert connected.get("key") == "99" * 10_000
+
+
+def test_a_stop_that_is_cut_short_leaves_the_data(tmp_path):
+    server = EmbeddedServer(HOST, data_dir=str(tmp_path))
+    with client(server.start()) as connected:
+        for n in range(100):
+            connected.set(n, "x" * 10_000)
+        connected.config_set("rdb-key-save-delay", 100_000)  # µs: a rewrite takes 10 s
+        guard = guard_of(server)
+        with ThreadPoolExecutor(1) as pool:
+            stopping = pool.submit(server.stop)
+            wait_until(lambda: connected.info("persistence")["aof_rewrite_in_progress"])
+            kill(guard)
+            stopping.result(DEADLINE_S)
+    with server, client(server.start()) as connected:
+        assert connected.dbsize() == 100
 
 
 @pytest.mark.parametrize("victim", ["server", "guard"])
