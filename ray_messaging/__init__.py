@@ -58,6 +58,8 @@ if TYPE_CHECKING:
     from ray_messaging.cluster.handles.survey import Survey
     from ray_messaging.cluster.inspector_process import Inspector
     from ray_messaging.cluster.messaging import Messaging
+    from ray_messaging.cluster.run.result import Result
+    from ray_messaging.cluster.run.run import Run
     from ray_messaging.compat.msg import Msg
     from ray_messaging.config import MessagingConfig, RedisConfig, Steps
     from ray_messaging.conversations.answers import Answers
@@ -69,6 +71,7 @@ if TYPE_CHECKING:
     from ray_messaging.message import Message
     from ray_messaging.messager import Messager
     from ray_messaging.messages import Messages
+    from ray_messaging.model.series import Count, Mean
     from ray_messaging.model.typed.input import columns
     from ray_messaging.observability.health.findings import Finding, Health
     from ray_messaging.observability.tracing.settings import Tracing
@@ -84,6 +87,7 @@ _HOMES = {
     "Audience": "ray_messaging.cluster.handles.audience",
     "BlockedListener": "ray_messaging.cluster.handles.remote_log",
     "BlockedMessage": "ray_messaging.cluster.handles.remote_log",
+    "Count": "ray_messaging.model.series",
     "EventLog": "ray_messaging.eventlog.event_log",
     "Finding": "ray_messaging.observability.health.findings",
     "Group": "ray_messaging.cluster.handles.group.group",
@@ -91,6 +95,7 @@ _HOMES = {
     "Inspector": "ray_messaging.cluster.inspector_process",
     "LocalServer": "ray_messaging.embedded.local_server",
     "LogRow": "ray_messaging.eventlog.reading.event_rows",
+    "Mean": "ray_messaging.model.series",
     "Message": "ray_messaging.message",
     "Messager": "ray_messaging.messager",
     "Messages": "ray_messaging.messages",
@@ -101,7 +106,9 @@ _HOMES = {
     "Receipt": "ray_messaging.receipt",
     "Receipts": "ray_messaging.receipt",
     "RedisConfig": "ray_messaging.config",
+    "Result": "ray_messaging.cluster.run.result",
     "Rule": "ray_messaging.interception.rules.rule",
+    "Run": "ray_messaging.cluster.run.run",
     "Steps": "ray_messaging.config",
     "Survey": "ray_messaging.cluster.handles.survey",
     "Tracing": "ray_messaging.observability.tracing.settings",
@@ -122,6 +129,7 @@ __all__ = [
     "CommitFailed",
     "ConfigError",
     "ConnectionFailed",
+    "Count",
     "EventLog",
     "Fenced",
     "FetchTooLarge",
@@ -141,6 +149,7 @@ __all__ = [
     "LogError",
     "LogRow",
     "MailboxFull",
+    "Mean",
     "Message",
     "Messager",
     "Messages",
@@ -162,8 +171,10 @@ __all__ = [
     "Receipt",
     "Receipts",
     "RedisConfig",
+    "Result",
     "Rule",
     "RuleError",
+    "Run",
     "ServerFailed",
     "ServerRefused",
     "StepAborted",

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ray_messaging.cluster.lifecycle import StartedExperiment
     from ray_messaging.cluster.moves import AgentMove
     from ray_messaging.cluster.run.result import Result
-    from ray_messaging.cluster.run.run import RunActors
+    from ray_messaging.cluster.run.run import Run, RunActors
     from ray_messaging.compat.msg import Payload
     from ray_messaging.config import MessagingConfig, OnExisting, ServerConfig, Steps
     from ray_messaging.conversations.answers import GroupAnswers
@@ -505,6 +505,8 @@ class Messaging:
         by: str = "agent",
         concurrency: int = 100,
         timeout: float | None = None,
+        collect: object = None,
+        collect_every: int = 1,
         progress: bool = True,
     ) -> "Result":
         """Run a model step by step, in one Ray actor per group, and return the agents' states (see docs/steps.md).
@@ -525,6 +527,10 @@ class Messaging:
             by: "agent" or "group".
             concurrency: The most agents of a group that run at the same time, if the model is async.
             timeout: Seconds for one agent in one step, after which the run ends with StepFailed.
+            collect: What is measured at the end of a step, for `series` of the result: a function of `me` that returns
+                a dict, a row per agent; by="group" of `group`, a dict of arrays. Or `Mean("mood")`, `Count("health")`
+                or a list of such, of a key of all agents' states: one row per step.
+            collect_every: Collect in every n-th step, from step 0 on.
             progress: Show the progress: a bar on a terminal, otherwise a line on stderr every 10 s.
 
         Ctrl-C ends the run after the open step, and `stopped` in the result is True. A second Ctrl-C ends it at once.
@@ -535,12 +541,37 @@ class Messaging:
         from ray_messaging.cluster.run.run import run
         from ray_messaging.cluster.run.run_actor import RunOptions
 
-        options = RunOptions(start, by, concurrency, timeout)
+        options = RunOptions(start, by, concurrency, timeout, collect, collect_every)
         try:
             return run(self, model, agents, groups, until, graph, options, shared, self._run_actors, progress=progress)
         except StepFailed as error:
             # Our own frames say nothing to a user.
             raise error.with_traceback(None) from error.__cause__
+
+    def start_run(
+        self,
+        model: "Callable[..., object]",
+        *,
+        agents: object,
+        groups: object = None,
+        start: "Callable[..., dict[str, Any]] | None" = None,
+        graph: object = None,
+        shared: object = None,
+        by: str = "agent",
+        concurrency: int = 100,
+        timeout: float | None = None,
+        collect: object = None,
+        collect_every: int = 1,
+    ) -> "Run":
+        """Start a run that goes on step by step, as you tell it: `run.advance(1)`, `run.states()`, `run.series`.
+
+        Its groups stay between the steps, so that a step costs the step alone. Args and errors are those of `run`.
+        """
+        from ray_messaging.cluster.run.run import Run
+        from ray_messaging.cluster.run.run_actor import RunOptions
+
+        options = RunOptions(start, by, concurrency, timeout, collect, collect_every)
+        return Run(self, model, agents, groups, graph, shared, options, self._run_actors)
 
     # -- the user's questions -------------------------------------------------------------------------------------
 

@@ -152,6 +152,14 @@ class EventLog:
         """
         return self._table("recent", width=width, **({"limit": 100} | fields))
 
+    def series(self) -> pa.Table:
+        """Return what `collect=` of `messaging.run` has collected: a row per step, or per step and agent.
+
+        The columns are step, agent (null for an id that is a str, which is in agent_name), and those that were
+        collected. The table has no rows if nothing was collected.
+        """
+        return with_exact_integers(self._source.ask("series"))
+
     def sql(self, query: str) -> pa.Table:
         """Return the answer to one SELECT over the table `messages`, which has the columns of `query`.
 

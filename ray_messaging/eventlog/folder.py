@@ -43,6 +43,8 @@ _OTHER = re.compile(r"events-\d{8,}-\d+-\d+\.parquet")
 _AGENTS = re.compile(r"_agents-(\w+)\.bin")
 _LEFTOVER = re.compile(r"_events-[\d-]+\.parquet\.tmp|_probe|_\w+\.json\.tmp|_agents-\w+\.bin\.tmp")
 _LOCK = "_lock"
+SERIES = "_series"  # a folder
+_SERIES_FILE = re.compile(r"\d{8,}-\d{8,}\.parquet")
 
 
 class StepPosition(NamedTuple):
@@ -206,6 +208,8 @@ class Folder:
                 [*self._files(_OTHER), *self._listed(), *self._files(_LEFTOVER), *self._files(_AGENTS)]
             ):
                 self.filesystem.delete_file(info.path)
+            for name in reversed(self.series_files()):
+                self.filesystem.delete_file(self._file(name))
             if self.local and Path(self.path).is_dir():
                 _fsync(self.path)
         except OSError as error:
@@ -228,8 +232,17 @@ class Folder:
         """Return the digests of the sets of agents that are stored in the folder."""
         return [found[1] for info in self._files(_AGENTS) if (found := _AGENTS.fullmatch(info.base_name)) is not None]
 
+    def series_files(self) -> list[str]:
+        """Return the names of the files of series, in the order of their steps; raise LogError if that fails."""
+        return sorted(f"{SERIES}/{info.base_name}" for info in self._files(_SERIES_FILE, self._file(SERIES)))
+
+    def write_series(self, first: int, last: int, data: bytes) -> None:
+        """Write the file of the series of some steps, atomically and durably. Raises OSError if that fails."""
+        self.filesystem.create_dir(self._file(SERIES), recursive=True)
+        self.write_small(f"{SERIES}/{first:08d}-{last:08d}.parquet", data)
+
     def write_small(self, name: str, data: bytes) -> None:
-        """Write a small file beside the segments, atomically and durably. Raises OSError if that fails."""
+        """Write a file atomically and durably. Raises OSError if that fails."""
         path = self._file(name)
         temporary = f"{path}.tmp" if self.local else path
         with self.filesystem.open_output_stream(temporary) as stream:
@@ -237,7 +250,7 @@ class Folder:
         if self.local:
             _fsync(temporary)
             Path(temporary).replace(path)
-            _fsync(self.path)
+            _fsync(str(Path(path).parent))
 
     @contextmanager
     def lock(self) -> Iterator[bool]:
@@ -275,8 +288,8 @@ class Folder:
     def _listed(self) -> list[pafs.FileInfo]:
         return sorted(self._files(SEGMENT), key=lambda info: _number(info.base_name))
 
-    def _files(self, names: re.Pattern[str]) -> list[pafs.FileInfo]:
-        selector = pafs.FileSelector(self.path, allow_not_found=True)
+    def _files(self, names: re.Pattern[str], path: str | None = None) -> list[pafs.FileInfo]:
+        selector = pafs.FileSelector(path or self.path, allow_not_found=True)
         try:
             infos = self.filesystem.get_file_info(selector)
         except OSError as error:

@@ -19,6 +19,7 @@ from ray_messaging.errors import (
     UndeclaredSend,
 )
 from ray_messaging.limits_and_timeouts import CALL_BYTES
+from ray_messaging.model.series import shape_in_words
 from ray_messaging.receipt import DELIVERED
 from ray_messaging.sending.accumulator import Accumulator
 from ray_messaging.sending.bulk_sender import BulkSender
@@ -96,25 +97,26 @@ class AttemptSender:
 
         Args: `changed` says that the step has set the state; with `go_on` the next step is opened too.
         Raises: StepAborted if not everything arrived; StepTooLarge if a receiver's box is full; UndeclaredSend for a
-        send to a group that was declared not to hear this one; Fenced if another driver has the group.
+        send to a group that was declared not to hear this one; ConfigError if the series have another shape than
+        before; Fenced if another driver has the group.
         """
         if step.moves:
             await self._write_moves(step)
         await self._announce(step.number)
         batches: Batches = step.sends.take()
-        state = step.state, changed
+        left = step.state, changed, step.series
         # For a group that sends nothing and is hosted by this process, the directory need not be loaded again.
         silent = not batches and self._engine.hostings and self._hostings == self._engine.hostings
         if not silent:
             if not self._known or self._hostings != self._engine.hostings:
                 await self._reload()
             batches = await self._broadcasts.prepared(batches, step.sends.agents, step.number)
-            found = await self._commit_whole(step.number, batches, state, go_on=go_on)
+            found = await self._commit_whole(step.number, batches, left, go_on=go_on)
             if found is not None:
                 return found
             await self._send(step.number, batches)
         counts = self._account.take()
-        closing = Closing(self._transport.rows, counts.encode(), *state)
+        closing = Closing(self._transport.rows, counts.encode(), *left)
         try:
             closed = await self._store.close(self._group, self._attempt, step.number, closing, go_on=go_on)
         except TransitError as error:
@@ -163,7 +165,7 @@ class AttemptSender:
     # -- in one call ----------------------------------------------------------------------------------------------
 
     async def _commit_whole(
-        self, step: int, batches: Batches, state: tuple[bytes | None, bool], *, go_on: bool
+        self, step: int, batches: Batches, left: tuple[bytes | None, bool, bytes], *, go_on: bool
     ) -> tuple[Opened | Waiting | Done | None, StepCounts] | None:
         """Send and close a step in one call; return None, and do nothing, if it takes several calls.
 
@@ -180,7 +182,7 @@ class AttemptSender:
                 self._settle([frame for frame, _ in frames])
                 counts = self._account.take()
                 rows = sum(frame.count for frame, _ in frames if "@" in frame.mailbox)
-                closing = Closing(rows, counts.encode(), *state)
+                closing = Closing(rows, counts.encode(), *left)
                 epoch, writes = frames[0][0].verdict_epoch, writes_of(frames)
                 request = SendRequest(self._group, self._attempt, self.directory.version, epoch, writes)
                 closed = await self._call(request, step, closing, go_on=go_on)
@@ -283,7 +285,13 @@ class AttemptSender:
         raise _not_closed(closed, self._group, closing)
 
 
-def _not_closed(refused: Refused, group: str, closing: Closing) -> StepAborted | UndeclaredSend:
+def _not_closed(refused: Refused, group: str, closing: Closing) -> StepAborted | UndeclaredSend | ConfigError:
+    if refused.series:
+        now, before = (shape_in_words(shape) for shape in (closing.series, refused.series))
+        return ConfigError(
+            f"step {refused.step} of group {group!r} is not committed: it collects {now}, and earlier steps or other "
+            f"groups {before}. collect= must return the same columns, each of one kind, in all steps of an experiment"
+        )
     if refused.deaf:
         hearers = ", ".join(map(repr, refused.deaf))
         return UndeclaredSend(

@@ -11,7 +11,7 @@ from ray_messaging.addressing.channels import AGENT_CHAT, AgentId, check_id
 from ray_messaging.audiences.cache import name_of
 from ray_messaging.audiences.heard import Heard
 from ray_messaging.conversations.replies import naming, note_replied
-from ray_messaging.errors import ConfigError, InvalidParts, UnknownName
+from ray_messaging.errors import ConfigError, InvalidParts, PayloadTooLarge, UnknownName
 from ray_messaging.message import Message
 from ray_messaging.messages import Messages, Slice
 from ray_messaging.model.agent_sets import AgentSet
@@ -218,6 +218,7 @@ class Step(StepPart):
         self.moves = StepMoves()
         self.arrivals = arrivals
         self.before = agents.agents if before is None else before
+        self.series = b""  # what a run collects in this step
         self._state = state
         self._state_bytes = state_bytes
 
@@ -281,6 +282,17 @@ class Step(StepPart):
         self.sends.audiences.of(name, self.number)
         self.sends.check_ours(column)
         self.moves.add(name, column, positions)
+
+    def collect(self, series: bytes) -> None:
+        """Keep a part of the run's series with this step; raise PayloadTooLarge above MessagingConfig.state_bytes."""
+        if len(series) > self._state_bytes:
+            raise PayloadTooLarge(
+                f"step {self.number} collects {len(series):,} bytes, the limit is {self._state_bytes:,}: collect less, "
+                "or in fewer steps by collect_every=, use more groups, or raise MessagingConfig.state_bytes",
+                size=len(series),
+                limit=self._state_bytes,
+            )
+        self.series = series
 
     @property
     def state(self) -> bytes | None:

@@ -13,13 +13,14 @@ from ray_messaging.cluster.handles.own_loop import run_in_own_loop
 from ray_messaging.cluster.run.plan import GroupPlan
 from ray_messaging.cluster.run.result import Result
 from ray_messaging.cluster.run.run import KEPT_STEPS, cause_of, check_run, gathered, plans_for
-from ray_messaging.cluster.run.run_actor import RunActor, RunOptions
+from ray_messaging.cluster.run.run_actor import RunActor, RunInputs, RunOptions
 from ray_messaging.cluster.spec import SUBTOPICS
 from ray_messaging.cluster.unpicklable import sent
 from ray_messaging.common.task_health import end
 from ray_messaging.config import Steps
 from ray_messaging.embedded.local_server import LocalServer
 from ray_messaging.errors import StepFailed
+from ray_messaging.eventlog.series import series_table
 from ray_messaging.interception.rules.rule import Rule, forces_all
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.server.step_judge import RuleReviewer
@@ -50,6 +51,8 @@ def run(
     by: str = "agent",
     concurrency: int = 100,
     timeout: float | None = None,
+    collect: object = None,
+    collect_every: int = 1,
     rules: Iterable[Rule] = (),
     seed: int = 0,
 ) -> Result:
@@ -65,7 +68,7 @@ def run(
     Raises: StepFailed if the model raises an exception; ConfigError for invalid arguments; StepTooLarge if a group gets
     more messages in a step than it can read.
     """
-    options = RunOptions(start, by, concurrency, timeout)
+    options = RunOptions(start, by, concurrency, timeout, collect, collect_every)
     check_run(model, until, options)
     plans = plans_for(options, agents, groups, graph, 1)
     copies = [_copy("shared", shared) for _ in plans]
@@ -112,14 +115,14 @@ async def _run(
             supervisor = Supervisor(transport, store, settings, reviewer, FOREIGN)
             supervising.append(asyncio.create_task(supervisor.run(), name="ray_messaging step rules"))
             stack.push_async_callback(end, supervising[0])
-        others = {plan.name: asyncio.get_running_loop().create_future() for plan in plans}
+        plan_of = {plan.name: _known(plan) for plan in plans}
         for plan, messager in zip(plans, messagers, strict=True):
             await messager.host_agents(plan.agents, SUBTOPICS)
-            others[plan.name].set_result(plan)
         calls = []
         for plan, messager, copied in zip(plans, messagers, shared, strict=True):
             actor = RunActor(messager)
-            calls.append(asyncio.create_task(actor.run(None, plan, model, until, options, copied, others)))
+            inputs = RunInputs(_known(model), _known(options), _known(copied), plan_of)
+            calls.append(asyncio.create_task(actor.run(None, plan.name, inputs, until, with_states=True)))
             stack.push_async_callback(end, calls[-1])
             stack.push_async_callback(actor.close)  # first, so that remembered calls in flight end and are kept
         await _all_done(calls, supervising)
@@ -130,7 +133,15 @@ async def _run(
         }
         by_rules = counts[until - 1].get(SUPERVISOR) if counts else None
         digests = {step: digest_of(each).hex() for step, each in counts.items()}
-        return gathered([call.result() for call in calls], until, {} if by_rules is None else by_rules.total, digests)
+        collected = None if options.collect is None else series_table(await store.series(until - 1))
+        total = {} if by_rules is None else by_rules.total
+        return gathered([call.result() for call in calls], until, total, digests, collected)
+
+
+def _known(value: T) -> "asyncio.Future[T]":
+    found: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+    found.set_result(value)
+    return found
 
 
 async def _sealed(store: "RedisSteps", step: int) -> None:

@@ -159,13 +159,23 @@ class Done(NamedTuple):
 class Closing(NamedTuple):
     """What a group states when it closes a step: the number of rows that were written to mailboxes' boxes, and counts.
 
-    `counts` is opaque here. With `state_changed` the group's state becomes `state` (None: no state).
+    `counts` and `series` are opaque here. With `state_changed` the group's state becomes `state` (None: no state).
     """
 
     rows: int
     counts: bytes = b""
     state: bytes | None = None
     state_changed: bool = False
+    series: bytes = b""
+
+
+class SeriesEntry(NamedTuple):
+    """What a group has collected in one step."""
+
+    entry: str
+    step: int
+    group: str
+    data: bytes
 
 
 class Committed(NamedTuple):
@@ -180,12 +190,13 @@ class Refused(NamedTuple):
     """A step that cannot be closed. Its attempt must end, and nothing in it counts.
 
     The server has `rows` rows, which is another number than the group stated, or the mailboxes in `deaf` were declared
-    not to hear the group.
+    not to hear the group, or the series have the shape `series`, another than the group's.
     """
 
     step: int
     rows: int
     deaf: tuple[str, ...] = ()
+    series: bytes = b""
 
 
 class StepTag(NamedTuple):

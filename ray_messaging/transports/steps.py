@@ -53,6 +53,7 @@ from ray_messaging.transports.step_values import (
     Progress,
     Reason,
     Refused,
+    SeriesEntry,
     StepSettings,
     StepTag,
     Taken,
@@ -70,6 +71,7 @@ from ray_messaging.transports.step_values import (
 from ray_messaging.transports.values import FrameFate, FrameWrite, SendReply, SendRequest, SendStatus
 
 _RESULTS = 256  # the most results of remembered calls in one reply
+_SERIES = 16  # the entries of series in one reply
 _UNWRITTEN = 4  # the reply of script commit_step if nothing was written
 
 
@@ -355,6 +357,27 @@ class RedisSteps:
             if name.startswith(b"k:")
         }
 
+    async def series(self, through: int) -> list[SeriesEntry]:
+        """Return what groups have collected in the steps up to `through`, as far as it was not dropped."""
+        found: list[SeriesEntry] = []
+        after = "-"
+        while page := await self._link.command("XRANGE", self._keys.steps("series"), after, "+", "COUNT", _SERIES):
+            for entry, fields in page:
+                each = dict(zip(fields[::2], fields[1::2], strict=True))
+                found.append(SeriesEntry(entry.decode(), int(each[b"s"]), each[b"g"].decode(), each[b"d"]))
+            after = f"({found[-1].entry}"
+        return [each for each in found if each.step <= through]
+
+    async def series_bytes(self) -> int:
+        """Return the size of what `series` returns for all steps."""
+        return int(await self._link.command("HGET", self._steps, "series_bytes") or 0)
+
+    async def drop_series(self, entries: Sequence[SeriesEntry]) -> None:
+        """Delete what groups have collected, once it is in a file."""
+        for low in range(0, len(entries), _RESULTS):
+            names = [each.entry for each in entries[low : low + _RESULTS]]
+            await self._link.script("drop_series", [self._steps, self._keys.steps("series")], names)
+
     # -- control --------------------------------------------------------------------------------------------------
 
     async def hold(self, name: str, through: int) -> None:
@@ -431,12 +454,14 @@ def _closing(closing: Closing, *, go_on: bool) -> list[Any]:
     state: tuple[str, bytes] = "=", b""
     if closing.state_changed:
         state = ("-", b"") if closing.state is None else ("+", closing.state)
-    return [closing.rows, closing.counts, *state, int(go_on)]
+    return [closing.rows, closing.counts, *state, int(go_on), closing.series]
 
 
 def _closed(reply: list[Any], group: str, attempt: int, step: int) -> Committed | Refused:
     if reply[0] == 2:
         return Refused(step, reply[1], tuple(name.decode() for name in reply[2:]))
+    if reply[0] == 5:
+        return Refused(step, 0, series=reply[1])
     if reply[0] == 3:
         raise not_closable(group, step, reply[1], None if reply[2] is None else int(reply[2]))
     if reply[0] != 1:

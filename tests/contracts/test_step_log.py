@@ -12,8 +12,10 @@ from typer.testing import CliRunner
 
 from ray_messaging import EventLog, columns
 from ray_messaging.cli.app import app
+from ray_messaging.eventlog.folder import Folder
 from ray_messaging.interception.rules import ALLOW, BlackList, Rule, block, rewrite
 from ray_messaging.interception.server.interceptor import Interceptor
+from ray_messaging.model.series import encode_rows
 from ray_messaging.steps.digests import history_digest
 from ray_messaging.steps.step_account import digest_of, messages_of, sealed_counts
 from ray_messaging.transports.step_values import StepSettings
@@ -360,3 +362,34 @@ async def test_typed_payloads_are_in_canonical_order_and_have_the_digests_of_the
         assert prices[: 2 * AGENTS : 2] == [agent + step / 4 for agent in range(AGENTS)]
         assert prices[2 * AGENTS :] == [f"{agent} francs" for agent in range(AGENTS)]
     log.balance()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+async def test_series_are_in_the_log_once_although_its_writer_dies(society, monkeypatch, count):
+    monkeypatch.setattr("ray_messaging.eventlog.writing.writer.FILE_BYTES", 1)
+    await society.begin(groups=count)
+    writer = await society.writer(segment_rows=100)
+    monkeypatch.setattr(writer._series._store, "drop_series", died)  # the file is there, and the server has it, too
+    living = asyncio.gather(*map(measured, await society.groups(count)))
+    async with asyncio.timeout(WAIT_S):
+        while writer.error is None:
+            await writer._waiters.wait_change()
+    assert Folder(society.folder).series_files()
+    later = await society.writer(segment_rows=100)
+    await within(living)
+    assert (await within(later.series())).to_pylist() == measures(STEPS)
+    await within(later.retire())
+    assert EventLog.open(society.folder).series().to_pylist() == measures(STEPS)
+    assert await later._series._store.series_bytes() == 0
+
+
+async def measured(messager, *, until=STEPS):
+    async with aclosing(messager.steps(until=until)) as steps:
+        async for step in steps:
+            run_step(step)
+            ids = step.places.column.to_numpy()
+            step.collect(encode_rows(ids, {"x": ids * 0.5 + step.number}))
+
+
+def measures(until):
+    return [{"step": step, "agent": agent, "x": agent * 0.5 + step} for step in range(until) for agent in range(AGENTS)]

@@ -182,7 +182,7 @@ class ExperimentSteps:
         does.
         """
         check_timeout(timeout)
-        until = _number("wait", until, 0)
+        until = step_count("wait", until, 0)
 
         with RunProgress(self, until, shown=progress) as bar:
             self._wait(until, timeout, bar.show)
@@ -208,12 +208,12 @@ class ExperimentSteps:
         Raises: ConfigError unless `last` is a step number.
         """
         if last is not None:
-            last = _number("resume", last, 0)
+            last = step_count("resume", last, 0)
         self._connection.ask(self._interceptor.resume_steps.remote(last))
 
     def advance(self, n: int = 1) -> int:
         """Let n more steps run, and then pause again; return the last of them. Several calls add up."""
-        n = _number("advance", n, 1)
+        n = step_count("advance", n, 1)
         target = self.progress().target
         last = (self.pause() if target is None else target) + n
         self.resume(last)
@@ -252,7 +252,7 @@ class ExperimentSteps:
         return found
 
 
-def _number(call: str, given: object, least: int) -> int:
+def step_count(call: str, given: object, least: int) -> int:
     """Return a count of steps, or a step's number; raise ConfigError unless it is an int of at least `least`."""
     if isinstance(given, bool) or not isinstance(given, int | np.integer) or given < least:
         raise ConfigError(f"{call}({given!r}) needs a whole number of at least {least}")

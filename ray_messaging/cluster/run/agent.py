@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AGENT_CHAT, AgentId, check_name
+from ray_messaging.cluster.run.collector import Collector
 from ray_messaging.cluster.run.model_thread import Holder, ModelThread
 from ray_messaging.cluster.run.plan import Homes
 from ray_messaging.cluster.run.step_calls import RememberedCalls, StepCalls
@@ -166,6 +167,7 @@ class Society:
         concurrency: int = 100,
         timeout: float | None = None,
         thread: ModelThread | None = None,
+        collector: Collector | None = None,
     ) -> None:
         self.step: Step | None = None
         self.calls: RememberedCalls | None = None  # the remembered calls of the step
@@ -179,6 +181,7 @@ class Society:
         self._group = group
         self._model = model
         self._start = start
+        self._collector = collector
         self._concurrency = concurrency
         self._timeout = timeout
         self._agents: list[Agent] = []
@@ -222,6 +225,9 @@ class Society:
             self._calls = None
         if memory is not None and memory.broken is not None:  # even if the model has caught the error
             raise memory.broken
+        if self._collector is not None and self._collector.is_due(step.number):
+            collected = partial(self._collector.of_agents, self._agents, step.places, self._failed)
+            step.collect(await self._model_thread.call(collected))
         step.state = self._encoded()
 
     async def end(self) -> None:

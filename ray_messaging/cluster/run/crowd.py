@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ray_messaging.audiences.edges import places_in
 from ray_messaging.cluster.run.agent import START, check_agents, kept_parts, step_failed
+from ray_messaging.cluster.run.collector import Collector
 from ray_messaging.cluster.run.model_thread import ModelThread
 from ray_messaging.cluster.run.step_calls import unfit_answer
 from ray_messaging.errors import ConfigError
@@ -61,11 +62,13 @@ class CrowdSociety:
         start: Callable[[Crowd], dict[str, NDArray[Any]]] | None = None,
         shared: object = None,
         thread: ModelThread | None = None,
+        collector: Collector | None = None,
     ) -> None:
         self._group = group
         self._model = model
         self._start = start
         self._shared = shared
+        self._collector = collector
         self._model_thread = thread or ModelThread()
         self._crowd: Crowd | None = None
         self._step = -1
@@ -77,6 +80,8 @@ class CrowdSociety:
             if step.state is None and self._start is not None:
                 await self._call(step, self._set_start, "start")
         await self._call(step, self._run, "the model")
+        if self._collects(step):
+            await self._call(step, self._collect, "collect")
         self._step = step.number
 
     async def _call(self, step: Step, function: Callable[[Crowd, Step], None], name: str) -> None:
@@ -98,6 +103,15 @@ class CrowdSociety:
         answer = self._model(crowd, step)
         if answer is not None:
             raise unfit_answer(answer, "group")
+        if not self._collects(step):
+            step.state = self._encoded()
+
+    def _collects(self, step: Step) -> bool:
+        return self._collector is not None and self._collector.is_due(step.number)
+
+    def _collect(self, crowd: Crowd, step: Step) -> None:
+        assert self._collector is not None
+        step.collect(self._collector.of_group(crowd))
         step.state = self._encoded()
 
     @property

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.common.notebook import SHOWN, html_table
 from ray_messaging.common.tables import data_frame
+from ray_messaging.errors import ConfigError
+from ray_messaging.model.series import AGENT, AGENT_NAME, STEP
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,17 @@ class Result:
     stopped: bool = False
     ids: dict[str, NDArray[Any]] = field(default_factory=dict)
     undeliverable: dict[str, int] = field(default_factory=dict)
+    collected: Any = field(default=None, repr=False)  # a pyarrow.Table; None: nothing was to be collected
+
+    @property
+    def series(self) -> Any:  # noqa: ANN401 - pandas is an extra
+        """Return a DataFrame of what `collect=` has collected: by step, or by step and agent.
+
+        It has all steps of the experiment, also those of earlier runs that had `collect=`.
+
+        Raises: ConfigError if this run had no `collect=`; ImportError without pandas.
+        """
+        return series_frame(self.collected)
 
     def __repr__(self) -> str:
         stopped = ", stopped" if self.stopped else ""
@@ -70,6 +83,23 @@ class Result:
             key: column[order] if isinstance(column, np.ndarray) else [column[place] for place in order]
             for key, column in columns.items()
         }
+
+
+def series_frame(table: Any) -> Any:  # noqa: ANN401 - a pyarrow.Table, and a pandas.DataFrame
+    """Return a table of series as a DataFrame, whose index is the step, or the step and the agent."""
+    if table is None:
+        raise ConfigError(
+            "nothing was collected: pass collect= to the run, as collect=lambda me: {'mood': me.state['mood']}"
+        )
+    columns = {name: table[name].to_numpy() for name in table.column_names}
+    if AGENT not in columns:
+        return data_frame(columns).set_index(STEP)
+    names = columns.pop(AGENT_NAME, None)
+    if names is not None:
+        columns[AGENT] = [
+            name or int(agent) for agent, name in zip(columns[AGENT].tolist(), names.tolist(), strict=True)
+        ]
+    return data_frame(columns).set_index([STEP, AGENT])
 
 
 def _columns(states: Sequence[Mapping[Any, Any]]) -> dict[Any, list[Any]]:

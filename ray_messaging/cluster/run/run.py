@@ -5,7 +5,8 @@ import signal
 import sys
 import threading
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial, reduce
 from operator import or_
 from types import FrameType
@@ -15,16 +16,17 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from ray_messaging.cluster.handles.connection import result, start_in_turn, translated
-from ray_messaging.cluster.handles.experiment_steps import ExperimentSteps, RunProgress
+from ray_messaging.cluster.handles.experiment_steps import ExperimentSteps, RunProgress, step_count
 from ray_messaging.cluster.lifecycle import attempt, leave, remote
 from ray_messaging.cluster.run.plan import GroupPlan, plan_groups, senders_of
-from ray_messaging.cluster.run.result import Result
-from ray_messaging.cluster.run.run_actor import GroupResult, RunActor, RunOptions
+from ray_messaging.cluster.run.result import Result, series_frame
+from ray_messaging.cluster.run.run_actor import GroupResult, RunActor, RunInputs, RunOptions
 from ray_messaging.cluster.run.step_calls import CALLS_END_S
 from ray_messaging.cluster.unpicklable import sent
 from ray_messaging.common.awaitables import call_problem, is_async
-from ray_messaging.errors import ConfigError, StepFailed, UnknownName
+from ray_messaging.errors import Closed, ConfigError, StepFailed, UnknownName
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
+from ray_messaging.model.series import check_collect
 from ray_messaging.receiving.call_checks import check_timeout
 from ray_messaging.steps.step_loop import check_until
 from ray_messaging.transports.step_values import StepSettings, WaitFor
@@ -49,6 +51,7 @@ class RunActors:
     """
 
     def __init__(self) -> None:
+        self.run: Run | None = None  # the one that stands
         self._kept: dict[str, Any] = {}
         self._end: threading.Timer | None = None
         self._lock = threading.Lock()
@@ -72,8 +75,14 @@ class RunActors:
             self._end.daemon = True
             self._end.start()
 
+    def close_run(self) -> None:
+        """Close the run that stands, if there is one."""
+        if self.run is not None:
+            self.run.close()
+
     def end(self) -> None:
-        """End all kept actors."""
+        """Close the run that stands, and end all kept actors."""
+        self.close_run()
         _end(self._detach())
 
     def _detach(self) -> dict[str, Any]:
@@ -145,6 +154,150 @@ class EarlyEnd:
         result(self._interceptor.hold_steps.remote(), actor_name="the interceptor")  # this wakes the groups that wait
 
 
+class Run:
+    """A run of a model that stands between its steps until it is told to go on, as `messaging.start_run` returns it.
+
+    `step` is the first step that did not run. Use it as a context manager, or call `close`. The next run, and the end
+    of the experiment, close it, too.
+    """
+
+    def __init__(
+        self,
+        messaging: "Messaging",
+        model: Any,  # noqa: ANN401 - a function of the user's
+        agents: object,
+        groups: object,
+        graph: object,
+        shared: object,
+        options: RunOptions,
+        kept: RunActors,
+        until: int | None = None,
+    ) -> None:
+        check_run(model, until, options)
+        plans = plans_for(options, agents, groups, graph, int(ray.cluster_resources().get("CPU", 2)))
+        kept.close_run()
+        progress, moved = messaging.steps.progress(), messaging.steps.moved()
+        check_same(plans, messaging.steps.hosted(), begun=progress.latest >= 0, moved=moved.keys())
+        self.step = progress.sealed + 1
+        self.stopped = False  # by Ctrl-C
+        self._messaging = messaging
+        self._kept = kept
+        self._collects = options.collect is not None
+        # Each object is stored once in Ray's object store, however many groups there are.
+        model_ref, options_ref = sent("the model", model), sent("the run's options", options)
+        plan_refs = {plan.name: sent("the data of agents", plan) for plan in plans}
+        self._inputs = RunInputs(model_ref, options_ref, sent("shared", shared), plan_refs)
+        self._actors = actors = kept.take(plan_refs)
+        self._open = True
+        with self._ending():
+            _note(messaging, model, until, options, plans)
+
+            def start(name: str) -> Any:  # noqa: ANN401 - an ObjectRef
+                if name not in actors:
+                    actors[name] = start_run_actor()
+                return actors[name].open.remote(messaging, plan_refs[name])
+
+            # All groups have their mailboxes before the first step begins.
+            start_in_turn((partial(start, name) for name in plan_refs), lambda opened: _results([opened]))
+            if graph is not None and not moved and messaging.steps.wait_for == WaitFor.SENDERS:
+                messaging.steps.declare(senders_of(plans))
+        kept.run = self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Run(step {self.step}, {len(self._inputs.plans):,} groups{'' if self._open else ', closed'})"
+
+    def advance(self, n: int = 1, *, progress: bool = False) -> int:
+        """Let n more steps run; return the first step that did not run. Ctrl-C ends and closes the run as in `run`.
+
+        Raises: as `messaging.run`, after which this run is closed; Closed if it was closed.
+        """
+        self.go_on(self.step + step_count("advance", n, 1), progress=progress, with_states=False)
+        return self.step
+
+    def states(self) -> dict[Any, Any]:
+        """Return the states of the agents, or with by="group" of the groups, after the last step."""
+        return self.result().states
+
+    @property
+    def series(self) -> Any:  # noqa: ANN401 - a pandas.DataFrame
+        """Return what `collect=` has collected up to now, as `Result.series` does."""
+        return series_frame(self._series())
+
+    def result(self) -> Result:
+        """Return states, counts, digests and series after the last step; raises as `advance`."""
+        return self._gathered(self.go_on(self.step, progress=False, with_states=True), self.step)
+
+    def go_on(self, until: int, *, progress: bool, with_states: bool) -> list[GroupResult]:
+        """Let the steps before `until` run; return the results of the groups."""
+        if not self._open:
+            raise Closed(f"this run was closed before step {self.step}: messaging.start_run goes on from there")
+        with self._ending() as refs:
+            refs += [
+                actor.run.remote(self._messaging, name, self._inputs, until, with_states=with_states)
+                for name, actor in self._actors.items()
+            ]
+            steps, actors = self._messaging.steps, [*self._actors.values()]
+            with EarlyEnd(self._messaging.interceptor, actors) as end, RunProgress(steps, until, shown=progress) as bar:
+                parts = _watch(refs, end, bar)
+        self.step = min(part.until for part in parts)
+        if end.asked:
+            self.stopped = True
+            self.close()
+        return parts
+
+    def close(self) -> None:
+        """Leave the mailboxes. All committed steps stay, and another run goes on from there."""
+        if not self._open:
+            return
+        self._detach()
+        if self.stopped:  # a late call may still tell one of the actors to end early
+            leave([*self._actors.values()])
+        else:
+            self._kept.keep(self._actors)
+
+    def _detach(self) -> None:
+        self._open = False
+        self._kept.run = None
+
+    @contextmanager
+    def _ending(self) -> Iterator[list[Any]]:
+        """Context that ends the run's actors if an error is raised. It yields a list for calls that end with them."""
+        refs: list[Any] = []
+        try:
+            yield refs
+        except KeyboardInterrupt:
+            self._detach()
+            _end(self._actors)  # at once, without a clean end
+            raise
+        except BaseException:
+            self._detach()
+            leave([*self._actors.values()], refs, timeout_s=CALLS_END_S + _CLOSE_S)
+            raise
+
+    def _gathered(self, parts: Sequence[GroupResult], until: int) -> Result:
+        steps, by_rules = self._messaging.steps, dict[str, int]()
+        if self.step:
+            steps.wait(self.step)  # this also waits for rules that judge the last step
+            by_rules = dict(steps.fates_by_rules(self.step - 1))
+        return gathered(parts, until, by_rules, _digests(steps, self.step), self._series())
+
+    def _series(self) -> Any:  # noqa: ANN401 - a pyarrow.Table
+        if not self._collects:
+            return None
+        if self._messaging.log_dir is not None:
+            return self._messaging.log.series()
+        from ray_messaging.eventlog.series import series_table  # noqa: PLC0415 - pyarrow takes a second
+
+        entries = self._messaging.interceptor.step_series.remote(self.step - 1)
+        return series_table(result(entries, actor_name="the interceptor"))
+
+
 def run(
     messaging: "Messaging",
     model: Any,  # noqa: ANN401 - a function of the user's
@@ -159,55 +312,14 @@ def run(
     progress: bool,
 ) -> Result:
     """Run a model as `Messaging.run` says, in the kept actors of the previous run if they fit."""
-    check_run(model, until, options)
-    plans = plans_for(options, agents, groups, graph, int(ray.cluster_resources().get("CPU", 2)))
-    moved = messaging.steps.moved()
-    check_same(plans, messaging.steps.hosted(), begun=messaging.steps.progress().latest >= 0, moved=moved.keys())
-    # Each object is stored once in Ray's object store, however many groups there are.
-    model_ref, shared_ref = sent("the model", model), sent("shared", shared)
-    options_ref = sent("the run's options", options)
-    plan_refs = {plan.name: sent("the data of agents", plan) for plan in plans}
-    actors = kept.take(plan_refs)
-    refs: list[Any] = []
-    try:
-        _note(messaging, model, until, options, plans)
-
-        def start(name: str) -> Any:  # noqa: ANN401 - an ObjectRef
-            if name not in actors:
-                actors[name] = start_run_actor()
-            return actors[name].open.remote(messaging, plan_refs[name])
-
-        # All groups have their mailboxes before the first step begins.
-        start_in_turn((partial(start, name) for name in plan_refs), lambda opened: _results([opened]))
-        if graph is not None and not moved and messaging.steps.wait_for == WaitFor.SENDERS:
-            messaging.steps.declare(senders_of(plans))
-        refs += [
-            actors[name].run.remote(messaging, plan, model_ref, until, options_ref, shared_ref, plan_refs)
-            for name, plan in plan_refs.items()
-        ]
-        steps, all_actors = messaging.steps, list(actors.values())
-        with EarlyEnd(messaging.interceptor, all_actors) as end, RunProgress(steps, until, shown=progress) as bar:
-            parts = _watch(refs, end, bar)
-    except KeyboardInterrupt:
-        for actor in actors.values():  # kill them at once, without a clean end
-            ray.kill(actor)
-        raise
-    except BaseException:
-        leave(list(actors.values()), refs, timeout_s=CALLS_END_S + _CLOSE_S)
-        raise
-    if end.asked:  # a late call may still tell one of the actors to end early
-        leave(list(actors.values()))
-    else:
-        kept.keep(actors)
-    ended = min(part.until for part in parts)
-    by_rules: Mapping[str, int] = {}
-    if ended:
-        steps.wait(ended)  # this also waits for rules that judge the last step
-        by_rules = steps.fates_by_rules(ended - 1)
-    return gathered(parts, until, by_rules, _digests(steps, ended))
+    with Run(messaging, model, agents, groups, graph, shared, options, kept, until) as standing:
+        parts = standing.go_on(until, progress=progress, with_states=True)
+    return standing._gathered(parts, until)
 
 
-def _note(messaging: "Messaging", model: object, until: int, options: RunOptions, plans: Sequence[GroupPlan]) -> None:
+def _note(
+    messaging: "Messaging", model: object, until: int | None, options: RunOptions, plans: Sequence[GroupPlan]
+) -> None:
     """Record this call in the folder of the event log, if there is one."""
     if messaging.log_dir is None:
         return
@@ -229,7 +341,11 @@ def _name_of(function: object) -> str:
 
 
 def gathered(
-    parts: Sequence[GroupResult], until: int, by_rules: Mapping[str, int], digests: Mapping[int, str]
+    parts: Sequence[GroupResult],
+    until: int,
+    by_rules: Mapping[str, int],
+    digests: Mapping[int, str],
+    collected: Any,  # noqa: ANN401 - a pyarrow.Table
 ) -> Result:
     """Return the result of a run from those of its groups.
 
@@ -244,7 +360,9 @@ def gathered(
     states = {key: states[key] for key in ordered}
     unheard = dict(sum((Counter(part.unheard) for part in parts), Counter[str]()).most_common(_NAMED))
     stopped = ended < until
-    return Result(states, ended, fates, dict(digests), stopped=stopped, ids=ids, undeliverable=unheard)
+    return Result(
+        states, ended, fates, dict(digests), stopped=stopped, ids=ids, undeliverable=unheard, collected=collected
+    )
 
 
 def _digests(steps: ExperimentSteps, until: int) -> dict[int, str]:
@@ -277,7 +395,9 @@ def check_run(model: object, until: object, options: RunOptions) -> None:
         raise ConfigError(f"model={model!r} must be a function: {written}")
     if problem := call_problem(model, 2):
         raise ConfigError(f"model={model!r} must take two arguments, {written}: {problem}")
-    check_until(until)
+    if until is not None:
+        check_until(until)
+    check_collect(options.collect, options.collect_every)
     if options.by == "group" and is_async(model):
         raise ConfigError('with by="group" the model is a plain function, not an async one: def crowd(group, step)')
     if options.start is not None and (not callable(options.start) or is_async(options.start)):

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.cluster.run.agent import Society, step_failed
+from ray_messaging.cluster.run.collector import Collector
 from ray_messaging.cluster.run.crowd import CrowdSociety
 from ray_messaging.cluster.run.model_thread import ModelThread
 from ray_messaging.cluster.run.plan import GroupPlan, Homes
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 class GroupResult(NamedTuple):
     """Result of one group: its states after the steps before `until`, and the count of its messages by fate.
 
-    With by="group" `ids` has the agents in the order of the arrays. `unheard` counts undeliverable messages to a few of
-    the addresses on which nobody listens.
+    States and ids are there if they were asked for. With by="group" `ids` has the agents in the order of the arrays.
+    `unheard` counts undeliverable messages to a few of the addresses on which nobody listens.
     """
 
     states: dict[Any, Any]
@@ -47,6 +48,20 @@ class RunOptions(NamedTuple):
     by: str
     concurrency: int
     timeout: float | None
+    collect: Any = None
+    collect_every: int = 1
+
+
+class RunInputs(NamedTuple):
+    """What the groups of a run share, each an awaitable, so that an actor loads it once: when it begins.
+
+    `plans` has the plan of each group by name.
+    """
+
+    model: Any
+    options: Any
+    shared: Any
+    plans: Mapping[str, Any]
 
 
 class RunActor:
@@ -61,7 +76,8 @@ class RunActor:
         self._since = time.time()  # no module of the user was imported before this time
         self._messager = messager
         self._loop: StepLoop | None = None
-        self._society: Society | None = None
+        self._society: Society | CrowdSociety | None = None
+        self._homes: Homes | None = None
         self._thread = ModelThread()  # one for all runs: clients in a user's module are bound to its event loop
         self._last: int | None = None  # the step after which to end early
 
@@ -82,24 +98,24 @@ class RunActor:
             tune_process()
 
     async def run(
-        self,
-        messaging: "Messaging | None",
-        plan: GroupPlan,
-        model: Any,  # noqa: ANN401 - a function of the user's
-        until: int,
-        options: RunOptions,
-        shared: object,
-        plans: Mapping[str, Any],
+        self, messaging: "Messaging | None", group: str, inputs: RunInputs, until: int, *, with_states: bool
     ) -> GroupResult:
-        """Run the model up to a step, exclusive. A step that was not committed runs again.
+        """Run the model of a group up to a step, exclusive. A step that was not committed runs again.
 
         Raises: StepFailed if a user's function fails.
         """
-        society, homes = society_of(plan, model, options, shared, self._thread), Homes(plan, plans)
-        if isinstance(society, Society):
-            society.homes, self._society = homes, society
-        if messaging is not None:
-            await self.open(messaging, plan)
+        if self._society is None or self._homes is None:
+            plan: GroupPlan = await inputs.plans[group]
+            model, options, shared = await inputs.model, await inputs.options, await inputs.shared
+            self._society, self._homes = (
+                society_of(plan, model, options, shared, self._thread),
+                Homes(plan, inputs.plans),
+            )
+            if isinstance(self._society, Society):
+                self._society.homes = self._homes
+            if messaging is not None:
+                await self.open(messaging, plan)
+        society, homes = self._society, self._homes
         assert self._messager is not None
         ran = False
         while True:
@@ -114,10 +130,11 @@ class RunActor:
                         await move_agents(self._messager, society.moves, step.number)
             except StepAborted:
                 continue
-            if loop.committed < loop.until - 1 or not ran:
+            if with_states and (loop.committed < loop.until - 1 or not ran):
                 await homes.prepare(loop.before)
                 society.read(AgentPlaces(loop.before), loop.state)
-            return GroupResult(society.states, loop.fates, max(loop.committed + 1, 0), society.ids, loop.unheard)
+            states, ids = (society.states, society.ids) if with_states else ({}, {})
+            return GroupResult(states, loop.fates, max(loop.committed + 1, 0), ids, loop.unheard)
 
     async def end_after(self, last: int) -> None:
         """End the run after step `last`, unless it ends earlier."""
@@ -127,7 +144,7 @@ class RunActor:
 
     async def close(self) -> None:
         """Leave the mailbox, which stays on the server for a resume. First let remembered calls end and be kept."""
-        if self._society is not None:
+        if isinstance(self._society, Society):
             await self._society.end()
         if self._messager is not None:
             await self._messager.close()
@@ -135,7 +152,7 @@ class RunActor:
     async def rest(self) -> None:
         """Leave the mailbox and forget the run, whose steps have ended. The process stays for the next run."""
         await self.close()
-        self._messager = self._loop = self._society = self._last = None
+        self._messager = self._loop = self._society = self._homes = self._last = None
         gc.collect()  # agents and their group refer to each other
 
     def is_current(self) -> bool:
@@ -160,8 +177,9 @@ def society_of(
     thread: ModelThread | None = None,
 ) -> "Society | CrowdSociety":
     """Return the agents of a group with the model's function, which runs in `thread` (None: a new one)."""
+    collector = None if options.collect is None else Collector(options.collect, options.collect_every)
     if options.by == "group":
-        return CrowdSociety(plan.name, model, start=options.start, shared=shared, thread=thread)
+        return CrowdSociety(plan.name, model, start=options.start, shared=shared, thread=thread, collector=collector)
     return Society(
         plan.name,
         model,
@@ -172,6 +190,7 @@ def society_of(
         concurrency=options.concurrency,
         timeout=options.timeout,
         thread=thread,
+        collector=collector,
     )
 
 

@@ -25,6 +25,7 @@ from ray_messaging.eventlog.reading.sql import sql
 from ray_messaging.eventlog.reading.step_digests import digest, history
 from ray_messaging.eventlog.records import all_agents, run_facts
 from ray_messaging.eventlog.schema import SCHEMA, TEXT
+from ray_messaging.eventlog.series import read_series
 
 REACHED = b"reached"  # in a page's metadata: the last position examined
 EDGE = ("from_id", "to_id", "sent_at", "step", "subtopic", "message_id")
@@ -329,6 +330,7 @@ QUESTIONS: dict[str, Callable[..., Any]] = {
     "digest": digest,
     "history_digest": history,
     "end": end,
+    "series": lambda view: read_series(view.folder),
     "run": run,
     "has_names": has_names,
     "typed": typed,

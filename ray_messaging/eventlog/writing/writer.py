@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from ray_messaging.errors import Fenced, LogError, MessagingError
 from ray_messaging.eventlog.folder import Folder, Segment
+from ray_messaging.eventlog.series import FILE_BYTES, SeriesWriter, read_series
 from ray_messaging.eventlog.writing.open_segment import SEGMENT_AGE_S, SEGMENT_BYTES, SEGMENT_ROWS, OpenSegment, Sealed
 from ray_messaging.eventlog.writing.segment_store import SegmentStore, gone, lost, stuck
 from ray_messaging.eventlog.writing.step_rows import STEPS, StepBoxes, StepFeed, StepRows
@@ -79,6 +80,7 @@ class LogWriter:
         self._waiters = Waiters(self._reached)
         self._transport = transport
         self._feed: StepFeed | None = None  # None: the experiment has no steps
+        self._series: SeriesWriter | None = None  # None as well
         self._open = OpenSegment(1, 0)
         self._sealed: Sealed | None = None  # not durable yet
         self._read_task: asyncio.Task[None] | None = None
@@ -115,6 +117,7 @@ class LogWriter:
             return
         boxes = StepBoxes(store, self.exp_id, self.folder, settings, self._reader.retry, self._reader.hearers)
         self._streams.steps = await boxes.begin(self._streams.steps)
+        self._series = SeriesWriter(store, self.folder, self._reader.retry)
         self._feed = StepFeed(boxes, self._streams.steps, self._take_step, self._waiters.notify)
         self._feed_task = self._spawn(self._follow_steps, "steps")
 
@@ -145,6 +148,7 @@ class LogWriter:
         """Close the writer, and unregister the log: from then on streams are trimmed without regard to the log."""
         await self.close()
         if self.error is None:
+            await self._write_series(1)
             await self._log.unregister(self._segments.epoch)
             if self._feed is not None:
                 await self._feed.boxes.end()
@@ -340,8 +344,20 @@ class LogWriter:
         self._streams.drop(sealed.finished)
         if self._feed is not None and sealed.steps is not None:
             await self._feed.boxes.written(sealed.steps)
+            await self._write_series(FILE_BYTES)
         if not closed:
             await self._segments.release_memory()
+
+    async def _write_series(self, least: int) -> None:
+        if self._series is not None and self._streams.steps is not None:
+            await self._series.write(self._streams.steps.handled, least=least)
+
+    async def series(self) -> pa.Table:
+        """Return what groups have collected in all sealed steps."""
+        await self.caught_up()
+        if self._series is None or self._streams.steps is None:
+            return read_series(self.folder)
+        return await self._series.table(self._streams.steps.handled)
 
     async def _written(self) -> None:
         """Wait until no file is being written."""

@@ -11,7 +11,8 @@ end
 -- Who may open a step, and what a seal does. `prefix` is that of the experiment's keys.
 --
 -- steps         hash: settings (JSON), wait_for (all, senders: the mode that holds), groups, window, horizon, lag, lag_large,
---               lag_bytes, box_rows, box_bytes: see StepSettings; kept:<step> = bytes of the boxes for a step, once they are
+--               lag_bytes, box_rows, box_bytes: see StepSettings; series = the shape of the series,
+--               series_bytes = their bytes in steps:series; kept:<step> = bytes of the boxes for a step, once they are
 --               final and there are holds, kept = of all these; sealed = last step that all groups have closed, latest = last one that some group has opened,
 --               target = last one that may be opened (none: no end), dropped = last one the boxes of which are deleted,
 --               joined = how many groups have joined, news = last entry of steps:news, asked = last step that some group has
@@ -22,6 +23,8 @@ end
 -- steps:closed  sorted set: group -> last step that it has closed, of the groups that count
 -- steps:holds   hash: name -> last step the boxes of which it has handled
 -- steps:news    stream: an entry wakes those who wait: e = what, o = opened, b = how many boxes there are for that step
+-- steps:series  stream: what groups have collected, an entry for each step of a group, until the event log has it: s = step,
+--               g = group, d = data
 -- steps:<step>  hash: k:<group> = attempt that closed it, n:<group> = its counts, outside = rows from outside
 -- step:<group>  hash: since = first step in which it counts, until = first one in which it does not (none: it stays), closed,
 --               open = step that its driver has asked for (none: none), ahead = step that is open to it before it is to all,
@@ -324,7 +327,7 @@ end
 -- shared cover_step ---------------------------------------------------------------------------------------------------
 -- Close a step, as close_step says.
 --
--- closing: rows, counts, how, state, go_on = ARGV[5] to [9] of close_step
+-- closing: rows, counts, how, state, go_on, series = ARGV[5] to [10] of close_step
 
 -- Keep the state of before a step, which is being closed, where agents have left the group from this step on.
 local function keep_left_state(prefix, key, step, parting)
@@ -381,6 +384,8 @@ local function cover_step(prefix, group, attempt, named, closing)
   end
   deaf[2] = rows
   if rows ~= tonumber(closing.rows) or #deaf > 2 then return deaf end
+  local shape, known = closing.series:match('^[^\n]*'), redis.call('HGET', prefix .. 'steps', 'series')
+  if shape ~= '' and known and known ~= shape then return {5, known} end
 
   for _, box in ipairs(boxes) do
     redis.call('HSET', prefix .. 'cover:' .. box[1], 'c:' .. named .. ':' .. group,
@@ -393,6 +398,11 @@ local function cover_step(prefix, group, attempt, named, closing)
   if closing.how == '+' then fields[#fields + 1], fields[#fields + 2] = 'state', closing.state end
   if closing.how == '-' then redis.call('HDEL', key, 'state') end
   redis.call('HSET', key, unpack(fields))
+  if shape ~= '' then
+    redis.call('HSET', prefix .. 'steps', 'series', shape)
+    redis.call('HINCRBY', prefix .. 'steps', 'series_bytes', #closing.series)
+    redis.call('XADD', prefix .. 'steps:series', '*', 's', named, 'g', group, 'd', closing.series)
+  end
   redis.call('UNLINK', key .. ':sent', key .. ':results')
   if go_on and tonumber(steps[2]) <= step then redis.call('HSET', prefix .. 'steps', 'asked', step + 1) end
   if now[4] and step + 1 >= tonumber(now[4]) then

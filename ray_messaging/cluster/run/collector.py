@@ -1,0 +1,99 @@
+"""The part of a run's series that a group collects at the end of a step."""
+
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_messaging.errors import MessagingError
+from ray_messaging.model.series import Aggregate, UnfitValue, Values, are_aggregates, encode_aggregates, encode_rows
+from ray_messaging.model.typed.input import is_rounded
+from ray_messaging.steps.agent_places import AgentPlaces
+
+if TYPE_CHECKING:
+    from ray_messaging.cluster.run.agent import Agent
+    from ray_messaging.cluster.run.crowd import Crowd
+
+Failed = Callable[["Agent", BaseException, str], MessagingError]
+
+
+class Collector:
+    """The `collect=` of a run, a function or aggregates, for every n-th step."""
+
+    def __init__(self, collect: Any, every: int) -> None:  # noqa: ANN401 - as the user has written it
+        self._every = every
+        self._aggregates: Sequence[Aggregate] = ()
+        if are_aggregates(collect):
+            self._aggregates = collect if isinstance(collect, Sequence) else [collect]
+        self._function: Callable[[Any], Any] | None = None if self._aggregates else collect
+
+    def is_due(self, step: int) -> bool:
+        """Return whether something is collected in a step."""
+        return (self._function is not None or bool(self._aggregates)) and step % self._every == 0
+
+    def of_agents(self, agents: Sequence["Agent"], places: AgentPlaces, failed: Failed) -> bytes:
+        """Return what is collected of agents; raise the error that `failed` builds for the first one that is wrong."""
+        if not agents:
+            return b""
+        try:
+            if self._function is None:
+                values = [_each(_value_of(each), agents, failed) for each in self._aggregates]
+                return encode_aggregates(self._aggregates, values)
+            return encode_rows(places.column.to_numpy(), _columns(_each(self._function, agents, failed)))
+        except UnfitValue as error:
+            raise failed(agents[error.place or 0], error, "collect") from error
+
+    def of_group(self, crowd: "Crowd") -> bytes:
+        """Return what is collected of a group's arrays; raise UnfitValue if that is wrong."""
+        if not len(crowd.ids):
+            return b""
+        if self._function is None:
+            values = [_checked(each.name, _value_of(each)(crowd), crowd) for each in self._aggregates]
+            return encode_aggregates(self._aggregates, values)
+        found = self._function(crowd)
+        if type(found) is not dict or not found:
+            raise UnfitValue(f"collect returned {found!r:.100}: it must return a dict of arrays")
+        return encode_rows(crowd.ids, {name: _checked(name, array, crowd) for name, array in found.items()})
+
+
+def _value_of(aggregate: Aggregate) -> Callable[[Any], Any]:
+    key = aggregate.name
+    return aggregate.of or (lambda owner: owner.state[key])
+
+
+def _each(function: Callable[[Any], Any], agents: Sequence["Agent"], failed: Failed) -> list[Any]:
+    found: list[Any] = []
+    try:
+        for agent in agents:
+            found.append(function(agent))  # noqa: PERF401 - its length tells which agent has raised an exception
+    except (Exception, SystemExit) as error:
+        raise failed(agents[len(found)], error, "collect") from error
+    return found
+
+
+def _columns(rows: Sequence[Any]) -> dict[str, Values]:
+    """Return the columns of one dict per agent; raise UnfitValue unless all dicts have the keys of the first."""
+    names = [*rows[0]] if type(rows[0]) is dict else []
+    if names and {*map(type, rows)} == {dict} and {*map(len, rows)} == {len(names)}:
+        try:
+            return {name: [*map(itemgetter(name), rows)] for name in names}
+        except KeyError:
+            pass  # the code below finds the row
+    place = next((at for at, row in enumerate(rows) if type(row) is not dict or row.keys() != {*names} or not row), 0)
+    raise UnfitValue(
+        f"collect returned {rows[place]!r:.100}: it must return a dict with the same keys for all agents"
+        + (f", as for the first one: {names}" if place else ", at least one"),
+        place,
+    )
+
+
+def _checked(name: str, values: Any, crowd: "Crowd") -> NDArray[Any]:  # noqa: ANN401 - what a user returns
+    found = np.asarray(values)
+    if found.shape != crowd.ids.shape or is_rounded(values, found):
+        raise UnfitValue(
+            f"collect returned {name}={values!r:.100}: return an array with a value for each of the "
+            f"{len(crowd.ids):,} agents of group.ids"
+        )
+    return found

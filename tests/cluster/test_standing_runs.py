@@ -1,0 +1,153 @@
+"""Series of a run on Ray, and runs that stand between their steps."""
+
+import os
+import signal
+import uuid
+
+import pandas as pd
+import pytest
+from support.step_society import AGENTS, SEED, STEPS, listen, sequential, spread
+
+from ray_messaging import Closed, ConfigError, Count, EventLog, Mean, Messaging, StepFailed, Steps
+from ray_messaging.testing import run
+
+
+@pytest.fixture
+def start(by_value):
+    experiments = []
+
+    def start_one(**options):
+        name = f"standing-{uuid.uuid4().hex[:8]}"
+        experiments.append(Messaging.start(name, steps=Steps(seed=SEED, digest=True), **options))
+        return experiments[-1]
+
+    yield start_one
+    for messaging in experiments:
+        messaging.shutdown()
+
+
+def person(me, inbox):
+    heard = [(message.from_id, message.payload) for message in inbox]
+    me.state["word"] = listen(me.state.get("word", "0"), heard, me.rng)
+    me.state["number"] = int(me.state["word"], 16) / 7
+    me.state["even"] = me.state["number"] % 2 < 1
+    for friend, payload, later in spread(me.id, me.state["word"], me.step):
+        me.send(friend, payload, deliver_at=later)
+
+
+def words(states):
+    return {agent: state["word"] for agent, state in states.items()}
+
+
+def rows(me):
+    return {"word": me.state["word"], "number": me.state["number"]}
+
+
+WHOLE = [Mean("number"), Count("even")]
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """The rows and the aggregates of one group in one process."""
+    return {
+        kind: run(person, agents=AGENTS, until=STEPS, seed=SEED, collect=kind).series for kind in (rows, tuple(WHOLE))
+    }
+
+
+def is_equal(series, wanted):
+    pd.testing.assert_frame_equal(series, wanted, check_exact=True)
+    return True
+
+
+@pytest.mark.parametrize("logged", [False, True])
+def test_series_are_in_the_result_and_in_the_log(start, tmp_path, expected, logged):
+    folder = tmp_path / "log"
+    messaging = start(log_dir=folder) if logged else start()
+    half = messaging.run(person, agents=AGENTS, groups=2, until=STEPS // 2, collect=rows, progress=False)
+    assert half.series.index.unique("step").tolist() == [*range(STEPS // 2)]
+    result = messaging.run(person, agents=AGENTS, groups=2, until=STEPS, collect=rows, progress=False)
+    assert is_equal(result.series, expected[rows])
+    with pytest.raises(ConfigError, match=r"collects number \(mean\)"):
+        messaging.run(person, agents=AGENTS, groups=2, until=STEPS + 1, collect=Mean("number"), progress=False)
+    messaging.shutdown()
+    if logged:
+        table = EventLog.open(folder).series().to_pandas().set_index(["step", "agent"])
+        assert is_equal(table, expected[rows])
+        assert is_equal(pd.read_parquet(folder / "_series").set_index(["step", "agent"]), expected[rows])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("groups", [1, 2, 8])
+@pytest.mark.parametrize("logged", [False, True])
+def test_series_are_equal_whatever_the_groups_and_although_they_are_killed(start, tmp_path, expected, groups, logged):
+    for collect in (rows, tuple(WHOLE)):
+        marks = tmp_path / f"{groups}-{logged}-{len(expected)}-{collect is rows}"
+        marks.mkdir()
+
+        def dying(me, inbox, marks=marks):
+            person(me, inbox)
+            mark = marks / f"{me.id}"
+            if me.step in {2, 5} and me.id in {7, 8} and not mark.exists():
+                mark.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        messaging = start(log_dir=marks / "log") if logged else start()
+        result = messaging.run(dying, agents=AGENTS, groups=groups, until=STEPS, collect=collect, progress=False)
+        messaging.shutdown()
+        assert sorted(mark.name for mark in marks.glob("[78]")) == ["7", "8"]
+        assert is_equal(result.series, expected[collect])
+        assert words(result.states) == sequential()[0]
+
+
+def test_a_run_goes_on_step_by_step(start, expected):
+    with start().start_run(person, agents=AGENTS, groups=3, collect=rows) as standing:
+        assert standing.step == 0
+        assert standing.advance() == 1
+        assert standing.advance(2) == 3
+        assert is_equal(standing.series, expected[rows].loc[:2])
+        assert standing.advance(STEPS - 3) == STEPS
+        assert words(standing.states()) == sequential()[0]
+        result = standing.result()
+        assert (result.steps, result.stopped, [*result.digests]) == (STEPS, False, [*range(STEPS)])
+        assert [bytes.fromhex(digest) for digest in result.digests.values()] == sequential()[1]
+        with pytest.raises(ConfigError, match=r"advance\(0\) needs a whole number of at least 1"):
+            standing.advance(0)
+    with pytest.raises(Closed, match=f"closed before step {STEPS}"):
+        standing.advance()
+
+
+def test_a_standing_run_survives_its_groups_and_is_closed_by_the_next_run(start):
+    pids = []
+
+    def watched(me, inbox):
+        person(me, inbox)
+        me.state["pid"] = os.getpid()
+
+    messaging = start()
+    standing = messaging.start_run(watched, agents=AGENTS, groups=2)
+    standing.advance(3)
+    pids += {state["pid"] for state in standing.states().values()}
+    os.kill(pids[0], signal.SIGKILL)
+    assert standing.advance(2) == 5
+    result = messaging.run(watched, agents=AGENTS, groups=2, until=STEPS, progress=False)
+    assert words(result.states) == sequential()[0]
+    with pytest.raises(Closed):
+        standing.advance()
+    with messaging.start_run(watched, agents=AGENTS, groups=2) as later:
+        assert later.step == STEPS
+        assert words(later.states()) == sequential()[0]
+
+
+def test_a_model_that_fails_closes_its_standing_run(start):
+    def failing(me, inbox):
+        if me.step == 2:
+            raise ValueError("no")
+
+    messaging = start()
+    standing = messaging.start_run(failing, agents=4, groups=2)
+    standing.advance(2)
+    with pytest.raises(StepFailed, match="in step 2"):
+        standing.advance()
+    with pytest.raises(Closed):
+        standing.advance()
+    assert messaging.run(lambda me, inbox: None, agents=4, groups=2, until=4, progress=False).steps == 4

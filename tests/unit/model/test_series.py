@@ -1,0 +1,107 @@
+"""Series: rows come back as they were collected, aggregates do not depend on the groups, and nothing is rounded."""
+
+import math
+from collections import Counter
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ray_messaging import Count, Mean
+from ray_messaging.eventlog.series import series_table
+from ray_messaging.model.series import UnfitValue, encode_aggregates, encode_rows
+from ray_messaging.transports.step_values import SeriesEntry
+
+NUMBERS = st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**53), 2**53)
+COLUMNS = [NUMBERS, st.booleans(), st.text(st.characters(exclude_categories=["Cs"]))]
+
+
+def table_of(parts, step=3):
+    return series_table([SeriesEntry(str(place), step, f"group{place}", part) for place, part in enumerate(parts)])
+
+
+def dealt(values, groups):
+    return [part for number in range(groups) if len(part := values[number::groups])]
+
+
+def aggregated(aggregate, values, groups):
+    (row,) = table_of([encode_aggregates([aggregate], [part]) for part in dealt(values, groups)]).to_pylist()
+    return {name: value for name, value in row.items() if name != "step"}
+
+
+@given(st.lists(NUMBERS, min_size=1), st.integers(1, 8))
+def test_a_mean_is_rounded_once_whatever_the_groups(values, groups):
+    expected = float(sum(map(Fraction, values)) / len(values))
+    assert aggregated(Mean("x"), values, groups) == {"x": expected}
+    assert aggregated(Mean("x"), np.array(values, np.float64), groups) == {"x": expected}
+
+
+@given(st.lists(st.sampled_from([1.5, math.inf, -math.inf, math.nan]), min_size=1), st.integers(1, 8))
+def test_a_mean_of_numbers_that_are_not_finite_is_that_of_python(values, groups):
+    assert aggregated(Mean("x"), values, groups)["x"] == pytest.approx(sum(values) / len(values), nan_ok=True)
+
+
+@given(
+    st.sampled_from([st.booleans(), st.integers(-3, 3), st.sampled_from("SIR")]).flatmap(
+        lambda one: st.lists(one, min_size=1)
+    )
+)
+def test_counts_are_those_of_python_whatever_the_groups(values):
+    expected = {f"x={value}": count for value, count in Counter(values).items()}
+    for groups in (1, 3):
+        assert aggregated(Count("x"), values, groups) == expected
+        assert aggregated(Count("x"), np.array(values), groups) == expected
+
+
+@given(st.data(), st.integers(1, 3))
+def test_rows_come_back_equal_by_agent(data, groups):
+    agents = data.draw(st.lists(st.integers(0, 99) | st.text("ab", max_size=3), min_size=1, unique=True))
+    columns = [data.draw(st.lists(kind, min_size=len(agents), max_size=len(agents))) for kind in COLUMNS]
+    names, rows = ["number", "flag", "text"], dict(zip(agents, zip(*columns, strict=True), strict=True))
+    parts = []
+    for some in dealt(agents, groups):
+        ids = np.array(some, object) if any(isinstance(agent, str) for agent in some) else np.array(some, np.int64)
+        found = [rows[agent] for agent in some]
+        parts.append(encode_rows(ids, {name: [row[at] for row in found] for at, name in enumerate(names)}))
+    found = table_of(parts).to_pylist()
+    ids = [row["agent"] if row.get("agent_name") is None else row["agent_name"] for row in found]
+    assert ids == sorted(agents, key=lambda agent: (isinstance(agent, str), agent))
+    assert [tuple(row[name] for name in names) for row in found] == [rows[agent] for agent in ids]
+
+
+@pytest.mark.parametrize(
+    ("values", "place"),
+    [
+        ([1, None], 1),
+        ([1.5, "two"], 1),
+        ([True, 1], 1),
+        ([0.5, 2**53 + 1], 1),
+        ([2**70], 0),
+        (["a", "\ud800"], 1),
+        ([1, [2]], 1),
+        (np.array([1, 2**60]), 1),
+        (np.array([[1, 2]]), None),
+        (np.array([1j]), None),
+        (np.array([1], np.longdouble), None),
+    ],
+)
+def test_what_cannot_be_kept_exactly_is_refused_with_its_place(values, place):
+    with pytest.raises(UnfitValue, match="collect returned x=") as caught:
+        encode_rows(np.arange(len(values)), {"x": values})
+    assert caught.value.place == place
+
+
+@pytest.mark.parametrize("name", ["step", "agent", "agent_name", "", 5, "\ud800"])
+def test_a_column_has_a_name_of_its_own(name):
+    with pytest.raises(UnfitValue, match="name it by a text"):
+        encode_rows(np.arange(1), {name: [1]})
+
+
+@pytest.mark.parametrize(
+    ("aggregate", "values"), [(Mean("x"), ["a"]), (Count("x"), [0.5]), (Count("x"), np.array([0.5]))]
+)
+def test_an_aggregate_of_another_kind_says_which_one_fits(aggregate, values):
+    with pytest.raises(UnfitValue, match="needs"):
+        encode_aggregates([aggregate], [values])

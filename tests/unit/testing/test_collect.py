@@ -1,0 +1,102 @@
+"""What `collect=` collects in a run: by agent and by group, the same on any number of groups."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from ray_messaging import ConfigError, Count, Mean, PayloadTooLarge, StepFailed
+from ray_messaging.testing import run
+
+
+def person(me, inbox):
+    me.state["mood"] = sum(message.payload["mood"] for message in inbox) / 10 + me.rng.normal()
+    me.state["side"] = "left" if me.state["mood"] < 0 else "right"
+    me.send((me.id + 1) % 20, {"mood": me.state["mood"]})
+
+
+def crowd(group, step):
+    group.state["mood"] = group.uniform(1)[:, 0] - 0.5
+    group.state["side"] = np.where(group.state["mood"] < 0, "left", "right")
+
+
+def series(model, collect, groups, **options):
+    by = "agent" if model is person else "group"
+    return run(model, agents=20, until=4, groups=groups, by=by, collect=collect, **options).series
+
+
+def rows(owner):
+    return {name: owner.state[name] for name in ("mood", "side")}
+
+
+@pytest.mark.parametrize("model", [person, crowd])
+def test_series_are_equal_on_any_number_of_groups(model):
+    each = [series(model, rows, groups) for groups in (1, 2, 8)]
+    whole = [series(model, [Mean("mood"), Count("side")], groups) for groups in (1, 2, 8)]
+    for one, *others in (each, whole):
+        for other in others:
+            pd.testing.assert_frame_equal(one, other, check_exact=True)
+    assert each[0].index.equals(pd.MultiIndex.from_product([range(4), range(20)], names=["step", "agent"]))
+    counted = each[0].side.groupby("step").value_counts().unstack(fill_value=0)
+    assert (whole[0][["side=left", "side=right"]].to_numpy() == counted[["left", "right"]].to_numpy()).all()
+    assert np.allclose(whole[0].mood, each[0].mood.groupby("step").mean())
+
+
+def test_collect_sees_the_state_after_the_step_of_every_nth_one():
+    def count(me, inbox):
+        me.state["n"] = me.state.get("n", 0) + 1
+
+    found = run(count, agents=["ann", 7], until=7, collect=lambda me: {"n": me.state["n"]}, collect_every=3).series
+    assert found.n.to_dict() == {(step, agent): step + 1 for step in (0, 3, 6) for agent in (7, "ann")}
+
+
+def test_an_aggregate_may_have_a_function():
+    left = Mean("left", of=lambda owner: np.less(owner.state["mood"], 0))
+    for model in (person, crowd):
+        shares = series(model, left, 2).left
+        assert shares.tolist() == (series(model, Count("side"), 1)["side=left"] / 20).tolist()
+
+
+def test_a_value_that_comes_later_was_zero_before():
+    def half(me, inbox):
+        me.state["at"] = me.step // 2
+
+    found = run(half, agents=3, until=4, collect=Count("at")).series
+    assert found.to_dict("list") == {"at=0": [3, 3, 0, 0], "at=1": [0, 0, 3, 3]}
+
+
+@pytest.mark.parametrize(
+    ("model", "collect", "error", "text"),
+    [
+        (person, lambda me: {"x": 1} if me.step == 0 else {"x": "one"}, ConfigError, r"step 1 .* x \(text\)"),
+        (person, lambda me: {"x": 1} if me.step == 0 else {"y": 1}, ConfigError, r"step 1 .* y \(number\)"),
+        (person, lambda me: {"x": 1} if me.id < 7 else {"y": 1}, StepFailed, "agent 7 .*the same keys"),
+        (person, lambda me: {"x": None}, StepFailed, "agent 0 .*NoneType"),
+        (person, lambda me: {"x": 2**60}, StepFailed, r"up to 2\*\*53"),
+        (person, lambda me: 1 / (me.id - 7), StepFailed, "collect failed for agent 7 .*ZeroDivisionError"),
+        (person, lambda me: [me.id], StepFailed, "must return a dict"),
+        (person, Mean("side"), StepFailed, r"Count\('side'\)"),
+        (person, Count("mood"), StepFailed, "round them"),
+        (person, Mean("wealth"), StepFailed, "KeyError: 'wealth'"),
+        (crowd, lambda group: {"x": 1}, StepFailed, "a value for each of the 20 agents"),
+        (crowd, lambda group: {}, StepFailed, "a dict of arrays"),
+        (crowd, lambda group: {"x": [2**53 + 1, *[0.5] * 19]}, StepFailed, "collect returned x="),
+        (person, 5, ConfigError, "collect=5 must be"),
+        (person, [], ConfigError, r"collect=\[\] must be"),
+        (person, [Mean("mood"), "side"], ConfigError, "must be a function"),
+        (person, Mean(""), ConfigError, "must be a text"),
+        (person, lambda me: {"x": "a" * 4_000_000}, PayloadTooLarge, "collect less"),
+    ],
+)
+def test_a_collect_that_is_wrong_is_told_with_its_place(model, collect, error, text):
+    with pytest.raises(error, match=text):
+        series(model, collect, 1)
+
+
+def test_every_is_a_number_of_steps():
+    with pytest.raises(ConfigError, match="collect_every=0"):
+        series(person, rows, 1, collect_every=0)
+
+
+def test_a_run_that_collects_nothing_has_no_series():
+    with pytest.raises(ConfigError, match="pass collect="):
+        series(person, None, 1)
