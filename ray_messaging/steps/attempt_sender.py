@@ -116,7 +116,7 @@ class AttemptSender:
                 return found
             await self._send(step.number, batches)
         counts = self._account.take()
-        closing = Closing(self._transport.rows, counts.encode(), *left)
+        closing = Closing(self._transport.rows, counts.encode(), *left, self._account.take_blocked())
         try:
             closed = await self._store.close(self._group, self._attempt, step.number, closing, go_on=go_on)
         except TransitError as error:
@@ -182,7 +182,7 @@ class AttemptSender:
                 self._settle([frame for frame, _ in frames])
                 counts = self._account.take()
                 rows = sum(frame.count for frame, _ in frames if "@" in frame.mailbox)
-                closing = Closing(rows, counts.encode(), *left)
+                closing = Closing(rows, counts.encode(), *left, self._account.take_blocked())
                 epoch, writes = frames[0][0].verdict_epoch, writes_of(frames)
                 request = SendRequest(self._group, self._attempt, self.directory.version, epoch, writes)
                 closed = await self._call(request, step, closing, go_on=go_on)

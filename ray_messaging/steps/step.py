@@ -18,6 +18,7 @@ from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import IdColumn
 from ray_messaging.model.joining import joined_arrays, joined_ids
 from ray_messaging.steps.agent_places import AgentPlaces
+from ray_messaging.steps.blocked_messages import NOTHING_BLOCKED, BlockedMessages
 from ray_messaging.steps.inbox import StepInbox
 from ray_messaging.steps.moved_agents import Arrival
 from ray_messaging.steps.random_numbers import StepGenerators, agent_generator, uniform_rows
@@ -199,6 +200,7 @@ class Step(StepPart):
     Messages are sent when the step is committed, which is when the next step is requested. The inbox, its order and
     the random numbers are the same each time the step runs again. `arrivals` has the agents that came with this step
     from other groups, with the states of these groups; `before` has the group's own agents in the previous step.
+    `blocked` has what the group's agents sent in the previous step and rules blocked.
     """
 
     def __init__(
@@ -213,10 +215,12 @@ class Step(StepPart):
         state_bytes: int,
         arrivals: tuple[Arrival, ...] = (),
         before: AgentSet | None = None,
+        blocked: BlockedMessages = NOTHING_BLOCKED,
     ) -> None:
         super().__init__(number, seed=seed, agents=agents, inbox=inbox, sends=sends)
         self.moves = StepMoves()
         self.arrivals = arrivals
+        self.blocked = blocked
         self.before = agents.agents if before is None else before
         self.series = b""  # what a run collects in this step
         self._state = state

@@ -14,6 +14,7 @@ from ray_messaging.errors import ConfigError, UnknownName
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.extension import Audience
 from ray_messaging.receipt import DELIVERED, FATES, UNDELIVERABLE, UNKNOWN, Outcome, PairFates
+from ray_messaging.steps.blocked_messages import encode_blocked
 from ray_messaging.steps.box_frames import FIRST_OUTSIDE
 from ray_messaging.steps.digests import SIZE, DigestRow, HeardBy, history_digest, step_digest, sum_of
 
@@ -60,6 +61,7 @@ class StepAccount:
         self._digest = digest
         self._fates: Counter[str] = Counter()
         self._sum = self._outside = 0
+        self._blocked: list[tuple[Batch, Mapping[int, tuple[str, str]]]] = []
         self.total: Counter[str] = Counter()
         self.unheard: Counter[str] = Counter()
         self.audiences: Mapping[Audience, bytes] = {}  # for each version of an audience, the hash of its pairs
@@ -74,7 +76,7 @@ class StepAccount:
         """Set the account back to an earlier copy."""
         self._fates, self.total = Counter(before._fates), Counter(before.total)
         self._sum, self._outside = before._sum, before._outside
-        self.unheard = Counter(before.unheard)
+        self.unheard, self._blocked = Counter(before.unheard), [*before._blocked]
 
     def add(self, batch: Batch, outcome: Outcome) -> None:
         """Add a batch of rows with their fates. If some have an error instead, the step is not committed."""
@@ -86,6 +88,8 @@ class StepAccount:
                 self._fates[fate] += count
         if UNDELIVERABLE in outcome.codes:
             self._name_unheard(batch, np.flatnonzero(outcome.fates == UNDELIVERABLE))
+        if outcome.blocks:
+            self._blocked.append((batch, outcome.blocks))
         if self._digest and UNKNOWN not in outcome.codes:
             self._sum += sum_of(digest_rows(batch, outcome.codes, outcome.blocks, self.audiences))
 
@@ -119,6 +123,11 @@ class StepAccount:
         counts = StepCounts(fates, digest, total, self._outside, dict(self.unheard))
         self._fates, self._sum, self._outside = Counter(), 0, 0
         return counts
+
+    def take_blocked(self) -> bytes:
+        """Return the blocked messages of the step, encoded, and begin with those of the next step."""
+        blocked, self._blocked = self._blocked, []
+        return encode_blocked(blocked)
 
 
 def outside_rows(batches: Sequence[Batch]) -> list[DigestRow]:

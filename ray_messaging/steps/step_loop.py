@@ -26,6 +26,7 @@ from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.receiving.unfolder import Unfolder
 from ray_messaging.steps.agent_places import NO_PLACES, AgentPlaces
 from ray_messaging.steps.attempt_sender import AttemptSender
+from ray_messaging.steps.blocked_messages import NOTHING_BLOCKED, BlockedMessages
 from ray_messaging.steps.call_memory import CallMemory
 from ray_messaging.steps.group_boxes import GroupBoxes
 from ray_messaging.steps.inbox import HeardBroadcasts, StepInbox
@@ -35,6 +36,7 @@ from ray_messaging.steps.step_account import StepAccount, StepCounts
 from ray_messaging.steps.step_sends import StepSends
 from ray_messaging.transports.box_reader import BoxReader
 from ray_messaging.transports.step_values import (
+    SUPERVISOR,
     Done,
     Driven,
     Driver,
@@ -249,7 +251,8 @@ class StepLoop:
                 news = await box.wait(found.news, STEP_NEWS_TIMEOUT_S)
                 if news.opened >= number:
                     self._check_open()
-                    return Opened(number, tuple(await box.covers()) if news.boxes else (), news.directory)
+                    covers = tuple(await box.covers()) if news.boxes else ()
+                    return Opened(number, covers, news.directory, news.blocked)
             self._check_open()
             found = await self._store.open(self._group, attempt, number)
         return found
@@ -285,7 +288,11 @@ class StepLoop:
             self.before = record.at(opened.step - 1, directory.dates).agents()
         found = await self._boxes.read(opened, box, record, moved)
         self._account.hear(found.outside if self._settings.digest else [])
-        settings = self._engine.settings
+        settings, blocked = self._engine.settings, NOTHING_BLOCKED
+        if opened.blocked:
+            groups = [self._group, SUPERVISOR, *(arrival.group for arrival in arrivals)]
+            parts = await self._store.blocked(opened.step - 1, groups)
+            blocked = BlockedMessages(opened.step - 1, parts, self.places)
         return Step(
             opened.step,
             seed=self._settings.seed,
@@ -303,6 +310,7 @@ class StepLoop:
             state_bytes=settings.state_bytes,
             arrivals=arrivals,
             before=self.before,
+            blocked=blocked,
         )
 
     async def _arrivals(self, step: int, record: Record, directory: Directory) -> tuple[Arrival, ...]:

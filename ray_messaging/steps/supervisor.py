@@ -14,6 +14,7 @@ from ray_messaging.common.backoff import STEP_SUPERVISOR_RETRY, Backoff
 from ray_messaging.errors import Fenced, MessagingError, StepAborted
 from ray_messaging.interception.server.step_judge import RuleReviewer
 from ray_messaging.limits_and_timeouts import CALL_BYTES, STEP_LEASE_S, STEP_NEWS_TIMEOUT_S
+from ray_messaging.steps.blocked_messages import encode_blocked
 from ray_messaging.steps.digests import SIZE
 from ray_messaging.steps.sent_messages import no_messages, sent_messages
 from ray_messaging.steps.step_account import StepCounts
@@ -133,7 +134,7 @@ class Supervisor:
 
     async def _closing(self, number: int, attempt: int, sender: StepTransport) -> Closing:
         """Ask the rules about a step, write their changes, and return what closes the step."""
-        changes, violations = await self._changes(number, attempt)
+        changes, violations, blocked = await self._changes(number, attempt)
         for call in _calls(changes.writes):
             await self._send(sender, call, attempt)
         state = self._reviewer.dump(violations)
@@ -141,14 +142,14 @@ class Supervisor:
         self._total.update(changes.fates)
         digest = (changes.digest % 2 ** (8 * SIZE)).to_bytes(SIZE, "little") if self._settings.digest else b""
         counts = StepCounts(_counts(changes.fates), digest, _counts(self._total))
-        return Closing(sender.rows, counts.encode(), state, state != self._state)
+        return Closing(sender.rows, counts.encode(), state, state != self._state, blocked=blocked)
 
-    async def _changes(self, number: int, attempt: int) -> tuple[StepChanges, Counter[AgentId | None]]:
-        """Return what the rules change in a step, and the number of blocked messages by sender."""
+    async def _changes(self, number: int, attempt: int) -> tuple[StepChanges, Counter[AgentId | None], bytes]:
+        """Return what the rules change in a step, the number of blocked messages by sender, and these messages."""
         changes = StepChanges(number, attempt, self._directory, self._shut, digest=self._settings.digest)
         violations: Counter[AgentId | None] = Counter()
         if not self._reviewer.reads():
-            return changes, violations
+            return changes, violations, b""
         sent = await sent_messages(self._store, number, self._settings.horizon)
         batch = no_messages("", number) if sent is None else sent.batch
         review = await self._reviewer.review(number, batch)
@@ -160,7 +161,7 @@ class Supervisor:
             changes.apply(sent, verdict)
         changes.add(review.added)
         violations.update(batch.from_ids.take(np.fromiter(verdict.blocked, np.intp)).tolist())
-        return changes, violations
+        return changes, violations, encode_blocked([(batch, verdict.blocked)])
 
     async def _send(self, sender: StepTransport, writes: Sequence[FrameWrite], attempt: int) -> None:
         reply = await sender.send(SendRequest(SUPERVISOR, attempt, 0, self._epoch, writes))

@@ -74,8 +74,8 @@ class StepNewsReader:
         try:
             found, *replies = await self._reads.read_with({self._stream: news}, 1000, block_s, behind)
             if found:
-                place, (_, _, _, opened, _, boxes, _, directory) = found[0][1][-1]
-                shared.newest = News(place.decode(), int(opened), int(boxes), int(directory))
+                place, (_, _, _, opened, _, boxes, _, directory, _, blocked) = found[0][1][-1]
+                shared.newest = News(place.decode(), int(opened), int(boxes), int(directory), blocked == b"1")
             return replies if found else []  # without news the box may still change
         finally:
             shared.reading = False

@@ -95,12 +95,14 @@ class Cover(NamedTuple):
 class Opened(NamedTuple):
     """An open step, and the covers of the group's box for it.
 
-    `directory` is the directory's version when the step was opened, or a later one (-1: not known).
+    `directory` is the directory's version when the step was opened, or a later one (-1: not known). `blocked` says
+    whether rules have blocked messages of the previous step.
     """
 
     step: int
     covers: tuple[Cover, ...]
     directory: int = -1
+    blocked: bool = False
 
 
 class Reason(StrEnum):
@@ -136,14 +138,16 @@ class BoxStart(NamedTuple):
 class News(NamedTuple):
     """News that end a wait: their place, the last step that is open to all who asked, and the number of its boxes.
 
-    `directory` is the directory's version. If the wait ended without news, it and `opened` are -1. `start` is the
-    beginning of the box that the caller named, read right after the news (None: it was not read with them).
+    `directory` is the directory's version. If the wait ended without news, it and `opened` are -1. `blocked` says
+    whether rules have blocked messages of the step before `opened`. `start` is the beginning of the box that the caller
+    named, read right after the news (None: it was not read with them).
     """
 
     place: str
     opened: int = -1
     boxes: int = 0
     directory: int = -1
+    blocked: bool = False
     start: BoxStart | None = None
 
 
@@ -159,7 +163,8 @@ class Done(NamedTuple):
 class Closing(NamedTuple):
     """What a group states when it closes a step: the number of rows that were written to mailboxes' boxes, and counts.
 
-    `counts` and `series` are opaque here. With `state_changed` the group's state becomes `state` (None: no state).
+    `counts`, `series` and `blocked`, the messages that rules blocked, are opaque here. With `state_changed` the group's
+    state becomes `state` (None: no state).
     """
 
     rows: int
@@ -167,6 +172,7 @@ class Closing(NamedTuple):
     state: bytes | None = None
     state_changed: bool = False
     series: bytes = b""
+    blocked: bytes = b""
 
 
 class SeriesEntry(NamedTuple):

@@ -378,6 +378,14 @@ class RedisSteps:
             names = [each.entry for each in entries[low : low + _RESULTS]]
             await self._link.script("drop_series", [self._steps, self._keys.steps("series")], names)
 
+    async def blocked(self, step: int, groups: Sequence[str]) -> list[bytes]:
+        """Return what these groups stated, as they closed a step, about the messages that rules blocked.
+
+        It is kept until all groups have closed the next step.
+        """
+        found = await self._link.command("HMGET", self._keys.steps(f"{step}:blocked"), *groups)
+        return [each for each in found if each is not None]
+
     # -- control --------------------------------------------------------------------------------------------------
 
     async def hold(self, name: str, through: int) -> None:
@@ -454,7 +462,7 @@ def _closing(closing: Closing, *, go_on: bool) -> list[Any]:
     state: tuple[str, bytes] = "=", b""
     if closing.state_changed:
         state = ("-", b"") if closing.state is None else ("+", closing.state)
-    return [closing.rows, closing.counts, *state, int(go_on), closing.series]
+    return [closing.rows, closing.counts, *state, int(go_on), closing.series, closing.blocked]
 
 
 def _closed(reply: list[Any], group: str, attempt: int, step: int) -> Committed | Refused:
@@ -475,10 +483,10 @@ def _closed(reply: list[Any], group: str, attempt: int, step: int) -> Committed 
 def _opening(reply: list[Any], group: str, attempt: int, step: int) -> Opened | Waiting | Done:
     code, *rest = reply
     if code == 1:
-        directory, *covers = rest
+        directory, blocked, *covers = rest
         parts = zip(covers[::4], covers[1::4], covers[2::4], covers[3::4], strict=True)
         found = tuple(Cover(name.decode(), int(sent), int(by), int(rows)) for name, sent, by, rows in parts)
-        return Opened(step, found, directory)
+        return Opened(step, found, directory, blocked == 1)
     if code == 2:
         reason, total, news, *names = rest
         return Waiting(step, Reason(reason.decode()), tuple(name.decode() for name in names), total, news.decode())

@@ -238,6 +238,8 @@ async def keeps_its_promise(town, program, seed, *, lane, in_parts, rate=0.1):
         make, lambda step, agent, _: stormy.said[step, agent], lane=lane, changes=changes, name=uuid.uuid4().hex
     )
     assert found == await result_of(calm), deaths.met
+    assert stormy.blocked == calm.blocked, deaths.met
+    assert sum(map(len, stormy.blocked.values())) <= sum(found[1].values())  # those of the last step, nobody learns
     return len(deaths.met), stormy.restarts
 
 

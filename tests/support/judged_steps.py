@@ -126,7 +126,8 @@ class Town:
     """Groups of agents in steps, each driven by processes that may die, under the rules of an interceptor.
 
     `lane`: the interceptor has a process of its own, which may die, too; else it is in this one. `say(step, agent,
-    attempt)` returns what an agent says: (to_id, text), ... `said` has what counts in the end.
+    attempt)` returns what an agent says: (to_id, text), ... `said` has what counts in the end, and `blocked` what an
+    agent learns in a step of its blocked messages.
     """
 
     def __init__(self, server, exp_id, rules, say, *, lane, groups=2, agents=4, steps=4, changes=(), deaths=None):
@@ -134,7 +135,7 @@ class Town:
         self.lane, self.groups, self.agents, self.steps = lane, groups, agents, steps
         self.changes, self.deaths = changes, deaths or Deaths()
         self.settings = MessagingConfig(interceptor_timeout_s=30.0)
-        self.said, self.attempts = {}, Counter()
+        self.said, self.blocked, self.attempts = {}, {}, Counter()
         self.host = self.interceptor = None
         self.opened, self.tasks = [], []
         self.restarts = 0
@@ -244,6 +245,8 @@ class Town:
                         for agent in range(number, self.agents, self.groups):
                             words = self.say(step.number, agent, self.attempts[number, step.number])
                             self.said[step.number, agent] = words
+                            place = step.places.place(agent)
+                            self.blocked[step.number, agent] = [tuple(each) for each in step.blocked.of(place)]
                             for to_id, text in words:
                                 step.send(agent, to_id, {"t": text})
             except _AGAIN:

@@ -23,6 +23,7 @@ from ray_messaging.messages import Messages
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.model.exact import decode_exactly, encode_exactly, kept_exactly
 from ray_messaging.steps.agent_places import NO_PLACES
+from ray_messaging.steps.blocked_messages import BlockedMessage
 from ray_messaging.steps.call_memory import CallMemory
 from ray_messaging.steps.digests import id_bytes
 from ray_messaging.steps.moved_agents import Arrival
@@ -75,6 +76,14 @@ class Agent:
         if self._rng is None:
             self._rng = self._society.generators.at(self._place)
         return self._rng
+
+    @property
+    def blocked(self) -> Sequence[BlockedMessage]:
+        """Return what the agent sent in the previous step and a rule blocked, each with rule and reason.
+
+        A question in it has the `id` that `ask` returned: it gets no answer.
+        """
+        return () if self._society.step is None else self._society.step.blocked.of(self._place)
 
     def send(self, to: AgentId, payload: object, *, subtopic: str = AGENT_CHAT, deliver_at: int | None = None) -> None:
         """Send a message, which is read in the next step or in step `deliver_at`; raises as `Step.send`."""

@@ -22,10 +22,12 @@ end
 --               ascending by step (none: all)
 -- steps:closed  sorted set: group -> last step that it has closed, of the groups that count
 -- steps:holds   hash: name -> last step the boxes of which it has handled
--- steps:news    stream: an entry wakes those who wait: e = what, o = opened, b = how many boxes there are for that step
+-- steps:news    stream: an entry wakes those who wait: e = what, o = opened, b = how many boxes there are for that step,
+--               d = version of the directory, r = 1: rules have blocked messages of the step before
 -- steps:series  stream: what groups have collected, an entry for each step of a group, until the event log has it: s = step,
 --               g = group, d = data
 -- steps:<step>  hash: k:<group> = attempt that closed it, n:<group> = its counts, outside = rows from outside
+-- steps:<step>:blocked  hash: group -> its messages that rules blocked in the step; deleted when the next step is sealed
 -- step:<group>  hash: since = first step in which it counts, until = first one in which it does not (none: it stays), closed,
 --               open = step that its driver has asked for (none: none), ahead = step that is open to it before it is to all,
 --               attempt, task and start = its driver ("" and 0: none), lease_ms, beat = rises with each sign of life,
@@ -39,12 +41,17 @@ end
 -- step:<group>:results  hash of the open step, for all its attempts: <step>:<name of a call> = its result
 local SUPERVISOR = ':rules'
 
+-- Whether rules have blocked messages of a step: 1 or 0.
+local function has_blocked(prefix, step)
+  return redis.call('EXISTS', string.format('%ssteps:%.0f:blocked', prefix, step))
+end
+
 local function tell(prefix, what)
   local opened = redis.call('HGET', prefix .. 'steps', 'opened')
   local boxes = redis.call('SCARD', prefix .. 'steps:' .. opened .. ':boxes')
   local directory = redis.call('HGET', prefix .. 'meta', 'directory') or 0
   local news = redis.call('XADD', prefix .. 'steps:news', 'MAXLEN', '~', 100, '*', 'e', what, 'o', opened, 'b', boxes,
-                          'd', directory)
+                          'd', directory, 'r', has_blocked(prefix, opened - 1))
   redis.call('HSET', prefix .. 'steps', 'news', news)
 end
 
@@ -196,7 +203,8 @@ local function seal(prefix)
         end
       end
       count_kept(prefix, step + 1)
-      redis.call('UNLINK', string.format('%ssteps:%.0f', prefix, step - 1 - tonumber(now[2])))
+      redis.call('UNLINK', string.format('%ssteps:%.0f', prefix, step - 1 - tonumber(now[2])),
+                 string.format('%ssteps:%.0f:blocked', prefix, step - 1))
     end
     drop_boxes(prefix)
     release(prefix)
@@ -278,7 +286,8 @@ local function obstacle(prefix, group, step)
   return nil
 end
 
--- Open a step. Returns {1, directory version, then group, step sent, attempt, rows of each cover of its box}; {0} a later driver has the
+-- Open a step. Returns {1, directory version, 1 where rules have blocked messages of the step before, then group, step
+-- sent, attempt, rows of each cover of its box}; {0} a later driver has the
 -- group; {-1} the server knows neither; {2, reason, how many, news, names...} it must wait; {3, closed} it is closed, or the
 -- group has left; {4, closed} it is beyond the next one
 local function open_step(prefix, group, attempt, step)
@@ -314,6 +323,7 @@ local function open_step(prefix, group, attempt, step)
   if against then return against end
   local cover, answer = redis.call('HGETALL', string.format('%scover:%s@%.0f', prefix, group, step)), {1}
   answer[2] = tonumber(redis.call('HGET', prefix .. 'meta', 'directory') or 0)
+  answer[3] = has_blocked(prefix, step - 1)
   for i = 1, #cover, 2 do
     local sent, from = cover[i]:match('^c:(-?%d+):(.*)$')
     if sent then
@@ -327,7 +337,7 @@ end
 -- shared cover_step ---------------------------------------------------------------------------------------------------
 -- Close a step, as close_step says.
 --
--- closing: rows, counts, how, state, go_on, series = ARGV[5] to [10] of close_step
+-- closing: rows, counts, how, state, go_on, series, blocked = ARGV[5] to [11] of close_step
 
 -- Keep the state of before a step, which is being closed, where agents have left the group from this step on.
 local function keep_left_state(prefix, key, step, parting)
@@ -393,6 +403,7 @@ local function cover_step(prefix, group, attempt, named, closing)
   end
   if now[7] then keep_left_state(prefix, key, step, now[7]) end
   redis.call('HSET', record, 'k:' .. group, attempt, 'n:' .. group, closing.counts)
+  if closing.blocked ~= '' then redis.call('HSET', record .. ':blocked', group, closing.blocked) end
   local fields = {'closed', named, 'changed', milliseconds(), 'beat', (now[6] or 0) + 1}
   if go_on then fields[7], fields[8] = 'open', step + 1 else redis.call('HDEL', key, 'open') end
   if closing.how == '+' then fields[#fields + 1], fields[#fields + 2] = 'state', closing.state end

@@ -1,0 +1,147 @@
+"""`me.blocked`: what an agent sent in the step before and a rule blocked, on any number of groups."""
+
+import numpy as np
+import pytest
+
+from ray_messaging.interception.rules import ALLOW, Rule, SlowRule, StepRule, StepVerdicts, block
+from ray_messaging.testing import run
+
+AGENTS, STEPS = 6, 4
+
+
+def verdict(from_id, to_id):
+    return block(f"no {from_id} to {to_id}") if (from_id + to_id) % 3 == 0 else ALLOW
+
+
+class Pairs(Rule):
+    name = "pairs"
+
+    def check(self, message):
+        return verdict(message.from_id, message.to_id)
+
+
+class Slow(SlowRule):
+    name = "pairs"
+
+    async def judge(self, message):
+        return verdict(message.from_id, message.to_id)
+
+
+class Whole(StepRule):
+    def __init__(self, name="pairs", judge=verdict):
+        self.name, self._judge = name, judge
+
+    async def check_step(self, number, batch, exp_id):
+        ends = zip(batch.from_ids.tolist(), batch.to_ids.tolist(), strict=True)
+        return StepVerdicts({row: found for row, pair in enumerate(ends) if (found := self._judge(*pair)) is not ALLOW})
+
+
+def friends(agent):
+    return [(agent + n) % AGENTS for n in (5, 1, 3)]
+
+
+def talk(me, inbox):
+    kept = [(b.id, b.from_id, b.to_id, b.rule, b.reason) for b in me.blocked]
+    me.state.setdefault("blocked", {})[me.step] = kept
+    if me.shared and me.step == 1:
+        me.move("group0" if me.id % 2 else "group1")
+    first, second, third = friends(me.id)
+    me.send(first, {})
+    me.send(second, {}, deliver_at=me.step + 2)
+    me.state["asked"] = me.ask(third, {})
+
+
+def expected(rules):
+    """Return what each agent learns, where the first of the rules that blocks a message is named."""
+    found = {}
+    for agent in range(AGENTS):
+        learnt = found[agent] = {0: []}
+        for step in range(STEPS - 1):
+            rows = learnt[step + 1] = []
+            for n, to_id in enumerate(friends(agent)):
+                why = next((w for name, judge in rules if (w := judge(agent, to_id, name))), None)
+                if why is not None:
+                    rows.append((f"{step}-{n}-{agent}", agent, to_id, *why))
+    return found
+
+
+def learnt(rules, groups, *, moves=False):
+    result = run(talk, agents=AGENTS, until=STEPS, groups=groups, rules=rules, shared=moves)
+    return {agent: state["blocked"] for agent, state in result.states.items()}
+
+
+def why(from_id, to_id, name):
+    found = verdict(from_id, to_id)
+    return None if found is ALLOW else (name, found.reason)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3])
+@pytest.mark.parametrize("rule", [Pairs(), Slow(), Whole()], ids=["rule", "slow rule", "step rule"])
+def test_an_agent_learns_what_was_blocked(rule, groups):
+    assert learnt([rule], groups) == expected([("pairs", why)])
+
+
+@pytest.mark.parametrize("rule", [Pairs(), Whole()], ids=["rule", "step rule"])
+def test_an_agent_that_has_moved_learns_it_in_its_new_group(rule):
+    assert learnt([rule], 2, moves=True) == expected([("pairs", why)])
+
+
+def test_blocks_of_rules_of_both_kinds_come_in_the_order_of_the_sends():
+    def odd(from_id, to_id):
+        return block("odd") if (from_id + to_id) % 2 and from_id < 4 else ALLOW
+
+    def why_odd(from_id, to_id, name):
+        return None if odd(from_id, to_id) is ALLOW else (name, "odd")
+
+    rules = [("pairs", why), ("whole", why_odd)]
+    assert learnt([Pairs(), Whole("whole", odd)], 3) == expected(rules)
+
+
+def test_an_asker_learns_that_its_question_was_blocked():
+    def asks(me, inbox):
+        if me.step == 0:
+            me.state["asked"] = me.ask((me.id + 1) % 2, {})
+        else:
+            me.state["blocked"] = [blocked.id for blocked in me.blocked]
+
+    class Everything(Rule):
+        def check(self, message):
+            return block("no")
+
+    states = run(asks, agents=2, until=2, groups=2, rules=[Everything()]).states
+    assert [state["blocked"] for state in states.values()] == [[state["asked"]] for state in states.values()]
+
+
+def test_a_broadcast_names_each_hearer_that_does_not_get_it():
+    def says(me, inbox):
+        me.state["blocked"] = [(blocked.id, blocked.to_id) for blocked in me.blocked]
+        if me.step == 0:
+            me.broadcast("*", {})
+
+    found = [run(says, agents=AGENTS, until=2, groups=groups, rules=[Pairs()]).states for groups in (1, 3)]
+    assert found[0] == found[1]
+    assert found[0][1]["blocked"] == [("0-0-1", 2), ("0-0-1", 5)]
+
+
+def test_a_crowd_has_columns():
+    def crowd(group, step):
+        blocked = step.blocked
+        group.state["rows"] = np.array([blocked.from_ids, blocked.to_ids])
+        group.state["ordinals"] = np.array([int(each.id.split("-")[1]) for each in blocked])
+        assert [blocked.rules, blocked.reasons] == [[each.rule for each in blocked], [each.reason for each in blocked]]
+        step.send_columns(group.ids, (group.ids + 1) % AGENTS, {})
+        step.send_columns(group.ids, (group.ids + 3) % AGENTS, {})
+
+    states = run(crowd, agents=AGENTS, until=2, groups=2, by="group", rules=[Pairs()]).states
+    assert [state["rows"].tolist() for state in states.values()] == [[[0, 4], [3, 5]], [[1, 3], [2, 0]]]
+    assert [state["ordinals"].tolist() for state in states.values()] == [[1, 0], [0, 1]]
+
+
+def test_nothing_was_blocked_before_the_first_step_and_at_the_start():
+    def start(me):
+        return {"before": len(me.blocked)}
+
+    def person(me, inbox):
+        me.state["now"] = len(me.blocked)
+
+    assert run(person, agents=1, until=1, start=start).states == {0: {"before": 0, "now": 0}}
