@@ -18,7 +18,7 @@ from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import IdColumn
 from ray_messaging.model.joining import joined_arrays, joined_ids
 from ray_messaging.steps.agent_places import AgentPlaces
-from ray_messaging.steps.blocked_messages import NOTHING_BLOCKED, BlockedMessages
+from ray_messaging.steps.blocked_sends import NOTHING_BLOCKED, BlockedSends
 from ray_messaging.steps.inbox import StepInbox
 from ray_messaging.steps.moved_agents import Arrival
 from ray_messaging.steps.random_numbers import StepGenerators, agent_generator, uniform_rows
@@ -215,7 +215,7 @@ class Step(StepPart):
         state_bytes: int,
         arrivals: tuple[Arrival, ...] = (),
         before: AgentSet | None = None,
-        blocked: BlockedMessages = NOTHING_BLOCKED,
+        blocked: BlockedSends = NOTHING_BLOCKED,
     ) -> None:
         super().__init__(number, seed=seed, agents=agents, inbox=inbox, sends=sends)
         self.moves = StepMoves()

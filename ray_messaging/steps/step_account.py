@@ -14,7 +14,7 @@ from ray_messaging.errors import ConfigError, UnknownName
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.extension import Audience
 from ray_messaging.receipt import DELIVERED, FATES, UNDELIVERABLE, UNKNOWN, Outcome, PairFates
-from ray_messaging.steps.blocked_messages import encode_blocked
+from ray_messaging.steps.blocked_sends import encode_blocked
 from ray_messaging.steps.box_frames import FIRST_OUTSIDE
 from ray_messaging.steps.digests import SIZE, DigestRow, HeardBy, history_digest, step_digest, sum_of
 

@@ -26,7 +26,7 @@ from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.receiving.unfolder import Unfolder
 from ray_messaging.steps.agent_places import NO_PLACES, AgentPlaces
 from ray_messaging.steps.attempt_sender import AttemptSender
-from ray_messaging.steps.blocked_messages import NOTHING_BLOCKED, BlockedMessages
+from ray_messaging.steps.blocked_sends import NOTHING_BLOCKED, BlockedSends
 from ray_messaging.steps.call_memory import CallMemory
 from ray_messaging.steps.group_boxes import GroupBoxes
 from ray_messaging.steps.inbox import HeardBroadcasts, StepInbox
@@ -292,7 +292,7 @@ class StepLoop:
         if opened.blocked:
             groups = [self._group, SUPERVISOR, *(arrival.group for arrival in arrivals)]
             parts = await self._store.blocked(opened.step - 1, groups)
-            blocked = BlockedMessages(opened.step - 1, parts, self.places)
+            blocked = BlockedSends(opened.step - 1, parts, self.places)
         return Step(
             opened.step,
             seed=self._settings.seed,

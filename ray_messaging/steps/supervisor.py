@@ -14,7 +14,7 @@ from ray_messaging.common.backoff import STEP_SUPERVISOR_RETRY, Backoff
 from ray_messaging.errors import Fenced, MessagingError, StepAborted
 from ray_messaging.interception.server.step_judge import RuleReviewer
 from ray_messaging.limits_and_timeouts import CALL_BYTES, STEP_LEASE_S, STEP_NEWS_TIMEOUT_S
-from ray_messaging.steps.blocked_messages import encode_blocked
+from ray_messaging.steps.blocked_sends import encode_blocked
 from ray_messaging.steps.digests import SIZE
 from ray_messaging.steps.sent_messages import no_messages, sent_messages
 from ray_messaging.steps.step_account import StepCounts

@@ -23,7 +23,7 @@ from ray_messaging.messages import Messages
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.model.exact import decode_exactly, encode_exactly, kept_exactly
 from ray_messaging.steps.agent_places import NO_PLACES
-from ray_messaging.steps.blocked_messages import BlockedMessage
+from ray_messaging.steps.blocked_sends import BlockedSend
 from ray_messaging.steps.call_memory import CallMemory
 from ray_messaging.steps.digests import id_bytes
 from ray_messaging.steps.moved_agents import Arrival
@@ -78,10 +78,10 @@ class Agent:
         return self._rng
 
     @property
-    def blocked(self) -> Sequence[BlockedMessage]:
+    def blocked(self) -> Sequence[BlockedSend]:
         """Return what the agent sent in the previous step and a rule blocked, each with rule and reason.
 
-        A question in it has the `id` that `ask` returned: it gets no answer.
+        A question gets no answer; its `message_id` is what `ask` returned.
         """
         return () if self._society.step is None else self._society.step.blocked.of(self._place)
 

@@ -41,7 +41,7 @@ def friends(agent):
 
 
 def talk(me, inbox):
-    kept = [(b.id, b.from_id, b.to_id, b.rule, b.reason) for b in me.blocked]
+    kept = [(b.message_id, b.from_id, b.to_id, b.rule, b.reason) for b in me.blocked]
     me.state.setdefault("blocked", {})[me.step] = kept
     if me.shared and me.step == 1:
         me.move("group0" if me.id % 2 else "group1")
@@ -102,7 +102,7 @@ def test_an_asker_learns_that_its_question_was_blocked():
         if me.step == 0:
             me.state["asked"] = me.ask((me.id + 1) % 2, {})
         else:
-            me.state["blocked"] = [blocked.id for blocked in me.blocked]
+            me.state["blocked"] = [blocked.message_id for blocked in me.blocked]
 
     class Everything(Rule):
         def check(self, message):
@@ -114,7 +114,7 @@ def test_an_asker_learns_that_its_question_was_blocked():
 
 def test_a_broadcast_names_each_hearer_that_does_not_get_it():
     def says(me, inbox):
-        me.state["blocked"] = [(blocked.id, blocked.to_id) for blocked in me.blocked]
+        me.state["blocked"] = [(blocked.message_id, blocked.to_id) for blocked in me.blocked]
         if me.step == 0:
             me.broadcast("*", {})
 
@@ -127,7 +127,7 @@ def test_a_crowd_has_columns():
     def crowd(group, step):
         blocked = step.blocked
         group.state["rows"] = np.array([blocked.from_ids, blocked.to_ids])
-        group.state["ordinals"] = np.array([int(each.id.split("-")[1]) for each in blocked])
+        group.state["ordinals"] = np.array([int(each.message_id.split("-")[1]) for each in blocked])
         assert [blocked.rules, blocked.reasons] == [[each.rule for each in blocked], [each.reason for each in blocked]]
         step.send_columns(group.ids, (group.ids + 1) % AGENTS, {})
         step.send_columns(group.ids, (group.ids + 3) % AGENTS, {})

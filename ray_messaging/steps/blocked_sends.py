@@ -22,10 +22,10 @@ from ray_messaging.wire.notes import LogNote, Why, decode_log_note, encode_log_n
 _Parts = list[tuple[bytes, bytes]]  # for each batch its frame, without payloads, and a note with rules and reasons
 
 
-class BlockedMessage(NamedTuple):
-    """A message that a rule blocked. `id` is that of the event log, and for a question, what `ask` returned."""
+class BlockedSend(NamedTuple):
+    """A message that a rule blocked. For a question `message_id` is what `ask` returned."""
 
-    id: str
+    message_id: str
     from_id: AgentId
     to_id: AgentId | None
     rule: str
@@ -48,7 +48,7 @@ def _part(batch: Batch, blocks: Mapping[int, tuple[str, str]]) -> tuple[bytes, b
     return encode(taken, with_payload=False), encode_log_note(LogNote(BLOCKED, why=tuple(why)))
 
 
-class BlockedMessages(Sequence[BlockedMessage]):
+class BlockedSends(Sequence[BlockedSend]):
     """What some agents sent in a step and rules blocked, by sender and n-th send. `from_ids` and `to_ids` are columns.
 
     Args: `parts` are results of `encode_blocked`, which may have messages of other agents, too.
@@ -80,18 +80,18 @@ class BlockedMessages(Sequence[BlockedMessage]):
         return len(self._places)
 
     @overload
-    def __getitem__(self, row: int) -> BlockedMessage: ...
+    def __getitem__(self, row: int) -> BlockedSend: ...
     @overload
-    def __getitem__(self, row: slice) -> list[BlockedMessage]: ...
-    def __getitem__(self, row: int | slice) -> BlockedMessage | list[BlockedMessage]:
+    def __getitem__(self, row: slice) -> list[BlockedSend]: ...
+    def __getitem__(self, row: int | slice) -> BlockedSend | list[BlockedSend]:
         """Return one message, or the list of a slice."""
         if isinstance(row, slice):
             return [self[each] for each in range(*row.indices(len(self)))]
         from_id, why = self._from_ids[row], self._why[self._whys[row]]
         assert from_id is not None  # a group sends for its agents only
-        return BlockedMessage(question_id(self._step, self._ordinals[row], from_id), from_id, self._to_ids[row], *why)
+        return BlockedSend(question_id(self._step, self._ordinals[row], from_id), from_id, self._to_ids[row], *why)
 
-    def of(self, place: int) -> Sequence[BlockedMessage]:
+    def of(self, place: int) -> Sequence[BlockedSend]:
         """Return what the agent at a place sent."""
         if not len(self):
             return ()
@@ -119,4 +119,4 @@ class BlockedMessages(Sequence[BlockedMessage]):
         return [self._why[why][1] for why in self._whys.tolist()]
 
 
-NOTHING_BLOCKED = BlockedMessages(-1, (), NO_PLACES)
+NOTHING_BLOCKED = BlockedSends(-1, (), NO_PLACES)
