@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ray_messaging.cluster.run.agent import Agent
     from ray_messaging.cluster.run.crowd import Crowd
 
+_ROWS = 1024
 Failed = Callable[["Agent", BaseException, str], MessagingError]
 
 
@@ -41,7 +42,7 @@ class Collector:
             if self._function is None:
                 values = [_each(_value_of(each), agents, failed) for each in self._aggregates]
                 return encode_aggregates(self._aggregates, values)
-            return encode_rows(places.column.to_numpy(), _columns(_each(self._function, agents, failed)))
+            return encode_rows(places.column.to_numpy(), _columns(self._function, agents, failed))
         except UnfitValue as error:
             raise failed(agents[error.place or 0], error, "collect") from error
 
@@ -73,19 +74,36 @@ def _each(function: Callable[[Any], Any], agents: Sequence["Agent"], failed: Fai
     return found
 
 
-def _columns(rows: Sequence[Any]) -> dict[str, Values]:
-    """Return the columns of one dict per agent; raise UnfitValue unless all dicts have the keys of the first."""
-    names = [*rows[0]] if type(rows[0]) is dict else []
-    if names and {*map(type, rows)} == {dict} and {*map(len, rows)} == {len(names)}:
+def _columns(function: Callable[[Any], Any], agents: Sequence["Agent"], failed: Failed) -> dict[str, Values]:
+    """Return the columns of one dict per agent.
+
+    Raises: UnfitValue unless all dicts have the keys of the first; the error that `failed` builds for an exception.
+    """
+    names: list[str] = []
+    columns: list[list[Any]] = []
+    for low in range(0, len(agents), _ROWS):  # few rows stay in the processor's cache
+        rows = _each(function, agents[low : low + _ROWS], failed)
+        if not low and type(rows[0]) is dict:
+            names = [*rows[0]]
+            columns = [[] for _ in names]
+        fits = names and {*map(type, rows)} == {dict} and {*map(len, rows)} == {len(names)}
+        if not fits:
+            raise _odd_row(rows, names, low)
         try:
-            return {name: [*map(itemgetter(name), rows)] for name in names}
+            for name, column in zip(names, columns, strict=True):
+                column.extend(map(itemgetter(name), rows))
         except KeyError:
-            pass  # the code below finds the row
-    place = next((at for at, row in enumerate(rows) if type(row) is not dict or row.keys() != {*names} or not row), 0)
-    raise UnfitValue(
-        f"collect returned {rows[place]!r:.100}: it must return a dict with the same keys for all agents"
-        + (f", as for the first one: {names}" if place else ", at least one"),
-        place,
+            raise _odd_row(rows, names, low) from None
+    return dict(zip(names, columns, strict=True))
+
+
+def _odd_row(rows: Sequence[Any], names: Sequence[str], low: int) -> UnfitValue:
+    """Build the error for the first row that does not have these columns."""
+    place = next(at for at, row in enumerate(rows) if type(row) is not dict or not row or row.keys() != {*names})
+    same = f", those of the first one: {[*names]}" if low + place else ", at least one"
+    return UnfitValue(
+        f"collect returned {rows[place]!r:.100}: it must return a dict with the same keys for all agents{same}",
+        low + place,
     )
 
 
