@@ -55,7 +55,7 @@ class Driven:
         found = ray.get([task.drive.remote(seconds) for task in self._tasks])
         sent, fetched = (sum(column) for column in zip(*found, strict=True))
         while fetched < sent:
-            fetched += sum(len(end.group.fetch(timeout=0.1)) for end in self._ends)
+            fetched += sum(len(end.group.fetch_messages(timeout=0.1)) for end in self._ends)
         took = time.time() - begun
         for end in self._ends:
             end.group.ack()

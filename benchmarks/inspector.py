@@ -152,7 +152,7 @@ def bulk(groups, messages):
     began = time.monotonic()
     for _ in range(messages // BATCH):
         west.send_columns(np.arange(BATCH) % 1000, 1000 + np.arange(BATCH) % 1000, {"content": "hello"})
-        while len(east.fetch()):
+        while len(east.fetch_messages()):
             pass
     east.ack()
     return time.monotonic() - began

@@ -32,7 +32,7 @@ def live(group):
     asked = {}
     while True:
         try:
-            with group.fetch(timeout=None) as questions:
+            with group.fetch_messages(timeout=None) as questions:
                 for agent in questions.to_ids.tolist():
                     asked[agent] = asked.get(agent, 0) + 1
                 group.reply_columns(questions, [feel(agent, asked[agent]) for agent in questions.to_ids.tolist()])

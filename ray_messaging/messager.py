@@ -185,12 +185,7 @@ class Messager(names.ChannelNames):
         return await bulk_sender.send_columns(columns, names.check_subtopic(subtopic))
 
     async def broadcast(
-        self,
-        audience: object,
-        payload: Payload,
-        from_id: AgentId | None = None,
-        *,
-        subtopic: str = names.AGENT_CHAT,
+        self, from_id: AgentId | None, audience: object, payload: Payload, *, subtopic: str = names.AGENT_CHAT
     ) -> Receipts:
         """Send one message to all hearers of an agent in an audience; one receipt for each. from_id None is the user.
 

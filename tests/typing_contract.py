@@ -101,7 +101,7 @@ def on_ray() -> None:
         assert_type(bool(receipt), bool)
         assert_type(receipt.rule, str | None)
         assert_type(receipt.consumption, float)
-        with group.fetch(timeout=1) as messages:
+        with group.fetch_messages(timeout=1) as messages:
             assert_type(messages[0], Message)
         assert_type(group.agents, list[int | str])
         assert_type(group.send_columns([1], np.array([2]), [{"a": 1}]), Receipts)
@@ -120,7 +120,7 @@ def on_ray() -> None:
 async def by_a_handle(group: Group) -> None:
     assert_type(await group.aio.send(1, 2, {"a": 1}), Receipt)
     assert_type(await group.aio.ask(1, 2, {"a": 1}, timeout=3), Message)
-    async with await group.aio.fetch(timeout=1) as messages:
+    async with await group.aio.fetch_messages(timeout=1) as messages:
         assert_type(messages[0], Message)
     async for answer in await group.aio.ask_columns([1], [2], {"a": 1}):
         assert_type(answer, Message)

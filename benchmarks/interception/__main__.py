@@ -133,7 +133,7 @@ def tail(folder: Path, count: int = 300) -> dict[str, float]:
             told[west.send(1, 11, {"text": "hello"}).message_id] = time.perf_counter()
             time.sleep(0.01)
         thread.join()
-        assert east.fetch(timeout=1)
+        assert east.fetch_messages(timeout=1)
     lags = sorted(max(0.0, 1000 * (seen[key] - at)) for key, at in told.items())
     return {"p50": lags[len(lags) // 2], "p99": lags[len(lags) * 99 // 100]}
 

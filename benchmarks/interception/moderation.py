@@ -67,7 +67,7 @@ def send_all(messaging: Messaging, texts: Sequence[Text]) -> tuple[Any, float]:
     took = time.perf_counter() - start
     fetched = 0
     while fetched < int(receipts.sent.sum()):
-        came = len(receivers.fetch(timeout=30.0))
+        came = len(receivers.fetch_messages(timeout=30.0))
         if not came:
             raise Unaccounted(f"{int(receipts.sent.sum())} were sent, {fetched} of them arrived")
         fetched += came

@@ -162,7 +162,7 @@ def _fetch(handle: Group) -> int:
     """Fetch all that is there, and commit it."""
     fetched = 0
     while True:
-        with handle.fetch() as messages:
+        with handle.fetch_messages() as messages:
             if not len(messages):
                 return fetched
             fetched += len(messages)

@@ -113,7 +113,7 @@ class Receiver(threading.Thread):
         latest = time.monotonic()
         while True:
             enough = self._enough.is_set()
-            messages = self._handle.fetch(limit=LARGEST_FETCH, timeout=FETCH_S)
+            messages = self._handle.fetch_messages(limit=LARGEST_FETCH, timeout=FETCH_S)
             if len(messages):
                 now = time.monotonic()
                 if now - latest > 1.0:

@@ -28,7 +28,7 @@ class Household:
         """Answer so many questions."""
         left = count
         while left:
-            questions = self._group.fetch(limit=left, timeout=60.0)
+            questions = self._group.fetch_messages(limit=left, timeout=60.0)
             payloads = [{"mood": agent % 5, "why": "the weather"} for agent in questions.to_ids.tolist()]
             self._group.reply_columns(questions, payloads)
             self._group.ack()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 import ray
 
-from ray_messaging.addressing.channels import AGENT_CHAT, USER_CHAT, USER_SURVEY, AgentId, check_name
+from ray_messaging.addressing.channels import AGENT_CHAT, USER_SURVEY, AgentId, check_name
 from ray_messaging.cluster.handles.connection import ExperimentConnection, connect, find_actor
 from ray_messaging.cluster.ray_clusters import join_ray
 from ray_messaging.cluster.spec import SUBTOPICS, Experiment
@@ -582,13 +582,18 @@ class Messaging:
         return UserMessager(self._connection)
 
     def ask(
-        self, to_id: AgentId, payload: "Payload", *, subtopic: str = USER_CHAT, timeout: float | None = ANSWER_TIMEOUT_S
+        self,
+        to_id: AgentId,
+        payload: "Payload",
+        *,
+        subtopic: str = AGENT_CHAT,
+        timeout: float | None = ANSWER_TIMEOUT_S,
     ) -> "Message":
         """Ask an agent as the user; return its answer. Raises as `Messager.ask`."""
         return self._user.ask(to_id, payload, subtopic, timeout)
 
     def ask_columns(
-        self, to_ids: object, payloads: object, *, subtopic: str = USER_CHAT, timeout: float | None = ANSWER_TIMEOUT_S
+        self, to_ids: object, payloads: object, *, subtopic: str = AGENT_CHAT, timeout: float | None = ANSWER_TIMEOUT_S
     ) -> "GroupAnswers":
         """Ask many agents as the user; return an object that collects their answers. See `Group.ask_columns`."""
         return self._user.ask_columns(to_ids, payloads, subtopic, timeout)

@@ -52,7 +52,7 @@ class Talk:
     def _answer(self):
         school = self.groups["school"]
         while not self._end.is_set():
-            for message in school.fetch(timeout=0.2):
+            for message in school.fetch_messages(timeout=0.2):
                 if message.expects_answer:
                     school.reply(message, {"content": "gladly"})
         school.ack()
@@ -179,7 +179,7 @@ def test_dead_letters_are_sent_again(seen, town):
     seen.sees("done", "messages were sent again")
     wait_for(lambda: len(messaging.dead_letters) == 0)
     seen.sees("letters", "There are none.")
-    assert [message.to_id for message in inn.fetch(timeout=30)] == [100, 101, 102]
+    assert [message.to_id for message in inn.fetch_messages(timeout=30)] == [100, 101, 102]
     inn.ack()
     messaging.remove_group("inn")
 

@@ -26,17 +26,19 @@ def test_a_black_list_changes_who_hears_within_the_call_and_the_log_agrees(logge
     messaging, west, east = logged
     friends = messaging.create_audience(f"audience-{uuid.uuid4().hex[:8]}", graph=GRAPH)
     after = messaging.log.end
-    first = west.broadcast(friends, {"n": 1}, from_id=2)
+    first = west.broadcast(2, friends, {"n": 1})
     assert first.counts()["delivered"] == 3
     ray.get(messaging.interceptor.add_to_black_set.remote([(2, 11)]))
     try:
-        second = west.broadcast(friends, {"n": 2}, from_id=2)
+        second = west.broadcast(2, friends, {"n": 2})
         assert second.fates.tolist() == ["delivered", "delivered", "blocked"]
         (receipt,) = [each for each in second if not each]
         assert (receipt.rule, receipt.reason) == ("black_list", "this sender may not write to this hearer")
     finally:
         ray.get(messaging.interceptor.remove_from_black_set.remote([(2, 11)]))
-    heard = Counter((message.payload["n"], message.to_id) for group in (west, east) for message in group.fetch())
+    heard = Counter(
+        (message.payload["n"], message.to_id) for group in (west, east) for message in group.fetch_messages()
+    )
     assert heard == Counter([(1, 1), (1, 10), (1, 11), (2, 1), (2, 10)])
     log = messaging.log
     rows = log.query(expand=True, after=after)

@@ -150,7 +150,7 @@ def test_a_broadcast_reaches_its_hearers(logged, name):
         async def speak(self, messaging, friends):
             messager = await messaging.open_messager("speaker", [500])
             try:
-                receipts = await messager.broadcast(friends, {"text": "hello"}, from_id=500)
+                receipts = await messager.broadcast(500, friends, {"text": "hello"})
                 return [receipt.fate for receipt in receipts]
             finally:
                 await messager.close()
@@ -158,7 +158,7 @@ def test_a_broadcast_reaches_its_hearers(logged, name):
     plaza = messaging.create_audience(f"{name}-plaza", members=[1, 2, 11])
     fates = ray.get(Speaker.remote().speak.remote(messaging, plaza))
     assert fates == ["delivered"] * 3
-    heard = [message.to_id for group in (west, east) for message in group.fetch(complete=True)]
+    heard = [message.to_id for group in (west, east) for message in group.fetch_messages(complete=True)]
     assert sorted(heard) == [1, 2, 11]
     assert friends.pairs == 3
     west.ack()
@@ -183,25 +183,25 @@ def test_audiences_survive_a_resume(ray_cluster, tmp_path):
 def test_groups_and_the_user_broadcast(logged, name):
     messaging, west, east = logged
     audience = messaging.create_audience(name, graph=[(1, 2), (1, 12), (1, 15), (2, 12)])
-    west.fetch(), east.fetch()
+    west.fetch_messages(), east.fetch_messages()
     receipts = west.broadcast_columns([1, 2, 3], audience, [{"n": n} for n in range(3)])
     assert receipts.counts()["delivered"] == len(receipts) == 4
-    assert len(west.broadcast(name, {"n": 3}, 2)) == 1
-    found = east.fetch(timeout=60, complete=True)
+    assert len(west.broadcast(2, name, {"n": 3})) == 1
+    found = east.fetch_messages(timeout=60, complete=True)
     assert [(m.from_id, m.to_id, m.payload["n"]) for m in found] == [(1, 12, 0), (1, 15, 0), (2, 12, 1), (2, 12, 3)]
     assert {message.id for message in found} <= {*receipts.message_ids, found[3].id}
     with pytest.raises(UnknownName, match="there is no audience"):
-        west.broadcast("ghosts", {"n": 4}, 1)
+        west.broadcast(1, "ghosts", {"n": 4})
     with pytest.raises(UnknownSender):
-        west.broadcast(audience, {"n": 4}, 15)
+        west.broadcast(15, audience, {"n": 4})
     receipts = messaging.broadcast({"n": 5})
     assert receipts.counts()["delivered"] == 20
-    assert sorted(m.to_id for m in east.fetch(timeout=60, complete=True)) == [*range(10, 20)]
-    assert {m.from_id for m in west.fetch(timeout=60, complete=True)} == {None, 1}
+    assert sorted(m.to_id for m in east.fetch_messages(timeout=60, complete=True)) == [*range(10, 20)]
+    assert {m.from_id for m in west.fetch_messages(timeout=60, complete=True)} == {None, 1}
     messaging.remove_audience(name)
     for group, sender in ((west, 1), (east, 15)):
         with pytest.raises(UnknownName, match="was removed"):
-            group.broadcast(audience, {"n": 6}, sender)
+            group.broadcast(sender, audience, {"n": 6})
 
 
 def test_positions_make_pairs_and_move(logged, name):

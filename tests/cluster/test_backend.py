@@ -85,7 +85,7 @@ def test_an_experiment_runs_on_a_custom_backend(counted, exp_id, tmp_path):
         west, east = messaging.create_group("west", [1, 2]), messaging.create_group("east", [3, 4])
         fates = [west.send(1, to, {"n": to}).fate for to in (3, 4, 99)]
         assert fates == ["delivered", "blocked", "undeliverable"]
-        assert [message.payload for message in east.fetch(timeout=60)] == [{"n": 3}]
+        assert [message.payload for message in east.fetch_messages(timeout=60)] == [{"n": 3}]
         east.ack()
         west.send(2, 4, {"n": 5})
         messaging.remove_group("east")  # with an unread message

@@ -104,7 +104,7 @@ def test_a_second_group_of_a_name_is_refused(messaging, pair):
     name = pair[0].name
     raised(AlreadyExists, lambda: messaging.create_group(name, [-1]), repr(name), "another", kind="group", value=name)
     assert pair[0].send(pair[0].agents[0], pair[0].agents[1], {}).fate == "delivered"  # the first one lives
-    pair[0].fetch(timeout=60)
+    pair[0].fetch_messages(timeout=60)
     pair[0].ack()
 
 
@@ -138,7 +138,7 @@ def test_invalid_agents_are_refused(messaging, agents):
 def test_invalid_subtopics_of_a_group_are_refused(messaging, pair, subtopic):
     west = pair[0]
     raised(InvalidAddress, lambda: messaging.create_group("none", [-1], subtopics=[subtopic]), repr(subtopic))
-    raised(InvalidAddress, lambda: west.send(1, 2, {}, subtopic), repr(subtopic), value=subtopic)
+    raised(InvalidAddress, lambda: west.send(1, 2, {}, subtopic=subtopic), repr(subtopic), value=subtopic)
 
 
 def test_invalid_settings_are_refused(ray_cluster):
@@ -181,26 +181,26 @@ def test_invalid_messages_are_refused(messaging, pair):
     contradiction = Outgoing(f"exps:{messaging.exp_id}:agents:{b}:agent-chat", {}, a, -3)
     raised(InvalidPayload, lambda: west.send(a, b, "hello"), "dict", "{'content': ...}")
     raised(InvalidPayload, lambda: west.send(a, b, {"x": object()}), "JSON")
-    raised(InvalidPayload, lambda: west.send_many(["hello"]), "Outgoing")
+    raised(InvalidPayload, lambda: west.send_messages(["hello"]), "Outgoing")
     raised(PayloadTooLarge, lambda: west.send(a, b, {"x": "y" * 2**23}), "limit", limit=2**23)
     raised(InvalidAddress, lambda: west.send(1.5, b, {}), "1.5", value=1.5)
     raised(InvalidAddress, lambda: west.send(a, 1.5, {}), "1.5", value=1.5)
     raised(InvalidAddress, lambda: west.send(a, None, {}), "None", value=None)
     raised(InvalidAddress, lambda: west.ask(a, None, {}), "None", value=None)
     raised(InvalidAddress, lambda: Outgoing(None, {}), "None", "Outgoing.to_agent", value=None)
-    raised(InvalidAddress, lambda: west.send_many([elsewhere]), "elsewhere", messaging.exp_id)
-    raised(InvalidAddress, lambda: west.send_many([contradiction]), "-3", b, value=-3)
+    raised(InvalidAddress, lambda: west.send_messages([elsewhere]), "elsewhere", messaging.exp_id)
+    raised(InvalidAddress, lambda: west.send_messages([contradiction]), "-3", b, value=-3)
     raised(InvalidColumns, lambda: west.send_columns([a], [b, b], {}), "1 from_ids", "2 to_ids")
     raised(InvalidColumns, lambda: west.send_columns([a], [b], "hello"), "str")
     raised(InvalidPayload, lambda: west.send_columns([a, a], [b, b], [{}, 7]), "row 1")
-    assert len(east.fetch(timeout=0.1)) == 0
+    assert len(east.fetch_messages(timeout=0.1)) == 0
 
 
 @pytest.mark.parametrize("bad", ["5", True, -1, float("nan")], ids=repr)
 def test_a_timeout_that_is_no_number_of_seconds_is_refused(messaging, pair, bad):
     west, a = pair[0], pair[0].agents[0]
     for call in (
-        lambda: west.fetch(timeout=bad),
+        lambda: west.fetch_messages(timeout=bad),
         lambda: west.ask(a, a, {}, timeout=bad),
         lambda: west.ask_columns([a], [a], {}, timeout=bad),
         lambda: west.remove_agents([a], timeout=bad),

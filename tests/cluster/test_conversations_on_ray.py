@@ -30,7 +30,7 @@ def answer(group, count):
     """Answer so many questions, each with twice its number."""
     found = []
     while len(found) < count:
-        with group.fetch(timeout=WAIT_S) as messages:
+        with group.fetch_messages(timeout=WAIT_S) as messages:
             group.reply_columns(messages, [{"twice": 2 * message.payload["n"]} for message in messages])
             found += [message.payload["n"] for message in messages]
     return found
@@ -78,7 +78,7 @@ def test_a_late_answer_comes_by_a_fetch(town):
     with pytest.raises(NoAnswer) as caught:
         west.ask(1, 11, {"n": 4}, timeout=0.1)
     ray.get(answer.remote(east, 1))
-    [late] = west.fetch(timeout=WAIT_S)
+    [late] = west.fetch_messages(timeout=WAIT_S)
     assert (late.payload, late.in_reply_to) == ({"twice": 8}, caught.value.question)
     west.ack()
 

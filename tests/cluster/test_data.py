@@ -65,7 +65,7 @@ def test_a_room_of_gitter(data, society, encoded):
     delivered = 0
     for low in range(0, len(room), 200):
         said = [Outgoing.to_agents(members, {"text": row["text"]}, row["user_id"]) for row in room[low : low + 200]]
-        delivered += host.send_many(said).counts()["delivered"]
+        delivered += host.send_messages(said).counts()["delivered"]
     assert delivered == len(room) * len(members) == 1_657_012
     assert encoded["payloads"] == len(room)
     heard = {member: texts for part in ray.get(receiving) for member, texts in part.items()}
@@ -81,14 +81,14 @@ def count_texts(group, count):
     """Return the texts that each agent of a group received, in order."""
     decoded, heard, left = {}, defaultdict(list), count
     while left:
-        messages = group.fetch(timeout=PATIENCE_S)
+        messages = group.fetch_messages(timeout=PATIENCE_S)
         assert len(messages)
         left -= len(messages)
         for line, member in zip(messages.data, messages.to_ids.tolist(), strict=True):
             if line not in decoded:
                 decoded[line] = json.loads(line)["text"]
             heard[member].append(decoded[line])
-    assert len(group.fetch(timeout=0.2)) == 0
+    assert len(group.fetch_messages(timeout=0.2)) == 0
     return dict(heard)
 
 
@@ -97,7 +97,7 @@ def test_a_fan_out_holds_its_text_once(experiment, society, encoded):
     members = [f"member {n}" for n in range(400)]
     groups, _ = society(members)
     text = "said once " * 50
-    receipts = groups[0].send_many([Outgoing.to_agents(members, {"text": text}, "member 0")])
+    receipts = groups[0].send_messages([Outgoing.to_agents(members, {"text": text}, "member 0")])
     assert receipts.counts()["delivered"] == 400
     assert encoded["payloads"] == 1
     frame = frames_of_entries(

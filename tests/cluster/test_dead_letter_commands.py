@@ -83,7 +83,7 @@ def test_letters_of_a_removed_group_are_requeued_to_its_successor(town, letters)
     assert letters.requeue(letter.id) == (0, 0, {letter.id: letters.requeue(everything=True).left[letter.id]})
     east = messaging.create_group("east", [100, 101])
     assert letters.requeue(everything=True) == (1, 5, {})
-    assert [message.id for message in east.fetch(timeout=60)] == sent
+    assert [message.id for message in east.fetch_messages(timeout=60)] == sent
     assert letters.requeue(letter.id).left == {letter.id: "there is no such dead letter"}
     assert messaging.log.stats()["rows"] - before == 5  # the log had them, and logs none twice
     assert messaging.log.balance().fates["delivered"] >= 5
@@ -94,7 +94,7 @@ def test_unreadable_letters_are_marked(town, letters):
     west = town[1]
     write(town, "west", GARBAGE)
     receipt = west.send(0, 1, {"n": 1})
-    assert [message.id for message in west.fetch(timeout=60)] == [receipt.message_id]
+    assert [message.id for message in west.fetch_messages(timeout=60)] == [receipt.message_id]
     west.ack()
     (letter,) = letters
     assert (letter.readable, letter.rows, letter.frame) == (False, 0, GARBAGE)
@@ -114,7 +114,7 @@ def test_the_commands_show_requeue_and_drop(town, letters, url, tmp_path):
     make_dead_letters(town, "south", [300], 2)
     write(town, "west", GARBAGE)
     west.send(0, 1, {})
-    west.fetch(timeout=60)
+    west.fetch_messages(timeout=60)
     west.ack()
     readable, garbage = [json.loads(line) for line in ask("list", exp_id, "--json").splitlines()]
     assert (readable["mailbox"], readable["messages"], garbage["readable"]) == ("south", 2, False)
@@ -142,7 +142,7 @@ def test_the_commands_show_requeue_and_drop(town, letters, url, tmp_path):
     south = messaging.create_group("south", [300])
     done = json.loads(ask("requeue", exp_id, "--redis", url, "--mailbox", "south", "--json"))
     assert done == {"letters": 1, "messages": 2, "left": {}}
-    assert len(south.fetch(timeout=60)) == 2
+    assert len(south.fetch_messages(timeout=60)) == 2
     south.ack()
     messaging.remove_group("south")
     assert ask("drop", exp_id, garbage["id"]) == "Deleted 1 letter.\n"

@@ -94,7 +94,7 @@ def test_a_send_to_a_removed_group_is_refused_as_closed(messaging, make_group):
             handle.send(agent, agent, {"n": 1})
         assert caught.value.unsent
     with pytest.raises(Closed, match=f"group {group.name!r}"):
-        group.fetch()
+        group.fetch_messages()
 
 
 @pytest.mark.long

@@ -46,7 +46,7 @@ def test_start_connect_and_shutdown(ray_cluster):
     with pytest.raises(ray.exceptions.ActorDiedError):
         ray.get(interceptor.ready.remote())
     with pytest.raises(Closed, match="group 'all' of experiment"):
-        group.fetch()
+        group.fetch_messages()
     with pytest.raises(Closed, match="shut down"):
         group.send("ann", "bob", {})
 
@@ -119,7 +119,7 @@ def test_a_removed_group_is_gone_and_its_name_is_free(messaging):
         messaging.group("fleeting")
     assert "fleeting" not in messaging.stats()["waiting"]
     again = messaging.create_group("fleeting", ["moth"])
-    assert len(again.fetch(timeout=0.2)) == 0  # what was unread went to the dead letters
+    assert len(again.fetch_messages(timeout=0.2)) == 0  # what was unread went to the dead letters
     assert again.send("moth", "mayfly", {}).fate == "undeliverable"
     messaging.remove_group("fleeting")
 
@@ -177,7 +177,7 @@ def test_stats(messaging, pair):
     assert stats["lane_connections"] >= 1
     assert west.stats()["interceptor"] == "lane"
     assert west.stats()["name"] == west.name
-    east.fetch(timeout=60)
+    east.fetch_messages(timeout=60)
     assert east.stats()["lent"] == 3
     east.ack()
     assert east.stats()["lent"] == 0

@@ -134,7 +134,7 @@ def test_a_group_killed_while_the_memory_is_full_returns_later(start, memory):
     before = memory.refusals()
     kill(east.actor)
     with ThreadPoolExecutor(1) as pool:
-        found = pool.submit(east.fetch, timeout=PATIENCE_S)
+        found = pool.submit(east.fetch_messages, timeout=PATIENCE_S)
         wait_for(lambda: found.done() or memory.refusals() > before + 15, "several attempts to start again")
         memory.free()
         assert numbers(found.result()) == [0]

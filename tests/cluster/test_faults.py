@@ -75,13 +75,13 @@ def assert_exactly_once(talk, messages):
 def test_a_handle_continues_after_the_death_of_its_group(messaging, groups, how):
     west, east = groups
     send(west, east, 300)
-    found = numbers(east.fetch(limit=100, timeout=60))
+    found = numbers(east.fetch_messages(limit=100, timeout=60))
     if how == "in a with block":
-        with east.fetch(limit=100, timeout=60) as messages:
+        with east.fetch_messages(limit=100, timeout=60) as messages:
             found += numbers(messages)
             kill(east.actor)
     else:
-        found += numbers(east.fetch(limit=100, timeout=60))
+        found += numbers(east.fetch_messages(limit=100, timeout=60))
         if how == "acknowledged":
             east.ack()
         kill(east.actor)
@@ -170,7 +170,7 @@ def test_an_interceptor_with_a_long_black_list_comes_back(ray_cluster):
 def test_all_actors_may_die_together(messaging, groups):
     west, east = groups
     send(west, east, 50)
-    assert numbers(east.fetch(limit=20, timeout=60)) == list(range(20))
+    assert numbers(east.fetch_messages(limit=20, timeout=60)) == list(range(20))
     for actor in (messaging.interceptor, west.actor, east.actor):
         kill(actor)
     west.stats()  # it is back

@@ -29,7 +29,7 @@ def fill(group, count, start=0):
 def expired(group, held):
     """Wait until a new handle gets the messages of another one; return them."""
     thief = new_handle(group)
-    return thief, wait_for(lambda: thief.fetch(timeout=1.0), "the end of the loan")
+    return thief, wait_for(lambda: thief.fetch_messages(timeout=1.0), "the end of the loan")
 
 
 # -- durably -------------------------------------------------------------------------------------------------------
@@ -39,12 +39,12 @@ def test_a_with_block_commits_although_another_handle_holds_earlier_messages(mes
     west, _ = pair
     fill(west, 4)
     holder, other = new_handle(west), new_handle(west)
-    held = holder.fetch(limit=1, timeout=60)
-    with other.fetch(timeout=60) as messages:
+    held = holder.fetch_messages(limit=1, timeout=60)
+    with other.fetch_messages(timeout=60) as messages:
         assert numbers(messages) == [1, 2, 3]
     assert messaging.stats()["waiting"][west.name] == 1
     kill_and_wait(west.actor)
-    assert numbers(new_handle(west).fetch(timeout=60)) == numbers(held) == [0]
+    assert numbers(new_handle(west).fetch_messages(timeout=60)) == numbers(held) == [0]
 
 
 @pytest.mark.long
@@ -52,12 +52,16 @@ def test_messages_held_over_a_restart_can_be_acknowledged(messaging, pair):
     west, _ = pair
     fill(west, 6)
     first, second, third = (new_handle(west) for _ in range(3))
-    assert [numbers(each.fetch(limit=2, timeout=60)) for each in (first, second, third)] == [[0, 1], [2, 3], [4, 5]]
+    assert [numbers(each.fetch_messages(limit=2, timeout=60)) for each in (first, second, third)] == [
+        [0, 1],
+        [2, 3],
+        [4, 5],
+    ]
     kill_and_wait(west.actor)
     second.ack()  # behind the first handle's messages
     second.ack()
     kill_and_wait(west.actor)
-    assert numbers(new_handle(west).fetch(timeout=60, complete=True)) == [0, 1, 4, 5]
+    assert numbers(new_handle(west).fetch_messages(timeout=60, complete=True)) == [0, 1, 4, 5]
 
 
 @pytest.mark.long
@@ -65,9 +69,9 @@ def test_an_ack_of_messages_redelivered_after_a_restart_raises(pair):
     west, _ = pair
     fill(west, 2)
     holder = new_handle(west)
-    holder.fetch(timeout=60)
+    holder.fetch_messages(timeout=60)
     kill_and_wait(west.actor)
-    assert numbers(new_handle(west).fetch(timeout=60)) == [0, 1]
+    assert numbers(new_handle(west).fetch_messages(timeout=60)) == [0, 1]
     with pytest.raises(CommitFailed, match="2 messages of group"):
         holder.ack()
 
@@ -77,21 +81,24 @@ def test_some_messages_are_acknowledged_in_any_order(messaging, pair):
     west, _ = pair
     fill(west, 6)
     handle = new_handle(west)
-    one, rest = handle.fetch(limit=2, timeout=60, commit="acked"), handle.fetch(timeout=60, commit="acked")
+    one, rest = (
+        handle.fetch_messages(limit=2, timeout=60, commit="acked"),
+        handle.fetch_messages(timeout=60, commit="acked"),
+    )
     handle.ack(rest[3])
     handle.ack([rest[0], one[1]])
     assert messaging.stats()["waiting"][west.name] == 3
     kill_and_wait(west.actor)
     handle.ack(rest[1])  # which the process before had lent
     kill_and_wait(west.actor)
-    assert numbers(new_handle(west).fetch(timeout=60, complete=True)) == [0, 4]
+    assert numbers(new_handle(west).fetch_messages(timeout=60, complete=True)) == [0, 4]
 
 
 def test_handlers_in_threads_each_acknowledge_their_own_message(messaging, pair):
     west, _ = pair
     fill(west, 40)
     handle = new_handle(west)
-    held = [handle.fetch(limit=5, timeout=60, commit="acked") for _ in range(8)]
+    held = [handle.fetch_messages(limit=5, timeout=60, commit="acked") for _ in range(8)]
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(handle.ack, [message for messages in reversed(held) for message in messages]))
     assert messaging.stats()["waiting"][west.name] == 0
@@ -107,10 +114,10 @@ def test_a_fetch_of_another_thread_at_the_end_of_a_with_block_gets_other_message
     ack, between = handle._calls._ack, []
 
     async def ack_later(loans):
-        between.append(numbers(await handle._calls.fetch(timeout=60)))
+        between.append(numbers(await handle._calls.fetch_messages(timeout=60)))
         await ack(loans)
 
-    with handle.fetch(limit=1, timeout=60) as messages:
+    with handle.fetch_messages(limit=1, timeout=60) as messages:
         assert numbers(messages) == [0]
         monkeypatch.setattr(handle._calls, "_ack", ack_later)
     monkeypatch.undo()
@@ -128,10 +135,10 @@ def test_a_fetch_of_another_thread_commits_no_messages_that_are_given_up(pair, m
     async def give_up_first(call):
         monkeypatch.undo()
         result = await insist(call)
-        between.append(numbers(await handle._calls.fetch(timeout=60)))
+        between.append(numbers(await handle._calls.fetch_messages(timeout=60)))
         return result
 
-    held = handle.fetch(timeout=60)
+    held = handle.fetch_messages(timeout=60)
     monkeypatch.setattr(handle._calls, "_insist", give_up_first)
     with pytest.raises(ZeroDivisionError), held:
         raise ZeroDivisionError
@@ -141,8 +148,8 @@ def test_a_fetch_of_another_thread_commits_no_messages_that_are_given_up(pair, m
 def test_a_with_block_of_acked_messages_commits_them(messaging, pair):
     west, _ = pair
     fill(west, 4)
-    held = west.fetch(limit=1, timeout=60, commit="acked")
-    with west.fetch(timeout=60, commit="acked") as messages:
+    held = west.fetch_messages(limit=1, timeout=60, commit="acked")
+    with west.fetch_messages(timeout=60, commit="acked") as messages:
         assert numbers(messages) == [1, 2, 3]
     assert messaging.stats()["waiting"][west.name] == 1
     west.ack(held)
@@ -152,7 +159,7 @@ def test_a_with_block_of_acked_messages_commits_them(messaging, pair):
 def test_messages_of_another_group_are_not_acknowledged(pair):
     west, east = pair
     fill(west, 1)
-    [message] = west.fetch(timeout=60)
+    [message] = west.fetch_messages(timeout=60)
     with pytest.raises(ConfigError, match="from"):
         east.ack(message)
     west.ack(message)
@@ -164,7 +171,7 @@ def test_messages_of_another_group_are_not_acknowledged(pair):
 def test_an_ack_of_redelivered_messages_of_a_group_raises(hasty, group):
     fill(group, 3)
     holder = new_handle(group)
-    holder.fetch(timeout=60)
+    holder.fetch_messages(timeout=60)
     thief, again = expired(group, holder)
     assert numbers(again) == [0, 1, 2]
     with pytest.raises(CommitFailed, match="3 messages of group") as caught:
@@ -180,7 +187,7 @@ def test_an_ack_of_redelivered_messages_of_a_group_raises(hasty, group):
 @pytest.mark.parametrize("returned", [False, True])
 def test_a_with_block_that_lasts_too_long_raises(group, returned):
     fill(group, 3)
-    with pytest.raises(CommitFailed, match="3 messages of group"), new_handle(group).fetch(timeout=60):  # noqa: PT012
+    with pytest.raises(CommitFailed, match="3 messages of group"), new_handle(group).fetch_messages(timeout=60):  # noqa: PT012
         thief, _ = expired(group, None)
         if returned:
             thief.ack()
@@ -189,18 +196,18 @@ def test_a_with_block_that_lasts_too_long_raises(group, returned):
 def test_the_next_fetch_raises_for_redelivered_messages(group):
     fill(group, 3)
     holder = new_handle(group)
-    holder.fetch(timeout=60)
+    holder.fetch_messages(timeout=60)
     thief, _ = expired(group, holder)
     with pytest.raises(CommitFailed):
-        holder.fetch()
-    assert len(holder.fetch()) == 0
+        holder.fetch_messages()
+    assert len(holder.fetch_messages()) == 0
     thief.ack()
 
 
 def test_only_redelivered_messages_of_an_ack_raise(hasty, group):
     fill(group, 3)
     holder = new_handle(group)
-    messages = holder.fetch(timeout=60, commit="acked")
+    messages = holder.fetch_messages(timeout=60, commit="acked")
     holder.ack(messages[1])
     thief, again = expired(group, holder)
     assert numbers(again) == [0, 2]
@@ -217,12 +224,12 @@ def test_a_complete_fetch_has_all_that_was_delivered(hasty, make_group):
     group = make_group(hasty)
     for step in range(10):
         fill(group, 30, start=step)
-        with group.fetch(complete=True) as messages:
+        with group.fetch_messages(complete=True) as messages:
             assert len(messages) == 30
             assert not messages.more
     for low in range(0, 400, 20):
         fill(group, 20, start=low)
-    with group.fetch(complete=True) as messages:
+    with group.fetch_messages(complete=True) as messages:
         assert numbers(messages) == list(range(400))
 
 
@@ -230,11 +237,11 @@ def test_more_is_true_while_parts_are_left(hasty, make_group):
     group = make_group(hasty)
     for low in range(0, 200, 20):
         fill(group, 20, start=low)
-    found, messages = [], group.fetch(timeout=60)
+    found, messages = [], group.fetch_messages(timeout=60)
     assert messages.more
     while messages.more:
         found += messages
-        messages = group.fetch()
+        messages = group.fetch_messages()
     assert numbers([*found, *messages]) == list(range(200))
     group.ack()
 
@@ -243,10 +250,10 @@ def test_a_complete_fetch_includes_messages_given_up_by_others(hasty, make_group
     group = make_group(hasty)
     fill(group, 6)
     holder = new_handle(group)
-    holder.fetch(limit=2, timeout=60)
-    kept = new_handle(group).fetch(limit=2, timeout=60)
+    holder.fetch_messages(limit=2, timeout=60)
+    kept = new_handle(group).fetch_messages(limit=2, timeout=60)
     holder.give_up()
-    with group.fetch(complete=True) as messages:
+    with group.fetch_messages(complete=True) as messages:
         assert set(numbers(messages)) | set(numbers(kept)) == set(range(6))
         assert numbers(messages)[:2] == [0, 1]
 
@@ -256,10 +263,10 @@ def test_too_many_messages_for_a_groups_complete_fetch_raise_and_take_none(hasty
     for low in range(0, 600, 20):
         fill(group, 20, start=low)
     with pytest.raises(FetchTooLarge, match="600 messages"):
-        group.fetch(complete=True)
+        group.fetch_messages(complete=True)
     found = []
     while len(found) < 600:
-        found += group.fetch(timeout=60)
+        found += group.fetch_messages(timeout=60)
     assert numbers(found) == list(range(600))
     group.ack()
 
@@ -267,7 +274,7 @@ def test_too_many_messages_for_a_groups_complete_fetch_raise_and_take_none(hasty
 def test_a_task_acknowledges_messages_fetched_by_the_driver(messaging, pair):
     west, _ = pair
     fill(west, 2)
-    messages = west.fetch(timeout=60, commit="acked")
+    messages = west.fetch_messages(timeout=60, commit="acked")
 
     @ray.remote(num_cpus=0)
     def handle(group, some):

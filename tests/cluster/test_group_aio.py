@@ -55,20 +55,20 @@ async def test_a_block_commits_what_was_fetched_and_an_error_returns_it(pair):
     sender, receiver = west.agents[:2]
     await west.aio.send_columns([sender] * 3, receiver, numbered(3))
     with pytest.raises(KeyError):
-        async with await west.aio.fetch(timeout=WAIT_S) as messages:
+        async with await west.aio.fetch_messages(timeout=WAIT_S) as messages:
             raise KeyError(len(messages))
-    async with await west.aio.fetch(timeout=WAIT_S) as messages:
+    async with await west.aio.fetch_messages(timeout=WAIT_S) as messages:
         assert numbers(messages) == [0, 1, 2]
-    assert not await west.aio.fetch()
+    assert not await west.aio.fetch_messages()
     assert (await west.aio.stats())["lent"] == 0
 
 
 async def test_each_door_refuses_the_block_of_the_other(pair):
     west, _ = pair
-    with pytest.raises(ConfigError, match="async with"), await west.aio.fetch():
+    with pytest.raises(ConfigError, match="async with"), await west.aio.fetch_messages():
         pass
     with pytest.raises(ConfigError, match="need `with`"):
-        async with west.fetch():
+        async with west.fetch_messages():
             pass
 
 
@@ -78,7 +78,7 @@ async def test_agents_ask_and_answer_in_one_loop(pair):
 
     async def answer(count):
         while count:
-            async with await east.aio.fetch(timeout=WAIT_S) as questions:
+            async with await east.aio.fetch_messages(timeout=WAIT_S) as questions:
                 await east.aio.reply_columns(questions, [{"twice": 2 * each.payload["n"]} for each in questions])
                 count -= len(questions)
 
@@ -90,7 +90,7 @@ async def test_agents_ask_and_answer_in_one_loop(pair):
     assert sorted(found) == list(range(0, 40, 2))
     assert lone.result().payload == {"twice": 40}
     await west.aio.send(asker, asked, {})
-    async with await east.aio.fetch(timeout=WAIT_S) as messages:
+    async with await east.aio.fetch_messages(timeout=WAIT_S) as messages:
         with pytest.raises(NoQuestion):
             await east.aio.reply(messages[0], {})
 
@@ -133,13 +133,13 @@ def test_event_loops_send_by_one_handle_at_once(pair):
         assert [each.payload["n"] for each in found if each.from_id == sender] == list(range(100))
 
 
-@pytest.mark.parametrize("call", ["fetch", "ack"])
+@pytest.mark.parametrize("call", ["fetch_messages", "ack"])
 def test_of_two_event_loops_that_receive_at_once_the_later_one_gets_an_error(pair, call):
     _, east = pair
     waits = threading.Event()
 
     async def first():
-        fetching = asyncio.create_task(east.aio.fetch(timeout=WAIT_S))
+        fetching = asyncio.create_task(east.aio.fetch_messages(timeout=WAIT_S))
         await asyncio.sleep(0)
         waits.set()
         return numbers(await fetching)
@@ -206,7 +206,7 @@ async def test_a_handle_serves(messaging, pair):
 @pytest.mark.parametrize("commit", ["next", "acked"])
 async def test_a_cancelled_fetch_takes_nothing_from_the_next_one(pair, waited_s, commit):
     west, east = pair
-    fetching = asyncio.create_task(new_handle(east).aio.fetch(timeout=None, commit=commit))
+    fetching = asyncio.create_task(new_handle(east).aio.fetch_messages(timeout=None, commit=commit))
     await asyncio.sleep(waited_s)
     fetching.cancel()
     await asyncio.gather(fetching, return_exceptions=True)
@@ -222,7 +222,7 @@ async def test_a_handle_waits_for_its_actor_to_start_again(pair):
     assert await west.aio.send(sender, receiver, {"n": 0})
     await asyncio.to_thread(kill_and_wait, west.actor)  # meanwhile the loop sees the end of the connection
     assert await west.aio.send(sender, receiver, {"n": 1})
-    async with await west.aio.fetch(timeout=WAIT_S) as messages:
+    async with await west.aio.fetch_messages(timeout=WAIT_S) as messages:
         assert numbers(messages) == [0, 1]
 
 

@@ -123,10 +123,10 @@ def test_a_call_whose_answer_is_lost_is_made_again_by_ray_and_happens_once(pair,
     for n in range(3):
         receipts = west.send_columns([sender] * 2, [receiver] * 2, numbered(2, 2 * n))
         assert receipts.counts()["delivered"] == 2
-    with west.fetch(timeout=60) as messages:
+    with west.fetch_messages(timeout=60) as messages:
         assert numbers(messages) == list(range(6))
         assert [message.id for message in messages][-2:] == receipts.message_ids
-    assert len(west.fetch()) == 0
+    assert len(west.fetch_messages()) == 0
 
 
 def test_a_call_that_a_dead_process_may_have_begun_is_not_made_by_its_successor(pair):
@@ -146,7 +146,7 @@ def test_handles_do_without_a_lane_where_they_cannot_reach_it(pair, monkeypatch)
     sender, receiver = west.agents[:2]
     monkeypatch.setattr(group_lane, "_ENCRYPTED", True)
     west.send_columns([sender] * 3, [receiver] * 3, numbered(3))
-    with new_handle(west).fetch(timeout=60) as messages:
+    with new_handle(west).fetch_messages(timeout=60) as messages:
         assert numbers(messages) == [0, 1, 2]
 
 
@@ -180,7 +180,7 @@ def test_a_stranger_on_the_lane_is_refused_and_garbage_harms_nobody(pair):
 def test_a_waiting_fetch_does_not_hold_up_sends(pair):
     west, _ = pair
     found = []
-    thread = threading.Thread(target=lambda: found.extend(west.fetch(timeout=60)))
+    thread = threading.Thread(target=lambda: found.extend(west.fetch_messages(timeout=60)))
     thread.start()
     wait_for(west._calls._fetching._lock.locked, "the fetch")
     assert west.send(west.agents[0], west.agents[1], {"n": 7})
@@ -192,7 +192,7 @@ def test_sends_of_every_form(pair):
     west, east = pair
     west.step = 12
     a, b = east.agents[:2]
-    receipts = west.send_many(
+    receipts = west.send_messages(
         [Outgoing.to_agents([a, b], {"n": 0}, west.agents[0]), Outgoing.to_agent(a, {"n": 1}, None, "user-chat")]
     )
     assert [receipt.fate for receipt in receipts] == ["delivered"] * 3
@@ -221,33 +221,33 @@ def fill(group, count):
 def test_fetch_commits_what_the_last_one_returned(messaging, pair):
     west, _ = pair
     sent = fill(west, 9)
-    found = [ids(west.fetch(limit=3, timeout=60)) for _ in range(3)]
+    found = [ids(west.fetch_messages(limit=3, timeout=60)) for _ in range(3)]
     assert found == [sent[:3], sent[3:6], sent[6:]]
     waiting = lambda: messaging.stats()["waiting"][west.name]  # noqa: E731
     assert waiting() == 3
     west.ack()
     assert waiting() == 0
-    assert len(west.fetch()) == 0
+    assert len(west.fetch_messages()) == 0
 
 
 def test_a_with_block_commits(messaging, pair):
     west, _ = pair
     sent = fill(west, 3)
-    with west.fetch(timeout=60) as messages:
+    with west.fetch_messages(timeout=60) as messages:
         assert ids(messages) == sent
     assert messaging.stats()["waiting"][west.name] == 0
-    assert len(new_handle(west).fetch()) == 0
+    assert len(new_handle(west).fetch_messages()) == 0
 
 
 @pytest.mark.parametrize("whose", ["the same handle", "another handle"])
 def test_a_with_block_that_fails_hands_its_messages_back(messaging, pair, whose):
     west, _ = pair
     sent = fill(west, 3)
-    with pytest.raises(RuntimeError, match="mine"), west.fetch(timeout=60) as messages:  # noqa: PT012
+    with pytest.raises(RuntimeError, match="mine"), west.fetch_messages(timeout=60) as messages:  # noqa: PT012
         assert ids(messages) == sent
         raise RuntimeError("mine")
     handle = west if whose == "the same handle" else new_handle(west)
-    with handle.fetch(timeout=60) as messages:
+    with handle.fetch_messages(timeout=60) as messages:
         assert ids(messages) == sent
     assert messaging.stats()["waiting"][west.name] == 0
 
@@ -256,7 +256,7 @@ def test_two_handles_get_different_messages(messaging, pair):
     west, _ = pair
     other = new_handle(west)
     sent = fill(west, 90)
-    found = [ids(handle.fetch(limit=30, timeout=60)) for handle in (west, other, west)]
+    found = [ids(handle.fetch_messages(limit=30, timeout=60)) for handle in (west, other, west)]
     assert found == [sent[:30], sent[30:60], sent[60:]]
     assert west.stats()["lent"] == 60
     west.ack()
@@ -280,10 +280,10 @@ def test_a_lost_answer_is_repeated(pair, caller):
 def test_messages_given_up_are_fetched_again_within_the_limit(messaging, pair):
     west, _ = pair
     sent = fill(west, 50)
-    west.fetch(timeout=60)
+    west.fetch_messages(timeout=60)
     west.give_up()
     other = new_handle(west)
-    found = [ids(other.fetch(limit=20, timeout=60)) for _ in range(3)]
+    found = [ids(other.fetch_messages(limit=20, timeout=60)) for _ in range(3)]
     assert found == [sent[:20], sent[20:40], sent[40:]]
     other.ack()
     assert messaging.stats()["waiting"][west.name] == 0
@@ -311,14 +311,14 @@ def test_a_group_without_steps_says_so(pair):
 )
 def test_a_fetch_that_cannot_be_is_refused(pair, options, words):
     with pytest.raises(ConfigError, match=words):
-        pair[0].fetch(**options)
+        pair[0].fetch_messages(**options)
 
 
 def test_a_waiting_fetch_gets_the_messages_of_a_dead_caller(hasty, make_group):
     group = make_group(hasty)
     sent = fill(group, 3)
     assert ids(ray.get(group.actor.fetch.remote("dead", None, None, 10.0))[1]) == sent
-    assert ids(group.fetch(timeout=None)) == sent
+    assert ids(group.fetch_messages(timeout=None)) == sent
 
 
 def test_a_copy_of_a_handle_is_a_separate_handle(pair):
@@ -327,7 +327,7 @@ def test_a_copy_of_a_handle_is_a_separate_handle(pair):
 
     @ray.remote(num_cpus=0)
     def take(group):
-        with group.fetch(limit=2, timeout=60) as messages:
+        with group.fetch_messages(limit=2, timeout=60) as messages:
             return numbers(messages)
 
     found = sorted(ray.get([take.remote(west), take.remote(west)]))
@@ -343,7 +343,7 @@ def test_a_group_sends_only_for_its_own_agents(pair):
     for who in (b, "nobody", -77):
         for call in (
             lambda who=who: west.send(who, b, {"n": 0}),
-            lambda who=who: west.send_many([Outgoing.to_agent(b, {"n": 0}, from_id) for from_id in (a, who)]),
+            lambda who=who: west.send_messages([Outgoing.to_agent(b, {"n": 0}, from_id) for from_id in (a, who)]),
             lambda who=who: west.send_columns([a, who], [b, b], {"n": 0}),
             lambda who=who: west.send_columns(who, [b, b], {"n": 0}),
         ):
@@ -351,10 +351,10 @@ def test_a_group_sends_only_for_its_own_agents(pair):
                 call()
             assert (caught.value.value, caught.value.group) == (who, west.name)
     with pytest.raises(UnknownSender, match="no from_id"):
-        west.send_many([Outgoing.to_agent(b, {"n": 0}, a), Outgoing.to_agent(b, {"n": 0})])
+        west.send_messages([Outgoing.to_agent(b, {"n": 0}, a), Outgoing.to_agent(b, {"n": 0})])
     for send in (
         lambda: west.send(None, b, {"n": 1}),  # the user, explicitly
-        lambda: west.send_many([Outgoing.to_agent(b, {"n": 2}, None)])[0],
+        lambda: west.send_messages([Outgoing.to_agent(b, {"n": 2}, None)])[0],
         lambda: west.send_columns([None], [b], {"n": 3})[0],
         lambda: west.send(a, b, {"n": 4}),
     ):
@@ -367,7 +367,7 @@ def test_a_group_without_strict_senders_sends_for_any_agent(hasty, make_group):
     group = make_group(hasty)
     to_id, stranger = group.agents[0], group.agents[-1] + 1
     assert group.send(stranger, to_id, {"n": 0}).fate == "delivered"
-    assert all(group.send_many([Outgoing.to_agent(to_id, {"n": 1}), Outgoing.to_agent(to_id, {"n": 2}, "bob")]))
+    assert all(group.send_messages([Outgoing.to_agent(to_id, {"n": 1}), Outgoing.to_agent(to_id, {"n": 2}, "bob")]))
     assert [message.from_id for message in drain(group, 3)] == [stranger, None, "bob"]
 
 

@@ -230,8 +230,8 @@ def test_nothing_passes_while_the_interceptor_is_stopped(start):
             west.send_columns([2, 1], [11, 11], numbered(2, 1))
         assert 1.5 <= time.monotonic() - began < 1.5 + PATIENCE_S / 2
         assert len(caught.value.message_ids) == 2
-        assert len(east.fetch(limit=1, timeout=60)) == 1
-        assert len(east.fetch()) == 0
+        assert len(east.fetch_messages(limit=1, timeout=60)) == 1
+        assert len(east.fetch_messages()) == 0
     assert fates(west.send_columns([2, 1], [11, 11], numbered(2, 3))) == ["delivered", "blocked"]
     assert numbers(drain(east, 1)) == [3]
     pid = pid_of(messaging.interceptor)
@@ -239,7 +239,7 @@ def test_nothing_passes_while_the_interceptor_is_stopped(start):
     wait_for(lambda: not alive(pid), "its end")
     with pytest.raises(Closed, match="has ended"):
         west.send(2, 11, {"n": 5})
-    assert len(east.fetch()) == 0
+    assert len(east.fetch_messages()) == 0
 
 
 def test_a_hanging_rule_delays_others_only_for_its_timeout(start, tmp_path):

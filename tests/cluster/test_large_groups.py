@@ -35,4 +35,4 @@ def test_large_groups(ray_cluster):
             client.publish(f"exps:{messaging.exp_id}:agents:{AGENTS}:user-chat", b'{"n":2}')
         (message,) = drain(east, 1)
         assert (message.to_id, message.subtopic, message.payload) == (AGENTS, "user-chat", {"n": 2})
-        assert len(west.fetch()) == 0
+        assert len(west.fetch_messages()) == 0

@@ -40,7 +40,7 @@ SENDS = """
 messaging, group = run()
 while True:
     group.send_columns([1] * 100, [2] * 100, {})
-    group.fetch()
+    group.fetch_messages()
 """
 
 SENDS_IN_A_BLOCK = """
@@ -48,7 +48,7 @@ messaging, group = run()
 with messaging:
     while True:
         group.send_columns([1] * 100, [2] * 100, {})
-        group.fetch()
+        group.fetch_messages()
 """
 
 

@@ -57,8 +57,8 @@ class Traffic(Busy):
             payloads = numbered(40, n)
             receipts = handle.send_columns([0, 1, 2, 3] * 10, [4, 5] * 20, payloads)
             self.receipts |= {receipt.message_id: receipt.fate for receipt in receipts}
-            self.arrived += numbers(handle.fetch())
-        self.arrived += numbers(handle.fetch())
+            self.arrived += numbers(handle.fetch_messages())
+        self.arrived += numbers(handle.fetch_messages())
         handle.ack()
 
 
@@ -105,7 +105,7 @@ def test_messages_wait_while_the_log_cannot_be_written(start, tmp_path):
             raise
         finally:
             expected.update({receipt.message_id: receipt.fate for receipt in receipts})
-        assert len(group.fetch(timeout=60)) == count - 1
+        assert len(group.fetch_messages(timeout=60)) == count - 1
 
     for _ in range(5):
         send(50)
@@ -135,7 +135,7 @@ def test_messages_wait_while_the_log_cannot_be_written(start, tmp_path):
     (tmp_path / "log").unlink()
     (tmp_path / "away").rename(tmp_path / "log")
     wait_for(lambda: messaging.stats()["log"]["error"] is None, "the log's recovery")
-    group.fetch()
+    group.fetch_messages()
     for _ in range(5):
         send(50)
     assert logged_fates(messaging.log) == expected

@@ -56,7 +56,7 @@ async def test_every_fate_is_logged(ray_cluster, tmp_path):
             *west.send_columns([1, 2, 3, 4], [11, 11, 12, 13], [{"text": t} for t in ("a", "b", "LOUD", "odd")])
         ]
         receipts += [west.send(5, "ann", {"text": "é"}), west.send(5, 99, {"text": "nobody"})]
-        receipts += [east.send(None, 3, {"text": "user"}, "user-chat")]
+        receipts += [east.send(None, 3, {"text": "user"}, subtopic="user-chat")]
         receipts += await with_messagers(messaging)
         expected = {receipt.message_id: receipt.fate for receipt in receipts}
         log = messaging.log
@@ -126,7 +126,7 @@ def test_a_recreated_group_is_logged_under_its_name(logged):
     for run in range(2):
         group = messaging.create_group("again", [50])
         west.send_columns([1] * 3, [50] * 3, numbered(3, 10 * run))
-        assert numbers(group.fetch(limit=2, timeout=60)) == [10 * run, 10 * run + 1]
+        assert numbers(group.fetch_messages(limit=2, timeout=60)) == [10 * run, 10 * run + 1]
         messaging.remove_group("again")
     found = messaging.log.query(to_id=50)
     assert sorted(json.loads(payload)["n"] for payload in found["payload"].to_pylist()) == [0, 1, 2, 10, 11, 12]
@@ -246,7 +246,7 @@ def test_a_run_without_a_log_does_not_wait_for_a_dead_runs_log(ray_cluster, redi
         group = messaging.create_group("other", [3, 4])
         for low in range(0, 200, 40):
             assert fates(group.send_columns([3] * 40, [4] * 40, numbered(40, low))) == ["delivered"] * 40
-            with group.fetch(timeout=60) as messages:
+            with group.fetch_messages(timeout=60) as messages:
                 assert numbers(messages) == list(range(low, low + 40))
 
 

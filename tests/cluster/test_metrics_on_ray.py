@@ -44,7 +44,7 @@ def test_what_happened_is_in_the_text(ray_cluster, tmp_path):
         west.send_columns([0, 1, 1], [10, 10, 99], {"n": 1})
         messaging.log.balance()
         before = read(messaging)
-        with east.fetch(timeout=60):
+        with east.fetch_messages(timeout=60):
             pass
         after = read(messaging)
         assert asyncio.run(counted_by_an_own_messager(messaging)) == 1

@@ -62,7 +62,7 @@ def test_impossible_moves_on_ray(town):
         with pytest.raises(error, match=match):
             messaging.move_agents(ids, to=to)
     assert east.send(2, 12, {"n": 0})
-    assert contents(west.fetch(timeout=60)) == [(12, 0)]
+    assert contents(west.fetch_messages(timeout=60)) == [(12, 0)]
     with pytest.raises(MoveFailed, match="not committed"):
         messaging.move_agents([12], to="east", timeout=0.1)
     west.ack()

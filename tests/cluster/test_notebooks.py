@@ -28,7 +28,7 @@ def test_each_object_is_a_table(logged):
     receipts = west.send_columns([0, 1], [11, 12], MARKUP)
     assert "|blocked|" in shown(receipts)
     assert "|black_list|" in shown(receipts)
-    with east.fetch(limit=1, timeout=60) as messages:
+    with east.fetch_messages(limit=1, timeout=60) as messages:
         assert "&lt;script&gt;alert(1)" in shown(messages)
         assert "|1|12|agent-chat|" in shown(messages)
     messaging.log.balance()

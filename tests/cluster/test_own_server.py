@@ -19,7 +19,7 @@ def left(redis_config, exp_id):
     with Messaging.start(exp_id, redis=redis_config) as messaging:
         group = messaging.create_group("all", [1, 2, 3])
         group.send_columns([1] * 3, [2] * 3, numbered(3))
-        assert numbers(group.fetch(limit=1, timeout=60)) == [0]
+        assert numbers(group.fetch_messages(limit=1, timeout=60)) == [0]
         group.ack()
         ray.get(messaging.interceptor.add_to_black_set.remote([(3, None)]))
     return redis_config

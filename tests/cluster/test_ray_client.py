@@ -46,11 +46,11 @@ else:
     raise AssertionError("two groups of one agent")
 
 assert west.send(1, 4, {"n": 0}).fate == "delivered"
-assert west.send_many([Outgoing.to_agent(4, {"n": 1}, 1)]).counts()["delivered"] == 1
+assert west.send_messages([Outgoing.to_agent(4, {"n": 1}, 1)]).counts()["delivered"] == 1
 assert west.send_columns([1] * 3, [4] * 3, [{"n": n} for n in (2, 3, 4)]).counts()["delivered"] == 3
 found = []
 while len(found) < 5:
-    with east.fetch(timeout=60) as messages:
+    with east.fetch_messages(timeout=60) as messages:
         found += [message.payload["n"] for message in messages]
 assert found == [0, 1, 2, 3, 4]
 

@@ -43,7 +43,7 @@ def test_deferred_messages_survive_the_interceptor(town, gate):
     kill_and_wait(messaging.interceptor)
     wait_for(lambda: len(ray.get(gate.questions.remote())) >= 200, "the questions of the successor")
     assert fates(other.send_columns([2] * 3, [12] * 3, numbered(3, 2000))) == ["delivered"] * 3
-    assert numbers(east.fetch(timeout=60)) == [1000, 1001, 1002, 2000, 2001, 2002]
+    assert numbers(east.fetch_messages(timeout=60)) == [1000, 1001, 1002, 2000, 2001, 2002]
     assert messaging.stats()["deferred"] == 100
     assert not found
     ray.get(gate.open.remote())

@@ -138,7 +138,7 @@ def test_bad_input_and_a_second_driver_get_an_error(groups):
     with pytest.raises(ConfigError, match="in its steps"):
         groups["group0"].send(0, 1, {})
     with pytest.raises(ConfigError, match="in its steps"):
-        groups["group0"].fetch()
+        groups["group0"].fetch_messages()
     with pytest.raises(ConfigError, match="its loop"):
         groups["group0"].step = 3
     with pytest.raises(ConfigError, match="steps="):

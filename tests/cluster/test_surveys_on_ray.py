@@ -33,7 +33,7 @@ def answer(group, count, wrong=()):
     """Answer so many questions."""
     left = count
     while left:
-        with group.fetch(limit=left, timeout=WAIT_S) as messages:
+        with group.fetch_messages(limit=left, timeout=WAIT_S) as messages:
             payloads = [{"mood": "bad" if agent in wrong else agent} for agent in messages.to_ids.tolist()]
             group.reply_columns(messages, payloads)
             left -= len(messages)

@@ -22,7 +22,7 @@ from ray_messaging import Messaging, Tracing, rules
 
 @ray.remote
 def handle(east):
-    with east.fetch(timeout=60) as messages:
+    with east.fetch_messages(timeout=60) as messages:
         return len(messages)
 
 ray.init(address="local", num_cpus=1, include_dashboard=False, object_store_memory=80 * 2**20)

@@ -204,7 +204,7 @@ async def test_members_with_names_and_typed_columns_are_expanded(society):
     await society.create("plaza", 1, MemberEdges.among(members))
     await society.messagers[1].host_agents(["guest"], ["agent-chat"])
     await society.broadcast("plaza", [1, "guest"], columns(x=np.array([0.5, 1.5])))
-    await society.messagers[0].broadcast("plaza", {"text": "from the user"})
+    await society.messagers[0].broadcast(None, "plaza", {"text": "from the user"})
     await society.fetch_all(4 + 6)
     log = await society.log()
     found = log.query(expand=True)

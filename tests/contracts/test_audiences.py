@@ -138,10 +138,10 @@ async def test_a_broadcast_is_one_row_for_each_mailbox(opened, shelf):
     await shelf.add(west, "many", graph(np.stack((np.zeros_like(heard), heard), axis=1)))
     frames = written(west)
     payload = {"text": "said once"}
-    await west.broadcast("one", payload, 0)
+    await west.broadcast(0, "one", payload)
     few = list(frames)
     frames.clear()
-    receipts = await west.broadcast("many", payload, 0)
+    receipts = await west.broadcast(0, "many", payload)
     assert receipts.counts()["delivered"] == 100_000
     assert [(mailbox, rows) for mailbox, rows, _ in few] == [("east", 1), ("west", 1)]
     assert sum(rows for _, rows, _ in frames) == 100_000
@@ -164,9 +164,9 @@ async def test_typed_columns_arrive_by_value(pair):
 
 async def test_members_hear_all_but_themselves_and_a_sender_need_be_none(pair):
     west, east = pair
-    receipts = await west.broadcast(PLAZA, {"n": 1}, 1)
+    receipts = await west.broadcast(1, PLAZA, {"n": 1})
     assert receipts.counts() == {"delivered": 3, "published": 0, "undeliverable": 1, "blocked": 0}  # nobody hosts guest
-    receipts = await west.broadcast(PLAZA, {"n": 2})
+    receipts = await west.broadcast(None, PLAZA, {"n": 2})
     assert receipts.counts()["delivered"] == 4
     assert pairs_of(await received(west, 3)) == [(1, 2), (None, 1), (None, 2)]
     assert pairs_of(await received(east, 4)) == [(1, 11), (1, 12), (None, 11), (None, 12)]
@@ -214,7 +214,7 @@ async def test_order_is_kept_among_broadcasts_and_messages(pair):
     hearer = next(h for h in HEARERS[0] if h in EAST)
     for n in range(0, 6, 2):
         await west.send(0, hearer, {"n": n})
-        await west.broadcast(FRIENDS, {"n": n + 1}, 0)
+        await west.broadcast(0, FRIENDS, {"n": n + 1})
     mine = 3 + 3 * sum(h in EAST for h in HEARERS[0])
     messages = await received(east, mine)
     assert [m.payload["n"] for m in messages if m.to_id == hearer] == [*range(6)]
@@ -222,9 +222,9 @@ async def test_order_is_kept_among_broadcasts_and_messages(pair):
 
 async def test_the_version_that_a_frame_names_counts(pair, shelf):
     west, east = pair
-    await west.broadcast(FRIENDS, {"n": 1}, 0)
+    await west.broadcast(0, FRIENDS, {"n": 1})
     await shelf.add(east, FRIENDS, graph([(0, 15), (0, 3)]))
-    receipts = await west.broadcast(FRIENDS, {"n": 2}, 0)
+    receipts = await west.broadcast(0, FRIENDS, {"n": 2})
     assert len(receipts) == 2
     old = [(0, h) for h in HEARERS[0] if h in EAST]
     assert pairs_of(await received(east, len(old) + 1)) == [*old, (0, 15)]
@@ -232,18 +232,18 @@ async def test_the_version_that_a_frame_names_counts(pair, shelf):
 
 async def test_a_removed_audience_and_an_unknown_one_are_refused(pair, shelf):
     west, east = pair
-    await west.broadcast(FRIENDS, {"n": 1}, 0)
+    await west.broadcast(0, FRIENDS, {"n": 1})
     await shelf.add(east, FRIENDS, None)
     for name in (FRIENDS, "ghosts", 7):
         with pytest.raises(UnknownName):
-            await west.broadcast(name, {"n": 2}, 0)
+            await west.broadcast(0, name, {"n": 2})
     await received(east, sum(h in EAST for h in HEARERS[0]))
 
 
 async def test_a_frame_that_cannot_be_unfolded_is_a_dead_letter(pair):
     west, east = pair
     east.engine.receiving._unfolder._audiences = AudienceCache(None)  # the receiver cannot read the files
-    await west.broadcast(FRIENDS, {"n": 1}, 0)
+    await west.broadcast(0, FRIENDS, {"n": 1})
     await west.send(0, 10, {"n": 2})
     assert (await received(east, 1))[0].payload == {"n": 2}
     assert east.stats()["unreadable"] == 1
@@ -251,7 +251,7 @@ async def test_a_frame_that_cannot_be_unfolded_is_a_dead_letter(pair):
 
 async def test_everybody_hears(pair):
     west, east = pair
-    receipts = await west.broadcast("*", {"n": 1}, 4)
+    receipts = await west.broadcast(4, "*", {"n": 1})
     assert receipts.counts()["delivered"] == 19
     assert [to for _, to in pairs_of(await received(west, 9))] == [a for a in WEST if a != 4]
     assert [to for _, to in pairs_of(await received(east, 10))] == [*EAST]

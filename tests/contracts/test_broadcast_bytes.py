@@ -42,7 +42,7 @@ async def test_100_000_hearers_take_few_more_bytes_than_one_in_each_group(server
     async def taken(audience, each):
         """Return the bytes of a broadcast until all hearers have it, in and out, with those of two counts."""
         before = counted()
-        receipts = await town.broadcast(audience, payload, AGENTS)
+        receipts = await town.broadcast(AGENTS, audience, payload)
         assert receipts.counts()["delivered"] == len(receipts) == each * GROUPS
         for messager in messagers:
             left = each

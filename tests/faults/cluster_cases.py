@@ -69,7 +69,7 @@ def _url(config):
 @ray.remote(num_cpus=0, max_retries=0)
 def _hold(group, path):
     """Fetch, and die with the fetched messages."""
-    while not (messages := group.fetch(timeout=5)):
+    while not (messages := group.fetch_messages(timeout=5)):
         pass
     Inbox(path).take(messages)
     os.kill(os.getpid(), signal.SIGKILL)

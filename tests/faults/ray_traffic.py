@@ -90,7 +90,7 @@ class Receiver(Busy):
     def work(self):
         while not self.enough.is_set():
             try:
-                messages = self.handle.fetch(timeout=0.5)
+                messages = self.handle.fetch_messages(timeout=0.5)
             except REFUSALS as error:
                 self.met.append(error)
                 self.inbox.note(repr(error))

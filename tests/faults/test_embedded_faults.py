@@ -51,4 +51,4 @@ def test_a_driver_that_is_killed_leaves_nothing_in_a_cluster_that_lives_on():
     wait_for(lambda: not alive(stats["pid"]) and not alive(guard), "the end of server and guard")
     with Messaging.start(exp_id) as messaging:  # nobody holds its name, either
         assert stats_of(messaging)["data_dir"] != stats["data_dir"]
-        assert len(messaging.create_group("all", [1, 2]).fetch()) == 0
+        assert len(messaging.create_group("all", [1, 2]).fetch_messages()) == 0

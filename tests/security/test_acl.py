@@ -62,7 +62,7 @@ def test_an_experiment_needs_only_the_documented_rights(ray_cluster, server, use
         assert client.publish(f"exps:{exp_id}:agents:3:agent-chat", b'{"n":4}') == 1
         found = []
         while len(found) < 2:
-            found += [message.payload["n"] for message in east.fetch(timeout=60)]
+            found += [message.payload["n"] for message in east.fetch_messages(timeout=60)]
         east.ack()
         assert sorted(found) == [1, 4]
         messaging.stats()

@@ -76,8 +76,8 @@ def drain(group, count, *, limit=None):
     found, deadline = [], time.monotonic() + PATIENCE_S
     while len(found) < count:
         assert time.monotonic() < deadline, f"only {len(found)} of {count} messages came"
-        found += group.fetch(limit=limit, timeout=1.0)
-    found += group.fetch(timeout=0.2)
+        found += group.fetch_messages(limit=limit, timeout=1.0)
+    found += group.fetch_messages(timeout=0.2)
     group.ack()
     return found
 
@@ -98,7 +98,7 @@ def new_handle(group):
 def emptied(messaging, name):
     """Return a new handle of a group without messages: of a group of this name and these agents, if some are held."""
     handle = messaging.group(name)
-    while handle.fetch():
+    while handle.fetch_messages():
         pass
     handle.ack()
     if messaging.stats()["waiting"][name]:

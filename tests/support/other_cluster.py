@@ -99,8 +99,8 @@ class Driver:
         """Return the texts of `count` messages, and of any others that are there."""
         found = []
         while len(found) < count:
-            found += self.groups[name].fetch(timeout=30)
-        return [message.payload["text"] for message in (*found, *self.groups[name].fetch())]
+            found += self.groups[name].fetch_messages(timeout=30)
+        return [message.payload["text"] for message in (*found, *self.groups[name].fetch_messages())]
 
     def kill_interceptor(self):
         """Kill its process; Ray starts it again."""

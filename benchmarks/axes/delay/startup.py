@@ -74,6 +74,6 @@ def _beginning(number: int) -> tuple[float, float, float]:
         made = time.perf_counter()
         east = messaging.create_group("east", range(AGENTS, 2 * AGENTS))
         west.send(0, AGENTS, payload(0))
-        if len(east.fetch(timeout=10)) != 1:
+        if len(east.fetch_messages(timeout=10)) != 1:
             raise RuntimeError("the first message did not arrive within 10 s")
         return started - begun, made - started, time.perf_counter() - begun

@@ -50,7 +50,7 @@ def exchange(ends: list[End], rows: list[tuple[Any, Any, list[Any]]], seconds: f
     while time.perf_counter() < over:
         for end, columns in zip(ends, rows, strict=True):
             sent += int(end.group.send_columns(*columns).sent.sum())
-            fetched += len(end.group.fetch())
+            fetched += len(end.group.fetch_messages())
     for end in ends:
         end.group.ack()
     return sent, fetched
@@ -78,7 +78,7 @@ def _rate(ends: list[End], workers: int, seconds: float) -> float:
     calls: list[Any] = [drive.remote(ends, seconds) for _ in range(workers)]
     sent, fetched = (sum(column) for column in zip(*ray.get(calls), strict=True))
     while fetched < sent:
-        fetched += sum(len(end.group.fetch(timeout=0.1)) for end in ends)
+        fetched += sum(len(end.group.fetch_messages(timeout=0.1)) for end in ends)
     took = time.perf_counter() - begun
     for end in ends:
         end.group.ack()

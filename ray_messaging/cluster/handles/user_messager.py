@@ -59,7 +59,7 @@ class UserMessager:
 
     def broadcast(self, payload: Payload, subtopic: str) -> Receipts:
         """Send one message to all agents. Raises as `Messaging.broadcast`."""
-        return self.run(self.messager.broadcast(EVERYBODY, payload, subtopic=subtopic))
+        return self.run(self.messager.broadcast(None, EVERYBODY, payload, subtopic=subtopic))
 
     def ask(self, to_id: AgentId, payload: Payload, subtopic: str, timeout: float | None) -> Message:
         """Ask an agent; return its answer. Raises as `Messaging.ask`."""

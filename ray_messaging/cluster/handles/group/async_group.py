@@ -105,8 +105,8 @@ class AsyncGroup(StampedHandle):
     """The calls of a group's handle for async code: `await group.aio.send(...)`.
 
     It is a separate handle with the same `step`, so it does not commit what `group` has fetched. Several event loops
-    may send at once; `fetch` and `ack` raise ConfigError while a call in another event loop waits. The blocking calls
-    of `Group` are the same code, with a `waiting` that blocks.
+    may send at once; `fetch_messages` and `ack` raise ConfigError while a call in another event loop waits. The
+    blocking calls of `Group` are the same code, with a `waiting` that blocks.
     """
 
     def __init__(
@@ -155,12 +155,12 @@ class AsyncGroup(StampedHandle):
     # -- sending --------------------------------------------------------------------------------------------------
 
     async def send(
-        self, from_id: AgentId | None, to_id: AgentId, payload: Payload, subtopic: str = AGENT_CHAT
+        self, from_id: AgentId | None, to_id: AgentId, payload: Payload, *, subtopic: str = AGENT_CHAT
     ) -> Receipt:
         """Send one message to an agent and return its receipt; raises as `Messager.send_message`."""
-        return (await self.send_many([Outgoing.to_agent(to_id, payload, from_id, subtopic)]))[0]
+        return (await self.send_messages([Outgoing.to_agent(to_id, payload, from_id, subtopic)]))[0]
 
-    async def send_many(self, messages: Sequence[Outgoing]) -> Receipts:
+    async def send_messages(self, messages: Sequence[Outgoing]) -> Receipts:
         """Send many messages; one receipt for each message and recipient, in order."""
         return await self._relay(batches_of_entries(self._entries(messages), self.step))
 
@@ -177,7 +177,7 @@ class AsyncGroup(StampedHandle):
         return await self._relay(batches_of_columns(columns, check_subtopic(subtopic), self.step))
 
     async def broadcast(
-        self, audience: object, payload: Payload, from_id: AgentId | None = None, *, subtopic: str = AGENT_CHAT
+        self, from_id: AgentId | None, audience: object, payload: Payload, *, subtopic: str = AGENT_CHAT
     ) -> Receipts:
         """Send one message to all hearers of an agent in an audience; one receipt for each, as `Messager.broadcast`."""
         return await self.broadcast_columns(from_id, audience, payload, subtopic=subtopic)
@@ -348,11 +348,13 @@ class AsyncGroup(StampedHandle):
         """
         serving = Serving.checked(concurrency, retries, timeout, on_error)
         service = GroupService(self, self._caller)
-        await MessageServer(service, self.fetch, self._commit, self.reply, handler, serving, self._tracer).run()
+        await MessageServer(
+            service, self.fetch_messages, self._commit, self.reply, handler, serving, self._tracer
+        ).run()
 
     # -- receiving ------------------------------------------------------------------------------------------------
 
-    async def fetch(
+    async def fetch_messages(
         self,
         *,
         limit: int | None = None,

@@ -43,7 +43,7 @@ class Fetched(Messages):
 
     async def __aenter__(self) -> Self:
         if self._lender.waiting.blocks:
-            raise ConfigError("messages that a Group fetched need `with`; `group.aio.fetch` is for async code")
+            raise ConfigError("messages that a Group fetched need `with`; `group.aio.fetch_messages` is for async code")
         return self
 
     async def __aexit__(

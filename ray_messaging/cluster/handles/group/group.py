@@ -39,7 +39,7 @@ class Group(StampedHandle):
     send that Ray repeats is executed once. A Ray task gets its own copy of a handle. Before a task that has fetched
     ends, it should call `ack()`, or it should fetch in a `with` block:
 
-        with group.fetch(timeout=5) as messages: ...      # committed when the block ends without an error
+        with group.fetch_messages(timeout=5) as messages: ...      # committed when the block ends without an error
     """
 
     def __init__(
@@ -73,14 +73,14 @@ class Group(StampedHandle):
         return AsyncGroup(self._experiment, self.name, self.actor, self._stamp, keep=self._keep)
 
     send = _blocking(AsyncGroup.send)
-    send_many = _blocking(AsyncGroup.send_many)
+    send_messages = _blocking(AsyncGroup.send_messages)
     send_columns = _blocking(AsyncGroup.send_columns)
     broadcast = _blocking(AsyncGroup.broadcast)
     broadcast_columns = _blocking(AsyncGroup.broadcast_columns)
     ask = _blocking(AsyncGroup.ask)
     reply = _blocking(AsyncGroup.reply)
     reply_columns = _blocking(AsyncGroup.reply_columns)
-    fetch = _blocking(AsyncGroup.fetch)
+    fetch_messages = _blocking(AsyncGroup.fetch_messages)
     ack = _blocking(AsyncGroup.ack)
     give_up = _blocking(AsyncGroup.give_up)
     fates = _blocking(AsyncGroup.fates)
