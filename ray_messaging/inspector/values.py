@@ -2,7 +2,8 @@
 
 import unicodedata
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from datetime import UTC, datetime
+from typing import Any
 
 TEXT_WIDTH = 2_000  # characters of a payload
 NAME_WIDTH = 60
@@ -13,38 +14,23 @@ _ODD = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 _SHOWN_ELSEWHERE = {"name", "kind", "failures", "on_error", "last_error", "last_failed_at", "errors"}
 
 
-class Flow(NamedTuple):
-    """The number of messages of a period from one messager to one mailbox."""
-
-    sender: str
-    mailbox: str
-    messages: int
-
-
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """The messages of a period: over time by fate, blocked ones by rule, and flows between groups.
+    """The messages of a period, in bins: by fate, and the blocked ones by rule.
 
-    `start` is the time of the first bin (unix s), `width_s` the length of a bin. `share` is the share of the rows that
-    was counted, 1.0 for all; the counts are scaled up from it. `blocked_from` has the number of blocked messages of
-    each messager.
+    The bins are steps if the run has any (`in_steps`), else time: `start` is the first step or the unix time in s of
+    the first bin, `width` the steps or seconds of one. `per_second` is the rate of all messages, None if unknown.
+    `share` is the share of the rows that was counted, 1.0 for all; the counts are scaled up from it.
     """
 
     start: float
-    width_s: float
-    bins: int
+    width: float
+    in_steps: bool
     fates: dict[str, list[int]]
     blocked: dict[str, list[int]]
-    flows: list[Flow]
-    blocked_from: dict[str, int]
+    per_second: float | None
     rows: int  # of the whole log
     share: float = 1.0
-
-    @property
-    def seconds(self) -> float:
-        """Return the length of the period from its first message on, as the run may have begun in the middle of it."""
-        used = (next((place for place, n in enumerate(counts) if n), self.bins) for counts in self.fates.values())
-        return max(1, self.bins - min(used, default=0)) * self.width_s
 
     def total(self, fate: str) -> int:
         """Return the number of messages with one fate."""
@@ -54,6 +40,20 @@ class Traffic:
     def messages(self) -> int:
         """Return the number of all messages of the period."""
         return sum(map(sum, self.fates.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class Society:
+    """The agents that write most, each with its number of messages, and who wrote how many to whom among them.
+
+    `writers` is the number of all agents that wrote. `pairs` are the busiest pairs of these, each once, with the number
+    of messages from the first to the second.
+    """
+
+    agents: list[tuple[str, int]]
+    writers: int
+    edges: list[tuple[str, str, int]]
+    pairs: list[tuple[str, str, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +117,8 @@ class Row:
     rule: str = ""
     reason: str = ""
     step: int | None = None
+    in_reply_to: str = ""
+    asks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +157,7 @@ class AgentFacts:
 
 @dataclass(frozen=True, slots=True)
 class RuleFacts:
-    """A rule: its settings and its failures. If it comes from a log, `settings` says what the rule has done."""
+    """A rule: its settings and its failures; if it comes from a log, also when it came and what it has done."""
 
     name: str
     kind: str
@@ -163,6 +165,7 @@ class RuleFacts:
     failures: int = 0
     last_error: str = ""
     key: str = ""  # its whole name
+    done: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +240,14 @@ def number(value: float | None) -> str:
     if value is None:
         return "\u2013"
     return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.1f}"
+
+
+def clock(seconds: float) -> str:
+    """Return a time of the log (unix s) as text for people, in UTC."""
+    try:
+        return f"{datetime.fromtimestamp(seconds, UTC):%d %b %H:%M:%S.%f}"[:-3]
+    except (ValueError, OverflowError, OSError):  # any value of a sender's clock
+        return f"{seconds:g}"
 
 
 def settings(description: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from playwright.sync_api import expect
 from support.inspector import browser, inspector, picture
 from support.log_queries import T0, row, write_folder
 
@@ -50,8 +51,10 @@ def test_the_overview_of_the_whole_run(seen):
     seen.sees("figure-rows", "3,003")
     seen.sees("figure-blocked", "%")
     seen.sees("record", "its folder has no _run.json")
-    assert seen.element("flows").locator("canvas").count() >= 1
-    seen.element("flows").hover()
+    seen.sees("period", "Per step, of the whole run.")
+    seen.sees("members", "The 60 of 61 agents")
+    assert seen.element("society").locator("canvas").count() >= 1
+    seen.element("society").hover()
     seen.element("blocked").hover()  # its tooltip has the names of the rules
     picture(seen, "inspector-log")
 
@@ -80,9 +83,10 @@ def test_a_payload_of_a_mebibyte_is_cut(seen):
     assert len(seen.page.content()) < 300_000
 
 
-def test_a_log_has_no_dead_letters(seen):
-    seen.go("/deadletters")
-    seen.sees("letters", "on the server of a running experiment")
+def test_a_log_offers_no_page_of_dead_letters(seen):
+    seen.go("/")
+    expect(seen.page.get_by_role("link", name="Rules")).to_be_visible()
+    expect(seen.page.get_by_role("link", name="Dead letters")).to_have_count(0)
 
 
 def test_light_and_dark(seen):

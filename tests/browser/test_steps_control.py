@@ -37,7 +37,6 @@ def test_the_steps_are_seen_paused_and_advanced(town):
     with browser() as seen, messaging.ui(port=0, control=True) as inspector:
         seen.open(inspector.url)
         seen.sees("steps", "Step 0 is open")
-        seen.sees("figure-step", "0")
         seen.sees("waiting", "Waited for: east (step 0)")
         picture(seen, "inspector-steps")
         seen.element("pause").click()

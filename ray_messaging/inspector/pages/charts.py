@@ -5,11 +5,11 @@ as code. Tooltips are drawn as text (`richText`), not as HTML.
 """
 
 from datetime import UTC, datetime
-from math import cos, pi, sin, sqrt
+from math import sqrt
 from typing import Any
 
 from ray_messaging.inspector.pages.layout import COLOURS, GREY
-from ray_messaging.inspector.values import Traffic, number
+from ray_messaging.inspector.values import Society, Traffic
 
 Options = dict[str, Any]
 
@@ -20,51 +20,44 @@ _LINE = "rgba(139,147,161,0.22)"
 
 
 def rates(traffic: Traffic) -> Options:
-    """Draw the number of messages per second by fate."""
+    """Draw the number of messages per step or second by fate."""
     shown = {fate: counts for fate, counts in traffic.fates.items() if any(counts) or fate == "delivered"}
     return _over_time(traffic, shown, [COLOURS[fate] for fate in shown])
 
 
 def blocked(traffic: Traffic) -> Options:
-    """Draw the number of blocked messages per second by rule."""
+    """Draw the number of blocked messages per step or second by rule."""
     return _over_time(traffic, traffic.blocked, _PALETTE)
 
 
 def _over_time(traffic: Traffic, lines: dict[str, list[int]], colours: Any) -> Options:  # noqa: ANN401
-    pattern = "%H:%M:%S" if traffic.width_s < 60 else "%d %b %H:%M"
-    times = [
-        f"{datetime.fromtimestamp(traffic.start + place * traffic.width_s, UTC):{pattern}}"
-        for place in range(traffic.bins)
-    ]
+    bins = len(traffic.fates["delivered"])
     series = [
         {
-            "type": "line",
+            "type": "bar",
             "name": name,
-            "data": [round(count / traffic.width_s, 2) for count in counts],
+            "data": [round(count / traffic.width, 2) for count in counts],
             "stack": "all",
-            "areaStyle": {"opacity": 0.25},
-            "lineStyle": {"width": 1.5},
+            "barCategoryGap": "12%",
             "itemStyle": {"color": colour},
-            "showSymbol": traffic.bins == 1,
         }
         for (name, counts), colour in zip(lines.items(), colours, strict=False)
     ]
     return {
         "animation": False,
-        "grid": {"left": 4, "right": 10, "top": 26, "bottom": 2, "containLabel": True},
+        "grid": {"left": 4, "right": 10, "top": 26, "bottom": 6, "containLabel": True},
         "tooltip": _TOOLTIP | {"trigger": "axis"},
         "legend": {"top": 0, "right": 0, "icon": "roundRect", "itemWidth": 10, "itemHeight": 4, "textStyle": _FONT},
         "xAxis": {
             "type": "category",
-            "data": times,
-            "boundaryGap": False,
+            "data": [_place(traffic, traffic.start + place * traffic.width) for place in range(bins)],
             "axisLabel": _FONT,
             "axisLine": {"lineStyle": {"color": _LINE}},
             "axisTick": {"show": False},
         },
         "yAxis": {
             "type": "value",
-            "minInterval": 1 if traffic.width_s == 1 else 0,
+            "minInterval": 1 if traffic.width == 1 else 0,
             "axisLabel": _FONT,
             "splitLine": {"lineStyle": {"color": _LINE}},
         },
@@ -72,110 +65,59 @@ def _over_time(traffic: Traffic, lines: dict[str, list[int]], colours: Any) -> O
     }
 
 
-def flows(traffic: Traffic, depths: dict[str, int]) -> Options:
-    """Draw the groups on a ring, with dots that move along the flows between them.
+def _place(traffic: Traffic, at: float) -> str:
+    """Return the name of a bin."""
+    if not traffic.in_steps:
+        return f"{datetime.fromtimestamp(at, UTC):{'%H:%M:%S' if traffic.width < 60 else '%d %b %H:%M'}}"
+    return f"step {at:,}" if traffic.width == 1 else f"steps {at:,} to {at + traffic.width - 1:,}"
 
-    A red ring around a group means blocks.
-    """
-    names = _ring(traffic, depths)
-    places = _places(len(names))
-    at = dict(zip(names, places, strict=True))
-    inside = {flow.sender: flow.messages for flow in traffic.flows if flow.sender == flow.mailbox}
-    between = [flow for flow in traffic.flows if flow.sender != flow.mailbox]
-    most = max((flow.messages for flow in between), default=1)
-    lines = [
-        {
-            "coords": [at[flow.sender], at[flow.mailbox]],
-            "name": f"{flow.sender} to {flow.mailbox}: {_rate(flow.messages, traffic)}",
-            "lineStyle": {"width": round(0.7 + 5 * flow.messages / most, 2), "opacity": 0.3, "curveness": 0.16},
-        }
-        for flow in between
-    ]
+
+def network(society: Society) -> Options:
+    """Draw the agents that write most, coloured by their messages, and who writes to whom among them."""
+    most = max((sent for _, sent in society.agents), default=1)
+    heaviest = max((count for *_, count in society.edges), default=1)
     return {
         "animation": False,
-        "grid": {"left": 0, "right": 0, "top": 0, "bottom": 0},
         "tooltip": _TOOLTIP | {"formatter": "{b}"},
-        "xAxis": {"show": False, "min": -1.75, "max": 1.75, "type": "value"},
-        "yAxis": {"show": False, "min": -1.3, "max": 1.3, "type": "value"},
+        "visualMap": {
+            "show": False,
+            "min": 0,
+            "max": most,
+            "dimension": 0,
+            "seriesIndex": 0,
+            "inRange": {"color": ["#a9c8f5", COLOURS["delivered"], "#1e3a8a"]},
+        },
         "series": [
             {
-                "type": "lines",
-                "coordinateSystem": "cartesian2d",
-                "data": lines,
-                "lineStyle": {"color": COLOURS["delivered"]},
-                "z": 2,
-            },
-            # In a separate layer, which is not cleared between two pictures, so that dots have tails.
-            {
-                "type": "lines",
-                "coordinateSystem": "cartesian2d",
-                "zlevel": 1,
-                "data": [{"coords": line["coords"]} for line in lines],
-                "lineStyle": {"width": 0, "curveness": 0.16},
-                "effect": {
-                    "show": traffic.messages > 0,
-                    "period": 3.2,
-                    "trailLength": 0.25,
-                    "symbol": "circle",
-                    "symbolSize": 4,
-                    "color": COLOURS["delivered"],
-                },
-                "silent": True,
-            },
-            {"type": "scatter", "zlevel": 2, "data": [_node(n, at, traffic, depths, inside) for n in names]},
+                "type": "graph",
+                "layout": "circular",
+                "circular": {"rotateLabel": True},
+                "left": 50,
+                "right": 50,
+                "top": 50,
+                "bottom": 50,
+                "data": [
+                    {
+                        "id": agent,
+                        "name": f"{agent}: sent {sent:,}",
+                        "value": sent,
+                        "symbolSize": round(6 + 16 * sqrt(sent / most), 1),
+                        "label": {"formatter": agent.replace("{", "(").replace("}", ")")},
+                    }
+                    for agent, sent in sorted(society.agents, key=lambda found: (len(found[0]), found))
+                ],
+                "links": [
+                    {
+                        "source": one,
+                        "target": other,
+                        "name": f"{one} to {other}: {count:,}",
+                        "lineStyle": {"width": 0.5 + 3 * count / heaviest, "opacity": 0.1 + 0.6 * count / heaviest},
+                    }
+                    for one, other, count in society.edges
+                ],
+                "lineStyle": {"color": GREY, "curveness": 0.3},
+                "label": {"show": True, "position": "right", "fontSize": 11, "color": GREY},
+                "emphasis": {"focus": "adjacency"},
+            }
         ],
     }
-
-
-def _ring(traffic: Traffic, depths: dict[str, int]) -> list[str]:
-    """Return the names of the groups on the ring.
-
-    Those are the groups with traffic, or if there are none, the first ones with a mailbox.
-    """
-    names = {end for flow in traffic.flows for end in flow[:2]} | set(traffic.blocked_from)
-    return sorted(names or set(list(depths)[:12]))
-
-
-def _places(count: int) -> list[list[float]]:
-    if count == 1:
-        return [[0.0, 0.0]]
-    turns = (2 * pi * place / count for place in range(count))
-    return [[round(1.28 * sin(turn), 4), round(cos(turn), 4)] for turn in turns]
-
-
-def _node(
-    name: str, at: dict[str, list[float]], traffic: Traffic, depths: dict[str, int], inside: dict[str, int]
-) -> Options:
-    sent = sum(flow.messages for flow in traffic.flows if flow.sender == name)
-    got = sum(flow.messages for flow in traffic.flows if flow.mailbox == name)
-    stopped = traffic.blocked_from.get(name, 0)
-    waits = depths.get(name)
-    share = sqrt((sent + got) / max(1, 2 * traffic.total("delivered")))
-    said = [f"{name}: sent {_rate(sent, traffic)}, got {_rate(got, traffic)}"]
-    said += [f"within: {_rate(inside[name], traffic)}"] if name in inside else []
-    said += [f"blocked: {_rate(stopped, traffic)}"] if stopped else []
-    said += [f"waiting: {number(waits)}"] if waits is not None else []
-    x, y = at[name]
-    side = "right" if x > 0.2 else "left" if x < -0.2 else "top" if y >= 0 else "bottom"
-    return {
-        "name": "\n".join(said),
-        "value": at[name],
-        "symbolSize": round(14 + 34 * share, 1),
-        "itemStyle": {
-            "color": COLOURS["delivered"],
-            "borderColor": COLOURS["blocked"],
-            "borderWidth": round(min(6.0, 1 + 12 * stopped / (sent + stopped)), 1) if stopped else 0,
-        },
-        "label": {
-            "show": True,
-            "position": side,
-            "distance": 8,
-            "formatter": name.replace("{", "(").replace("}", ")"),
-            "color": GREY,
-            "fontSize": 12,
-        },
-    }
-
-
-def _rate(messages: int, traffic: Traffic) -> str:
-    return f"{number(messages)} ({number(messages / traffic.seconds)}/s)"

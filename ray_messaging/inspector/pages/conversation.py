@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from nicegui import ui
 
-from ray_messaging.inspector.pages.layout import Problem, button, card, clock, field
+from ray_messaging.inspector.pages.layout import Problem, button, card, field
 from ray_messaging.inspector.server.answer_cache import AnswerCache
-from ray_messaging.inspector.values import Row, RowQuery, size
+from ray_messaging.inspector.values import Row, RowQuery, clock, size
 
 _EVERY_S = 2.0
 _LIMIT = 60

@@ -5,10 +5,10 @@ from functools import partial
 
 from nicegui import ui
 
-from ray_messaging.inspector.pages.layout import Changes, Problem, button, card, clock
+from ray_messaging.inspector.pages.layout import Changes, Problem, button, card
 from ray_messaging.inspector.server.answer_cache import AnswerCache
 from ray_messaging.inspector.sources.live_control import LiveControl
-from ray_messaging.inspector.values import LetterFacts, number, size
+from ray_messaging.inspector.values import LetterFacts, clock, number, size
 
 _EVERY_S = 5.0
 

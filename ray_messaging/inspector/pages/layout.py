@@ -2,7 +2,6 @@
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlencode
 
@@ -10,7 +9,7 @@ from nicegui import ui
 
 from ray_messaging.errors import MessagingError
 from ray_messaging.inspector.server.answer_cache import AnswerCache
-from ray_messaging.inspector.values import Row, cut, size
+from ray_messaging.inspector.values import Row, clock, cut, size
 
 T = TypeVar("T")
 
@@ -24,12 +23,11 @@ _STYLE = """
 body, .q-page { background: var(--page) !important; color: var(--ink) }
 .nicegui-content { padding: 14px 18px; gap: 12px; max-width: 1500px; margin: 0 auto; width: 100% }
 .bar { background: var(--card) !important; color: var(--ink) !important; border-bottom: 1px solid var(--line);
-  padding: 0 18px; height: 46px; align-items: center; gap: 18px; box-shadow: none !important; flex-wrap: nowrap }
+  padding: 0 18px; min-height: 46px; align-items: center; gap: 4px 18px; box-shadow: none !important }
 .bar a { color: var(--faint); text-decoration: none; font-size: 13px; line-height: 46px; white-space: nowrap }
 .bar a:hover { color: var(--ink) }
 .bar a.here { color: var(--ink); font-weight: 600; box-shadow: inset 0 -2px var(--accent) }
-.brand { font-weight: 650; font-size: 14px; max-width: 280px; overflow: hidden; text-overflow: ellipsis;
-  white-space: nowrap }
+.brand { font-weight: 650; font-size: 14px; overflow-wrap: anywhere }
 .pill { font-size: 11px; border: 1px solid var(--line); border-radius: 9px; padding: 0 8px; color: var(--faint);
   line-height: 17px; white-space: nowrap }
 .card { background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: 10px 14px; min-width: 0 }
@@ -37,7 +35,7 @@ body, .q-page { background: var(--page) !important; color: var(--ink) }
 .head { font-size: 12px; font-weight: 600; color: var(--ink) }
 .note { font-size: 12px; color: var(--faint); overflow-wrap: anywhere }
 .value { font-size: 21px; font-weight: 600; line-height: 26px; font-variant-numeric: tabular-nums; white-space: nowrap }
-.label { font-size: 11px; color: var(--faint); white-space: nowrap }
+.label { font-size: 11px; color: var(--faint) }
 .row { font-size: 12.5px; overflow-wrap: anywhere; line-height: 1.4 }
 .mono { font-family: ui-monospace, "DejaVu Sans Mono", monospace; font-size: 12px; overflow-wrap: anywhere;
   white-space: pre-wrap; line-height: 1.45 }
@@ -54,7 +52,22 @@ body, .q-page { background: var(--page) !important; color: var(--ink) }
 .q-table td a { color: var(--accent); text-decoration: none }
 .fate-blocked { color: #e5484d } .fate-undeliverable { color: #d99a1c } .fate-delivered { color: var(--faint) }
 .fate-published { color: #14b8a6 }
+.waits { animation: 0.2s 0.6s both waits }
+@keyframes waits { from { opacity: 0 } }
+@media (max-width: 700px) {
+  .nicegui-content { padding: 8px }
+  .bar a { line-height: 30px }
+  .stack { flex-wrap: wrap !important }
+  .stack > * { flex: 1 1 100% !important; max-width: 100% }
+  .stack > .small { flex: 0 1 auto !important; width: auto !important }
+  .q-table thead { display: none }
+  .q-table tbody tr { display: flex; flex-wrap: wrap; padding: 4px 0; border-bottom: 1px solid var(--line) }
+  .q-table tbody td { border: none !important; padding: 0 8px 0 0 !important }
+  .q-table tbody td:empty { display: none }
+  .q-table tbody td.text { flex: 1 1 100%; order: 1; min-width: 0 }
+}
 """
+_LOOK_S = 1.0
 _TEXT = 400  # characters of a payload
 
 _COLUMNS = (
@@ -107,13 +120,23 @@ def page_layout(cache: AnswerCache, here: str) -> Iterator[None]:
     ui.page_title(f"{cache.source.title} - inspector")
     ui.add_css(_STYLE)
     dark = ui.dark_mode(None)
+    source = cache.source
+
+    async def follow() -> None:
+        await cache.follow()
+        if cache.source is not source:
+            ui.navigate.reload()
+
     with ui.header().classes("bar row"):
-        ui.label(cache.source.title).classes("brand").props("data-mark=title")
-        ui.label("live" if cache.source.live else "from its log").classes("pill")
-        ui.label("control" if cache.control is not None else "watching only").classes("pill")
+        ui.label(source.title).classes("brand").props("data-mark=title")
+        ui.label(source.phase).classes("pill").props("data-mark=phase")
+        if source.live:
+            ui.timer(_LOOK_S, follow)
+            ui.label("control" if cache.control is not None else "watching only").classes("pill")
         ui.space()
         for view in VIEWS:
-            ui.link(view.title, view.path).classes("here" if view.path == here else "")
+            if view.title not in source.lacks:
+                ui.link(view.title, view.path).classes("here" if view.path == here else "")
         ui.button(icon="contrast", on_click=lambda: dark.set_value(not dark.value)).props(
             'flat dense round size=sm color=grey aria-label="light or dark"'
         )
@@ -142,21 +165,28 @@ def field(label: str, value: str, mark: str, wide: str, enter: Callable[[], Awai
 
 
 class Problem:
-    """A line that shows the last error, until something succeeds."""
+    """A line that shows the last error, until something succeeds, and that an answer takes long."""
 
     def __init__(self) -> None:
+        with ui.row().classes("waits items-center gap-2") as self._waits:
+            ui.spinner(size="18px")
+            ui.label("The log is being read ...").classes("note")
+        self._waits.set_visibility(False)
         self._label = ui.label().classes("problem w-full").props("data-mark=problem")
         self._label.set_visibility(False)
 
     @contextmanager
     def told(self) -> Iterator[None]:
         """Show an error of the `with` block, and go on after the block."""
+        self._waits.set_visibility(True)
         try:
             yield
         except (MessagingError, OSError) as error:
             self.show(str(error))
         else:
             self._label.set_visibility(False)
+        finally:
+            self._waits.set_visibility(False)
 
     def show(self, text: str) -> None:
         """Show an error."""
@@ -213,14 +243,6 @@ def _shown(row: Row) -> dict[str, Any]:
         "fate": row.fate,
         "rule": "; ".join(filter(None, (row.rule, row.reason, row.labels))),
     }
-
-
-def clock(seconds: float) -> str:
-    """Return a time of the log as text."""
-    try:
-        return f"{datetime.fromtimestamp(seconds, UTC):%d %b %H:%M:%S.%f}"[:-3]
-    except (ValueError, OverflowError, OSError):  # any value of a sender's clock
-        return f"{seconds:g}"
 
 
 def agent_link(agent: str) -> str:

@@ -1,4 +1,4 @@
-"""The overview page: flow between groups, rates, steps, health."""
+"""The overview page: messages by step or second, the network of agents, steps, health."""
 
 from nicegui import ui
 
@@ -6,25 +6,14 @@ from ray_messaging.inspector.pages import charts
 from ray_messaging.inspector.pages.layout import LEVELS, Changes, Problem, button, card
 from ray_messaging.inspector.server.answer_cache import AnswerCache
 from ray_messaging.inspector.sources.live_control import LiveControl
-from ray_messaging.inspector.values import GroupFacts, State, StepFacts, Traffic, cut, name, number
+from ray_messaging.inspector.values import GroupFacts, Society, State, StepFacts, Traffic, cut, name, number
 from ray_messaging.observability.health.findings import Health, worst_first
 
 _EVERY_S = 1.0
-_STATE_S, _HEALTH_S, _SIDE_S = 1.5, 15.0, 3.0
+_STATE_S, _HEALTH_S, _SOCIETY_S, _SIDE_S = 1.5, 15.0, 5.0, 3.0
 _OF_A_LOG = ("rows", "rate", "blocked")
 _PROBLEMS = 6
 _DEPTHS = 6
-# A browser without a graphics processor draws the moving dots on the CPUs that the run needs. Sixty pictures a second
-# take a third of a CPU, eight take a thirtieth.
-_CALM = """<script>
-(() => {
-  const draw = window.requestAnimationFrame.bind(window)
-  window.requestAnimationFrame = picture => setTimeout(() => draw(picture), 110)
-  window.cancelAnimationFrame = number => clearTimeout(number)
-})()
-</script>"""
-
-
 _NAMED = 5
 
 
@@ -33,13 +22,12 @@ class StepPanel:
 
     def __init__(self, cache: AnswerCache) -> None:
         self._cache = cache
-        with card("Steps"):
+        with card("Steps") as self._card:
             self._said = ui.label("").classes("row").props("data-mark=steps")
             self._waiting = ui.label("").classes("note").props("data-mark=waiting")
             self._stragglers = ui.label("").classes("note")
             if cache.control is not None:
-                self._controls = ui.row().classes("gap-2 items-center")
-                with self._controls:
+                with ui.row().classes("gap-2 items-center"):
                     self._buttons(cache.control)
 
     def _buttons(self, control: LiveControl) -> None:
@@ -55,18 +43,13 @@ class StepPanel:
     def show(self, state: State) -> None:
         """Show the present state."""
         if state.steps is None:
-            self._said.set_text("This experiment has no steps.")
-            self._allow(visible=False)
+            self._card.set_visibility(False)
             return
-        self._allow(visible=True)
+        self._card.set_visibility(True)
         steps = state.steps
         self._said.set_text(_said(steps))
         self._waiting.set_text(_waited_for(steps))
         self._stragglers.set_text(cut("; ".join(steps.stragglers), 400))
-
-    def _allow(self, *, visible: bool) -> None:
-        if self._cache.control is not None:
-            self._controls.set_visibility(visible)
 
 
 def _said(steps: StepFacts) -> str:
@@ -82,15 +65,25 @@ def _waited_for(steps: StepFacts) -> str:
     return f"Waited for: {', '.join(some)}{more}."
 
 
+def _period(traffic: Traffic, *, live: bool) -> str:
+    """Return what a chart over time shows."""
+    sampled = f", estimated from {traffic.share:.1%} of the rows" if traffic.share < 1 else ""
+    if traffic.in_steps:
+        return f"Per step, of {'the last steps' if live else 'the whole run'}{sampled}."
+    return f"Per second, of {'the last minute' if live else 'the whole run'}{sampled}."
+
+
+def _chart(mark: str, height: int) -> ui.echart:
+    return ui.echart({"series": []}).classes("w-full").style(f"height: {height}px").props(f"data-mark={mark}")
+
+
 class Overview:
     """The content of the page. It is refreshed all the time."""
 
     def __init__(self, cache: AnswerCache) -> None:
-        self._cache = cache
-        if cache.source.live:
-            ui.add_head_html(_CALM)
+        self._cache, self._source = cache, cache.source
         self._problem = Problem()
-        with ui.row().classes("w-full no-wrap gap-3"):
+        with ui.row().classes("w-full gap-3"):
             self._figures = {
                 key: self._figure(label, key)
                 for key, label in (
@@ -99,17 +92,19 @@ class Overview:
                     ("blocked", "blocked"),
                     ("waiting", "waiting in mailboxes"),
                     ("letters", "dead letters"),
-                    ("step", "open step"),
                 )
                 if cache.source.live or key in _OF_A_LOG
             }
-        with ui.row().classes("w-full no-wrap gap-3 items-stretch"):
-            with card("Flow between groups", grow="2 1 0") as column:
-                column.style("min-height: 372px")
-                self._flows = (
-                    ui.echart({"series": []}).classes("w-full").style("height: 330px").props("data-mark=flows")
-                )
-                self._period = ui.label().classes("note")
+        with ui.row().classes("w-full no-wrap gap-3 stack"):
+            with ui.column().classes("gap-3").style("flex: 2 1 0; min-width: 0"):
+                with card("Messages, by fate"):
+                    self._rates = _chart("rates", 190)
+                    self._period = ui.label().classes("note").props("data-mark=period")
+                with card("Blocked messages, by rule") as self._blocks:
+                    self._blocked = _chart("blocked", 150)
+                with card("Who writes to whom"):
+                    self._society = _chart("society", 400)
+                    self._members = ui.label().classes("note").props("data-mark=members")
             with ui.column().classes("gap-3").style("flex: 1 1 0; min-width: 0"):
                 if cache.source.live:
                     self._steps = StepPanel(cache)
@@ -120,76 +115,83 @@ class Overview:
                 else:
                     with card("The run"):
                         self._record = ui.column().classes("gap-1 w-full").props("data-mark=record")
-        with ui.row().classes("w-full no-wrap gap-3"):
-            with card("Messages per second, by fate", grow="1 1 0"):
-                self._rates = (
-                    ui.echart({"series": []}).classes("w-full").style("height: 176px").props("data-mark=rates")
-                )
-            with card("Blocked per second, by rule", grow="1 1 0"):
-                self._blocked = (
-                    ui.echart({"series": []}).classes("w-full").style("height: 176px").props("data-mark=blocked")
-                )
         self._seen: Traffic | None = None
         self._known: Health | None = None
         self._deep: list[GroupFacts] | None = None
+        self._drawn: Society | None = None
+        self._blocks.set_visibility(False)
         ui.timer(_EVERY_S, self.renew)
         ui.timer(_SIDE_S, self.renew_side)
 
     def _figure(self, label: str, key: str) -> ui.label:
-        with ui.column().classes("card gap-0").style("flex: 1 1 0"):
+        with ui.column().classes("card gap-0").style("flex: 1 1 100px"):
             value = ui.label("\u2013").classes("value").props(f"data-mark=figure-{key}")
             ui.label(label).classes("label")
         return value
 
     async def renew(self) -> None:
         """Show the newest values."""
-        source = self._cache.source
+        source = self._source
         with self._problem.told():
             traffic = await self._cache.shared("traffic", source.traffic, 0.9 * _EVERY_S)
             state = await self._cache.shared("state", source.state, _STATE_S)
             self._show(traffic, state)
 
     async def renew_side(self) -> None:
-        """Show the health, whose check may take seconds, or for an ended run its record."""
-        source = self._cache.source
+        """Show the society, and the health, whose check may take seconds, or for an ended run its record."""
+        source = self._source
         with self._problem.told():
-            if source.live:
-                self._show_health(await self._cache.shared("health", source.health, _HEALTH_S))
-            elif not self._record.default_slot.children:
+            self._show_society(await self._cache.shared("society", source.society, _SOCIETY_S))
+            if not source.live:
                 self._show_record(await self._cache.shared("record", source.record, _HEALTH_S))
+                return
+            health = await self._cache.shared("health", source.health, _HEALTH_S)
+            await self._cache.follow()
+            if self._cache.source is source:  # else it has ended meanwhile, and nothing needs a remedy
+                self._show_health(health)
 
     def _show(self, traffic: Traffic | None, state: State | None) -> None:
-        depths = {} if state is None else {name(group.name): group.waiting or 0 for group in state.groups}
-        if traffic is not None and traffic is not self._seen:
+        if traffic is None:
+            self._period.set_text("This experiment keeps no event log, so its messages cannot be seen: log_dir=...")
+        elif traffic is not self._seen:
             self._seen = traffic
-            self._draw(self._flows, charts.flows(traffic, depths))
+            self._blocks.set_visibility(bool(traffic.blocked))
             self._draw(self._rates, charts.rates(traffic))
             self._draw(self._blocked, charts.blocked(traffic))
-            sampled = f", estimated from {traffic.share:.1%} of the rows" if traffic.share < 1 else ""
-            of = "the last minute" if self._cache.source.live else "the whole run"
-            self._period.set_text(f"Of {of}{sampled}. Dots move where messages flow; a red ring is of blocked ones.")
-        elif traffic is None:
-            self._period.set_text("This experiment keeps no event log, so its messages cannot be seen: log_dir=...")
+            self._period.set_text(_period(traffic, live=self._source.live))
         self._show_figures(traffic, state)
         if state is not None:
             self._steps.show(state)
             self._show_depths(state)
+
+    def _show_society(self, society: Society | None) -> None:
+        if society is None or society is self._drawn:
+            return
+        self._drawn = society
+        self._draw(self._society, charts.network(society))
+        who = f"The {len(society.agents)} of {society.writers:,} agents that write most"
+        of = "the last messages" if self._source.live else "the whole run"
+        text = (
+            f"{who}, of {of}: the darker and larger, the more." if society.agents else "Nobody has written to an agent."
+        )
+        self._members.set_text(text)
 
     def _show_figures(self, traffic: Traffic | None, state: State | None) -> None:
         shown: dict[str, str] = {}
         if traffic is not None:
             stopped = traffic.total("blocked")
             shown["rows"] = number(traffic.rows)
-            shown["rate"] = number(traffic.messages / traffic.seconds)
+            shown["rate"] = number(traffic.per_second)
             shown["blocked"] = f"{stopped / traffic.messages:.1%}" if traffic.messages else "0%"
         if state is not None:
             shown["waiting"] = number(sum(group.waiting or 0 for group in state.groups))
             shown["letters"] = number(state.dead_letters)
-            shown["step"] = "none" if state.steps is None else number(state.steps.now)
         for key, text in shown.items():
             self._figures[key].set_text(text)
 
     def _show_record(self, record: list[tuple[str, str]]) -> None:
+        if self._record.default_slot.children:
+            return
         with self._record:
             for title, value in record:
                 with ui.row().classes("w-full no-wrap gap-2 items-baseline"):
@@ -208,11 +210,12 @@ class Overview:
             for group in longest:
                 share = (group.waiting or 0) / max(1, longest[0].waiting or 0)
                 with ui.row().classes("w-full no-wrap items-center gap-2"):
-                    ui.label(name(group.name)).classes("note ellipsis").style("width: 90px")
-                    ui.element("div").classes("depth").style(f"width: calc((100% - 170px) * {share:.3f})")
+                    ui.label(name(group.name)).classes("note").style("width: 45%")
+                    with ui.element("div").style("flex: 1 1 0"):
+                        ui.element("div").classes("depth").style(f"width: {share:.1%}")
                     ui.label(number(group.waiting)).classes("note")
             if rest := sum(group.waiting or 0 for group in groups[_DEPTHS:]):
-                ui.label(f"{number(rest)} in {len(groups) - _DEPTHS:,} others").classes("note")
+                ui.label(f"{number(rest)} in {len(groups) - _DEPTHS:,} more").classes("note")
             if not groups:
                 ui.label("There are no mailboxes yet.").classes("note")
 

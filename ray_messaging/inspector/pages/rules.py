@@ -9,7 +9,7 @@ from nicegui import ui
 from ray_messaging.inspector.pages.layout import Changes, Problem, button, card
 from ray_messaging.inspector.server.answer_cache import AnswerCache
 from ray_messaging.inspector.sources.live_control import LiveControl
-from ray_messaging.inspector.values import Preview, RuleFacts
+from ray_messaging.inspector.values import Preview, RuleFacts, StepFacts
 
 _EVERY_S = 2.0
 
@@ -21,12 +21,14 @@ class RuleForm:
         self._control = control
         self._then = then
         with card("A new rule"):
-            with ui.row().classes("w-full gap-3 items-end no-wrap"):
+            with ui.row().classes("w-full gap-3 items-end"):
                 self._spec = ui.input("rule, as max-length:500").props("dense data-mark=spec").classes("grow")
-                self._index = ui.number("place (none: at the end)", min=0, precision=0, format="%d")
-                self._index.props("dense data-mark=place").classes("w-44")
+                self._index = _number("place (none: at the end)", "place")
+                self._step = _number("from step (none: at once)", "at-step")
                 button("Preview", self.preview, "outline")
                 button("Insert", self.insert)
+            self._advice = ui.label().classes("note").props("data-mark=advice")
+            self.tell(None)
             self._changes = Changes(cache)
             self._seen = ui.column().classes("w-full gap-1").props("data-mark=previewed")
             with ui.expansion("How rules are written").classes("note w-full").props("dense"):
@@ -37,6 +39,19 @@ class RuleForm:
     def spec(self) -> str:
         """Return the rule as the reader has typed it."""
         return self._spec.value or ""
+
+    def tell(self, steps: StepFacts | None) -> None:
+        """Say from which step on a change can be repeated, if the experiment has steps."""
+        self._step.set_visibility(steps is not None)
+        if steps is not None:
+            self._advice.set_text(
+                f"Step {steps.now:,} is open. A change from a later step on applies to whole steps, so that the run "
+                "can be repeated; one without a step applies in the middle of the open one, and the run cannot."
+            )
+
+    @property
+    def _at_step(self) -> int | None:
+        return None if self._step.value is None else int(self._step.value)
 
     async def preview(self) -> None:
         """Show the messages that the rule would have blocked."""
@@ -49,18 +64,22 @@ class RuleForm:
     async def insert(self) -> None:
         """Insert the rule."""
         index = None if self._index.value is None else int(self._index.value)
-        await self._changes.make(self._control.insert_rule, self.spec, index)
+        await self._changes.make(self._control.insert_rule, self.spec, index, self._at_step)
         await self._then()
 
     async def replace(self, which: str) -> None:
         """Replace a rule by the one in the form."""
-        await self._changes.make(self._control.replace_rule, which, self.spec)
+        await self._changes.make(self._control.replace_rule, which, self.spec, self._at_step)
         await self._then()
 
     async def pop(self, which: str) -> None:
         """Remove a rule."""
-        await self._changes.make(self._control.pop_rule, which)
+        await self._changes.make(self._control.pop_rule, which, self._at_step)
         await self._then()
+
+
+def _number(label: str, mark: str) -> ui.number:
+    return ui.number(label, min=0, precision=0, format="%d").props(f"dense data-mark={mark}").classes("w-44")
 
 
 def _show(found: Preview) -> None:
@@ -94,16 +113,21 @@ class Rules:
             if found != self._shown:
                 self._shown = found
                 self._draw(found)
+            if self._form is not None:
+                state = await self._cache.shared("state", self._cache.source.state, _EVERY_S / 2)
+                self._form.tell(None if state is None else state.steps)
 
     def _draw(self, rules: Sequence[RuleFacts]) -> None:
         self._list.clear()
         with self._list:
             for place, rule in enumerate(rules):
-                with ui.row().classes("w-full no-wrap gap-3 items-baseline"):
-                    ui.label(str(place)).classes("note").style("width: 18px")
-                    ui.link(rule.name, f"/search?{urlencode({'rule': rule.name})}").classes("row").style("width: 180px")
-                    ui.label(rule.kind).classes("note").style("width: 120px")
-                    ui.label(rule.settings).classes("row").style("flex: 1 1 0")
+                with ui.row().classes("w-full no-wrap gap-3 items-baseline stack"):
+                    ui.label(str(place)).classes("note small").style("width: 18px")
+                    ui.link(rule.name, f"/search?{urlencode({'rule': rule.name})}").classes("small").style(
+                        "font-size: 12.5px; width: 180px; overflow-wrap: anywhere"
+                    )
+                    ui.label(rule.kind).classes("note small").style("width: 120px")
+                    ui.label("; ".join(filter(None, (rule.settings, rule.done)))).classes("row").style("flex: 1 1 0")
                     if rule.failures:
                         ui.label(f"failed {rule.failures:,} times: {rule.last_error}").classes("row fate-blocked")
                     if self._form is not None:

@@ -13,6 +13,7 @@ from ray_messaging.inspector.sources.log_rows import Source
 T = TypeVar("T")
 
 _THREADS = 4
+_LOOK_S = 1.0
 _WAITING = 32  # most questions at a time; further ones wait
 
 
@@ -73,6 +74,14 @@ class AnswerCache:
         for answer in self._answers.values():
             answer.at = float("-inf")
         return done
+
+    async def follow(self) -> None:
+        """Take the log as the source once the run has ended."""
+        source = self.source
+        found = await self.shared("ended", source.ended, _LOOK_S)
+        if found is not None and self.source is source:
+            found.title = source.title
+            self.source, self.control, self._answers = found, None, {}
 
     async def close(self) -> None:
         """Shut the threads down, without waiting for questions that are being answered."""

@@ -1,13 +1,15 @@
 """The folder of a log as a source: of a run that has ended, or of one that still writes files."""
 
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.inspector.sources.log_rows import Source
-from ray_messaging.inspector.sources.traffic import Bin, Key, counted, traffic_of, unit_for
-from ray_messaging.inspector.values import RuleFacts, Traffic, cut, name
+from ray_messaging.inspector.sources.society import society_of
+from ray_messaging.inspector.sources.traffic import BINS, Key, binned, traffic_of, unit_for
+from ray_messaging.inspector.values import RuleFacts, Society, Traffic, clock, cut, name, settings
 
 _MOST, _LONGEST = 14, 240  # lines of the record, and characters of each
 
@@ -19,6 +21,10 @@ class FolderSource(Source):
         """Open a folder; raise LogError if it holds no log."""
         self.log = log or EventLog.open(log_dir)
         self.title = name(str(log_dir).rstrip("/").rpartition("/")[2] or str(log_dir))
+        self.phase = "no end" if self.log.unended else "ended"
+        run = self.log.run
+        had_rules = run is None or run["rule_changes"] or any(start["rules"] for start in run["starts"])
+        self.lacks = ("Dead letters",) if had_rules else ("Rules", "Dead letters")
         self._traffic: tuple[int, Traffic] | None = None
 
     def traffic(self) -> Traffic:
@@ -34,14 +40,20 @@ class FolderSource(Source):
         )
         span = (last[0] - first[0]).total_seconds() if first and last else 0.0
         unit, width = unit_for(span)
-        counts = counted(self.log, unit, ("fate", "rule"))
-        # Counted separately, as each second of a long run has hundreds of flows.
-        ends = sum(counted(self.log, "day", ("fate", "sender", "mailbox")).values(), Counter[Key]())
-        start = min(counts, default=0.0)
-        bins = int((max(counts, default=0.0) - start) // width) + 1
-        found = traffic_of([Bin(*each) for each in counts.items()], start, width, bins, rows)
-        between = traffic_of([Bin(start, ends)], start, width, 1, rows)
-        return replace(found, flows=between.flows, blocked_from=between.blocked_from)
+        counts = self.log.count(by=[unit, "step", *Key._fields])
+        bins = binned(counts, "step")
+        in_steps = sum(map(Counter.total, bins.values())) > rows / 2  # a message from outside may have no step
+        if in_steps:
+            width = (max(bins) - min(bins)) // BINS + 1
+        else:
+            bins = binned(counts, unit)
+        start = min(bins, default=0.0)
+        count = int((max(bins, default=0.0) - start) // width) + 1
+        return traffic_of(bins, start, width, count, rows, rows / span if span else None, in_steps=in_steps)
+
+    def society(self) -> Society:
+        """Return the society of the whole run."""
+        return society_of(self.log.count(by=["from_id", "to_id"], fate="delivered"))
 
     def record(self) -> list[tuple[str, str]]:
         """Return the facts of the run: experiment, starts, groups, steps, changes of rules.
@@ -53,7 +65,7 @@ class FolderSource(Source):
             return [("record", "none: its folder has no _run.json")]
         found = [("experiment", run["experiment"]), ("groups", ", ".join(run["groups"]) or "unknown")]
         found += [("agents", f"{sum(run['groups'].values()):,}")] if run["groups"] else []
-        found += [("steps", str(run["steps"]))] if run["steps"] else []
+        found += [("steps", settings(run["steps"]))] if run["steps"] else []
         for start in run["starts"]:
             found.append(("started", f"{start['began']}, {start['server']}"))
             found.append(("ended", start["ended"] or "it runs, or was killed"))
@@ -62,11 +74,32 @@ class FolderSource(Source):
         return [(title, cut(value, _LONGEST)) for title, value in found[:_MOST]]
 
     def rules(self) -> list[RuleFacts]:
-        """Return the rules that have acted, those with the most messages first."""
-        table = self.log.count(by=["rule", "fate"])
+        """Return the rules of the run in the order in which they came, with what each has done."""
         acted: dict[str, list[str]] = {}
-        for row in table.to_pylist():
+        for row in self.log.count(by=["rule", "fate"]).to_pylist():
             if row["rule"] is not None:
                 what = "blocked" if row["fate"] == "blocked" else f"changed, {row['fate']}"
-                acted.setdefault(name(row["rule"]), []).append(f"{row['count']:,} {what}")
-        return [RuleFacts(rule, "", "; ".join(found)) for rule, found in acted.items()]
+                acted.setdefault(row["rule"], []).append(f"{row['count']:,} {what}")
+        run = self.log.run or {"starts": [], "rule_changes": []}
+        known: dict[str, Any] = {rule["name"]: rule for start in run["starts"] for rule in start["rules"]}
+        for change in run["rule_changes"]:
+            found = change["rule"]["name"]
+            known.setdefault(found, change["rule"])
+            acted.setdefault(found, []).append(_changed(change))
+        known = known | {rule: {} for rule in acted if rule not in known}
+        return [
+            RuleFacts(
+                name(rule),
+                cut(facts.get("kind"), 60),
+                settings(facts),
+                done="; ".join(acted.get(rule, ["never acted"])),
+            )
+            for rule, facts in known.items()
+        ]
+
+
+def _changed(change: Mapping[str, Any]) -> str:
+    """Return what a change of the rules was, and when."""
+    step, at = change["step"], f"on {clock(change['at'])}"
+    when = at if step is None else f"from step {step:,}" if change["exact"] else f"in the middle of step {step:,}"
+    return f"{change['change']} {when}"

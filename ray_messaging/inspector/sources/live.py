@@ -1,20 +1,29 @@
 """A running experiment as a source: the newest rows of its log, its actors, and its server."""
 
 import time
+from dataclasses import replace
 from functools import cached_property
 
-from ray_messaging.cluster.handles.connection import connect
+import pyarrow.compute as pc
+import ray
+
+from ray_messaging.cluster.handles.connection import connect, find_actor
 from ray_messaging.cluster.handles.dead_letters import DeadLetter
 from ray_messaging.cluster.messaging import Messaging
-from ray_messaging.errors import ConfigError
+from ray_messaging.errors import ConfigError, LogError
 from ray_messaging.eventlog.event_log import EventLog
-from ray_messaging.inspector.sources.log_rows import Source, agent_facts, agent_id
-from ray_messaging.inspector.sources.traffic import Key, RollingTraffic, by_time, scaled
+from ray_messaging.eventlog.folder import Folder
+from ray_messaging.eventlog.records import has_ended
+from ray_messaging.inspector.sources.folder import FolderSource
+from ray_messaging.inspector.sources.log_rows import LostSource, Source, agent_facts, agent_id
+from ray_messaging.inspector.sources.society import society_of
+from ray_messaging.inspector.sources.traffic import BINS, Key, RollingTraffic, binned, scaled
 from ray_messaging.inspector.values import (
     AgentFacts,
     GroupFacts,
     LetterFacts,
     RuleFacts,
+    Society,
     State,
     StepFacts,
     Traffic,
@@ -36,14 +45,30 @@ class LiveSource(Source):
     """Source for a running experiment. Each call counts only the rows that have come since the last one."""
 
     live = True
+    phase = "live"
 
     def __init__(self, messaging: Messaging) -> None:
         self._messaging = messaging
         self._connection = connect(messaging.exp_id)
         self.title = name(messaging.exp_id)
-        self._rolling = RollingTraffic(PERIOD_S)
+        self.lacks = () if messaging.log_dir else ("Search", "Conversation")
+        self._by_second = RollingTraffic(PERIOD_S)
+        self._by_step = RollingTraffic(BINS, in_steps=True)
         self._position: int | None = None
         self._share = 1.0
+
+    def ended(self) -> Source | None:
+        """Return the source of the log once the experiment has ended."""
+        log_dir = self._messaging.log_dir
+        if not (log_dir and has_ended(Folder(log_dir))) and find_actor(self._connection.experiment.interceptor_name):
+            return None
+        ray.shutdown()  # a process is killed a while after its cluster has ended, and this one goes on with the log
+        if log_dir is None:
+            return LostSource(self.title, "this experiment has ended, and kept no event log: start it with log_dir=...")
+        try:
+            return FolderSource(log_dir)
+        except (LogError, OSError) as error:
+            return LostSource(self.title, f"this experiment has ended, and its log is not on this machine: {error}")
 
     @cached_property
     def log(self) -> EventLog:  # type: ignore[override]  # nobody sets it
@@ -53,20 +78,36 @@ class LiveSource(Source):
         return self._messaging.log
 
     def traffic(self) -> Traffic | None:
-        """Return the traffic of the last minute. If many rows came at once, it is estimated from a sample of them."""
+        """Return the traffic of the last minute, or of the last steps.
+
+        If many rows came at once, it is estimated from a sample of them.
+        """
         if self._messaging.log_dir is None:
             return None
         begin, most = self._position, _MOST_COUNTED
         if begin is None:
             begin, most = max(-1, self.log.end - _FIRST_COUNTED), _FIRST_COUNTED
-        found = self.log.sample(["second", *Key._fields], after=begin, most=most)
+        found = self.log.sample(["second", "step", *Key._fields], after=begin, most=most)
         if len(found.counts):
-            self._rolling.add(scaled(by_time(found.counts, "second"), found.share))
+            self._by_second.add(scaled(binned(found.counts, "second"), found.share))
+            self._by_step.add(scaled(binned(found.counts, "step"), found.share))
             self._share = found.share
         self._position = found.reached
-        now = time.time()
-        self._rolling.forget(now)
-        return self._rolling.traffic(now, found.reached + 1, self._share)
+        now, rows = time.time(), found.reached + 1
+        self._by_second.forget(now)
+        in_time = self._by_second.traffic(now, rows, self._share)
+        if not self._by_step.bins:
+            return in_time
+        by_step = self._by_step.traffic(max(self._by_step.bins), rows, self._share)
+        return replace(by_step, per_second=in_time.per_second)
+
+    def society(self) -> Society | None:
+        """Return the society of the last messages."""
+        if self._messaging.log_dir is None:
+            return None
+        after = max(-1, self.log.end - _MOST_COUNTED)
+        counts = self.log.sample(["from_id", "to_id", "fate"], after=after, most=_MOST_COUNTED).counts
+        return society_of(counts.filter(pc.equal(counts["fate"], "delivered")))
 
     def state(self) -> State:
         """Return the groups, steps and counters."""

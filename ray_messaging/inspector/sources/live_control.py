@@ -101,29 +101,26 @@ class LiveControl:
         """
         return preview(self._messaging.log, self._messaging.exp_id, self._rule(spec))
 
-    def insert_rule(self, spec: str, index: int | None) -> str:
+    def insert_rule(self, spec: str, index: int | None, at_step: int | None) -> str:
         """Insert a rule, under a name that no other rule has."""
         rule = self._rule(spec)
-        taken = {found["name"] for found in self._ask("rules")}
+        taken = {found["name"] for found in self._messaging.rules.list()}
         free = (f"{rule.name}_{number}" if number > 1 else rule.name for number in range(1, len(taken) + 2))
         rule.name = next(each for each in free if each not in taken)
-        self._ask("insert_rule", rule, index)
-        return f"rule {name(rule.name)} is in force"
+        self._messaging.rules.insert(rule, index, at_step=at_step)
+        return f"rule {name(rule.name)} is in force{_from(at_step)}"
 
-    def replace_rule(self, which: str, spec: str) -> str:
+    def replace_rule(self, which: str, spec: str, at_step: int | None) -> str:
         """Replace a rule. The new rule gets the same name."""
         rule = self._rule(spec)
         rule.name = which
-        self._ask("replace_rule", which, rule)
-        return f"rule {name(which)} is replaced"
+        self._messaging.rules.replace(which, rule, at_step=at_step)
+        return f"rule {name(which)} is replaced{_from(at_step)}"
 
-    def pop_rule(self, which: str) -> str:
+    def pop_rule(self, which: str, at_step: int | None) -> str:
         """Remove a rule."""
-        self._ask("pop_rule", which)
-        return f"rule {name(which)} is removed"
-
-    def _ask(self, call: str, *arguments: object) -> Any:  # noqa: ANN401 - the call's
-        return self._connection.ask(getattr(self._connection.interceptor, call).remote(*arguments))
+        self._messaging.rules.pop(which, at_step=at_step)
+        return f"rule {name(which)} is removed{_from(at_step)}"
 
     # -- dead letters ---------------------------------------------------------------------------------------------
 
@@ -139,6 +136,10 @@ class LiveControl:
         with self._opening:
             if "_opened" in self.__dict__:
                 self._opened.close()
+
+
+def _from(at_step: int | None) -> str:
+    return "" if at_step is None else f" from step {at_step:,}"
 
 
 def payload_of(text: str) -> dict[str, Any]:

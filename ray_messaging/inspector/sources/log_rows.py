@@ -1,11 +1,11 @@
 """Rows and agents of a log in the form that the pages show, and what all sources share."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from ray_messaging.addressing.channels import USER_PAYBACK, AgentId, check_id
-from ray_messaging.errors import InvalidAddress, InvalidQuery
+from ray_messaging.errors import ConfigError, InvalidAddress, InvalidQuery
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.reading.event_rows import dicts_of
 from ray_messaging.eventlog.reading.results import as_id
@@ -17,6 +17,7 @@ from ray_messaging.inspector.values import (
     Row,
     RowQuery,
     RuleFacts,
+    Society,
     State,
     Traffic,
     cut,
@@ -96,6 +97,8 @@ def row_of(found: Mapping[str, Any]) -> Row:
         cut(found["rule"] or "", NAME_WIDTH),
         cut(found["reason"] or "", 300),
         found["step"],
+        cut(found["in_reply_to"] or "", NAME_WIDTH),
+        bool(found["expects_answer"]),
     )
 
 
@@ -140,16 +143,30 @@ class Source:
     """Facts about one run, from a running experiment or from the folder of a log.
 
     All calls block, so pages make them in threads, and all may raise a MessagingError. The answer None means that this
-    source cannot know it. `live` says whether the run goes on. `log` raises ConfigError if no log is kept.
+    source cannot know it. `live` says whether the run goes on, `phase` says it in a word. `lacks` has the titles of
+    the pages that would be empty. `log` raises ConfigError if there is none.
     """
 
     title: str
     live = False
+    phase = "ended"
+    lacks: Collection[str] = ()
     log: EventLog
 
+    def ended(self) -> "Source | None":
+        """Return the source that takes over when the run has ended; None while it goes on, and for a log."""
+        return None
+
     def traffic(self) -> Traffic | None:
-        """Return the traffic of the last minute if the run is live, else of the whole run; None if there is no log."""
-        raise NotImplementedError
+        """Return the traffic of the last minute or steps if the run is live, else of the whole run.
+
+        None: there is no log.
+        """
+        return None
+
+    def society(self) -> Society | None:
+        """Return the society of the last messages if the run is live, else of the whole run; None: there is no log."""
+        return None
 
     def state(self) -> State | None:
         """Return the present groups, steps and counters."""
@@ -164,8 +181,8 @@ class Source:
         return None
 
     def rules(self) -> list[RuleFacts]:
-        """Return the rules, in order. A log knows only those that have acted."""
-        raise NotImplementedError
+        """Return the rules, in order."""
+        return []
 
     def rows(self, query: RowQuery) -> Sequence[Row]:
         """Return the last matching rows, the newest last.
@@ -181,3 +198,18 @@ class Source:
     def dead_letters(self) -> list[LetterFacts] | None:
         """Return the first dead letters."""
         return None
+
+
+class LostSource(Source):
+    """An experiment that has ended without a log that can be read here; `why` says what to do."""
+
+    lacks = ("Search", "Conversation", "Agent", "Rules", "Dead letters")
+
+    def __init__(self, title: str, why: str) -> None:
+        self.title = title
+        self._why = why
+
+    @property
+    def log(self) -> EventLog:  # type: ignore[override]  # nobody sets it
+        """Raise ConfigError."""
+        raise ConfigError(self._why)

@@ -1,14 +1,16 @@
 """The folder of a log, as the inspector shows it."""
 
+from dataclasses import astuple
+
 import pytest
 from support.log_queries import ROWS, T0, log_of, row, write_folder
 
 from ray_messaging.errors import InvalidQuery
 from ray_messaging.eventlog.folder import Folder
-from ray_messaging.eventlog.records import RunStart, note_start
+from ray_messaging.eventlog.records import RuleChange, RunStart, note_end, note_start, write_rule_changes
 from ray_messaging.inspector.sources.folder import FolderSource
-from ray_messaging.inspector.sources.traffic import OTHERS
-from ray_messaging.inspector.values import TEXT_WIDTH, Flow, RowQuery
+from ray_messaging.inspector.sources.society import AGENTS
+from ray_messaging.inspector.values import TEXT_WIDTH, RowQuery
 
 
 @pytest.fixture
@@ -26,9 +28,7 @@ def test_traffic_counts_each_row_once(source):
         "blocked": 1,
     }
     assert traffic.blocked == {"black_list": [0, 0, 0, 1, 0, 0, 0, 0]}
-    assert traffic.flows == [Flow("s", "m", 5)]
-    assert traffic.blocked_from == {"s": 1}
-    assert (traffic.start, traffic.seconds) == (T0, 8)
+    assert (traffic.start, traffic.in_steps, traffic.per_second) == (T0, False, 8 / 7)
 
 
 def test_it_is_counted_once_until_the_log_grows(tmp_path):
@@ -43,24 +43,67 @@ def test_it_is_counted_once_until_the_log_grows(tmp_path):
 def test_a_long_run_has_wider_bins(tmp_path):
     rows = [row(0), row(1, sent_at=T0 + 7200)]
     traffic = FolderSource(write_folder(tmp_path / "log", [rows]).where).traffic()
-    assert (traffic.width_s, traffic.messages, traffic.bins) == (60.0, 2, 121)
+    assert (traffic.width, traffic.messages, len(traffic.fates["delivered"])) == (60.0, 2, 121)
 
 
-def test_many_groups_are_drawn_together(tmp_path):
-    rows = [row(n, sender=f"g{n % 30}", mailbox=f"g{(n + 1) % 30}") for n in range(90)]
-    rows += [row(90 + n, sender="big", mailbox="big") for n in range(50)]
+@pytest.mark.parametrize(("steps", "width", "bins"), [(60, 1, 60), (300, 3, 100)])
+def test_a_run_in_steps_is_counted_by_step(tmp_path, steps, width, bins):
+    rows = [row(n, step=n // 2) for n in range(2 * steps)] + [row(2 * steps, None, 2)]
     traffic = FolderSource(write_folder(tmp_path / "log", [rows]).where).traffic()
-    ends = {end for flow in traffic.flows for end in flow[:2]}
-    assert len(ends) <= 13
-    assert {"big", OTHERS} <= ends
-    assert sum(flow.messages for flow in traffic.flows) == 140
+    assert (traffic.in_steps, traffic.start, traffic.width) == (True, 0, width)
+    assert traffic.fates["delivered"] == [2 * width] * bins
+
+
+def test_the_agents_that_write_most_their_network_and_the_busiest_pairs(tmp_path):
+    rows = [row(n, 1, 2) for n in range(5)] + [row(5, 2, 1), row(6, 2, "ann"), row(7, None, 1), row(8, 3, 3)]
+    rows += [row(9 + n, 100 + n, 1) for n in range(100)]
+    society = FolderSource(write_folder(tmp_path / "log", [rows]).where).society()
+    assert (society.agents[:2], len(society.agents), society.writers) == ([("1", 5), ("2", 2)], AGENTS, 102)
+    assert society.edges[:2] == [("1", "2", 5), ("100", "1", 1)]
+    assert ("2", "1", 1) in society.edges
+    assert society.pairs[0] == ("1", "2", 5)
+    assert ("2", "1", 1) not in society.pairs
 
 
 def test_rules_that_acted(source):
-    assert [(rule.name, rule.settings) for rule in source.rules()] == [
+    assert [(rule.name, rule.done) for rule in source.rules()] == [
         ("black_list", "1 blocked"),
         ("polite", "1 changed, published"),
     ]
+
+
+def test_the_rules_of_the_run_have_their_settings_and_changes(tmp_path):
+    folder = write_folder(tmp_path / "log", [ROWS])
+    rule = {"name": "black_list", "kind": "BlackList", "pairs": 2}
+    note_start(folder, "town", {}, RunStart("r", "2026-01-01", "error", ["run.py"], {}, "valkey 9 at here", [rule]))
+    late = {"name": "max_length", "kind": "MaxLength", "limit_bytes": 9}
+    changes = [
+        RuleChange(T0, "insert", late, 5, exact=True),
+        RuleChange(T0, "remove", late, 7),
+        RuleChange(T0, "x", rule),
+    ]
+    write_rule_changes(folder, changes)
+    assert [rule[:3] for rule in map(astuple, FolderSource(folder.where).rules())] == [
+        ("black_list", "BlackList", "pairs=2"),
+        ("max_length", "MaxLength", "limit_bytes=9"),
+        ("polite", "", ""),
+    ]
+    assert [rule.done for rule in FolderSource(folder.where).rules()] == [
+        "1 blocked; x on 14 Nov 22:13:20.000",
+        "insert from step 5; remove in the middle of step 7",
+        "1 changed, published",
+    ]
+
+
+def test_pages_that_would_be_empty_are_named(source, tmp_path):
+    assert source.lacks == ("Dead letters",)
+    note_start(
+        Folder(tmp_path / "log"), "town", None, RunStart("r", "2026-01-01", "error", ["run.py"], {}, "valkey", [])
+    )
+    ruleless = FolderSource(tmp_path / "log")
+    assert (ruleless.lacks, ruleless.phase) == (("Rules", "Dead letters"), "no end")
+    note_end(Folder(tmp_path / "log"), "r", {})
+    assert FolderSource(tmp_path / "log").phase == "ended"
 
 
 @pytest.mark.parametrize(
