@@ -382,7 +382,8 @@ class Messaging:
         """Create an audience: a set of pairs of sender and hearer, to which agents broadcast (see docs/audiences.md).
 
         Args:
-            graph: Pairs (m, 2) of sender and hearer, as an int array, a list, chunks of arrays, or a networkx graph.
+            graph: Pairs (m, 2) of sender and hearer, as an int array, a list, chunks of arrays, a DataFrame with two
+                columns, or a networkx graph.
             members: Ids of agents. Each member hears all broadcasts of the other members.
             positions: Positions (n, 2) or (n, 3). Agents within `radius` of each other hear each other.
             radius: The radius, for positions.
@@ -522,7 +523,8 @@ class Messaging:
                 n-th agent in ascending order (ints before strs), from the first one on, "group1" from the second on.
             until: The first step that is not run.
             start: Returns an agent's first state, a dict; with by="group" the group's, a dict of arrays.
-            graph: Edges (m, 2) of sender and hearer, for `me.neighbours`.
+            graph: Edges (m, 2) of sender and hearer, for `me.neighbours`: an array, pairs, a DataFrame with two
+                columns, a networkx graph, or an audience or its name.
             shared: Any object, for `me.shared`; it is stored once.
             by: "agent" or "group".
             concurrency: The most agents of a group that run at the same time, if the model is async.

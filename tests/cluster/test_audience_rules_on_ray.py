@@ -4,11 +4,12 @@ import asyncio
 import uuid
 from collections import Counter
 
+import pandas as pd
 import pytest
 import ray
 from support.patience import WAIT_S
 
-from ray_messaging import Messaging, Steps, rules
+from ray_messaging import Messaging, Steps, UnknownName, rules
 
 GRAPH = [(2, 10), (2, 11), (2, 1), (10, 1)]
 
@@ -68,3 +69,23 @@ def test_rounds_and_changes_for_a_step_hold_for_broadcasts_of_steps(ray_cluster)
         found = [messaging.steps.fates(step) for step in range(4)]
     assert [(each["delivered"], each["blocked"]) for each in found] == [(12, 12), (12, 12), (24, 0), (24, 0)]
     assert {state["heard"] for state in result.states.values()} == {3 + 3 + 6}
+
+
+def test_a_graph_is_passed_once_and_then_known_by_its_name(ray_cluster):
+    def tell(me, inbox):
+        me.state["neighbours"] = [*me.neighbours]
+        me.state["heard"] = [message.from_id for message in inbox]
+        me.broadcast("friends", {})
+        for agent in range(4):
+            me.send(agent, {})
+
+    edges = pd.DataFrame({"follower": [2, 0, 1, 0], "followed": [0, 1, 2, 2]})
+    with Messaging.start(f"graph-{uuid.uuid4().hex[:8]}", steps=Steps(wait_for="senders")) as messaging:
+        friends = messaging.create_audience("friends", graph=edges)
+        ray.get(messaging.interceptor.insert_rule.remote(rules.AllowGraph(friends)))
+        result = messaging.run(tell, agents=4, groups=2, until=2, graph="friends", progress=False)
+        messaging.steps.declare(graph=friends, at_step=10)
+        with pytest.raises(UnknownName, match="'foes'"):
+            messaging.run(tell, agents=4, groups=2, until=3, graph="foes", progress=False)
+    assert [state["neighbours"] for state in result.states.values()] == [[1, 2], [2], [0], []]
+    assert [state["heard"] for state in result.states.values()] == [[2, 2], [0, 0], [0, 0, 1, 1], []]

@@ -172,7 +172,7 @@ def test_steps_are_paused_and_go_on(messaging, groups):
 def test_groups_wait_for_their_senders_alone(ray_cluster):
     with Messaging.start(f"steps-{uuid.uuid4().hex[:8]}", steps=Steps(seed=SEED, wait_for="senders")) as messaging:
         west, east = messaging.create_groups({"west": [1, 2], "east": [3, 4]}).values()
-        messaging.steps.declare(edges=[(1, 2), (2, 3), (3, 4), (4, 99)])
+        messaging.steps.declare(graph=[(1, 2), (2, 3), (3, 4), (4, 99)])
         assert [step.number for step in west.steps(until=8)] == list(range(8))  # east has not begun
         assert messaging.steps.now == 0
         steps = east.steps(until=8)

@@ -102,6 +102,10 @@ class Audience:
             rows, hearers = edges.expand(some)
             yield np.stack((some.take(rows).to_numpy(), hearers.to_numpy()), axis=1)
 
+    def __array__(self, dtype: Any = None, copy: object = None) -> NDArray[Any]:  # noqa: ANN401 - as numpy calls it
+        """Return all pairs, so that an audience can be passed as a graph."""
+        return np.asarray(np.concatenate([np.zeros((0, 2), np.int64), *self.edges()]), dtype)
+
     def add(self, ids: "Iterable[AgentId]") -> None:
         """Add members; agents that are members already are ignored.
 

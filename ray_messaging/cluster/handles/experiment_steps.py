@@ -139,7 +139,7 @@ class ExperimentSteps:
         self,
         hears: Mapping[str, Iterable[str]] | None = None,
         *,
-        edges: object = None,
+        graph: object = None,
         at_step: int | None = None,
     ) -> None:
         """Declare which groups may send to a group, for `Steps(wait_for="senders")`.
@@ -149,21 +149,21 @@ class ExperimentSteps:
 
         Args:
             hears: {group: the groups that may send to it}, besides itself; the groups need not exist yet.
-            edges: Instead of `hears`, pairs of agents, sender and hearer, or a graph, as AllowGraph takes them. It
+            graph: Instead of `hears`, pairs of agents, sender and hearer, or a graph, as AllowGraph takes them. It
                 declares all existing groups: each hears those with an agent that has an edge to one of its agents.
             at_step: In a run, the first step that is read in this way, at the earliest the second after the latest open
                 step.
 
         Raises: ConfigError if a group may have sent under another declaration already.
         """
-        if (hears is None) == (edges is None):
-            raise ConfigError("declare either hears={group: groups that may send to it}, or edges=pairs of agents")
+        if (hears is None) == (graph is None):
+            raise ConfigError("declare either hears={group: groups that may send to it}, or graph=pairs of agents")
         if at_step is not None and (isinstance(at_step, bool) or not isinstance(at_step, int) or at_step < 0):
             raise ConfigError(f"at_step={at_step!r} must be the number of a step")
         if hears is not None:
             self._connection.ask(self._interceptor.declare_senders.remote(_checked(hears), at_step))
         else:
-            columns = _columns(edges)
+            columns = _columns(graph)
             self._connection.ask(self._interceptor.declare_edges.remote(*columns, at_step))
 
     def waiting_for(self) -> dict[str, int]:
@@ -273,13 +273,13 @@ def _checked(hears: Mapping[str, Iterable[str]]) -> dict[str, set[str]]:
     }
 
 
-def _columns(edges: object) -> tuple[IdColumn, IdColumn]:
+def _columns(graph: object) -> tuple[IdColumn, IdColumn]:
     """Return the senders and the hearers of a graph.
 
     Raises: ConfigError if it is not a graph; InvalidAddress for an invalid id.
     """
     try:
-        found = list(read_network(edges, "", "edges", ids=False).edges)
+        found = list(read_network(graph, "", "graph", ids=False).edges)
     except RuleError as error:
         raise ConfigError(str(error)) from None
     return IdColumn.of([sender for sender, _ in found]), IdColumn.of([hearer for _, hearer in found])

@@ -109,6 +109,8 @@ def _neighbours(graph: Any) -> dict[AgentId, list[AgentId]]:  # noqa: ANN401 - e
     """Return for each agent the agents to which it has edges, each once, in the order of their first edges."""
     if isinstance(graph, Mapping):
         raise ConfigError(f"graph is a {type(graph).__name__}: pass pairs of sender and hearer, or a networkx graph")
+    if isinstance(graph, str):
+        raise ConfigError(f"graph={graph!r} names an audience, which only messaging.run can look up: pass the edges")
     edges = edge_pairs(graph)
     pairs = edges.tolist() if isinstance(edges, np.ndarray) else [*edges]
     found: dict[AgentId, dict[AgentId, None]] = {}

@@ -174,6 +174,8 @@ class Run:
         until: int | None = None,
     ) -> None:
         check_run(model, until, options)
+        if isinstance(graph, str):
+            graph = messaging.audience(graph)
         plans = plans_for(options, agents, groups, graph, int(ray.cluster_resources().get("CPU", 2)))
         kept.close_run()
         progress, moved = messaging.steps.progress(), messaging.steps.moved()

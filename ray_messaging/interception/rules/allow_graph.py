@@ -35,8 +35,8 @@ class AllowGraph(Rule):
     along an edge. The graphs are copied: to change them, replace the rule.
 
     Args:
-        graph: (from_id, to_id) pairs, or a graph like networkx's (`edges()`, `nodes()` and `is_directed()`). Edges of
-            an undirected graph lead both ways.
+        graph: (from_id, to_id) pairs, a DataFrame of them, an audience, or a graph like networkx's (`edges()`,
+            `nodes()` and `is_directed()`). Edges of an undirected graph lead both ways.
         networks: more graphs by name. A network may also be a list of ids: then each member may write to each other
             one.
         public: names of networks to whose members all agents may write. The other networks are private: only along an

@@ -166,7 +166,7 @@ def read_network(graph: Any, rule: str, name: str, *, ids: bool) -> Network:  # 
     pairs = edge_pairs(graph)
     if pairs is not graph and hasattr(graph, "nodes"):
         return Network({_edge(edge, rule, name) for edge in pairs}, {check_id(node) for node in graph.nodes()})
-    if isinstance(graph, str | bytes | Mapping) or not isinstance(graph, Iterable):
+    if isinstance(graph, str | bytes | Mapping) or not isinstance(pairs, Iterable):
         raise RuleError(f"{name}: {graph!r} is no graph: pass pairs of ids, or a networkx graph", rule=rule)
     items = list(pairs)
     if ids and items and not any(isinstance(item, tuple | list | np.ndarray) for item in items):

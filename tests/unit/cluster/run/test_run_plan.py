@@ -49,6 +49,7 @@ def test_rows_of_a_table_go_to_the_agents_of_its_index(index):
         ({0: [1, 2]}, "graph is a dict: pass pairs"),
         ({(0, 1): 0.5}, "graph is a dict: pass pairs"),
         (["01", "12"], "graph holds '01'"),
+        ("friends", "graph='friends' names an audience, which only messaging.run can look up"),
         ([(0, 1, 0.5)], "graph holds"),
         (pd.DataFrame({"a": [0], "b": [1], "weight": [0.5]}), "graph holds"),
     ],
