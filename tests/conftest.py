@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
 from redis import Redis
 from support.clock import ServerClock
 from support.own_driver import kill_related
@@ -26,11 +25,7 @@ from ray_messaging.embedded.server import EmbeddedServer
 from ray_messaging.messager import Messager
 from ray_messaging.transports.backend import open_transport
 
-pytest_plugins = ["support.side_by_side", "support.skipped", "support.soak"]
-
-# Other processes may have the machine: nothing here depends on time.
-settings.register_profile("ray_messaging", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("ray_messaging")
+pytest_plugins = ["support.side_by_side", "support.skipped", "support.soak", "support.properties"]
 
 
 def pytest_collection_modifyitems(items):

@@ -36,6 +36,13 @@ def ruled_experiment(ray_cluster):
         yield started
 
 
+@pytest.fixture(scope="session")
+def asked_experiment(ray_cluster):
+    with Messaging.start(f"asked-{uuid.uuid4().hex[:8]}", rules=[rules.Pattern(["secret"])]) as started:
+        found_town(started)
+        yield started
+
+
 def found_town(messaging):
     messaging.create_group("west", range(10))
     messaging.create_group("east", range(10, 20))
@@ -45,6 +52,12 @@ def found_town(messaging):
 def logged(logged_experiment):
     """Give an experiment with a log and empty groups of ten, west (agent 0 may write to nobody) and east."""
     return logged_experiment, emptied(logged_experiment, "west"), emptied(logged_experiment, "east")
+
+
+@pytest.fixture
+def asked(asked_experiment):
+    """Give an experiment for questions, whose rule blocks secrets, and empty groups of ten, west and east."""
+    return asked_experiment, emptied(asked_experiment, "west"), emptied(asked_experiment, "east")
 
 
 @pytest.fixture

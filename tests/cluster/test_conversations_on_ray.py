@@ -10,19 +10,17 @@ import ray
 from support.cluster import wait_for
 from support.patience import WAIT_S
 
-from ray_messaging import AnswerFailed, Messaging, NoAnswer, NoQuestion, QuestionBlocked, Steps, rules
+from ray_messaging import AnswerFailed, Messaging, NoAnswer, NoQuestion, QuestionBlocked, Steps
 
 
-@pytest.fixture(scope="module")
-def messaging(ray_cluster):
-    with Messaging.start(f"questions-{uuid.uuid4().hex[:8]}", rules=[rules.Pattern(["secret"])]) as messaging:
-        messaging.create_groups({"west": range(10), "east": range(10, 20)})
-        yield messaging
+@pytest.fixture
+def messaging(asked):
+    return asked[0]
 
 
-@pytest.fixture(scope="module")
-def town(messaging):
-    return messaging.group("west"), messaging.group("east")
+@pytest.fixture
+def town(asked):
+    return asked[1:]
 
 
 @ray.remote(num_cpus=0)
@@ -199,6 +197,7 @@ async def test_handles_whose_agents_ask_each_other_are_told(town):
     await asyncio.gather(*serving, return_exceptions=True)
 
 
+@pytest.mark.long
 async def test_a_question_to_a_group_that_is_removed_waits_no_longer(messaging, town):
     west, _ = town
     await asyncio.to_thread(messaging.create_group, "north", [77])
@@ -226,6 +225,7 @@ def person(me, inbox):
         me.state["asked"] = me.ask(0, {})
 
 
+@pytest.mark.long
 def test_the_user_asks_agents_of_a_run_in_steps(by_value):
     with (
         Messaging.start(f"questions-{uuid.uuid4().hex[:8]}", steps=Steps()) as messaging,

@@ -47,7 +47,7 @@ def end(request, redis):
         pytest.param("embedded", "reset", marks=pytest.mark.long),
         ("embedded", "shutdown"),
         pytest.param("own", "reset", marks=pytest.mark.long),
-        ("own", "shutdown"),
+        pytest.param("own", "shutdown", marks=pytest.mark.long),
     ],
     indirect=True,
 )
@@ -82,19 +82,6 @@ async def test_an_old_messager_with_unhandled_messages_raises_closed():
     await asyncio.to_thread(old.shutdown)
     with pytest.raises(Closed, match="could not commit what was fetched last"):
         await host.close()
-
-
-def test_a_send_to_a_removed_group_is_refused_as_closed(messaging, make_group):
-    group = messaging.create_group(f"fleeting-{uuid.uuid4().hex[:8]}", [f"mayfly-{uuid.uuid4().hex[:8]}"])
-    agent = group.agents[0]
-    elsewhere = pickle.loads(pickle.dumps(group))
-    messaging.remove_group(group.name)
-    for handle in (group, elsewhere):
-        with pytest.raises(Closed, match=f"group {group.name!r} of experiment .* Nothing was sent") as caught:
-            handle.send(agent, agent, {"n": 1})
-        assert caught.value.unsent
-    with pytest.raises(Closed, match=f"group {group.name!r}"):
-        group.fetch_messages()
 
 
 @pytest.mark.long

@@ -116,9 +116,7 @@ CASES = {
 
 
 # An interceptor of its own for each takes seconds.
-AT_START = [
-    pytest.param(name, marks=[] if name in {"EdgeBan", "SenderBan", "Rule"} else [pytest.mark.long]) for name in CASES
-]
+AT_START = [pytest.param(name, marks=[] if name == "Rule" else [pytest.mark.long]) for name in CASES]
 
 
 def test_no_kind_of_rule_is_left_out():
@@ -151,7 +149,7 @@ async def test_a_rule_given_at_the_start_judges_until_its_state_changes(name, sh
         messaging.shutdown(erase=True)
 
 
-@pytest.mark.parametrize("way", ["insert_rule", "replace_rule"])
+@pytest.mark.parametrize("way", ["insert_rule", pytest.param("replace_rule", marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", CASES)
 async def test_an_inserted_rule_judges_until_its_state_changes(name, way, shared, model):
     make, batches = CASES[name]

@@ -51,19 +51,18 @@ def test_start_connect_and_shutdown(ray_cluster):
         group.send("ann", "bob", {})
 
 
-async def test_the_agents_and_their_groups(ray_cluster):
-    with Messaging.start(f"listed-{uuid.uuid4().hex[:8]}") as messaging:
-        assert len(messaging.agents()) == 0
-        messaging.create_groups({"west": range(3), "east": [7, "ann"]})
-        async with await messaging.open_messager("own", [9]):
-            agents = messaging.agents()
-        assert dict(agents) == {0: "west", 1: "west", 2: "west", 7: "east", "ann": "east", 9: "own"}
-        assert (len(agents), agents.get(8), 7 in agents, agents["ann"]) == (6, None, True, "east")
-        assert repr(agents) == "HostedAgents(6 agents in 3 groups)"
-        table = agents.to_pandas()
-        assert dict(zip(table.agent, table.group, strict=True)) == dict(agents)
-        messaging.remove_group("east")
-        assert "east" not in messaging.agents().by_group
+async def test_the_agents_and_their_groups(messaging, pair):
+    before = messaging.agents()
+    async with await messaging.open_messager("own", [-9, "listed"]):
+        agents = messaging.agents()
+    assert {agents[agent] for agent in pair[0].agents} == {pair[0].name}
+    assert dict(agents) == dict(before) | {-9: "own", "listed": "own"}
+    assert (len(agents), agents.get(-8), -9 in agents, agents["listed"]) == (len(before) + 2, None, True, "own")
+    assert repr(agents) == f"HostedAgents({len(agents)} agents in {len(before.by_group) + 1} groups)"
+    table = agents.to_pandas()
+    assert dict(zip(table.agent, table.group, strict=True)) == dict(agents)
+    messaging.remove_messager("own")
+    assert dict(messaging.agents()) == dict(before)
 
 
 @pytest.mark.long
@@ -77,8 +76,8 @@ def test_a_group_keeps_its_experiment_alive(ray_cluster):
     group._keep.close(erase=False)
 
 
-def test_groups_are_found_by_name_and_agent(messaging, make_group):
-    one, two = make_group(messaging), make_group(messaging, ["ann the first", "bob"])
+def test_groups_are_found_by_name_and_agent(messaging, pair, make_group):
+    one, two = pair[0], make_group(messaging, ["ann the first", "bob"])
     assert {one.name, two.name} <= {group.name for group in messaging.groups()}
     assert messaging.group(one.name).name == one.name
     assert messaging.group_of("bob").name == two.name
@@ -99,22 +98,29 @@ except UnknownName:
     assert not ray.is_initialized()  # the right name may be in another cluster
 else:
     raise AssertionError("an unknown name was found")
-print(Messaging.connect(sys.argv[1]).group(sys.argv[2]).send("ann", "bob", {"n": 0}).fate)
+print(Messaging.connect(sys.argv[1]).group(sys.argv[2]).send(*[int(sys.argv[3])] * 2, {"n": 0}).fate)
 """
 
 
-def test_another_program_connects_without_ray_init(messaging):
-    group = messaging.create_group("other-program", ["ann", "bob"])
-    arguments = [sys.executable, "-c", CONNECT, messaging.exp_id, group.name]
+def test_another_program_connects_without_ray_init(messaging, pair):
+    west, _ = pair
+    arguments = [sys.executable, "-c", CONNECT, messaging.exp_id, west.name, str(west.agents[0])]
     ran = subprocess.run(arguments, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-    messaging.remove_group(group.name)
     assert (ran.returncode, ran.stdout) == (0, "delivered\n"), ran.stderr
+    drain(west, 1)
 
 
 def test_a_removed_group_is_gone_and_its_name_is_free(messaging):
     group = messaging.create_group("fleeting", ["mayfly", "moth"])
+    elsewhere = pickle.loads(pickle.dumps(group))
     assert group.send("mayfly", "moth", {"n": 1})
     messaging.remove_group("fleeting")
+    for handle in (group, elsewhere):
+        with pytest.raises(Closed, match=r"group 'fleeting' of experiment .* Nothing was sent") as caught:
+            handle.send("moth", "mayfly", {"n": 1})
+        assert caught.value.unsent
+    with pytest.raises(Closed, match="group 'fleeting'"):
+        group.fetch_messages()
     with pytest.raises(UnknownName):
         messaging.group("fleeting")
     assert "fleeting" not in messaging.stats()["waiting"]

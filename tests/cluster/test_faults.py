@@ -71,7 +71,9 @@ def assert_exactly_once(talk, messages):
 # -- a group dies -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["held", "acknowledged", "in a with block"])
+@pytest.mark.parametrize(
+    "how", [*(pytest.param(how, marks=pytest.mark.long) for how in ("held", "acknowledged")), "in a with block"]
+)
 def test_a_handle_continues_after_the_death_of_its_group(messaging, groups, how):
     west, east = groups
     send(west, east, 300)
@@ -90,6 +92,7 @@ def test_a_handle_continues_after_the_death_of_its_group(messaging, groups, how)
     assert messaging.stats()["waiting"][east.name] == 0
 
 
+@pytest.mark.long
 def test_a_group_dies_while_it_sends(groups, talk):
     west, east = groups
     talks = [talk(west, west.agents[n], east.agents[n]) for n in range(3)]
@@ -120,7 +123,8 @@ def test_a_large_group_comes_back(messaging, make_group):
 # -- the interceptor dies -----------------------------------------------------------------------------------------
 
 
-def test_the_interceptor_dies_while_others_send(messaging, groups, talk):
+@pytest.mark.parametrize("deaths", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_the_interceptor_dies_while_others_send(messaging, groups, talk, deaths):
     west, east = groups
     talks = [talk(west, west.agents[n], east.agents[n]) for n in range(2)]
     talks.append(talk(east, east.agents[0], west.agents[0]))
@@ -130,7 +134,7 @@ def test_the_interceptor_dies_while_others_send(messaging, groups, talk):
     last = silenced.delivered[-1]  # perhaps one batch more was under way
     wait_for(lambda: silenced.blocked, "a blocked message")
     epoch = messaging.stats()["epoch"]
-    for _ in range(2):
+    for _ in range(deaths):
         kill_and_wait(messaging.interceptor)
         older, epoch = epoch, messaging.stats()["epoch"]
         assert epoch > older

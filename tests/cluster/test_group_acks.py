@@ -44,7 +44,8 @@ def test_a_with_block_commits_although_another_handle_holds_earlier_messages(mes
         assert numbers(messages) == [1, 2, 3]
     assert messaging.stats()["waiting"][west.name] == 1
     kill_and_wait(west.actor)
-    assert numbers(new_handle(west).fetch_messages(timeout=60)) == numbers(held) == [0]
+    with new_handle(west).fetch_messages(timeout=60) as messages:
+        assert numbers(messages) == numbers(held) == [0]
 
 
 @pytest.mark.long
@@ -143,6 +144,7 @@ def test_a_fetch_of_another_thread_commits_no_messages_that_are_given_up(pair, m
     with pytest.raises(ZeroDivisionError), held:
         raise ZeroDivisionError
     assert between == [[0]]
+    handle.ack()
 
 
 def test_a_with_block_of_acked_messages_commits_them(messaging, pair):
@@ -191,6 +193,7 @@ def test_a_with_block_that_lasts_too_long_raises(group, returned):
         thief, _ = expired(group, None)
         if returned:
             thief.ack()
+    thief.ack()
 
 
 def test_the_next_fetch_raises_for_redelivered_messages(group):
@@ -233,6 +236,7 @@ def test_a_complete_fetch_has_all_that_was_delivered(hasty, make_group):
         assert numbers(messages) == list(range(400))
 
 
+@pytest.mark.long
 def test_more_is_true_while_parts_are_left(hasty, make_group):
     group = make_group(hasty)
     for low in range(0, 200, 20):
@@ -246,6 +250,7 @@ def test_more_is_true_while_parts_are_left(hasty, make_group):
     group.ack()
 
 
+@pytest.mark.long
 def test_a_complete_fetch_includes_messages_given_up_by_others(hasty, make_group):
     group = make_group(hasty)
     fill(group, 6)
@@ -258,6 +263,7 @@ def test_a_complete_fetch_includes_messages_given_up_by_others(hasty, make_group
         assert numbers(messages)[:2] == [0, 1]
 
 
+@pytest.mark.long
 def test_too_many_messages_for_a_groups_complete_fetch_raise_and_take_none(hasty, make_group):
     group = make_group(hasty)
     for low in range(0, 600, 20):

@@ -89,6 +89,7 @@ def test_health_works_in_a_task(messaging):
     assert health.of("server")[0].level == "ok"  # though no pickle holds its password
 
 
+@pytest.mark.long
 def test_health_works_in_another_process_by_rays_address(messaging):
     env = os.environ | {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
     env.pop("RAY_AUTH_MODE", None)  # Ray's own default, with which an address alone does not open a cluster
@@ -98,8 +99,8 @@ def test_health_works_in_another_process_by_rays_address(messaging):
     assert json.loads(found.stdout)["subject"] == f"experiment {messaging.exp_id!r}"
 
 
-def test_a_hanging_ray_head_does_not_delay_health(messaging, monkeypatch):
-    group = messaging.create_group(f"known-{uuid.uuid4().hex[:8]}", [f"known-{uuid.uuid4().hex[:8]}"])
+def test_a_hanging_ray_head_does_not_delay_health(messaging, pair, monkeypatch):
+    group = messaging.group(pair[0].name)  # so that it knows the group
     hanging = threading.Event()
     try:
         monkeypatch.setattr(health_module, "named_actors", lambda _: hanging.wait() and {})
@@ -111,7 +112,6 @@ def test_a_hanging_ray_head_does_not_delay_health(messaging, monkeypatch):
         assert found.of(f"group {group.name!r}")[0].level == "ok"
     finally:
         hanging.set()
-        messaging.remove_group(group.name)
 
 
 @pytest.mark.long

@@ -4,7 +4,7 @@ import uuid
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from ray_messaging import Messaging, Steps, rules
@@ -54,10 +54,24 @@ def model_of(program):
     return person if program["by"] == "agent" else crowd
 
 
-@pytest.mark.parametrize("examples", [3, pytest.param(8, marks=pytest.mark.long)])
+RICH = {
+    "agents": 20,
+    "until": 4,
+    "groups": 2,
+    "seed": 7,
+    "sends": 3,
+    "by": "agent",
+    "rules": {"ban", "round", "length"},
+}
+
+
+@pytest.mark.parametrize("examples", [0, pytest.param(8, marks=pytest.mark.long)])
 def test_a_local_run_has_the_result_of_a_run_on_ray(by_value, examples):
-    @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
+    phases = tuple(Phase) if examples else [Phase.explicit]
+
+    @settings(max_examples=max(1, examples), phases=phases, deadline=None, suppress_health_check=list(HealthCheck))
     @given(PROGRAMS)
+    @example(RICH)
     def same(program):
         model, made = model_of(program), rules_of(program["rules"])
         asked = {name: program[name] for name in ("agents", "until", "by")}

@@ -18,6 +18,7 @@ def session(ray_cluster):
     return Path(context.get_temp_dir()) / context.get_session_name()
 
 
+@pytest.mark.long
 def test_a_relative_log_dir_in_rays_session_folder_causes_a_warning(session, monkeypatch, caplog):
     trial = session / "artifacts" / uuid.uuid4().hex / "working_dirs" / "trial"
     trial.mkdir(parents=True)
@@ -33,12 +34,15 @@ def test_a_relative_log_dir_in_rays_session_folder_causes_a_warning(session, mon
     assert list((trial / "town-log").iterdir())
 
 
-def test_other_folders_are_logged_without_a_warning(session, tmp_path, monkeypatch, caplog):
+def test_only_a_relative_folder_in_rays_session_is_logged_with_a_warning(session, tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
     with caplog.at_level(logging.INFO, "ray_messaging"):
         assert absolute("town-log") == str(tmp_path / "town-log")
         assert absolute(session / "town-log") == str(session / "town-log")  # as its user wrote it
         assert absolute("s3://bucket/town") == "s3://bucket/town"
         assert absolute(None) is None
-    assert [record.levelname for record in caplog.records] == ["INFO", "INFO"]
-    assert str(tmp_path / "town-log") in caplog.text
+        assert [record.levelname for record in caplog.records] == ["INFO", "INFO"]
+        assert str(tmp_path / "town-log") in caplog.text
+        monkeypatch.chdir(session)
+        assert absolute("town-log") == str(session / "town-log")
+    assert caplog.records[-1].levelname == "WARNING"

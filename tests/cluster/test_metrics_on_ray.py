@@ -63,8 +63,7 @@ def test_what_happened_is_in_the_text(ray_cluster, tmp_path):
     assert after["ray_messaging_mailbox_messages", ("mailbox", "east")] == 0
 
 
-def test_without_metrics_the_text_has_depths_and_no_counts(messaging, make_group):
-    make_group(messaging)
+def test_without_metrics_the_text_has_depths_and_no_counts(messaging, pair):
     found = read(messaging)
     assert not [key for key in found if key[0] == "ray_messaging_messages_total"]
     assert found["ray_messaging_up",] == 1

@@ -30,6 +30,7 @@ def gate(ray_cluster):
     ray.kill(made)
 
 
+@pytest.mark.long
 def test_deferred_messages_survive_the_interceptor(town, gate):
     name, gate = gate
     messaging, west, east = town(rules.Moderator(AskGate(name), concurrency=1000, cache=0, timeout_s=100))

@@ -54,6 +54,13 @@ def joined(parts):
 
 
 def test_tasks_give_the_states_and_digests_of_one_loop(messaging, groups):
+    for call in (lambda: groups["group0"].send(0, 1, {}), groups["group0"].fetch_messages):
+        with pytest.raises(ConfigError, match="in its steps"):
+            call()
+    with pytest.raises(ConfigError, match="its loop"):
+        groups["group0"].step = 3
+    with pytest.raises(ConfigError, match="steps="):
+        Messaging.start("other", steps=7)
     assert groups["group0"].state is None
     with pytest.raises(UnknownName, match=r"step 0 is not committed by all groups; the last one is none yet"):
         messaging.steps.digest(0)
@@ -134,15 +141,8 @@ def test_tasks_within_a_step_change_nothing(messaging, groups):
     assert [messaging.steps.digest(step).hex() for step in range(3)] == wanted[:3]
 
 
-def test_bad_input_and_a_second_driver_get_an_error(groups):
-    with pytest.raises(ConfigError, match="in its steps"):
-        groups["group0"].send(0, 1, {})
-    with pytest.raises(ConfigError, match="in its steps"):
-        groups["group0"].fetch_messages()
-    with pytest.raises(ConfigError, match="its loop"):
-        groups["group0"].step = 3
-    with pytest.raises(ConfigError, match="steps="):
-        Messaging.start("other", steps=7)
+@pytest.mark.long
+def test_a_second_driver_gets_an_error(groups):
     steps = groups["group1"].steps(until=3)
     others = [live.remote(groups[name], 3) for name in ("group0", "group2")]
     next(steps)

@@ -21,11 +21,9 @@ class Mood(BaseModel):
     mood: int
 
 
-@pytest.fixture(scope="module")
-def messaging(ray_cluster):
-    with Messaging.start(f"surveys-{uuid.uuid4().hex[:8]}") as messaging:
-        messaging.create_groups({"west": range(10), "east": range(10, 20)})
-        yield messaging
+@pytest.fixture
+def messaging(asked):
+    return asked[0]
 
 
 @ray.remote(num_cpus=0)

@@ -117,7 +117,9 @@ async def test_a_reader_that_waits_gets_a_large_frame(server, opener):
         assert await waiting == [number]
 
 
-@pytest.mark.parametrize("up", [True, False], ids=["request", "reply"])
+@pytest.mark.parametrize(
+    "up", [pytest.param(True, id="request", marks=pytest.mark.long), pytest.param(False, id="reply")]
+)
 async def test_each_piece_of_a_large_call_may_be_lost(server, client, opener, up):
     receiver = await opener(server, name="group", host=[1])
     with Proxy(server) as proxy:

@@ -430,7 +430,7 @@ async def test_a_full_mailbox_makes_senders_wait_until_it_is_drained(messagers, 
 
 @LARGE
 async def test_sends_to_a_mailbox_that_stays_full_raise(messagers, text):
-    sender, receiver = await messagers(send_timeout_s=1), await messagers(host=[1], mailbox_messages=8)
+    sender, receiver = await messagers(send_timeout_s=0.5), await messagers(host=[1], mailbox_messages=8)
     first = await send(sender, *range(8))
     with pytest.raises(MailboxFull) as caught:
         await sender.send_message(sender.get_agent_chat_channel(1), {"n": 8, "text": text})

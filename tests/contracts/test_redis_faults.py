@@ -402,7 +402,8 @@ async def impostor():
 
 async def test_a_server_that_never_answers_raises(impostor, exp_id, monkeypatch):
     monkeypatch.setattr("ray_messaging.transports.connection.link.CONNECT_TIMEOUT_S", 0.2)
-    error = await refused(await impostor(lambda _: None), exp_id, ConnectionFailed)
+    config = (await impostor(lambda _: None)).model_copy(update={"connect_timeout": 0.2})
+    error = await refused(config, exp_id, ConnectionFailed)
     assert "time" in str(error)
 
 

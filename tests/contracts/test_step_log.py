@@ -107,7 +107,7 @@ async def died(*_args, **_kwargs):
 
 
 @pytest.mark.parametrize("point", POINTS)
-@pytest.mark.parametrize("after", [0, 2])
+@pytest.mark.parametrize("after", [0, pytest.param(2, marks=pytest.mark.long)])
 async def test_each_row_is_there_once_although_the_log_dies(society, point, after):
     await society.begin(groups=2, digest=True)
     writer = await society.writer(segment_rows=300, crash=Crash(point, after))

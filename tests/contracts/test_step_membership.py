@@ -112,7 +112,7 @@ async def test_groups_that_come_and_go(server, exp_id, faults):
     await proves(Town(server, exp_id, faults))
 
 
-@pytest.mark.parametrize("deadly", [True, False])
+@pytest.mark.parametrize("deadly", [True, pytest.param(False, marks=pytest.mark.long)])
 @pytest.mark.parametrize("side", ["before", pytest.param("after", marks=pytest.mark.long)])
 async def test_the_nth_call_of_the_protocol_fails(request, server, exp_id, side, deadly):
     layout = request.node.callspec.params["server"]

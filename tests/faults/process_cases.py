@@ -120,7 +120,12 @@ CASES = [
     Case(
         "sender, receiver, server killed 40 times", partial(everybody_dies, rounds=40, seed=4), long=True, replicas=True
     ),
-    Case("receiver stands still beside its successor", partial(beside_its_successor, role="receiver"), replicas=True),
+    Case(
+        "receiver stands still beside its successor",
+        partial(beside_its_successor, role="receiver"),
+        long=True,
+        replicas=True,
+    ),
     Case("sender stands still beside its successor", partial(beside_its_successor, role="sender"), replicas=True),
     Case("event log while all of them die", partial(logged, rounds=6, seed=7), long=True, replicas=True),
     Case("event log while all of them die 30 times", partial(logged, rounds=30, seed=8), long=True, replicas=True),

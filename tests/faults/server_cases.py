@@ -109,7 +109,7 @@ def two_on_one_directory(folder):
 KEEPS_UP = weaker("nothing lost while the disk keeps up (else up to 2 s), nothing twice, in order", "lost")
 
 CASES = [
-    Case("server killed, AOF always", partial(killed, appendfsync="always", kills=2)),
+    Case("server killed, AOF always", partial(killed, appendfsync="always", kills=2), long=True),
     Case("server killed, AOF everysec", partial(killed, appendfsync="everysec", kills=2), KEEPS_UP),
     Case("server killed, AOF unsynced", partial(killed, appendfsync="no", kills=2), long=True),
     Case(
@@ -134,5 +134,5 @@ CASES = [
     Case("server out of memory, then drained", out_of_memory),
     Case("disk full, then freed, AOF everysec", partial(disk_full, appendfsync="everysec")),
     Case("disk full, then freed, AOF always", partial(disk_full, appendfsync="always"), long=True),
-    Case("two embedded servers on one directory", two_on_one_directory),
+    Case("two embedded servers on one directory", two_on_one_directory, long=True),
 ]

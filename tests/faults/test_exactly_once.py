@@ -120,7 +120,7 @@ async def test_a_hundred_kills_at_random_points(own_server, exp_id):
 
 
 @pytest.mark.parametrize("own_server", ["valkey"], indirect=True)
-@pytest.mark.parametrize("phase", ["before", "after"])
+@pytest.mark.parametrize("phase", ["before", pytest.param("after", marks=pytest.mark.long)])
 async def test_a_stopped_process_beside_its_successor_does_nothing_more(own_server, exp_id, phase):
     async with Town(own_server, exp_id, 1) as town:
         await town.feed()

@@ -96,7 +96,11 @@ def test_the_log_of_an_earlier_run_stays(run, trace, old_log):
 
 @pytest.mark.parametrize(
     ("address", "words"),
-    [("nonsense", "is no host:port"), ("ray://127.0.0.1:1", "is no host:port"), ("127.0.0.1:1", "leads to no Ray")],
+    [
+        pytest.param("nonsense", "is no host:port", marks=pytest.mark.long),
+        ("ray://127.0.0.1:1", "is no host:port"),
+        ("127.0.0.1:1", "leads to no Ray"),
+    ],
 )
 def test_a_ray_address_that_leads_nowhere(run, monkeypatch, address, words):
     monkeypatch.setenv("RAY_ADDRESS", address)

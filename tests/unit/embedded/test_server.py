@@ -238,6 +238,7 @@ def test_sweeping_spares_folders_in_use_or_of_others(server, temporary_root, tmp
     assert server.alive
 
 
+@pytest.mark.long
 def test_many_start_beside_each_other_while_they_sweep(temporary_root):
     for number in range(20):
         left = temporary_root / f"ray_messaging-valkey-{number}"
