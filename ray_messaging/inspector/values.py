@@ -1,5 +1,6 @@
 """Values that the pages show: aggregates and shortened texts, which are small however large the run is."""
 
+import json
 import unicodedata
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -224,6 +225,21 @@ def cut(text: object, width: int = TEXT_WIDTH) -> str:
     """Return the beginning of a text, with visible signs for control characters; "" for None."""
     whole = "" if text is None else str(text)
     return visible(whole) if len(whole) <= width else visible(whole[: width - 1]) + "\u2026"
+
+
+def spoken(payload: str) -> tuple[str, str]:
+    """Return the words of a payload, its `content` or `text`, and the rest of it as JSON; else the payload and ""."""
+    try:
+        found = json.loads(payload)
+    except (ValueError, RecursionError):  # it was cut, or nests too deeply
+        return payload, ""
+    key = next(
+        (key for key in ("content", "text") if isinstance(found, dict) and isinstance(found.get(key), str)), None
+    )
+    if key is None:
+        return payload, ""
+    words = "\n".join(map(visible, found.pop(key).split("\n")))
+    return words, visible(json.dumps(found, ensure_ascii=False)) if found else ""
 
 
 def size(nbytes: int) -> str:

@@ -4,7 +4,7 @@ import random
 
 import pytest
 from playwright.sync_api import expect
-from support.inspector import browser, inspector, picture
+from support.inspector import SIZE, browser, inspector, picture
 from support.log_queries import T0, row, write_folder
 
 pytestmark = pytest.mark.long
@@ -33,6 +33,10 @@ def rows():
         row(3001, 1, 2, text="x" * 2**20, sent_at=T0 + 121, sender="north", mailbox="north"),
         row(3002, 3, MARKUP, fate="blocked", rule=MARKUP, sent_at=T0 + 121, sender=":north"),
     ]
+    found += [
+        row(3003, "ann", "bob", text="will you come?", sent_at=T0 + 121, expects_answer=True, step=30),
+        row(3004, "bob", "ann", text="gladly", sent_at=T0 + 122, in_reply_to="s-1-3003", step=31),
+    ]
     return found
 
 
@@ -48,11 +52,11 @@ def seen(tmp_path_factory):
 def test_the_overview_of_the_whole_run(seen):
     seen.go("/")
     seen.sees("title", f"town{MARKUP}")
-    seen.sees("figure-rows", "3,003")
+    seen.sees("figure-rows", "3,005")
     seen.sees("figure-blocked", "%")
     seen.sees("record", "its folder has no _run.json")
     seen.sees("period", "Per step, of the whole run.")
-    seen.sees("members", "The 60 of 61 agents")
+    seen.sees("members", "The 60 of 63 agents")
     assert seen.element("society").locator("canvas").count() >= 1
     seen.element("society").hover()
     seen.element("blocked").hover()  # its tooltip has the names of the rules
@@ -95,3 +99,23 @@ def test_light_and_dark(seen):
     before = dark.count()
     seen.page.get_by_label("light or dark").click()
     seen.page.wait_for_function(f"document.querySelectorAll('body.body--dark').length != {before}")
+
+
+def test_a_conversation_links_questions_and_answers_and_offers_pairs(seen):
+    seen.go("/conversation")
+    seen.sees("pairs", "Who wrote most:")
+    seen.element("pairs").get_by_role("link").first.click()
+    seen.sees("said", "Good morning.")
+    seen.go("/conversation?a=ann&b=bob")
+    seen.sees("said", "answered: gladly")
+    seen.element("said").get_by_role("link", name="answers: will you come?").click()
+    assert "#" in seen.page.url
+
+
+def test_pages_fit_a_narrow_screen(seen):
+    seen.page.set_viewport_size({"width": 420, "height": 800})
+    for path in ("/", "/search", "/conversation?a=ann&b=bob", "/agent?id=1", "/rules"):
+        seen.go(path)
+        seen.page.wait_for_load_state("networkidle")
+        assert seen.page.evaluate("document.documentElement.scrollWidth") <= 420, path
+    seen.page.set_viewport_size(SIZE)

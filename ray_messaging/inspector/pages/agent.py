@@ -25,7 +25,7 @@ class Agent:
                 button("Show", self.show)
                 self._where = ui.label().classes("note").props("data-mark=where")
             self._problem = Problem()
-        with ui.row().classes("w-full no-wrap gap-3 items-stretch"):
+        with ui.row().classes("w-full gap-3 items-stretch"):
             self._columns = {title: self._card(title) for title in ("Sent", "Received", "Writes to", "Hears from")}
         if cache.control is not None:
             with card("Write to it as the user"):
@@ -38,7 +38,7 @@ class Agent:
             ui.timer(_EVERY_S, self.show)
 
     def _write(self, control: LiveControl) -> None:
-        with ui.row().classes("w-full gap-3 items-end no-wrap"):
+        with ui.row().classes("w-full gap-3 items-end"):
             text = ui.input("a text, or a payload as JSON").props("dense data-mark=message").classes("grow")
             for label, call in (("Write", control.write), ("Ask", control.ask)):
                 send = partial(self._send, call, text)
@@ -50,7 +50,7 @@ class Agent:
         await self.show()
 
     def _card(self, title: str) -> ui.column:
-        with card(title, grow="1 1 0"):
+        with card(title, grow="1 1 150px"):
             return ui.column().classes("gap-0 w-full").props(f"data-mark={title.lower().replace(' ', '-')}")
 
     async def show(self) -> None:

@@ -46,7 +46,7 @@ class DeadLetters:
                 ui.label("There are none.").classes("note")
 
     def _letter(self, letter: LetterFacts) -> None:
-        with ui.row().classes("w-full no-wrap gap-3 items-baseline"):
+        with ui.row().classes("w-full no-wrap gap-3 items-baseline stack"):
             ui.label(clock(letter.at)).classes("note").style("width: 130px")
             ui.label(letter.mailbox).classes("row").style("width: 140px")
             with ui.column().classes("gap-0").style("flex: 1 1 0"):

@@ -9,7 +9,7 @@ from nicegui import ui
 
 from ray_messaging.errors import MessagingError
 from ray_messaging.inspector.server.answer_cache import AnswerCache
-from ray_messaging.inspector.values import Row, clock, cut, size
+from ray_messaging.inspector.values import Row, clock, cut, size, spoken
 
 T = TypeVar("T")
 
@@ -39,6 +39,7 @@ body, .q-page { background: var(--page) !important; color: var(--ink) }
 .row { font-size: 12.5px; overflow-wrap: anywhere; line-height: 1.4 }
 .mono { font-family: ui-monospace, "DejaVu Sans Mono", monospace; font-size: 12px; overflow-wrap: anywhere;
   white-space: pre-wrap; line-height: 1.45 }
+.words { font-size: 14px; overflow-wrap: anywhere; white-space: pre-wrap; line-height: 1.4 }
 .problem { border-left: 3px solid #e5484d; padding: 6px 10px; font-size: 13px; background: var(--card);
   overflow-wrap: anywhere }
 .q-table__card, .q-table { background: transparent !important; color: var(--ink) !important;
@@ -47,8 +48,7 @@ body, .q-page { background: var(--page) !important; color: var(--ink) }
 .card .q-btn { padding: 2px 10px }
 .q-table th { font-size: 11px; color: var(--faint); font-weight: 500 }
 .q-table td { font-size: 12.5px; vertical-align: top; padding: 4px 8px !important; height: auto !important }
-.q-table td.text { white-space: pre-wrap; overflow-wrap: anywhere; min-width: 240px;
-  font-family: ui-monospace, "DejaVu Sans Mono", monospace; font-size: 12px }
+.q-table td.text { white-space: pre-wrap; overflow-wrap: anywhere; min-width: 240px }
 .q-table td a { color: var(--accent); text-decoration: none }
 .fate-blocked { color: #e5484d } .fate-undeliverable { color: #d99a1c } .fate-delivered { color: var(--faint) }
 .fate-published { color: #14b8a6 }
@@ -61,9 +61,12 @@ body, .q-page { background: var(--page) !important; color: var(--ink) }
   .stack > * { flex: 1 1 100% !important; max-width: 100% }
   .stack > .small { flex: 0 1 auto !important; width: auto !important }
   .q-table thead { display: none }
-  .q-table tbody tr { display: flex; flex-wrap: wrap; padding: 4px 0; border-bottom: 1px solid var(--line) }
+  .q-table tbody tr { height: auto; display: flex; flex-wrap: wrap; padding: 4px 0;
+    border-bottom: 1px solid var(--line) }
   .q-table tbody td { border: none !important; padding: 0 8px 0 0 !important }
   .q-table tbody td:empty { display: none }
+  .q-table tbody td.step::before { content: "step "; position: static; background: none }
+  .q-table tbody td.to::before { content: "to "; position: static; background: none }
   .q-table tbody td.text { flex: 1 1 100%; order: 1; min-width: 0 }
 }
 """
@@ -83,10 +86,11 @@ _COLUMNS = (
 _BODY = r"""
 <q-tr :props="props">
   <q-td style="white-space: nowrap">{{ props.row.at }}</q-td>
-  <q-td>{{ props.row.step }}</q-td>
+  <q-td :class="{step: props.row.step !== ''}">{{ props.row.step }}</q-td>
   <q-td><a :href="props.row.from_link">{{ props.row.from_id }}</a></q-td>
-  <q-td><a :href="props.row.to_link">{{ props.row.to_id }}</a></q-td>
-  <q-td class="text">{{ props.row.text }}<div v-if="props.row.before" class="note">before: {{ props.row.before }}</div
+  <q-td class="to"><a :href="props.row.to_link">{{ props.row.to_id }}</a></q-td>
+  <q-td class="text">{{ props.row.text }}<div v-if="props.row.rest" class="note">{{ props.row.rest }}</div
+    ><div v-if="props.row.before" class="note">before: {{ props.row.before }}</div
     ><div v-if="props.row.more" class="note">{{ props.row.more }}</div></q-td>
   <q-td><span :class="'fate-' + props.row.fate">{{ props.row.fate }}</span></q-td>
   <q-td style="overflow-wrap: anywhere; white-space: normal">{{ props.row.rule }}</q-td>
@@ -229,6 +233,7 @@ def shown(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def _shown(row: Row) -> dict[str, Any]:
+    words, rest = spoken(row.text)
     return {
         "position": row.position,
         "at": clock(row.sent_at),
@@ -237,9 +242,10 @@ def _shown(row: Row) -> dict[str, Any]:
         "to_id": row.to_id,
         "from_link": agent_link(row.from_id),
         "to_link": agent_link(row.to_id),
-        "text": cut(row.text, _TEXT),
+        "text": words if len(words) <= _TEXT else f"{words[:_TEXT]}\u2026",
+        "rest": cut(rest, _TEXT),
         "before": cut(row.text_before, _TEXT),
-        "more": f"the beginning of {size(row.size)}" if len(row.text) > _TEXT else "",
+        "more": f"the beginning of {size(row.size)}" if len(words) > _TEXT else "",
         "fate": row.fate,
         "rule": "; ".join(filter(None, (row.rule, row.reason, row.labels))),
     }

@@ -10,7 +10,7 @@ from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.records import RuleChange, RunStart, note_end, note_start, write_rule_changes
 from ray_messaging.inspector.sources.folder import FolderSource
 from ray_messaging.inspector.sources.society import AGENTS
-from ray_messaging.inspector.values import TEXT_WIDTH, RowQuery
+from ray_messaging.inspector.values import TEXT_WIDTH, RowQuery, spoken
 
 
 @pytest.fixture
@@ -156,3 +156,23 @@ def test_long_texts_are_cut_and_control_characters_are_visible(tmp_path):
     assert (len(long.text), long.text[-1], long.size) == (TEXT_WIDTH, "\u2026", 2**20 + 14)
     assert long.from_id == "<b>\u27e8U+202E\u27e9"
     assert (odd.reason, odd.labels) == ("\u2407", "<b>\u2401")
+
+
+@pytest.mark.parametrize(
+    ("payload", "words"),
+    [
+        ('{"content":"good\\nmorning\\u202e"}', ("good\nmorning⟨U+202E⟩", "")),
+        ('{"mood":0.5,"text":"hello"}', ("hello", '{"mood": 0.5}')),
+        ('{"content":5}', ('{"content":5}', "")),
+        ('{"content":"cut of', ('{"content":"cut of', "")),
+        ("[" * 100_000, ("[" * 100_000, "")),
+    ],
+)
+def test_the_words_of_a_payload_come_before_its_json(payload, words):
+    assert spoken(payload) == words
+
+
+def test_rows_know_what_they_ask_and_answer(tmp_path):
+    rows = [row(0, 1, 2, expects_answer=True), row(1, 2, 1, in_reply_to="s-1-0")]
+    asked, answered = FolderSource(write_folder(tmp_path / "log", [rows]).where).rows(RowQuery())
+    assert (asked.asks, answered.in_reply_to) == (True, asked.message_id)
