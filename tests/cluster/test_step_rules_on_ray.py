@@ -150,6 +150,13 @@ def test_a_change_applies_to_whole_steps(tmp_path, dies):
     assert changes == [("insert", 4, True), ("remove", 5, True)]
 
 
+def test_a_refused_change_holds_up_no_step():
+    with start(steps=Steps(seed=3)) as town:
+        with pytest.raises(RuleError, match="no rule 'first' in step 2"):
+            town.rules.pop("first", at_step=2)
+        assert town.run(talk, agents=AGENTS, groups=2, until=4, graph=EDGES, progress=False).steps == 4
+
+
 def test_the_first_step_that_nobody_has_begun_is_early_enough(tmp_path):
     def insert(step):
         rule = rules.Sample(1.0, action="label", name=f"since {step}")

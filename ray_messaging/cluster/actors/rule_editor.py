@@ -13,7 +13,7 @@ from ray_messaging.cluster.handles.connection import NAMESPACE
 from ray_messaging.cluster.rule_store import RuleStore, description
 from ray_messaging.cluster.spec import Experiment, ScheduledChange
 from ray_messaging.config import ServerConfig
-from ray_messaging.errors import ConfigError, ConnectionFailed, RuleError
+from ray_messaging.errors import ConfigError, ConnectionFailed, MessagingError, RuleError
 from ray_messaging.eventlog.records import RuleChange
 from ray_messaging.interception.rules import Rule
 from ray_messaging.interception.server.interceptor import Interceptor
@@ -141,17 +141,20 @@ class RuleEditor:
             raise without_steps(self._experiment.exp_id)
         _, runner = self._steps
         earliest = await runner.earliest()
-        if at_step < earliest and request.call not in self._store.calls:
-            async with runner.between_steps() as following:
-                if at_step == following:
-                    await self.apply(at_step)  # those that came earlier
-                    return await self._change(lambda: self._make(request, at_step, whole=True))
-            await runner.follow()
-            raise ConfigError(
-                f"at_step={at_step}: a change of the rules can apply to step {following or earliest} at the earliest, "
-                "because the steps before have begun"
-            )
-        described = self._add(request, at_step)  # nothing may come between this and `earliest`
+        try:
+            if at_step < earliest and request.call not in self._store.calls:
+                async with runner.between_steps() as following:
+                    if at_step == following:
+                        await self.apply(at_step)  # those that came earlier
+                        return await self._change(lambda: self._make(request, at_step, whole=True))
+                raise ConfigError(
+                    f"at_step={at_step}: a change of the rules can apply to step {following or earliest} at the "
+                    "earliest, because the steps before have begun"
+                )
+            described = self._add(request, at_step)  # nothing may come between this and `earliest`
+        except MessagingError:
+            await runner.follow()  # no step waits for a change that was refused
+            raise
         await self._save()
         await self._change(lambda: None)
         return described
