@@ -109,13 +109,18 @@ def note_start(folder: "Folder", experiment: str, steps: dict[str, Any] | None, 
         write_run(folder, msgspec.structs.replace(before, steps=steps, starts=[*before.starts, start]))
 
 
-def note_model(folder: "Folder", model: dict[str, Any], groups: dict[str, int]) -> None:
+def note_model(folder: "Folder", model: dict[str, Any], groups: dict[str, int]) -> dict[str, Any] | None:
     """Add the arguments of a call of `messaging.run` to the record, if there is one.
+
+    Returns: those of the last call, if an earlier start made it, else None.
 
     Raises: OSError if the record cannot be written, LogError if the present one is damaged.
     """
-    if (before := read_run(folder)) is not None:
-        write_run(folder, msgspec.structs.replace(before, model=model, groups=before.groups | groups))
+    if (before := read_run(folder)) is None:
+        return None
+    model = model | {"run": before.starts[-1].run}
+    write_run(folder, msgspec.structs.replace(before, model=model, groups=before.groups | groups))
+    return None if before.model is None or before.model.get("run") == model["run"] else before.model
 
 
 def note_end(folder: "Folder", run: str, groups: dict[str, int], *, killed: bool = False) -> None:

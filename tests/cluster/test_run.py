@@ -16,6 +16,7 @@ from functools import partial
 import numpy as np
 import pandas as pd
 import pytest
+import ray
 from support.step_society import AGENTS, SEED, STEPS, listen, messages_of, sequential, spread
 
 from ray_messaging import AlreadyExists, ConfigError, Messaging, StepFailed, Steps, UndeclaredSend, UnknownName
@@ -390,6 +391,25 @@ def test_a_second_start_with_the_log_dir_of_a_run_names_briefly_what_works(start
     for where, on_existing in (("log", "resume"), ("other", "error"), ("log", "reset")):
         with again(log_dir=tmp_path / where, on_existing=on_existing) as messaging:
             assert messaging.run(person, agents=4, groups=1, until=2).states == result.states
+
+
+@pytest.mark.long
+def test_a_run_that_resumes_with_a_changed_model_is_told(start, tmp_path, monkeypatch, capfd):
+    monkeypatch.syspath_prepend(tmp_path)
+    exp_id = f"run-{uuid.uuid4().hex[:8]}"
+    for until, (slogan, on_existing) in enumerate([("one", "error"), ("one", "resume"), ("two!", "resume")], 1):
+        (tmp_path / "slogans.py").write_text(f"def person(me, inbox):\n    me.state['slogan'] = {slogan!r}\n")
+        sys.modules.pop("slogans", None)
+        module = importlib.import_module("slogans")
+        ray.cloudpickle.register_pickle_by_value(module)
+        steps = Steps(seed=SEED)
+        with Messaging.start(exp_id, steps=steps, log_dir=tmp_path / "log", on_existing=on_existing) as messaging:
+            for _ in range(2):
+                result = messaging.run(module.person, agents=2, groups=1, until=until, progress=False)
+            assert result.states[0] == {"slogan": slogan}
+        told = [line for line in capfd.readouterr().err.splitlines() if "slogans.person" in line]
+        assert len(told) == (slogan == "two!")
+    assert told[0].startswith("the source of the model slogans.person is not that of this run's last start")
 
 
 @pytest.mark.long

@@ -5,7 +5,7 @@ import logging
 import secrets
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -45,6 +45,8 @@ from ray_messaging.transports.values import Limits
 
 PAGE = 4096  # rows in one answer
 _CLEARED = "cleared"  # mark of the log: the server's time, in ms, when the list of `rows` was cleared
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -187,14 +189,17 @@ class LogHost:
         )
         await self._note(note_start, self._experiment.exp_id, facts.steps, start)
 
-    async def note_model(self, model: dict[str, Any], groups: dict[str, int]) -> None:
-        """Record a call of `messaging.run` in the folder; raise LogError if that cannot be written."""
-        await self._note(note_model, model, groups)
+    async def note_model(self, model: dict[str, Any], groups: dict[str, int]) -> dict[str, Any] | None:
+        """Record a call of `messaging.run` in the folder; return what `note_model` does.
 
-    async def _note(self, change: Callable[..., None], *facts: object) -> None:
+        Raises: LogError if it cannot be written.
+        """
+        return await self._note(note_model, model, groups)
+
+    async def _note(self, change: Callable[..., T], *facts: object) -> T:
         try:
             async with self._noting:
-                await asyncio.to_thread(change, self._folder, *facts)
+                return await asyncio.to_thread(change, self._folder, *facts)
         except OSError as error:
             raise LogError(
                 f"the record of the run cannot be written into {self._folder.where}: {error}", path=self._folder.where

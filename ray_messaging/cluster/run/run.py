@@ -18,6 +18,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from ray_messaging.cluster.handles.connection import result, start_in_turn, translated
 from ray_messaging.cluster.handles.experiment_steps import ExperimentSteps, RunProgress, step_count
 from ray_messaging.cluster.lifecycle import attempt, leave, remote
+from ray_messaging.cluster.run.model_source import change_of, name_of, source_of
 from ray_messaging.cluster.run.plan import GroupPlan, plan_groups, senders_of
 from ray_messaging.cluster.run.result import Result, series_frame
 from ray_messaging.cluster.run.run_actor import GroupResult, RunActor, RunInputs, RunOptions
@@ -322,24 +323,22 @@ def run(
 def _note(
     messaging: "Messaging", model: object, until: int | None, options: RunOptions, plans: Sequence[GroupPlan]
 ) -> None:
-    """Record this call in the folder of the event log, if there is one."""
+    """Record this call in the folder of the event log, if there is one; tell if it resumes with another model."""
     if messaging.log_dir is None:
         return
     facts = {
-        "model": _name_of(model),
-        "start": None if options.start is None else _name_of(options.start),
+        "model": name_of(model),
+        "source": source_of(model),
+        "start": None if options.start is None else name_of(options.start),
         "by": options.by,
         "until": until,
         "concurrency": options.concurrency,
         "timeout": options.timeout,
     }
     noted = messaging.log_actor.note_model.remote(facts, {plan.name: len(plan.agents) for plan in plans})
-    result(noted, actor_name=f"the event log of experiment {messaging.exp_id!r}")
-
-
-def _name_of(function: object) -> str:
-    name = getattr(function, "__qualname__", None) or type(function).__qualname__
-    return f"{getattr(function, '__module__', '?')}.{name}"
+    before = result(noted, actor_name=f"the event log of experiment {messaging.exp_id!r}")
+    if before is not None and (change := change_of(facts, before)) is not None:
+        sys.stderr.write(change)
 
 
 def gathered(

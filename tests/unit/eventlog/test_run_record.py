@@ -46,14 +46,16 @@ def test_a_folder_without_a_record(folder):
 def test_a_run_that_was_killed_and_resumed(folder):
     note_start(folder, "town", {"seed": 7}, start("one"))
     note_start(folder, "town", {"seed": 7}, start("one"))  # its actor began again
-    note_model(folder, {"until": 20}, {"east": 2})
+    first, second = {"until": 20, "run": "one"}, {"until": 30, "run": "two"}
+    assert [note_model(folder, {"until": until}, {"east": 2}) for until in (10, 20)] == [None, None]
     note_start(folder, "town", {"seed": 7}, start("two", "resume"))
+    assert [note_model(folder, {"until": 30}, {"east": 2}) for _ in range(2)] == [first, None]
     note_end(folder, "two", {"east": 2, "west": 3})
     change = RuleChange(5.0, "insert", {"name": "quota"}, step=4, exact=True)
     write_rule_changes(folder, [change])
     found = run_facts(folder)
     assert (found["format"], found["experiment"], found["steps"]) == (1, "town", {"seed": 7})
-    assert (found["groups"], found["model"]) == ({"east": 2, "west": 3}, {"until": 20})
+    assert (found["groups"], found["model"]) == ({"east": 2, "west": 3}, second)
     one, two = found["starts"]
     assert (one["run"], one["ended"], two["run"], two["on_existing"]) == ("one", None, "two", "resume")
     assert two["ended"].endswith("+00:00")

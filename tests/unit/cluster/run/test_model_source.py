@@ -1,0 +1,76 @@
+"""The digest of a model's source: of its module's file, or of a function in a notebook."""
+
+import importlib
+import linecache
+import sys
+from functools import partial
+
+import pytest
+
+from ray_messaging.cluster.run.model_source import change_of, name_of, source_of
+
+MODEL = """
+FACTOR = {factor}
+
+
+def person(me, inbox):
+    return FACTOR
+
+
+class Crowd:
+    def __call__(self, group, step):
+        return FACTOR
+"""
+
+
+@pytest.fixture
+def written(tmp_path, monkeypatch):
+    """Return a function that writes a module with a factor, and imports it."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def write(factor):
+        (tmp_path / "written_model.py").write_text(MODEL.format(factor=factor))
+        sys.modules.pop("written_model", None)
+        importlib.invalidate_caches()
+        return importlib.import_module("written_model")
+
+    yield write
+    sys.modules.pop("written_model", None)
+
+
+def test_whatever_a_models_file_says_is_in_its_digest(written):
+    one = written(1)
+    models = [one.person, partial(one.person, inbox=[]), one.Crowd()]
+    (digest,) = {source_of(model) for model in models}
+    assert source_of(written(22).person) != digest
+    assert source_of(written(1).person) == digest
+
+
+def in_a_notebook(cell, text):
+    """Return a function as a notebook defines it: its module has no file."""
+    linecache.cache[cell] = len(text), None, text.splitlines(keepends=True), cell
+    names = {"__name__": "no_such_module"}
+    exec(compile(text, cell, "exec"), names)
+    return names["person"]
+
+
+def test_a_function_of_a_notebook_has_its_own_text_as_source():
+    one, same, other = (
+        in_a_notebook(f"<cell {number}>", f"def person(me, inbox):\n    return {factor}\n")
+        for number, factor in enumerate((1, 1, 2))
+    )
+    assert source_of(one) == source_of(same) != source_of(other)
+
+
+def test_without_a_source_there_is_no_digest():
+    names = {"__name__": "no_such_module"}
+    exec("def person(me, inbox): pass", names)
+    assert source_of(names["person"]) is None
+    assert source_of(len) is None
+
+
+def test_a_change_names_the_model():
+    now = {"model": name_of(in_a_notebook), "source": "a"}
+    assert change_of(now, now) is change_of(now, now | {"source": None}) is change_of(now, {"model": "x"}) is None
+    assert change_of(now, now | {"source": "b"}).startswith(f"the source of the model {now['model']} is not that")
+    assert "in_a_notebook, in place of m.crowd, is not" in change_of(now, {"model": "m.crowd", "source": "b"})
