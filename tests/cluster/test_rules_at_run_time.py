@@ -19,7 +19,7 @@ from support.cluster import (
     wait_for,
 )
 
-from ray_messaging import Messaging, rules
+from ray_messaging import Messaging, Steps, rules
 from ray_messaging.errors import ConfigError, InvalidAddress, RuleError, UnknownName
 
 WEST, EAST = range(8), range(10, 18)
@@ -67,6 +67,27 @@ def test_a_rule_that_cannot_be_used_is_refused_in_short_words(town):
         messaging.rules.insert(rules.MaxLength(10), at_step=3)
     assert repr(messaging.rules) == "ExperimentRules(max_length)"
     assert "1,000" in messaging.rules._repr_html_() or "1000" in messaging.rules._repr_html_()
+
+
+def test_a_change_for_a_step_that_is_refused_holds_up_nobody(by_value):
+    def person(me, inbox):
+        me.send(0, {"text": "hello"})
+
+    changes = [
+        lambda changed, step: changed.insert(rules.MaxLength(20), at_step=step + 1),  # the name is taken
+        lambda changed, step: changed.insert(rules.MaxLength(20), at_step=step),
+        lambda changed, step: changed.pop("speed", at_step=step + 1),
+        lambda changed, step: changed.insert(LocksUp(locked=True), at_step=step + 1),
+        lambda changed, step: changed.insert(rules.MaxLength(20, name="late"), at_step=step - 1),
+    ]
+    with Messaging.start(f"refused-{uuid.uuid4().hex[:8]}", steps=Steps(), rules=[rules.MaxLength(10)]) as messaging:
+        run = messaging.start_run(person, agents=2, groups=2)
+        for change in changes:
+            run.advance()
+            with pytest.raises((RuleError, ConfigError)):
+                change(messaging.rules, run.step)
+        assert run.advance(2) == len(changes) + 2
+        assert names(messaging) == ["max_length"]
 
 
 def test_a_task_controls_the_rules(town):

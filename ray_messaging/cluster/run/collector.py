@@ -32,7 +32,7 @@ class Collector:
 
     def is_due(self, step: int) -> bool:
         """Return whether something is collected in a step."""
-        return (self._function is not None or bool(self._aggregates)) and step % self._every == 0
+        return step % self._every == 0
 
     def of_agents(self, agents: Sequence["Agent"], places: AgentPlaces, failed: Failed) -> bytes:
         """Return what is collected of agents; raise the error that `failed` builds for the first one that is wrong."""
