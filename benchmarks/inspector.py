@@ -76,7 +76,7 @@ def write_log(path, rows):
             for field in SCHEMA
         ]
         facts = {"exp_id": "long", "epoch": 1, "first_row": first, "cursors": {}}
-        span = {"first_s": at[0] / 1e6, "last_s": at[-1] / 1e6}
+        span = {"first_s": float(at[0] / 1e6), "last_s": float(at[-1] / 1e6)}
         folder.write(number, pa.table(columns, schema=SCHEMA), facts | span)
         first += count
 

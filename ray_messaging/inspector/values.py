@@ -48,13 +48,14 @@ class Society:
     """The agents that write most, each with its number of messages, and who wrote how many to whom among them.
 
     `writers` is the number of all agents that wrote. `pairs` are the busiest pairs of these, each once, with the number
-    of messages from the first to the second.
+    of messages from the first to the second. `share` is as in Traffic.
     """
 
     agents: list[tuple[str, int]]
     writers: int
     edges: list[tuple[str, str, int]]
     pairs: list[tuple[str, str, int]]
+    share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ body, .q-page { background: var(--page) !important; color: var(--ink) }
   overflow-wrap: anywhere }
 .q-table__card, .q-table { background: transparent !important; color: var(--ink) !important;
   box-shadow: none !important }
-.depth { height: 8px; border-radius: 3px; background: #3b82f6; opacity: 0.75; min-width: 2px }
+.depth { height: 8px; border-radius: 3px; background: #3b82f6; opacity: 0.75 }
 .card .q-btn { padding: 2px 10px }
 .q-table th { font-size: 11px; color: var(--faint); font-weight: 500 }
 .q-table td { font-size: 12.5px; vertical-align: top; padding: 4px 8px !important; height: auto !important }
@@ -58,8 +58,8 @@ body, .q-page { background: var(--page) !important; color: var(--ink) }
   .nicegui-content { padding: 8px }
   .bar a { line-height: 30px }
   .stack { flex-wrap: wrap !important }
-  .stack > * { flex: 1 1 100% !important; max-width: 100% }
-  .stack > .small { flex: 0 1 auto !important; width: auto !important }
+  .stack > :not(.small, .q-btn) { flex: 1 1 100% !important; max-width: 100% }
+  .stack > .small { width: auto !important }
   .q-table thead { display: none }
   .q-table tbody tr { height: auto; display: flex; flex-wrap: wrap; padding: 4px 0;
     border-bottom: 1px solid var(--line) }
@@ -176,13 +176,14 @@ class Problem:
             ui.spinner(size="18px")
             ui.label("The log is being read ...").classes("note")
         self._waits.set_visibility(False)
+        self._waiting = 0
         self._label = ui.label().classes("problem w-full").props("data-mark=problem")
         self._label.set_visibility(False)
 
     @contextmanager
     def told(self) -> Iterator[None]:
         """Show an error of the `with` block, and go on after the block."""
-        self._waits.set_visibility(True)
+        self._wait(1)
         try:
             yield
         except (MessagingError, OSError) as error:
@@ -190,7 +191,11 @@ class Problem:
         else:
             self._label.set_visibility(False)
         finally:
-            self._waits.set_visibility(False)
+            self._wait(-1)
+
+    def _wait(self, more: int) -> None:
+        self._waiting += more
+        self._waits.set_visibility(self._waiting > 0)
 
     def show(self, text: str) -> None:
         """Show an error."""

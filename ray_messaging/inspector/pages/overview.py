@@ -65,9 +65,13 @@ def _waited_for(steps: StepFacts) -> str:
     return f"Waited for: {', '.join(some)}{more}."
 
 
+def _sampled(found: Traffic | Society) -> str:
+    return f", estimated from {found.share:.1%} of the rows" if found.share < 1 else ""
+
+
 def _period(traffic: Traffic, *, live: bool) -> str:
     """Return what a chart over time shows."""
-    sampled = f", estimated from {traffic.share:.1%} of the rows" if traffic.share < 1 else ""
+    sampled = _sampled(traffic)
     if traffic.in_steps:
         return f"Per step, of {'the last steps' if live else 'the whole run'}{sampled}."
     return f"Per second, of {'the last minute' if live else 'the whole run'}{sampled}."
@@ -169,11 +173,11 @@ class Overview:
             return
         self._drawn = society
         self._draw(self._society, charts.network(society))
-        who = f"The {len(society.agents)} of {society.writers:,} agents that write most"
         of = "the last messages" if self._source.live else "the whole run"
-        text = (
-            f"{who}, of {of}: the darker and larger, the more." if society.agents else "Nobody has written to an agent."
-        )
+        text = "Nobody has written to an agent."
+        if society.agents:
+            who = f"The {len(society.agents)} of {society.writers:,} agents that write most"
+            text = f"{who}, of {of}{_sampled(society)}: the darker and larger, the more."
         self._members.set_text(text)
 
     def _show_figures(self, traffic: Traffic | None, state: State | None) -> None:

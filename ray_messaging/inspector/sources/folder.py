@@ -1,15 +1,17 @@
 """The folder of a log as a source: of a run that has ended, or of one that still writes files."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.inspector.sources.log_rows import Source
 from ray_messaging.inspector.sources.society import society_of
 from ray_messaging.inspector.sources.traffic import BINS, Key, binned, traffic_of, unit_for
 from ray_messaging.inspector.values import RuleFacts, Society, Traffic, clock, cut, name, settings
+
+T = TypeVar("T")
 
 _MOST, _LONGEST = 14, 240  # lines of the record, and characters of each
 
@@ -25,16 +27,20 @@ class FolderSource(Source):
         run = self.log.run
         had_rules = run is None or run["rule_changes"] or any(start["rules"] for start in run["starts"])
         self.lacks = ("Dead letters",) if had_rules else ("Rules", "Dead letters")
-        self._traffic: tuple[int, Traffic] | None = None
+        self._found: dict[Callable[[int], Any], tuple[int, Any]] = {}
+
+    def _once(self, count: Callable[[int], T]) -> T:
+        """Return what a method finds in the log's rows, whose number it gets; found anew only if the log has grown."""
+        end = self.log.end
+        if self._found.get(count, (None,))[0] != end:
+            self._found[count] = end, count(end + 1)
+        return cast(T, self._found[count][1])
 
     def traffic(self) -> Traffic:
         """Return the traffic of the whole run."""
-        end = self.log.end
-        if self._traffic is None or self._traffic[0] != end:
-            self._traffic = end, self._counted(end + 1)
-        return self._traffic[1]
+        return self._once(self._traffic)
 
-    def _counted(self, rows: int) -> Traffic:
+    def _traffic(self, rows: int) -> Traffic:
         first, last = (
             table["sent_at"].to_pylist() for table in (self.log.query(limit=1), self.log.recent(limit=1, width=0))
         )
@@ -53,7 +59,10 @@ class FolderSource(Source):
 
     def society(self) -> Society:
         """Return the society of the whole run."""
-        return society_of(self.log.count(by=["from_id", "to_id"], fate="delivered"))
+        return self._once(self._society)
+
+    def _society(self, _rows: int) -> Society:
+        return society_of(self.log)
 
     def record(self) -> list[tuple[str, str]]:
         """Return the facts of the run: experiment, starts, groups, steps, changes of rules.
@@ -75,6 +84,9 @@ class FolderSource(Source):
 
     def rules(self) -> list[RuleFacts]:
         """Return the rules of the run in the order in which they came, with what each has done."""
+        return self._once(self._rules)
+
+    def _rules(self, _rows: int) -> list[RuleFacts]:
         acted: dict[str, list[str]] = {}
         for row in self.log.count(by=["rule", "fate"]).to_pylist():
             if row["rule"] is not None:

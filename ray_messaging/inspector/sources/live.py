@@ -4,7 +4,6 @@ import time
 from dataclasses import replace
 from functools import cached_property
 
-import pyarrow.compute as pc
 import ray
 
 from ray_messaging.cluster.handles.connection import connect, find_actor
@@ -105,9 +104,7 @@ class LiveSource(Source):
         """Return the society of the last messages."""
         if self._messaging.log_dir is None:
             return None
-        after = max(-1, self.log.end - _MOST_COUNTED)
-        counts = self.log.sample(["from_id", "to_id", "fate"], after=after, most=_MOST_COUNTED).counts
-        return society_of(counts.filter(pc.equal(counts["fate"], "delivered")))
+        return society_of(self.log, after=max(-1, self.log.end - _MOST_COUNTED))
 
     def state(self) -> State:
         """Return the groups, steps and counters."""

@@ -3,30 +3,36 @@
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.reading.results import as_id
 from ray_messaging.inspector.values import Society, name
 
 AGENTS = 60
 PAIRS = 12
+MOST = 500_000  # rows that are counted
 
 
-def society_of(counts: pa.Table) -> Society:
-    """Return the society of a table of from_id, to_id and count, the largest counts first.
+def society_of(log: EventLog, *, after: int = -1, most: int = MOST) -> Society:
+    """Return the society of a log's rows after a position; if they are more than `most`, it is estimated from a sample.
 
     The user, and broadcasts, whose rows have no recipient, are left out.
     """
-    counts = counts.filter(pc.not_equal(counts["from_id"], counts["to_id"]))
+    sample = log.sample(["from_id", "to_id", "fate"], after=after, most=most)
+    delivered = pc.equal(sample.counts["fate"], "delivered")
+    counts = sample.counts.filter(pc.and_(delivered, pc.not_equal(sample.counts["from_id"], sample.counts["to_id"])))
+    estimated = pc.round(pc.divide(counts["count"], sample.share)).cast(pa.int64())
+    counts = counts.set_column(counts.column_names.index("count"), "count", estimated)
     writers = counts.group_by("from_id").aggregate([("count", "sum")]).sort_by([("count_sum", "descending")])
-    most = writers.slice(0, AGENTS)
-    ends = [pc.is_in(counts[end], value_set=most["from_id"].combine_chunks()) for end in ("from_id", "to_id")]
+    busiest = writers.slice(0, AGENTS)
+    ends = [pc.is_in(counts[end], value_set=busiest["from_id"].combine_chunks()) for end in ("from_id", "to_id")]
     pairs: dict[frozenset[str], tuple[str, str, int]] = {}
     for one, other, count in _named(counts.slice(0, 2 * PAIRS)):
         pairs.setdefault(frozenset((one, other)), (one, other, count))
     agents = [
         (name(as_id(agent)), sent)
-        for agent, sent in zip(most["from_id"].to_pylist(), most["count_sum"].to_pylist(), strict=True)
+        for agent, sent in zip(busiest["from_id"].to_pylist(), busiest["count_sum"].to_pylist(), strict=True)
     ]
-    return Society(agents, len(writers), _named(counts.filter(pc.and_(*ends))), [*pairs.values()][:PAIRS])
+    return Society(agents, len(writers), _named(counts.filter(pc.and_(*ends))), [*pairs.values()][:PAIRS], sample.share)
 
 
 def _named(counts: pa.Table) -> list[tuple[str, str, int]]:
