@@ -1,77 +1,78 @@
-"""A small town decides where to meet: each evening its agents ask their friends, and a model makes up their minds.
+"""A small town decides where to meet: its agents tell their friends, and a model makes up their minds.
 
-python examples/town.py --model gpt-4o-mini needs the extra [llm] and OPENAI_API_KEY; without --model words are counted.
+Without --model a fake counts words. python examples/town.py --model gpt-4o-mini needs [llm] and OPENAI_API_KEY.
+All groups share one limit of calls. With --log-dir a run goes on where it ended, and asks nothing twice.
 """
 
 import argparse
 import asyncio
 import re
+import time
 from collections import Counter
 
 import numpy as np
 import ray
 
-from ray_messaging import Messaging
+from ray_messaging import Count, Messaging, Steps
 
 PLACES = ("cafe", "market", "park")
 
 
-async def think(model, prompt):
-    """Return the place that a model answers; without a model the one that the prompt names most often."""
+async def citizen(me, inbox):
+    """Hear where friends go, let the language model decide, and tell friends."""
+    if heard := ", ".join(message.payload["place"] for message in inbox):
+        prompt = f"Your friends go to: {heard}. Where do you go? Name one of these places."
+        me.state["place"] = await me.remember(ask, me.shared, prompt) or me.state["place"]
+    for friend in me.neighbours:
+        me.send(friend, {"place": me.state["place"]})
+
+
+async def ask(shared, prompt):
+    """Return the place that a language model names. Without one, this is a fake that counts the words of the prompt."""
+    limit, model = shared
+    if not await limit.take.remote():
+        raise RuntimeError("all calls are made: raise --calls, and with --log-dir the run goes on")
     if model is None:
-        await asyncio.sleep(0.01)  # a language model takes longer
         return Counter(re.findall("|".join(PLACES), prompt)).most_common(1)[0][0]
     from openai import AsyncOpenAI  # noqa: PLC0415 - an extra
 
     found = await AsyncOpenAI().chat.completions.create(model=model, messages=[{"role": "user", "content": prompt}])
-    return re.search("|".join(PLACES), found.choices[0].message.content.lower())[0]
+    return next(iter(re.findall("|".join(PLACES), found.choices[0].message.content.lower())), None)
 
 
 @ray.remote(num_cpus=0)
-class Quarter:
-    """Some agents of the town; `plans` has the place of each for every evening so far."""
+class Limit:
+    """One limit of calls for all groups; each start of the program counts anew."""
 
-    async def open(self, messaging, name, plans, friends, model):
-        """Move in, and answer from now on."""
-        self.plans, self.friends, self.model = {agent: [place] for agent, place in plans.items()}, friends, model
-        self.messager = await messaging.open_messager(name, [*plans])
-        self.serving = asyncio.create_task(self.messager.serve(self.answer))
+    def __init__(self, per_minute, calls):
+        self.pause_s, self.left, self.free_at = 60 / per_minute, calls, 0.0
 
-    async def answer(self, message):
-        """Tell a friend where an agent goes."""
-        return {"place": self.plans[message.to_id][message.payload["evening"]]}
-
-    async def talk(self, evening):
-        """Have all agents ask their friends and decide about the next evening; count who goes where."""
-        chosen = await asyncio.gather(*(self.decide(agent, evening) for agent in self.plans))
-        for agent, place in zip(self.plans, chosen, strict=True):
-            self.plans[agent].append(place)
-        return Counter(chosen)
-
-    async def decide(self, agent, evening):
-        """Ask three friends at once, then the model."""
-        asked = (self.messager.ask(agent, friend, {"evening": evening}) for friend in self.friends[agent])
-        heard = ", ".join([answer.payload["place"] for answer in await asyncio.gather(*asked)])
-        return await think(self.model, f"Your friends go to: {heard}. Where do you go? Name one of these places.")
+    async def take(self):
+        """Return True when one more call may be made, or False if none is left."""
+        self.left, left = self.left - 1, self.left
+        self.free_at = max(time.monotonic(), self.free_at) + self.pause_s
+        await asyncio.sleep(self.free_at - time.monotonic())
+        return left > 0
 
 
-def main(evenings=6):
-    """Let the town talk for some evenings, and print who goes where."""
+def main():
+    """Let the town talk for some evenings, and print how many go where."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--agents", type=int, default=60)
-    parser.add_argument("--model", help="a model of OpenAI, or behind an API like it")
-    count, model = (options := parser.parse_args()).agents, options.model
-    rng, quarters = np.random.default_rng(7), {"west": range(count // 2), "east": range(count // 2, count)}
-    plans = rng.choice(PLACES, count).tolist()
-    friends = [rng.choice(count, 3, replace=False).tolist() for _ in plans]
-    with Messaging.start("town") as messaging:
-        actors = {name: Quarter.remote() for name in quarters}
-        homes = {name: {agent: plans[agent] for agent in agents} for name, agents in quarters.items()}
-        ray.get([actors[name].open.remote(messaging, name, homes[name], friends, model) for name in quarters])
-        print(f"evening  {'  '.join(PLACES)}")
-        for evening in range(evenings):
-            counts = sum(ray.get([actor.talk.remote(evening) for actor in actors.values()]), Counter())
-            print(f"{evening + 1:>7}  {'  '.join(f'{counts[place]:>{len(place)}}' for place in PLACES)}")
+    parser.add_argument("--model", help="a model of OpenAI, or behind an API like it; without it a fake one")
+    parser.add_argument("--per-minute", type=int, default=6000, help="the most calls a minute")
+    parser.add_argument("--calls", type=int, default=1000, help="the most calls in all")
+    parser.add_argument("--log-dir")
+    plan = parser.parse_args()
+    friends = np.random.default_rng(7).integers(0, plan.agents, (3 * plan.agents, 2))
+    with Messaging.start("town", steps=Steps(seed=7), log_dir=plan.log_dir, on_existing="resume") as messaging:
+        print("asking", plan.model or "a fake model, which counts words")
+        result = messaging.run(
+            citizen, agents=plan.agents, groups=2, until=6, graph=friends,
+            start=lambda me: {"place": str(me.rng.choice(PLACES))}, collect=Count("place"),
+            shared=(Limit.remote(plan.per_minute, plan.calls), plan.model), concurrency=20, timeout=600,
+        )  # fmt: skip
+    print(result.series.to_string())
 
 
 if __name__ == "__main__":

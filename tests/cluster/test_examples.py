@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ray_messaging import EventLog, Messaging, columns, rules
+from ray_messaging import EventLog, Messaging, StepFailed, columns, rules
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 RUMOUR = EXAMPLES / "rumour.py"
@@ -47,12 +47,22 @@ def test_a_rumour_spreads_and_gives_the_same_table_for_each_number_of_groups(ray
 
 
 @pytest.mark.long
-def test_a_town_agrees_on_a_place(ray_cluster, capsys, monkeypatch):
-    table = run("town.py", "--agents", "24", capsys=capsys, monkeypatch=monkeypatch)
-    evenings = [list(map(int, line.split())) for line in table.splitlines()[1:]]
-    assert [evening for evening, *_ in evenings] == [1, 2, 3, 4, 5, 6]
+def test_a_town_agrees_on_a_place_and_goes_on_behind_its_last_call(ray_cluster, tmp_path, capsys, monkeypatch):
+    def town(*given):
+        return run("town.py", "--agents", "24", *given, capsys=capsys, monkeypatch=monkeypatch)
+
+    first, *table = town().splitlines()
+    evenings = [list(map(int, line.split())) for line in table[2:]]
+    assert first == "asking a fake model, which counts words"
+    assert [evening for evening, *_ in evenings] == [0, 1, 2, 3, 4, 5]
     assert {sum(counts) for _, *counts in evenings} == {24}
     assert min(evenings[-1][1:]) == 0 < min(evenings[0][1:])  # nobody goes to one of the places any more
+    friends = np.random.default_rng(7).integers(0, 24, (3 * 24, 2))
+    calls = 5 * len(np.unique(friends[:, 1]))  # of all that hear something, in all steps but the first
+    folder = ("--log-dir", str(tmp_path / "town"))
+    with pytest.raises(StepFailed, match="all calls are made: raise --calls"):
+        town(*folder, "--calls", "50")
+    assert town(*folder, "--calls", f"{calls - 50}").splitlines()[-len(table) :] == table
 
 
 @pytest.mark.long
