@@ -31,11 +31,11 @@ def test_the_tutorial_runs_as_printed(ray_cluster, tmp_path, monkeypatch, capsys
         command=command,
         without=IN_A_BROWSER,
     )
-    assert (tmp_path / "society.html").stat().st_size > 10_000
+    assert (tmp_path / "town.html").stat().st_size > 10_000
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("page", ["guides/own-actors", "guides/autogen"])
+@pytest.mark.parametrize("page", ["guides/model-calls", "guides/own-actors", "guides/autogen"])
 def test_a_page_runs_as_printed(ray_cluster, page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     namespace = {"__name__": "__main__"}
