@@ -28,7 +28,6 @@ RESULTS = (
     "cluster.handles.experiment_steps.ExperimentSteps",
     "cluster.run.agent.Agent",
     "cluster.run.crowd.Crowd",
-    "cluster.run.result.Result",
     "audiences.heard.Heard",
     "cluster.handles.dead_letters.DeadLetters",
     "transaction.Transaction",
