@@ -44,8 +44,8 @@ def asked_experiment(ray_cluster):
 
 
 def found_town(messaging):
-    messaging.create_group("west", range(10))
-    messaging.create_group("east", range(10, 20))
+    groups = messaging.create_groups({"west": range(10), "east": range(10, 20)})
+    assert [(name, *group.agents) for name, group in groups.items()] == [("west", *range(10)), ("east", *range(10, 20))]
 
 
 @pytest.fixture

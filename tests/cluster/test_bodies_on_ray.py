@@ -58,6 +58,7 @@ def test_bad_shards_are_refused(exp_id, given, words):
         Messaging.connect(exp_id)
 
 
+@pytest.mark.long
 def test_one_shard_is_an_experiment_with_one_server(exp_id):
     with Messaging.start(exp_id, shards=1) as messaging:
         assert isinstance(messaging.redis, RedisConfig)

@@ -128,6 +128,7 @@ def unique(*names):
     return [f"{name}-{mark}" for name in names]
 
 
+@pytest.mark.long
 def test_groups_start_together(messaging):
     west, east, ann, bob = unique("west", "east", "ann", "bob")
     groups = messaging.create_groups({west: [ann], east: [bob]})

@@ -105,6 +105,7 @@ def test_an_own_server_is_left_unchanged(run, trace, valkey_config):
         assert client.keys("*replay-*") == []
 
 
+@pytest.mark.long
 def test_a_missing_server_gets_an_error(run, trace):
     found, account = run("replay", trace[0], "--redis", "redis://127.0.0.1:1/0", code=2)
     assert account is None

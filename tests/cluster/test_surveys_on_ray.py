@@ -121,6 +121,7 @@ class Researcher:
         return len(self.survey.answers)
 
 
+@pytest.mark.long
 def test_the_researcher_is_killed_half_way(messaging):
     researcher = Researcher.remote()
     pid = ray.get(researcher.create.remote(messaging))

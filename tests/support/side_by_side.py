@@ -1,8 +1,9 @@
 """A pytest plugin: suites run in three processes side by side, as a test waits for other processes half of its time.
 
 `-n auto`, the default, means so; where files or tests are named, all stay in this process, and a debugger works.
-Each begins with a third of the tests, in their order; the first one that has none left takes some of another's
-(`--dist worksteal`). Each has servers and, where it needs it, a Ray of its own.
+Each has servers and, where it needs it, a Ray of its own. By default one of them gets all tests on Ray, as a Ray with
+the experiments that tests share takes half a minute, and the others get whole files. Of chosen tests each begins with a
+third, in their order; the first one that has none left takes some of another's (`--dist worksteal`).
 """
 
 import gc
@@ -11,7 +12,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
+ON_RAY = ("tests/cluster/", "tests/security/test_acl.py", "tests/security/test_secrets.py")
 WORKERS = 3  # on two cores and on four: many tests have processes of their own at work
 
 
@@ -27,8 +30,26 @@ def pytest_xdist_auto_num_workers(config):
     return WORKERS if all(path.is_dir() for path in named) else 0
 
 
+class RayApart(LoadScopeScheduling):
+    """A scheduler that gives all tests on Ray to one process, and the others to any, file by file."""
+
+    def __init__(self, config, log):
+        super().__init__(config, log)
+        config.option.loadscopereorder = False  # those on Ray come first, as they take longest
+
+    def _split_scope(self, nodeid):
+        file = nodeid.partition("::")[0]
+        return "Ray" if file.startswith(ON_RAY) else file
+
+
+def pytest_xdist_make_scheduler(config, log):
+    """Return None, which leaves it to `--dist`, for the long tests, most of which are on Ray, and for named files."""
+    whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS and config.option.markexpr == "not long"
+    return RayApart(config, log) if whole else None
+
+
 def pytest_collection_modifyitems(items):
-    """Put the tests on Ray first, into one process's share: each that has one of them starts a Ray, and experiments."""
+    """Put the tests on Ray first: each process that has one of them starts a Ray, and experiments."""
     items.sort(key=lambda item: "ray_cluster" not in getattr(item, "fixturenames", ()))
 
 
