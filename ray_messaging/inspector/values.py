@@ -268,6 +268,7 @@ def clock(seconds: float) -> str:
 
 
 def settings(description: dict[str, Any]) -> str:
-    """Return a rule's settings as `name=value`, shortened."""
-    shown = (f"{key}={value}" for key, value in description.items() if key not in _SHOWN_ELSEWHERE)
+    """Return settings as `name=value`, shortened; those without a value are left out."""
+    given = {key: value for key, value in description.items() if value not in (None, "", [], {})}
+    shown = (f"{key}={value}" for key, value in given.items() if key not in _SHOWN_ELSEWHERE)
     return cut(", ".join(shown), 300)

@@ -36,3 +36,16 @@ def test_its_page_shows_the_log_from_then_on(ray_cluster, tmp_path):
         seen.base = inspector.url
         seen.go("/rules")
         seen.sees("rules", "pairs=1; 5 blocked")
+
+
+def test_a_run_without_a_log_has_ended_too(ray_cluster):
+    with (
+        browser() as seen,
+        Messaging.start(f"end-{uuid.uuid4().hex[:8]}") as messaging,
+        messaging.ui(port=0, control=True) as inspector,
+    ):
+        seen.open(inspector.url)
+        seen.sees("period", "keeps no event log")
+        messaging.shutdown()
+        seen.sees("phase", "ended")
+        seen.sees("problem", "has ended, and kept no event log")

@@ -106,7 +106,7 @@ class Overview:
                     self._period = ui.label().classes("note").props("data-mark=period")
                 with card("Blocked messages, by rule") as self._blocks:
                     self._blocked = _chart("blocked", 150)
-                with card("Who writes to whom"):
+                with card("Who writes to whom") as self._network:
                     self._society = _chart("society", 400)
                     self._members = ui.label().classes("note").props("data-mark=members")
             with ui.column().classes("gap-3").style("flex: 1 1 0; min-width: 0"):
@@ -169,6 +169,7 @@ class Overview:
             self._show_depths(state)
 
     def _show_society(self, society: Society | None) -> None:
+        self._network.set_visibility(society is not None)
         if society is None or society is self._drawn:
             return
         self._drawn = society

@@ -13,7 +13,7 @@ from ray_messaging.inspector.values import RuleFacts, Society, Traffic, clock, c
 
 T = TypeVar("T")
 
-_MOST, _LONGEST = 14, 240  # lines of the record, and characters of each
+_MOST, _LONGEST = 15, 400  # lines of the record, and characters of each
 
 
 class FolderSource(Source):
@@ -79,6 +79,7 @@ class FolderSource(Source):
             found.append(("started", f"{start['began']}, {start['server']}"))
             found.append(("ended", start["ended"] or "it runs, or was killed"))
             found.append(("rules", ", ".join(str(rule.get("name")) for rule in start["rules"]) or "none"))
+        found += [("no end", self.log.unended)] if self.log.unended else []
         found.append(("changes of rules", f"{len(run['rule_changes']):,}"))
         return [(title, cut(value, _LONGEST)) for title, value in found[:_MOST]]
 

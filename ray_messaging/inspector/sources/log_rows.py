@@ -209,7 +209,6 @@ class LostSource(Source):
         self.title = title
         self._why = why
 
-    @property
-    def log(self) -> EventLog:  # type: ignore[override]  # nobody sets it
+    def traffic(self) -> Traffic:
         """Raise ConfigError."""
         raise ConfigError(self._why)
