@@ -102,7 +102,7 @@ def network(society: Society) -> Options:
                         "name": f"{agent}: sent {sent:,}",
                         "value": sent,
                         "symbolSize": round(6 + 16 * sqrt(sent / most), 1),
-                        "label": {"formatter": agent.replace("{", "(").replace("}", ")")},
+                        "label": {"formatter": _plain(agent)},
                     }
                     for agent, sent in sorted(society.agents, key=lambda found: (len(found[0]), found))
                 ],
@@ -110,7 +110,7 @@ def network(society: Society) -> Options:
                     {
                         "source": one,
                         "target": other,
-                        "name": f"{one} to {other}: {count:,}",
+                        "tooltip": {"formatter": _plain(f"{one} to {other}: {count:,}")},
                         "lineStyle": {"width": 0.5 + 3 * count / heaviest, "opacity": 0.1 + 0.6 * count / heaviest},
                     }
                     for one, other, count in society.edges
@@ -121,3 +121,8 @@ def network(society: Society) -> Options:
             }
         ],
     }
+
+
+def _plain(text: str) -> str:
+    """Return a text without the braces in which a formatter has its variables."""
+    return text.replace("{", "(").replace("}", ")")

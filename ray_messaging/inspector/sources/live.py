@@ -16,7 +16,7 @@ from ray_messaging.eventlog.records import has_ended
 from ray_messaging.inspector.sources.folder import FolderSource
 from ray_messaging.inspector.sources.log_rows import LostSource, Source, agent_facts, agent_id
 from ray_messaging.inspector.sources.society import society_of
-from ray_messaging.inspector.sources.traffic import BINS, Key, RollingTraffic, binned, scaled
+from ray_messaging.inspector.sources.traffic import BINS, Key, RollingTraffic, binned
 from ray_messaging.inspector.values import (
     AgentFacts,
     GroupFacts,
@@ -54,7 +54,6 @@ class LiveSource(Source):
         self._by_second = RollingTraffic(PERIOD_S)
         self._by_step = RollingTraffic(BINS, in_steps=True)
         self._position: int | None = None
-        self._share = 1.0
 
     def ended(self) -> Source | None:
         """Return the source of the log once the experiment has ended."""
@@ -88,16 +87,15 @@ class LiveSource(Source):
             begin, most = max(-1, self.log.end - _FIRST_COUNTED), _FIRST_COUNTED
         found = self.log.sample(["second", "step", *Key._fields], after=begin, most=most)
         if len(found.counts):
-            self._by_second.add(scaled(binned(found.counts, "second"), found.share))
-            self._by_step.add(scaled(binned(found.counts, "step"), found.share))
-            self._share = found.share
+            self._by_second.add(binned(found.counts, "second"), found.share)
+            self._by_step.add(binned(found.counts, "step"), found.share)
         self._position = found.reached
         now, rows = time.time(), found.reached + 1
         self._by_second.forget(now)
-        in_time = self._by_second.traffic(now, rows, self._share)
+        in_time = self._by_second.traffic(now, rows)
         if not self._by_step.bins:
             return in_time
-        by_step = self._by_step.traffic(max(self._by_step.bins), rows, self._share)
+        by_step = self._by_step.traffic(max(self._by_step.bins), rows)
         return replace(by_step, per_second=in_time.per_second)
 
     def society(self) -> Society | None:

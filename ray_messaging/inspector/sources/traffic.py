@@ -55,23 +55,27 @@ class RollingTraffic:
         self._most = bins
         self._in_steps = in_steps
         self.bins: dict[float, Counter[Key]] = {}
+        self._shares: dict[float, float] = {}
 
-    def add(self, bins: Bins) -> None:
-        """Add counts to those that a second or step already has."""
-        for at, found in bins.items():
+    def add(self, bins: Bins, share: float = 1.0) -> None:
+        """Add counts to those that a second or step already has. `share` is the share of the rows that was counted."""
+        for at, found in scaled(bins, share).items():
             self.bins.setdefault(at, Counter()).update(found)
+            self._shares[at] = min(share, self._shares.get(at, 1.0))
         self.forget(max(self.bins, default=0.0))
 
     def forget(self, now: float) -> None:
         """Drop the bins from before the period that ends at `now`."""
         self.bins = {at: found for at, found in self.bins.items() if at > now - self._most}
+        self._shares = {at: self._shares[at] for at in self.bins}
 
-    def traffic(self, now: float, rows: int, share: float) -> Traffic:
-        """Return the traffic of the period that ends at `now`."""
+    def traffic(self, now: float, rows: int) -> Traffic:
+        """Return the traffic of the period that ends at `now`. Its share is the least one of its bins."""
         start = int(now) - self._most + 1
         start = max(0, start) if self._in_steps else start
         found = {at: counts for at, counts in self.bins.items() if at >= start}
         lasted = int(now) + 1 - min(found, default=now)
+        share = min((self._shares[at] for at in found), default=1.0)
         sent = sum(sum(counts.values()) for counts in found.values())
         rate = None if self._in_steps else sent / max(1.0, lasted)
         return traffic_of(found, start, 1, int(now) + 1 - start, rows, rate, in_steps=self._in_steps, share=share)
