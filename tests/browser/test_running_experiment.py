@@ -163,6 +163,7 @@ def test_what_is_no_rule_is_refused_with_the_reason(seen, town, spec, reason):
     for button in ("preview", "insert"):
         seen.element(button).click()
         seen.sees("problem", reason)
+        assert "--rules" not in seen.text("problem")
     assert len(control(town.messaging, "rules")) == 2
 
 

@@ -31,6 +31,18 @@ def drive(group, until):
     return thread
 
 
+def insert_a_rule(seen, url):
+    """Insert a rule from step 3 on, and return to the overview."""
+    seen.base = url.partition("?")[0]
+    seen.go("/rules")
+    seen.sees("advice", "Step 0 is open. A change from a later step on")
+    seen.element("spec").fill("max-length:500")
+    seen.element("at-step").fill("3")
+    seen.element("insert").click()
+    seen.sees("done", "rule max_length is in force from step 3")
+    seen.go("/")
+
+
 def test_the_steps_are_seen_paused_and_advanced(town):
     messaging, west, east = town
     threads = [drive(west, 5)]
@@ -39,6 +51,8 @@ def test_the_steps_are_seen_paused_and_advanced(town):
         seen.sees("steps", "Step 0 is open")
         seen.sees("waiting", "Waited for: east (step 0)")
         picture(seen, "inspector-steps")
+        insert_a_rule(seen, inspector.url)
+        assert [(change.step, change.exact) for change in messaging.rules.changes()] == [(3, True)]
         seen.element("pause").click()
         seen.sees("done", "paused after step")
         last = messaging.steps.progress().target
