@@ -12,6 +12,8 @@ from ray_messaging.cluster.actors.log_host import LogHost
 from ray_messaging.cluster.handles.remote_log import Seen
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.errors import LogError
+from ray_messaging.eventlog.folder import Folder
+from ray_messaging.eventlog.records import RuleChange, read_rule_changes
 from ray_messaging.interception.rules import BlackList
 from ray_messaging.interception.server.interceptor import Interceptor
 
@@ -64,6 +66,15 @@ async def test_a_follower_misses_nothing_when_rows_get_new_numbers(hosts, opener
     page, seen = await (await start()).since(seen, {"limit": 10})
     assert set(found + ids(page)) == set(sent)
     assert seen.position == 3
+
+
+async def test_changes_of_the_rules_that_come_late_take_no_later_one_back(hosts, tmp_path):
+    start, _ = hosts
+    host = await start()
+    changes = [RuleChange(1.0, "insert", {"name": "first"}, 4), RuleChange(2.0, "remove", {"name": "first"}, 5)]
+    await host.write_rule_changes(changes)
+    await host.write_rule_changes(changes[:1])  # Ray does not keep the order of calls
+    assert read_rule_changes(Folder(tmp_path / "log")) == changes
 
 
 async def test_a_continuing_listener_finds_its_place_without_reading_payloads(

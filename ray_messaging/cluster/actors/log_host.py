@@ -78,6 +78,7 @@ class LogHost:
         self._cleared = -1  # the position up to which the list of `rows` was cleared
         self._cleared_ms = -1  # the server's time of that; a later process may number rows differently
         self._noting = asyncio.Lock()
+        self._rule_changes: list[RuleChange] = []  # those that this process has written last
         self._taken_over = 0  # rows in the folder when this process began
         self._importing: asyncio.Task[Any] | None = None
 
@@ -212,7 +213,10 @@ class LogHost:
     async def write_rule_changes(self, changes: list[RuleChange]) -> None:
         """Write the changes of the run's rules into the log's folder. If that fails, log a warning and go on."""
         try:
-            await asyncio.to_thread(write_rule_changes, self._folder, changes)
+            async with self._noting:
+                if changes[-1] not in self._rule_changes:  # else a later call has overtaken this one
+                    await asyncio.to_thread(write_rule_changes, self._folder, changes)
+                    self._rule_changes = changes
         except OSError as error:
             logger.warning("the changes of the rules are not recorded in %s: %s", self._folder.where, error)
 
