@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import uuid
 
 import pytest
 import redis
@@ -25,20 +26,20 @@ def ask(*args, code=0):
     return found.stderr if code else found.stdout
 
 
-@pytest.fixture
-def town(logged):
-    """Give an experiment with a log, a group `west`, and a client of its server."""
-    messaging, west, _ = logged
-    config = messaging.redis
-    with redis.Redis(config.server, config.port, password=config.password) as client:
-        yield messaging, west, client
+@pytest.fixture(scope="module")
+def town(ray_cluster, tmp_path_factory):
+    """Give an experiment with a log, whose health bad frames may harm, a group `west`, and a client of its server."""
+    log_dir = tmp_path_factory.mktemp("dead") / "log"
+    with Messaging.start(f"dead-{uuid.uuid4().hex[:8]}", log_dir=log_dir) as messaging:
+        config = messaging.redis
+        with redis.Redis(config.server, config.port, password=config.password) as client:
+            yield messaging, messaging.create_group("west", range(10)), client
 
 
 @pytest.fixture
 def letters(town):
-    """Give its dead letters; before and afterwards drop them."""
+    """Give its dead letters; afterwards drop them."""
     found = town[0].dead_letters
-    found.drop(everything=True)
     yield found
     found.drop(everything=True)
 
