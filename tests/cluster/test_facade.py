@@ -217,6 +217,7 @@ class Society:
         await self.messager.close()
 
 
+@pytest.mark.long
 def test_a_group_can_be_opened_in_an_own_actor(messaging, pair):
     west, _ = pair
     society = Society.remote(messaging, "society", ["carl", "dora"])
