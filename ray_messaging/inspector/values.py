@@ -59,6 +59,14 @@ class Society:
 
 
 @dataclass(frozen=True, slots=True)
+class Series:
+    """What a run has collected by step: of all agents, or of one. Each line has a value, or None, for each step."""
+
+    steps: list[int]
+    lines: dict[str, list[float | None]]
+
+
+@dataclass(frozen=True, slots=True)
 class GroupFacts:
     """A group: its number of agents, the number of messages that wait for it, and the last step that it closed.
 

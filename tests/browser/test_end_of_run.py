@@ -22,7 +22,7 @@ def test_its_page_shows_the_log_from_then_on(ray_cluster, tmp_path):
         messaging.ui(port=0) as inspector,
     ):
         seen.open(inspector.url)
-        messaging.run(greet, agents=10, groups=2, until=5)
+        messaging.run(greet, agents=10, groups=2, until=5, collect=lambda me: {"double": 2 * me.id})
         seen.sees("phase", "live")
         seen.sees("period", "Per step, of the last steps")
         seen.sees("health", "checks")
@@ -36,6 +36,8 @@ def test_its_page_shows_the_log_from_then_on(ray_cluster, tmp_path):
         seen.base = inspector.url
         seen.go("/rules")
         seen.sees("rules", "pairs=1; 5 blocked")
+        seen.go("/agent?id=3")
+        seen.element("collected").locator("canvas").first.wait_for()
 
 
 def test_a_run_without_a_log_has_ended_too(ray_cluster):

@@ -6,7 +6,8 @@ from urllib.parse import urlencode
 
 from nicegui import ui
 
-from ray_messaging.inspector.pages.layout import Changes, Problem, button, card, field, row_table, shown
+from ray_messaging.inspector.pages import charts
+from ray_messaging.inspector.pages.layout import Changes, Problem, button, card, chart, draw, field, row_table, shown
 from ray_messaging.inspector.server.answer_cache import AnswerCache
 from ray_messaging.inspector.sources.live_control import LiveControl
 from ray_messaging.inspector.values import AgentFacts, number
@@ -27,6 +28,9 @@ class Agent:
             self._problem = Problem()
         with ui.row().classes("w-full gap-3 items-stretch"):
             self._columns = {title: self._card(title) for title in ("Sent", "Received", "Writes to", "Hears from")}
+        with card("Collected, by step") as self._collects:
+            self._collected = chart("collected", 190)
+        self._collects.set_visibility(False)
         if cache.control is not None:
             with card("Write to it as the user"):
                 self._write(cache.control)
@@ -60,6 +64,10 @@ class Agent:
             return
         with self._problem.told():
             self._draw(await self._cache.ask(self._cache.source.agent, agent))
+            series = await self._cache.ask(self._cache.source.series, agent)
+            self._collects.set_visibility(series is not None)
+            if series is not None:
+                draw(self._collected, charts.collected(series))
 
     def _draw(self, facts: AgentFacts) -> None:
         where = [] if facts.group is None else [f"in group {facts.group}"]

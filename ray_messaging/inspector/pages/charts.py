@@ -9,7 +9,7 @@ from math import sqrt
 from typing import Any
 
 from ray_messaging.inspector.pages.layout import COLOURS, GREY
-from ray_messaging.inspector.values import Society, Traffic
+from ray_messaging.inspector.values import Series, Society, Traffic
 
 Options = dict[str, Any]
 
@@ -30,6 +30,15 @@ def blocked(traffic: Traffic) -> Options:
     return _over_time(traffic, traffic.blocked, _PALETTE)
 
 
+def collected(found: Series) -> Options:
+    """Draw what a run has collected by step."""
+    lines = [
+        {"type": "line", "name": name, "data": values, "showSymbol": len(values) == 1, "sampling": "lttb"}
+        for name, values in found.lines.items()
+    ]
+    return _over([f"step {step:,}" for step in found.steps], lines)
+
+
 def _over_time(traffic: Traffic, lines: dict[str, list[int]], colours: Any) -> Options:  # noqa: ANN401
     bins = len(traffic.fates["delivered"])
     series = [
@@ -43,6 +52,12 @@ def _over_time(traffic: Traffic, lines: dict[str, list[int]], colours: Any) -> O
         }
         for (name, counts), colour in zip(lines.items(), colours, strict=False)
     ]
+    places = [_place(traffic, traffic.start + place * traffic.width) for place in range(bins)]
+    return _over(places, series, 1 if traffic.width == 1 else 0)
+
+
+def _over(places: list[str], series: list[Options], least_interval: int = 0) -> Options:
+    """Draw series over bins of time or of steps."""
     return {
         "animation": False,
         "grid": {"left": 4, "right": 10, "top": 26, "bottom": 6, "containLabel": True},
@@ -50,14 +65,14 @@ def _over_time(traffic: Traffic, lines: dict[str, list[int]], colours: Any) -> O
         "legend": {"top": 0, "right": 0, "icon": "roundRect", "itemWidth": 10, "itemHeight": 4, "textStyle": _FONT},
         "xAxis": {
             "type": "category",
-            "data": [_place(traffic, traffic.start + place * traffic.width) for place in range(bins)],
+            "data": places,
             "axisLabel": _FONT,
             "axisLine": {"lineStyle": {"color": _LINE}},
             "axisTick": {"show": False},
         },
         "yAxis": {
             "type": "value",
-            "minInterval": 1 if traffic.width == 1 else 0,
+            "minInterval": least_interval,
             "axisLabel": _FONT,
             "splitLine": {"lineStyle": {"color": _LINE}},
         },

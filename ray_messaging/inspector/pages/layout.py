@@ -155,6 +155,19 @@ def card(title: str, *, grow: str = "") -> Iterator[ui.column]:
         yield column
 
 
+def chart(mark: str, height: int) -> ui.echart:
+    """Draw a chart without data."""
+    return ui.echart({"series": []}).classes("w-full").style(f"height: {height}px").props(f"data-mark={mark}")
+
+
+def draw(shown: ui.echart, options: dict[str, Any]) -> None:
+    """Draw a chart anew, if it has changed."""
+    if shown.options != options:
+        shown.options.clear()
+        shown.options.update(options)
+        shown.update()
+
+
 def button(
     label: str, act: Callable[[], Awaitable[object]], look: str = "unelevated color=primary", mark: str = ""
 ) -> None:

@@ -3,10 +3,10 @@
 from nicegui import ui
 
 from ray_messaging.inspector.pages import charts
-from ray_messaging.inspector.pages.layout import LEVELS, Changes, Problem, button, card
+from ray_messaging.inspector.pages.layout import LEVELS, Changes, Problem, button, card, chart, draw
 from ray_messaging.inspector.server.answer_cache import AnswerCache
 from ray_messaging.inspector.sources.live_control import LiveControl
-from ray_messaging.inspector.values import GroupFacts, Society, State, StepFacts, Traffic, cut, name, number
+from ray_messaging.inspector.values import GroupFacts, Series, Society, State, StepFacts, Traffic, cut, name, number
 from ray_messaging.observability.health.findings import Health, worst_first
 
 _EVERY_S = 1.0
@@ -77,10 +77,6 @@ def _period(traffic: Traffic, *, live: bool) -> str:
     return f"Per second, of {'the last minute' if live else 'the whole run'}{sampled}."
 
 
-def _chart(mark: str, height: int) -> ui.echart:
-    return ui.echart({"series": []}).classes("w-full").style(f"height: {height}px").props(f"data-mark={mark}")
-
-
 class Overview:
     """The content of the page. It is refreshed all the time."""
 
@@ -102,12 +98,14 @@ class Overview:
         with ui.row().classes("w-full no-wrap gap-3 stack"):
             with ui.column().classes("gap-3").style("flex: 2 1 0; min-width: 0"):
                 with card("Messages, by fate"):
-                    self._rates = _chart("rates", 190)
+                    self._rates = chart("rates", 190)
                     self._period = ui.label().classes("note").props("data-mark=period")
                 with card("Blocked messages, by rule") as self._blocks:
-                    self._blocked = _chart("blocked", 150)
+                    self._blocked = chart("blocked", 150)
+                with card("Collected, by step") as self._collects:
+                    self._collected = chart("collected", 190)
                 with card("Who writes to whom") as self._network:
-                    self._society = _chart("society", 400)
+                    self._society = chart("society", 400)
                     self._members = ui.label().classes("note").props("data-mark=members")
             with ui.column().classes("gap-3").style("flex: 1 1 0; min-width: 0"):
                 if cache.source.live:
@@ -124,6 +122,7 @@ class Overview:
         self._deep: list[GroupFacts] | None = None
         self._drawn: Society | None = None
         self._blocks.set_visibility(False)
+        self._collects.set_visibility(False)
         ui.timer(_EVERY_S, self.renew)
         ui.timer(_SIDE_S, self.renew_side)
 
@@ -147,6 +146,7 @@ class Overview:
         with self._problem.told():
             self._show_society(await self._cache.shared("society", source.society, _SOCIETY_S))
             if not source.live:
+                self._show_series(await self._cache.shared("series", source.series, _HEALTH_S))
                 self._show_record(await self._cache.shared("record", source.record, _HEALTH_S))
                 return
             health = await self._cache.shared("health", source.health, _HEALTH_S)
@@ -160,8 +160,8 @@ class Overview:
         elif traffic is not self._seen:
             self._seen = traffic
             self._blocks.set_visibility(bool(traffic.blocked))
-            self._draw(self._rates, charts.rates(traffic))
-            self._draw(self._blocked, charts.blocked(traffic))
+            draw(self._rates, charts.rates(traffic))
+            draw(self._blocked, charts.blocked(traffic))
             self._period.set_text(_period(traffic, live=self._source.live))
         self._show_figures(traffic, state)
         if state is not None:
@@ -173,13 +173,18 @@ class Overview:
         if society is None or society is self._drawn:
             return
         self._drawn = society
-        self._draw(self._society, charts.network(society))
+        draw(self._society, charts.network(society))
         of = "the last messages" if self._source.live else "the whole run"
         text = "Nobody has written to an agent."
         if society.agents:
             who = f"The {len(society.agents)} of {society.writers:,} agents that write most"
             text = f"{who}, of {of}{_sampled(society)}: the darker and larger, the more."
         self._members.set_text(text)
+
+    def _show_series(self, found: Series | None) -> None:
+        self._collects.set_visibility(found is not None)
+        if found is not None:
+            draw(self._collected, charts.collected(found))
 
     def _show_figures(self, traffic: Traffic | None, state: State | None) -> None:
         shown: dict[str, str] = {}
@@ -244,9 +249,3 @@ class Overview:
                         ui.label(cut(found.remedy, 300)).classes("note")
             if problems[_PROBLEMS:]:
                 ui.label(f"and {len(problems) - _PROBLEMS} more").classes("note")
-
-    @staticmethod
-    def _draw(chart: ui.echart, options: charts.Options) -> None:
-        chart.options.clear()
-        chart.options.update(options)
-        chart.update()

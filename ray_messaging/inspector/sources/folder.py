@@ -5,14 +5,20 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow.types import is_floating, is_integer
+
 from ray_messaging.eventlog.event_log import EventLog
-from ray_messaging.inspector.sources.log_rows import Source
+from ray_messaging.eventlog.folder import Folder
+from ray_messaging.inspector.sources.log_rows import Source, agent_id
 from ray_messaging.inspector.sources.society import society_of
 from ray_messaging.inspector.sources.traffic import BINS, Key, binned, traffic_of, unit_for
-from ray_messaging.inspector.values import RuleFacts, Society, Traffic, clock, cut, name, settings
+from ray_messaging.inspector.values import RuleFacts, Series, Society, Traffic, clock, cut, name, settings
 
 T = TypeVar("T")
 
+_SERIES_FILES = 8  # of some MB each: longer series do not fit a page
 _MOST, _LONGEST = 15, 400  # lines of the record, and characters of each
 
 
@@ -27,6 +33,7 @@ class FolderSource(Source):
         run = self.log.run
         had_rules = run is None or run["rule_changes"] or any(start["rules"] for start in run["starts"])
         self.lacks = ("Dead letters",) if had_rules else ("Rules", "Dead letters")
+        self._folder = Folder(log_dir)
         self._found: dict[Callable[[int], Any], tuple[int, Any]] = {}
 
     def _once(self, count: Callable[[int], T]) -> T:
@@ -63,6 +70,32 @@ class FolderSource(Source):
 
     def _society(self, _rows: int) -> Society:
         return society_of(self.log)
+
+    def series(self, agent: str | None = None) -> Series | None:
+        """Return what the run has collected of all agents together, or of one; None: nothing, or too much for a page.
+
+        Raises: InvalidQuery if the id is not valid.
+        """
+        if len(self._folder.series_files()) > _SERIES_FILES:
+            return None
+        table = self._once(self._series)
+        if agent is not None:
+            found = agent_id(agent)
+            column = "agent_name" if isinstance(found, str) else "agent"
+            if column not in table.column_names:
+                return None
+            table = table.filter(pc.equal(table[column], found))
+        elif "agent" in table.column_names:
+            return None
+        lines = {
+            name(field.name): table[field.name].to_pylist()
+            for field in table.schema
+            if field.name not in {"step", "agent"} and (is_integer(field.type) or is_floating(field.type))
+        }
+        return Series(table["step"].to_pylist(), lines) if lines and len(table) else None
+
+    def _series(self, _rows: int) -> pa.Table:
+        return self.log.series()
 
     def record(self) -> list[tuple[str, str]]:
         """Return the facts of the run: experiment, starts, groups, steps, changes of rules.

@@ -17,6 +17,7 @@ from ray_messaging.inspector.values import (
     Row,
     RowQuery,
     RuleFacts,
+    Series,
     Society,
     State,
     Traffic,
@@ -166,6 +167,13 @@ class Source:
 
     def society(self) -> Society | None:
         """Return the society of the last messages if the run is live, else of the whole run; None: there is no log."""
+        return None
+
+    def series(self, agent: str | None = None) -> Series | None:  # noqa: ARG002 - a log has some
+        """Return what the run has collected of all agents together, or of one; None: nothing, or it is not known.
+
+        Raises: InvalidQuery if the id is not valid.
+        """
         return None
 
     def state(self) -> State | None:

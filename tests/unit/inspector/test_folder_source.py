@@ -2,6 +2,8 @@
 
 from dataclasses import astuple
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from support.log_queries import ROWS, T0, log_of, row, write_folder
 
@@ -10,7 +12,7 @@ from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.records import RuleChange, RunStart, note_end, note_start, write_rule_changes
 from ray_messaging.inspector.sources.folder import FolderSource
 from ray_messaging.inspector.sources.society import AGENTS
-from ray_messaging.inspector.values import TEXT_WIDTH, RowQuery, spoken
+from ray_messaging.inspector.values import TEXT_WIDTH, RowQuery, Series, spoken
 
 
 @pytest.fixture
@@ -176,3 +178,27 @@ def test_rows_know_what_they_ask_and_answer(tmp_path):
     rows = [row(0, 1, 2, expects_answer=True), row(1, 2, 1, in_reply_to="s-1-0")]
     asked, answered = FolderSource(write_folder(tmp_path / "log", [rows]).where).rows(RowQuery())
     assert (asked.asks, answered.in_reply_to) == (True, asked.message_id)
+
+
+def write_series(folder, **columns):
+    data = pa.BufferOutputStream()
+    pq.write_table(pa.table(columns), data)
+    folder.write_series(0, 1, data.getvalue().to_pybytes())
+
+
+def test_what_the_run_collected_is_of_all_agents_together(tmp_path):
+    folder = write_folder(tmp_path / "log", [ROWS])
+    assert FolderSource(folder.where).series() is None
+    write_series(folder, step=[0, 1], mood=[0.5, 0.75], side=["left", "right"])
+    assert FolderSource(folder.where).series() == Series([0, 1], {"mood": [0.5, 0.75]})
+    assert FolderSource(folder.where).series("1") is None
+
+
+def test_or_of_each_agent(tmp_path):
+    folder = write_folder(tmp_path / "log", [ROWS])
+    ends = {"agent": [1, None, 1, None], "agent_name": [None, "ann", None, "ann"]}
+    write_series(folder, step=[0, 0, 1, 1], **ends, mood=[1, 2, 3, 4])
+    source = FolderSource(folder.where)
+    assert source.series("1") == Series([0, 1], {"mood": [1, 3]})
+    assert source.series("ann") == Series([0, 1], {"mood": [2, 4]})
+    assert (source.series(), source.series("2"), source.series("the user")) == (None, None, None)
