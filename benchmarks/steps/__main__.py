@@ -3,6 +3,7 @@
     python -m benchmarks.steps                # all parts: about 10 minutes
     python -m benchmarks.steps --part small   # a step of 6,000 messages over 4 groups
     python -m benchmarks.steps --part idle    # the barrier alone, over 64 groups
+    python -m benchmarks.steps --part collect --part advance    # series, and runs that stand between their steps
     python -m benchmarks.steps --part mesa    # a rumour in Mesa 3, in an environment of its own (see --envs)
     python -m benchmarks.steps --part large   # 300,000 and 5,000,000 messages to one group in a step
     python -m benchmarks.steps --steps 10 --rounds 2
@@ -28,9 +29,10 @@ from benchmarks.steps.large import measure
 from benchmarks.steps.mesa import SIZES, compare
 from benchmarks.steps.million import Million
 from benchmarks.steps.model import MESSAGES, alone_ms
+from benchmarks.steps.runs import StandingRun, ten_numbers
 from benchmarks.steps.sides import PEERS, SIDES
 
-MILLION, ABOVE = 1.3, 0.4
+MILLION, ABOVE, COLLECT, ADVANCE = 1.3, 0.4, 1.1, 3.0
 
 
 def by_turns(sides: Mapping[str, Any], steps: int, rounds: int) -> dict[str, list[float]]:
@@ -81,6 +83,24 @@ def million(steps: int, rounds: int) -> list[Line]:
     return [*lines, Line(part, "steps / unsynchronised", "x", ratios(*values.values()), MILLION)]
 
 
+def collect(steps: int, rounds: int) -> list[Line]:
+    """Measure ten numbers of each of 100,000 agents, collected in each step."""
+    sides = {"collect=": StandingRun(100_000, 2, collect=ten_numbers), "the run alone": StandingRun(100_000, 2)}
+    values = by_turns(sides, max(3, steps // 10), rounds)
+    part = "100,000 agents, ten numbers of each"
+    lines = [Line(part, name, "ms", found) for name, found in values.items()]
+    return [*lines, Line(part, "collect= / the run alone", "x", ratios(*values.values()), COLLECT)]
+
+
+def advance(steps: int, rounds: int) -> list[Line]:
+    """Measure a run of 1,000 agents that advances step by step."""
+    sides = {"advance(1)": StandingRun(1000, 4, one_by_one=True), "advance(n)": StandingRun(1000, 4)}
+    values = by_turns(sides, steps, rounds)
+    part = "1,000 agents in 4 groups"
+    lines = [Line(part, name, "ms", found) for name, found in values.items()]
+    return [*lines, Line(part, "advance(1) / advance(n)", "x", ratios(*values.values()), ADVANCE)]
+
+
 def large(_steps: int, _rounds: int) -> list[Line]:
     """Measure 300,000 and 5,000,000 messages to one group in a step, each once."""
     lines = []
@@ -113,6 +133,8 @@ PARTS: dict[str, Callable[[int, int], list[Line]]] = {
     "small": small,
     "idle": idle,
     "million": million,
+    "collect": collect,
+    "advance": advance,
     "large": large,
     "mesa": mesa,
 }

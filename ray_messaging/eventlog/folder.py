@@ -41,7 +41,7 @@ KEY = b"ray_messaging"  # in the footer's metadata
 SEGMENT = re.compile(r"events-(\d{8,})\.parquet")
 _OTHER = re.compile(r"events-\d{8,}-\d+-\d+\.parquet")
 _AGENTS = re.compile(r"_agents-(\w+)\.bin")
-_LEFTOVER = re.compile(r"_events-[\d-]+\.parquet\.tmp|_probe|_\w+\.json\.tmp|_agents-\w+\.bin\.tmp")
+_LEFTOVER = re.compile(r"_events-[\d-]+\.parquet\.tmp|_probe|_series\.tmp|_\w+\.json\.tmp|_agents-\w+\.bin\.tmp")
 _LOCK = "_lock"
 SERIES = "_series"  # a folder
 _SERIES_FILE = re.compile(r"\d{8,}-\d{8,}\.parquet")
@@ -208,8 +208,8 @@ class Folder:
                 [*self._files(_OTHER), *self._listed(), *self._files(_LEFTOVER), *self._files(_AGENTS)]
             ):
                 self.filesystem.delete_file(info.path)
-            for name in reversed(self.series_files()):
-                self.filesystem.delete_file(self._file(name))
+            if self._subfolders(SERIES):
+                self.filesystem.delete_dir(self._file(SERIES))
             if self.local and Path(self.path).is_dir():
                 _fsync(self.path)
         except OSError as error:
@@ -232,19 +232,30 @@ class Folder:
         """Return the digests of the sets of agents that are stored in the folder."""
         return [found[1] for info in self._files(_AGENTS) if (found := _AGENTS.fullmatch(info.base_name)) is not None]
 
-    def series_files(self) -> list[str]:
-        """Return the names of the files of series, in the order of their steps; raise LogError if that fails."""
-        return sorted(f"{SERIES}/{info.base_name}" for info in self._files(_SERIES_FILE, self._file(SERIES)))
+    def series_files(self, born: str | None = None) -> list[str]:
+        """Return the names of the files of series, in the order of their steps; raise LogError if that fails.
 
-    def write_series(self, first: int, last: int, data: bytes) -> None:
+        Args: `born` names the server's count of steps to which they belong; None: the newest one that has files.
+        """
+        found = self._subfolders(SERIES) if born is None else [born]
+        path = f"{SERIES}/{max(found)}" if found else SERIES
+        return sorted(f"{path}/{info.base_name}" for info in self._files(_SERIES_FILE, self._file(path)))
+
+    def write_series(self, born: str, first: int, last: int, data: bytes) -> None:
         """Write the file of the series of some steps, atomically and durably. Raises OSError if that fails."""
-        self.filesystem.create_dir(self._file(SERIES), recursive=True)
-        self.write_small(f"{SERIES}/{first:08d}-{last:08d}.parquet", data)
+        path = self._file(f"{SERIES}/{born}")
+        self.filesystem.create_dir(path, recursive=True)
+        self._write_whole(f"{path}/{first:08d}-{last:08d}.parquet", self._file(f"{SERIES}.tmp"), data)
+        if self.local:
+            _fsync(self._file(SERIES))
+            _fsync(self.path)
 
     def write_small(self, name: str, data: bytes) -> None:
-        """Write a file atomically and durably. Raises OSError if that fails."""
-        path = self._file(name)
-        temporary = f"{path}.tmp" if self.local else path
+        """Write a small file beside the segments, atomically and durably. Raises OSError if that fails."""
+        self._write_whole(self._file(name), self._file(f"{name}.tmp"), data)
+
+    def _write_whole(self, path: str, temporary: str, data: bytes) -> None:
+        temporary = temporary if self.local else path
         with self.filesystem.open_output_stream(temporary) as stream:
             stream.write(data)
         if self.local:
@@ -285,16 +296,27 @@ class Folder:
             _fsync(path)
         return int(size)
 
+    def _subfolders(self, name: str) -> list[str]:
+        selector = pafs.FileSelector(self._file(name), allow_not_found=True)
+        return [info.base_name for info in self._infos(selector) if info.type == pafs.FileType.Directory]
+
     def _listed(self) -> list[pafs.FileInfo]:
         return sorted(self._files(SEGMENT), key=lambda info: _number(info.base_name))
 
     def _files(self, names: re.Pattern[str], path: str | None = None) -> list[pafs.FileInfo]:
         selector = pafs.FileSelector(path or self.path, allow_not_found=True)
+        return [
+            info
+            for info in self._infos(selector)
+            if info.type == pafs.FileType.File and names.fullmatch(info.base_name)
+        ]
+
+    def _infos(self, selector: pafs.FileSelector) -> list[pafs.FileInfo]:
         try:
-            infos = self.filesystem.get_file_info(selector)
+            found: list[pafs.FileInfo] = self.filesystem.get_file_info(selector)
         except OSError as error:
             raise self._error(f"it cannot be read: {error}; {_advice(error)}") from error
-        return [info for info in infos if info.type == pafs.FileType.File and names.fullmatch(info.base_name)]
+        return found
 
     def _read(self, info: pafs.FileInfo, *, any_schema: bool) -> Segment:
         try:

@@ -148,9 +148,12 @@ def check_collect(collect: object, every: object) -> None:
             f"collect={collect!r} must be a function that returns a dict, as lambda me: {{'mood': me.state['mood']}}, "
             "or aggregates: Mean('mood'), Count('health'), or a list of such"
         )
-    for each in [] if collect is None else listed:
-        if isinstance(each, Mean | Count) and (type(each.name) is not str or not each.name):
-            raise ConfigError(f"the name of {each!r} must be a text")
+    aggregates = [each for each in listed if isinstance(each, Mean | Count)]
+    for each in aggregates:
+        if type(each.name) is not str or not each.name or "=" in each.name or each.name in TAKEN:
+            raise ConfigError(f"the name of {each!r} must be a text without '=', and not one of {', '.join(TAKEN)}")
+    if len({each.name for each in aggregates}) < len(aggregates):
+        raise ConfigError(f"two aggregates of collect={collect!r} have one name: use Mean(another name, of=...)")
 
 
 def column_of(name: str, values: Values) -> tuple[str, NDArray[Any] | list[str]]:
@@ -232,8 +235,14 @@ def _unfit(name: str, value: object, place: int) -> UnfitValue:
 
 
 def encode_rows(agents: NDArray[Any], columns: Mapping[str, Values]) -> bytes:
-    """Encode a row per agent; raise UnfitValue for a value that cannot be collected."""
-    found = {name: column_of(name, values) for name, values in columns.items()}
+    """Encode a row per agent, columns in alphabetical order, which is the same in all groups.
+
+    Raises: UnfitValue for a value that cannot be collected.
+    """
+    for name in columns:
+        if type(name) is not str or not name or name in TAKEN or not _is_text(name):
+            raise UnfitValue(f"collect has a column {name!r}: name it by a text, not one of {', '.join(TAKEN)}")
+    found = {name: column_of(name, columns[name]) for name in sorted(columns)}
     ids = agents.tobytes() if agents.dtype != object else agents.tolist()
     listed = [
         (column.dtype.str, column.tobytes()) if isinstance(column, np.ndarray) else ("text", column)
@@ -250,9 +259,6 @@ def encode_aggregates(aggregates: Sequence[Aggregate], values: Sequence[Values])
 
 
 def _shape(what: str, kinds: Mapping[str, str]) -> bytes:
-    for name in kinds:
-        if type(name) is not str or not name or name in TAKEN or not _is_text(name):
-            raise UnfitValue(f"collect has a column {name!r}: name it by a text, not one of {', '.join(TAKEN)}")
     return msgspec.json.encode((what, list(kinds.items()))) + b"\n"
 
 

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ray_messaging.addressing.directory import Directory
+from ray_messaging.common.backoff import FULL_MAILBOX_RETRY, Backoff
 from ray_messaging.engine import Engine
 from ray_messaging.errors import (
     Closed,
@@ -98,7 +99,7 @@ class AttemptSender:
         Args: `changed` says that the step has set the state; with `go_on` the next step is opened too.
         Raises: StepAborted if not everything arrived; StepTooLarge if a receiver's box is full; UndeclaredSend for a
         send to a group that was declared not to hear this one; ConfigError if the series have another shape than
-        before; Fenced if another driver has the group.
+        before; MailboxFull if the server has no memory for its series; Fenced if another driver has the group.
         """
         if step.moves:
             await self._write_moves(step)
@@ -118,11 +119,33 @@ class AttemptSender:
         counts = self._account.take()
         closing = Closing(self._transport.rows, counts.encode(), *left, self._account.take_blocked())
         try:
-            closed = await self._store.close(self._group, self._attempt, step.number, closing, go_on=go_on)
+            closed = await self._close(step.number, closing, go_on=go_on)
+        except MailboxFull:
+            raise
         except TransitError as error:
             raise self._unanswered(step.number, error) from error
         self._frames.queues.reset()
         return self._following(closed, closing), counts
+
+    async def _close(self, step: int, closing: Closing, *, go_on: bool) -> Committed | Refused:
+        """Close a step. While the server's memory is full, wait for the event log to take the series of earlier steps.
+
+        Raises: MailboxFull if that takes longer than MessagingConfig.send_timeout_s.
+        """
+        clock, backoff = asyncio.get_running_loop().time, Backoff(FULL_MAILBOX_RETRY)
+        deadline = clock() + self._engine.settings.send_timeout_s
+        while True:
+            try:
+                return await self._store.close(self._group, self._attempt, step, closing, go_on=go_on)
+            except MailboxFull as error:
+                if clock() > deadline:
+                    raise MailboxFull(
+                        f"step {step} of group {self._group!r} is not committed, because the server's memory is full. "
+                        "What was collected stays there until an event log has it in a file: start with log_dir=, "
+                        "collect less, or raise the server's maxmemory",
+                        mailbox=self._group,
+                    ) from error
+                await backoff.sleep()
 
     async def _announce(self, step: int) -> None:
         """Ask the interceptor once for a verdict on no messages, so that it knows of this attempt.

@@ -287,7 +287,7 @@ class Step(StepPart):
         self.sends.check_ours(column)
         self.moves.add(name, column, positions)
 
-    def collect(self, series: bytes) -> None:
+    def keep_series(self, series: bytes) -> None:
         """Keep a part of the run's series with this step; raise PayloadTooLarge above MessagingConfig.state_bytes."""
         if len(series) > self._state_bytes:
             raise PayloadTooLarge(

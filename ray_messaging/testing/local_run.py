@@ -122,7 +122,7 @@ async def _run(
         for plan, messager, copied in zip(plans, messagers, shared, strict=True):
             actor = RunActor(messager)
             inputs = RunInputs(_known(model), _known(options), _known(copied), plan_of)
-            calls.append(asyncio.create_task(actor.run(None, plan.name, inputs, until, with_states=True)))
+            calls.append(asyncio.create_task(actor.run(None, plan.name, inputs, until, 1, with_states=True)))
             stack.push_async_callback(end, calls[-1])
             stack.push_async_callback(actor.close)  # first, so that remembered calls in flight end and are kept
         await _all_done(calls, supervising)

@@ -71,7 +71,7 @@ from ray_messaging.transports.step_values import (
 from ray_messaging.transports.values import FrameFate, FrameWrite, SendReply, SendRequest, SendStatus
 
 _RESULTS = 256  # the most results of remembered calls in one reply
-_SERIES = 16  # the entries of series in one reply
+_REPLY_BYTES = 16 * 2**20  # a reply with series has about so many at most
 _UNWRITTEN = 4  # the reply of script commit_step if nothing was written
 
 
@@ -237,9 +237,11 @@ class RedisSteps:
     ) -> Committed | Refused:
         """Close a step: everything that its attempt sent counts from now on. With `go_on` the next step is opened too.
 
-        Raises: Fenced if another driver has the group, or the step is not open. Then nothing has happened.
+        Raises: Fenced if another driver has the group, or the step is not open; MailboxFull if it has series, and the
+        server's memory is full. Then nothing has happened.
         """
-        reply = await self._script("close_step", group, attempt, step, *_closing(closing, go_on=go_on))
+        script = "close_collecting_step" if closing.series else "close_step"
+        reply = await self._script(script, group, attempt, step, *_closing(closing, go_on=go_on))
         return _closed(reply, group, attempt, step)
 
     async def commit(
@@ -360,13 +362,19 @@ class RedisSteps:
     async def series(self, through: int) -> list[SeriesEntry]:
         """Return what groups have collected in the steps up to `through`, as far as it was not dropped."""
         found: list[SeriesEntry] = []
-        after = "-"
-        while page := await self._link.command("XRANGE", self._keys.steps("series"), after, "+", "COUNT", _SERIES):
+        after, count = "-", 1
+        while page := await self._link.command("XRANGE", self._keys.steps("series"), after, "+", "COUNT", count):
             for entry, fields in page:
                 each = dict(zip(fields[::2], fields[1::2], strict=True))
                 found.append(SeriesEntry(entry.decode(), int(each[b"s"]), each[b"g"].decode(), each[b"d"]))
             after = f"({found[-1].entry}"
+            count = max(1, min(_RESULTS, _REPLY_BYTES // max(len(each.data) for each in found[-len(page) :])))
         return [each for each in found if each.step <= through]
+
+    async def series_born(self, now: str) -> str:
+        """Return since when this server counts the steps of the series: `now`, unless it was asked before."""
+        await self._link.command("HSETNX", self._steps, "series_born", now)
+        return bytes(await self._link.command("HGET", self._steps, "series_born")).decode()
 
     async def series_bytes(self) -> int:
         """Return the size of what `series` returns for all steps."""

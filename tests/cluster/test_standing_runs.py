@@ -1,14 +1,16 @@
 """Series of a run on Ray, and runs that stand between their steps."""
 
 import os
+import shutil
 import signal
+import threading
 import uuid
 
 import pandas as pd
 import pytest
 from support.step_society import AGENTS, SEED, STEPS, listen, sequential, spread
 
-from ray_messaging import Closed, ConfigError, Count, EventLog, Mean, Messaging, StepFailed, Steps
+from ray_messaging import AlreadyExists, Closed, ConfigError, Count, EventLog, Mean, Messaging, StepFailed, Steps
 from ray_messaging.testing import run
 
 
@@ -136,6 +138,32 @@ def test_a_standing_run_survives_its_groups_and_is_closed_by_the_next_run(start)
     with messaging.start_run(watched, agents=AGENTS, groups=2) as later:
         assert later.step == STEPS
         assert words(later.states()) == sequential()[0]
+
+
+def test_ctrl_c_ends_an_advance_after_the_open_step_and_the_run_goes_on(start):
+    with start().start_run(person, agents=AGENTS, groups=2) as standing:
+        threading.Timer(1.0, signal.raise_signal, [signal.SIGINT]).start()
+        reached = standing.advance(10_000)
+        assert 0 < reached < 10_000
+        assert len(standing.states()) == AGENTS
+        assert standing.advance(2) == reached + 2
+
+
+def test_steps_that_a_server_without_its_data_counts_anew_have_series_of_their_own(start, tmp_path):
+    def count(me, inbox):
+        me.state["n"] = me.state.get("n", 0) + me.shared
+
+    folder, name = tmp_path / "log", f"lost-{uuid.uuid4().hex[:8]}"
+    for more, until, on_existing in ((1, 4, "error"), (100, 6, "resume")):
+        with Messaging.start(name, steps=Steps(), log_dir=folder, on_existing=on_existing) as messaging:
+            result = messaging.run(
+                count, agents=2, groups=1, until=until, shared=more, collect=lambda me: dict(me.state), progress=False
+            )
+        assert result.series.n.to_list() == [more * step for step in range(1, until + 1) for _ in range(2)]
+        shutil.rmtree(f"{folder}-server")
+    assert EventLog.open(folder).series()["n"].to_pylist() == result.series.n.to_list()
+    with pytest.raises(AlreadyExists, match="log"):
+        Messaging.start(name, steps=Steps(), log_dir=folder)
 
 
 def test_a_model_that_fails_closes_its_standing_run(start):

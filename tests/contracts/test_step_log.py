@@ -388,7 +388,7 @@ async def measured(messager, *, until=STEPS):
         async for step in steps:
             run_step(step)
             ids = step.places.column.to_numpy()
-            step.collect(encode_rows(ids, {"x": ids * 0.5 + step.number}))
+            step.keep_series(encode_rows(ids, {"x": ids * 0.5 + step.number}))
 
 
 def measures(until):

@@ -135,7 +135,7 @@ class LogHost:
             note_missing(self._folder, account.writer, str(error))
             raise error
         lacking = unended(self._folder)
-        if (segments or lacking) and self._on_existing == "error":
+        if (segments or lacking or self._folder.series_files()) and self._on_existing == "error":
             kind_of = "a run that has no end" if lacking else "an earlier run"
             raise AlreadyExists(
                 f"{self._folder.where} holds the log of {kind_of}: go on with it by on_existing='resume', "

@@ -179,6 +179,7 @@ class Society:
         collector: Collector | None = None,
     ) -> None:
         self.step: Step | None = None
+        self.last_step: int | None = None  # the last one that ran here to its end, whose states these are
         self.calls: RememberedCalls | None = None  # the remembered calls of the step
         self.seed = 0
         self.shared = shared
@@ -186,7 +187,7 @@ class Society:
         self.neighbours = neighbours
         self.homes: Homes | None = None  # data and neighbours of agents that have moved
         self.moves: dict[AgentId, str] = {}  # the agents that move after this step, and to which group
-        self._places: Sequence[AgentId] = NO_PLACES
+        self._places = NO_PLACES
         self._group = group
         self._model = model
         self._start = start
@@ -208,13 +209,9 @@ class Society:
         Raises: StepFailed for the first function that raises an exception or is not done in time, after remembered
         calls in flight have had some time to end and to be kept; StepAborted if a result could not be kept.
         """
-        if (
-            not self._agents
-            or self.step is None
-            or step.number != self.step.number + 1
-            or step.places is not self._places
-        ):
+        if step.number - 1 != self.last_step or step.places.agents != self._places.agents:
             self._load(step)
+        self._places, self.last_step = step.places, None
         self.step, self.generators, self.moves = step, step.generators, {}
         self._holder.reset()
         self.calls = None if memory is None else RememberedCalls(memory, self._threads, self._holder)
@@ -236,8 +233,9 @@ class Society:
             raise memory.broken
         if self._collector is not None and self._collector.is_due(step.number):
             collected = partial(self._collector.of_agents, self._agents, step.places, self._failed)
-            step.collect(await self._model_thread.call(collected))
+            step.keep_series(await self._model_thread.call(collected))
         step.state = self._encoded()
+        self.last_step = step.number
 
     async def end(self) -> None:
         """End the step that runs. Return when its remembered calls in flight have ended, or their time is over."""
@@ -291,7 +289,7 @@ class Society:
 
     def _load(self, step: Step) -> None:
         self.generators = StepGenerators(step.seed, START, step.places)
-        self.step, self.seed, self._places = None, step.seed, step.places
+        self.step, self.seed = None, step.seed
         new = self.read(step.agents, step.state, step.before, step.arrivals)
         if self._start is not None:
             for agent in new:
@@ -377,8 +375,9 @@ def _users_trace(error: BaseException) -> tuple[str, str]:
     while each is not None:
         frames = [frame for frame in each.stack if not frame.filename.startswith(_OURS)]
         each.stack = StackSummary.from_list(frames)
-        # If all of it is installed, the first frame is the model.
-        own = [frame for frame in frames if not _LIBRARY.search(frame.filename)] or frames[:1]
+        # If all of it is installed, the first installed frame is the model.
+        installed = [frame for frame in frames if "-packages/" in frame.filename][:1]
+        own = [frame for frame in frames if not _LIBRARY.search(frame.filename)] or installed
         where = where or "".join(f" ({frame.filename}:{frame.lineno})" for frame in own[-1:])
         each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
     return ("".join(whole.format()).rstrip() if where else ""), where

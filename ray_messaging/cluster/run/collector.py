@@ -4,12 +4,11 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.errors import MessagingError
 from ray_messaging.model.series import Aggregate, UnfitValue, Values, are_aggregates, encode_aggregates, encode_rows
-from ray_messaging.model.typed.input import is_rounded
+from ray_messaging.model.typed.input import exact_array
 from ray_messaging.steps.agent_places import AgentPlaces
 
 if TYPE_CHECKING:
@@ -108,8 +107,11 @@ def _odd_row(rows: Sequence[Any], names: Sequence[str], low: int) -> UnfitValue:
 
 
 def _checked(name: str, values: Any, crowd: "Crowd") -> NDArray[Any]:  # noqa: ANN401 - what a user returns
-    found = np.asarray(values)
-    if found.shape != crowd.ids.shape or is_rounded(values, found):
+    try:
+        found = exact_array(values, f"collect: {name}")
+    except TypeError as error:
+        raise UnfitValue(str(error)) from None
+    if found.shape != crowd.ids.shape:
         raise UnfitValue(
             f"collect returned {name}={values!r:.100}: return an array with a value for each of the "
             f"{len(crowd.ids):,} agents of group.ids"

@@ -17,7 +17,7 @@ from ray_messaging.cluster.run.step_calls import unfit_answer
 from ray_messaging.errors import ConfigError
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.model.places import checked_text
-from ray_messaging.model.typed.input import holds_all, is_rounded
+from ray_messaging.model.typed.input import exact_array, holds_all
 from ray_messaging.steps.call_memory import CallMemory
 from ray_messaging.steps.digests import id_bytes
 from ray_messaging.steps.moved_agents import Arrival
@@ -71,18 +71,25 @@ class CrowdSociety:
         self._collector = collector
         self._model_thread = thread or ModelThread()
         self._crowd: Crowd | None = None
-        self._step = -1
+        self.last_step: int | None = None  # the last one that ran here to its end, whose states these are
 
     async def run(self, step: Step, _calls: CallMemory | None = None) -> None:
         """Run the model; raise StepFailed if it raises an exception."""
-        if self._crowd is None or step.number != self._step + 1 or step.arrivals or step.before != step.places.agents:
+        if (
+            self._crowd is None
+            or step.number - 1 != self.last_step
+            or step.arrivals
+            or step.before != step.places.agents
+        ):
             self.read(step.agents, step.state, step.before, step.arrivals)
             if step.state is None and self._start is not None:
                 await self._call(step, self._set_start, "start")
+        self.last_step = None
         await self._call(step, self._run, "the model")
         if self._collects(step):
             await self._call(step, self._collect, "collect")
-        self._step = step.number
+            await self._call(step, self._keep, "the model")
+        self.last_step = step.number
 
     async def _call(self, step: Step, function: Callable[[Crowd, Step], None], name: str) -> None:
         try:
@@ -111,7 +118,9 @@ class CrowdSociety:
 
     def _collect(self, crowd: Crowd, step: Step) -> None:
         assert self._collector is not None
-        step.collect(self._collector.of_group(crowd))
+        step.keep_series(self._collector.of_group(crowd))
+
+    def _keep(self, _crowd: Crowd, step: Step) -> None:
         step.state = self._encoded()
 
     @property
@@ -169,19 +178,7 @@ def _checked(name: object, value: Any) -> NDArray[Any]:  # noqa: ANN401 - what a
     if type(name) is not str:
         raise TypeError(f"{place} has a key of type {type(name).__name__}: use a text")
     checked_text(name, "a key of group.state")
-    found = np.asarray(value, order="C")
-    if found.dtype.hasobject or found.dtype.names is not None:
-        raise TypeError(f"{place} holds Python objects, or several fields: keep numbers or bools")
-    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
-        raise TypeError(f"{place} has masked values: fill them, or keep the mask as an array of its own")
-    if not isinstance(value, np.ndarray | np.generic):
-        if is_rounded(value, found):
-            raise TypeError(f"{place} holds whole numbers that floats beside them would round: keep two arrays")
-        kinds = {*map(type, np.asarray(value, object).ravel().tolist())} if found.dtype.kind in "USb" else ()
-        if len(kinds) > 1:
-            listed = " and ".join(sorted(kind.__name__ for kind in kinds))
-            raise TypeError(f"{place} holds values of the types {listed}: use one")
-    return found
+    return exact_array(value, place)
 
 
 def _gathered(agents: AgentSet, parts: Sequence[tuple[AgentSet, dict[str, NDArray[Any]]]]) -> dict[str, NDArray[Any]]:

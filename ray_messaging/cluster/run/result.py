@@ -40,7 +40,7 @@ class Result:
     def series(self) -> Any:  # noqa: ANN401 - pandas is an extra
         """Return a DataFrame of what `collect=` has collected: by step, or by step and agent.
 
-        It has all steps of the experiment, also those of earlier runs that had `collect=`.
+        It has the steps of earlier runs too, as far as the log's folder has them, or without a log the server.
 
         Raises: ConfigError if this run had no `collect=`; ImportError without pandas.
         """
@@ -91,14 +91,14 @@ def series_frame(table: Any) -> Any:  # noqa: ANN401 - a pyarrow.Table, and a pa
         raise ConfigError(
             "nothing was collected: pass collect= to the run, as collect=lambda me: {'mood': me.state['mood']}"
         )
-    columns = {name: table[name].to_numpy() for name in table.column_names}
-    if AGENT not in columns:
+    columns = {name: table[name].to_numpy() for name in table.column_names if name not in (AGENT, AGENT_NAME)}
+    if AGENT not in table.column_names:
         return data_frame(columns).set_index(STEP)
-    names = columns.pop(AGENT_NAME, None)
-    if names is not None:
-        columns[AGENT] = [
-            name or int(agent) for agent, name in zip(columns[AGENT].tolist(), names.tolist(), strict=True)
-        ]
+    if AGENT_NAME in table.column_names:
+        pairs = zip(table[AGENT].to_pylist(), table[AGENT_NAME].to_pylist(), strict=True)
+        columns[AGENT] = [agent if name is None else name for agent, name in pairs]
+    else:
+        columns[AGENT] = table[AGENT].to_numpy()
     return data_frame(columns).set_index([STEP, AGENT])
 
 

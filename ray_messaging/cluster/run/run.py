@@ -1,6 +1,7 @@
 """`messaging.run`: start the groups, drive all steps, gather the result."""
 
 import inspect
+import itertools
 import signal
 import sys
 import threading
@@ -53,6 +54,7 @@ class RunActors:
 
     def __init__(self) -> None:
         self.run: Run | None = None  # the one that stands
+        self.turns = itertools.count(1)  # numbers of the actors' calls
         self._kept: dict[str, Any] = {}
         self._end: threading.Timer | None = None
         self._lock = threading.Lock()
@@ -117,12 +119,15 @@ class EarlyEnd:
 
     From the first Ctrl-C to the end of the context no step begins. A pause of the steps is not changed. Python handles
     signals only in the main thread, so in other threads this does nothing.
+
+    Args: `turn` names the calls of the actors.
     """
 
-    def __init__(self, interceptor: Any, actors: Sequence[Any]) -> None:  # noqa: ANN401 - a Ray actor handle
+    def __init__(self, interceptor: Any, actors: Sequence[Any], turn: int) -> None:  # noqa: ANN401 - a Ray actor handle
         self.asked = False
         self._interceptor = interceptor
         self._actors = actors
+        self._turn = turn
         self._former: Any = None  # the earlier handler of the signal
         self._holds = False  # the steps may be on hold because of this
 
@@ -150,7 +155,7 @@ class EarlyEnd:
         """Tell all groups to end after the last open step. Repeat this: a group that has restarted does not know it."""
         self._holds = True
         last = result(self._interceptor.hold_steps.remote(), actor_name="the interceptor")
-        told = [actor.end_after.remote(last) for actor in self._actors]
+        told = [actor.end_after.remote(last, self._turn) for actor in self._actors]
         ray.wait(told, num_returns=len(told), timeout=_TOLD_S)
         result(self._interceptor.hold_steps.remote(), actor_name="the interceptor")  # this wakes the groups that wait
 
@@ -182,7 +187,6 @@ class Run:
         progress, moved = messaging.steps.progress(), messaging.steps.moved()
         check_same(plans, messaging.steps.hosted(), begun=progress.latest >= 0, moved=moved.keys())
         self.step = progress.sealed + 1
-        self.stopped = False  # by Ctrl-C
         self._messaging = messaging
         self._kept = kept
         self._collects = options.collect is not None
@@ -216,7 +220,7 @@ class Run:
         return f"Run(step {self.step}, {len(self._inputs.plans):,} groups{'' if self._open else ', closed'})"
 
     def advance(self, n: int = 1, *, progress: bool = False) -> int:
-        """Let n more steps run; return the first step that did not run. Ctrl-C ends and closes the run as in `run`.
+        """Let n more steps run; return the first step that did not run. Ctrl-C lets no step begin after the open one.
 
         Raises: as `messaging.run`, after which this run is closed; Closed if it was closed.
         """
@@ -225,7 +229,7 @@ class Run:
 
     def states(self) -> dict[Any, Any]:
         """Return the states of the agents, or with by="group" of the groups, after the last step."""
-        return self.result().states
+        return states_of(self.go_on(self.step, progress=False, with_states=True))
 
     @property
     def series(self) -> Any:  # noqa: ANN401 - a pandas.DataFrame
@@ -234,34 +238,28 @@ class Run:
 
     def result(self) -> Result:
         """Return states, counts, digests and series after the last step; raises as `advance`."""
-        return self._gathered(self.go_on(self.step, progress=False, with_states=True), self.step)
+        return self.gathered(self.go_on(self.step, progress=False, with_states=True), self.step)
 
     def go_on(self, until: int, *, progress: bool, with_states: bool) -> list[GroupResult]:
         """Let the steps before `until` run; return the results of the groups."""
         if not self._open:
             raise Closed(f"this run was closed before step {self.step}: messaging.start_run goes on from there")
+        turn, steps, actors = next(self._kept.turns), self._messaging.steps, [*self._actors.values()]
+        end = EarlyEnd(self._messaging.interceptor, actors, turn)
         with self._ending() as refs:
             refs += [
-                actor.run.remote(self._messaging, name, self._inputs, until, with_states=with_states)
+                actor.run.remote(self._messaging, name, self._inputs, until, turn, with_states=with_states)
                 for name, actor in self._actors.items()
             ]
-            steps, actors = self._messaging.steps, [*self._actors.values()]
-            with EarlyEnd(self._messaging.interceptor, actors) as end, RunProgress(steps, until, shown=progress) as bar:
+            with end, RunProgress(steps, until, shown=progress) as bar:
                 parts = _watch(refs, end, bar)
         self.step = min(part.until for part in parts)
-        if end.asked:
-            self.stopped = True
-            self.close()
         return parts
 
     def close(self) -> None:
         """Leave the mailboxes. All committed steps stay, and another run goes on from there."""
-        if not self._open:
-            return
-        self._detach()
-        if self.stopped:  # a late call may still tell one of the actors to end early
-            leave([*self._actors.values()])
-        else:
+        if self._open:
+            self._detach()
             self._kept.keep(self._actors)
 
     def _detach(self) -> None:
@@ -283,7 +281,8 @@ class Run:
             leave([*self._actors.values()], refs, timeout_s=CALLS_END_S + _CLOSE_S)
             raise
 
-    def _gathered(self, parts: Sequence[GroupResult], until: int) -> Result:
+    def gathered(self, parts: Sequence[GroupResult], until: int) -> Result:
+        """Return the result of all steps up to now, of which `until` were wanted."""
         steps, by_rules = self._messaging.steps, dict[str, int]()
         if self.step:
             steps.wait(self.step)  # this also waits for rules that judge the last step
@@ -297,8 +296,7 @@ class Run:
             return self._messaging.log.series()
         from ray_messaging.eventlog.series import series_table  # noqa: PLC0415 - pyarrow takes a second
 
-        entries = self._messaging.interceptor.step_series.remote(self.step - 1)
-        return series_table(result(entries, actor_name="the interceptor"))
+        return series_table(self._messaging.steps.collected(self.step - 1))
 
 
 def run(
@@ -317,7 +315,7 @@ def run(
     """Run a model as `Messaging.run` says, in the kept actors of the previous run if they fit."""
     with Run(messaging, model, agents, groups, graph, shared, options, kept, until) as standing:
         parts = standing.go_on(until, progress=progress, with_states=True)
-    return standing._gathered(parts, until)
+    return standing.gathered(parts, until)
 
 
 def _note(
@@ -353,17 +351,27 @@ def gathered(
     Args: `by_rules` is how much rules that judge whole steps have changed the count of each fate.
     """
     ended = min(part.until for part in parts)
-    states = {key: state for part in parts for key, state in part.states.items()}
-    ordered = sorted(states, key=lambda key: (isinstance(key, str), key))  # ints before strs
     fates = sum((part.fates for part in parts), Counter[str]())
     fates.update(by_rules)
     ids = {group: found for part in parts for group, found in part.ids.items()}
-    states = {key: states[key] for key in ordered}
     unheard = dict(sum((Counter(part.unheard) for part in parts), Counter[str]()).most_common(_NAMED))
     stopped = ended < until
     return Result(
-        states, ended, fates, dict(digests), stopped=stopped, ids=ids, undeliverable=unheard, collected=collected
+        states_of(parts),
+        ended,
+        fates,
+        dict(digests),
+        stopped=stopped,
+        ids=ids,
+        undeliverable=unheard,
+        collected=collected,
     )
+
+
+def states_of(parts: Sequence[GroupResult]) -> dict[Any, Any]:
+    """Return the states of all groups, ints before strs."""
+    states = {key: state for part in parts for key, state in part.states.items()}
+    return {key: states[key] for key in sorted(states, key=lambda key: (isinstance(key, str), key))}
 
 
 def _digests(steps: ExperimentSteps, until: int) -> dict[int, str]:

@@ -79,7 +79,8 @@ class RunActor:
         self._society: Society | CrowdSociety | None = None
         self._homes: Homes | None = None
         self._thread = ModelThread()  # one for all runs: clients in a user's module are bound to its event loop
-        self._last: int | None = None  # the step after which to end early
+        self._turn = 0  # which call of `run` this is
+        self._last: int | None = None  # the step after which to end it early
 
     async def open(self, messaging: "Messaging", plan: GroupPlan) -> None:
         """Host the group's agents."""
@@ -98,49 +99,48 @@ class RunActor:
             tune_process()
 
     async def run(
-        self, messaging: "Messaging | None", group: str, inputs: RunInputs, until: int, *, with_states: bool
+        self, messaging: "Messaging | None", group: str, inputs: RunInputs, until: int, turn: int, *, with_states: bool
     ) -> GroupResult:
         """Run the model of a group up to a step, exclusive. A step that was not committed runs again.
 
+        Args: `turn` names this call in `end_after`.
         Raises: StepFailed if a user's function fails.
         """
         if self._society is None or self._homes is None:
             plan: GroupPlan = await inputs.plans[group]
             model, options, shared = await inputs.model, await inputs.options, await inputs.shared
-            self._society, self._homes = (
-                society_of(plan, model, options, shared, self._thread),
-                Homes(plan, inputs.plans),
-            )
+            self._society = society_of(plan, model, options, shared, self._thread)
+            self._homes = Homes(plan, inputs.plans)
             if isinstance(self._society, Society):
                 self._society.homes = self._homes
             if messaging is not None:
                 await self.open(messaging, plan)
         society, homes = self._society, self._homes
         assert self._messager is not None
-        ran = False
+        self._turn, self._last = turn, None
         while True:
             loop = self._loop = step_loop(self._messager.engine)
             end = until if self._last is None else min(until, self._last + 1)
             try:
                 async for step in loop.steps(end):
-                    ran = True
                     await homes.prepare(step.places.agents)
                     await society.run(step, loop.calls)
                     if isinstance(society, Society) and society.moves:
                         await move_agents(self._messager, society.moves, step.number)
             except StepAborted:
                 continue
-            if with_states and (loop.committed < loop.until - 1 or not ran):
+            if with_states and society.last_step != loop.committed:  # another process has run it, or it did not commit
                 await homes.prepare(loop.before)
                 society.read(AgentPlaces(loop.before), loop.state)
             states, ids = (society.states, society.ids) if with_states else ({}, {})
             return GroupResult(states, loop.fates, max(loop.committed + 1, 0), ids, loop.unheard)
 
-    async def end_after(self, last: int) -> None:
-        """End the run after step `last`, unless it ends earlier."""
-        self._last = last
-        if self._loop is not None:
-            self._loop.until = min(self._loop.until, last + 1)
+    async def end_after(self, last: int, turn: int) -> None:
+        """End the call of `run` that `turn` names after step `last`, unless it ends earlier or has ended."""
+        if turn == self._turn:
+            self._last = last
+            if self._loop is not None:
+                self._loop.until = min(self._loop.until, last + 1)
 
     async def close(self) -> None:
         """Leave the mailbox, which stays on the server for a resume. First let remembered calls end and be kept."""

@@ -98,6 +98,17 @@ class SegmentStore:
         self._crash("renamed")
         return segment
 
+    async def write_beside(self, work: Callable[[], None]) -> None:
+        """Run `work`, which writes another file into the folder, until it succeeds. Raises as `store`."""
+        await self._retry(lambda: self._owned(work))
+
+    async def _owned(self, work: Callable[[], None]) -> None:
+        def checked() -> None:
+            self._check_account("what groups have collected is in no file")
+            work()
+
+        await self._under_lock(checked, self.check_owner)
+
     def append(self, segment: Segment) -> None:
         """Add a closed segment to `closed`."""
         if self.closed:
@@ -168,13 +179,18 @@ class SegmentStore:
 
     def _publish(self, staged: Staged) -> Segment:
         self._crash("locked")
+        self._check_account(
+            f"{staged.segment.rows:,} rows that the event log of {self._exp_id} had read are in no file"
+        )
+        return self._folder.publish(staged)
+
+    def _check_account(self, loss: str) -> None:
+        """Raise LogError, which names a loss, if another run of the experiment owns the folder."""
         if not read_account(self._folder).belongs_to(self._writer):
             raise LogError(
-                f"{staged.segment.rows:,} rows that the event log of {self._exp_id} had read are in no file: another "
-                f"run of this experiment, a newer one, writes {self._folder.where}. End this one",
+                f"{loss}: another run of this experiment, a newer one, writes {self._folder.where}. End this one",
                 path=self._folder.where,
             )
-        return self._folder.publish(staged)
 
     def _stage(self, sealed: Sealed) -> Staged:
         first_s, last_s = _times(sealed.tables)

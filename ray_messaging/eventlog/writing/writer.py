@@ -11,9 +11,10 @@ import pyarrow as pa
 
 from ray_messaging.errors import Fenced, LogError, MessagingError
 from ray_messaging.eventlog.folder import Folder, Segment
-from ray_messaging.eventlog.series import FILE_BYTES, SeriesWriter, read_series
+from ray_messaging.eventlog.series import read_series
 from ray_messaging.eventlog.writing.open_segment import SEGMENT_AGE_S, SEGMENT_BYTES, SEGMENT_ROWS, OpenSegment, Sealed
 from ray_messaging.eventlog.writing.segment_store import SegmentStore, gone, lost, stuck
+from ray_messaging.eventlog.writing.series_writer import FILE_BYTES, SeriesWriter
 from ray_messaging.eventlog.writing.step_rows import STEPS, StepBoxes, StepFeed, StepRows
 from ray_messaging.eventlog.writing.stream_cursors import StreamCursors, Waiters
 from ray_messaging.eventlog.writing.stream_reader import Chunk, ReadAhead, StreamReader
@@ -117,7 +118,8 @@ class LogWriter:
             return
         boxes = StepBoxes(store, self.exp_id, self.folder, settings, self._reader.retry, self._reader.hearers)
         self._streams.steps = await boxes.begin(self._streams.steps)
-        self._series = SeriesWriter(store, self.folder, self._reader.retry)
+        self._series = SeriesWriter(store, self.folder, self._segments, self._reader.retry)
+        await self._series.begin()
         self._feed = StepFeed(boxes, self._streams.steps, self._take_step, self._waiters.notify)
         self._feed_task = self._spawn(self._follow_steps, "steps")
 

@@ -152,6 +152,26 @@ def array_of(values: list[Any]) -> NDArray[Any]:
         return np.array([*values, None], object)[:-1]
 
 
+def exact_array(value: Any, place: str) -> NDArray[Any]:  # noqa: ANN401 - what a user keeps
+    """Return a value as an array; raise TypeError, which names `place`, if that would change the value."""
+    found = np.asarray(value, order="C")
+    if found.dtype.hasobject or found.dtype.names is not None:
+        raise TypeError(f"{place} holds Python objects, or several fields: keep numbers or bools")
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        raise TypeError(f"{place} has masked values: fill them, or keep the mask as an array of its own")
+    if not isinstance(value, np.ndarray | np.generic):
+        if is_rounded(value, found):
+            raise TypeError(f"{place} holds whole numbers that floats beside them would round: keep two arrays")
+        given = np.asarray(value, object).ravel().tolist()
+        kinds = {*map(type, given)}
+        if len(kinds) > 1 and (found.dtype.kind in "USb" or not kinds.isdisjoint({bool, np.bool_})):
+            listed = " and ".join(sorted(kind.__name__ for kind in kinds))
+            raise TypeError(f"{place} holds values of the types {listed}: use one")
+        if found.dtype.kind in "US" and any(text[-1:] in ("\0", b"\0") for text in given):
+            raise TypeError(f"{place} holds a text that ends with a null character, which numpy would cut off")
+    return found
+
+
 def is_rounded(values: Any, array: NDArray[Any]) -> bool:  # noqa: ANN401 - a number, or a list
     """Return whether an array made from a number or a list has floats that are not exactly the given whole numbers."""
     if array.dtype.kind != "f" or not (np.abs(array) >= _LAST_EXACT).any():

@@ -29,7 +29,7 @@ _SHARED: dict[str, tuple[str, ...]] = {
     "rehost_agents": (*_STEPS, "date_change"),
     "requeue": ("mailbox_limit", "mailbox_counts", "step_box", "entry_order", "dead_letter_retention"),
     **dict.fromkeys(("join_steps", "leave_steps", "open_step"), _STEPS),
-    "close_step": (*_STEPS, "cover_step"),
+    **dict.fromkeys(("close_step", "close_collecting_step"), (*_STEPS, "cover_step")),
     "commit_step": ("step_box", *_STEPS, "write_to_boxes", "cover_step"),
     **dict.fromkeys(("target_steps", "hold_boxes", "read_progress", "declare_senders", "set_wait_for"), _STEPS),
     **dict.fromkeys(("take_group", "renew_driver"), ("raise_number", *_STEPS)),

@@ -12,7 +12,7 @@ end
 --
 -- steps         hash: settings (JSON), wait_for (all, senders: the mode that holds), groups, window, horizon, lag, lag_large,
 --               lag_bytes, box_rows, box_bytes: see StepSettings; series = the shape of the series,
---               series_bytes = their bytes in steps:series; kept:<step> = bytes of the boxes for a step, once they are
+--               series_bytes = their bytes in steps:series, series_born: see RedisSteps; kept:<step> = bytes of the boxes for a step, once they are
 --               final and there are holds, kept = of all these; sealed = last step that all groups have closed, latest = last one that some group has opened,
 --               target = last one that may be opened (none: no end), dropped = last one the boxes of which are deleted,
 --               joined = how many groups have joined, news = last entry of steps:news, asked = last step that some group has
@@ -168,9 +168,9 @@ end
 local function late_holds(prefix, step)
   local holds, late = redis.call('HGETALL', prefix .. 'steps:holds'), {}
   if #holds == 0 then return late end
-  local now = redis.call('HMGET', prefix .. 'steps', 'lag', 'lag_large', 'lag_bytes', 'kept')
+  local now = redis.call('HMGET', prefix .. 'steps', 'lag', 'lag_large', 'lag_bytes', 'kept', 'series_bytes')
   local lag = tonumber(now[1])
-  if tonumber(now[4] or 0) > tonumber(now[3]) then lag = math.min(lag, tonumber(now[2])) end
+  if tonumber(now[4] or 0) + tonumber(now[5] or 0) > tonumber(now[3]) then lag = math.min(lag, tonumber(now[2])) end
   for i = 1, #holds, 2 do
     if step - tonumber(holds[i + 1]) > lag then late[#late + 1] = holds[i] end
   end

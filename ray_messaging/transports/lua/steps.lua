@@ -199,6 +199,15 @@ local closing = {rows = ARGV[5], counts = ARGV[6], how = ARGV[7], state = ARGV[8
                  blocked = ARGV[11]}
 return cover_step(ARGV[1], ARGV[2], ARGV[3], ARGV[4], closing)
 
+-- script close_collecting_step ----------------------------------------------------------------------------------------
+-- Close a step with series, as close_step does. Not allowed when memory is full, because a seal frees no series.
+--
+-- KEYS and ARGV as in close_step
+-- Returns what close_step does
+local closing = {rows = ARGV[5], counts = ARGV[6], how = ARGV[7], state = ARGV[8], go_on = ARGV[9], series = ARGV[10],
+                 blocked = ARGV[11]}
+return cover_step(ARGV[1], ARGV[2], ARGV[3], ARGV[4], closing)
+
 -- script commit_step --------------------------------------------------------------------------------------------------
 -- Write all frames of an open step into boxes, and close it: one call for a small step.
 --

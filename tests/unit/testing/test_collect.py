@@ -49,6 +49,20 @@ def test_collect_sees_the_state_after_the_step_of_every_nth_one():
     assert found.n.to_dict() == {(step, agent): step + 1 for step in (0, 3, 6) for agent in (7, "ann")}
 
 
+def test_ids_and_columns_are_the_same_whatever_the_groups():
+    large = 2**53 + 1
+
+    def seen(me, inbox):
+        me.state = {"b": 1, "a": 2} if me.id == large else {"a": 2, "b": 1}
+
+    for groups in (1, 3):
+        found = run(
+            seen, agents=["ann", large, large + 2], groups=groups, until=1, collect=lambda me: dict(me.state)
+        ).series
+        assert found.index.to_list() == [(0, large), (0, large + 2), (0, "ann")]
+        assert found.to_dict("list") == {"a": [2] * 3, "b": [1] * 3}
+
+
 def test_an_aggregate_may_have_a_function():
     left = Mean("left", of=lambda owner: np.less(owner.state["mood"], 0))
     for model in (person, crowd):
@@ -79,11 +93,17 @@ def test_a_value_that_comes_later_was_zero_before():
         (person, Mean("wealth"), StepFailed, "KeyError: 'wealth'"),
         (crowd, lambda group: {"x": 1}, StepFailed, "a value for each of the 20 agents"),
         (crowd, lambda group: {}, StepFailed, "a dict of arrays"),
-        (crowd, lambda group: {"x": [2**53 + 1, *[0.5] * 19]}, StepFailed, "collect returned x="),
+        (crowd, lambda group: {"x": np.ma.masked_less(group.state["mood"], 0)}, StepFailed, "masked values"),
+        (crowd, lambda group: {"x": [True, *range(19)]}, StepFailed, "bool and int"),
+        (crowd, lambda group: {"x": ["a\0"] * 20}, StepFailed, "null character"),
+        (crowd, lambda group: {"x": [2**53 + 1, *[0.5] * 19]}, StepFailed, "collect: x holds whole numbers"),
         (person, 5, ConfigError, "collect=5 must be"),
         (person, [], ConfigError, r"collect=\[\] must be"),
         (person, [Mean("mood"), "side"], ConfigError, "must be a function"),
         (person, Mean(""), ConfigError, "must be a text"),
+        (person, Mean("a=b"), ConfigError, "without '='"),
+        (person, Count("step"), ConfigError, "not one of step"),
+        (person, [Mean("mood"), Count("mood")], ConfigError, "have one name"),
         (person, lambda me: {"x": "a" * 4_000_000}, PayloadTooLarge, "collect less"),
     ],
 )

@@ -1,0 +1,46 @@
+"""A standing run: what `collect=` costs of a step by agent, and what it costs to advance step by step."""
+
+import time
+from typing import Any
+
+from ray_messaging import Messaging, Steps
+
+COLUMNS = [f"x{number}" for number in range(10)]
+
+
+def beginning(me: Any) -> dict[str, Any]:
+    """Return ten numbers."""
+    return dict.fromkeys(COLUMNS, me.id + 0.5)
+
+
+def person(me: Any, inbox: Any) -> None:
+    """Change a number by what was heard and by chance, and tell it to the next agent."""
+    me.state["x0"] = sum(message.payload["x"] for message in inbox) / 2 + me.rng.normal()
+    me.send((me.id + 1) % me.shared, {"x": me.state["x0"]})
+
+
+def ten_numbers(me: Any) -> dict[str, float]:
+    """Return all of the state, as a new dict."""
+    return {name: me.state[name] for name in COLUMNS}
+
+
+class StandingRun:
+    """A run of `agents` agents; with `one_by_one` each step is a call of `advance`."""
+
+    def __init__(self, agents: int, groups: int, *, collect: object = None, one_by_one: bool = False) -> None:
+        self._one_by_one = one_by_one
+        self._messaging = Messaging.start(f"standing-{bool(collect)}-{one_by_one}", steps=Steps(seed=1))
+        self._run = self._messaging.start_run(
+            person, agents=agents, groups=groups, start=beginning, shared=agents, collect=collect
+        )
+
+    def turn(self, steps: int) -> float:
+        """Run some steps; return the milliseconds of one."""
+        began = time.perf_counter()
+        for n in [1] * steps if self._one_by_one else [steps]:
+            self._run.advance(n)
+        return (time.perf_counter() - began) / steps * 1000
+
+    def shutdown(self) -> None:
+        """End the experiment."""
+        self._messaging.shutdown()
