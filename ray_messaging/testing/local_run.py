@@ -28,6 +28,7 @@ from ray_messaging.interception.verdicts import FOREIGN
 from ray_messaging.limits_and_timeouts import STEP_NEWS_TIMEOUT_S
 from ray_messaging.messager import GroupMessager
 from ray_messaging.steps.step_account import StepCounts, digest_of
+from ray_messaging.steps.step_loop import check_until
 from ray_messaging.steps.supervisor import Supervisor
 from ray_messaging.transports.step_values import SUPERVISOR, StepSettings
 
@@ -69,7 +70,8 @@ def run(
     more messages in a step than it can read.
     """
     options = RunOptions(start, by, concurrency, timeout, collect, collect_every)
-    check_run(model, until, options)
+    check_run(model, options)
+    check_until(until)
     plans = plans_for(options, agents, groups, graph, 1)
     copies = [_copy("shared", shared) for _ in plans]
     made = [_copy("the rule", rule) for rule in rules]

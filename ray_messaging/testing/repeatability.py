@@ -16,6 +16,7 @@ from ray_messaging.cluster.run.run_actor import RunOptions
 from ray_messaging.cluster.unpicklable import sent
 from ray_messaging.errors import MessagingError, NotRepeatable, StepFailed
 from ray_messaging.model.exact import decode_exactly
+from ray_messaging.steps.step_loop import check_until
 from ray_messaging.testing.trial import Answers, Attempt, Deeds, Trial, run_trial
 
 _GROUPS = 2
@@ -58,7 +59,8 @@ def check_repeatable(
     already in the first run.
     """
     options = RunOptions(start, by, 1, None)
-    check_run(model, until, options)
+    check_run(model, options)
+    check_until(until)
     agents, graph = (list(given) if isinstance(given, Iterator) else given for given in (agents, graph))  # read again
     trial = Trial(model, agents, 1, until, graph, shared, options, seed)
     answers = Answers()

@@ -324,6 +324,7 @@ def test_a_model_that_never_returns_is_ended_by_its_timeout_and_named(start):
         ({"groups": {"a": [0]}}, "1 agents are in no group, as 1"),
         ({"groups": {"a": [0, 1, 2]}}, "not in agents, as 2"),
         ({"until": -1}, "until=-1"),
+        ({"until": None}, "until=None"),
         ({"by": "city"}, "by='city'"),
         ({"concurrency": 0}, "concurrency=0"),
         ({"timeout": 0}, "timeout=0"),

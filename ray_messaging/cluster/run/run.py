@@ -179,7 +179,7 @@ class Run:
         kept: RunActors,
         until: int | None = None,
     ) -> None:
-        check_run(model, until, options)
+        check_run(model, options)
         if isinstance(graph, str):
             graph = messaging.audience(graph)
         plans = plans_for(options, agents, groups, graph, int(ray.cluster_resources().get("CPU", 2)))
@@ -313,6 +313,7 @@ def run(
     progress: bool,
 ) -> Result:
     """Run a model as `Messaging.run` says, in the kept actors of the previous run if they fit."""
+    check_until(until)
     with Run(messaging, model, agents, groups, graph, shared, options, kept, until) as standing:
         parts = standing.go_on(until, progress=progress, with_states=True)
     return standing.gathered(parts, until)
@@ -395,7 +396,7 @@ def plans_for(options: RunOptions, agents: object, groups: object, graph: object
     return plans
 
 
-def check_run(model: object, until: object, options: RunOptions) -> None:
+def check_run(model: object, options: RunOptions) -> None:
     """Raise ConfigError if an argument of a run is invalid."""
     if options.by not in {"agent", "group"}:
         raise ConfigError(f"by={options.by!r} is unknown: write 'agent' or 'group'")
@@ -404,8 +405,6 @@ def check_run(model: object, until: object, options: RunOptions) -> None:
         raise ConfigError(f"model={model!r} must be a function: {written}")
     if problem := call_problem(model, 2):
         raise ConfigError(f"model={model!r} must take two arguments, {written}: {problem}")
-    if until is not None:
-        check_until(until)
     check_collect(options.collect, options.collect_every)
     if options.by == "group" and is_async(model):
         raise ConfigError('with by="group" the model is a plain function, not an async one: def crowd(group, step)')

@@ -138,8 +138,9 @@ def test_what_a_model_says_wrong_is_an_error_at_once():
     with pytest.raises(StepFailed, match="no such mood") as caught:
         run(fails, agents=6, until=3, groups=2)
     assert (caught.value.agent, caught.value.step) == (4, 1)
-    with pytest.raises(ConfigError, match="until"):
-        run(tell_next, agents=6, until=-1)
+    for until in (-1, None):
+        with pytest.raises(ConfigError, match=f"until={until}"):
+            run(tell_next, agents=6, until=until)
     with pytest.raises(ConfigError, match="shared="):
         run(lambda group, step: None, agents=6, until=1, graph=[(0, 1)], by="group")
 

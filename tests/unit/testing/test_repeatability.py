@@ -181,7 +181,7 @@ def test_arguments_are_checked_as_those_of_a_run(given, words):
 )
 def test_a_model_that_cannot_be_called_is_refused_before_it_runs(model, given, words):
     if words is None:
-        check_run(model, 1, RunOptions(given.get("start"), "agent", 1, None))
+        check_run(model, RunOptions(given.get("start"), "agent", 1, None))
         return
     with pytest.raises(ConfigError, match=words):
         check(model, **given)
