@@ -183,7 +183,7 @@ def test_rows_know_what_they_ask_and_answer(tmp_path):
 def write_series(folder, **columns):
     data = pa.BufferOutputStream()
     pq.write_table(pa.table(columns), data)
-    folder.write_series(0, 1, data.getvalue().to_pybytes())
+    folder.write_series("0", 0, 1, data.getvalue().to_pybytes())
 
 
 def test_what_the_run_collected_is_of_all_agents_together(tmp_path):
