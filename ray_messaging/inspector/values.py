@@ -2,12 +2,15 @@
 
 import json
 import unicodedata
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any
 
 TEXT_WIDTH = 2_000  # characters of a payload
 NAME_WIDTH = 60
+_MOST_VALUES, _VALUE_WIDTH = 40, 200
 _PICTURES = 0x2400  # Unicode's pictures of control characters
 _DELETE = 0x7F
 _CONTROLS = 0x20
@@ -48,7 +51,8 @@ class Society:
     """The agents that write most, each with its number of messages, and who wrote how many to whom among them.
 
     `writers` is the number of all agents that wrote. `pairs` are the busiest pairs of these, each once, with the number
-    of messages from the first to the second. `share` is as in Traffic.
+    of messages from the first to the second. `share` is as in Traffic. `measure` names what was collected last of the
+    agents in `values`; "": nothing.
     """
 
     agents: list[tuple[str, int]]
@@ -56,6 +60,8 @@ class Society:
     edges: list[tuple[str, str, int]]
     pairs: list[tuple[str, str, int]]
     share: float = 1.0
+    measure: str = ""
+    values: dict[str, float | str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +159,7 @@ class RowQuery:
 
 @dataclass(frozen=True, slots=True)
 class AgentFacts:
-    """An agent: its group, its messages by fate, and its most frequent neighbours."""
+    """An agent: its group, its messages by fate, its most frequent neighbours, its state or what was collected last."""
 
     name: str
     group: str | None
@@ -163,6 +169,7 @@ class AgentFacts:
     writes_to: list[tuple[str, int]]
     hears_from: list[tuple[str, int]]
     rows: list[Row]
+    state: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +241,12 @@ def cut(text: object, width: int = TEXT_WIDTH) -> str:
     """Return the beginning of a text, with visible signs for control characters; "" for None."""
     whole = "" if text is None else str(text)
     return visible(whole) if len(whole) <= width else visible(whole[: width - 1]) + "\u2026"
+
+
+def in_words(state: Mapping[Any, object]) -> dict[str, str]:
+    """Return the first values of a state as texts for a page."""
+    first = islice(state.items(), _MOST_VALUES)
+    return {name(key): cut(value if isinstance(value, str) else repr(value), _VALUE_WIDTH) for key, value in first}
 
 
 def spoken(payload: str) -> tuple[str, str]:

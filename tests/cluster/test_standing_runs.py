@@ -6,11 +6,13 @@ import signal
 import threading
 import uuid
 
+import numpy as np
 import pandas as pd
 import pytest
 from support.step_society import AGENTS, SEED, STEPS, listen, sequential, spread
 
 from ray_messaging import AlreadyExists, Closed, ConfigError, Count, EventLog, Mean, Messaging, StepFailed, Steps
+from ray_messaging.inspector.sources.live import LiveSource
 from ray_messaging.testing import run
 
 
@@ -138,6 +140,24 @@ def test_a_standing_run_survives_its_groups_and_is_closed_by_the_next_run(start)
     with messaging.start_run(watched, agents=AGENTS, groups=2) as later:
         assert later.step == STEPS
         assert words(later.states()) == sequential()[0]
+
+
+def test_the_inspector_shows_an_agents_state_between_two_steps(start, tmp_path):
+    def crowd(group, step):
+        group.state = {"twice": group.ids * 2, "all": np.array([1, 2, 3])}
+
+    messaging = start(log_dir=tmp_path / "log")
+    source = LiveSource(messaging)
+    with messaging.start_run(crowd, by="group", agents=AGENTS, groups=2) as standing:
+        assert source.agent("7").state == {}
+        standing.advance()
+        assert source.agent("7").state == {"twice": "14"}
+    other = start(log_dir=tmp_path / "other")
+    with other.start_run(person, agents=AGENTS, groups=2) as standing:
+        standing.advance()
+        state = standing.states()[7]
+        assert LiveSource(other).agent("7").state == {key: str(value) for key, value in state.items()}
+        assert LiveSource(other).agent(str(AGENTS)).state == {}
 
 
 def test_ctrl_c_ends_an_advance_after_the_open_step_and_the_run_goes_on(start):

@@ -232,6 +232,7 @@ class InterceptorActor:
     resume_steps = of_host(lambda host: host.steps.resume)
     hold_steps = of_host(lambda host: host.hold_steps)
     release_steps = of_host(lambda host: partial(host.steps.drop_hold, CTRL_C))
+    step_state = of_host(lambda host: host.steps.state)
     step_series = of_host(lambda host: host.steps.series)
     sealed_step = of_host(lambda host: partial(sealed_counts, host.steps))
     history_digest = of_host(lambda host: partial(sealed_history, host.steps))

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ray_messaging.addressing.channels import AgentId
 from ray_messaging.audiences.edges import places_in
 from ray_messaging.cluster.run.agent import START, check_agents, kept_parts, step_failed
 from ray_messaging.cluster.run.collector import Collector
@@ -16,8 +17,10 @@ from ray_messaging.cluster.run.model_thread import ModelThread
 from ray_messaging.cluster.run.step_calls import unfit_answer
 from ray_messaging.errors import ConfigError
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
+from ray_messaging.model.exact import decode_exactly
 from ray_messaging.model.places import checked_text
 from ray_messaging.model.typed.input import exact_array, holds_all
+from ray_messaging.steps.agent_places import AgentPlaces
 from ray_messaging.steps.call_memory import CallMemory
 from ray_messaging.steps.digests import id_bytes
 from ray_messaging.steps.moved_agents import Arrival
@@ -221,6 +224,23 @@ def _common_row(name: str, arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
     raise ConfigError(
         f"agents have moved between groups whose group.state[{name!r}] differ: {listed}. Use one type and shape in all"
     )
+
+
+def state_of(agent: AgentId, hosted: AgentSet, state: bytes) -> dict[str, Any]:
+    """Return the state of one agent from the committed state of its group, which hosts some agents.
+
+    By group these are the rows of the arrays that have one for each agent. The result is {} for a state that no run of
+    `messaging.run` has committed.
+    """
+    place = AgentPlaces(hosted).place(agent)
+    try:
+        parts = decode_exactly(state)
+        if len(parts) == 3:
+            return dict(parts[1][place])
+        arrays = {name: _array(*kept) for name, kept in parts[1].items()}
+    except (TypeError, ValueError, LookupError):
+        return {}
+    return {name: array[place].tolist() for name, array in arrays.items() if array.shape[:1] == (len(hosted),)}
 
 
 def _array(dtype: str, shape: tuple[int, ...], data: bytes) -> NDArray[Any]:

@@ -28,6 +28,9 @@ class Agent:
             self._problem = Problem()
         with ui.row().classes("w-full gap-3 items-stretch"):
             self._columns = {title: self._card(title) for title in ("Sent", "Received", "Writes to", "Hears from")}
+        with card("State") as self._keeps:
+            self._state = ui.column().classes("gap-0 w-full").props("data-mark=state")
+        self._keeps.set_visibility(False)
         with card("Collected, by step") as self._collects:
             self._collected = chart("collected", 190)
         self._collects.set_visibility(False)
@@ -78,6 +81,15 @@ class Agent:
         self._neighbours("Writes to", facts.name, facts.writes_to)
         self._neighbours("Hears from", facts.name, facts.hears_from)
         self._table.rows = shown(facts.rows)
+        self._keeps.set_visibility(bool(facts.state))
+        self._state.clear()
+        with self._state:
+            for key, value in facts.state.items():
+                with ui.row().classes("w-full no-wrap gap-2 items-baseline"):
+                    ui.label(key).classes("note").style("flex: 0 0 112px")
+                    ui.label(value).classes("row")
+            if facts.state and not self._cache.source.live:
+                ui.label("As collected in the last step.").classes("note")
 
     def _counts(self, title: str, counts: dict[str, int]) -> None:
         self._columns[title].clear()

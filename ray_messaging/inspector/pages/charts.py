@@ -4,16 +4,19 @@ Names of agents and groups are only ever used as values, because NiceGUI runs th
 as code. Tooltips are drawn as text (`richText`), not as HTML.
 """
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from math import sqrt
+from math import isfinite, sqrt
 from typing import Any
 
 from ray_messaging.inspector.pages.layout import COLOURS, GREY
-from ray_messaging.inspector.values import Series, Society, Traffic
+from ray_messaging.inspector.values import Series, Society, Traffic, cut
 
 Options = dict[str, Any]
 
 _PALETTE = ("#e5484d", "#f08c5a", "#b5598f", "#8e6bd1", "#d99a1c", "#7a8b3b", "#5f7fbf", "#9a6b4f", "#8b93a1")
+_LIGHT, _DARK = (169, 200, 245), (30, 58, 138)
+_LONGEST = 40
 _FONT = {"fontFamily": "inherit", "fontSize": 11, "color": GREY}
 _TOOLTIP = {"renderMode": "richText", "confine": True, "textStyle": {"fontSize": 12}}
 _LINE = "rgba(139,147,161,0.22)"
@@ -88,20 +91,16 @@ def _place(traffic: Traffic, at: float) -> str:
 
 
 def network(society: Society) -> Options:
-    """Draw the agents that write most, coloured by their messages, and who writes to whom among them."""
+    """Draw the agents that write most, and who writes to whom among them.
+
+    They are coloured by what was collected of them last, or else by their messages.
+    """
     most = max((sent for _, sent in society.agents), default=1)
     heaviest = max((count for *_, count in society.edges), default=1)
+    colours = _colours(society.values or dict(society.agents))
     return {
         "animation": False,
         "tooltip": _TOOLTIP | {"formatter": "{b}"},
-        "visualMap": {
-            "show": False,
-            "min": 0,
-            "max": most,
-            "dimension": 0,
-            "seriesIndex": 0,
-            "inRange": {"color": ["#a9c8f5", COLOURS["delivered"], "#1e3a8a"]},
-        },
         "series": [
             {
                 "type": "graph",
@@ -114,8 +113,8 @@ def network(society: Society) -> Options:
                 "data": [
                     {
                         "id": agent,
-                        "name": f"{agent}: sent {sent:,}",
-                        "value": sent,
+                        "name": f"{agent}: sent {sent:,}{_measured(society, agent)}",
+                        "itemStyle": {"color": colours.get(agent, GREY)},
                         "symbolSize": round(6 + 16 * sqrt(sent / most), 1),
                         "label": {"formatter": _plain(agent)},
                     }
@@ -136,6 +135,26 @@ def network(society: Society) -> Options:
             }
         ],
     }
+
+
+def _measured(society: Society, agent: str) -> str:
+    return f", {society.measure} {cut(society.values[agent], _LONGEST)}" if agent in society.values else ""
+
+
+def _colours(values: Mapping[str, float | str]) -> dict[str, str]:
+    """Return a colour for each agent: the darker, the larger the number; or one for each text or bool."""
+    numbers = [value for value in values.values() if not isinstance(value, str | bool) and isfinite(value)]
+    if len(numbers) == len(values):
+        low, high = min(numbers, default=0), max(numbers, default=0)
+        shades = {agent: (value - low) / ((high - low) or 1) for agent, value in zip(values, numbers, strict=True)}
+        return {agent: _shade(share) for agent, share in shades.items()}
+    kinds = {kind: _PALETTE[place % len(_PALETTE)] for place, kind in enumerate(sorted({*map(str, values.values())}))}
+    return {agent: kinds[str(value)] for agent, value in values.items()}
+
+
+def _shade(share: float) -> str:
+    mixed = (round(light + share * (dark - light)) for light, dark in zip(_LIGHT, _DARK, strict=True))
+    return f"rgb({', '.join(map(str, mixed))})"
 
 
 def _plain(text: str) -> str:

@@ -178,7 +178,10 @@ class Overview:
         text = "Nobody has written to an agent."
         if society.agents:
             who = f"The {len(society.agents)} of {society.writers:,} agents that write most"
-            text = f"{who}, of {of}{_sampled(society)}: the darker and larger, the more."
+            how = "darker and larger, the more"
+            if society.measure:
+                how = f"larger, the more; the colour is {society.measure} in the last step"
+            text = f"{who}, of {of}{_sampled(society)}: the {how}."
         self._members.set_text(text)
 
     def _show_series(self, found: Series | None) -> None:

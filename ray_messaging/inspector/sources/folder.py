@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -14,7 +15,19 @@ from ray_messaging.eventlog.folder import Folder
 from ray_messaging.inspector.sources.log_rows import Source, agent_id
 from ray_messaging.inspector.sources.society import society_of
 from ray_messaging.inspector.sources.traffic import BINS, Key, binned, traffic_of, unit_for
-from ray_messaging.inspector.values import RuleFacts, Series, Society, Traffic, clock, cut, name, settings
+from ray_messaging.inspector.values import (
+    AgentFacts,
+    RuleFacts,
+    Series,
+    Society,
+    Traffic,
+    clock,
+    cut,
+    in_words,
+    name,
+    settings,
+)
+from ray_messaging.model.series import AGENT, AGENT_NAME, STEP, TAKEN
 
 T = TypeVar("T")
 
@@ -69,14 +82,39 @@ class FolderSource(Source):
         return self._once(self._society)
 
     def _society(self, _rows: int) -> Society:
-        return society_of(self.log)
+        found, last = society_of(self.log), self._once(self._last)
+        measure = next((measure for row in last.values() for measure in row), "")
+        values = {agent: last[agent][measure] for agent, _ in found.agents if agent in last}
+        return replace(found, measure=name(measure), values=values) if values else found
+
+    def agent(self, agent: str) -> AgentFacts:
+        """Return the facts about one agent, with what was collected of it last."""
+        found = super().agent(agent)
+        return replace(found, state=in_words(self._once(self._last).get(found.name, {})))
+
+    def _last(self, _rows: int) -> dict[str, dict[str, Any]]:
+        """Return what was collected of each agent in the last step, by the agent's name."""
+        table = pa.table({}) if self._is_long() else self._once(self._series)
+        if AGENT not in table.column_names:
+            return {}
+        last = table.filter(pc.equal(table[STEP], pc.max(table[STEP]))).to_pylist()
+        return {
+            name(row[AGENT] if row.get(AGENT_NAME) is None else row[AGENT_NAME]): {
+                column: value for column, value in row.items() if column not in TAKEN
+            }
+            for row in last
+        }
+
+    def _is_long(self) -> bool:
+        """Return whether the series are too long for a page."""
+        return len(self._folder.series_files()) > _SERIES_FILES
 
     def series(self, agent: str | None = None) -> Series | None:
         """Return what the run has collected of all agents together, or of one; None: nothing, or too much for a page.
 
         Raises: InvalidQuery if the id is not valid.
         """
-        if len(self._folder.series_files()) > _SERIES_FILES:
+        if self._is_long():
             return None
         table = self._once(self._series)
         if agent is not None:
@@ -90,7 +128,7 @@ class FolderSource(Source):
         lines = {
             name(field.name): table[field.name].to_pylist()
             for field in table.schema
-            if field.name not in {"step", "agent"} and (is_integer(field.type) or is_floating(field.type))
+            if field.name not in TAKEN and (is_integer(field.type) or is_floating(field.type))
         }
         return Series(table["step"].to_pylist(), lines) if lines and len(table) else None
 

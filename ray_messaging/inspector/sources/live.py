@@ -6,10 +6,12 @@ from functools import cached_property
 
 import ray
 
+from ray_messaging.addressing.channels import AgentId
 from ray_messaging.cluster.handles.connection import connect, find_actor
 from ray_messaging.cluster.handles.dead_letters import DeadLetter
 from ray_messaging.cluster.messaging import Messaging
-from ray_messaging.errors import ConfigError, LogError
+from ray_messaging.cluster.run.crowd import state_of
+from ray_messaging.errors import ConfigError, LogError, UnknownName
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.records import has_ended
@@ -27,9 +29,11 @@ from ray_messaging.inspector.values import (
     StepFacts,
     Traffic,
     cut,
+    in_words,
     name,
     settings,
 )
+from ray_messaging.model.agent_sets import NO_AGENTS
 from ray_messaging.observability.health.findings import Health
 
 PERIOD_S = 60
@@ -38,6 +42,7 @@ _FIRST_COUNTED = 500_000  # rows that the first call counts, which also counts e
 _LETTERS = 50
 _TEXTS = 3  # texts that are shown of a dead letter
 _TEXT = 300  # characters of each
+_MOST_HOSTED = 20_000  # agents of a group: the states of all are read
 
 
 class LiveSource(Source):
@@ -151,8 +156,22 @@ class LiveSource(Source):
         """
         found = agent_id(agent)
         group = None if found is None else self._connection.ask(self._connection.interceptor.owner_of.remote(found))
-        waiting = None if group is None else self._messaging.stats()["waiting"].get(group)
-        return agent_facts(self.log, agent, None if group is None else name(group), waiting)
+        if found is None or group is None:
+            return agent_facts(self.log, agent)
+        waiting = self._messaging.stats()["waiting"].get(group)
+        return replace(agent_facts(self.log, agent, name(group), waiting), state=self._state_of(found, group))
+
+    def _state_of(self, agent: AgentId, group: str) -> dict[str, str]:
+        """Return the state that an agent of `messaging.run` has committed; {} in a group that is too large to look."""
+        ask, interceptor = self._connection.ask, self._connection.interceptor
+        hosted = ask(interceptor.hosted.remote([group])).get(group, NO_AGENTS)
+        if len(hosted) > _MOST_HOSTED:
+            return {}
+        try:
+            state = ask(interceptor.step_state.remote(group))
+        except (ConfigError, UnknownName):  # there are no steps, or the group is none of theirs
+            return {}
+        return {} if state is None else in_words(state_of(agent, hosted, state))
 
     def dead_letters(self) -> list[LetterFacts]:
         """Return the first dead letters."""

@@ -10,6 +10,7 @@ from support.log_queries import ROWS, T0, log_of, row, write_folder
 from ray_messaging.errors import InvalidQuery
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.records import RuleChange, RunStart, note_end, note_start, write_rule_changes
+from ray_messaging.inspector.pages.charts import network
 from ray_messaging.inspector.sources.folder import FolderSource
 from ray_messaging.inspector.sources.society import AGENTS
 from ray_messaging.inspector.values import TEXT_WIDTH, RowQuery, Series, spoken
@@ -202,3 +203,9 @@ def test_or_of_each_agent(tmp_path):
     assert source.series("1") == Series([0, 1], {"mood": [1, 3]})
     assert source.series("ann") == Series([0, 1], {"mood": [2, 4]})
     assert (source.series(), source.series("2"), source.series("the user")) == (None, None, None)
+    states = [source.agent(agent).state for agent in ("ann", "1", "2")]
+    assert states == [{"mood": "4"}, {"mood": "3"}, {}]
+    society = source.society()
+    assert society.measure == "mood"
+    assert society.values == {"1": 3, "ann": 4}
+    assert "mood 3" in str(network(society))
