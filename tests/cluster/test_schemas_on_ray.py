@@ -26,7 +26,7 @@ def offers(logged):
 
 @ray.remote(num_cpus=0)
 def send(group, payload):
-    return group.send(3, 13, payload, SUBTOPIC).fate
+    return group.send(3, 13, payload, subtopic=SUBTOPIC).fate
 
 
 def test_handles_and_tasks_refuse_what_does_not_fit(offers):
@@ -40,7 +40,7 @@ def test_handles_and_tasks_refuse_what_does_not_fit(offers):
     with pytest.raises(PayloadMismatch):
         ray.get(send.remote(west, {"price": "dear"}))
     assert ray.get(send.remote(west, {"price": 3})) == "delivered"
-    assert west.send(3, 13, Offer(price=3), SUBTOPIC).fate == "delivered"
+    assert west.send(3, 13, Offer(price=3), subtopic=SUBTOPIC).fate == "delivered"
     with pytest.raises(ConfigError, match="JSON objects"):
         messaging.schema(SUBTOPIC, int)
     with pytest.raises(InvalidAddress):
@@ -51,7 +51,7 @@ def test_the_log_has_columns_of_their_types_while_it_runs(offers):
     messaging, west = offers
     end = messaging.log.end
     west.send_columns([1, 2], [11, 12], columns(price=[1.5, 2.5], n=np.array([1, 2], np.int16)), subtopic=SUBTOPIC)
-    west.send(4, 14, Offer(price=4), SUBTOPIC)
+    west.send(4, 14, Offer(price=4), subtopic=SUBTOPIC)
     found = messaging.log.query(after=end, subtopic=SUBTOPIC)
     assert found["payload.price"].to_pylist() == [1.5, 2.5, None]
     assert str(found["payload.n"].type) == "int16"
