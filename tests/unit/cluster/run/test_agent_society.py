@@ -184,12 +184,12 @@ async def test_an_agent_that_never_returns_is_named_although_nothing_can_end_it(
 
 async def test_the_one_that_blocks_is_named_and_not_those_that_wait_for_it(gate):
     async def model(me, inbox):
-        await asyncio.sleep(0)  # the others have begun, and wait
         if me.id == 3:
+            await asyncio.sleep(0.1)  # the others have begun, and wait
             assert gate.wait(WAIT_S)
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.2)
 
-    found = await failure(model, timeout=0.2)
+    found = await failure(model, timeout=0.4)
     assert found.agent == 3
     assert "asyncio.to_thread" in str(found)
 
