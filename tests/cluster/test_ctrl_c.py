@@ -176,7 +176,7 @@ def test_again_while_the_interceptor_answers_the_first_one(town, call):
             ctrl_c()
             return ref
 
-    end = EarlyEnd(Impatient(), [])
+    end = EarlyEnd(Impatient(), [], 1)
 
     def end_early():
         with end:

@@ -190,7 +190,7 @@ def test_groups_wait_for_their_senders_alone(ray_cluster):
         assert messaging.steps.wait_for == "all"
         ray.get(messaging.interceptor.pop_rule.remote("rate_limit"))
         assert messaging.steps.wait_for == "senders"
-        for wrong in ({}, {"hears": {"west": "east"}}, {"edges": 7}, {"hears": {}, "at_step": -1}):
+        for wrong in ({}, {"hears": {"west": "east"}}, {"graph": 7}, {"hears": {}, "at_step": -1}):
             with pytest.raises(ConfigError, match=r"declare|list of groups|no graph|number of a step"):
                 messaging.steps.declare(**wrong)
 
