@@ -48,8 +48,11 @@ def _rows(step: int, parts: Sequence[StepSeries]) -> pa.Table:
     places = np.array(order)
     for name, (kind, _) in parts[0].columns.items():
         values = [part.columns[name][1] for part in parts]
-        joined = [text for some in values for text in some] if kind == "text" else np.concatenate(values)
-        columns[name] = pa.array([joined[place] for place in order] if kind == "text" else joined[places])
+        if kind == "text":
+            texts = [text for some in values for text in some]
+            columns[name] = pa.array([texts[place] for place in order])
+        else:
+            columns[name] = pa.array(np.concatenate(values)[places])
     return pa.table(columns)
 
 

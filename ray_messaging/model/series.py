@@ -40,7 +40,16 @@ class UnfitValue(TypeError):
         self.place = place
 
 
-class Mean:
+class _Aggregate:
+    def __init__(self, name: str, of: Callable[[Any], Any] | None = None) -> None:
+        self.name = name
+        self.of = of
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r})"
+
+
+class Mean(_Aggregate):
     """The mean over all agents of a number in their states, for `collect=`: one number per step.
 
     It is exact but for one rounding at the end, so that it does not depend on the groups.
@@ -49,28 +58,18 @@ class Mean:
     array `of(group)`.
     """
 
-    def __init__(self, name: str, of: Callable[[Any], Any] | None = None) -> None:
-        self.name = name
-        self.of = of
+    def partial(self, values: Values) -> tuple[str, Any]:
+        """Return the kind; and the number of values, their exact sum in units of 2**-1074, that of NaN and infinity.
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.name!r})"
-
-    def kind(self, values: Values) -> str:
-        """Return how the values are summed; raise UnfitValue unless they are numbers or bools."""
-        kind, _ = column_of(self.name, values)
-        if kind == "text":
+        Raises: UnfitValue unless they are numbers or bools.
+        """
+        _, column = column_of(self.name, values)
+        if not isinstance(column, np.ndarray):
             raise UnfitValue(f"{self!r} needs numbers, and agents have texts: Count({self.name!r}) counts them", 0)
-        return "mean"
-
-    def partial(self, values: Values) -> Any:  # noqa: ANN401 - as msgpack has it
-        """Return the number of values, their exact sum in units of 2**-1074, and the sum of infinite ones and NaN."""
-        array = np.asarray(values)
-        if array.dtype.kind in "biu":
-            return len(array), _packed(int(array.astype(np.int64).sum(dtype=object)) << _UNIT), 0.0
-        wide = array.astype(np.float64)
-        finite = np.isfinite(wide)
-        return len(wide), _packed(_exact_sum(wide[finite])), sum(wide[~finite].tolist())
+        if column.dtype.kind != "f":
+            return "mean", (len(column), _packed(int(column.sum(dtype=object)) << _UNIT), 0.0)
+        finite = np.isfinite(column)
+        return "mean", (len(column), _packed(_exact_sum(column[finite])), sum(column[~finite].tolist()))
 
     @staticmethod
     def merged(name: str, partials: Iterable[Any]) -> dict[str, Value]:
@@ -81,32 +80,18 @@ class Mean:
         return {name: total / (count << _UNIT) + special if count else float("nan")}
 
 
-class Count:
+class Count(_Aggregate):
     """The number of agents with each value of a key in their states, for `collect=`: a column `name=value` per value.
 
     Args: as those of `Mean`; the values are texts, bools or whole numbers.
     """
 
-    def __init__(self, name: str, of: Callable[[Any], Any] | None = None) -> None:
-        self.name = name
-        self.of = of
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.name!r})"
-
-    def kind(self, values: Values) -> str:
-        """Return the kind of the values; raise UnfitValue if they cannot be counted."""
+    def partial(self, values: Values) -> tuple[str, Any]:
+        """Return the kind, and each value with the number of agents that have it; raise UnfitValue for floats."""
         kind, column = column_of(self.name, values)
         if isinstance(column, np.ndarray) and column.dtype.kind == "f":
             raise UnfitValue(f"{self!r} needs texts, bools or whole numbers, and agents have floats: round them", 0)
-        return f"count of {kind}"
-
-    def partial(self, values: Values) -> Any:  # noqa: ANN401 - as msgpack has it
-        """Return each value with the number of agents that have it."""
-        if isinstance(values, np.ndarray):
-            found, counts = np.unique(values, return_counts=True)
-            return [*zip(found.tolist(), counts.tolist(), strict=True)]
-        return [*Counter(_plain(values)).items()]
+        return f"count of {kind}", [*Counter(column if isinstance(column, list) else column.tolist()).items()]
 
     @staticmethod
     def merged(name: str, partials: Iterable[Any]) -> dict[str, Value]:
@@ -253,9 +238,9 @@ def encode_rows(agents: NDArray[Any], columns: Mapping[str, Values]) -> bytes:
 
 def encode_aggregates(aggregates: Sequence[Aggregate], values: Sequence[Values]) -> bytes:
     """Encode the aggregates of a group, each of its values for all agents; raise UnfitValue as `encode_rows`."""
-    kinds = {each.name: each.kind(column) for each, column in zip(aggregates, values, strict=True)}
-    found = [each.partial(column) for each, column in zip(aggregates, values, strict=True)]
-    return _shape(AGGREGATES, kinds) + _encode((None, found))
+    found = {each.name: each.partial(column) for each, column in zip(aggregates, values, strict=True)}
+    kinds = {name: kind for name, (kind, _) in found.items()}
+    return _shape(AGGREGATES, kinds) + _encode((None, [partial for _, partial in found.values()]))
 
 
 def _shape(what: str, kinds: Mapping[str, str]) -> bytes:

@@ -224,12 +224,12 @@ class Run:
 
         Raises: as `messaging.run`, after which this run is closed; Closed if it was closed.
         """
-        self.go_on(self.step + step_count("advance", n, 1), progress=progress, with_states=False)
+        self._go_on(self.step + step_count("advance", n, 1), progress=progress, with_states=False)
         return self.step
 
     def states(self) -> dict[Any, Any]:
         """Return the states of the agents, or with by="group" of the groups, after the last step."""
-        return states_of(self.go_on(self.step, progress=False, with_states=True))
+        return states_of(self._go_on(self.step, progress=False, with_states=True))
 
     @property
     def series(self) -> Any:  # noqa: ANN401 - a pandas.DataFrame
@@ -238,9 +238,9 @@ class Run:
 
     def result(self) -> Result:
         """Return states, counts, digests and series after the last step; raises as `advance`."""
-        return self.gathered(self.go_on(self.step, progress=False, with_states=True), self.step)
+        return self._gathered(self._go_on(self.step, progress=False, with_states=True), self.step)
 
-    def go_on(self, until: int, *, progress: bool, with_states: bool) -> list[GroupResult]:
+    def _go_on(self, until: int, *, progress: bool, with_states: bool) -> list[GroupResult]:
         """Let the steps before `until` run; return the results of the groups."""
         if not self._open:
             raise Closed(f"this run was closed before step {self.step}: messaging.start_run goes on from there")
@@ -276,12 +276,14 @@ class Run:
             self._detach()
             _end(self._actors)  # at once, without a clean end
             raise
-        except BaseException:
+        except BaseException as error:
             self._detach()
             leave([*self._actors.values()], refs, timeout_s=CALLS_END_S + _CLOSE_S)
+            if isinstance(error, StepFailed):  # our own frames say nothing to a user
+                raise error.with_traceback(None) from error.__cause__
             raise
 
-    def gathered(self, parts: Sequence[GroupResult], until: int) -> Result:
+    def _gathered(self, parts: Sequence[GroupResult], until: int) -> Result:
         """Return the result of all steps up to now, of which `until` were wanted."""
         steps, by_rules = self._messaging.steps, dict[str, int]()
         if self.step:
@@ -315,8 +317,8 @@ def run(
     """Run a model as `Messaging.run` says, in the kept actors of the previous run if they fit."""
     check_until(until)
     with Run(messaging, model, agents, groups, graph, shared, options, kept, until) as standing:
-        parts = standing.go_on(until, progress=progress, with_states=True)
-    return standing.gathered(parts, until)
+        parts = standing._go_on(until, progress=progress, with_states=True)
+    return standing._gathered(parts, until)
 
 
 def _note(
