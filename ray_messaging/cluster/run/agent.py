@@ -124,12 +124,14 @@ class Agent:
     def _at_start(self) -> ConfigError:
         return ConfigError(f"agent {self.id!r} cannot send at its start: send in the model's function")
 
-    def remember(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Awaitable[Any]:  # noqa: ANN401 - a function of the user's
-        """Call a function, async or plain, and keep its result. If the step runs again, return it without a call.
+    def remember(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Awaitable[Any]:  # noqa: ANN401 - a function of the user's
+        """Call a function, async or plain, and keep its result, so that an equal call is not made again.
 
-        This is for calls that cost money or vary, such as those of a language model; await it in an async model. The
-        result is a copy of what the function returned, and equal to it. A plain function runs in a thread. An exception
-        is not kept.
+        This is for calls that cost money or vary, such as those of a language model; await it in an async model. A call
+        is equal if this agent asks it in this step, of a function of this qualified name, with equal arguments; of
+        several equal ones each has its own result. Arguments that msgpack cannot encode count by the call's place among
+        such calls of the function. The result is a copy of what the function returned, and equal to it. A plain
+        function runs in a thread. An exception is not kept.
 
         Raises: what the function raises; ConfigError outside of an async model; InvalidPayload for a result that cannot
         be stored exactly, and says which part; PayloadTooLarge for one above MessagingConfig.payload_bytes.
@@ -137,7 +139,7 @@ class Agent:
         calls = self._society.calls
         if calls is None:
             raise ConfigError(f"agent {self.id!r} cannot remember calls at its start: do so in the model's function")
-        return calls.call(self, partial(function, *args, **kwargs))
+        return calls.call(self, function, args, kwargs)
 
     def move(self, to: str) -> None:
         """Move the agent, with its state, to another group from the next step on; the last call in a step counts.

@@ -4,7 +4,7 @@ import asyncio
 import contextvars
 import inspect
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import suppress
 from functools import partial
@@ -12,10 +12,13 @@ from itertools import chain
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+import msgspec
+
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.cluster.run.model_thread import Holder, ModelThread, turns
 from ray_messaging.common.awaitables import is_async, raising
 from ray_messaging.errors import ConfigError, MessagingError
+from ray_messaging.model.calls import MODEL, Asked, CallRecord, KeptCall, arguments_text, asked, unbound
 from ray_messaging.model.exact import decode_exactly, encode_exactly
 from ray_messaging.steps.call_memory import CallMemory
 
@@ -208,26 +211,53 @@ def unfit_answer(answer: object, which: str = "me") -> TypeError:
     )
 
 
+class _Remembered:
+    """A remembered call: as it is asked, and, once it has ended well, its record."""
+
+    __slots__ = ("agent", "arguments", "asked", "function", "n", "record")
+
+    def __init__(
+        self, agent: "Agent", function: Callable[[], Any], asked: Asked, n: int, arguments: str | None
+    ) -> None:
+        self.agent = agent
+        self.function = function
+        self.asked = asked
+        self.n = n  # which of the agent's equal calls in the step this is, from 1
+        self.arguments = arguments
+        self.record: CallRecord | None = None
+
+    def end(self, key: str, source: str, call: KeptCall) -> None:
+        """Record the end of the call."""
+        self.record = CallRecord(
+            key, self.agent.id, self.asked.function, self.asked.by_content, self.arguments,
+            call.seconds, call.tries, source, call.result,
+        )  # fmt: skip
+
+
 class RememberedCalls:
-    """The remembered calls of one step: the n-th call of an agent has the same result each time the step runs.
+    """The remembered calls of one step: an equal call of an agent has the same result each time the step runs.
 
     The calls are made in the model's event loop, and stored by the event loop in which this object is created. Each is
     a task of its own, which goes on if the step fails. `under_way` has the calls that have not ended.
 
-    Args: plain functions run in `threads`.
+    Args: plain functions run in `threads`. With `recorded` the calls are recorded for the event log.
     """
 
-    def __init__(self, memory: CallMemory, threads: Executor, holder: Holder) -> None:
+    def __init__(self, memory: CallMemory, threads: Executor, holder: Holder, *, recorded: bool = False) -> None:
         self.memory = memory
         self.under_way: set[asyncio.Task[Any]] = set()
         self.ending = False  # the step has failed, so no more calls may begin
         self._threads = threads
         self._holder = holder
+        self._recorded = recorded
+        self._calls: list[_Remembered] = []  # those that are recorded, in the order in which they began
         self._server_loop = asyncio.get_running_loop()
-        self._begun: Counter[AgentId] = Counter()
-        self._done: Counter[AgentId] = Counter()
+        self._asked: Counter[str] = Counter()  # how many calls have each digest
+        self._unended: Counter[AgentId] = Counter()
 
-    def call(self, agent: "Agent", function: Callable[[], Any]) -> Awaitable[Any]:
+    def call(
+        self, agent: "Agent", function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Awaitable[Any]:
         """Return the awaitable result of an agent's next call; raise ConfigError outside of an event loop."""
         try:
             asyncio.get_running_loop()
@@ -235,17 +265,29 @@ class RememberedCalls:
             raise ConfigError(
                 "me.remember needs an async model: async def person(me, inbox), and in it await me.remember(...)"
             ) from None
-        self._begun[agent.id] += 1
-        return self._result(agent, self._begun[agent.id], function)
+        function, args, kwargs = unbound(function, args, kwargs)
+        what = asked(agent.id, function, args, kwargs)
+        self._asked[what.digest] += 1
+        self._unended[agent.id] += 1
+        text = arguments_text(args, kwargs) if self._recorded else None
+        call = _Remembered(agent, partial(function, *args, **kwargs), what, self._asked[what.digest], text)
+        if self._recorded:
+            self._calls.append(call)
+        return self._result(call)
 
     def forgotten(self, agent: AgentId) -> bool:
         """Return whether an agent has not awaited all of its calls."""
-        return self._begun[agent] != self._done[agent]
+        return self._unended[agent] > 0
 
-    async def _result(self, caller: "Agent", place: int, function: Callable[[], Any]) -> Any:  # noqa: ANN401 - of a function of the user's
+    def records(self) -> list[CallRecord]:
+        """Return the calls that have ended well, by agent, and of an agent in the order in which they began."""
+        ended = [call.record for call in self._calls if call.record is not None]
+        return sorted(ended, key=lambda record: (isinstance(record.agent, str), record.agent))
+
+    async def _result(self, made: _Remembered) -> Any:  # noqa: ANN401 - of a function of the user's
         if self.ending:
             raise asyncio.CancelledError
-        call = asyncio.create_task(self._made(caller, place, function), name="ray_messaging remembered call")
+        call = asyncio.create_task(self._made(made), name="ray_messaging remembered call")
         self.under_way.add(call)
         call.add_done_callback(self._ended)
         try:
@@ -261,34 +303,36 @@ class RememberedCalls:
         if not call.cancelled():
             call.exception()  # if the step has failed, nobody else reads it
 
-    async def _made(self, caller: "Agent", place: int, function: Callable[[], Any]) -> Any:  # noqa: ANN401 - of a function of the user's
-        agent = caller.id
-        name = f"{place}:{agent!r}"
+    async def _made(self, call: _Remembered) -> Any:  # noqa: ANN401 - of a function of the user's
+        digest = call.asked.digest
+        key = f"{digest}-{call.n}"
         try:
-            kept = await self._by_server(self.memory.recall(name)) if self.memory.again else None
-            encoded = encode_exactly(await self._answer(caller, function), RESULT) if kept is None else kept
-        except BaseException:
-            if self._begun[agent] == place:  # a second attempt then has the same number, also if the step runs again
-                self._begun[agent] -= 1
-            else:
-                self._done[agent] += 1
-            raise
-        try:
-            if kept is None:
-                await self._by_server(self.memory.keep(name, encoded))
-        finally:  # a cancelled call may have been kept all the same, so no other one may get its number
-            self._done[agent] += 1
-        return decode_exactly(encoded)
+            try:
+                recalled = await self._by_server(self.memory.recall(key)) if self.memory.may_know else None
+                source, made = (MODEL, await self._answer(call)) if recalled is None else recalled
+            except BaseException:
+                if self._asked[digest] == call.n:  # a second attempt then has the same number, also in a later run
+                    self._asked[digest] -= 1
+                raise
+            if source == MODEL:  # a cancelled call may have been kept all the same, so no other one may get its number
+                await self._by_server(self.memory.keep(key, made))
+        finally:
+            self._unended[call.agent.id] -= 1
+        call.end(key, source, made)
+        return decode_exactly(made.result)
 
     async def _by_server(self, answer: Coroutine[Any, Any, T]) -> T:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(answer, self._server_loop))
 
-    async def _answer(self, caller: "Agent", function: Callable[[], Any]) -> Any:  # noqa: ANN401 - as above
-        what = "an async function that is remembered"
-        if is_async(function):
-            return await turns(function(), self._holder, caller, what)
-        context = contextvars.copy_context()
-        answer = await asyncio.get_running_loop().run_in_executor(
-            self._threads, partial(context.run, raising, function)
-        )
-        return await turns(answer, self._holder, caller, what) if inspect.isawaitable(answer) else answer
+    async def _answer(self, call: _Remembered) -> KeptCall:
+        what, began = "an async function that is remembered", perf_counter()
+        if is_async(call.function):
+            answer = await turns(call.function(), self._holder, call.agent, what)
+        else:
+            context = contextvars.copy_context()
+            answer = await asyncio.get_running_loop().run_in_executor(
+                self._threads, partial(context.run, raising, call.function)
+            )
+            if inspect.isawaitable(answer):
+                answer = await turns(answer, self._holder, call.agent, what)
+        return KeptCall(perf_counter() - began, 1, msgspec.Raw(encode_exactly(answer, RESULT)))

@@ -2,10 +2,12 @@
 
 import asyncio
 
+import msgspec
 import pytest
 
 from ray_messaging import PayloadTooLarge, StepAborted
 from ray_messaging.errors import ConnectionFailed
+from ray_messaging.model.calls import KEPT, PARENT, KeptCall
 from ray_messaging.steps.call_memory import CallMemory
 
 
@@ -35,6 +37,14 @@ def store():
     return Store()
 
 
+def call(result):
+    return KeptCall(0.5, 2, msgspec.Raw(result))
+
+
+def kept(result):
+    return msgspec.msgpack.encode(call(result))
+
+
 def memory_of(store, *, again=False, limit=100):
     return CallMemory(store, "east", 3, 5, limit=limit, again=again)
 
@@ -42,15 +52,15 @@ def memory_of(store, *, again=False, limit=100):
 async def test_results_that_come_during_a_call_go_together_in_the_next_one(store):
     memory = memory_of(store)
     async with asyncio.TaskGroup() as tasks:
-        first = tasks.create_task(memory.keep("a", b"1"))
+        first = tasks.create_task(memory.keep("a", call(b"1")))
         await store.called.wait()
         for name in "bcd":
-            tasks.create_task(memory.keep(name, b"2"))
+            tasks.create_task(memory.keep(name, call(b"2")))
         await asyncio.sleep(0)
         assert not first.done()
         store.free.set()
     assert store.calls == [["a"], ["b", "c", "d"]]
-    assert store.kept == {"a": b"1", "b": b"2", "c": b"2", "d": b"2"}
+    assert store.kept == {name: kept(b"1" if name == "a" else b"2") for name in "abcd"}
 
 
 async def test_many_results_go_in_several_calls(store):
@@ -58,16 +68,31 @@ async def test_many_results_go_in_several_calls(store):
     memory = memory_of(store, limit=2**20)
     async with asyncio.TaskGroup() as tasks:
         for n in range(300):
-            tasks.create_task(memory.keep(f"{n}", bytes(2**19) if n < 3 else b"x"))
+            tasks.create_task(memory.keep(f"{n}", call(bytes(2**19) if n < 3 else b"x")))
     assert [len(call) for call in store.calls] == [2, 256, 42]
 
 
 async def test_a_later_attempt_asks_once_and_the_first_one_never(store):
-    store.kept = {"a": b"1"}
+    store.kept = {"a": kept(b"1")}
     assert await memory_of(store).recall("a") is None
     memory = memory_of(store, again=True)
-    assert await asyncio.gather(memory.recall("a"), memory.recall("b")) == [b"1", None]
+    found, none = await asyncio.gather(memory.recall("a"), memory.recall("b"))
+    assert (found[0], bytes(found[1].result), found[1].seconds, none) == (KEPT, b"1", 0.5, None)
     assert store.calls == ["all"]
+
+
+async def test_what_no_attempt_has_kept_comes_from_the_earlier_run_which_is_read_once(store):
+    def read():
+        reads.append("all")
+        return {"a": b"9", "c": b"3"}
+
+    reads, store.kept = [], {"a": kept(b"1")}
+    memory = memory_of(store, again=True)
+    memory.parent = read
+    found = [await memory.recall(name) for name in "abc"]
+    assert found[1] is None
+    assert [(source, bytes(of.result), of.tries) for source, of in found[::2]] == [(KEPT, b"1", 2), (PARENT, b"3", 0)]
+    assert reads == ["all"]
 
 
 @pytest.mark.parametrize(
@@ -78,23 +103,23 @@ async def test_a_result_that_cannot_be_kept_aborts_the_step(store, answer, text)
     store.answer = answer
     store.free.set()
     memory = memory_of(store)
-    results = await asyncio.gather(memory.keep("a", b""), memory.keep("b", b""), return_exceptions=True)
+    results = await asyncio.gather(memory.keep("a", call(b"")), memory.keep("b", call(b"")), return_exceptions=True)
     assert [type(result) for result in results] == [StepAborted, StepAborted]
     with pytest.raises(StepAborted, match=rf"step 5 of group 'east'.*{text}"):
-        await memory.keep("c", b"")
+        await memory.keep("c", call(b""))
     assert memory.broken.step == 5
     assert len(store.calls) == 1
 
 
 async def test_a_result_above_the_limit_is_refused(store):
     with pytest.raises(PayloadTooLarge, match=r"101 bytes.*payload_bytes is 100") as caught:
-        await memory_of(store).keep("a", bytes(101))
+        await memory_of(store).keep("a", call(bytes(101)))
     assert (caught.value.size, caught.value.limit) == (101, 100)
 
 
 async def test_a_caller_that_gives_up_does_not_stop_the_others(store):
     memory = memory_of(store)
-    tasks = [asyncio.create_task(memory.keep(name, b"1")) for name in "ab"]
+    tasks = [asyncio.create_task(memory.keep(name, call(b"1"))) for name in "ab"]
     await store.called.wait()
     tasks[0].cancel()
     store.free.set()

@@ -1,9 +1,12 @@
-"""Calls that agents remember: once for each agent and place, whatever attempts their step has."""
+"""Calls that agents remember: once for each agent and content, whatever attempts their step has."""
 
 import asyncio
 import functools
 import threading
+from dataclasses import dataclass
 
+import numpy as np
+import pydantic
 import pytest
 from support.patience import WAIT_S
 from support.step_society import open_step
@@ -42,6 +45,9 @@ class Oracle:
         self.calls += 1
         return question, self.calls
 
+    def count(self, function, *, about):
+        return self.ask(function)
+
     async def ask_later(self, question):
         await asyncio.sleep(0)
         return self.ask(question)
@@ -64,6 +70,74 @@ async def test_a_step_that_runs_again_gets_the_answers_of_the_first_time(attempt
     assert states[0] == states[1]
     assert oracle.calls == 10
     assert states[0][3]["heard"][0] == (3, states[0][3]["heard"][0][1])  # a tuple, as it was returned
+
+
+async def test_a_call_that_is_asked_alike_is_answered_alike_whatever_comes_before_it(attempt):
+    oracle, heard = Oracle(), []
+
+    async def person(me, inbox):
+        asked = ["a", "b", "a"] if not heard else ["new", "a", "b", "a", "a"]
+        me.state = {"heard": [await me.remember(oracle.ask, question=each) for each in asked]}
+
+    for calls in (15, 15 + 2 * 5):  # "new", and "a" for the third time
+        society = Society("east", person)
+        await society.run(*await attempt())
+        heard.append([*society.states.values()])
+        assert oracle.calls == calls
+    assert [state["heard"][1:4] for state in heard[1]] == [state["heard"] for state in heard[0]]
+
+
+@dataclass
+class Point:
+    x: float
+
+
+class Offer(pydantic.BaseModel):
+    price: int
+    zones: set[str]
+
+
+@pytest.mark.parametrize(
+    ("first", "again"),
+    [
+        ({"b": 1, "a": [{"d": 1, "c": 2}]}, {"a": [{"c": 2, "d": 1}], "b": 1}),
+        ({2: "two", 1: {"x", "y"}}, {1: {"y", "x"}, 2: "two"}),
+        ({(1, 2): {3, "a"}}, {(1, 2): {"a", 3}}),
+        (Point(0.5), Point(0.5)),
+        (Offer(price=3, zones={"a", "b"}), Offer(price=3, zones={"b", "a"})),
+        (np.arange(3), np.arange(3)),
+        (2**80, 2**80),
+    ],
+)
+async def test_equal_arguments_make_one_call_and_others_another(attempt, first, again):
+    oracle, given = Oracle(), iter([first, again, [again]])
+
+    async def person(me, inbox):
+        if me.id == 0:
+            me.state["n"] = (await me.remember(oracle.count, "question", about=next(given)))[1]
+
+    states = []
+    for _ in range(3):
+        society = Society("east", person)
+        await society.run(*await attempt())
+        states.append(society.states[0]["n"])
+    assert states == [1, 1, 2]
+
+
+async def test_arguments_that_cannot_be_encoded_count_by_their_place_among_such_calls(attempt):
+    oracle, heard = Oracle(), []
+
+    async def person(me, inbox):
+        if heard:
+            await me.remember(oracle.count, "more", about=None)  # one by its content takes no place
+        me.state["n"] = [(await me.remember(oracle.count, "question", about=object()))[1] for _ in range(2)]
+
+    for calls in (10, 15):
+        society = Society("east", person)
+        await society.run(*await attempt())
+        heard.append(society.states)
+        assert oracle.calls == calls
+    assert heard[0] == heard[1]
 
 
 async def test_calls_of_one_agent_at_once_keep_their_places(attempt):

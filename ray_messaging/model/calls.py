@@ -1,0 +1,122 @@
+"""Remembered calls of agents: the key by which an equal call is found again, and a step's calls as bytes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from hashlib import blake2b
+from reprlib import repr as shortened
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ray_messaging.addressing.channels import AgentId
+from ray_messaging.errors import InvalidPayload
+from ray_messaging.model.exact import encode_exactly
+
+MODEL, KEPT, PARENT = "model", "kept", "parent"  # who has answered: the function, this step before, an earlier run
+_DIGEST_BYTES = 16
+_UNENCODABLE = (TypeError, ValueError, OverflowError, RecursionError, InvalidPayload)
+
+
+class Asked(NamedTuple):
+    """A call as it is asked: its function's qualified name, and a digest of agent, function and arguments.
+
+    Equal calls have equal digests. If the arguments cannot be encoded, the digest is without them: not `by_content`.
+    """
+
+    function: str
+    digest: str
+    by_content: bool
+
+
+class KeptCall(msgspec.Struct, array_like=True):
+    """The result of a call, in the form of `encode_exactly`; its seconds and tries are those of this run."""
+
+    seconds: float
+    tries: int
+    result: msgspec.Raw
+
+
+class CallRecord(msgspec.Struct, array_like=True):
+    """A call of a committed step. `source` says who has answered: MODEL, KEPT or PARENT."""
+
+    key: str
+    agent: AgentId
+    function: str
+    by_content: bool
+    arguments: str | None
+    seconds: float
+    tries: int
+    source: str
+    result: msgspec.Raw
+
+
+def unbound(
+    function: Any,  # noqa: ANN401 - a function of the user's
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]]:
+    """Return a function without its partials, whose arguments are the first ones of the call."""
+    while isinstance(function, partial):
+        function, args, kwargs = function.func, function.args + args, function.keywords | kwargs
+    return function, args, kwargs
+
+
+def asked(agent: AgentId, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Asked:
+    """Return a call as it is asked: the same on each machine, and in whatever order dicts and sets have been filled."""
+    name = getattr(function, "__qualname__", None) or type(function).__qualname__
+    call = agent, name, args, kwargs
+    try:
+        try:
+            content = _encode(call)
+        except (TypeError, OverflowError):  # as for a dict with keys that are not strs
+            content = _encode(_ordered(call))
+    except _UNENCODABLE:
+        return Asked(name, _digest(_encode((agent, name))), by_content=False)
+    return Asked(name, _digest(content), by_content=True)
+
+
+def arguments_text(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    """Return the arguments of a call as JSON, for people: what JSON cannot represent is there as Python shows it."""
+    return json_text({"args": args, "kwargs": kwargs})
+
+
+def json_text(value: object) -> str:
+    """Return a value as JSON, for people: what JSON cannot represent is there as Python shows it."""
+    try:
+        return _encode_json(value).decode()
+    except _UNENCODABLE:
+        return _encode_json(shortened(value)).decode()
+
+
+def encode_calls(calls: Sequence[CallRecord]) -> bytes:
+    """Encode the calls of a group in a step; b"" if there are none."""
+    return msgspec.msgpack.encode(calls) if calls else b""
+
+
+decode_calls: Callable[[bytes], list[CallRecord]] = msgspec.msgpack.Decoder(list[CallRecord]).decode
+
+
+def _exact(value: Any) -> Any:  # noqa: ANN401 - any value that msgpack lacks
+    """Return a value that msgpack lacks in a form that it has; raise InvalidPayload if there is none."""
+    if hasattr(value, "model_dump"):
+        return value.model_dump()
+    return msgspec.Raw(encode_exactly(value, "an argument"))
+
+
+def _ordered(value: Any) -> Any:  # noqa: ANN401 - any value
+    """Return a value whose dicts and sets are lists in the order of their encoded members, and long ints texts."""
+    if isinstance(value, dict):
+        return ["dict", sorted(_encode([_ordered(key), _ordered(part)]) for key, part in value.items())]
+    if isinstance(value, set | frozenset):
+        return ["set", sorted(_encode(_ordered(part)) for part in value)]
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        return ["int", str(value)]
+    return [_ordered(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def _digest(content: bytes) -> str:
+    return blake2b(content, digest_size=_DIGEST_BYTES).hexdigest()
+
+
+_encode = msgspec.msgpack.Encoder(order="deterministic", enc_hook=_exact).encode
+_encode_json = msgspec.json.Encoder(enc_hook=shortened).encode
