@@ -44,6 +44,7 @@ OPTIONS: dict[str, Any] = {
     "message_id": _texts("--message-id", "ID", "The message; repeatable."),
     "in_reply_to": _texts("--in-reply-to", "ID", "The question that it answers; repeatable."),
     "step": _text("--step", "N|A:B", "The simulation step, or steps from A to B, without B."),
+    "step_read": _text("--step-read", "N|A:B", "In steps: the step in which it is read, or steps."),
     "since": _text("--since", "TIME", "Sent at this time or later: ISO (UTC) or unix seconds."),
     "until": _text("--until", "TIME", "Sent before: ISO (UTC) or unix seconds."),
     "contains": _text("--contains", "TEXT", "A part of the payload's JSON; case-sensitive."),
@@ -87,8 +88,9 @@ def read_fields(given: dict[str, Any]) -> dict[str, Any]:
     for name in _ENDS:
         if name in fields:
             fields[name] = [read_id(text) for text in fields[name]]
-    if "step" in fields:
-        fields["step"] = _read_step(fields["step"])
+    for name in ("step", "step_read"):
+        if name in fields:
+            fields[name] = _read_step(name, fields[name])
     for name in ("since", "until"):
         if name in fields:
             fields[name] = _read_time(fields[name])
@@ -122,12 +124,13 @@ def read_id(text: str) -> str | None:
     return text or None
 
 
-def _read_step(text: str) -> int | slice:
+def _read_step(name: str, text: str) -> int | slice:
     try:
         low, colon, high = text.partition(":")
         return slice(int(low) if low else None, int(high) if high else None) if colon else int(low)
     except ValueError as error:
-        raise InvalidQuery(f"cannot read --step {text!r}: write 5 or 5:10", field="step", value=text) from error
+        option = f"--{name.replace('_', '-')}"
+        raise InvalidQuery(f"cannot read {option} {text!r}: write 5 or 5:10", field=name, value=text) from error
 
 
 def _read_time(text: str) -> float | str:

@@ -13,10 +13,12 @@ from ray_messaging.common.tables import with_exact_integers
 from ray_messaging.errors import ConfigError, LogError, Unbalanced
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.reading.balance import Balance
+from ray_messaging.eventlog.reading.causes import DEPTH, MOST, Why
 from ray_messaging.eventlog.reading.counting import Sample
+from ray_messaging.eventlog.reading.effects import Effects
 from ray_messaging.eventlog.reading.filters import Fields
 from ray_messaging.eventlog.reading.paging import PAGE, OnProgress, Source, Tail, export, pages
-from ray_messaging.eventlog.reading.query import answer
+from ray_messaging.eventlog.reading.questions import answer
 from ray_messaging.eventlog.reading.results import as_id
 from ray_messaging.eventlog.reading.scan import View
 from ray_messaging.eventlog.reading.step_digests import Difference, first_difference
@@ -78,8 +80,8 @@ class EventLog:
     """Queries of the event log: each send, its fate and its reason.
 
     Most methods take the fields of a query, see `fields.Fields`: from_id, to_id, agent, channel, subtopic, fate, rule,
-    message_id, in_reply_to, step, since, until, contains, payload, limit, after. They raise InvalidQuery for an invalid
-    field, and LogError if the folder cannot be read.
+    message_id, in_reply_to, step, step_read, since, until, contains, payload, limit, after. They raise InvalidQuery for
+    an invalid field, and LogError if the folder cannot be read.
     """
 
     def __init__(self, source: Source) -> None:
@@ -183,6 +185,35 @@ class EventLog:
         The rows are those of `query`. Each generation is in order of time. The table is empty if no message has the id.
         """
         return self._table("thread", message_id=message_id, text=text)
+
+    def why(self, message_id: str, depth: int = DEPTH, *, most: int = MOST) -> Why:
+        """Return why a message was sent in a step: a tree of the messages that its sender had in hand, and why those.
+
+        An agent has in hand what it reads in the step; what it still knows of earlier steps is not in the tree. If the
+        message is an answer, its question comes first. Print the tree, or take its `rows()`.
+
+        Args:
+            depth: The levels of the tree below the message.
+            most: The most messages below each one, in the order in which its sender had them. `more` counts the others.
+
+        Raises: InvalidQuery for an invalid argument; UnknownName if no message has the id; ConfigError if it was sent
+        outside of steps, and answers nothing.
+        """
+        found: Why = self._source.ask("why", message_id=message_id, depth=depth, most=most)
+        return found
+
+    def effects(self, message_id: str, depth: int = DEPTH) -> Effects:
+        """Return which agents a message could have moved, by step: its readers, the readers of what these sent, etc.
+
+        An agent that could have been moved counts as moved in all later steps.
+
+        Args: depth is a number of steps; the first is that in which the message is read.
+
+        Raises: InvalidQuery for an invalid argument; UnknownName if no message has the id; ConfigError if it was sent
+        outside of steps.
+        """
+        found: Effects = self._source.ask("effects", message_id=message_id, depth=depth)
+        return found
 
     def count(self, by: str | Collection[str] = "fate", **fields: Unpack[Fields]) -> pa.Table:
         """Count rows by one or several columns, or by second, minute, hour, day of sent_at; largest counts first."""

@@ -151,7 +151,7 @@ DICTIONARY_ENTRIES = ROW_GROUP_ROWS // 4
 _NUMBERS = {
     "step", "step_read", "ordinal", "from_id", "to_id", "audience_version", "sent_at", "delivered_at", "row", "position"
 }  # fmt: skip
-_STATISTICS = ["step", "from_id", "to_id", "sent_at", "fate", "in_reply_to", "position"]
+_STATISTICS = ["step", "step_read", "from_id", "to_id", "sent_at", "fate", "in_reply_to", "position"]
 _ALIKE = ("message_id", "channel")  # short texts: Snappy takes three quarters of the time of LZ4, and as many bytes
 
 

@@ -11,7 +11,7 @@ import pyarrow.fs as pafs
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.reading.filters import Filters
-from ray_messaging.eventlog.reading.query import answer
+from ray_messaging.eventlog.reading.questions import answer
 from ray_messaging.eventlog.reading.scan import View, groups_with
 from ray_messaging.eventlog.schema import OF_BROADCASTS, SCHEMA
 

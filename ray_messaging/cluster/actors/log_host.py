@@ -16,7 +16,8 @@ from ray_messaging.errors import AlreadyExists, LogError
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.reading.event_rows import rows_as_seed
 from ray_messaging.eventlog.reading.filters import Filters
-from ray_messaging.eventlog.reading.query import REACHED, answer
+from ray_messaging.eventlog.reading.query import REACHED
+from ray_messaging.eventlog.reading.questions import answer
 from ray_messaging.eventlog.reading.results import INTERNAL
 from ray_messaging.eventlog.reading.scan import View, scan
 from ray_messaging.eventlog.records import (

@@ -37,12 +37,12 @@ class Fields(TypedDict, total=False):
     """Fields of a query. None selects rows that lack the value; from_id=None selects those of the user.
 
     from_id, to_id, agent (sender or recipient), channel, subtopic, fate, rule, message_id, in_reply_to (the id of the
-    question) and step take a value or a collection of values; step also takes a range or a slice. since (inclusive) and
-    until (exclusive) limit sent_at: unix seconds, a datetime with a time zone, or ISO text (UTC, unless it has a time
-    zone). contains is a part of the payload's JSON text, case-sensitive. payload selects by values of typed columns,
-    such as {"price": 3.5, "n": slice(1, 10)}: a value, several values, or a slice from the first to before the second;
-    rows without the column do not match. limit returns only the first so many matching rows. after returns only the
-    rows after this `position`.
+    question), step (in which it was sent) and step_read take a value or a collection of values; a step may also be a
+    range or a slice. since (inclusive) and until (exclusive) limit sent_at: unix seconds, a datetime with a time zone,
+    or ISO text (UTC, unless it has a time zone). contains is a part of the payload's JSON text, case-sensitive. payload
+    selects by values of typed columns, such as {"price": 3.5, "n": slice(1, 10)}: a value, several values, or a slice
+    from the first to before the second; rows without the column do not match. limit returns only the first so many
+    matching rows. after returns only the rows after this `position`.
     """
 
     from_id: AgentIds
@@ -55,6 +55,7 @@ class Fields(TypedDict, total=False):
     message_id: str | Collection[str]
     in_reply_to: Names
     step: Steps
+    step_read: Steps
     since: Moment | None
     until: Moment | None
     contains: str | None
@@ -142,15 +143,15 @@ def check_count(name: str, value: object, *, at_least: int) -> int | None:
     return number
 
 
-def check_span(value: range | slice) -> tuple[int, int]:
+def check_span(name: str, value: range | slice) -> tuple[int, int]:
     """Return the first step of a range or slice, and the step after its last.
 
     Raises: InvalidQuery if it leaves steps out, or a bound is not an int.
     """
     if value.step not in {None, 1}:
-        raise invalid("step", value, "leaves steps out: write a range without a step, or a list")
-    low = INT64_MIN if value.start is None else _number("step", value.start)
-    return low, INT64_MAX if value.stop is None else _number("step", value.stop)
+        raise invalid(name, value, "leaves steps out: write a range without a step, or a list")
+    low = INT64_MIN if value.start is None else _number(name, value.start)
+    return low, INT64_MAX if value.stop is None else _number(name, value.stop)
 
 
 def check_moment(name: str, value: object) -> int | None:
@@ -187,6 +188,7 @@ CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "message_id": check_text,
     "in_reply_to": check_text,
     "step": _number,
+    "step_read": _number,
 }
 
 
@@ -202,7 +204,7 @@ class Filters:
                 refuse_name(name, value, NAMES, "a question has no field")
         self._loose = False  # whether broadcasts match any wanted recipient
         self._wanted: dict[str, list[Any]] = {}
-        self._steps: tuple[int, int] | None = None  # the first step, and the one after the last
+        self._spans: dict[str, tuple[int, int]] = {}  # the first step, and the one after the last
         for name in CHECKS:
             if name in fields:
                 self._take(name, fields[name])
@@ -214,10 +216,10 @@ class Filters:
         self.after = check_count("after", fields.get("after"), at_least=-1)
 
     def _take(self, name: str, value: Any) -> None:  # noqa: ANN401
-        if name == "step" and isinstance(value, range | slice):
-            self._steps = check_span(value)
+        if CHECKS[name] is _number and isinstance(value, range | slice):
+            self._spans[name] = check_span(name, value)
             return
-        if name == "step" and isinstance(value, tuple):
+        if CHECKS[name] is _number and isinstance(value, tuple):
             raise invalid(name, value, "could be two steps or all between: write [first, second] or range(first, end)")
         values = [value] if value is None or not is_collection(value) else list(value)
         self._wanted[name] = [None if one is None else CHECKS[name](name, one) for one in values]
@@ -237,8 +239,8 @@ class Filters:
     @property
     def select(self) -> bool:
         """Return whether there is any condition other than `after`."""
-        others = (self._steps, self.since, self.until, self.contains)
-        return bool(self._wanted or self._payload) or any(each is not None for each in others)
+        others = (self.since, self.until, self.contains)
+        return bool(self._wanted or self._spans or self._payload) or any(each is not None for each in others)
 
     def condition(self, schema: pa.Schema) -> pc.Expression | None:
         """Return the condition that rows of a schema must match, or None if all rows match.
@@ -246,8 +248,8 @@ class Filters:
         It does not search the texts of typed payloads for `contains`.
         """
         found = [self._of_field(name, schema) for name in self._wanted]
-        if self._steps is not None:
-            found += _within(stored_column("step", schema), *self._steps)
+        for name, span in self._spans.items():
+            found += _within(stored_column(name, schema), *span)
         moments = [None if each is None else pa.scalar(each, _MOMENT) for each in (self.since, self.until)]
         found += _within(stored_column("sent_at", schema), *moments)
         found += [_of_payload(name, ranges, schema) for name, ranges in self._payload.items()]

@@ -33,7 +33,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Source(Protocol):
-    """A log that answers queries, local or remote: see `query.answer`."""
+    """A log that answers queries, local or remote: see `questions.answer`."""
 
     live: bool  # whether rows may still come
 
@@ -41,7 +41,7 @@ class Source(Protocol):
         """Return a source for one reader that follows the log, with its own state."""
 
     def ask(self, question: str, **arguments: Any) -> Any:  # noqa: ANN401 - each query has its own
-        """Answer one of `query.QUESTIONS`."""
+        """Answer one of `questions.QUESTIONS`."""
 
     def wait(self, position: int, timeout_s: float) -> bool:
         """Wait for rows after a position; return False after the timeout, or if no more rows will come."""

@@ -6,7 +6,7 @@ recipients.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,18 +14,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ray_messaging.addressing.channels import AgentId
-from ray_messaging.eventlog.reading.balance import balance
-from ray_messaging.eventlog.reading.counting import count, sample, stats
 from ray_messaging.eventlog.reading.expansion import NEEDED, Expansion
-from ray_messaging.eventlog.reading.filters import Filters, check_agent, check_count, check_text, invalid, refuse_name
+from ray_messaging.eventlog.reading.filters import Filters, check_agent, check_count, check_text, invalid
 from ray_messaging.eventlog.reading.results import COLUMNS, joined, stored, typed_schema, with_ids
 from ray_messaging.eventlog.reading.scan import View, in_threads, scan, schemas
 from ray_messaging.eventlog.reading.scan import has_names as names_are_in
-from ray_messaging.eventlog.reading.sql import sql
-from ray_messaging.eventlog.reading.step_digests import digest, history
 from ray_messaging.eventlog.records import all_agents, run_facts
 from ray_messaging.eventlog.schema import SCHEMA, TEXT
-from ray_messaging.eventlog.series import read_series
 
 REACHED = b"reached"  # in a page's metadata: the last position examined
 EDGE = ("from_id", "to_id", "sent_at", "step", "subtopic", "message_id")
@@ -33,17 +28,6 @@ _IN_TIME = [("sent_at", "ascending"), ("position", "ascending")]
 SIZE = "payload_bytes"
 _TEXTS = (TEXT, "payload_before")
 _MOST_DIGITS = 18  # all numbers of so many digits fit int64
-
-
-def answer(view: View, question: str, arguments: dict[str, Any]) -> Any:  # noqa: ANN401 - each query has its own
-    """Answer one of QUESTIONS. The answer can be pickled.
-
-    Raises: InvalidQuery for an unknown question or an invalid field, LogError if the log cannot be read, Unbalanced
-    from "balance".
-    """
-    if question not in QUESTIONS:
-        refuse_name(question, arguments, list(QUESTIONS), "the log answers no question")
-    return QUESTIONS[question](view, **arguments)
 
 
 def query(
@@ -62,7 +46,7 @@ def query(
     """
     names, filters = stored(SCHEMA.names if internal else COLUMNS), Filters(**fields)
     if expand:
-        return with_ids(_expanded(view, filters, names, text=text), as_text=as_text)
+        return with_ids(expanded(view, filters, names, text=text), as_text=as_text)
     return with_ids(joined(scan(view, filters, names, text=text), names), as_text=as_text)
 
 
@@ -119,8 +103,8 @@ def conversation(
 def edges(view: View, **fields: Any) -> pa.Table:  # noqa: ANN401
     """Return the edges of the message graph by time: one row per message from an agent to an agent."""
     filters = Filters(**({"fate": "delivered"} | fields))
-    table = with_ids(_expanded(view, filters, stored(EDGE), only=_between_agents)).select([*EDGE, "position"])
-    return _once_each(table).sort_by(_IN_TIME)
+    table = with_ids(expanded(view, filters, stored(EDGE), only=_between_agents)).select([*EDGE, "position"])
+    return once_each(table).sort_by(_IN_TIME)
 
 
 def _between_agents(part: pa.Table) -> pa.Table:
@@ -128,7 +112,7 @@ def _between_agents(part: pa.Table) -> pa.Table:
     return part.filter(pc.and_(*ends))
 
 
-def _once_each(table: pa.Table) -> pa.Table:
+def once_each(table: pa.Table) -> pa.Table:
     """Keep the first row of each message and recipient: a message that is in several mailboxes has a row for each."""
     if pc.count_distinct(table["message_id"]).as_py() == len(table):
         return table
@@ -163,7 +147,7 @@ def _parts(
     return in_threads(part_of, parts) if expand else map(part_of, parts)
 
 
-def _expanded(
+def expanded(
     view: View,
     filters: Filters,
     names: Sequence[str],
@@ -277,15 +261,15 @@ def thread(view: View, *, message_id: str, text: bool = False) -> pa.Table:
     generations, seen = [_first(view, wanted, text=text)], set[str]()
     while questions := _questions(generations[-1]) - seen:
         seen |= questions
-        generations.append(_found(view, Filters(in_reply_to=questions), text=text).sort_by(_IN_TIME))
+        generations.append(found_in(view, Filters(in_reply_to=questions), text=text).sort_by(_IN_TIME))
     return with_ids(joined(generations, COLUMNS))
 
 
 def _first(view: View, message_id: str, *, text: bool) -> pa.Table:
     """Return the rows of the question that began the thread of a message."""
-    found, seen = _message(view, message_id, text=text), {message_id}
+    found, seen = messages(view, [message_id], text=text), {message_id}
     while len(found) and (question := found["in_reply_to"][0].as_py()) not in {None, *seen}:
-        before = _message(view, question, text=text)
+        before = messages(view, [question], text=text)
         if not len(before):  # the log has lost it
             break
         seen.add(question)
@@ -293,16 +277,18 @@ def _first(view: View, message_id: str, *, text: bool) -> pa.Table:
     return found
 
 
-def _message(view: View, message_id: str, *, text: bool) -> pa.Table:
-    """Return the rows of a message.
+def messages(view: View, message_ids: Collection[str], *, text: bool) -> pa.Table:
+    """Return the rows of some messages.
 
-    An id that begins with a number is most often the id of a message in a step, so that step is searched first.
+    An id that begins with a number is most often the id of a message in a step, so these steps are searched first.
     """
-    step = message_id.partition("-")[0]
-    found = None
-    if step.isdecimal() and len(step) <= _MOST_DIGITS:
-        found = _found(view, Filters(message_id=message_id, step=int(step)), text=text)
-    return found if found is not None and len(found) else _found(view, Filters(message_id=message_id), text=text)
+    steps = {step for each in message_ids if (step := each.partition("-")[0]).isdecimal() and len(step) <= _MOST_DIGITS}
+    fields: dict[str, Any] = {"message_id": [*message_ids]}
+    tables = [found_in(view, Filters(**fields, step=[*map(int, steps)]), text=text)] if steps else []
+    found = {each for table in tables for each in table["message_id"].to_pylist()}
+    if missing := [each for each in message_ids if each not in found]:
+        tables.append(found_in(view, Filters(message_id=missing), text=text))
+    return joined(tables, stored(COLUMNS))
 
 
 def _questions(generation: pa.Table) -> set[str]:
@@ -310,28 +296,7 @@ def _questions(generation: pa.Table) -> set[str]:
     return set(generation.filter(generation["expects_answer"])["message_id"].to_pylist())  # null counts as False
 
 
-def _found(view: View, filters: Filters, *, text: bool) -> pa.Table:
+def found_in(view: View, filters: Filters, *, text: bool) -> pa.Table:
+    """Return the matching rows, with the stored columns."""
     names = stored(COLUMNS)
     return joined(scan(view, filters, names, text=text), names)
-
-
-QUESTIONS: dict[str, Callable[..., Any]] = {
-    "query": query,
-    "since": since,
-    "recent": recent,
-    "conversation": conversation,
-    "thread": thread,
-    "edges": edges,
-    "count": count,
-    "sample": sample,
-    "stats": stats,
-    "sql": sql,
-    "balance": balance,
-    "digest": digest,
-    "history_digest": history,
-    "end": end,
-    "series": lambda view: read_series(view.folder),
-    "run": run,
-    "has_names": has_names,
-    "typed": typed,
-}

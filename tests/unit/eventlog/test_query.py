@@ -24,6 +24,7 @@ def logs(draw):
         fate = draw(st.sampled_from(FATES))
         facts = {
             "step": draw(st.sampled_from([None, 0, 1, 5, 9])),
+            "step_read": draw(st.sampled_from([None, 1, 2, 9])),
             "subtopic": draw(st.sampled_from(["agent-chat", "user-chat"])),
             "fate": fate,
             "rule": draw(st.sampled_from(RULES)) if fate == "blocked" else None,
@@ -40,6 +41,10 @@ def one_or_several(values):
     return st.one_of(values, st.lists(values, max_size=3))
 
 
+STEPS = st.one_of(
+    one_or_several(st.sampled_from([None, 0, 1, 5, 8])),
+    st.sampled_from([range(1, 6), range(5), slice(1, None), slice(None, 5), range(0)]),
+)
 QUESTIONS = st.fixed_dictionaries(
     {},
     optional={
@@ -50,10 +55,8 @@ QUESTIONS = st.fixed_dictionaries(
         "subtopic": one_or_several(st.sampled_from(["agent-chat", "user-chat", None])),
         "fate": one_or_several(st.sampled_from(FATES)),
         "rule": one_or_several(st.sampled_from(RULES)),
-        "step": st.one_of(
-            one_or_several(st.sampled_from([None, 0, 1, 5, 8])),
-            st.sampled_from([range(1, 6), range(5), slice(1, None), slice(None, 5), range(0)]),
-        ),
+        "step": STEPS,
+        "step_read": STEPS,
         "since": st.integers(-1, 21).map(lambda quarter: T0 + quarter / 4),
         "until": st.integers(-1, 21).map(lambda quarter: T0 + quarter / 4),
         "contains": st.sampled_from(["ello", "Hello", "'", "%", "ü", "content"]),
@@ -71,18 +74,19 @@ def values_of(value):
     return value if isinstance(value, list) else [value]
 
 
+def is_within(step, wanted):
+    if not isinstance(wanted, range | slice):
+        return step in values_of(wanted)
+    low = -(2**63) if wanted.start is None else wanted.start
+    high = 2**63 if wanted.stop is None else wanted.stop
+    return step is not None and low <= step < high
+
+
 def matches(found, fields):
     """Tell by plain Python whether a row matches."""
-    from_id, to_id, step = end_of(found, "from"), end_of(found, "to"), found["step"]
-    wanted = fields.get("step")
-    if isinstance(wanted, range | slice):
-        low = -(2**63) if wanted.start is None else wanted.start
-        high = 2**63 if wanted.stop is None else wanted.stop
-        in_steps = step is not None and low <= step < high
-    else:
-        in_steps = "step" not in fields or step in values_of(wanted)
+    from_id, to_id = end_of(found, "from"), end_of(found, "to")
     return (
-        in_steps
+        all(name not in fields or is_within(found[name], fields[name]) for name in ("step", "step_read"))
         and ("from_id" not in fields or from_id in values_of(fields["from_id"]))
         and ("to_id" not in fields or to_id in values_of(fields["to_id"]))
         and ("agent" not in fields or {from_id, to_id} & {*values_of(fields["agent"])})

@@ -21,7 +21,7 @@ from ray_messaging.errors import MessagingError
 from ray_messaging.eventlog import folder as folders
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.folder import Folder
-from ray_messaging.eventlog.reading.query import answer
+from ray_messaging.eventlog.reading.questions import answer
 from ray_messaging.eventlog.reading.scan import View
 from ray_messaging.eventlog.writing.columns import Part
 from ray_messaging.eventlog.writing.open_segment import OpenSegment

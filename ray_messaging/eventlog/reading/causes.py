@@ -1,0 +1,254 @@
+"""Why a message was sent: what its sender had in hand, and why that was sent.
+
+In steps, what an agent had in hand when it sent a message is what it read in that step. So the log knows it, and
+nothing more is stored.
+"""
+
+import html
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ray_messaging.addressing.channels import AgentId
+from ray_messaging.common.tables import data_frame
+from ray_messaging.common.texts import printable, shortened
+from ray_messaging.errors import ConfigError, UnknownName
+from ray_messaging.eventlog.reading.event_rows import LogRow, rows_of
+from ray_messaging.eventlog.reading.filters import Filters, check_count, check_text, invalid
+from ray_messaging.eventlog.reading.query import expanded, messages, once_each
+from ray_messaging.eventlog.reading.results import COLUMNS, stored, with_ids
+from ray_messaging.eventlog.reading.scan import View
+from ray_messaging.steps.box_frames import FIRST_ADDED, FIRST_OUTSIDE
+
+DEPTH = 3
+MOST = 5  # messages below one: with a depth of 3 a tree has at most 155
+_FACTS = ("message_id", "step", "step_read", "from_id", "to_id", "subtopic")
+_RULES = ("labels", "fate", "rule", "reason")
+_KIND = "kind"
+_CANONICAL = ("step", _KIND, "from_id", "from_name", "ordinal")
+_Hand = tuple[AgentId, int]  # an agent, and the step in which it read
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """A message, and the messages that its sender had in hand when it sent it, each with the same of its own sender.
+
+    `answered` says whether the message above this one answers it. `more` counts the messages in hand that `causes`
+    leaves out. `note` says why there are no causes; it is "" if there are some, or if the tree ends here.
+    """
+
+    message: LogRow
+    causes: tuple["Why", ...] = ()
+    more: int = 0
+    answered: bool = False
+    note: str = ""
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the messages of the tree as dicts, each before its causes.
+
+        `depth` is 0 for the message itself, and `cause_of` the id of the message above. The other keys are `answered`,
+        `more`, `note` and columns of the log.
+        """
+        return [
+            {"depth": depth, "cause_of": above, "answered": each.answered, "more": each.more, "note": each.note}
+            | {name: getattr(each.message, name) for name in _FACTS}
+            | {"payload": each.message.text}
+            | {name: getattr(each.message, name) for name in _RULES}
+            for depth, above, each in self._walk()
+        ]
+
+    def to_pandas(self) -> Any:  # noqa: ANN401 - pandas.DataFrame, where pandas is installed
+        """Return `rows` as a pandas.DataFrame."""
+        rows = self.rows()
+        return data_frame({name: [row[name] for row in rows] for name in rows[0]}, ("from_id", "to_id"))
+
+    def _walk(self, depth: int = 0, above: str | None = None) -> Iterator[tuple[int, str | None, "Why"]]:
+        yield depth, above, self
+        for each in self.causes:
+            yield from each._walk(depth + 1, self.message.message_id)
+
+    def _lines(self) -> Iterator[str]:
+        yield line_of(self.message) + ("  (answered by the message above)" if self.answered else "")
+        if self.note:
+            yield f"+- {self.note}"
+        for each in self.causes:
+            first, *others = each._lines()
+            yield f"+- {first}"
+            yield from (f"|  {line}" for line in others)
+        if self.more:
+            yield f"+- and {self.more:,} more"
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+
+def line_of(row: LogRow) -> str:
+    """Return a message as one line: id, step, from, to, fate unless it was delivered, payload, labels, rule."""
+    to = row.channel if row.to_id is None else row.to_id
+    if row.to_id is None and row.pairs is not None:
+        to = f"{row.pairs:,} of audience {row.audience}"
+    sender = "the user" if row.from_id is None else row.from_id
+    step = "" if row.step is None else f" in step {row.step}"
+    facts: list[str] = [] if row.fate == "delivered" else [row.fate]
+    facts += [f"rule {row.rule}{f': {row.reason}' if row.reason else ''}"] if row.rule else []
+    facts += [f"labels {', '.join(row.labels)}"] if row.labels else []
+    end = f"  [{'; '.join(facts)}]" if facts else ""
+    return printable(f"{row.message_id}{step}: {sender} -> {to}  {shortened(row.text)}{end}")
+
+
+def why(view: View, *, message_id: str, depth: int = DEPTH, most: int = MOST) -> Why:
+    """Return the tree of the causes of a message, `depth` levels deep, with at most `most` messages below each.
+
+    Raises: InvalidQuery for an invalid argument; UnknownName if no message has the id; ConfigError if it was sent
+    outside of steps, and answers nothing.
+    """
+    levels, width = check_at_least_1("depth", depth), check_at_least_1("most", most)
+    root = found_message(view, message_id)
+    if root.ordinal is None and root.in_reply_to is None:
+        raise outside_of_steps(root)
+    search = _Search(view, width)
+    rows = [root]
+    for _ in range(levels):
+        search.look_up(rows)
+        rows = [cause for row in rows for cause in search.causes(row)]
+    return search.tree(root, levels)
+
+
+def check_at_least_1(name: str, value: object) -> int:
+    """Return an int of 1 or more; raise InvalidQuery for anything else."""
+    found = check_count(name, value, at_least=1)
+    if found is None:
+        raise invalid(name, value, "must be 1 or more")
+    return found
+
+
+def found_message(view: View, message_id: str) -> LogRow:
+    """Return a row of a message: if it has several, a delivered one, with the hearers of all its rows.
+
+    Raises: InvalidQuery if message_id is not a valid id, UnknownName if no message has it.
+    """
+    wanted = check_text("message_id", message_id)
+    if wanted is None:
+        raise invalid("message_id", message_id, "must be the id of a message")
+    found = _by_id(messages(view, [wanted], text=True))
+    if wanted not in found:
+        raise UnknownName(
+            f"no message of the log has the id {wanted!r}: copy one from the column message_id of log.query() or "
+            "log.recent()",
+            kind="message",
+            value=wanted,
+        )
+    return found[wanted]
+
+
+def _by_id(table: pa.Table) -> dict[str, LogRow]:
+    rows = defaultdict[str, list[LogRow]](list)
+    for row in rows_of(with_ids(table)):
+        rows[row.message_id].append(row)
+    return {message_id: _joined(of_it) for message_id, of_it in rows.items()}
+
+
+def _joined(rows: list[LogRow]) -> LogRow:
+    heard = [row for row in rows if row.pairs is not None]
+    if heard:
+        return replace(heard[0], pairs=sum(row.pairs or 0 for row in heard))
+    return next((row for row in rows if row.fate == "delivered"), rows[0])
+
+
+def outside_of_steps(row: LogRow) -> ConfigError:
+    """Return the error for a message that was not sent in a step."""
+    return ConfigError(
+        f"message {row.message_id!r} was sent outside of steps, and the log does not store what its sender had in hand "
+        "then: ask about a message of an experiment with steps=Steps(), or about an answer, whose cause is its question"
+    )
+
+
+def hand_of(row: LogRow) -> _Hand | None:
+    """Return the sender of a message and the step in which it sent it; None if no agent sent it in a step."""
+    if row.ordinal is None or row.ordinal >= FIRST_ADDED or row.from_id is None or row.step is None:
+        return None
+    return row.from_id, row.step
+
+
+class _Search:
+    """What the senders of messages had in hand, as far as it was looked up: at most `most` messages of each hand."""
+
+    def __init__(self, view: View, most: int) -> None:
+        self._view = view
+        self._most = most
+        self._hands: dict[_Hand, list[LogRow]] = {}
+        self._sizes: dict[_Hand, int] = {}
+        self._questions: dict[str, LogRow] = {}
+
+    def look_up(self, rows: Iterable[LogRow]) -> None:
+        """Look up the causes of some messages, in one scan for all hands."""
+        rows = [*rows]
+        asked = {row.in_reply_to for row in rows if row.in_reply_to is not None} - self._questions.keys()
+        if hands := {hand for row in rows if (hand := hand_of(row)) is not None} - self._hands.keys():
+            self._read(hands, asked)
+        if unread := asked - self._questions.keys():  # it was read in an earlier step, or outside of steps
+            self._questions |= _by_id(messages(self._view, unread, text=True))
+
+    def _read(self, hands: Collection[_Hand], asked: Collection[str]) -> None:
+        agents, steps = ([*dict.fromkeys(each)] for each in zip(*hands, strict=True))
+        filters = Filters(to_id=agents, step_read=steps, fate="delivered")
+        table = expanded(self._view, filters, stored(COLUMNS), text=True)
+        for agent, step in hands:
+            reader = pc.field("to_name" if isinstance(agent, str) else "to_id")
+            own = once_each(table.filter((reader == agent) & (pc.field("step_read") == step)))
+            own = _in_canonical_order(own)
+            answered = pc.is_in(own["message_id"], pa.array(asked, pa.string()))
+            first = pa.array(np.arange(len(own)) < self._most)
+            rows = [*rows_of(with_ids(own.filter(pc.or_(first, answered))))]
+            self._hands[agent, step], self._sizes[agent, step] = rows, len(own)
+            self._questions |= {row.message_id: row for row in rows if row.message_id in asked}
+
+    def causes(self, row: LogRow) -> list[LogRow]:
+        """Return the causes of a message that were looked up, the question that it answers first."""
+        question = None if row.in_reply_to is None else self._questions.get(row.in_reply_to)
+        hand = self._in_hand(row)
+        if question is None:
+            return hand[: self._most]
+        others = [each for each in hand if each.message_id != question.message_id]
+        return [question, *others][: self._most]
+
+    def _in_hand(self, row: LogRow) -> list[LogRow]:
+        hand = hand_of(row)
+        return [] if hand is None else self._hands[hand]
+
+    def tree(self, row: LogRow, depth: int, *, answered: bool = False) -> Why:
+        """Return the tree of a message, `depth` levels deep."""
+        if not depth:
+            return Why(row, answered=answered)
+        causes = self.causes(row)
+        below = tuple(self.tree(each, depth - 1, answered=each.message_id == row.in_reply_to) for each in causes)
+        hand = hand_of(row)
+        more = 0 if hand is None else self._sizes[hand] - sum(_is_in(hand, each) for each in causes)
+        return Why(row, below, more, answered, "" if causes else _note(row))
+
+
+def _is_in(hand: _Hand, row: LogRow) -> bool:
+    return row.fate == "delivered" and (row.to_id, row.step_read) == hand
+
+
+def _note(row: LogRow) -> str:
+    if row.ordinal is None:
+        return "it was sent outside of steps, so the log does not know what its sender had in hand"
+    if row.ordinal >= FIRST_OUTSIDE:
+        return "it came from outside of the steps"
+    return "a rule added it" if row.ordinal >= FIRST_ADDED else "its sender had no message in hand"
+
+
+def _in_canonical_order(table: pa.Table) -> pa.Table:
+    """Return the messages of one hand in the order in which its agent had them."""
+    number, name = table["from_id"].is_valid(), table["from_name"].is_valid()
+    table = table.append_column(_KIND, pc.if_else(name, 2, pc.if_else(number, 1, 0)))  # the user comes first
+    return table.sort_by([(key, "ascending") for key in _CANONICAL]).drop_columns([_KIND])

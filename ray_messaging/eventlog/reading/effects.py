@@ -1,0 +1,124 @@
+"""The agents that a message could have moved, step by step: its readers, the readers of what these sent since, etc."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from ray_messaging.common.notebook import SHOWN, html_table
+from ray_messaging.common.tables import with_exact_integers
+from ray_messaging.eventlog.reading.causes import (
+    DEPTH,
+    check_at_least_1,
+    found_message,
+    line_of,
+    outside_of_steps,
+)
+from ray_messaging.eventlog.reading.event_rows import LogRow
+from ray_messaging.eventlog.reading.expansion import NEEDED, Expansion
+from ray_messaging.eventlog.reading.filters import Filters
+from ray_messaging.eventlog.reading.results import stored, with_ids
+from ray_messaging.eventlog.reading.scan import View, scan
+from ray_messaging.steps.box_frames import FIRST_ADDED
+
+_COLUMNS = [*stored(NEEDED), "step", "ordinal"]
+_KINDS = {"id": pa.int64(), "name": pa.string()}  # of agents: their ids are ints or strs
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """The agents that a message could have moved in the steps from `first`, in which it is read, to before `end`.
+
+    `agents` is a table of `step` and `agent`: each agent once, in the first step in which it could have been moved. It
+    counts as moved from then on.
+    """
+
+    message: LogRow
+    first: int | None  # None: nobody has read it
+    end: int | None
+    agents: pa.Table
+
+    def counts(self) -> pa.Table:
+        """Return a table of `step`, the number of `agents` that it could have moved first then, and of `all` so far."""
+        steps = np.arange(self.first or 0, self.end or 0)
+        new = np.bincount(self.agents["step"].to_numpy() - (self.first or 0), minlength=len(steps))
+        return pa.table({"step": steps, "agents": new, "all": np.cumsum(new)})
+
+    def to_pandas(self) -> Any:  # noqa: ANN401 - pandas.DataFrame, where pandas is installed
+        """Return `agents` as a pandas.DataFrame."""
+        return self.agents.to_pandas()
+
+    def __str__(self) -> str:
+        return "\n".join([line_of(self.message), *self._said()])
+
+    def _said(self) -> Iterator[str]:
+        if self.first is None:
+            yield "  no agent has read it in a step"
+        for step, new, total in zip(*self.counts().to_pydict().values(), strict=True):
+            yield f"  step {step}: {new:,} more agents, {total:,} in all"
+
+    def _repr_html_(self) -> str:
+        found = self.counts().slice(0, SHOWN)
+        return html_table(line_of(self.message), found.to_pydict(), (self.end or 0) - (self.first or 0))
+
+
+def effects(view: View, *, message_id: str, depth: int = DEPTH) -> Effects:
+    """Return the agents that a message could have moved in `depth` steps, from the one in which it is read on.
+
+    Raises: InvalidQuery for an invalid argument; UnknownName if no message has the id; ConfigError if it was sent
+    outside of steps.
+    """
+    steps = check_at_least_1("depth", depth)
+    message = found_message(view, message_id)
+    if message.ordinal is None or message.step is None:
+        raise outside_of_steps(message)
+    if message.fate != "delivered" or message.step_read is None:
+        return Effects(message, None, None, _table([]))
+    first, reach = message.step_read, _Reach(view)
+    own = Filters(message_id=message.message_id, step=message.step, fate="delivered")
+    reach.add(first, scan(view, own, _COLUMNS))
+    for step in range(first + 1, first + steps):
+        reach.add(step, map(reach.moved, scan(view, Filters(step_read=step, fate="delivered"), _COLUMNS)))
+    return Effects(message, first, first + steps, _table(reach.found))
+
+
+class _Reach:
+    """The agents that could have been moved so far, each with the first step. `found` has them step by step."""
+
+    def __init__(self, view: View) -> None:
+        self.found: list[pa.Table] = []
+        self._expansion = Expansion(view.folder)
+        self._agents: dict[str, pa.Array] = {form: pa.array([], kind) for form, kind in _KINDS.items()}
+        self._since: dict[str, NDArray[np.int64]] = {form: np.zeros(0, np.int64) for form in _KINDS}
+
+    def moved(self, rows: pa.Table) -> pa.Table:
+        """Return those rows that their senders sent in a step, when they could have been moved."""
+        steps, moved = rows["step"].to_numpy(), np.zeros(len(rows), np.bool_)
+        for form, agents in self._agents.items():
+            places = pc.index_in(rows[f"from_{form}"], agents).fill_null(-1).to_numpy()
+            known = np.flatnonzero(places >= 0)
+            moved[known] |= self._since[form][places[known]] <= steps[known]
+        moved &= rows["ordinal"].to_numpy() < FIRST_ADDED  # others no agent has sent in a step
+        return rows.filter(pa.array(moved))
+
+    def add(self, step: int, parts: Iterator[pa.Table]) -> None:
+        """Add the readers of some rows, all of which are read in one step."""
+        pieces = [piece for part in parts if len(part) for piece in self._expansion.expanded(part, Filters())]
+        for form, kind in _KINDS.items():
+            readers = pa.chunked_array([chunk for piece in pieces for chunk in piece[f"to_{form}"].chunks], kind)
+            new = pc.unique(readers).drop_null()
+            new = new.filter(pc.invert(pc.is_in(new, self._agents[form])))
+            self._agents[form] = pa.concat_arrays([self._agents[form], new])
+            self._since[form] = np.concatenate([self._since[form], np.full(len(new), step)])
+            self.found.append(pa.table({"step": pa.array(np.full(len(new), step)), f"from_{form}": new.sort()}))
+
+
+def _table(found: list[pa.Table]) -> pa.Table:
+    """Return the moved agents as a table of step and agent; agents are int64, or text if any id is a str."""
+    columns = pa.schema([("step", pa.int64()), ("from_id", pa.int64()), ("from_name", pa.string())])
+    table = with_ids(pa.concat_tables([columns.empty_table(), *found], promote_options="default"))
+    return with_exact_integers(table.rename_columns(["step", "agent"]))
