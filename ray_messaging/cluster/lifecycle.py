@@ -198,8 +198,12 @@ def start_experiment(
     metrics: bool = False,
     tracing: Tracing | None = None,
     shards: Shards = None,
+    fork: int | None = None,
 ) -> StartedExperiment:
-    """Start an experiment; arguments and errors are those of `Messaging.start`."""
+    """Start an experiment; arguments and errors are those of `Messaging.start`.
+
+    Args: `fork` is the step after which the checkpoint in `log_dir` was taken with which it begins.
+    """
     check_name("exp_id", exp_id)
     _check_kinds(settings, steps, log_dir=log_dir, data_dir=data_dir)
     if on_existing not in {"error", "resume", "reset"}:
@@ -227,7 +231,7 @@ def start_experiment(
             kept = KeptData.of(data_dir, log_dir=spec.log_dir, shards=shards)
         nodes = nodes_of(shards) if config is None else ()
         spec = replace(spec, audiences=_audience_home(spec, config, kept), tracing=tracing)
-        spec = replace(spec, nodes=nodes, per_node=shards == PER_NODE)
+        spec = replace(spec, nodes=nodes, per_node=shards == PER_NODE, fork=fork)
         keeping = Keeping.NOTHING
         if kept is not None and data_dir is None:
             keeping = Keeping.UNTIL_LOGGED if steps is None else Keeping.STEPS

@@ -19,6 +19,7 @@ from ray_messaging.limits_and_timeouts import ANSWER_TIMEOUT_S, MOVE_TIMEOUT_S
 if TYPE_CHECKING:
     from ray_messaging.cluster.audience_files import AudienceFiles
     from ray_messaging.cluster.embedded_servers import Shards
+    from ray_messaging.cluster.fork import Fork
     from ray_messaging.cluster.handles.audience import Audience
     from ray_messaging.cluster.handles.dead_letters import DeadLetters
     from ray_messaging.cluster.handles.experiment_steps import ExperimentSteps
@@ -69,6 +70,7 @@ class Messaging:
     ) -> None:
         self._connection = ExperimentConnection(experiment, interceptor)
         self._started = started
+        self._fork: Fork | None = None  # what a fork does between its steps as its parent did
 
     @cached_property
     def _groups(self) -> "Groups":
@@ -146,6 +148,53 @@ class Messaging:
             # Frames of ours and Ray's say nothing to a user.
             raise error.with_traceback(None) from None
         return cls(started.experiment, started.interceptor, started)
+
+    @classmethod
+    def fork(
+        cls,
+        parent: str | Path,
+        exp_id: str,
+        *,
+        log_dir: str | Path,
+        at_step: int | None = None,
+        rules: "Sequence[Rule] | None" = None,
+        redis: "ServerConfig | str | None" = None,
+        settings: "MessagingConfig | None" = None,
+        data_dir: str | Path | None = None,
+    ) -> "Messaging":
+        """Start an experiment that begins in the middle of another run, from a checkpoint in its folder.
+
+        It begins with the newest checkpoint before `at_step`: with all states, messages in flight, audiences, and what
+        rules remember. A call of `run` with the same agents and groups goes on from there; the steps before `at_step`
+        must have the parent's messages. The parent is never changed, and may still run. A fork may be forked.
+
+        Args:
+            parent: The log_dir of the other run, which had `Steps(checkpoint=...)`. It may have been copied.
+            exp_id: The name of the new experiment.
+            log_dir: The folder of its event log, which gets the parent's rows up to the checkpoint.
+            at_step: The first step that may differ from the parent's; None: the step after the last checkpoint.
+            rules: The rules. Rules of the parent's names find what those remembered.
+            redis, settings, data_dir: As those of `start`.
+
+        Raises: ConfigError if there is no checkpoint before `at_step`, or the parent had rules and none are given;
+        AlreadyExists if `log_dir` has a log; LogError if the parent's folder cannot be read; otherwise as `start`.
+        """
+        from ray_messaging.cluster.fork import start_fork
+        from ray_messaging.config import MessagingConfig
+
+        started, fork = start_fork(
+            parent,
+            exp_id,
+            at_step=at_step,
+            log_dir=log_dir,
+            rules=rules,
+            server=redis,
+            settings=MessagingConfig() if settings is None else settings,
+            data_dir=data_dir,
+        )
+        messaging = cls(started.experiment, started.interceptor, started)
+        messaging._fork = fork
+        return messaging
 
     @classmethod
     def connect(cls, exp_id: str) -> "Messaging":

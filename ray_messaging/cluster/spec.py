@@ -36,6 +36,7 @@ class Experiment:
     settings: "MessagingConfig"
     log_dir: str | None = None
     steps: bool = False  # groups send and receive in steps
+    checkpoint: int | None = None  # the log keeps a checkpoint after every n-th step; None: none
     metrics: bool = False  # groups count what they send and fetch
     withheld: bool = False  # this is a copy without the passwords
     audiences: AudienceHome | None = None
@@ -104,6 +105,7 @@ class InterceptorSpec:
     audiences: AudienceHome | None = None
     tracing: "Tracing | None" = None
     nodes: tuple[str, ...] = ()  # the Ray nodes of the embedded servers; empty: the server is the user's own
+    fork: int | None = None  # begin with the checkpoint after this step in log_dir; None: begin anew
     per_node: bool = False  # the bodies that a group sends are on its own node's server
 
 

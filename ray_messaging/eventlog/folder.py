@@ -41,10 +41,14 @@ KEY = b"ray_messaging"  # in the footer's metadata
 SEGMENT = re.compile(r"events-(\d{8,})\.parquet")
 _OTHER = re.compile(r"events-\d{8,}-\d+-\d+\.parquet")
 _AGENTS = re.compile(r"_agents-(\w+)\.bin")
-_LEFTOVER = re.compile(r"_events-[\d-]+\.parquet\.tmp|_probe|_series\.tmp|_\w+\.json\.tmp|_agents-\w+\.bin\.tmp")
+_LEFTOVER = re.compile(
+    r"_events-[\d-]+\.parquet\.tmp|_probe|_series\.tmp|_checkpoints\.tmp|_\w+\.json\.tmp|_agents-\w+\.bin\.tmp"
+)
 _LOCK = "_lock"
 SERIES = "_series"  # a folder
 _SERIES_FILE = re.compile(r"\d{8,}-\d{8,}\.parquet")
+_CHECKPOINTS = "_checkpoints"  # a folder
+_CHECKPOINT_FILE = re.compile(r"\d{8,}\.parquet")
 
 
 class StepPosition(NamedTuple):
@@ -210,6 +214,8 @@ class Folder:
                 self.filesystem.delete_file(info.path)
             if self._subfolders(SERIES):
                 self.filesystem.delete_dir(self._file(SERIES))
+            if self.checkpoints():
+                self.filesystem.delete_dir(self._file(_CHECKPOINTS))
             if self.local and Path(self.path).is_dir():
                 _fsync(self.path)
         except OSError as error:
@@ -248,6 +254,22 @@ class Folder:
         self._write_whole(f"{path}/{first:08d}-{last:08d}.parquet", self._file(f"{SERIES}.tmp"), data)
         if self.local:
             _fsync(self._file(SERIES))
+            _fsync(self.path)
+
+    def checkpoints(self) -> list[int]:
+        """Return the steps after which there is a checkpoint, ascending; raise LogError if that fails."""
+        files = self._files(_CHECKPOINT_FILE, self._file(_CHECKPOINTS))
+        return sorted(int(info.base_name.partition(".")[0]) for info in files)
+
+    def checkpoint_file(self, step: int) -> str:
+        """Return the name of the file of the checkpoint after a step."""
+        return f"{_CHECKPOINTS}/{step:08d}.parquet"
+
+    def write_checkpoint(self, step: int, data: bytes) -> None:
+        """Write the checkpoint after a step, atomically and durably. Raises OSError if that fails."""
+        self.filesystem.create_dir(self._file(_CHECKPOINTS), recursive=True)
+        self._write_whole(self._file(self.checkpoint_file(step)), self._file(f"{_CHECKPOINTS}.tmp"), data)
+        if self.local:
             _fsync(self.path)
 
     def write_small(self, name: str, data: bytes) -> None:

@@ -57,10 +57,19 @@ class RunStart(msgspec.Struct, frozen=True):
     data: str | None = None
 
 
+class Parent(msgspec.Struct, frozen=True):
+    """The run of which another one is a fork: its folder, its experiment, and the last step that is its own."""
+
+    folder: str
+    experiment: str
+    step: int
+
+
 class RunRecord(msgspec.Struct, frozen=True):
     """All that is known of a run besides its messages.
 
-    `groups` maps each group to its number of agents, `model` holds the arguments of `messaging.run`.
+    `groups` maps each group to its number of agents, `model` holds the arguments of `messaging.run`. `parent` is None
+    if this is no fork.
     """
 
     format: int
@@ -69,6 +78,7 @@ class RunRecord(msgspec.Struct, frozen=True):
     groups: dict[str, int] = {}
     model: dict[str, Any] | None = None
     starts: Sequence[RunStart] = ()
+    parent: Parent | None = None
 
 
 def read_run(folder: "Folder") -> RunRecord | None:

@@ -15,6 +15,7 @@ PUBLICATIONS = ":out"  # the box of messages for plain channels
 PLACES = ":places"  # the box of new positions, which all groups read
 STANDSTILL = -(2**31)  # a hold's position that is so far behind that no step begins, even after `resume`
 RULE_CHANGE, CTRL_C = "a change of the rules", "Ctrl-C"  # holds at a standstill
+CHECKPOINT = "a checkpoint"  # the hold after whose step no step begins
 ASKER = "+"  # prefix of a mailbox outside of the steps; its boxes have answers, which it gets when a step is sealed
 
 

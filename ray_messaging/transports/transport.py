@@ -17,6 +17,7 @@ from ray_messaging.config import RedisConfig, ShardsConfig
 from ray_messaging.errors import Closed, ConnectionFailed, ServerRefused
 from ray_messaging.limits_and_timeouts import DEAD_BYTES
 from ray_messaging.observability.observer import Observer
+from ray_messaging.transports.checkpoints import RedisCheckpoints
 from ray_messaging.transports.connection.blocking_reads import BlockingReads
 from ray_messaging.transports.connection.link import RedisLink, link_of
 from ray_messaging.transports.connection.scripts import script_text
@@ -95,6 +96,7 @@ class RedisTransport:
             ]
             self.bodies = StepBodies([self.link, *links], [self.keys, *further], spread.home, spread.body_bytes)
         self.steps = RedisSteps(self.link, self.keys, self.bodies)
+        self.checkpoints = RedisCheckpoints(self.link, self.keys)
         self.surveys = RedisSurveys(self.link, self.keys)
         self._caller = secrets.token_hex(8)
         self.dead_bytes = dead_bytes

@@ -36,7 +36,7 @@ from ray_messaging.receiving.rehosting import Rehoster
 from ray_messaging.steps.agent_places import AgentPlaces
 from ray_messaging.steps.stragglers import Straggler
 from ray_messaging.transports.backend import backend_of
-from ray_messaging.transports.step_values import CTRL_C, STANDSTILL, Progress, StepSettings, without_steps
+from ray_messaging.transports.step_values import CHECKPOINT, CTRL_C, STANDSTILL, Progress, StepSettings, without_steps
 from ray_messaging.transports.values import Limits
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ class InterceptorHost:
             spec.settings,
             spec.log_dir,
             steps=spec.steps is not None,
+            checkpoint=None if spec.steps is None else spec.steps.checkpoint,
             metrics=spec.metrics,
             audiences=spec.audiences,
             tracing=spec.tracing,
@@ -120,11 +121,14 @@ class InterceptorHost:
         """
         given = self._given()  # first, because an error must come before any write
         await self.transport.connect()
+        if self._spec.fork is not None and await self._server.holder() is None:
+            await self._load_checkpoint(self._spec.fork)
         epoch, restarted = await self._ownership.take()
         await begin_steps(self.transport.steps, self._spec)
         if self._spec.steps is not None and not restarted:
             await self.steps.resume()  # a pause, or a Ctrl-C, of a driver that died ends with that driver
             await self.steps.drop_hold(CTRL_C)
+            await self.steps.drop_hold(CHECKPOINT)
         await self._take_rules(epoch, given, restarted=restarted)
         self._heartbeat = Heartbeat(self._store, self.interceptor)
         if self._spec.log_dir is None:
@@ -138,6 +142,15 @@ class InterceptorHost:
             await self._step_rules.follow()
             self.editor.use_steps(self.steps, self._step_rules)
         self.lane_address = await self._lane.start(host)
+
+    async def _load_checkpoint(self, step: int) -> None:
+        """Write the data of the checkpoint after a step, which is in the log's folder, to the server."""
+        from ray_messaging.eventlog.checkpoints import read_checkpoint  # noqa: PLC0415 - brings pyarrow, 80 MB
+        from ray_messaging.eventlog.folder import Folder  # noqa: PLC0415 - as above
+
+        assert self._spec.log_dir is not None
+        copied = await asyncio.to_thread(list, read_checkpoint(Folder(self._spec.log_dir), step))
+        await self.transport.checkpoints.write(copied)
 
     def _watch_rules(self) -> None:
         """Start the watchdog, which interrupts a rule that hangs, and ends this process if that does not help."""

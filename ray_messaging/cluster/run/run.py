@@ -241,7 +241,14 @@ class Run:
         return self._gathered(self._go_on(self.step, progress=False, with_states=True), self.step)
 
     def _go_on(self, until: int, *, progress: bool, with_states: bool) -> list[GroupResult]:
-        """Let the steps before `until` run; return the results of the groups."""
+        """Let the steps before `until` run; return the results of the groups. A fork stops at some of the steps."""
+        if self._messaging._fork is not None:
+            for step, act in self._messaging._fork.stops(self.step, until):
+                self._drive(step, progress=progress, with_states=False)
+                act(self._messaging)
+        return self._drive(until, progress=progress, with_states=with_states)
+
+    def _drive(self, until: int, *, progress: bool, with_states: bool) -> list[GroupResult]:
         if not self._open:
             raise Closed(f"this run was closed before step {self.step}: messaging.start_run goes on from there")
         turn, steps, actors = next(self._kept.turns), self._messaging.steps, [*self._actors.values()]

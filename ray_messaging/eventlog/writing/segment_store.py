@@ -62,6 +62,7 @@ class SegmentStore:
         self._crash = crash
         self._on_trouble = on_trouble
         self._stopping = asyncio.Event()
+        self._publishing = asyncio.Lock()  # this process's own files wait for one another
 
     async def take_over(self, epoch: int) -> None:
         """Make this writer the owner of the folder, and list the folder's segments.
@@ -170,6 +171,10 @@ class SegmentStore:
     async def _under_lock(self, work: Callable[[], T], first: Callable[[], Awaitable[None]] | None = None) -> T:
         # A successor first fences us, then lists the folder under the lock: it sees this file, or we see the fence.
         # (Without a lock and renaming, the earlier check must do.)
+        async with self._publishing:
+            return await self._locked(work, first)
+
+    async def _locked(self, work: Callable[[], T], first: Callable[[], Awaitable[None]] | None) -> T:
         with self._folder.lock() as mine:
             if not mine:
                 raise BlockingIOError(f"another process holds {self._folder.where} right now")

@@ -12,6 +12,7 @@ import pyarrow as pa
 from ray_messaging.errors import Fenced, LogError, MessagingError
 from ray_messaging.eventlog.folder import Folder, Segment
 from ray_messaging.eventlog.series import read_series
+from ray_messaging.eventlog.writing.checkpoint_writer import CheckpointWriter
 from ray_messaging.eventlog.writing.open_segment import SEGMENT_AGE_S, SEGMENT_BYTES, SEGMENT_ROWS, OpenSegment, Sealed
 from ray_messaging.eventlog.writing.segment_store import SegmentStore, gone, lost, stuck
 from ray_messaging.eventlog.writing.series_writer import FILE_BYTES, SeriesWriter
@@ -47,7 +48,8 @@ async def _always_known() -> bool:
 class LogWriter:
     """Writer of one experiment's log into a folder while the experiment runs.
 
-    Args: run is the id of this run of the experiment; known returns whether the server still knows that run's log.
+    Args: run is the id of this run of the experiment; known returns whether the server still knows that run's log;
+    with `checkpoint` it keeps a checkpoint after every so many steps.
     Tests crash the writer in `crash`, which is called at the risky points: checked, staged, locked, renamed, written.
     """
 
@@ -63,6 +65,7 @@ class LogWriter:
         segment_rows: int = SEGMENT_ROWS,
         segment_bytes: int = SEGMENT_BYTES,
         segment_age_s: float = SEGMENT_AGE_S,
+        checkpoint: int | None = None,
         crash: Callable[[str], None] = _no_crash,
     ) -> None:
         self.exp_id = exp_id
@@ -82,10 +85,13 @@ class LogWriter:
         self._transport = transport
         self._feed: StepFeed | None = None  # None: the experiment has no steps
         self._series: SeriesWriter | None = None  # None as well
+        self._every = checkpoint
+        self._checkpoints: CheckpointWriter | None = None  # None: there are none
         self._open = OpenSegment(1, 0)
         self._sealed: Sealed | None = None  # not durable yet
         self._read_task: asyncio.Task[None] | None = None
         self._feed_task: asyncio.Task[None] | None = None
+        self._checkpoint_task: asyncio.Task[None] | None = None
         self._write_task: asyncio.Task[None] | None = None
         self._closed = False
         self._blocked = False  # reading waits for a file to be written
@@ -122,6 +128,12 @@ class LogWriter:
         await self._series.begin()
         self._feed = StepFeed(boxes, self._streams.steps, self._take_step, self._waiters.notify)
         self._feed_task = self._spawn(self._follow_steps, "steps")
+        if self._every is not None:
+            self._checkpoints = CheckpointWriter(
+                self._transport, self.folder, self._every, self._segments, self._reader.retry
+            )
+            await self._checkpoints.begin()
+            self._checkpoint_task = self._spawn(self._checkpoints.run, "checkpoints")
 
     async def close(self) -> None:
         """Write everything that is in the streams now, and stop. It may be called twice.
@@ -151,6 +163,8 @@ class LogWriter:
         await self.close()
         if self.error is None:
             await self._write_series(1)
+            if self._checkpoints is not None:
+                await self._checkpoints.end()
             await self._log.unregister(self._segments.epoch)
             if self._feed is not None:
                 await self._feed.boxes.end()
@@ -373,7 +387,7 @@ class LogWriter:
         self._segments.stop_retrying()
         if self._segments.lost:  # let it write the rows that are nowhere else
             await asyncio.wait([reading], timeout=_BLOCK_S + _SAVE_S)
-        tasks = [task for task in (reading, self._feed_task) if task is not None]
+        tasks = [task for task in (reading, self._feed_task, self._checkpoint_task) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -408,7 +422,7 @@ class LogWriter:
     def _stop(self, error: MessagingError) -> None:
         self.error = self.error or error
         self._waiters.fail(self.error)
-        for task in (self._read_task, self._feed_task):
+        for task in (self._read_task, self._feed_task, self._checkpoint_task):
             if task is not None and task is not asyncio.current_task():
                 task.cancel()
 

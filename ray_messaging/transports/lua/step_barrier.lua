@@ -21,7 +21,7 @@ end
 -- steps:hears   hash: group -> groups that may send to it: <first step read>:<names with commas, * for all>, with ; between,
 --               ascending by step (none: all)
 -- steps:closed  sorted set: group -> last step that it has closed, of the groups that count
--- steps:holds   hash: name -> last step the boxes of which it has handled
+-- steps:holds   hash: name -> last step the boxes of which it has handled; CHECKPOINT: last step before the next checkpoint
 -- steps:news    stream: an entry wakes those who wait: e = what, o = opened, b = how many boxes there are for that step,
 --               d = version of the directory, r = 1: rules have blocked messages of the step before
 -- steps:series  stream: what groups have collected, an entry for each step of a group, until the event log has it: s = step,
@@ -39,7 +39,7 @@ end
 -- step:<group>:left  hash: for each such step, "+" and the state that the last step before it left, once a later one is
 --               closed; "": that one is the last
 -- step:<group>:results  hash of the open step, for all its attempts: <step>:<name of a call> = its result
-local SUPERVISOR = ':rules'
+local SUPERVISOR, CHECKPOINT = ':rules', 'a checkpoint'
 
 -- Whether rules have blocked messages of a step: 1 or 0.
 local function has_blocked(prefix, step)
@@ -172,7 +172,7 @@ local function late_holds(prefix, step)
   local lag = tonumber(now[1])
   if tonumber(now[4] or 0) + tonumber(now[5] or 0) > tonumber(now[3]) then lag = math.min(lag, tonumber(now[2])) end
   for i = 1, #holds, 2 do
-    if step - tonumber(holds[i + 1]) > lag then late[#late + 1] = holds[i] end
+    if step - tonumber(holds[i + 1]) > (holds[i] == CHECKPOINT and 0 or lag) then late[#late + 1] = holds[i] end
   end
   return late
 end

@@ -1,0 +1,54 @@
+"""Checkpoints in the folder of the event log: all that a step begins with, one Parquet file after each n-th step.
+
+The files are `_checkpoints/{step:08d}.parquet`, of the step that was the last one. Each is complete or absent.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ray_messaging.errors import LogError
+from ray_messaging.eventlog.folder import Folder
+from ray_messaging.transports.checkpoints import CopiedKey
+
+_SCHEMA = pa.schema(
+    [
+        pa.field("key", pa.string(), nullable=False),
+        pa.field("kind", pa.string(), nullable=False),
+        pa.field("name", pa.large_binary(), nullable=False),
+        pa.field("value", pa.large_binary(), nullable=False),
+    ]
+)
+_STEP = b"step"
+
+
+def write_checkpoint(folder: Folder, step: int, copied: Sequence[CopiedKey]) -> None:
+    """Write the checkpoint after a step, atomically and durably. Raises OSError if that fails."""
+    rows = [(each.key, each.kind, *pair) for each in copied for pair in each.content]
+    columns = [*zip(*rows, strict=True)]
+    table = pa.table([*map(pa.array, columns, _SCHEMA.types)], schema=_SCHEMA.with_metadata({_STEP: b"%d" % step}))
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd", use_dictionary=["key", "kind"])
+    folder.write_checkpoint(step, sink.getvalue())
+
+
+def read_checkpoint(folder: Folder, step: int) -> Iterator[CopiedKey]:
+    """Yield the content of the checkpoint after a step; raise LogError if it is damaged or absent."""
+    name = folder.checkpoint_file(step)
+    data = folder.read_small(name)
+    try:
+        table = pq.read_table(pa.BufferReader(data))
+        if table.schema.metadata.get(_STEP) != b"%d" % step:
+            raise ValueError(f"it is not the checkpoint after step {step}")  # noqa: TRY301 - one way out
+    except (pa.ArrowInvalid, ValueError, AttributeError) as error:
+        where = f"{folder.where}/{name}"
+        raise LogError(
+            f"the checkpoint {where} is damaged or was cut short ({error}): remove the file, and fork at an earlier "
+            "step",
+            path=where,
+        ) from error
+    rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
+    for (key, kind), some in groupby(rows, lambda row: row[:2]):
+        yield CopiedKey(key, kind, [(field, value) for _, _, field, value in some])

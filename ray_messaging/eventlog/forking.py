@@ -1,0 +1,183 @@
+"""Copy of a run's folder up to a checkpoint, with which a fork begins: afterwards it needs its parent no more."""
+
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from ray_messaging.errors import AlreadyExists, ConfigError, LogError
+from ray_messaging.eventlog.checkpoints import read_checkpoint, write_checkpoint
+from ray_messaging.eventlog.event_log import EventLog
+from ray_messaging.eventlog.folder import Folder, StepPosition
+from ray_messaging.eventlog.reading.event_rows import LogRow, rows_of
+from ray_messaging.eventlog.records import FORMAT, Parent, RunRecord, read_run, write_run
+from ray_messaging.eventlog.schema import POSITION, channel_head, with_channel_head
+from ray_messaging.eventlog.series import read_series
+from ray_messaging.model.series import STEP
+from ray_messaging.steps.box_frames import FIRST_OUTSIDE
+
+_AUDIENCES = "audiences"
+
+
+def checkpoint_before(parent: Folder, at_step: int | None) -> int:
+    """Return the newest step with a checkpoint before step `at_step` (None: before the end).
+
+    Raises: ConfigError if there is none; LogError if the folder cannot be read.
+    """
+    segments = parent.segments()
+    logged = max((segment.steps.handled for segment in segments if segment.steps is not None), default=-1)
+    found = [step for step in parent.checkpoints() if step <= logged]  # a run that goes on may not have the rows yet
+    early = [step for step in found if at_step is None or step < at_step]
+    if not found:
+        raise ConfigError(
+            f"{parent.where} has no checkpoint, so that no run can begin there: run with log_dir= and "
+            "Steps(checkpoint=10), which keeps one after every tenth step"
+        )
+    if not early:
+        raise ConfigError(
+            f"{parent.where} has no checkpoint before step {at_step}: its first one is after step {found[0]}, so fork "
+            f"at step {found[0] + 1} or later"
+        )
+    return max(early)
+
+
+def record_of(parent: Folder) -> RunRecord:
+    """Return the record of a run; raise LogError if the folder has none."""
+    record = read_run(parent)
+    if record is None:
+        raise LogError(f"{parent.where} has no record of a run: pass the log_dir of a run", path=parent.where)
+    return record
+
+
+def copy_run(parent: Folder, folder: Folder, exp_id: str, step: int) -> None:
+    """Copy what a run has left up to a checkpoint into the folder of another experiment, which must have no log yet.
+
+    Raises: AlreadyExists if it has one; LogError if a folder cannot be used.
+    """
+    folder.prepare(exp_id)
+    if folder.segments() or read_run(folder) is not None:
+        raise AlreadyExists(
+            f"{folder.where} holds the log of a run: a fork needs a log_dir of its own",
+            kind="log",
+            value=folder.where,
+            owner=None,
+        )
+    record = record_of(parent)
+    write_checkpoint(folder, step, [*read_checkpoint(parent, step)])
+    _copy_series(parent, folder, step)
+    for digest in parent.agent_sets():
+        folder.write_small(name := f"_agents-{digest}.bin", parent.read_small(name))
+    if parent.local and folder.local and Path(parent.path, _AUDIENCES).is_dir():
+        shutil.copytree(Path(parent.path, _AUDIENCES), Path(folder.path, _AUDIENCES), dirs_exist_ok=True)
+    _copy_rows(parent, folder, record.experiment, exp_id, step)
+    of_parent = Parent(parent.where, record.experiment, step)
+    write_run(folder, RunRecord(FORMAT, exp_id, groups=record.groups, model=record.model, parent=of_parent))
+
+
+def outside_after(parent: Folder, log: EventLog, step: int) -> list[LogRow]:
+    """Return the messages from outside that the agents of a run read after a step, in the order of their arrival.
+
+    A broadcast, which has a row for each mailbox, comes once.
+    """
+    found: list[LogRow] = []
+    for path in (path for segment in parent.segments() for path in segment.files):
+        if (_numbers(_read(parent, path, ["ordinal"]), "ordinal") >= FIRST_OUTSIDE).any():
+            table = _read(parent, path, ["ordinal", "step_read", POSITION.name])
+            later = (_numbers(table, "ordinal") >= FIRST_OUTSIDE) & (_numbers(table, "step_read") > step)
+            for position in table[POSITION.name].filter(pa.array(later)).to_pylist():
+                found += rows_of(log.query(after=position - 1, limit=1, text=True))
+    found.sort(key=lambda row: (row.step_read, row.ordinal))
+    first = {_broadcast(row): row.mailbox for row in reversed(found)}
+    return [row for row in found if row.audience is None or row.mailbox == first[_broadcast(row)]]
+
+
+def _broadcast(row: LogRow) -> tuple[object, ...]:
+    return row.audience, row.from_id, row.subtopic, row.sent_at, row.text, row.sender
+
+
+def _copy_series(parent: Folder, folder: Folder, step: int) -> None:
+    files = parent.series_files()
+    table = read_series(parent)
+    table = table.filter(pc.less_equal(table[STEP], step))
+    if files and len(table):
+        sink = pa.BufferOutputStream()
+        pq.write_table(table, sink, compression="zstd")
+        steps = pc.min_max(table[STEP]).as_py()
+        folder.write_series(files[-1].split("/")[1], steps["min"], steps["max"], sink.getvalue())
+
+
+def _copy_rows(parent: Folder, folder: Folder, former: str, exp_id: str, step: int) -> None:
+    first_row, position = 0, StepPosition(step, {})
+    number, before = 0, -1
+    for segment in parent.segments():
+        if before > step:
+            break
+        before = -1 if segment.steps is None else segment.steps.handled
+        tables = _numbered([_rows(parent, path, former, exp_id, step) for path in segment.files], first_row)
+        if tables:
+            number += 1
+            meta = {"exp_id": exp_id, "epoch": 0, "first_row": first_row, "cursors": {}, "steps": position}
+            times = segment.first_s, segment.last_s
+            written = folder.write(number, tables, meta | dict(zip(("first_s", "last_s"), times, strict=True)))
+            first_row += written.rows
+
+
+def _numbered(tables: Sequence[pa.Table], first_row: int) -> list[pa.Table]:
+    """Return the tables that have rows, with the positions that the rows have without those that were left out."""
+    found = [table for table in tables if len(table)]
+    order: NDArray[np.int64] = (
+        np.sort(np.concatenate([table[POSITION.name].to_numpy() for table in found]))
+        if found
+        else np.zeros(0, np.int64)
+    )
+    place = [table.schema.get_field_index(POSITION.name) for table in found]
+    return [
+        table.set_column(at, POSITION, pa.array(np.searchsorted(order, table[POSITION.name].to_numpy()) + first_row))
+        for at, table in zip(place, found, strict=True)
+    ]
+
+
+def _rows(parent: Folder, path: str, former: str, exp_id: str, step: int) -> pa.Table:
+    """Return the rows of a file that were sent up to a step, or came from outside and were read up to it."""
+    table = _read(parent, path)
+    sent, ordinals, read = (_numbers(table, name) for name in ("step", "ordinal", "step_read"))
+    logged_with = np.where(ordinals >= FIRST_OUTSIDE, read, sent)
+    last = np.flatnonzero(logged_with <= step)
+    # A message outside of the steps came before the checkpoint if a message of the steps up to it was logged later.
+    kept = (logged_with <= step) | (np.isnan(logged_with) & (np.arange(len(table)) <= (last[-1] if len(last) else -1)))
+    table = table.filter(pa.array(kept))
+    at = table.schema.get_field_index("channel")
+    if at >= 0:
+        table = table.set_column(at, table.schema.field(at), _renamed(table.column(at), former, exp_id))
+    head = channel_head(pq.read_metadata(path, filesystem=parent.filesystem))
+    return with_channel_head(table, exp_id) if head else table
+
+
+def _read(parent: Folder, path: str, columns: Sequence[str] | None = None) -> pa.Table:
+    """Return a file of a segment, or those of the columns that it has."""
+    try:
+        file = pq.ParquetFile(path, filesystem=parent.filesystem)
+        there = set(file.schema_arrow.names)
+        return file.read(None if columns is None else [name for name in columns if name in there])
+    except (OSError, pa.ArrowInvalid) as error:
+        raise parent.damaged(path, error) from error
+
+
+def _numbers(table: pa.Table, name: str) -> NDArray[np.float64]:
+    """Return a column as floats; NaN where a row has no value, or the table lacks the column."""
+    if name not in table.column_names:
+        return np.full(len(table), np.nan)
+    return np.asarray(table[name].cast(pa.float64()).to_numpy(), np.float64)
+
+
+def _renamed(channels: pa.ChunkedArray, former: str, exp_id: str) -> pa.ChunkedArray:
+    kind = channels.type
+    texts = channels.cast(kind.value_type) if pa.types.is_dictionary(kind) else channels
+    texts = pc.replace_substring_regex(texts, f"^exps:{re.escape(former)}:", f"exps:{exp_id}:")
+    return texts.dictionary_encode().cast(kind) if pa.types.is_dictionary(kind) else texts

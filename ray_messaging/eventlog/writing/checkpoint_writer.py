@@ -1,0 +1,77 @@
+"""Writer of the checkpoints of an experiment with steps into the folder of its event log."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+from ray_messaging.eventlog.checkpoints import write_checkpoint
+from ray_messaging.eventlog.folder import Folder
+from ray_messaging.eventlog.writing.segment_store import SegmentStore
+from ray_messaging.limits_and_timeouts import STEP_NEWS_TIMEOUT_S
+from ray_messaging.transports.step_values import CHECKPOINT, Progress
+from ray_messaging.transports.transport import RedisTransport
+
+
+class CheckpointWriter:
+    """Task that copies all data of an experiment after every n-th step, and writes the copies.
+
+    No step begins while the data are copied. The next ones run while the file is written.
+
+    Args: `segments` writes the folder's other files; `retry` repeats a call while the server is away.
+    """
+
+    def __init__(
+        self,
+        transport: RedisTransport,
+        folder: Folder,
+        every: int,
+        segments: SegmentStore,
+        retry: Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]],
+    ) -> None:
+        self._transport = transport
+        self._store = transport.steps
+        self._folder = folder
+        self._every = every
+        self._segments = segments
+        self._retry = retry
+        self._next = -1  # the step after which the next checkpoint is taken
+        self._written = -1  # the last one with a file
+
+    async def begin(self) -> None:
+        """Let no step begin after the one at whose end the next checkpoint is taken."""
+        progress = await self._retry(self._store.progress)
+        self._written = max(await asyncio.to_thread(self._folder.checkpoints), default=-1)
+        # A writer that died may have left the groups at a checkpoint that is in no file.
+        at_rest = progress.latest == progress.sealed > self._written
+        await self._hold(self._after(progress.sealed - 1 if at_rest else progress.latest))
+
+    def _after(self, step: int) -> int:
+        return (step + 1) // self._every * self._every + self._every - 1
+
+    async def _hold(self, step: int) -> None:
+        self._next = step
+        await self._retry(partial(self._store.hold, CHECKPOINT, step))
+
+    async def run(self) -> None:
+        """Take checkpoints until cancelled. Raises as `SegmentStore.store`."""
+        while True:
+            progress = await self._retry(self._store.progress)
+            if progress.sealed >= self._next:
+                await self._take(progress)
+            else:
+                await self._retry(partial(self._store.wait, progress.news, STEP_NEWS_TIMEOUT_S))
+
+    async def end(self) -> None:
+        """Take the last checkpoint, if no step is open, and let steps begin without further ones."""
+        progress = await self._retry(self._store.progress)
+        if progress.latest == progress.sealed > self._written:
+            await self._take(progress)
+        await self._retry(partial(self._store.drop_hold, CHECKPOINT))
+
+    async def _take(self, progress: Progress) -> None:
+        step = progress.sealed
+        copied = await self._retry(partial(self._transport.checkpoints.read, step))
+        await self._hold(self._after(step))
+        await self._segments.write_beside(partial(write_checkpoint, self._folder, step, copied))
+        self._written = step

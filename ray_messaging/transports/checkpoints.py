@@ -1,0 +1,184 @@
+"""Copies of an experiment's data between two steps: read from one server, and written to another as another experiment.
+
+Code never comes from a server, nor from a checkpoint: rules are given again, and find what they remember by their name.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ray_messaging.addressing.channels import Keys
+from ray_messaging.limits_and_timeouts import SCAN_COUNT
+from ray_messaging.transports.connection.link import RedisLink
+
+_AT_ONCE = 1_000  # keys in one round of reads, and values in one write
+# A start has its own: who runs the experiment and its groups, its rules' code, its log, those who wait.
+_OF_A_START = re.compile(
+    r"rules|answers|dead|mark|ended.*|open:.*|lease:.*|state::.*|mailbox::.*|step:.*:(sent|results)"
+    r"|steps:(news|holds)"
+)
+_META, _META_KEPT = "meta", {b"directory", b"born"}
+_STEPS = "steps"
+_STEPS_OF_A_START = {b"target", b"news", b"answering"}
+_DRIVER = {b"task": b"", b"start": b"0"}  # nobody's
+
+
+class CopiedKey(NamedTuple):
+    """One key of an experiment without the experiment's prefix: its type in Redis, and its content as pairs.
+
+    A hash has (field, value); a list, a set and a string (value, b""); a sorted set (member, score); a stream (entry,
+    its fields in msgpack), and at its end (its last entry, b"").
+    """
+
+    key: str
+    kind: str
+    content: Sequence[tuple[bytes, bytes]]
+
+
+class RedisCheckpoints:
+    """Reader and writer of all data of an experiment, while none of its steps is open."""
+
+    def __init__(self, link: RedisLink, keys: Keys) -> None:
+        self._link = link
+        self._prefix = keys.prefix
+        self._meta = keys.meta
+
+    # -- reading --------------------------------------------------------------------------------------------------
+
+    async def read(self, step: int) -> list[CopiedKey]:
+        """Return the experiment's data after a step, which is sealed; no group may be in a later one."""
+        found: list[CopiedKey] = []
+        names = [name for name in await self._names() if not _belongs_to_start(name, step)]
+        for low in range(0, len(names), _AT_ONCE):
+            part = names[low : low + _AT_ONCE]
+            kinds = await self._link.commands(*(("TYPE", self._prefix + name) for name in part))
+            typed = [(name, kind.decode()) for name, kind in zip(part, kinds, strict=True) if kind != b"none"]
+            commands = [_READS[kind](self._prefix + name) for name, kind in typed]
+            replies = await self._link.commands(*commands)
+            ends = await self._link.commands(
+                *(("XINFO", "STREAM", self._prefix + name) for name, kind in typed if kind == "stream")
+            )
+            last = iter([dict(zip(end[::2], end[1::2], strict=True))[b"last-generated-id"] for end in ends])
+            for (name, kind), reply in zip(typed, replies, strict=True):
+                content = _pairs(kind, reply)
+                found.append(CopiedKey(name, kind, [*content, (next(last), b"")] if kind == "stream" else content))
+        return [_between_starts(each, step) for each in _without_outside(found)]
+
+    async def _names(self) -> list[str]:
+        names: set[str] = set()
+        cursor = b"0"
+        while True:
+            _, cursor, keys = await self._link.script(
+                "scan_keys", [self._meta], [cursor, self._prefix + "*", SCAN_COUNT]
+            )
+            names.update(key.decode().removeprefix(self._prefix) for key in keys)
+            if int(cursor) == 0:
+                return sorted(names)
+
+    # -- writing --------------------------------------------------------------------------------------------------
+
+    async def write(self, copied: Iterable[CopiedKey]) -> None:
+        """Write the data of an experiment that has none yet. This may be repeated after an interruption."""
+        for key, kind, content in copied:
+            name = self._prefix + key
+            await self._link.command("DEL", name)
+            if kind == "stream":
+                *entries, (last, _) = content
+                for entry, fields in entries:
+                    await self._link.command("XADD", name, entry, *msgspec.msgpack.decode(fields))
+                if not entries:  # an entry that comes and goes leaves a stream behind
+                    await self._link.command("XADD", name, last if last != b"0-0" else b"0-1", "f", "")
+                    await self._link.command("XTRIM", name, "MAXLEN", 0)
+                elif last != entries[-1][0]:
+                    await self._link.command("XSETID", name, last)
+                continue
+            values = [value for pair in content for value in _WRITTEN[kind](*pair)]
+            width = 2 * _AT_ONCE
+            for low in range(0, len(values), width):
+                await self._link.command(_COMMANDS[kind], name, *values[low : low + width])
+
+
+_READS: dict[str, Callable[[str], tuple[Any, ...]]] = {
+    "hash": lambda key: ("HGETALL", key),
+    "string": lambda key: ("GET", key),
+    "list": lambda key: ("LRANGE", key, 0, -1),
+    "set": lambda key: ("SMEMBERS", key),
+    "zset": lambda key: ("ZRANGE", key, 0, -1, "WITHSCORES"),
+    "stream": lambda key: ("XRANGE", key, "-", "+"),
+}
+_COMMANDS = {"hash": "HSET", "string": "SET", "list": "RPUSH", "set": "SADD", "zset": "ZADD"}
+_WRITTEN: dict[str, Callable[[bytes, bytes], tuple[bytes, ...]]] = {
+    "hash": lambda field, value: (field, value),
+    "string": lambda value, _: (value,),
+    "list": lambda value, _: (value,),
+    "set": lambda value, _: (value,),
+    "zset": lambda member, score: (score, member),
+}
+
+
+def _pairs(kind: str, reply: Any) -> list[tuple[bytes, bytes]]:  # noqa: ANN401 - a reply
+    if kind in {"hash", "zset"}:
+        return [*zip(reply[::2], reply[1::2], strict=True)]
+    if kind == "stream":
+        return [(entry, msgspec.msgpack.encode(fields)) for entry, fields in reply]
+    return [(value, b"") for value in ([reply] if kind == "string" else reply)]
+
+
+def _belongs_to_start(name: str, step: int) -> bool:
+    """Return whether a key is of this start of the experiment only, or of a box that was read up to `step`."""
+    if _OF_A_START.fullmatch(name):
+        return True
+    box = re.fullmatch(r"(?:box|cover):.*@(\d+)|steps:(\d+):boxes", name)
+    return box is not None and int(box[1] or box[2]) <= step
+
+
+def _without_outside(copied: Sequence[CopiedKey]) -> list[CopiedKey]:
+    """Return the data without messages from outside that no group has read: a fork gets them by its log, in their step.
+
+    Others would come too late for the checkpoint, or twice.
+    """
+    found = {each.key: each for each in copied}
+    for key, kind, content in copied:
+        if not key.startswith("box:"):
+            continue
+        frames = {entry: _fields(value) for entry, value in content if value}
+        outside = {entry for entry, fields in frames.items() if fields[b"t"].split(b":")[1] == b"0"}
+        cover = found.get(f"cover:{key.removeprefix('box:')}")
+        if not outside or cover is None:
+            continue
+        found[key] = CopiedKey(key, kind, [each for each in content if each[0] not in outside or not each[1]])
+        sizes = dict(cover.content)
+        rows = sum(int(frames[entry][b"t"].split(b":")[2]) for entry in outside)
+        sizes[b"rows"] = b"%d" % (int(sizes[b"rows"]) - rows)
+        sizes[b"bytes"] = b"%d" % (int(sizes[b"bytes"]) - sum(len(frames[entry][b"f"]) for entry in outside))
+        kept = [(field, value) for field, value in sizes.items() if not re.fullmatch(rb"c:-?\d+:", field)]
+        found[cover.key] = CopiedKey(cover.key, cover.kind, kept)
+    return [*found.values()]
+
+
+def _fields(value: bytes) -> dict[bytes, bytes]:
+    fields = msgspec.msgpack.decode(value)
+    return dict(zip(fields[::2], fields[1::2], strict=True))
+
+
+def _between_starts(copied: CopiedKey, step: int) -> CopiedKey:
+    """Return a key without what says who runs the experiment, and how far who reads the boxes is."""
+    key, kind, content = copied
+    fields = dict(content)
+    if key == _META:
+        fields = {name: value for name, value in fields.items() if name in _META_KEPT}
+    elif key == _STEPS:
+        old = {b"kept:%d" % passed for passed in range(step + 1)}
+        fields = {name: value for name, value in fields.items() if name not in old | _STEPS_OF_A_START}
+        kept = sum(int(value) for name, value in fields.items() if name.startswith(b"kept:"))
+        fields |= dict.fromkeys((b"asked", b"opened", b"latest", b"sealed", b"dropped"), b"%d" % step)
+        fields[b"kept"] = b"%d" % kept
+    elif key.startswith("step:") and b"closed" in fields:
+        fields = {name: value for name, value in fields.items() if name not in {b"open", b"ahead"}} | _DRIVER
+    elif key == f"{_STEPS}:{step}":
+        fields.pop(b"outside", None)
+    else:
+        return copied
+    return CopiedKey(key, kind, [*fields.items()])
