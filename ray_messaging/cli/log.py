@@ -1,4 +1,4 @@
-"""The event log on the command line: `ray-messaging log stats|query|sql|conversation|thread|tail|export|diff|...`."""
+"""The event log on the command line: `ray-messaging log stats|query|sql|thread|why|tail|export|diff|...`."""
 
 from collections import deque
 from contextlib import nullcontext
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from msgspec import Raw
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from ray_messaging.cli.log_options import Target, open_log, read_id, with_fields
@@ -25,6 +26,7 @@ from ray_messaging.cluster.spec import absolute
 from ray_messaging.errors import Closed, ConfigError
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.plot import check_picture, plot
+from ray_messaging.eventlog.reading.causes import DEPTH
 from ray_messaging.eventlog.reading.event_rows import rows_of
 from ray_messaging.eventlog.reading.paging import json_line, json_lines
 
@@ -39,6 +41,9 @@ TailLimit = Annotated[
     int | None,
     typer.Option("--limit", min=0, metavar="N", help="End after N rows, old and new ones together."),
 ]
+MessageId = Annotated[str, typer.Argument(metavar="ID", help="The message_id of a message.")]
+Depth = Annotated[int, typer.Option("--depth", min=1, metavar="N", help="The levels below the message.")]
+Steps = Annotated[int, typer.Option("--depth", min=1, metavar="N", help="The steps, from the one that reads it on.")]
 File = Annotated[Path, typer.Argument(metavar="FILE", help="The new file: .parquet, .csv or .jsonl.")]
 
 app = typer.Typer(
@@ -161,6 +166,31 @@ def thread(
     with clean_errors():
         table = open_log(target).thread(message_id, text=True)
     _print_lines(table, as_json=as_json, otherwise="No message has this id.")
+
+
+@app.command(short_help="Print what the sender of a message had in hand, and why that was sent.")
+def why(target: Target, message_id: MessageId, depth: Depth = DEPTH, as_json: Json = False) -> None:
+    """Print a message of a step, below it those that its sender had in hand when it sent it, and why those were sent.
+
+    With --json each message of the tree is a line, before its causes; `cause_of` is the one above it.
+    """
+    with clean_errors():
+        found = open_log(target).why(message_id, depth)
+    if as_json:
+        print_json(*(json_line(row | {"payload": Raw(row["payload"].encode())}) for row in found.rows()))
+    else:
+        output().print(str(found))
+
+
+@app.command(short_help="Print whom a message could have moved, step by step.")
+def effects(target: Target, message_id: MessageId, depth: Steps = DEPTH, as_json: Json = False) -> None:
+    """Print how many agents a message of a step could have moved, step by step: with --json the agents, a line each."""
+    with clean_errors():
+        found = open_log(target).effects(message_id, depth)
+    if as_json:
+        print_json(*map(json_line, found.agents.to_pylist()))
+    else:
+        output().print(str(found))
 
 
 @app.command(short_help="Print new rows as they are logged.")

@@ -56,10 +56,9 @@ class Effects:
         return "\n".join([line_of(self.message), *self._said()])
 
     def _said(self) -> Iterator[str]:
-        if self.first is None:
-            yield "  no agent has read it in a step"
+        yield "no agent reads it in a step" if self.first is None else "agents that it could have moved:"
         for step, new, total in zip(*self.counts().to_pydict().values(), strict=True):
-            yield f"  step {step}: {new:,} more agents, {total:,} in all"
+            yield f"  step {step}: {new:,} more, {total:,} in all"
 
     def _repr_html_(self) -> str:
         found = self.counts().slice(0, SHOWN)

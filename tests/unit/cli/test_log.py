@@ -171,6 +171,33 @@ def test_thread(run):
     assert run("thread", "unknown") == "No message has this id.\n"
 
 
+def test_why_and_effects(tmp_path):
+    in_step = {"step": 0, "step_read": 1, "ordinal": 0}, {"step": 1, "step_read": 2, "ordinal": 0}
+    rows = [row(0, 1, 2, message_id="0-0-1", **in_step[0]), row(1, 2, 3, message_id="1-0-2", **in_step[1])]
+    where = write_folder(tmp_path / "log", [[*rows, row(2, 3, 1)]]).where
+
+    def run(*args):
+        return CliRunner().invoke(app, ["log", args[0], where, *args[1:]])
+
+    assert run("why", "1-0-2").stdout.splitlines() == [
+        '1-0-2 in step 1: 2 -> 3  {"content":"hello 1"}',
+        '+- 0-0-1 in step 0: 1 -> 2  {"content":"hello 0"}',
+        "|  +- its sender had no message in hand",
+    ]
+    first, second = objects(run("why", "1-0-2", "--depth", "1", "--json").stdout)
+    assert (first["depth"], second["cause_of"], second["payload"]) == (0, "1-0-2", {"content": "hello 0"})
+    assert "  step 2: 1 more, 2 in all" in run("effects", "0-0-1", "--depth", "2").stdout
+    assert objects(run("effects", "0-0-1", "--json").stdout) == [{"step": 1, "agent": 2}, {"step": 2, "agent": 3}]
+    for args, message in (
+        (("why", "9-0-1"), "no message of the log has the id '9-0-1'"),
+        (("effects", "s-1-2"), "steps=Steps()"),
+        (("why", "1-0-2", "--depth", "0"), "--depth"),
+    ):
+        found = run(*args)
+        assert found.exit_code == 2
+        assert message in found.stderr
+
+
 def test_tail_of_a_finished_run(run):
     assert [line.split("  ")[1] for line in run("tail", "-n", 2).splitlines()] == [
         "the user -> -5",

@@ -151,9 +151,9 @@ def test_the_effects_as_text_and_as_tables(log):
     found = log.effects("0-0-1", depth=4)
     assert found.to_pandas().to_dict("list") == {"step": [1, 2, 3, 4], "agent": ["2", "4", "5", "ann"]}
     assert found.counts().to_pydict() == {"step": [1, 2, 3, 4], "agents": [1] * 4, "all": [1, 2, 3, 4]}
-    assert str(found).splitlines()[1:3] == ["  step 1: 1 more agents, 1 in all", "  step 2: 1 more agents, 2 in all"]
+    assert str(found).splitlines()[2:4] == ["  step 1: 1 more, 1 in all", "  step 2: 1 more, 2 in all"]
     assert "<td" in found._repr_html_()
-    assert "no agent has read it" in str(log.effects("0-1-3"))
+    assert "no agent reads it" in str(log.effects("0-1-3"))
     assert len(log.effects("0-1-3").counts()) == 0
 
 
