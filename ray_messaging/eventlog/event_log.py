@@ -162,8 +162,18 @@ class EventLog:
         """
         return with_exact_integers(self._source.ask("series"))
 
+    def calls(self) -> pa.Table:
+        """Return the calls that agents have remembered in committed steps: a row per call, by step and agent.
+
+        The columns are step, agent, function, arguments and result (as JSON), seconds, tries, source ("model": the
+        function was called; "kept": an earlier attempt at the step has called it; "parent": an earlier run has), bytes
+        (of the result), by_content (False: the arguments could not be encoded, so that the call counts by its place),
+        and key. `agent` is int64, or texts if any id is a str.
+        """
+        return with_exact_integers(self._source.ask("calls"))
+
     def sql(self, query: str) -> pa.Table:
-        """Return the answer to one SELECT over the table `messages`, which has the columns of `query`.
+        """Return the answer to one SELECT over the tables `messages`, as `query` returns them, and `calls`.
 
         DuckDB answers it, in DuckDB's SQL. Times are in UTC. Sums of whole numbers are int64 if they fit. The query can
         only read the log.

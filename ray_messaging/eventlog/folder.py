@@ -35,6 +35,7 @@ from ray_messaging.eventlog.schema import (
     type_record,
     without_empty,
 )
+from ray_messaging.transports.step_values import Kind
 
 KEY = b"ray_messaging"  # in the footer's metadata
 
@@ -42,11 +43,10 @@ SEGMENT = re.compile(r"events-(\d{8,})\.parquet")
 _OTHER = re.compile(r"events-\d{8,}-\d+-\d+\.parquet")
 _AGENTS = re.compile(r"_agents-(\w+)\.bin")
 _LEFTOVER = re.compile(
-    r"_events-[\d-]+\.parquet\.tmp|_probe|_series\.tmp|_checkpoints\.tmp|_\w+\.json\.tmp|_agents-\w+\.bin\.tmp"
+    r"_events-[\d-]+\.parquet\.tmp|_probe|_(series|calls|checkpoints)\.tmp|_\w+\.json\.tmp|_agents-\w+\.bin\.tmp"
 )
 _LOCK = "_lock"
-SERIES = "_series"  # a folder
-_SERIES_FILE = re.compile(r"\d{8,}-\d{8,}\.parquet")
+_COLLECTED_FILE = re.compile(r"\d{8,}-\d{8,}\.parquet")
 _CHECKPOINTS = "_checkpoints"  # a folder
 _CHECKPOINT_FILE = re.compile(r"\d{8,}\.parquet")
 
@@ -212,8 +212,9 @@ class Folder:
                 [*self._files(_OTHER), *self._listed(), *self._files(_LEFTOVER), *self._files(_AGENTS)]
             ):
                 self.filesystem.delete_file(info.path)
-            if self._subfolders(SERIES):
-                self.filesystem.delete_dir(self._file(SERIES))
+            for kind in Kind:
+                if self._subfolders(f"_{kind}"):
+                    self.filesystem.delete_dir(self._file(f"_{kind}"))
             if self.checkpoints():
                 self.filesystem.delete_dir(self._file(_CHECKPOINTS))
             if self.local and Path(self.path).is_dir():
@@ -238,22 +239,23 @@ class Folder:
         """Return the digests of the sets of agents that are stored in the folder."""
         return [found[1] for info in self._files(_AGENTS) if (found := _AGENTS.fullmatch(info.base_name)) is not None]
 
-    def series_files(self, born: str | None = None) -> list[str]:
-        """Return the names of the files of series, in the order of their steps; raise LogError if that fails.
+    def collected_files(self, kind: Kind, born: str | None = None) -> list[str]:
+        """Return the paths of the files of a kind of what groups collect, in the order of their steps.
 
         Args: `born` names the server's count of steps to which they belong; None: the newest one that has files.
+        Raises: LogError if the folder cannot be read.
         """
-        found = self._subfolders(SERIES) if born is None else [born]
-        path = f"{SERIES}/{max(found)}" if found else SERIES
-        return sorted(f"{path}/{info.base_name}" for info in self._files(_SERIES_FILE, self._file(path)))
+        found = self._subfolders(f"_{kind}") if born is None else [born]
+        path = self._file(f"_{kind}/{max(found)}" if found else f"_{kind}")
+        return sorted(info.path for info in self._files(_COLLECTED_FILE, path))
 
-    def write_series(self, born: str, first: int, last: int, data: bytes) -> None:
-        """Write the file of the series of some steps, atomically and durably. Raises OSError if that fails."""
-        path = self._file(f"{SERIES}/{born}")
+    def write_collected(self, kind: Kind, born: str, first: int, last: int, data: bytes | pa.Buffer) -> None:
+        """Write the file of a kind of some steps, atomically and durably. Raises OSError if that fails."""
+        path = self._file(f"_{kind}/{born}")
         self.filesystem.create_dir(path, recursive=True)
-        self._write_whole(f"{path}/{first:08d}-{last:08d}.parquet", self._file(f"{SERIES}.tmp"), data)
+        self._write_whole(f"{path}/{first:08d}-{last:08d}.parquet", self._file(f"_{kind}.tmp"), data)
         if self.local:
-            _fsync(self._file(SERIES))
+            _fsync(self._file(f"_{kind}"))
             _fsync(self.path)
 
     def checkpoints(self) -> list[int]:
@@ -276,7 +278,7 @@ class Folder:
         """Write a small file beside the segments, atomically and durably. Raises OSError if that fails."""
         self._write_whole(self._file(name), self._file(f"{name}.tmp"), data)
 
-    def _write_whole(self, path: str, temporary: str, data: bytes) -> None:
+    def _write_whole(self, path: str, temporary: str, data: bytes | pa.Buffer) -> None:
         temporary = temporary if self.local else path
         with self.filesystem.open_output_stream(temporary) as stream:
             stream.write(data)

@@ -12,15 +12,17 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ray_messaging.errors import AlreadyExists, ConfigError, LogError
+from ray_messaging.eventlog.calls import calls_file, stored_calls
 from ray_messaging.eventlog.checkpoints import read_checkpoint, write_checkpoint
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.folder import Folder, StepPosition
 from ray_messaging.eventlog.reading.event_rows import LogRow, rows_of
 from ray_messaging.eventlog.records import FORMAT, Parent, RunRecord, read_run, write_run
 from ray_messaging.eventlog.schema import POSITION, channel_head, with_channel_head
-from ray_messaging.eventlog.series import read_series
+from ray_messaging.eventlog.series import read_series, series_file
 from ray_messaging.model.series import STEP
 from ray_messaging.steps.box_frames import FIRST_OUTSIDE
+from ray_messaging.transports.step_values import Kind
 
 _AUDIENCES = "audiences"
 
@@ -70,7 +72,7 @@ def copy_run(parent: Folder, folder: Folder, exp_id: str, step: int) -> None:
         )
     record = record_of(parent)
     write_checkpoint(folder, step, [*read_checkpoint(parent, step)])
-    _copy_series(parent, folder, step)
+    _copy_collected(parent, folder, step)
     for digest in parent.agent_sets():
         folder.write_small(name := f"_agents-{digest}.bin", parent.read_small(name))
     if parent.local and folder.local and Path(parent.path, _AUDIENCES).is_dir():
@@ -101,15 +103,14 @@ def _broadcast(row: LogRow) -> tuple[object, ...]:
     return row.audience, row.from_id, row.subtopic, row.sent_at, row.text, row.sender
 
 
-def _copy_series(parent: Folder, folder: Folder, step: int) -> None:
-    files = parent.series_files()
-    table = read_series(parent)
-    table = table.filter(pc.less_equal(table[STEP], step))
-    if files and len(table):
-        sink = pa.BufferOutputStream()
-        pq.write_table(table, sink, compression="zstd")
-        steps = pc.min_max(table[STEP]).as_py()
-        folder.write_series(files[-1].split("/")[1], steps["min"], steps["max"], sink.getvalue())
+def _copy_collected(parent: Folder, folder: Folder, step: int) -> None:
+    tables = (Kind.SERIES, read_series, series_file), (Kind.CALLS, stored_calls, calls_file)
+    for kind, read, encoded in tables:
+        files, table = parent.collected_files(kind), read(parent)
+        table = table.filter(pc.less_equal(table[STEP], step))
+        if files and len(table):
+            born, steps = files[-1].split("/")[-2], pc.min_max(table[STEP]).as_py()
+            folder.write_collected(kind, born, steps["min"], steps["max"], encoded(table))
 
 
 def _copy_rows(parent: Folder, folder: Folder, former: str, exp_id: str, step: int) -> None:

@@ -1,9 +1,4 @@
-"""The series of a run: tables of what groups have collected, from the server and from files beside the event log.
-
-The files are `_series/{born}/{first step}-{last step}.parquet`, one behind the other. Each is complete or absent.
-`born` is when the server began to count the steps: one that has lost its data counts anew. Programs that read the log's
-folder as one table skip `_series`, because of the underscore.
-"""
+"""The series of a run: tables of what groups have collected, from files and from the server."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -12,18 +7,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ray_messaging.common.tables import with_exact_integers
+from ray_messaging.eventlog.collected import NOTHING, Unwritten
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.model.series import AGENT, AGENT_NAME, STEP, StepSeries, decode_series, merged
-from ray_messaging.transports.step_values import SeriesEntry
+from ray_messaging.transports.step_values import Collected, Kind
 
 _EMPTY = pa.table({STEP: pa.array([], pa.int64())})
 
 
-def series_table(entries: Sequence[SeriesEntry]) -> pa.Table:
+def series_table(entries: Sequence[Collected]) -> pa.Table:
     """Return what all groups have collected in some steps, by step and agent, ints before strs."""
-    if not entries:
+    ordered = sorted((entry for entry in entries if entry.kind is Kind.SERIES), key=lambda entry: entry.step)
+    if not ordered:
         return _EMPTY
-    ordered = sorted(entries, key=lambda entry: entry.step)
     by_step = {
         step: [decode_series(each.data) for each in some] for step, some in groupby(ordered, lambda each: each.step)
     }
@@ -66,16 +63,21 @@ def joined(tables: Sequence[pa.Table]) -> pa.Table:
     return whole
 
 
-def read_series(folder: Folder, born: str | None = None) -> pa.Table:
-    """Return the series that are in files; raise LogError if one cannot be read.
+def series_file(table: pa.Table) -> pa.Buffer:
+    """Return a Parquet file of series."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(with_exact_integers(table), sink, compression="zstd")
+    return sink.getvalue()
 
-    Args: `born` is that of `Folder.series_files`.
-    """
-    return joined([_read(folder, name) for name in folder.series_files(born)])
+
+def read_series(folder: Folder, unwritten: Unwritten = NOTHING) -> pa.Table:
+    """Return the series; raise LogError if a file cannot be read."""
+    files, entries = unwritten.beside_files(folder, Kind.SERIES)
+    return joined([*(_read(folder, file) for file in files), series_table(entries)])
 
 
-def _read(folder: Folder, name: str) -> pa.Table:
+def _read(folder: Folder, file: str) -> pa.Table:
     try:
-        return pq.read_table(pa.BufferReader(folder.read_small(name)))
-    except pa.ArrowInvalid as error:
-        raise folder.damaged(name, error) from error
+        return pq.read_table(file, filesystem=folder.filesystem, partitioning=None)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise folder.damaged(file, error) from error

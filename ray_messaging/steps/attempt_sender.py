@@ -99,13 +99,13 @@ class AttemptSender:
         Args: `changed` says that the step has set the state; with `go_on` the next step is opened too.
         Raises: StepAborted if not everything arrived; StepTooLarge if a receiver's box is full; UndeclaredSend for a
         send to a group that was declared not to hear this one; ConfigError if the series have another shape than
-        before; MailboxFull if the server has no memory for its series; Fenced if another driver has the group.
+        before; MailboxFull if the server has no memory for its series and calls; Fenced if another driver has the group.
         """
         if step.moves:
             await self._write_moves(step)
         await self._announce(step.number)
         batches: Batches = step.sends.take()
-        left = step.state, changed, step.series
+        left = step.state, changed, step.series, step.calls
         # For a group that sends nothing and is hosted by this process, the directory need not be loaded again.
         silent = not batches and self._engine.hostings and self._hostings == self._engine.hostings
         if not silent:
@@ -117,7 +117,7 @@ class AttemptSender:
                 return found
             await self._send(step.number, batches)
         counts = self._account.take()
-        closing = Closing(self._transport.rows, counts.encode(), *left, self._account.take_blocked())
+        closing = self._closing(self._transport.rows, counts, left)
         try:
             closed = await self._close(step.number, closing, go_on=go_on)
         except MailboxFull:
@@ -128,7 +128,7 @@ class AttemptSender:
         return self._following(closed, closing), counts
 
     async def _close(self, step: int, closing: Closing, *, go_on: bool) -> Committed | Refused:
-        """Close a step. While the server's memory is full, wait for the event log to take the series of earlier steps.
+        """Close a step. While the server's memory is full, wait for the event log to take series and calls before it.
 
         Raises: MailboxFull if that takes longer than MessagingConfig.send_timeout_s.
         """
@@ -141,8 +141,8 @@ class AttemptSender:
                 if clock() > deadline:
                     raise MailboxFull(
                         f"step {step} of group {self._group!r} is not committed, because the server's memory is full. "
-                        "What was collected stays there until an event log has it in a file: start with log_dir=, "
-                        "collect less, or raise the server's maxmemory",
+                        "Series and remembered calls stay there until an event log has them in a file: start with "
+                        "log_dir=, collect less, or raise the server's maxmemory",
                         mailbox=self._group,
                     ) from error
                 await backoff.sleep()
@@ -185,10 +185,14 @@ class AttemptSender:
         if self._accumulator is not None:
             await self._accumulator.stop(Closed("this group's steps have ended"))
 
+    def _closing(self, rows: int, counts: StepCounts, left: tuple[bytes | None, bool, bytes, bytes]) -> Closing:
+        state, changed, series, calls = left
+        return Closing(rows, counts.encode(), state, changed, series, self._account.take_blocked(), calls)
+
     # -- in one call ----------------------------------------------------------------------------------------------
 
     async def _commit_whole(
-        self, step: int, batches: Batches, left: tuple[bytes | None, bool, bytes], *, go_on: bool
+        self, step: int, batches: Batches, left: tuple[bytes | None, bool, bytes, bytes], *, go_on: bool
     ) -> tuple[Opened | Waiting | Done | None, StepCounts] | None:
         """Send and close a step in one call; return None, and do nothing, if it takes several calls.
 
@@ -205,7 +209,7 @@ class AttemptSender:
                 self._settle([frame for frame, _ in frames])
                 counts = self._account.take()
                 rows = sum(frame.count for frame, _ in frames if "@" in frame.mailbox)
-                closing = Closing(rows, counts.encode(), *left, self._account.take_blocked())
+                closing = self._closing(rows, counts, left)
                 epoch, writes = frames[0][0].verdict_epoch, writes_of(frames)
                 request = SendRequest(self._group, self._attempt, self.directory.version, epoch, writes)
                 closed = await self._call(request, step, closing, go_on=go_on)

@@ -223,6 +223,7 @@ class Step(StepPart):
         self.blocked = blocked
         self.before = agents.agents if before is None else before
         self.series = b""  # what a run collects in this step
+        self.calls = b""  # the calls that its agents remember
         self._state = state
         self._state_bytes = state_bytes
 
@@ -289,14 +290,22 @@ class Step(StepPart):
 
     def keep_series(self, series: bytes) -> None:
         """Keep a part of the run's series with this step; raise PayloadTooLarge above MessagingConfig.state_bytes."""
-        if len(series) > self._state_bytes:
+        self._check_size(series, "collects", "collect less, or in fewer steps by collect_every=")
+        self.series = series
+
+    def keep_calls(self, calls: bytes) -> None:
+        """Keep the calls that agents remember with this step; raises as `keep_series`."""
+        self._check_size(calls, "has calls of", "let the functions return less")
+        self.calls = calls
+
+    def _check_size(self, collected: bytes, what: str, remedy: str) -> None:
+        if len(collected) > self._state_bytes:
             raise PayloadTooLarge(
-                f"step {self.number} collects {len(series):,} bytes, the limit is {self._state_bytes:,}: collect less, "
-                "or in fewer steps by collect_every=, use more groups, or raise MessagingConfig.state_bytes",
-                size=len(series),
+                f"step {self.number} {what} {len(collected):,} bytes, the limit is {self._state_bytes:,}: {remedy}, "
+                "use more groups, or raise MessagingConfig.state_bytes",
+                size=len(collected),
                 limit=self._state_bytes,
             )
-        self.series = series
 
     @property
     def state(self) -> bytes | None:

@@ -135,7 +135,7 @@ async def _run(
         }
         by_rules = counts[until - 1].get(SUPERVISOR) if counts else None
         digests = {step: digest_of(each).hex() for step, each in counts.items()}
-        collected = None if options.collect is None else series_table(await store.series(until - 1))
+        collected = None if options.collect is None else series_table(await store.collected(until - 1))
         total = {} if by_rules is None else by_rules.total
         return gathered([call.result() for call in calls], until, total, digests, collected)
 

@@ -164,7 +164,8 @@ class Done(NamedTuple):
 class Closing(NamedTuple):
     """What a group states when it closes a step: the number of rows that were written to mailboxes' boxes, and counts.
 
-    `counts`, `series` and `blocked`, the messages that rules blocked, are opaque here. With `state_changed` the group's
+    `counts`, `series`, `blocked`, the messages that rules blocked, and `calls`, those that agents remember, are opaque
+    here. With `state_changed` the group's
     state becomes `state` (None: no state).
     """
 
@@ -174,12 +175,21 @@ class Closing(NamedTuple):
     state_changed: bool = False
     series: bytes = b""
     blocked: bytes = b""
+    calls: bytes = b""
 
 
-class SeriesEntry(NamedTuple):
-    """What a group has collected in one step."""
+class Kind(StrEnum):
+    """Kind of what a group collects in a step: its part of the series, or the calls that its agents remember."""
+
+    SERIES = "series"
+    CALLS = "calls"
+
+
+class Collected(NamedTuple):
+    """What a group has collected in one step: a stream entry of one kind."""
 
     entry: str
+    kind: Kind
     step: int
     group: str
     data: bytes

@@ -42,18 +42,19 @@ from ray_messaging.transports.step_values import (
     BoxStart,
     ClosedStep,
     Closing,
+    Collected,
     Committed,
     Cover,
     Done,
     Driven,
     Driver,
     GroupProgress,
+    Kind,
     News,
     Opened,
     Progress,
     Reason,
     Refused,
-    SeriesEntry,
     StepSettings,
     StepTag,
     Taken,
@@ -237,10 +238,10 @@ class RedisSteps:
     ) -> Committed | Refused:
         """Close a step: everything that its attempt sent counts from now on. With `go_on` the next step is opened too.
 
-        Raises: Fenced if another driver has the group, or the step is not open; MailboxFull if it has series, and the
-        server's memory is full. Then nothing has happened.
+        Raises: Fenced if another driver has the group, or the step is not open; MailboxFull if it has series or calls,
+        and the server's memory is full. Then nothing has happened.
         """
-        script = "close_collecting_step" if closing.series else "close_step"
+        script = "close_collecting_step" if closing.series or closing.calls else "close_step"
         reply = await self._script(script, group, attempt, step, *_closing(closing, go_on=go_on))
         return _closed(reply, group, attempt, step)
 
@@ -359,32 +360,33 @@ class RedisSteps:
             if name.startswith(b"k:")
         }
 
-    async def series(self, through: int) -> list[SeriesEntry]:
+    async def collected(self, through: int) -> list[Collected]:
         """Return what groups have collected in the steps up to `through`, as far as it was not dropped."""
-        found: list[SeriesEntry] = []
+        found: list[Collected] = []
         after, count = "-", 1
-        while page := await self._link.command("XRANGE", self._keys.steps("series"), after, "+", "COUNT", count):
+        while page := await self._link.command("XRANGE", self._keys.steps("collected"), after, "+", "COUNT", count):
             for entry, fields in page:
                 each = dict(zip(fields[::2], fields[1::2], strict=True))
-                found.append(SeriesEntry(entry.decode(), int(each[b"s"]), each[b"g"].decode(), each[b"d"]))
+                kind = Kind(each[b"k"].decode())
+                found.append(Collected(entry.decode(), kind, int(each[b"s"]), each[b"g"].decode(), each[b"d"]))
             after = f"({found[-1].entry}"
             count = max(1, min(_RESULTS, _REPLY_BYTES // max(len(each.data) for each in found[-len(page) :])))
         return [each for each in found if each.step <= through]
 
-    async def series_born(self, now: str) -> str:
-        """Return since when this server counts the steps of the series: `now`, unless it was asked before."""
-        await self._link.command("HSETNX", self._steps, "series_born", now)
-        return bytes(await self._link.command("HGET", self._steps, "series_born")).decode()
+    async def collected_born(self, now: str) -> str:
+        """Return since when this server counts the steps of what it has collected: `now`, unless it was asked before."""
+        await self._link.command("HSETNX", self._steps, "collected_born", now)
+        return bytes(await self._link.command("HGET", self._steps, "collected_born")).decode()
 
-    async def series_bytes(self) -> int:
-        """Return the size of what `series` returns for all steps."""
-        return int(await self._link.command("HGET", self._steps, "series_bytes") or 0)
+    async def collected_bytes(self) -> int:
+        """Return the size of what `collected` returns for all steps."""
+        return int(await self._link.command("HGET", self._steps, "collected_bytes") or 0)
 
-    async def drop_series(self, entries: Sequence[SeriesEntry]) -> None:
+    async def drop_collected(self, entries: Sequence[Collected]) -> None:
         """Delete what groups have collected, once it is in a file."""
         for low in range(0, len(entries), _RESULTS):
             names = [each.entry for each in entries[low : low + _RESULTS]]
-            await self._link.script("drop_series", [self._steps, self._keys.steps("series")], names)
+            await self._link.script("drop_collected", [self._steps, self._keys.steps("collected")], names)
 
     async def blocked(self, step: int, groups: Sequence[str]) -> list[bytes]:
         """Return what these groups stated, as they closed a step, about the messages that rules blocked.
@@ -470,7 +472,7 @@ def _closing(closing: Closing, *, go_on: bool) -> list[Any]:
     state: tuple[str, bytes] = "=", b""
     if closing.state_changed:
         state = ("-", b"") if closing.state is None else ("+", closing.state)
-    return [closing.rows, closing.counts, *state, int(go_on), closing.series, closing.blocked]
+    return [closing.rows, closing.counts, *state, int(go_on), closing.series, closing.blocked, closing.calls]
 
 
 def _closed(reply: list[Any], group: str, attempt: int, step: int) -> Committed | Refused:

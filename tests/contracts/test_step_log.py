@@ -4,6 +4,7 @@ import asyncio
 import json
 from contextlib import aclosing
 
+import msgspec
 import pytest
 from support.log_writing import POINTS, Crash, Died
 from support.patience import WAIT_S
@@ -13,12 +14,18 @@ from typer.testing import CliRunner
 from ray_messaging import EventLog, columns
 from ray_messaging.cli.app import app
 from ray_messaging.eventlog.folder import Folder
+from ray_messaging.eventlog.reading.questions import answer
+from ray_messaging.eventlog.reading.scan import View
 from ray_messaging.interception.rules import ALLOW, BlackList, Rule, block, rewrite
 from ray_messaging.interception.server.interceptor import Interceptor
+from ray_messaging.model.calls import MODEL, CallRecord, encode_calls
+from ray_messaging.model.exact import encode_exactly
 from ray_messaging.model.series import encode_rows
 from ray_messaging.steps.digests import history_digest
 from ray_messaging.steps.step_account import digest_of, messages_of, sealed_counts
-from ray_messaging.transports.step_values import StepSettings
+from ray_messaging.transports.step_values import Kind, StepSettings
+
+ORDER = [("step", "ascending"), ("agent", "ascending")]
 
 
 @pytest.fixture
@@ -365,22 +372,32 @@ async def test_typed_payloads_are_in_canonical_order_and_have_the_digests_of_the
 
 
 @pytest.mark.parametrize("count", [1, 3])
-async def test_series_are_in_the_log_once_although_its_writer_dies(society, monkeypatch, count):
+async def test_series_and_calls_are_in_the_log_once_although_its_writer_dies(society, monkeypatch, count):
     monkeypatch.setattr("ray_messaging.eventlog.writing.writer.FILE_BYTES", 1)
     await society.begin(groups=count)
     writer = await society.writer(segment_rows=100)
-    monkeypatch.setattr(writer._series._store, "drop_series", died)  # the file is there, and the server has it, too
+    monkeypatch.setattr(
+        writer._collected._store, "drop_collected", died
+    )  # the file is there, and the server has it, too
     living = asyncio.gather(*map(measured, await society.groups(count)))
     async with asyncio.timeout(WAIT_S):
         while writer.error is None:
             await writer._waiters.wait_change()
-    assert Folder(society.folder).series_files()
+    folder = Folder(society.folder)
+    assert all(folder.collected_files(kind) for kind in Kind)
     later = await society.writer(segment_rows=100)
     await within(living)
-    assert (await within(later.series())).to_pylist() == measures(STEPS)
+    await within(later.caught_up())
+    view = View(folder, [], collected=await later.unwritten())
+    assert answer(view, "series", {}).to_pylist() == measures(STEPS)
+    assert answer(view, "calls", {}).to_pylist() == calls(STEPS)
+    assert answer(view, "sql", {"query": "select * from calls"}).sort_by(ORDER).to_pylist() == calls(STEPS)
     await within(later.retire())
-    assert EventLog.open(society.folder).series().to_pylist() == measures(STEPS)
-    assert await later._series._store.series_bytes() == 0
+    log = EventLog.open(society.folder)
+    assert log.series().to_pylist() == measures(STEPS)
+    assert log.calls().to_pylist() == calls(STEPS)
+    assert log.sql("select * from calls order by step, agent").to_pylist() == calls(STEPS)
+    assert await later._collected._store.collected_bytes() == 0
 
 
 async def measured(messager, *, until=STEPS):
@@ -389,6 +406,21 @@ async def measured(messager, *, until=STEPS):
             run_step(step)
             ids = step.places.column.to_numpy()
             step.keep_series(encode_rows(ids, {"x": ids * 0.5 + step.number}))
+            step.keep_calls(encode_calls([record(step.number, agent) for agent in ids.tolist()]))
+
+
+def record(step, agent):
+    answer = encode_exactly([agent, step], "")
+    return CallRecord(f"{agent}-1", agent, "ask", True, '{"args":[]}', 0.5, 2, MODEL, msgspec.Raw(answer))
+
+
+def calls(until):
+    return [
+        {"step": step, "agent": agent, "function": "ask", "arguments": '{"args":[]}', "result": f"[{agent},{step}]"}
+        | {"seconds": 0.5, "tries": 2, "source": "model", "bytes": 3, "by_content": True, "key": f"{agent}-1"}
+        for step in range(until)
+        for agent in range(AGENTS)
+    ]
 
 
 def measures(until):

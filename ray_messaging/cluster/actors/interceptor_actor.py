@@ -233,7 +233,7 @@ class InterceptorActor:
     hold_steps = of_host(lambda host: host.hold_steps)
     release_steps = of_host(lambda host: partial(host.steps.drop_hold, CTRL_C))
     step_state = of_host(lambda host: host.steps.state)
-    step_series = of_host(lambda host: host.steps.series)
+    step_collected = of_host(lambda host: host.steps.collected)
     sealed_step = of_host(lambda host: partial(sealed_counts, host.steps))
     history_digest = of_host(lambda host: partial(sealed_history, host.steps))
 

@@ -17,7 +17,7 @@ from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.reading.event_rows import rows_as_seed
 from ray_messaging.eventlog.reading.filters import Filters
 from ray_messaging.eventlog.reading.query import REACHED
-from ray_messaging.eventlog.reading.questions import answer
+from ray_messaging.eventlog.reading.questions import COLLECTED, answer
 from ray_messaging.eventlog.reading.results import INTERNAL
 from ray_messaging.eventlog.reading.scan import View, scan
 from ray_messaging.eventlog.records import (
@@ -42,6 +42,7 @@ from ray_messaging.eventlog.writing.writer import LogWriter
 from ray_messaging.transports.backend import backend_of
 from ray_messaging.transports.experiment_store import other_run
 from ray_messaging.transports.server_facts import kind_and_version
+from ray_messaging.transports.step_values import Kind
 from ray_messaging.transports.values import Limits
 
 PAGE = 4096  # rows in one answer
@@ -137,7 +138,8 @@ class LogHost:
             note_missing(self._folder, account.writer, str(error))
             raise error
         lacking = unended(self._folder)
-        if (segments or lacking or self._folder.series_files()) and self._on_existing == "error":
+        collected = any(self._folder.collected_files(kind) for kind in Kind)
+        if (segments or lacking or collected) and self._on_existing == "error":
             kind_of = "a run that has no end" if lacking else "an earlier run"
             raise AlreadyExists(
                 f"{self._folder.where} holds the log of {kind_of}: go on with it by on_existing='resume', "
@@ -226,9 +228,9 @@ class LogHost:
 
     async def ask(self, what: str, arguments: dict[str, Any]) -> Any:  # noqa: ANN401 - each question has its own
         """Answer a query over everything that was sent before it. Only a sample may miss the newest rows."""
-        if what == "series":
-            return await self._writer.series()
         view = self._view_now() if what == "sample" else await self._view()
+        if what in COLLECTED:
+            view = view._replace(collected=await self._writer.unwritten())
         return await asyncio.to_thread(answer, view, what, arguments)
 
     async def _view(self) -> View:

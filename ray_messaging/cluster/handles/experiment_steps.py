@@ -19,7 +19,7 @@ from ray_messaging.model.columns import IdColumn
 from ray_messaging.receiving.call_checks import check_timeout
 from ray_messaging.steps.step_account import StepCounts, digest_of
 from ray_messaging.steps.stragglers import Straggler
-from ray_messaging.transports.step_values import SUPERVISOR, Progress, SeriesEntry
+from ray_messaging.transports.step_values import SUPERVISOR, Collected, Progress
 
 _NAMED = 3  # the most late groups that the progress names
 _RECENT_S = 10.0  # the time over which the rate is taken
@@ -232,9 +232,9 @@ class ExperimentSteps:
         """
         return digest_of(self._sealed(step))
 
-    def collected(self, through: int) -> list[SeriesEntry]:
+    def collected(self, through: int) -> list[Collected]:
         """Return what groups have collected in the steps up to `through`, as far as no event log has taken it."""
-        found: list[SeriesEntry] = self._connection.ask(self._interceptor.step_series.remote(through))
+        found: list[Collected] = self._connection.ask(self._interceptor.step_collected.remote(through))
         return found
 
     def history_digest(self, step: int) -> bytes:

@@ -21,6 +21,7 @@ from ray_messaging.errors import Closed, ConfigError, InvalidPayload, MessagingE
 from ray_messaging.message import Message
 from ray_messaging.messages import Messages
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
+from ray_messaging.model.calls import encode_calls
 from ray_messaging.model.exact import decode_exactly, encode_exactly, kept_exactly
 from ray_messaging.steps.agent_places import NO_PLACES
 from ray_messaging.steps.blocked_sends import BlockedSend
@@ -183,6 +184,7 @@ class Society:
         self.step: Step | None = None
         self.last_step: int | None = None  # the last one that ran here to its end, whose states these are
         self.calls: RememberedCalls | None = None  # the remembered calls of the step
+        self.records_calls = False  # the step keeps them for an event log
         self.seed = 0
         self.shared = shared
         self.data = data
@@ -216,7 +218,10 @@ class Society:
         self._places, self.last_step = step.places, None
         self.step, self.generators, self.moves = step, step.generators, {}
         self._holder.reset()
-        self.calls = None if memory is None else RememberedCalls(memory, self._threads, self._holder)
+        if memory is None:
+            self.calls = None
+        else:
+            self.calls = RememberedCalls(memory, self._threads, self._holder, recorded=self.records_calls)
         self._calls = StepCalls(
             self._model,
             self._model_thread,
@@ -233,6 +238,8 @@ class Society:
             self._calls = None
         if memory is not None and memory.broken is not None:  # even if the model has caught the error
             raise memory.broken
+        if self.calls is not None and self.records_calls:
+            step.keep_calls(encode_calls(self.calls.records()))
         if self._collector is not None and self._collector.is_due(step.number):
             collected = partial(self._collector.of_agents, self._agents, step.places, self._failed)
             step.keep_series(await self._model_thread.call(collected))

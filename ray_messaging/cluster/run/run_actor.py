@@ -113,6 +113,7 @@ class RunActor:
             self._homes = Homes(plan, inputs.plans)
             if isinstance(self._society, Society):
                 self._society.homes = self._homes
+                self._society.records_calls = messaging is not None and messaging.log_dir is not None
             if messaging is not None:
                 await self.open(messaging, plan)
         society, homes = self._society, self._homes

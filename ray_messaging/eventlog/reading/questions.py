@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from ray_messaging.eventlog.calls import read_calls
 from ray_messaging.eventlog.reading.balance import balance
 from ray_messaging.eventlog.reading.causes import why
 from ray_messaging.eventlog.reading.counting import count, sample, stats
@@ -42,11 +43,13 @@ QUESTIONS: dict[str, Callable[..., Any]] = {
     "digest": digest,
     "history_digest": history,
     "end": end,
-    "series": lambda view: read_series(view.folder),
+    "series": lambda view: read_series(view.folder, view.collected),
+    "calls": lambda view: read_calls(view.folder, view.collected),
     "run": run,
     "has_names": has_names,
     "typed": typed,
 }
+COLLECTED = frozenset(("series", "calls", "sql"))  # questions that read what groups have collected
 
 
 def answer(view: View, question: str, arguments: dict[str, Any]) -> Any:  # noqa: ANN401 - each query has its own

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from ray_messaging.errors import LogError
+from ray_messaging.eventlog.collected import NOTHING, Unwritten
 from ray_messaging.eventlog.folder import Folder, Segment
 from ray_messaging.eventlog.reading.filters import MICROSECONDS, Filters
 from ray_messaging.eventlog.reading.results import field_of, is_there, stored_column, texts_of, unified
@@ -29,11 +30,15 @@ _FORMAT = ds.ParquetFileFormat(  # without buffers of whole files
 
 
 class View(NamedTuple):
-    """The data that a query reads: closed segments, and tables of the later rows, which are not in a file yet."""
+    """The data that a query reads: closed segments, and tables of the later rows, which are not in a file yet.
+
+    `collected` is what groups have collected and is not in a file yet, for the queries that read such.
+    """
 
     folder: Folder
     segments: Sequence[Segment]
     live: Sequence[pa.Table] = ()
+    collected: Unwritten = NOTHING
 
     @property
     def closed(self) -> int:

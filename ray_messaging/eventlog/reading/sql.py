@@ -14,6 +14,8 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from ray_messaging.errors import InvalidQuery
+from ray_messaging.eventlog.calls import COLUMNS as CALL_COLUMNS
+from ray_messaging.eventlog.calls import calls_dataset
 from ray_messaging.eventlog.reading.filters import MICROSECONDS, Filters, check_text, invalid
 from ray_messaging.eventlog.reading.results import COLUMNS, typed_schema
 from ray_messaging.eventlog.reading.scan import View, damaged_file, datasets, has_names
@@ -121,6 +123,12 @@ def _messages(view: View) -> tuple[ds.Dataset, list[str]]:
     return ds.UnionDataset(schema, [_as(part, schema) for part in parts]), selected
 
 
+def _calls(view: View) -> tuple[ds.Dataset, list[str]]:
+    """Return the stored rows of the remembered calls, and the SQL expressions that select the columns of `calls`."""
+    stored, made = calls_dataset(view.folder, view.collected)
+    return stored, [f"{made.get(name, _quoted(name))} as {_quoted(name)}" for name in CALL_COLUMNS]
+
+
 def _comparable(schemas: Sequence[pa.Schema]) -> pa.Schema:
     """Return the columns of typed payloads, except those that are vectors in some files and not in others."""
     found = typed_schema(schemas)
@@ -144,4 +152,4 @@ def _quoted(name: str) -> str:
 
 
 # The tables that queries see. Each function returns the stored rows of a view, and what to select from them.
-TABLES: dict[str, Callable[[View], tuple[ds.Dataset, list[str]]]] = {"messages": _messages}
+TABLES: dict[str, Callable[[View], tuple[ds.Dataset, list[str]]]] = {"messages": _messages, "calls": _calls}

@@ -10,12 +10,12 @@ from typing import Any
 import pyarrow as pa
 
 from ray_messaging.errors import Fenced, LogError, MessagingError
+from ray_messaging.eventlog.collected import NOTHING, Unwritten
 from ray_messaging.eventlog.folder import Folder, Segment
-from ray_messaging.eventlog.series import read_series
 from ray_messaging.eventlog.writing.checkpoint_writer import CheckpointWriter
+from ray_messaging.eventlog.writing.collected_writer import FILE_BYTES, CollectedWriter
 from ray_messaging.eventlog.writing.open_segment import SEGMENT_AGE_S, SEGMENT_BYTES, SEGMENT_ROWS, OpenSegment, Sealed
 from ray_messaging.eventlog.writing.segment_store import SegmentStore, gone, lost, stuck
-from ray_messaging.eventlog.writing.series_writer import FILE_BYTES, SeriesWriter
 from ray_messaging.eventlog.writing.step_rows import STEPS, StepBoxes, StepFeed, StepRows
 from ray_messaging.eventlog.writing.stream_cursors import StreamCursors, Waiters
 from ray_messaging.eventlog.writing.stream_reader import Chunk, ReadAhead, StreamReader
@@ -84,7 +84,7 @@ class LogWriter:
         self._waiters = Waiters(self._reached)
         self._transport = transport
         self._feed: StepFeed | None = None  # None: the experiment has no steps
-        self._series: SeriesWriter | None = None  # None as well
+        self._collected: CollectedWriter | None = None  # None as well
         self._every = checkpoint
         self._checkpoints: CheckpointWriter | None = None  # None: there are none
         self._open = OpenSegment(1, 0)
@@ -124,8 +124,8 @@ class LogWriter:
             return
         boxes = StepBoxes(store, self.exp_id, self.folder, settings, self._reader.retry, self._reader.hearers)
         self._streams.steps = await boxes.begin(self._streams.steps)
-        self._series = SeriesWriter(store, self.folder, self._segments, self._reader.retry)
-        await self._series.begin()
+        self._collected = CollectedWriter(store, self.folder, self._segments, self._reader.retry)
+        await self._collected.begin()
         self._feed = StepFeed(boxes, self._streams.steps, self._take_step, self._waiters.notify)
         self._feed_task = self._spawn(self._follow_steps, "steps")
         if self._every is not None:
@@ -162,7 +162,7 @@ class LogWriter:
         """Close the writer, and unregister the log: from then on streams are trimmed without regard to the log."""
         await self.close()
         if self.error is None:
-            await self._write_series(1)
+            await self._write_collected(1)
             if self._checkpoints is not None:
                 await self._checkpoints.end()
             await self._log.unregister(self._segments.epoch)
@@ -360,20 +360,19 @@ class LogWriter:
         self._streams.drop(sealed.finished)
         if self._feed is not None and sealed.steps is not None:
             await self._feed.boxes.written(sealed.steps)
-            await self._write_series(FILE_BYTES)
+            await self._write_collected(FILE_BYTES)
         if not closed:
             await self._segments.release_memory()
 
-    async def _write_series(self, least: int) -> None:
-        if self._series is not None and self._streams.steps is not None:
-            await self._series.write(self._streams.steps.handled, least=least)
+    async def _write_collected(self, least: int) -> None:
+        if self._collected is not None and self._streams.steps is not None:
+            await self._collected.write(self._streams.steps.handled, least=least)
 
-    async def series(self) -> pa.Table:
-        """Return what groups have collected in all sealed steps."""
-        await self.caught_up()
-        if self._series is None or self._streams.steps is None:
-            return read_series(self.folder)
-        return await self._series.table(self._streams.steps.handled)
+    async def unwritten(self) -> Unwritten:
+        """Return what groups have collected in sealed steps, as far as the server has it."""
+        if self._collected is None or self._streams.steps is None:
+            return NOTHING
+        return await self._collected.unwritten(self._streams.steps.handled)
 
     async def _written(self) -> None:
         """Wait until no file is being written."""

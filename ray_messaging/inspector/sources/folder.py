@@ -28,6 +28,7 @@ from ray_messaging.inspector.values import (
     settings,
 )
 from ray_messaging.model.series import AGENT, AGENT_NAME, STEP, TAKEN
+from ray_messaging.transports.step_values import Kind
 
 T = TypeVar("T")
 
@@ -107,7 +108,7 @@ class FolderSource(Source):
 
     def _is_long(self) -> bool:
         """Return whether the series are too long for a page."""
-        return len(self._folder.series_files()) > _SERIES_FILES
+        return len(self._folder.collected_files(Kind.SERIES)) > _SERIES_FILES
 
     def series(self, agent: str | None = None) -> Series | None:
         """Return what the run has collected of all agents together, or of one; None: nothing, or too much for a page.

@@ -12,7 +12,7 @@ end
 --
 -- steps         hash: settings (JSON), wait_for (all, senders: the mode that holds), groups, window, horizon, lag, lag_large,
 --               lag_bytes, box_rows, box_bytes: see StepSettings; series = the shape of the series,
---               series_bytes = their bytes in steps:series, series_born: see RedisSteps; kept:<step> = bytes of the boxes for a step, once they are
+--               collected_bytes = bytes in steps:collected, collected_born: see RedisSteps; kept:<step> = bytes of the boxes for a step, once they are
 --               final and there are holds, kept = of all these; sealed = last step that all groups have closed, latest = last one that some group has opened,
 --               target = last one that may be opened (none: no end), dropped = last one the boxes of which are deleted,
 --               joined = how many groups have joined, news = last entry of steps:news, asked = last step that some group has
@@ -24,8 +24,8 @@ end
 -- steps:holds   hash: name -> last step the boxes of which it has handled; CHECKPOINT: last step before the next checkpoint
 -- steps:news    stream: an entry wakes those who wait: e = what, o = opened, b = how many boxes there are for that step,
 --               d = version of the directory, r = 1: rules have blocked messages of the step before
--- steps:series  stream: what groups have collected, an entry for each step of a group, until the event log has it: s = step,
---               g = group, d = data
+-- steps:collected  stream: what groups have collected, until the event log has it, at most an entry of each kind for each step
+--               of a group: k = kind (series, calls), s = step, g = group, d = data
 -- steps:<step>  hash: k:<group> = attempt that closed it, n:<group> = its counts, outside = rows from outside
 -- steps:<step>:blocked  hash: group -> its messages that rules blocked in the step; deleted when the next step is sealed
 -- step:<group>  hash: since = first step in which it counts, until = first one in which it does not (none: it stays), closed,
@@ -168,7 +168,7 @@ end
 local function late_holds(prefix, step)
   local holds, late = redis.call('HGETALL', prefix .. 'steps:holds'), {}
   if #holds == 0 then return late end
-  local now = redis.call('HMGET', prefix .. 'steps', 'lag', 'lag_large', 'lag_bytes', 'kept', 'series_bytes')
+  local now = redis.call('HMGET', prefix .. 'steps', 'lag', 'lag_large', 'lag_bytes', 'kept', 'collected_bytes')
   local lag = tonumber(now[1])
   if tonumber(now[4] or 0) + tonumber(now[5] or 0) > tonumber(now[3]) then lag = math.min(lag, tonumber(now[2])) end
   for i = 1, #holds, 2 do
@@ -337,7 +337,7 @@ end
 -- shared cover_step ---------------------------------------------------------------------------------------------------
 -- Close a step, as close_step says.
 --
--- closing: rows, counts, how, state, go_on, series, blocked = ARGV[5] to [11] of close_step
+-- closing: rows, counts, how, state, go_on, series, blocked, calls = ARGV[5] to [12] of close_step
 
 -- Keep the state of before a step, which is being closed, where agents have left the group from this step on.
 local function keep_left_state(prefix, key, step, parting)
@@ -409,10 +409,12 @@ local function cover_step(prefix, group, attempt, named, closing)
   if closing.how == '+' then fields[#fields + 1], fields[#fields + 2] = 'state', closing.state end
   if closing.how == '-' then redis.call('HDEL', key, 'state') end
   redis.call('HSET', key, unpack(fields))
-  if shape ~= '' then
-    redis.call('HSET', prefix .. 'steps', 'series', shape)
-    redis.call('HINCRBY', prefix .. 'steps', 'series_bytes', #closing.series)
-    redis.call('XADD', prefix .. 'steps:series', '*', 's', named, 'g', group, 'd', closing.series)
+  if shape ~= '' then redis.call('HSET', prefix .. 'steps', 'series', shape) end
+  for _, kind in ipairs({'series', 'calls'}) do
+    if closing[kind] ~= '' then
+      redis.call('HINCRBY', prefix .. 'steps', 'collected_bytes', #closing[kind])
+      redis.call('XADD', prefix .. 'steps:collected', '*', 'k', kind, 's', named, 'g', group, 'd', closing[kind])
+    end
   end
   redis.call('UNLINK', key .. ':sent', key .. ':results')
   if go_on and tonumber(steps[2]) <= step then redis.call('HSET', prefix .. 'steps', 'asked', step + 1) end

@@ -191,35 +191,35 @@ return 1
 -- ARGV[1] prefix of this experiment's keys  [2] group  [3] the driver's attempt  [4] step
 -- ARGV[5] rows that it wrote to mailboxes' boxes, as acknowledged  [6] its counts  [7] what becomes of the state: = it stays,
 --         + it is [8], - it goes  [9] 1: the next step is to be opened  [10] its part of the series, "" for none
---         [11] its messages that rules blocked, "" for none
+--         [11] its messages that rules blocked, "" for none  [12] its remembered calls, "" for none
 -- Returns {1, sealed, what open_step in step_barrier does}; {0} a later driver has the group; {-1} the server knows
 -- neither; {2, rows, mailboxes...}: so many rows are here, and these mailboxes do not hear the group; {3, closed, until or false}: not open;
 -- {5, shape}: the series have another shape
 local closing = {rows = ARGV[5], counts = ARGV[6], how = ARGV[7], state = ARGV[8], go_on = ARGV[9], series = ARGV[10],
-                 blocked = ARGV[11]}
+                 blocked = ARGV[11], calls = ARGV[12]}
 return cover_step(ARGV[1], ARGV[2], ARGV[3], ARGV[4], closing)
 
 -- script close_collecting_step ----------------------------------------------------------------------------------------
--- Close a step with series, as close_step does. Not allowed when memory is full, because a seal frees no series.
+-- Close a step with series or calls, as close_step does. Not allowed when memory is full, because a seal frees none of them.
 --
 -- KEYS and ARGV as in close_step
 -- Returns what close_step does
 local closing = {rows = ARGV[5], counts = ARGV[6], how = ARGV[7], state = ARGV[8], go_on = ARGV[9], series = ARGV[10],
-                 blocked = ARGV[11]}
+                 blocked = ARGV[11], calls = ARGV[12]}
 return cover_step(ARGV[1], ARGV[2], ARGV[3], ARGV[4], closing)
 
 -- script commit_step --------------------------------------------------------------------------------------------------
 -- Write all frames of an open step into boxes, and close it: one call for a small step.
 --
 -- KEYS and ARGV[1] to [6] as in send_to_boxes
--- ARGV[7] to [13] as ARGV[5] to [11] of close_step
+-- ARGV[7] to [14] as ARGV[5] to [12] of close_step
 -- ARGV[...] per write as in send_to_boxes
 -- Returns what close_step does; {4}: nothing was written, send_to_boxes tells why
 local closing = {rows = ARGV[7], counts = ARGV[8], how = ARGV[9], state = ARGV[10], go_on = ARGV[11], series = ARGV[12],
-                 blocked = ARGV[13]}
+                 blocked = ARGV[13], calls = ARGV[14]}
 local now = redis.call('HMGET', KEYS[3], 'attempt', 'closed')
 if now[1] == ARGV[3] and tonumber(now[2]) < tonumber(ARGV[4]) then
-  local fates = write_to_boxes(KEYS, 14, true)
+  local fates = write_to_boxes(KEYS, 15, true)
   for i = 1, #fates do
     if fates[i] ~= 0 and (i == 1 or fates[i] ~= 1) then return {4} end
   end
@@ -232,18 +232,18 @@ else
 end
 return cover_step(ARGV[1], ARGV[2], ARGV[3], ARGV[4], closing)
 
--- script drop_series --------------------------------------------------------------------------------------------------
+-- script drop_collected -----------------------------------------------------------------------------------------------
 #!lua flags=allow-oom
--- Delete entries of the series. A call that is repeated changes nothing.
+-- Delete entries of what groups have collected. A call that is repeated changes nothing.
 --
--- KEYS[1] steps  [2] steps:series: see step_barrier
+-- KEYS[1] steps  [2] steps:collected: see step_barrier
 -- ARGV[...] the entries
 -- Returns 1
 for _, entry in ipairs(ARGV) do
   local found = redis.call('XRANGE', KEYS[2], entry, entry)
   if found[1] then
     for i = 1, #found[1][2], 2 do
-      if found[1][2][i] == 'd' then redis.call('HINCRBY', KEYS[1], 'series_bytes', 0 - #found[1][2][i + 1]) end
+      if found[1][2][i] == 'd' then redis.call('HINCRBY', KEYS[1], 'collected_bytes', 0 - #found[1][2][i + 1]) end
     end
     redis.call('XDEL', KEYS[2], entry)
   end

@@ -14,6 +14,7 @@ from ray_messaging.inspector.pages.charts import network
 from ray_messaging.inspector.sources.folder import FolderSource
 from ray_messaging.inspector.sources.society import AGENTS
 from ray_messaging.inspector.values import TEXT_WIDTH, RowQuery, Series, spoken
+from ray_messaging.transports.step_values import Kind
 
 
 @pytest.fixture
@@ -184,7 +185,7 @@ def test_rows_know_what_they_ask_and_answer(tmp_path):
 def write_series(folder, **columns):
     data = pa.BufferOutputStream()
     pq.write_table(pa.table(columns), data)
-    folder.write_series("0", 0, 1, data.getvalue().to_pybytes())
+    folder.write_collected(Kind.SERIES, "0", 0, 1, data.getvalue())
 
 
 def test_what_the_run_collected_is_of_all_agents_together(tmp_path):

@@ -12,14 +12,16 @@ from hypothesis import strategies as st
 from ray_messaging import Count, Mean
 from ray_messaging.eventlog.series import series_table
 from ray_messaging.model.series import UnfitValue, encode_aggregates, encode_rows
-from ray_messaging.transports.step_values import SeriesEntry
+from ray_messaging.transports.step_values import Collected, Kind
 
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**53), 2**53)
 COLUMNS = [NUMBERS, st.booleans(), st.text(st.characters(exclude_categories=["Cs"]))]
 
 
 def table_of(parts, step=3):
-    return series_table([SeriesEntry(str(place), step, f"group{place}", part) for place, part in enumerate(parts)])
+    return series_table(
+        [Collected(str(place), Kind.SERIES, step, f"group{place}", part) for place, part in enumerate(parts)]
+    )
 
 
 def dealt(values, groups):

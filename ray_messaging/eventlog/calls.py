@@ -1,0 +1,137 @@
+"""The calls that agents remember: a row for each call of a committed step, from files and from the server.
+
+`result` is a result as JSON. `exact` has it in the form of `encode_exactly`, where the JSON text means another value.
+"""
+
+from collections.abc import Container, Sequence
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+from ray_messaging.addressing.channels import AgentId
+from ray_messaging.eventlog.collected import NOTHING, Unwritten, steps_in
+from ray_messaging.eventlog.folder import Folder
+from ray_messaging.model.calls import CallRecord, decode_calls, json_text
+from ray_messaging.model.exact import decode_exactly, encode_exactly
+from ray_messaging.transports.step_values import Collected, Kind
+
+_SCHEMA = pa.schema(
+    [
+        ("step", pa.int64()),
+        ("agent", pa.int64()),  # null for an id that is a str
+        ("agent_name", pa.string()),
+        ("function", pa.string()),
+        ("arguments", pa.string()),
+        ("result", pa.string()),
+        ("exact", pa.binary()),
+        ("seconds", pa.float64()),
+        ("tries", pa.int64()),
+        ("source", pa.string()),
+        ("bytes", pa.int64()),
+        ("by_content", pa.bool_()),
+        ("key", pa.string()),
+    ]
+)
+COLUMNS = [name for name in _SCHEMA.names if name not in {"agent_name", "exact"}]
+_ROW_GROUP_ROWS = 1024  # a step is read from a few of them
+_FORMAT = ds.ParquetFileFormat(
+    default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True)
+)
+
+
+def calls_table(entries: Sequence[Collected]) -> pa.Table:
+    """Return the calls of all groups in some steps, by step and agent, ints before strs, as they are stored."""
+    rows = [(entry.step, call) for entry in entries for call in decode_calls(entry.data)]
+    rows.sort(key=lambda row: (row[0], isinstance(row[1].agent, str), row[1].agent))
+    return pa.Table.from_pylist([_row(step, call) for step, call in rows], _SCHEMA)
+
+
+def calls_file(table: pa.Table) -> pa.Buffer:
+    """Return a Parquet file of calls, as they are stored."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd", row_group_size=_ROW_GROUP_ROWS, write_page_checksum=True)
+    return sink.getvalue()
+
+
+def stored_calls(folder: Folder, unwritten: Unwritten = NOTHING) -> pa.Table:
+    """Return all calls as they are stored; raise LogError if a file cannot be read."""
+    files, entries = unwritten.beside_files(folder, Kind.CALLS)
+    return pa.concat_tables([*(_read(folder, file) for file in files), calls_table(entries)])
+
+
+def read_calls(folder: Folder, unwritten: Unwritten = NOTHING) -> pa.Table:
+    """Return the columns of all calls that `EventLog.calls` returns; raises as `stored_calls`."""
+    table = stored_calls(folder, unwritten)
+    if table["agent_name"].null_count < len(table):
+        names = pc.coalesce(table["agent_name"], table["agent"].cast(pa.string()))
+        table = table.set_column(table.column_names.index("agent"), "agent", names)
+    return table.select(COLUMNS)
+
+
+def calls_dataset(folder: Folder, unwritten: Unwritten = NOTHING) -> tuple[ds.Dataset, dict[str, str]]:
+    """Return the stored calls, and for some columns the SQL expression that makes them; raises as `stored_calls`."""
+    files, entries = unwritten.beside_files(folder, Kind.CALLS)
+    parts: list[ds.Dataset] = [ds.dataset(calls_table(entries))]
+    if files:
+        parts.append(ds.dataset(files, _SCHEMA, _FORMAT, folder.filesystem))
+    stored = ds.UnionDataset(_SCHEMA, parts)
+    named = stored.count_rows(filter=ds.field("agent_name").is_valid())
+    return stored, {"agent": "coalesce(agent_name, agent::varchar)"} if named else {}
+
+
+def parent_calls(log_dir: str, step: int, agents: Container[AgentId]) -> dict[str, bytes]:
+    """Return the results of what agents called in a step of an earlier run, by key, in the form of `encode_exactly`.
+
+    Args: `log_dir` is the folder of the earlier run.
+    Raises: LogError if the folder cannot be read.
+    """
+    folder = Folder(log_dir)
+    files = [file for file in folder.collected_files(Kind.CALLS) if steps_in(file)[0] <= step <= steps_in(file)[1]]
+    found = (row for file in files for row in _read(folder, file, step).to_pylist())
+    return {
+        row["key"]: row["exact"] or encode_exactly(msgspec.json.decode(row["result"]), "a result")
+        for row in found
+        if (row["agent"] if row["agent_name"] is None else row["agent_name"]) in agents
+    }
+
+
+def _read(folder: Folder, file: str, step: int | None = None) -> pa.Table:
+    """Return the rows of a file, or those of one step in it."""
+    try:
+        stored = ds.dataset(file, _SCHEMA, _FORMAT, folder.filesystem)
+        return stored.to_table(filter=None if step is None else ds.field("step") == step)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise folder.damaged(file, error) from error
+
+
+def _row(step: int, call: CallRecord) -> dict[str, Any]:
+    result = bytes(call.result)
+    text = json_text(decode_exactly(result))
+    named = isinstance(call.agent, str)
+    return {
+        "step": step,
+        "agent": None if named else call.agent,
+        "agent_name": call.agent if named else None,
+        "function": call.function,
+        "arguments": call.arguments,
+        "result": text,
+        "exact": None if _means(text, result) else result,
+        "seconds": call.seconds,
+        "tries": call.tries,
+        "source": call.source,
+        "bytes": len(result),
+        "by_content": call.by_content,
+        "key": call.key,
+    }
+
+
+def _means(text: str, result: bytes) -> bool:
+    """Return whether the value of a JSON text is a result, exactly."""
+    try:
+        return encode_exactly(msgspec.json.decode(text), "a result") == result
+    except ValueError:  # a number that is too large
+        return False
