@@ -178,6 +178,8 @@ class Run:
         options: RunOptions,
         kept: RunActors,
         until: int | None = None,
+        *,
+        parent_calls: str | None = None,
     ) -> None:
         check_run(model, options)
         if isinstance(graph, str):
@@ -193,7 +195,7 @@ class Run:
         # Each object is stored once in Ray's object store, however many groups there are.
         model_ref, options_ref = sent("the model", model), sent("the run's options", options)
         plan_refs = {plan.name: sent("the data of agents", plan) for plan in plans}
-        self._inputs = RunInputs(model_ref, options_ref, sent("shared", shared), plan_refs)
+        self._inputs = RunInputs(model_ref, options_ref, sent("shared", shared), plan_refs, parent_calls)
         self._actors = actors = kept.take(plan_refs)
         self._open = True
         with self._ending():

@@ -5,6 +5,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,6 +19,7 @@ from ray_messaging.cluster.run.model_thread import ModelThread
 from ray_messaging.cluster.run.plan import GroupPlan, Homes
 from ray_messaging.common.process_tuning import tune_process
 from ray_messaging.errors import AlreadyExists, MoveFailed, StepAborted, UnknownName
+from ray_messaging.eventlog.calls import parent_calls
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.steps.agent_places import AgentPlaces
 from ray_messaging.steps.step_loop import StepLoop, step_loop
@@ -55,13 +57,15 @@ class RunOptions(NamedTuple):
 class RunInputs(NamedTuple):
     """What the groups of a run share, each an awaitable, so that an actor loads it once: when it begins.
 
-    `plans` has the plan of each group by name.
+    `plans` has the plan of each group by name. `parent_calls` is the log's folder of an earlier run whose results answer
+    calls that are asked alike (None: there is none).
     """
 
     model: Any
     options: Any
     shared: Any
     plans: Mapping[str, Any]
+    parent_calls: str | None = None
 
 
 class RunActor:
@@ -125,6 +129,8 @@ class RunActor:
             try:
                 async for step in loop.steps(end):
                     await homes.prepare(step.places.agents)
+                    if inputs.parent_calls is not None and loop.calls is not None:
+                        loop.calls.parent = partial(parent_calls, inputs.parent_calls, step.number, step.places.agents)
                     await society.run(step, loop.calls)
                     if isinstance(society, Society) and society.moves:
                         await move_agents(self._messager, society.moves, step.number)

@@ -1,0 +1,134 @@
+"""Remembered calls on Ray: a fake model counts its calls in a file, and the log's folder has each of them once."""
+
+import asyncio
+import json
+import os
+import signal
+import time
+import uuid
+from functools import partial
+from pathlib import Path
+
+import pytest
+from support.step_society import SEED
+
+from ray_messaging import EventLog, Messaging, StepFailed, Steps
+from ray_messaging.cluster.run.run import Run, RunActors
+from ray_messaging.cluster.run.run_actor import RunOptions
+
+AGENTS, STEPS = 12, 4
+
+
+@pytest.fixture
+def start(by_value):
+    experiments = []
+
+    def start_one(log_dir=None):
+        name = f"calls-{uuid.uuid4().hex[:8]}"
+        experiments.append(Messaging.start(name, steps=Steps(seed=SEED, digest=True), log_dir=log_dir))
+        return experiments[-1]
+
+    yield start_one
+    for messaging in experiments:
+        messaging.shutdown()
+
+
+def note(file, prompt):
+    with Path(file).open("a") as calls:
+        calls.write(f"{prompt}\n")
+
+
+async def ask(prompt, *, file, mood=0.5):
+    """Answer as a model that is asked over a network, and count the call."""
+    note(file, prompt)
+    await asyncio.sleep(0.05)
+    return prompt.upper(), time.time()
+
+
+async def person(me, inbox, *, file, marks=None):
+    heard = [message.payload["said"] for message in inbox]
+    me.state["said"], me.state["at"] = await me.remember(ask, f"agent {me.id} heard {len(heard)}: {heard}", file=file)
+    me.send((me.id + 1) % AGENTS, {"said": me.state["said"]})
+    if marks is not None and (me.id, me.step) == (5, 2):
+        await asyncio.sleep(1)  # until the calls of the others have ended
+        if not marks.exists():
+            marks.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def asked(file):
+    return sorted(file.read_text().splitlines()) if file.exists() else []
+
+
+def test_a_kill_makes_no_call_again_and_each_call_is_in_the_log_once(start, tmp_path):
+    file, folder, mark = tmp_path / "calls", tmp_path / "log", tmp_path / "mark"
+    messaging = start(folder)
+    model = partial(person, file=str(file), marks=mark)
+    result = messaging.run(model, agents=AGENTS, groups=3, until=STEPS, progress=False)
+    assert mark.exists()
+    prompts = asked(file)
+    assert len(prompts) == len({*prompts}) == AGENTS * STEPS
+    live = messaging.log.calls()
+    messaging.shutdown()
+
+    log = EventLog.open(folder)
+    calls = log.calls().to_pandas()
+    assert calls.equals(live.to_pandas())
+    assert [*zip(calls.step, calls.agent, strict=True)] == [(s, a) for s in range(STEPS) for a in range(AGENTS)]
+    arguments = [json.loads(text) for text in calls.arguments]
+    assert sorted(each["args"][0] for each in arguments) == prompts
+    assert {each["kwargs"]["file"] for each in arguments} == {str(file)}
+    kept = calls[calls.source == "kept"]
+    assert {*zip(kept.step, kept.agent, strict=True)} == {(2, agent) for agent in range(AGENTS) if agent % 3 == 2}
+    assert {*calls.source} == {"kept", "model"}
+    assert {*calls.function} == {"ask"}
+    assert {*calls.tries} == {1}
+    assert calls.seconds.between(0.04, 10).all()
+    last = log.sql(f"select agent, result->>1 as at from calls where step = {STEPS - 1} order by agent").to_pylist()
+    assert {row["agent"]: float(row["at"]) for row in last} == {a: state["at"] for a, state in result.states.items()}
+
+
+def test_a_run_with_the_folder_of_an_earlier_one_makes_no_call_that_is_asked_alike(start, tmp_path):
+    def run_with(folder, parent, model):
+        messaging, options = start(folder), RunOptions(None, "agent", 100, None)
+        with Run(messaging, model, AGENTS, 2, None, None, options, RunActors(), parent_calls=parent) as standing:
+            standing.advance(STEPS)
+            result = standing.result()
+        messaging.shutdown()
+        return result, EventLog.open(folder).calls().to_pandas()
+
+    file, first, second, third = (tmp_path / name for name in ("calls", "first", "second", "third"))
+    model = partial(person, file=str(file))
+    result, _ = run_with(first, None, model)
+    prompts = asked(file)
+    assert len(prompts) == AGENTS * STEPS
+    again, calls = run_with(second, str(first), model)
+    assert again.states == result.states
+    assert again.digests == result.digests
+    assert asked(file) == prompts
+    assert {*calls.source} == {"parent"}
+
+    async def differing(me, inbox):
+        await person(me, [] if me.id == 3 else inbox, file=str(file))  # agent 3 hears nothing
+
+    _, calls = run_with(third, str(second), differing)
+    new = calls[calls.source == "model"]
+    assert [*zip(new.step, new.agent, strict=True)] == [
+        (step, 3 + later) for step in range(1, STEPS) for later in range(step)
+    ]
+    assert len(asked(file)) == AGENTS * STEPS + len(new)
+
+
+def test_an_earlier_run_that_cannot_be_read_ends_the_run(start, tmp_path):
+    born = tmp_path / "log" / "_calls" / "0"
+    born.mkdir(parents=True)
+    (born / "00000000-00000003.parquet").write_bytes(b"PAR1 and no more")
+    model, options = partial(person, file=str(tmp_path / "calls")), RunOptions(None, "agent", 100, None)
+    with (
+        Run(
+            start(), model, AGENTS, 2, None, None, options, RunActors(), parent_calls=str(tmp_path / "log")
+        ) as standing,
+        pytest.raises(StepFailed, match="is damaged"),
+    ):
+        standing.advance()
+    assert asked(tmp_path / "calls") == []
