@@ -99,7 +99,7 @@ class AttemptSender:
         Args: `changed` says that the step has set the state; with `go_on` the next step is opened too.
         Raises: StepAborted if not everything arrived; StepTooLarge if a receiver's box is full; UndeclaredSend for a
         send to a group that was declared not to hear this one; ConfigError if the series have another shape than
-        before; MailboxFull if the server has no memory for its series and calls; Fenced if another driver has the group.
+        before; MailboxFull if the server has no memory for series and calls; Fenced if another driver has the group.
         """
         if step.moves:
             await self._write_moves(step)

@@ -374,7 +374,7 @@ class RedisSteps:
         return [each for each in found if each.step <= through]
 
     async def collected_born(self, now: str) -> str:
-        """Return since when this server counts the steps of what it has collected: `now`, unless it was asked before."""
+        """Return since when this server counts the steps of what groups collect: `now`, unless it was asked before."""
         await self._link.command("HSETNX", self._steps, "collected_born", now)
         return bytes(await self._link.command("HGET", self._steps, "collected_born")).decode()
 
