@@ -13,6 +13,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from ray_messaging.addressing.channels import AgentId
+from ray_messaging.errors import LogError
 from ray_messaging.eventlog.collected import NOTHING, Unwritten, steps_in
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.model.calls import CallRecord, decode_calls, json_text
@@ -87,9 +88,15 @@ def parent_calls(log_dir: str, step: int, agents: Container[AgentId]) -> dict[st
     """Return the results of what agents called in a step of an earlier run, by key, in the form of `encode_exactly`.
 
     Args: `log_dir` is the folder of the earlier run.
-    Raises: LogError if the folder cannot be read.
+    Raises: LogError if the folder is not there, or cannot be read.
     """
     folder = Folder(log_dir)
+    if not folder.exists():
+        raise LogError(
+            f"{log_dir} is not there, which has the calls of the earlier run: put it back, or all calls would be made "
+            "again",
+            path=log_dir,
+        )
     files = [file for file in folder.collected_files(Kind.CALLS) if steps_in(file)[0] <= step <= steps_in(file)[1]]
     found = (row for file in files for row in _read(folder, file, step).to_pylist())
     return {

@@ -222,6 +222,13 @@ class Folder:
         except OSError as error:
             raise self._error(f"its segments cannot be removed: {error}; {_advice(error)}") from error
 
+    def exists(self) -> bool:
+        """Return whether there is a folder at this path; raise LogError if that cannot be told."""
+        try:
+            return bool(self.filesystem.get_file_info(self.path).type == pafs.FileType.Directory)
+        except OSError as error:
+            raise self._error(f"it cannot be read: {error}; {_advice(error)}") from error
+
     def read_small(self, name: str) -> bytes:
         """Return the content of a small file beside the segments, b"" if it does not exist.
 

@@ -6,13 +6,14 @@ import os
 import signal
 import time
 import uuid
+from collections import Counter
 from functools import partial
 from pathlib import Path
 
 import pytest
 from support.step_society import SEED
 
-from ray_messaging import EventLog, Messaging, StepFailed, Steps
+from ray_messaging import EventLog, Messaging, StepFailed, Steps, rules
 from ray_messaging.cluster.run.run import Run, RunActors
 from ray_messaging.cluster.run.run_actor import RunOptions
 
@@ -23,9 +24,9 @@ AGENTS, STEPS = 12, 4
 def start(by_value):
     experiments = []
 
-    def start_one(log_dir=None):
+    def start_one(log_dir=None, **steps):
         name = f"calls-{uuid.uuid4().hex[:8]}"
-        experiments.append(Messaging.start(name, steps=Steps(seed=SEED, digest=True), log_dir=log_dir))
+        experiments.append(Messaging.start(name, steps=Steps(seed=SEED, digest=True, **steps), log_dir=log_dir))
         return experiments[-1]
 
     yield start_one
@@ -117,6 +118,31 @@ def test_a_run_with_the_folder_of_an_earlier_one_makes_no_call_that_is_asked_ali
         (step, 3 + later) for step in range(1, STEPS) for later in range(step)
     ]
     assert len(asked(file)) == AGENTS * STEPS + len(new)
+
+
+def test_a_fork_makes_no_call_and_with_a_ban_only_those_whose_arguments_differ(start, tmp_path):
+    file, town = tmp_path / "calls", tmp_path / "town"
+    model = partial(person, file=str(file))
+    parent = start(town, checkpoint=1)
+    result = parent.run(model, agents=AGENTS, groups=2, until=6, progress=False)
+    parent.shutdown()
+    before = asked(file)
+    for name, banned in (("twin", []), ("ban", [rules.BlackList([(3, 4)])])):
+        fork = partial(Messaging.fork, town, f"{name}-{uuid.uuid4().hex[:8]}", log_dir=tmp_path / name, at_step=2)
+        with fork(rules=banned) as messaging:
+            again = messaging.run(model, agents=AGENTS, groups=2, until=6, progress=False)
+        calls = EventLog.open(tmp_path / name).calls().to_pandas()
+        assert [*zip(calls.step, calls.agent, strict=True)] == [(s, a) for s in range(6) for a in range(AGENTS)]
+        made = calls[(calls.source == "model") & (calls.step >= 2)]
+        assert sorted(made.arguments.map(lambda text: json.loads(text)["args"][0])) == sorted(
+            (Counter(asked(file)) - Counter(before)).elements()
+        )
+        assert (again.states == result.states) is not banned
+        # Agent 4 hears nothing from step 3 on, agent 5 hears otherwise from step 4 on, and so on.
+        assert {*zip(made.step, made.agent, strict=True)} == {
+            (step, 4 + later) for step in range(3, 6) for later in range(step - 2) if banned
+        }
+        before = asked(file)
 
 
 def test_an_earlier_run_that_cannot_be_read_ends_the_run(start, tmp_path):

@@ -195,6 +195,7 @@ class Run:
         # Each object is stored once in Ray's object store, however many groups there are.
         model_ref, options_ref = sent("the model", model), sent("the run's options", options)
         plan_refs = {plan.name: sent("the data of agents", plan) for plan in plans}
+        parent_calls = parent_calls or parent_of(messaging)
         self._inputs = RunInputs(model_ref, options_ref, sent("shared", shared), plan_refs, parent_calls)
         self._actors = actors = kept.take(plan_refs)
         self._open = True
@@ -328,6 +329,12 @@ def run(
     with Run(messaging, model, agents, groups, graph, shared, options, kept, until) as standing:
         parts = standing._go_on(until, progress=progress, with_states=True)
     return standing._gathered(parts, until)
+
+
+def parent_of(messaging: "Messaging") -> str | None:
+    """Return the folder of the run of which this one is a fork, also one that goes on; None if it is no fork."""
+    record = None if messaging.log_dir is None else messaging.log.run
+    return None if record is None or record["parent"] is None else str(record["parent"]["folder"])
 
 
 def _note(

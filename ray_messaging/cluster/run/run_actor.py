@@ -57,8 +57,8 @@ class RunOptions(NamedTuple):
 class RunInputs(NamedTuple):
     """What the groups of a run share, each an awaitable, so that an actor loads it once: when it begins.
 
-    `plans` has the plan of each group by name. `parent_calls` is the log's folder of an earlier run whose results answer
-    calls that are asked alike (None: there is none).
+    `plans` has the plan of each group by name. `parent_calls` is the log's folder of an earlier run, with whose results
+    equal calls are answered (None: there is none).
     """
 
     model: Any
