@@ -1,8 +1,10 @@
 """Results of calls that a step has made, kept for its later attempts."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -18,10 +20,19 @@ _BATCH, _BATCH_BYTES = 256, 2**20
 _decode = msgspec.msgpack.Decoder(KeptCall).decode
 
 
+class _New(NamedTuple):
+    """A result that the server does not have yet. `kept` is a future of the caller's event loop."""
+
+    key: str
+    result: bytes
+    kept: asyncio.Future[None]
+
+
 class CallMemory:
     """Results of the remembered calls of one group in one step, by key, on the server until the step is committed.
 
-    Results that arrive while a call to the server is in flight are written together by the next one.
+    It may be used in any one event loop. That in which it was made calls the server: results that arrive while such a
+    call is in flight are written together by the next one.
 
     Args: `limit` is the most bytes of one result; `again` says that earlier attempts at this step may have kept some.
     """
@@ -35,11 +46,11 @@ class CallMemory:
         self._step = step
         self._limit = limit
         self._again = again
-        self._known: asyncio.Task[Mapping[str, bytes]] | None = None
-        self._parents: asyncio.Task[Mapping[str, bytes]] | None = None
-        self._new: dict[str, bytes] = {}
-        self._kept: asyncio.Future[None] | None = None  # done when all results in `_new` are kept
-        self._writing: asyncio.Task[None] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._known: Future[tuple[Mapping[str, bytes], Mapping[str, bytes]]] | None = None
+        self._new: deque[_New] = deque()
+        self._writing = False
+        self._task: asyncio.Task[None] | None = None
 
     @property
     def may_know(self) -> bool:
@@ -53,22 +64,23 @@ class CallMemory:
 
         Raises: StepAborted if the server does not return the results; LogError if the earlier run cannot be read.
         """
+        if self._known is None:
+            self._known = asyncio.run_coroutine_threadsafe(self._load(), self._loop)
+        if not self._known.done():
+            await asyncio.shield(asyncio.wrap_future(self._known))
+        kept, parents = self._known.result()
+        if key in kept:
+            return KEPT, _decode(kept[key])
+        return (PARENT, KeptCall(0.0, 0, msgspec.Raw(parents[key]))) if key in parents else None
+
+    async def _load(self) -> tuple[Mapping[str, bytes], Mapping[str, bytes]]:
+        kept: Mapping[str, bytes] = {}
         if self._again:
-            if self._known is None:
-                self._known = asyncio.create_task(self._store.remembered(self._group, self._step))
             try:
-                known = await asyncio.shield(self._known)
+                kept = await self._store.remembered(self._group, self._step)
             except MessagingError as error:
                 raise self._break(str(error)) from error
-            if key in known:
-                return KEPT, _decode(known[key])
-        if self.parent is not None:
-            if self._parents is None:
-                self._parents = asyncio.create_task(asyncio.to_thread(self.parent))
-            parents = await asyncio.shield(self._parents)
-            if key in parents:
-                return PARENT, KeptCall(0.0, 0, msgspec.Raw(parents[key]))
-        return None
+        return kept, {} if self.parent is None else await asyncio.to_thread(self.parent)
 
     async def keep(self, key: str, call: KeptCall) -> None:
         """Keep a result; return when the server has it.
@@ -84,25 +96,31 @@ class CallMemory:
             )
         if self.broken is not None:
             raise self.broken
-        if self._kept is None:
-            self._kept = asyncio.get_running_loop().create_future()
-        self._new[key] = msgspec.msgpack.encode(call)
-        kept = self._kept
-        if self._writing is None:
-            self._writing = asyncio.create_task(self._write(), name="ray_messaging call results")
-        await asyncio.shield(kept)
+        new = _New(key, msgspec.msgpack.encode(call), asyncio.get_running_loop().create_future())
+        self._new.append(new)
+        if not self._writing:
+            self._writing = True
+            self._loop.call_soon_threadsafe(self._begin)
+        await new.kept
+
+    def _begin(self) -> None:
+        self._task = self._loop.create_task(self._write(), name="ray_messaging call results")
 
     async def _write(self) -> None:
-        while self._kept is not None:
-            (new, self._new), (kept, self._kept) = (self._new, {}), (self._kept, None)
+        while self._new:
+            new = [self._new.popleft() for _ in range(len(self._new))]
+            error: BaseException | None = None
             try:
-                for part in _parts(new):
+                for part in _parts({each.key: each.result for each in new}):
                     await self._write_part(part)
-            except Exception as error:  # noqa: BLE001 - the callers that wait raise it
-                kept.set_exception(error)
-            else:
-                kept.set_result(None)
-        self._writing = None
+            except Exception as raised:  # noqa: BLE001 - the callers that wait raise it
+                error = raised
+            loop = new[0].kept.get_loop()  # all calls of a group are made in one
+            loop.call_soon_threadsafe(_settle, new, error)
+        self._writing = False
+        if self._new:  # one came just before
+            self._writing = True
+            self._begin()
 
     async def _write_part(self, part: dict[str, bytes]) -> None:
         if self.broken is None:
@@ -123,6 +141,16 @@ class CallMemory:
             group=self._group,
         )
         return self.broken
+
+
+def _settle(new: Sequence[_New], error: BaseException | None) -> None:
+    for each in new:
+        if each.kept.done():  # its caller has given up
+            continue
+        if error is None:
+            each.kept.set_result(None)
+        else:
+            each.kept.set_exception(error)
 
 
 def _parts(results: dict[str, bytes]) -> Iterator[dict[str, bytes]]:

@@ -4,13 +4,13 @@ import asyncio
 import contextvars
 import inspect
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import suppress
 from functools import partial
 from itertools import chain
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from ray_messaging.cluster.run.agent import Agent, Model
     from ray_messaging.messages import Messages
     from ray_messaging.steps.step import Step
-
-T = TypeVar("T")
 
 CALLS_END_S: Final = 30.0  # if a step fails, remembered calls in flight get this time, because they cost money
 _END_S: Final = 1.0  # the time for a model to end after it was told to; one that blocks its thread does not notice
@@ -237,8 +235,8 @@ class _Remembered:
 class RememberedCalls:
     """The remembered calls of one step: an equal call of an agent has the same result each time the step runs.
 
-    The calls are made in the model's event loop, and stored by the event loop in which this object is created. Each is
-    a task of its own, which goes on if the step fails. `under_way` has the calls that have not ended.
+    The calls are made in the model's event loop. Each is a task of its own, which goes on if the step fails.
+    `under_way` has the calls that have not ended.
 
     Args: plain functions run in `threads`. With `recorded` the calls are recorded for the event log.
     """
@@ -251,7 +249,6 @@ class RememberedCalls:
         self._holder = holder
         self._recorded = recorded
         self._calls: list[_Remembered] = []  # those that are recorded, in the order in which they began
-        self._server_loop = asyncio.get_running_loop()
         self._asked: Counter[str] = Counter()  # how many calls have each digest
         self._unended: Counter[AgentId] = Counter()
 
@@ -308,21 +305,18 @@ class RememberedCalls:
         key = f"{digest}-{call.n}"
         try:
             try:
-                recalled = await self._by_server(self.memory.recall(key)) if self.memory.may_know else None
+                recalled = await self.memory.recall(key) if self.memory.may_know else None
                 source, made = (MODEL, await self._answer(call)) if recalled is None else recalled
             except BaseException:
                 if self._asked[digest] == call.n:  # a second attempt then has the same number, also in a later run
                     self._asked[digest] -= 1
                 raise
             if source == MODEL:  # a cancelled call may have been kept all the same, so no other one may get its number
-                await self._by_server(self.memory.keep(key, made))
+                await self.memory.keep(key, made)
         finally:
             self._unended[call.agent.id] -= 1
         call.end(key, source, made)
         return decode_exactly(made.result)
-
-    async def _by_server(self, answer: Coroutine[Any, Any, T]) -> T:
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(answer, self._server_loop))
 
     async def _answer(self, call: _Remembered) -> KeptCall:
         what, began = "an async function that is remembered", perf_counter()
