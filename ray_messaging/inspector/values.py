@@ -138,6 +138,21 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
+class Cause:
+    """A message and those that its sender had in hand when it sent it: see `eventlog.reading.causes.Why`."""
+
+    row: Row
+    causes: list["Cause"]
+    more: int
+    answered: bool
+    note: str
+
+    def rows(self) -> list[Row]:
+        """Return the messages of the tree, each before its causes."""
+        return [self.row, *(row for each in self.causes for row in each.rows())]
+
+
+@dataclass(frozen=True, slots=True)
 class RowQuery:
     """A search for rows, as a reader has typed it. "" in a field: any value matches.
 

@@ -10,7 +10,7 @@ from math import isfinite, sqrt
 from typing import Any
 
 from ray_messaging.inspector.pages.layout import COLOURS, GREY
-from ray_messaging.inspector.values import Series, Society, Traffic, cut
+from ray_messaging.inspector.values import Cause, Series, Society, Traffic, cut, spoken
 
 Options = dict[str, Any]
 
@@ -135,6 +135,53 @@ def network(society: Society) -> Options:
             }
         ],
     }
+
+
+def tree(found: Cause) -> Options:
+    """Draw a message, and to the right of each message its causes."""
+    return {
+        "animation": False,
+        "tooltip": _TOOLTIP | {"formatter": "{b}"},
+        "series": [
+            {
+                "type": "tree",
+                "data": [_node(found)],
+                "initialTreeDepth": -1,
+                "symbolSize": 9,
+                "left": 20,
+                "right": 260,
+                "top": 30,
+                "bottom": 10,
+                "edgeShape": "polyline",
+                "edgeForkPosition": "85%",
+                "label": _FONT | {"position": [0, -28], "align": "left", "lineHeight": 13},
+                "leaves": {"label": {"position": "right", "verticalAlign": "middle"}},
+                "lineStyle": {"color": GREY, "width": 1},
+                "emphasis": {"focus": "ancestor"},
+            }
+        ],
+    }
+
+
+def _node(found: Cause) -> Options:
+    row = found.row
+    words = spoken(row.text)[0]
+    head = f"{row.message_id}  {row.from_id} to {row.to_id}"
+    marks = [row.fate if row.fate != "delivered" else "", row.rule, row.labels]
+    facts = [f"answered: {words}" if found.answered else words, *filter(None, marks)]
+    below = [_node(each) for each in found.causes]
+    aside = [f"and {found.more:,} more"] if found.more else [found.note] if found.note else []
+    return {
+        "name": "\n".join([head, *facts, row.reason]).strip(),
+        "label": {"formatter": _plain(f"{head}\n{cut('; '.join(facts), _LONGEST)}")},
+        "itemStyle": {"color": COLOURS.get(row.fate, GREY)},
+        "children": [*below, *({"name": text, "itemStyle": {"color": GREY}, "symbolSize": 4} for text in aside)],
+    }
+
+
+def leaves(found: Cause) -> int:
+    """Return the number of the ends of a tree as `tree` draws it."""
+    return max(1, sum(map(leaves, found.causes)) + bool(found.more or found.note))
 
 
 def _measured(society: Society, agent: str) -> str:

@@ -86,7 +86,8 @@ _COLUMNS = (
 _BODY = r"""
 <q-tr :props="props">
   <q-td style="white-space: nowrap">{{ props.row.at }}</q-td>
-  <q-td :class="{step: props.row.step !== ''}">{{ props.row.step }}</q-td>
+  <q-td :class="{step: props.row.step !== ''}">{{ props.row.step
+    }}<div v-if="props.row.why_link"><a :href="props.row.why_link">why</a></div></q-td>
   <q-td><a :href="props.row.from_link">{{ props.row.from_id }}</a></q-td>
   <q-td class="to"><a :href="props.row.to_link">{{ props.row.to_id }}</a></q-td>
   <q-td class="text">{{ props.row.text }}<div v-if="props.row.rest" class="note">{{ props.row.rest }}</div
@@ -110,6 +111,7 @@ VIEWS = (
     View("/search", "Search"),
     View("/conversation", "Conversation"),
     View("/agent", "Agent"),
+    View("/why", "Why"),
     View("/rules", "Rules"),
     View("/deadletters", "Dead letters"),
 )
@@ -260,6 +262,7 @@ def _shown(row: Row) -> dict[str, Any]:
         "to_id": row.to_id,
         "from_link": agent_link(row.from_id),
         "to_link": agent_link(row.to_id),
+        "why_link": "" if row.step is None else f"/why?{urlencode({'id': row.message_id})}",
         "text": words if len(words) <= _TEXT else f"{words[:_TEXT]}\u2026",
         "rest": cut(rest, _TEXT),
         "before": cut(row.text_before, _TEXT),

@@ -7,6 +7,7 @@ from fastapi import FastAPI
 from nicegui import ui
 
 from ray_messaging.inspector.pages.agent import Agent
+from ray_messaging.inspector.pages.causes import Causes
 from ray_messaging.inspector.pages.conversation import Conversation
 from ray_messaging.inspector.pages.dead_letters import DeadLetters
 from ray_messaging.inspector.pages.layout import page_layout
@@ -53,6 +54,11 @@ def _add_pages(cache: AnswerCache) -> None:
     def show_agent(id: str = "") -> None:  # noqa: A002 - in the URL
         with page_layout(cache, "/agent"):
             Agent(cache, id)
+
+    @ui.page("/why")
+    def show_why(id: str = "") -> None:  # noqa: A002 - in the URL
+        with page_layout(cache, "/why"):
+            Causes(cache, id)
 
     @ui.page("/rules")
     def show_rules() -> None:

@@ -46,7 +46,8 @@ class FolderSource(Source):
         self.phase = "no end" if self.log.unended else "ended"
         run = self.log.run
         had_rules = run is None or run["rule_changes"] or any(start["rules"] for start in run["starts"])
-        self.lacks = ("Dead letters",) if had_rules else ("Rules", "Dead letters")
+        lacks = {"Rules": not had_rules, "Why": run is not None and run["steps"] is None, "Dead letters": True}
+        self.lacks = tuple(title for title, lacking in lacks.items() if lacking)
         self._folder = Folder(log_dir)
         self._found: dict[Callable[[int], Any], tuple[int, Any]] = {}
 

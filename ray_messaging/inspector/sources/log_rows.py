@@ -2,17 +2,20 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Any
 
 from ray_messaging.addressing.channels import USER_PAYBACK, AgentId, check_id
 from ray_messaging.errors import ConfigError, InvalidAddress, InvalidQuery
 from ray_messaging.eventlog.event_log import EventLog
+from ray_messaging.eventlog.reading.causes import Why
 from ray_messaging.eventlog.reading.event_rows import dicts_of
 from ray_messaging.eventlog.reading.results import as_id
 from ray_messaging.inspector.values import (
     NAME_WIDTH,
     TEXT_WIDTH,
     AgentFacts,
+    Cause,
     LetterFacts,
     Row,
     RowQuery,
@@ -140,6 +143,14 @@ def _neighbours(log: EventLog, end: str, **fields: Any) -> list[tuple[str, int]]
     return [(name(as_id(row[end])), row["count"]) for row in first.to_pylist()]
 
 
+def cause_of(found: Why) -> Cause:
+    """Return a tree of causes in the form that the pages show."""
+    facts = asdict(found.message)
+    text, before = facts.pop("text"), facts.pop("text_before")
+    row = row_of(facts | {"payload": text, "payload_before": before, "payload_bytes": len(text.encode())})
+    return Cause(row, [*map(cause_of, found.causes)], found.more, found.answered, found.note)
+
+
 class Source:
     """Facts about one run, from a running experiment or from the folder of a log.
 
@@ -203,6 +214,15 @@ class Source:
         """Return the facts about one agent. Raises as `rows`."""
         return agent_facts(self.log, agent)
 
+    def why(self, message_id: str, depth: int) -> Cause:
+        """Return why a message of a step was sent. Raises as `EventLog.why`; ConfigError if there is no log."""
+        return cause_of(self.log.why(message_id, depth))
+
+    def effects(self, message_id: str, steps: int) -> Series:
+        """Return how many agents a message could have moved, by step. Raises as `why`."""
+        counts = self.log.effects(message_id, steps).counts().to_pydict()
+        return Series(counts["step"], {"first moved": counts["agents"], "in all": counts["all"]})
+
     def dead_letters(self) -> list[LetterFacts] | None:
         """Return the first dead letters."""
         return None
@@ -211,7 +231,7 @@ class Source:
 class LostSource(Source):
     """An experiment that has ended without a log that can be read here; `why` says what to do."""
 
-    lacks = ("Search", "Conversation", "Agent", "Rules", "Dead letters")
+    lacks = ("Search", "Conversation", "Agent", "Why", "Rules", "Dead letters")
 
     def __init__(self, title: str, why: str) -> None:
         self.title = title

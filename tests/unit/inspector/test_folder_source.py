@@ -105,7 +105,7 @@ def test_pages_that_would_be_empty_are_named(source, tmp_path):
         Folder(tmp_path / "log"), "town", None, RunStart("r", "2026-01-01", "error", ["run.py"], {}, "valkey", [])
     )
     ruleless = FolderSource(tmp_path / "log")
-    assert (ruleless.lacks, ruleless.phase) == (("Rules", "Dead letters"), "no end")
+    assert (ruleless.lacks, ruleless.phase) == (("Rules", "Why", "Dead letters"), "no end")
     note_end(Folder(tmp_path / "log"), "r", {})
     assert FolderSource(tmp_path / "log").phase == "ended"
 

@@ -1,0 +1,46 @@
+"""The page that draws why a message was sent, and how many agents it could have moved."""
+
+from nicegui import ui
+
+from ray_messaging.inspector.pages import charts
+from ray_messaging.inspector.pages.layout import Problem, button, card, chart, draw, field, row_table, shown
+from ray_messaging.inspector.server.answer_cache import AnswerCache
+
+_DEPTHS = [1, 2, 3, 4]
+_STEPS = 10  # of effects
+_LEAF = 36  # pixels
+
+
+class Causes:
+    """The content of the page."""
+
+    def __init__(self, cache: AnswerCache, message_id: str) -> None:
+        self._cache = cache
+        with card("Why was it sent?"):
+            with ui.row().classes("gap-3 items-end"):
+                self._id = field("id of a message", message_id, "id", "w-64", self.show)
+                self._depth = ui.select(_DEPTHS, value=2, label="levels").props("dense data-mark=depth").classes("w-24")
+                button("Show", self.show)
+            self._problem = Problem()
+            ui.label("To the right of a message: what its sender read in the step in which it sent it.").classes("note")
+            self._tree = ui.column().classes("w-full").props("data-mark=tree")
+        with card(f"Agents that it could have moved, in {_STEPS} steps"):
+            self._effects = chart("effects", 160)
+        with card("These messages"):
+            self._table = row_table()
+        if message_id:
+            ui.timer(0.05, self.show, once=True)
+
+    async def show(self) -> None:
+        """Show the tree, the effects, and the messages."""
+        message_id = (self._id.value or "").strip()
+        if not message_id:
+            return
+        source = self._cache.source
+        with self._problem.told():
+            found = await self._cache.ask(source.why, message_id, self._depth.value)
+            self._tree.clear()
+            with self._tree:
+                draw(chart("drawn", _LEAF * (1 + charts.leaves(found))), charts.tree(found))
+            self._table.rows = shown(list({row.position: row for row in reversed(found.rows())}.values()))
+            draw(self._effects, charts.collected(await self._cache.ask(source.effects, message_id, _STEPS)))
