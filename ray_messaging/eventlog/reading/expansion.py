@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from ray_messaging.addressing.channels import AgentId
 from ray_messaging.audiences.cache import EVERYBODY
 from ray_messaging.audiences.edges import Edges
 from ray_messaging.audiences.files import read_edges, version_folder
@@ -33,6 +34,15 @@ class _Rows(NamedTuple):
 
     rows: NDArray[np.intp]
     hearers: IdColumn
+
+    def to(self, recipients: Sequence[AgentId | None]) -> "_Rows":
+        """Return those of these hearers that are among some agents."""
+        near = np.isin(self.hearers.values, np.array([each for each in recipients if isinstance(each, int)], np.int64))
+        if self.hearers.kinds is not None:
+            names = [code for code, name in enumerate(self.hearers.strings) if name in recipients]
+            named = self.hearers.kinds == STR
+            near = np.where(named, np.isin(self.hearers.values, names), near & (self.hearers.kinds == INT))
+        return _Rows(self.rows[near], self.hearers.take(near))
 
 
 class Expansion:
@@ -62,10 +72,11 @@ class Expansion:
         while low < len(part):
             before = int(ends[low - 1]) if low else 0
             high = max(low + 1, int(np.searchsorted(ends, before + PIECE_PAIRS, side="right")))
-            yield from _matching(self._piece(part.slice(low, high - low).combine_chunks()), filters)
+            piece = self._piece(part.slice(low, high - low).combine_chunks(), filters.recipients)
+            yield from _matching(piece, filters)
             low = high
 
-    def _piece(self, part: pa.Table) -> pa.Table:
+    def _piece(self, part: pa.Table, recipients: Sequence[AgentId | None] | None) -> pa.Table:
         said = np.flatnonzero(part["pairs"].is_valid().to_numpy())
         if not len(said):
             return part
@@ -74,6 +85,8 @@ class Expansion:
         for row in said.tolist():
             groups.setdefault((Audience(names[row], versions[row]), agents[row]), []).append(row)
         found = [self._hearers(part, audience, digest, rows) for (audience, digest), rows in groups.items()]
+        if recipients is not None:  # before the rows are repeated for all the others
+            found = [each.to(recipients) for each in found]
         others = np.setdiff1d(np.arange(len(part)), said)
         rows = np.concatenate([others, *(each.rows for each in found)])
         order = np.argsort(rows, kind="stable")

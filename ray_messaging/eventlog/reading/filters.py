@@ -242,6 +242,11 @@ class Filters:
         others = (self.since, self.until, self.contains)
         return bool(self._wanted or self._spans or self._payload) or any(each is not None for each in others)
 
+    @property
+    def recipients(self) -> list[AgentId | None] | None:
+        """Return the recipients of `to_id`; None: any."""
+        return self._wanted.get("to_id")
+
     def condition(self, schema: pa.Schema) -> pc.Expression | None:
         """Return the condition that rows of a schema must match, or None if all rows match.
 
