@@ -20,8 +20,12 @@ def person(me: Any, inbox: Any) -> None:
 
 
 def ten_numbers(me: Any) -> dict[str, float]:
-    """Return all of the state, as a new dict."""
-    return {name: me.state[name] for name in COLUMNS}
+    """Return all of the state, as a literal, which is how most models would write it."""
+    state = me.state
+    return {
+        "x0": state["x0"], "x1": state["x1"], "x2": state["x2"], "x3": state["x3"], "x4": state["x4"],
+        "x5": state["x5"], "x6": state["x6"], "x7": state["x7"], "x8": state["x8"], "x9": state["x9"],
+    }  # fmt: skip
 
 
 class StandingRun:

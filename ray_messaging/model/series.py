@@ -4,6 +4,7 @@ The bytes begin with the shape, a line of JSON: whether there are rows or aggreg
 steps and groups of an experiment have one shape, which the server checks.
 """
 
+import struct
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard
@@ -27,7 +28,7 @@ _UNIT = 1074  # all floats are whole multiples of 2**-1074
 _MANTISSA = np.finfo(np.float64).nmant + 1
 _HALF = 26  # bits of half a mantissa: sums of 2**36 halves fit int64
 
-_FLOAT, _FLOAT_TAG = np.dtype([("tag", "u1"), ("value", ">f8")]), 0xCB  # a float in msgpack
+_EXTREMES = 0.0, struct.unpack("d", b"\xff" * _LARGEST)[0]  # floats that differ in all bytes
 
 _encode = msgspec.msgpack.encode
 
@@ -145,8 +146,8 @@ def column_of(name: str, values: Values) -> tuple[str, NDArray[Any] | list[str]]
     """Return the kind of a column, and its values; raise UnfitValue with the first place that cannot be collected."""
     if isinstance(values, np.ndarray):
         return _array_column(name, values)
-    if (floats := _floats(values)) is not None:
-        return "number", floats
+    if floats := float_columns(values, lambda number: number):
+        return "number", floats[0]
     plain = _plain(values)
     kinds = {*map(type, plain)}
     named = {_KINDS.get(kind) for kind in kinds}
@@ -182,18 +183,24 @@ def _array_column(name: str, array: NDArray[Any]) -> tuple[str, NDArray[Any] | l
     return kind, array.astype({"b": np.bool_, "f": np.float64}.get(array.dtype.kind, np.int64), copy=False)
 
 
-def _floats(values: Sequence[Any]) -> NDArray[np.float64] | None:
-    """Return values as an array if all are Python's floats, in a tenth of the time that numpy takes; otherwise None."""
-    if type(values[0]) is not float:
-        return None
+def float_columns(items: Sequence[Any], like: Callable[[float], Any]) -> list[NDArray[np.float64]] | None:
+    """Return the floats of items as columns, in a tenth of the time that Python and numpy take.
+
+    Return None unless each item is `like(number)`, with any of Python's floats in the places of the number.
+    """
     try:
-        encoded = _encode(values)
+        zeros, ones = (np.frombuffer(_encode(like(number)), np.uint8) for number in _EXTREMES)
+        size, fixed = len(zeros), zeros == ones
+        encoded = _encode(items) if len(_encode(items[0])) == size else b""
     except (TypeError, ValueError, OverflowError):
         return None
-    if len(encoded) - len(values) * _FLOAT.itemsize not in (1, 3, 5):  # the header's sizes
+    start = len(_encode([None] * len(items))) - len(items)
+    if len(encoded) != start + size * len(items):
         return None
-    found = np.frombuffer(encoded, _FLOAT, offset=len(encoded) - len(values) * _FLOAT.itemsize)
-    return found["value"].astype(np.float64) if (found["tag"] == _FLOAT_TAG).all() else None
+    if (np.frombuffer(encoded, np.uint8, offset=start).reshape(-1, size)[:, fixed] != zeros[fixed]).any():
+        return None
+    places = start + np.flatnonzero(~fixed)[::_LARGEST]
+    return [np.ndarray(len(items), ">f8", encoded, place, size).astype(np.float64) for place in places.tolist()]
 
 
 def _plain(values: Values) -> list[Any]:
@@ -228,9 +235,9 @@ def encode_rows(agents: NDArray[Any], columns: Mapping[str, Values]) -> bytes:
         if type(name) is not str or not name or name in TAKEN or not _is_text(name):
             raise UnfitValue(f"collect has a column {name!r}: name it by a text, not one of {', '.join(TAKEN)}")
     found = {name: column_of(name, columns[name]) for name in sorted(columns)}
-    ids = agents.tobytes() if agents.dtype != object else agents.tolist()
+    ids = np.ascontiguousarray(agents).data if agents.dtype != object else agents.tolist()
     listed = [
-        (column.dtype.str, column.tobytes()) if isinstance(column, np.ndarray) else ("text", column)
+        (column.dtype.str, np.ascontiguousarray(column).data) if isinstance(column, np.ndarray) else ("text", column)
         for _, column in found.values()
     ]
     return _shape(ROWS, {name: kind for name, (kind, _) in found.items()}) + _encode((ids, listed))

@@ -242,7 +242,8 @@ class RedisSteps:
         and the server's memory is full. Then nothing has happened.
         """
         script = "close_collecting_step" if closing.series or closing.calls else "close_step"
-        reply = await self._script(script, group, attempt, step, *_closing(closing, go_on=go_on))
+        args = [*self._of(group), attempt, step, *_closing(closing, go_on=go_on)]
+        reply = await self._link.script(script, [self._steps, self._keys.step(group)], args, large=_large(args))
         return _closed(reply, group, attempt, step)
 
     async def commit(
@@ -257,7 +258,7 @@ class RedisSteps:
         """
         keys, args = self._sending(request, tag)
         args += _closing(closing, go_on=go_on)
-        large = add_writes(args, await self._in_boxes(request, tag))
+        large = [*_large(args), *add_writes(args, await self._in_boxes(request, tag))]
         reply = await self._link.script("commit_step", keys, args, large=large)
         return None if reply[0] == _UNWRITTEN else _closed(reply, tag.group, tag.attempt, tag.sent)
 
@@ -269,9 +270,8 @@ class RedisSteps:
         args: list[Any] = [attempt, step, len(results)]
         for name, result in results.items():
             args += [name, result]
-        large = [place for place, value in enumerate(args) if isinstance(value, bytes) and len(value) >= LARGE]
         keys = [self._keys.step(group), self._results(group), self._steps]
-        return bool(await self._link.script("remember_calls", keys, args, large=large))
+        return bool(await self._link.script("remember_calls", keys, args, large=_large(args)))
 
     async def remembered(self, group: str, step: int) -> dict[str, bytes]:
         """Return the results that all attempts at a group's open step have kept."""
@@ -465,6 +465,11 @@ def _not_ours(has: int, group: str, attempt: int) -> Exception:
 def _covers(fields: list[bytes]) -> list[Cover]:
     pairs = zip(fields[::2], fields[1::2], strict=True)
     return [_cover(name, value) for name, value in pairs if name.startswith(b"c:")]
+
+
+def _large(args: Sequence[Any]) -> list[int]:
+    """Return the positions of large arguments, which are not copied."""
+    return [place for place, value in enumerate(args) if isinstance(value, bytes) and len(value) >= LARGE]
 
 
 def _closing(closing: Closing, *, go_on: bool) -> list[Any]:

@@ -1,13 +1,24 @@
 """The part of a run's series that a group collects at the end of a step."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import chain
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from ray_messaging.errors import MessagingError
-from ray_messaging.model.series import Aggregate, UnfitValue, Values, are_aggregates, encode_aggregates, encode_rows
+from ray_messaging.model.series import (
+    Aggregate,
+    UnfitValue,
+    Values,
+    are_aggregates,
+    encode_aggregates,
+    encode_rows,
+    float_columns,
+)
 from ray_messaging.model.typed.input import exact_array
 from ray_messaging.steps.agent_places import AgentPlaces
 
@@ -79,21 +90,26 @@ def _columns(function: Callable[[Any], Any], agents: Sequence["Agent"], failed: 
     Raises: UnfitValue unless all dicts have the keys of the first; the error that `failed` builds for an exception.
     """
     names: list[str] = []
-    columns: list[list[Any]] = []
+    parts: list[Sequence[Values]] = []  # the columns of some rows
     for low in range(0, len(agents), _ROWS):  # few rows stay in the processor's cache
         rows = _each(function, agents[low : low + _ROWS], failed)
         if not low and type(rows[0]) is dict:
             names = [*rows[0]]
-            columns = [[] for _ in names]
         fits = names and {*map(type, rows)} == {dict} and {*map(len, rows)} == {len(names)}
         if not fits:
             raise _odd_row(rows, names, low)
         try:
-            for name, column in zip(names, columns, strict=True):
-                column.extend(map(itemgetter(name), rows))
+            floats = float_columns(rows, partial(dict.fromkeys, names))
+            parts.append(floats or [[*map(itemgetter(name), rows)] for name in names])
         except KeyError:
             raise _odd_row(rows, names, low) from None
-    return dict(zip(names, columns, strict=True))
+    return {name: _joined(columns) for name, *columns in zip(names, *parts, strict=True)}
+
+
+def _joined(parts: Sequence[Values]) -> Values:
+    if all(isinstance(part, np.ndarray) for part in parts):
+        return np.concatenate(parts)
+    return [*chain.from_iterable(part.tolist() if isinstance(part, np.ndarray) else part for part in parts)]
 
 
 def _odd_row(rows: Sequence[Any], names: Sequence[str], low: int) -> UnfitValue:

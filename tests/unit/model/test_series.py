@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from ray_messaging import Count, Mean
 from ray_messaging.eventlog.series import series_table
-from ray_messaging.model.series import UnfitValue, encode_aggregates, encode_rows
+from ray_messaging.model.series import UnfitValue, encode_aggregates, encode_rows, float_columns
 from ray_messaging.transports.step_values import Collected, Kind
 
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**53), 2**53)
@@ -71,6 +72,18 @@ def test_rows_come_back_equal_by_agent(data, groups):
     ids = [row["agent"] if row.get("agent_name") is None else row["agent_name"] for row in found]
     assert ids == sorted(agents, key=lambda agent: (isinstance(agent, str), agent))
     assert [tuple(row[name] for name in names) for row in found] == [rows[agent] for agent in ids]
+
+
+@given(st.data(), st.lists(st.text(max_size=3), min_size=1, max_size=5, unique=True))
+def test_rows_are_split_into_columns_only_if_all_are_floats_by_the_same_keys(data, names):
+    numbers = data.draw(st.lists(st.tuples(*[st.floats()] * len(names)), min_size=1, max_size=20))
+    rows = [dict(zip(names, some, strict=True)) for some in numbers]
+    like = partial(dict.fromkeys, names)
+    assert np.array_equal(np.array(float_columns(rows, like)).T, numbers, equal_nan=True)
+    other = data.draw(st.integers() | st.booleans() | st.none() | st.text() | st.sampled_from([[0.5], np.float64(0.5)]))
+    for odd in (rows[0] | {names[-1]: other}, rows[0] | {"further": 0.5}):
+        at = data.draw(st.integers(0, len(rows)))
+        assert float_columns([*rows[:at], odd, *rows[at:]], like) is None
 
 
 @pytest.mark.parametrize(

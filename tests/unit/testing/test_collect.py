@@ -63,6 +63,15 @@ def test_ids_and_columns_are_the_same_whatever_the_groups():
         assert found.to_dict("list") == {"a": [2] * 3, "b": [1] * 3}
 
 
+def test_one_number_may_be_whole_among_many():
+    def seen(me):
+        return {"x": me.id if me.id == 1500 else me.id / 2, "y": 0.5}
+
+    found = run(lambda me, inbox: None, agents=3000, until=1, collect=seen).series
+    assert found.x.to_list() == [agent if agent == 1500 else agent / 2 for agent in range(3000)]
+    assert (found.y == 0.5).all()
+
+
 def test_an_aggregate_may_have_a_function():
     left = Mean("left", of=lambda owner: np.less(owner.state["mood"], 0))
     for model in (person, crowd):
