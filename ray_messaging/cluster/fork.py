@@ -52,10 +52,10 @@ class Fork:
                 raise NotRepeatable(
                     f"step {found.step} is not the parent's: message {found.message_id} of agent {found.agent!r} is "
                     f"{mine or 'missing'} here, and {theirs or 'missing'} there. The steps from {self._checkpoint + 1} "
-                    f"to {self._at_step - 1} run again as they did in the parent, before anything is changed: the model, "
-                    f"the rules or the data are others, or the model is not repeatable. Fork at step "
+                    f"to {self._at_step - 1} run again as they did in the parent, before anything is changed: the "
+                    "model, the rules or the data are others, or the model is not repeatable. Fork at step "
                     f"{self._checkpoint + 1}, where none has to run again, or give what the parent had until step "
-                    f"{self._at_step} and the change in a second call of run",
+                    f"{self._at_step}, and the change in a second call of run",
                     step=found.step,
                     agent=found.agent,
                     what="message",

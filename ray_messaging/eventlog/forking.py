@@ -62,7 +62,6 @@ def copy_run(parent: Folder, folder: Folder, exp_id: str, step: int) -> None:
 
     Raises: AlreadyExists if it has one; LogError if a folder cannot be used.
     """
-    folder.prepare(exp_id)
     if folder.segments() or read_run(folder) is not None:
         raise AlreadyExists(
             f"{folder.where} holds the log of a run: a fork needs a log_dir of its own",
@@ -70,6 +69,7 @@ def copy_run(parent: Folder, folder: Folder, exp_id: str, step: int) -> None:
             value=folder.where,
             owner=None,
         )
+    folder.prepare(exp_id)
     record = record_of(parent)
     write_checkpoint(folder, step, [*read_checkpoint(parent, step)])
     _copy_collected(parent, folder, step)

@@ -19,7 +19,8 @@ _OF_A_START = re.compile(
     r"rules|answers|dead|mark|ended.*|open:.*|lease:.*|state::.*|mailbox::.*|step:.*:(sent|results)"
     r"|steps:(news|holds)"
 )
-_META, _META_KEPT = "meta", {b"directory", b"born"}
+_META = "meta"
+_META_OF_A_START = re.compile(rb"run|erasing|format|shards|interceptor|standing|kept|beat|log.*|life|ceiling")
 _STEPS = "steps"
 _STEPS_OF_A_START = {b"target", b"news", b"answering"}
 _DRIVER = {b"task": b"", b"start": b"0"}  # nobody's
@@ -168,7 +169,7 @@ def _between_starts(copied: CopiedKey, step: int) -> CopiedKey:
     key, kind, content = copied
     fields = dict(content)
     if key == _META:
-        fields = {name: value for name, value in fields.items() if name in _META_KEPT}
+        fields = {name: value for name, value in fields.items() if not _META_OF_A_START.fullmatch(name)}
     elif key == _STEPS:
         old = {b"kept:%d" % passed for passed in range(step + 1)}
         fields = {name: value for name, value in fields.items() if name not in old | _STEPS_OF_A_START}

@@ -5,21 +5,35 @@ from hashlib import blake2b
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ray_messaging.errors import RuleError
 from ray_messaging.interception.rules.rule import Rule, Verdict, block, label
 from ray_messaging.model.batch import Batch
+from ray_messaging.model.columns import NONE, STR, IdColumn
 
 _GAMMA, _MIX_1, _MIX_2 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+
+
+def _hashes(ids: IdColumn) -> NDArray[np.uint64]:
+    """Return a number for each id, uint64 (n,): an int itself, the hash of a str, 1 for the user."""
+    found = ids.values.astype(np.uint64)
+    if ids.kinds is not None:
+        names = [blake2b(name.encode(), digest_size=8).digest() for name in ids.strings]
+        named = ids.kinds == STR
+        found[named] = np.array([int.from_bytes(name, "little") for name in names], np.uint64)[ids.values[named]]
+        found[ids.kinds == NONE] = 1
+    return found
 
 
 class Sample(Rule):
     """Block or label a random share of the messages, to simulate a lossy network or to study some of the messages.
 
-    The choice is a hash of the seed, the sender's name and the message's number. So a retry gets the same verdict, and
-    a run is repeatable if senders with the same names send the same messages. Groups always have names, messagers only
-    if one is given. The sender's epoch is left out, because it changes with each restart. The user's messages are
-    picked like others.
+    In steps the choice is a hash of the seed, the step, the agent and its n-th message there, so that it is the same
+    however often a step runs, and in all numbers of groups. Otherwise it is a hash of the seed, the messager's name and
+    the message's number: a retry gets the same verdict, and a run is repeatable if messagers with the same names send
+    the same messages. Groups always have names, messagers only if one is given. The sender's epoch is left out, because
+    it changes with each restart. The user's messages are picked like others.
 
     Args:
         share: the share to pick, from 0 to 1.
@@ -48,10 +62,13 @@ class Sample(Rule):
 
     def check_batch(self, batch: Batch, exp_id: str) -> Mapping[int, Verdict]:  # noqa: ARG002 - a Rule's
         """Return the verdicts on the picked rows."""
-        numbers = np.arange(len(batch), dtype=np.uint64) if batch.numbers is None else batch.numbers.astype(np.uint64)
-        # The k-th output of splitmix64, seeded by the sender.
-        start = int.from_bytes(blake2b(f"{self.seed}:{batch.sender}".encode(), digest_size=8).digest(), "little")
-        mixed = np.uint64(start) + (numbers + np.uint64(batch.first + 1)) * _GAMMA
+        if batch.step is not None and batch.ordinal is not None:
+            ids = _hashes(batch.from_ids) * _MIX_2
+            mixed = self._start(f"step {batch.step}") + ids + (batch.ordinal.astype(np.uint64) + np.uint64(1)) * _GAMMA
+        else:
+            rows = np.arange(len(batch), dtype=np.uint64) if batch.numbers is None else batch.numbers.astype(np.uint64)
+            mixed = self._start(batch.sender) + (rows + np.uint64(batch.first + 1)) * _GAMMA
+        # The k-th output of splitmix64, where k was added as a multiple of its gamma.
         mixed = (mixed ^ (mixed >> np.uint64(30))) * _MIX_1
         mixed = (mixed ^ (mixed >> np.uint64(27))) * _MIX_2
         mixed ^= mixed >> np.uint64(31)
@@ -60,6 +77,9 @@ class Sample(Rule):
             return {}
         verdict = block(f"it is of the {100 * self.share:g}% of messages picked by chance (seed {self.seed})")
         return dict.fromkeys(picked.tolist(), label(self.name) if self.action == "label" else verdict)
+
+    def _start(self, of: str) -> np.uint64:
+        return np.uint64(int.from_bytes(blake2b(f"{self.seed}:{of}".encode(), digest_size=8).digest(), "little"))
 
     def describe(self) -> dict[str, Any]:
         """Return the name, kind, share, seed and action."""

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from support.rules import batch_of, blocked, judged, one_by_one
 
 from ray_messaging.interception.rules import Sample, label
+from ray_messaging.model.extension import Extension
 
 
 @given(st.integers(1, 50), st.integers(0, 2**61), st.floats(0, 1), st.integers(-(2**70), 2**70), st.text(max_size=5))
@@ -50,3 +51,21 @@ def test_the_numbers_decide_not_the_rows():
 
 def test_labels():
     assert set(judged(Sample(0.5, action="label", name="survey"), batch_of([(1, 2)] * 99))) == {None, label("survey")}
+
+
+def test_in_steps_neither_groups_nor_attempts_change_the_choice():
+    """The n-th message of an agent in a step is picked or not, whoever sends it, among whichever others."""
+    agents, ordinals = [*range(50), "anna", "bert"], np.arange(4, dtype=np.uint32)
+
+    def picked(senders, step=3):
+        found = set()
+        for name, first, ids in senders:
+            batch = batch_of([(agent, 1) for agent in ids for _ in ordinals], sender=name, first=first)
+            batch.step, batch.extension = step, Extension(ordinal=np.tile(ordinals, len(ids)))
+            found |= {(ids[row // 4], row % 4) for row in blocked(Sample(0.5), batch)}
+        return found
+
+    whole = picked([("all", 0, agents)])
+    assert 60 < len(whole) < 150
+    assert picked([("even", 12, agents[::2]), ("odd", 900, agents[1::2])]) == whole
+    assert picked([("all", 0, agents)], step=4) != whole

@@ -1,0 +1,210 @@
+"""Forks: runs that begin in the middle of another run, on Ray."""
+
+import os
+import shutil
+import signal
+from contextlib import contextmanager
+from hashlib import blake2b
+
+import numpy as np
+import pytest
+
+from ray_messaging import AlreadyExists, ConfigError, EventLog, LogError, Messaging, NotRepeatable, Steps, rules
+
+AGENTS, STEPS, SEED = 40, 20, 7
+PLACES = np.random.default_rng(SEED).random((AGENTS, 2))
+INSERTED = 7  # the step from which the parent has another rule
+
+
+def first_rules():
+    return [rules.BlackList([(1, 2), (4, 9)]), rules.SenderBan(rules.Pattern([r'"[0-4]']), after=9)]
+
+
+def person(me, inbox):
+    """Do all that a step can, by a state that depends on the order of everything that was heard."""
+    word = me.state.get("word", "0")
+    for message in inbox:
+        word = blake2b(f"{word}/{message.from_id}/{message.payload}".encode(), digest_size=6).hexdigest()
+        if message.expects_answer:
+            me.reply(message, {"word": word})
+    word = blake2b(f"{word}/{me.step}/{me.rng.random():.17g}/{len(me.blocked)}".encode(), digest_size=6).hexdigest()
+    me.state["word"] = word
+    number = int(word, 16)
+    if number % 3:
+        me.send(number % AGENTS, {"word": word}, deliver_at=me.step + 1 + (number % 5 == 0) * 3)
+    me.send((me.id + 1) % AGENTS, {"word": word[:3]})
+    if number % 7 == 0:
+        me.ask(number // 7 % AGENTS, {"of": word})
+    if number % 5 == 0:
+        me.broadcast("street", {"all": word})
+    if me.id in {5, 6} and me.step == 9:
+        me.move("group1")
+
+
+def ran(messaging, until, groups=2, model=person):
+    return messaging.run(model, agents=AGENTS, groups=groups, until=until, progress=False)
+
+
+@contextmanager
+def parent(folder, every, steps=STEPS, model=person):
+    """Run a parent, with messages from outside and a change of its rules, and yield its result."""
+    of = Steps(seed=SEED, digest=True, checkpoint=every)
+    with Messaging.start(f"parent-{folder.name}", log_dir=folder, steps=of, rules=first_rules()) as messaging:
+        messaging.create_audience("street", ids=[*range(AGENTS)], positions=PLACES, radius=0.2)
+        messaging.rules.insert(rules.Sample(0.7), at_step=INSERTED)
+        ran(messaging, 3, model=model)
+        messaging.broadcast({"word": "to all"})
+        ran(messaging, 6, model=model)
+        messaging.broadcast({"word": "once more"})
+        yield ran(messaging, steps, model=model)
+
+
+@contextmanager
+def forked(folder, into, at_step, every, *changes):
+    """Fork at a step, with the rules that the parent had at the checkpoint, and its change of them if that is later."""
+    begins = at_step // every * every
+    late = [rules.Sample(0.7)] if begins > INSERTED else []
+    given = [*first_rules(), *late, *changes]
+    with Messaging.fork(folder, f"fork-{into.name}", at_step=at_step, log_dir=into, rules=given) as messaging:
+        if not late:
+            messaging.rules.insert(rules.Sample(0.7), at_step=INSERTED)
+        yield messaging
+
+
+def is_twin(folder, into, result, twin):
+    assert twin.states == result.states
+    assert twin.digests == {step: result.digests[step] for step in twin.digests}
+    mine, theirs = EventLog.open(into), EventLog.open(folder)
+    assert mine.diff(theirs) is None
+    assert mine.history_digest(result.steps - 1) == theirs.history_digest(result.steps - 1)
+    assert mine.balance() == theirs.balance()
+    return True
+
+
+@pytest.fixture(scope="module")
+def ended(by_value, tmp_path_factory):
+    """Give the folder of a parent that has ended, copied to another path, without its server; and its result."""
+    folder = tmp_path_factory.mktemp("forks") / "of-five"
+    with parent(folder, 5) as result:
+        pass
+    moved = folder.with_name("moved")
+    folder.rename(moved)
+    shutil.rmtree(f"{folder}-server")
+    return moved, result
+
+
+def contents(folder):
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+
+def test_a_twin_without_a_change_has_its_parents_digests_and_so_has_its_twin(ended, tmp_path):
+    folder, result = ended
+    before = contents(folder)
+    twin, again = tmp_path / "twin", tmp_path / "again"
+    with forked(folder, twin, 13, 5) as messaging:
+        found = ran(messaging, STEPS)
+    assert is_twin(folder, twin, result, found)
+    assert contents(folder) == before  # a parent's folder is never written to
+    shutil.rmtree(tmp_path / "twin-server")
+    with forked(twin, again, 16, 5) as messaging:
+        found = ran(messaging, STEPS)
+    assert is_twin(folder, again, result, found)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("every", [1, 5, 20])
+def test_a_twin_has_its_parents_digests_wherever_it_begins(by_value, tmp_path, every):
+    folder = tmp_path / "parent"
+    with parent(folder, every) as result:
+        pass
+    for at_step in range(every, STEPS + 1):
+        into = tmp_path / f"{every}-{at_step}"
+        with forked(folder, into, at_step, every) as messaging:
+            found = ran(messaging, STEPS)
+        assert is_twin(folder, into, result, found)
+
+
+def test_a_ban_from_a_step_on_changes_nothing_before_it(ended, tmp_path):
+    folder, result = ended
+    into = tmp_path / "banned"
+    with forked(folder, into, 10, 5, rules.BlackList([(3, 4)], name="ban")) as messaging:
+        twin = ran(messaging, STEPS)
+    mine, theirs = EventLog.open(into), EventLog.open(folder)
+    found = mine.diff(theirs)
+    assert (found.step, found.agent, found.mine.to_id) == (10, 3, 4)
+    assert (found.mine.fate, found.mine.rule, found.theirs.fate) == ("blocked", "ban", "delivered")
+    assert [mine.digest(step) == theirs.digest(step) for step in range(10)] == [True] * 10
+    assert twin.states != result.states
+
+
+def test_a_step_that_must_repeat_and_does_not_is_named(ended, tmp_path):
+    folder, _ = ended
+
+    def other(me, inbox):
+        person(me, inbox)
+        if me.step == 6 and me.id == 8:
+            me.send(9, {"word": "new"})
+
+    with forked(folder, tmp_path / "other", 8, 5) as messaging, pytest.raises(NotRepeatable) as caught:
+        ran(messaging, STEPS, model=other)
+    assert (caught.value.step, caught.value.agent) == (6, 8)
+    assert '{"word":"new"} here, and missing there' in str(caught.value)
+
+
+def test_what_cannot_be_forked_is_refused_with_the_remedy(ended, tmp_path):
+    folder, _ = ended
+    into = tmp_path / "into"
+
+    def fork(of=folder, exp_id="refused", log_dir=into, rules=(), **options):
+        return Messaging.fork(of, exp_id, log_dir=log_dir, rules=rules, **options)
+
+    with pytest.raises(
+        ConfigError, match=r"no checkpoint before step 4: its first one is after step 4, so fork at step 5"
+    ):
+        fork(at_step=4)
+    with pytest.raises(ConfigError, match=r"had rules \(BlackList\(name='black_list'\).*pass rules="):
+        fork(rules=None)
+    with pytest.raises(ConfigError, match=r"at_step='10' must be the number of a step"):
+        fork(at_step="10")
+    with pytest.raises(LogError, match="no record of a run"):
+        fork(tmp_path / "nothing")
+    assert not into.exists()
+    damaged = tmp_path / "damaged"
+    shutil.copytree(folder, damaged)
+    newest = damaged / "_checkpoints" / "00000019.parquet"
+    newest.write_bytes(newest.read_bytes()[:-100])
+    with pytest.raises(LogError, match=r"00000019.parquet is damaged or was cut short .*: remove the file"):
+        fork(damaged)
+    newest.unlink()
+    with fork(damaged, log_dir=tmp_path / "earlier") as messaging:
+        assert messaging.steps.now == 15
+        with pytest.raises(AlreadyExists, match="holds the log of a run: a fork needs a log_dir of its own"):
+            fork(log_dir=tmp_path / "earlier", exp_id="other")
+    shutil.rmtree(damaged / "_checkpoints")
+    with pytest.raises(ConfigError, match=r"has no checkpoint.*Steps\(checkpoint=10\)"):
+        fork(damaged)
+    with Messaging.start("no-steps", log_dir=tmp_path / "no-steps"):
+        pass
+    with pytest.raises(ConfigError, match="of a run without steps"):
+        fork(tmp_path / "no-steps")
+
+
+@pytest.mark.long
+def test_a_parent_that_is_killed_at_its_checkpoints_has_the_same_ones(by_value, tmp_path, ended):
+    _, result = ended
+    folder = tmp_path / "killed"
+
+    def dying(me, inbox):
+        person(me, inbox)
+        mark = tmp_path / f"{me.step}"
+        if me.step in {4, 5, 9, 10} and me.id == me.step and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with parent(folder, 5, model=dying) as killed:
+        assert killed.digests == result.digests
+    for at_step in (5, 10):
+        into = tmp_path / f"killed-{at_step}"
+        with forked(folder, into, at_step, 5) as messaging:
+            found = ran(messaging, STEPS)
+        assert is_twin(folder, into, result, found)
