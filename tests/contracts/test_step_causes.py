@@ -1,9 +1,11 @@
 """`why` and `effects` against what the agents of a run in steps themselves had in hand, and in which order."""
 
 import asyncio
+import gzip
 import json
 from collections import defaultdict
 from contextlib import aclosing
+from itertools import count
 
 import numpy as np
 import pytest
@@ -48,43 +50,43 @@ class Run(LoggedGroups):
             await end(self.judging)
         await super().close()
 
-    async def run(self, interceptor, *, broadcasts):
-        self.broadcasts = broadcasts
+    async def run(self, interceptor, act, agents=range(AGENTS), *, until=UNTIL, judged=False):
+        self.act, self.until = act, until
         transport, source = await self.transport(), LocalFolder(self.folder / "audiences")
         settings = StepSettings(seed=SEED, groups=2, lag=4)
         await transport.steps.begin(settings)
-        if not broadcasts:
+        if judged:
             await transport.steps.join(SUPERVISOR)
             reviewer = RuleReviewer(interceptor, settings.horizon)
             supervisor = Supervisor(transport, transport.steps, settings, reviewer, FOREIGN)
             self.judging = asyncio.create_task(supervisor.run())
-        edges = build_edges([np.random.default_rng(1).integers(0, AGENTS, (300, 2))])
+        edges = build_edges([np.random.default_rng(1).choice(agents, (300, 2))])
         write_edges(version_folder(self.folder / "audiences", "friends", 1), edges)
         facts = AudienceFacts(Kind.GRAPH, edges.pairs, edges.digest.hex())
         await transport.set_audience("friends", 1, encode_facts(facts))
         writer = await self.writer()
         groups = [await self.messager(interceptor, name=f"group{n}", audiences=source) for n in range(2)]
         for number, group in enumerate(groups):
-            await group.host_agents(range(number, AGENTS, 2), ["agent-chat"])
+            await group.host_agents(agents[number::2], ["agent-chat"])
         user = await self.messager(interceptor, name="outside")
         await user.send_message(user.get_agent_chat_channel(3), {"outside": 1}, to_id=3)
         await user.send_message(user.get_agent_chat_channel(3), {"outside": 2}, to_id=3)
         async with asyncio.timeout(WAIT_S):
             await asyncio.gather(*map(self._drive, groups))
-            while (progress := await transport.steps.progress()).sealed < UNTIL - 1:
+            while (progress := await transport.steps.progress()).sealed < until - 1:
                 await transport.steps.wait(progress.news, WAIT_S)
             await writer.close()
         return EventLog.open(self.folder)
 
     async def _drive(self, messager):
-        async with aclosing(messager.steps(until=UNTIL)) as steps:
+        async with aclosing(messager.steps(until=self.until)) as steps:
             async for step in steps:
                 for agent, inbox in step.by_agent():
                     self.hands[agent, step.number] = [message.id for message in inbox]
-                    self._act(step, agent, inbox, step.rng(agent))
+                    self._send(step, agent, inbox)
 
-    def _act(self, step, agent, inbox, chance):
-        number = iter(range(100))
+    def _send(self, step, agent, inbox):
+        number = count()
 
         def payload(question=None):
             key = step.number, agent, next(number)
@@ -92,17 +94,9 @@ class Run(LoggedGroups):
             return {"key": key}
 
         for message in inbox:
-            if message.expects_answer and chance.random() < 0.7:
+            if message.expects_answer and (agent + step.number) % 3:
                 step.reply(message, payload(message.id))
-        for _ in range(chance.integers(0, 4)):
-            later = step.number + int(chance.integers(1, 3))
-            to = int(chance.choice([*range(12), NOBODY]))
-            if chance.random() < 0.3:
-                step.ask(agent, to, payload(), deliver_at=later)
-            else:
-                step.send(agent, to, payload(), deliver_at=later)
-        if self.broadcasts and chance.random() < 0.1:
-            step.broadcast(agent, "friends", payload())
+        self.act(step, agent, payload)
 
 
 @pytest.fixture
@@ -112,30 +106,80 @@ async def run(server, exp_id, tmp_path):
     await found.close()
 
 
-@pytest.mark.parametrize("broadcasts", [True, False])  # a rule that sees a whole step goes without broadcasts
-async def test_both_are_what_the_agents_had_in_hand(run, exp_id, broadcasts):
+def anything(step, agent, payload):
+    """Send, ask and say something by chance, some of it for a later step."""
+    chance = step.rng(agent)
+    for _ in range(chance.integers(0, 4)):
+        later = step.number + int(chance.integers(1, 3))
+        send = step.ask if chance.random() < 0.3 else step.send
+        send(agent, int(chance.choice([*range(12), NOBODY])), payload(), deliver_at=later)
+
+
+def anything_and_broadcasts(step, agent, payload):
+    anything(step, agent, payload)
+    if (agent + step.number) % 10 == 0:
+        step.broadcast(agent, "friends", payload())
+
+
+@pytest.mark.parametrize("judged", [False, True])  # a rule that sees whole steps goes without broadcasts
+async def test_both_are_what_the_agents_had_in_hand(run, exp_id, judged):
     banned = [(a, b) for a in range(AGENTS) for b in range(12) if (a * b) % 5 == 1]
-    interceptor = Interceptor(exp_id, [BlackList(banned), *([] if broadcasts else [Warden()])])
+    interceptor = Interceptor(exp_id, [BlackList(banned), *([Warden()] if judged else [])])
     try:
-        log = await run.run(interceptor, broadcasts=broadcasts)
+        log = await run.run(interceptor, anything if judged else anything_and_broadcasts, judged=judged)
     finally:
         await interceptor.close()
-    ids = {}
-    for row in log.query().to_pylist():
-        payload = json.loads(row["payload"])
-        ids[row["message_id"]] = tuple(payload["key"]) if "key" in payload else None
+    assert {"delivered", "blocked", "undeliverable"} <= {*log.count(by="fate")["fate"].to_pylist()}
+    assert any(log.query()["pairs"].to_pylist()) != judged
+    assert bool(len(log.query(rule="warden"))) == judged
+    check(run, log, 20)
+
+
+@pytest.mark.long
+async def test_half_a_million_messages_of_the_students_of_collegemsg(valkey_config, exp_id, tmp_path, data):
+    with gzip.open(data("collegemsg/CollegeMsg.txt.gz"), "rt") as lines:
+        ends = np.array([line.split()[:2] for line in lines], int)
+    steps, times = 24, 7  # of a day each about, one week after another
+    said = defaultdict(list)
+    for number, (from_id, to_id) in enumerate(np.tile(ends, (times, 1)).tolist()):
+        said[from_id, number * steps * times // (len(ends) * times)].append(to_id)
+
+    def students(step, agent, payload):
+        for n, to_id in enumerate(said[agent, step.number]):
+            send = step.ask if n == 0 else step.send
+            send(agent, to_id, payload())
+        if (agent + step.number) % 500 == 0:
+            step.broadcast(agent, "friends", payload())
+
+    interceptor = Interceptor(exp_id, [BlackList({(a, b) for a, b in ends.tolist() if (a + b) % 50 == 0})])
+    run = Run(valkey_config, exp_id, tmp_path / "log")
+    try:
+        log = await run.run(interceptor, students, np.unique(ends).tolist(), until=steps * times)
+        assert log.end > 450_000
+        check(run, log, 15)
+    finally:
+        await run.close()
+        await interceptor.close()
+
+
+def check(run, log, samples):
+    """Compare `why` and `effects` of some messages with what the agents had in hand."""
+    table, ids = log.query(text=True), {}
+    for message_id, text in zip(table["message_id"].to_pylist(), table["payload"].to_pylist(), strict=True):
+        payload = json.loads(text)
+        ids[message_id] = tuple(payload["key"]) if "key" in payload else None
     assert {key for key in ids.values() if key is not None} <= run.sent.keys()  # a broadcast may have no hearer
-    counts = log.count(by="fate")
-    assert {"delivered", "blocked", "undeliverable"} <= {*counts["fate"].to_pylist()}
-    assert any(log.query()["pairs"].to_pylist()) == broadcasts
-    assert bool(len(log.query(rule="warden"))) != broadcasts
-    chance = np.random.default_rng(4)
-    asked = [*chance.choice([*ids], 20, replace=False), *(each for each, key in ids.items() if key is None)]
+    read = defaultdict(list)
+    for (agent, step), hand in run.hands.items():
+        read[step] += [(agent, each) for each in hand]
+    asked = [*np.random.default_rng(4).choice([*ids], samples, replace=False)]
+    asked += [each for each, key in ids.items() if key is None][:5]
     asked += [each for each, key in ids.items() if key and run.sent[key]][:10]
-    for message_id in asked:
+    for message_id in map(str, asked):
         assert as_tree(log.why(message_id, most=4)) == tree(run, ids, message_id, 3, 4)
         found = log.effects(message_id, depth=4).agents.to_pylist()
-        assert {row["agent"]: row["step"] for row in found if row["step"] < UNTIL} == moved(run, ids, message_id, 4)
+        expected = moved(read, ids, message_id, 4)
+        assert {row["agent"]: row["step"] for row in found if row["step"] < run.until} == expected
 
 
 def as_tree(found):
@@ -153,17 +197,12 @@ def tree(run, ids, message_id, depth, most):
     return message_id, [tree(run, ids, each, depth - 1, most) for each in shown], len({*hand} - {*shown})
 
 
-def moved(run, ids, message_id, depth):
-    """Return {agent: first step in which a message could have moved it}."""
-    read = defaultdict(list)
-    for (agent, step), hand in run.hands.items():
-        read[step] += [(agent, each) for each in hand]
+def moved(read, ids, message_id, depth):
+    """Return {agent: first step in which a message could have moved it}. Args: read is {step: [(agent, id)]}."""
     first = min((step for step, pairs in read.items() if message_id in {each for _, each in pairs}), default=None)
-    if first is None:
-        return {}
-    since = dict.fromkeys((agent for agent, each in read[first] if each == message_id), first)
-    for step in range(first + 1, first + depth):
+    since = dict.fromkeys((agent for agent, each in read.get(first, ()) if each == message_id), first)
+    for step in range(first + 1, first + depth) if since else ():
         for agent, each in read[step]:
-            if (key := ids[each]) is not None and since.get(key[1], UNTIL) <= key[0]:
+            if (key := ids[each]) is not None and since.get(key[1], step) <= key[0]:
                 since.setdefault(agent, step)
     return since
