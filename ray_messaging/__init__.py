@@ -8,6 +8,7 @@ from ray_messaging.errors import (
     AnswerFailed,
     AudienceTooLarge,
     BodyLost,
+    BudgetSpent,
     Closed,
     CommitFailed,
     ConfigError,
@@ -61,7 +62,7 @@ if TYPE_CHECKING:
     from ray_messaging.cluster.run.result import Result
     from ray_messaging.cluster.run.run import Run
     from ray_messaging.compat.msg import Msg
-    from ray_messaging.config import MessagingConfig, RedisConfig, Steps
+    from ray_messaging.config import Calls, MessagingConfig, RedisConfig, Steps
     from ray_messaging.conversations.answers import Answers
     from ray_messaging.embedded.local_server import LocalServer
     from ray_messaging.eventlog.event_log import EventLog
@@ -87,6 +88,7 @@ _HOMES = {
     "Audience": "ray_messaging.cluster.handles.audience",
     "BlockedListener": "ray_messaging.cluster.handles.remote_log",
     "BlockedMessage": "ray_messaging.cluster.handles.remote_log",
+    "Calls": "ray_messaging.config",
     "Count": "ray_messaging.model.series",
     "EventLog": "ray_messaging.eventlog.event_log",
     "Finding": "ray_messaging.observability.health.findings",
@@ -125,6 +127,8 @@ __all__ = [
     "BlockedListener",
     "BlockedMessage",
     "BodyLost",
+    "BudgetSpent",
+    "Calls",
     "Closed",
     "CommitFailed",
     "ConfigError",

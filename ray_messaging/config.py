@@ -143,6 +143,30 @@ class Steps(_Settings):
     )
 
 
+class Calls(_Settings):
+    """Limits of the calls that agents make by `me.remember`, for all groups together: `Messaging.start(calls=Calls())`.
+
+    Each try of a call counts. A call is tried again if it raises a TimeoutError, an error whose class is named so (as
+    ReadTimeout), or an error whose `status_code` or `status`, or that of its `response`, is 429 or 5xx. Between two
+    tries it waits for half a second, then always twice as long, up to 30 s.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    rate_per_minute: PositiveFloat | None = _setting(None, "calls that begin per minute, at an even pace; None: any")
+    concurrency: int | None = _setting(None, "calls at once; None: any number", ge=1)
+    retries: int = _setting(0, "most further tries of a call that has failed", ge=0)
+    budget: int | None = _setting(
+        None, "calls from this start on; then the run ends with the steps that are committed; None: any number", ge=1
+    )
+    keep_arguments: bool = _setting(True, "keep the arguments of calls in the log's folder")
+
+    @property
+    def limited(self) -> bool:
+        """Return whether a call may have to wait for others."""
+        return (self.rate_per_minute, self.concurrency, self.budget) != (None, None, None)
+
+
 class RedisConfig(ServerConfig):
     """Address of the Redis (or Valkey) server; the repr never shows the password."""
 

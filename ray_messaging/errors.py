@@ -187,6 +187,10 @@ class StepAborted(MessagingError, RuntimeError):
     """
 
 
+class BudgetSpent(MessagingError):
+    """The budget of calls of `Calls(budget=)` is spent: the open step cannot run before a later start."""
+
+
 class StepFailed(MessagingError, RuntimeError):
     """The model's function failed for an agent in a step of `Messaging.run`; the step was not committed.
 

@@ -34,7 +34,7 @@ from ray_messaging.cluster.handles.connection import NAMESPACE, connect, find_ac
 from ray_messaging.cluster.ray_clusters import ensure_ray
 from ray_messaging.cluster.rule_store import pickled
 from ray_messaging.cluster.spec import AudienceHome, Experiment, InterceptorSpec, PickledRule, StartFacts, absolute
-from ray_messaging.config import MessagingConfig, RedisConfig, ServerConfig, Steps
+from ray_messaging.config import Calls, MessagingConfig, RedisConfig, ServerConfig, Steps
 from ray_messaging.errors import AlreadyExists, Closed, ConfigError, Fenced, MessagingError, RuleError, UnknownName
 from ray_messaging.interception.rules import Rule
 from ray_messaging.interception.server.rule_set import RuleSet
@@ -199,13 +199,14 @@ def start_experiment(
     tracing: Tracing | None = None,
     shards: Shards = None,
     fork: int | None = None,
+    calls: Calls | None = None,
 ) -> StartedExperiment:
     """Start an experiment; arguments and errors are those of `Messaging.start`.
 
     Args: `fork` is the step after which the checkpoint in `log_dir` was taken with which it begins.
     """
     check_name("exp_id", exp_id)
-    _check_kinds(settings, steps, log_dir=log_dir, data_dir=data_dir)
+    _check_kinds(settings, steps, calls, log_dir=log_dir, data_dir=data_dir)
     if on_existing not in {"error", "resume", "reset"}:
         raise ConfigError(f"on_existing={on_existing!r} is unknown: write 'error', 'resume' or 'reset'")
     check_tracing(tracing)
@@ -231,7 +232,7 @@ def start_experiment(
             kept = KeptData.of(data_dir, log_dir=spec.log_dir, shards=shards)
         nodes = nodes_of(shards) if config is None else ()
         spec = replace(spec, audiences=_audience_home(spec, config, kept), tracing=tracing)
-        spec = replace(spec, nodes=nodes, per_node=shards == PER_NODE, fork=fork)
+        spec = replace(spec, nodes=nodes, per_node=shards == PER_NODE, fork=fork, calls=calls)
         keeping = Keeping.NOTHING
         if kept is not None and data_dir is None:
             keeping = Keeping.UNTIL_LOGGED if steps is None else Keeping.STEPS
@@ -246,12 +247,16 @@ def start_experiment(
     return started
 
 
-def _check_kinds(settings: object, steps: object, **folders: object) -> None:
+def _check_kinds(settings: object, steps: object, calls: object, **folders: object) -> None:
     """Raise ConfigError if an argument has a wrong type."""
     if not isinstance(settings, MessagingConfig):
         raise ConfigError(f"settings={settings!r} is no MessagingConfig: write settings=MessagingConfig(lease_s=60)")
     if not isinstance(steps, Steps | None):
         raise ConfigError(f"steps={steps!r} is no Steps: write steps=Steps(seed=7)")
+    if not isinstance(calls, Calls | None):
+        raise ConfigError(f"calls={calls!r} is no Calls: write calls=Calls(rate_per_minute=600)")
+    if calls is not None and steps is None:
+        raise ConfigError("calls= limits what agents call by me.remember, in runs with steps: add steps=Steps()")
     for name, folder in folders.items():
         if not isinstance(folder, str | os.PathLike | None) or folder == "":
             raise ConfigError(f"{name}={folder!r} is no path: write {name}='a folder'")

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ray_messaging.cluster.run.result import Result
     from ray_messaging.cluster.run.run import Run, RunActors
     from ray_messaging.compat.msg import Payload
-    from ray_messaging.config import MessagingConfig, OnExisting, ServerConfig, Steps
+    from ray_messaging.config import Calls, MessagingConfig, OnExisting, ServerConfig, Steps
     from ray_messaging.conversations.answers import GroupAnswers
     from ray_messaging.eventlog.event_log import EventLog
     from ray_messaging.interception.rules.rule import Rule
@@ -96,6 +96,7 @@ class Messaging:
         metrics: bool = False,
         tracing: "Tracing | None" = None,
         shards: "Shards" = None,
+        calls: "Calls | None" = None,
     ) -> "Messaging":
         """Start an experiment, and Ray if it does not run yet.
 
@@ -119,6 +120,7 @@ class Messaging:
             shards: With steps, the number of embedded servers on this node, or of parts of a cluster; "per-node" starts
                 one on each current node. The first is the primary, and all keep bodies of large frames (see
                 docs/operations.md). None: one server.
+            calls: Limits, for all groups together, of the calls that agents make by `me.remember`. None: none.
 
         Raises: AlreadyExists if the experiment exists and `on_existing` is "error"; ConfigError for invalid arguments;
         ConnectionFailed within 5 s if the server does not answer; ServerRefused if it refuses the password, user or db;
@@ -143,6 +145,7 @@ class Messaging:
                 metrics=metrics,
                 tracing=tracing,
                 shards=shards,
+                calls=calls,
             )
         except AlreadyExists as error:
             # Frames of ours and Ray's say nothing to a user.
@@ -161,6 +164,7 @@ class Messaging:
         redis: "ServerConfig | str | None" = None,
         settings: "MessagingConfig | None" = None,
         data_dir: str | Path | None = None,
+        calls: "Calls | None" = None,
     ) -> "Messaging":
         """Start an experiment that begins in the middle of another run, from a checkpoint in its folder.
 
@@ -174,7 +178,7 @@ class Messaging:
             log_dir: The folder of its event log, which gets the parent's rows up to the checkpoint.
             at_step: The first step that may differ from the parent's; None: the step after the last checkpoint.
             rules: The rules. Rules of the parent's names find what those remembered.
-            redis, settings, data_dir: As those of `start`.
+            redis, settings, data_dir, calls: As those of `start`.
 
         Raises: ConfigError if there is no checkpoint before `at_step`, or the parent had rules and none are given;
         AlreadyExists if `log_dir` has a log; LogError if the parent's folder cannot be read; otherwise as `start`.
@@ -191,6 +195,7 @@ class Messaging:
             server=redis,
             settings=MessagingConfig() if settings is None else settings,
             data_dir=data_dir,
+            calls=calls,
         )
         messaging = cls(started.experiment, started.interceptor, started)
         messaging._fork = fork
@@ -710,6 +715,11 @@ class Messaging:
         self._user.run(self._surveys.remove(survey_id))
 
     # -- the event log --------------------------------------------------------------------------------------------
+
+    @property
+    def calls(self) -> "Calls | None":
+        """Return the limits of remembered calls; None: there are none."""
+        return self._connection.experiment.calls
 
     @property
     def log_dir(self) -> str | None:

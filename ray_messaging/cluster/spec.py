@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ray_messaging.addressing.channels import AGENT_CHAT, USER_CHAT, USER_SURVEY
 
 if TYPE_CHECKING:  # not loaded with `Messaging`, because the settings import pydantic
-    from ray_messaging.config import MessagingConfig, ServerConfig, Steps
+    from ray_messaging.config import Calls, MessagingConfig, ServerConfig, Steps
     from ray_messaging.observability.tracing.settings import Tracing
 
 logger = logging.getLogger(__name__)
@@ -41,6 +41,7 @@ class Experiment:
     withheld: bool = False  # this is a copy without the passwords
     audiences: AudienceHome | None = None
     tracing: "Tracing | None" = None
+    calls: "Calls | None" = None  # limits of remembered calls; None: none
 
     def without_password(self) -> "Experiment":
         """Return a copy without passwords, which may be pickled: Ray stores tasks' arguments, and users store files."""
@@ -106,6 +107,7 @@ class InterceptorSpec:
     tracing: "Tracing | None" = None
     nodes: tuple[str, ...] = ()  # the Ray nodes of the embedded servers; empty: the server is the user's own
     fork: int | None = None  # begin with the checkpoint after this step in log_dir; None: begin anew
+    calls: "Calls | None" = None
     per_node: bool = False  # the bodies that a group sends are on its own node's server
 
 

@@ -83,6 +83,8 @@ SNAPSHOT_RETRY = RetryPolicy(1.0, 1.0)  # after an answer without a snapshot; me
 RULE_STATE_RETRY = RetryPolicy(0.2, 0.2)  # in addition to the transport's own retries
 MODERATOR_RETRY = RetryPolicy(0.1, 2.0)
 
+CALL_RETRY = RetryPolicy(0.5, 30.0, jitter=True)  # a remembered call that has failed, as by a limit of its provider
+
 # Event log. A full disk is tried less often the longer it stays full.
 LOG_WRITE_RETRY = RetryPolicy(0.05, 5.0)
 LOG_READ_RETRY = RetryPolicy(0.1, 0.1)  # in addition to the transport's own retries

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from support.step_society import SEED
 
-from ray_messaging import EventLog, Messaging, StepFailed, Steps, rules
+from ray_messaging import BudgetSpent, Calls, ConfigError, EventLog, Messaging, StepFailed, Steps, rules
 from ray_messaging.cluster.run.run import Run, RunActors
 from ray_messaging.cluster.run.run_actor import RunOptions
 
@@ -24,9 +24,10 @@ AGENTS, STEPS = 12, 4
 def start(by_value):
     experiments = []
 
-    def start_one(log_dir=None, **steps):
+    def start_one(log_dir=None, calls=None, **steps):
         name = f"calls-{uuid.uuid4().hex[:8]}"
-        experiments.append(Messaging.start(name, steps=Steps(seed=SEED, digest=True, **steps), log_dir=log_dir))
+        settings = Steps(seed=SEED, digest=True, **steps)
+        experiments.append(Messaging.start(name, steps=settings, log_dir=log_dir, calls=calls))
         return experiments[-1]
 
     yield start_one
@@ -158,3 +159,64 @@ def test_an_earlier_run_that_cannot_be_read_ends_the_run(start, tmp_path):
     ):
         standing.advance()
     assert asked(tmp_path / "calls") == []
+
+
+class Busy(Exception):
+    status_code = 429
+
+
+async def ask_busy(prompt, *, file):
+    """Answer each prompt at the second time it is asked; the first time there are too many."""
+    began = time.time()
+    asked_before = any(line.split(" ", 1)[1] == prompt for line in asked(Path(file)))
+    note(file, f"{began} {prompt}")
+    await asyncio.sleep(0.02)
+    if not asked_before:
+        raise Busy(prompt)
+    return prompt
+
+
+def test_four_groups_hold_a_rate_with_a_model_that_is_too_busy_half_of_the_time(start, tmp_path):
+    async def busy(me, inbox, *, file):
+        me.state["said"] = await me.remember(ask_busy, f"{me.id} in {me.step}", file=file)
+
+    file, rate = tmp_path / "calls", 1200
+    messaging = start(tmp_path / "log", calls=Calls(rate_per_minute=rate, retries=3))
+    result = messaging.run(partial(busy, file=str(file)), agents=60, groups=4, until=2, progress=False)
+    messaging.shutdown()
+    lines = [line.split(" ", 1) for line in asked(file)]
+    assert Counter(prompt for _, prompt in lines) == {f"{a} in {s}": 2 for a in range(60) for s in range(2)}
+    assert (result.calls.model, result.calls.retries, result.steps) == (120, 120, 2)
+    assert EventLog.open(tmp_path / "log").calls()["tries"].to_pylist() == [2] * 120
+    # The first tries of 60 agents keep to the rate; then they wait before they try again.
+    began = sorted(float(at) for at, prompt in lines if prompt.endswith("in 1"))[:60]
+    assert 59 / (began[-1] - began[0]) * 60 == pytest.approx(rate, rel=0.05)
+
+
+def test_a_budget_ends_the_run_cleanly_and_a_later_start_goes_on(start, tmp_path):
+    file, folder, name = tmp_path / "calls", tmp_path / "log", f"budget-{uuid.uuid4().hex[:8]}"
+    model = partial(person, file=str(file))
+
+    def start_with(budget, on_existing):
+        steps, calls = Steps(seed=SEED, digest=True), Calls(budget=budget)
+        return Messaging.start(name, steps=steps, log_dir=folder, calls=calls, on_existing=on_existing)
+
+    with start_with(30, "error") as messaging:
+        result = messaging.run(model, agents=AGENTS, groups=3, until=STEPS, progress=False)
+        assert (result.steps, result.stopped, result.calls.spent) == (2, True, True)
+        assert {state["said"].split()[3] for state in result.states.values()} == {"1:"}
+        assert len(asked(file)) == 30
+        with messaging.start_run(model, agents=AGENTS, groups=3) as standing, pytest.raises(BudgetSpent):
+            standing.advance()
+    with start_with(18, "resume") as messaging:
+        result = messaging.run(model, agents=AGENTS, groups=3, until=STEPS, progress=False)
+        assert (result.steps, result.stopped, result.calls.model, result.calls.spent) == (STEPS, False, 18, False)
+        assert result.calls.kept <= 6  # those of groups that have not committed the step that was open
+    assert len(asked(file)) == len({*asked(file)}) == AGENTS * STEPS
+    assert EventLog.open(folder).calls().num_rows == AGENTS * STEPS
+
+
+def test_calls_without_steps_and_of_another_type_are_refused(by_value):
+    for calls, text in ((Calls(budget=1), r"add steps=Steps\(\)"), ({"budget": 1}, "is no Calls")):
+        with pytest.raises(ConfigError, match=text):
+            Messaging.start("refused", calls=calls)

@@ -234,6 +234,8 @@ class InterceptorActor:
     release_steps = of_host(lambda host: partial(host.steps.drop_hold, CTRL_C))
     step_state = of_host(lambda host: host.steps.state)
     step_collected = of_host(lambda host: host.steps.collected)
+    take_calls = of_host(lambda host: host.call_limits.take)
+    note_calls = of_host(lambda host: host.call_limits.note)
     sealed_step = of_host(lambda host: partial(sealed_counts, host.steps))
     history_digest = of_host(lambda host: partial(sealed_history, host.steps))
 

@@ -19,7 +19,7 @@ from ray_messaging.cluster.actors.step_rule_runner import StepRuleRunner, Stragg
 from ray_messaging.cluster.rule_store import RuleStore, description, pickled
 from ray_messaging.cluster.spec import Experiment, InterceptorSpec
 from ray_messaging.common.task_health import TaskHealth
-from ray_messaging.config import ServerConfig
+from ray_messaging.config import Calls, ServerConfig
 from ray_messaging.errors import ConfigError, Fenced, InterceptorUnavailable, RuleError, UnknownName
 from ray_messaging.interception.lane import LaneAddress
 from ray_messaging.interception.rules import BlackList, Rule, StepRule
@@ -34,6 +34,7 @@ from ray_messaging.observability.metrics.families import Family
 from ray_messaging.observability.tracing.settings import flush_spans, tracer_of
 from ray_messaging.receiving.rehosting import Rehoster
 from ray_messaging.steps.agent_places import AgentPlaces
+from ray_messaging.steps.call_limits import CallLimits
 from ray_messaging.steps.stragglers import Straggler
 from ray_messaging.transports.backend import backend_of
 from ray_messaging.transports.step_values import CHECKPOINT, CTRL_C, STANDSTILL, Progress, StepSettings, without_steps
@@ -66,7 +67,9 @@ class InterceptorHost:
             metrics=spec.metrics,
             audiences=spec.audiences,
             tracing=spec.tracing,
+            calls=spec.calls,
         )
+        self.call_limits = CallLimits(spec.calls or Calls())
         self._tracer = tracer_of(spec.tracing, spec.exp_id, "interceptor")
         reset = spec.on_existing == "reset"
         stores = backend_of(redis).stores(spec.exp_id, spec.settings, run=spec.run, reset=reset)

@@ -1,6 +1,7 @@
 """The agent that a model's function sees, and the loop over a group's agents in one step."""
 
 import re
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -16,7 +17,7 @@ from ray_messaging.addressing.channels import AGENT_CHAT, AgentId, check_name
 from ray_messaging.cluster.run.collector import Collector
 from ray_messaging.cluster.run.model_thread import Holder, ModelThread
 from ray_messaging.cluster.run.plan import Homes
-from ray_messaging.cluster.run.step_calls import RememberedCalls, StepCalls
+from ray_messaging.cluster.run.step_calls import NO_LIMITS, RememberedCalls, StepCalls
 from ray_messaging.errors import Closed, ConfigError, InvalidPayload, MessagingError, NoQuestion, StepFailed
 from ray_messaging.message import Message
 from ray_messaging.messages import Messages
@@ -25,6 +26,7 @@ from ray_messaging.model.calls import encode_calls
 from ray_messaging.model.exact import decode_exactly, encode_exactly, kept_exactly
 from ray_messaging.steps.agent_places import NO_PLACES
 from ray_messaging.steps.blocked_sends import BlockedSend
+from ray_messaging.steps.call_limits import CallGate
 from ray_messaging.steps.call_memory import CallMemory
 from ray_messaging.steps.digests import id_bytes
 from ray_messaging.steps.moved_agents import Arrival
@@ -185,6 +187,9 @@ class Society:
         self.last_step: int | None = None  # the last one that ran here to its end, whose states these are
         self.calls: RememberedCalls | None = None  # the remembered calls of the step
         self.records_calls = False  # the step keeps them for an event log
+        self.call_settings = NO_LIMITS
+        self.call_gate: CallGate | None = None
+        self.call_counts: Counter[str] = Counter()
         self.seed = 0
         self.shared = shared
         self.data = data
@@ -221,7 +226,15 @@ class Society:
         if memory is None:
             self.calls = None
         else:
-            self.calls = RememberedCalls(memory, self._threads, self._holder, recorded=self.records_calls)
+            self.calls = RememberedCalls(
+                memory,
+                self._threads,
+                self._holder,
+                self.call_counts,
+                recorded=self.records_calls,
+                settings=self.call_settings,
+                gate=self.call_gate,
+            )
         self._calls = StepCalls(
             self._model,
             self._model_thread,
@@ -236,8 +249,8 @@ class Society:
             await self._calls.run(step, ((agent, inbox) for agent, (_, inbox) in inboxes if not agent.stopped))
         finally:
             self._calls = None
-        if memory is not None and memory.broken is not None:  # even if the model has caught the error
-            raise memory.broken
+        if (error := self._broken) is not None:  # even if the model has caught the error
+            raise error
         if self.calls is not None and self.records_calls:
             step.keep_calls(encode_calls(self.calls.records()))
         if self._collector is not None and self._collector.is_due(step.number):
@@ -336,10 +349,13 @@ class Society:
         except InvalidPayload as error:
             raise self._failed(agent, error) from error
 
+    @property
+    def _broken(self) -> MessagingError | None:
+        """Return why the step cannot be committed, whatever the model does: a call could not be kept, or made."""
+        return None if self.calls is None else self.calls.memory.broken or self.calls.spent
+
     def _failed(self, agent: Agent, error: BaseException, function: str = "the model") -> MessagingError:
-        if self.calls is not None and self.calls.memory.broken is not None:
-            return self.calls.memory.broken
-        return step_failed(error, function, self._group, max(agent.step, 0), agent.id)
+        return self._broken or step_failed(error, function, self._group, max(agent.step, 0), agent.id)
 
 
 def kept_parts(state: bytes, count: int, group: str) -> Any:  # noqa: ANN401 - as msgpack has them

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,20 @@ from ray_messaging.errors import ConfigError
 from ray_messaging.model.series import AGENT, AGENT_NAME, STEP
 
 
+class CallCounts(NamedTuple):
+    """How many remembered calls have ended well, by who has answered, and how many tries failed and were repeated.
+
+    `model`: the function was called; `kept`: an earlier attempt at the step has called it; `parent`: the run of which
+    this is a fork has. `spent`: the budget of `Calls(budget=)` was spent, and has ended the run.
+    """
+
+    model: int = 0
+    kept: int = 0
+    parent: int = 0
+    retries: int = 0
+    spent: bool = False
+
+
 @dataclass(frozen=True)
 class Result:
     """The result of `messaging.run`: plain and picklable.
@@ -24,7 +38,8 @@ class Result:
     maps each group to its agents, in the order of its arrays. `fates` counts the messages of all steps since the
     experiment began, by fate. `undeliverable` counts those to a few of the addresses on which nobody listens, such as
     agents that no group hosts. With `Steps(digest=True)` `digests` maps each of the last 64 steps to the digest of its
-    messages, in hex. `steps` is the first step that did not run. `stopped` is True if Ctrl-C ended the run early.
+    messages, in hex. `steps` is the first step that did not run. `stopped` is True if Ctrl-C, or
+    the budget of calls, ended the run early. `calls` counts the remembered calls of this run.
     """
 
     states: dict[Any, Any]
@@ -34,6 +49,7 @@ class Result:
     stopped: bool = False
     ids: dict[str, NDArray[Any]] = field(default_factory=dict)
     undeliverable: dict[str, int] = field(default_factory=dict)
+    calls: CallCounts = field(default_factory=CallCounts)
     collected: Any = field(default=None, repr=False)  # a pyarrow.Table; None: nothing was to be collected
 
     @property

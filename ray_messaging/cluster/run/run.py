@@ -21,12 +21,12 @@ from ray_messaging.cluster.handles.experiment_steps import ExperimentSteps, RunP
 from ray_messaging.cluster.lifecycle import attempt, leave, remote
 from ray_messaging.cluster.run.model_source import change_of, name_of, source_of
 from ray_messaging.cluster.run.plan import GroupPlan, plan_groups, senders_of
-from ray_messaging.cluster.run.result import Result, series_frame
+from ray_messaging.cluster.run.result import CallCounts, Result, series_frame
 from ray_messaging.cluster.run.run_actor import GroupResult, RunActor, RunInputs, RunOptions
 from ray_messaging.cluster.run.step_calls import CALLS_END_S
 from ray_messaging.cluster.unpicklable import sent
 from ray_messaging.common.awaitables import call_problem, is_async
-from ray_messaging.errors import Closed, ConfigError, StepFailed, UnknownName
+from ray_messaging.errors import BudgetSpent, Closed, ConfigError, StepFailed, UnknownName
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.model.series import check_collect
 from ray_messaging.receiving.call_checks import check_timeout
@@ -199,6 +199,7 @@ class Run:
         self._inputs = RunInputs(model_ref, options_ref, sent("shared", shared), plan_refs, parent_calls)
         self._actors = actors = kept.take(plan_refs)
         self._open = True
+        self._spent = False
         with self._ending():
             _note(messaging, model, until, options, plans)
 
@@ -225,9 +226,13 @@ class Run:
     def advance(self, n: int = 1, *, progress: bool = False) -> int:
         """Let n more steps run; return the first step that did not run. Ctrl-C lets no step begin after the open one.
 
-        Raises: as `messaging.run`, after which this run is closed; Closed if it was closed.
+        Raises: as `messaging.run`, after which this run is closed; Closed if it was closed; BudgetSpent if no step ran
+        because the budget of calls is spent.
         """
+        before = self.step
         self._go_on(self.step + step_count("advance", n, 1), progress=progress, with_states=False)
+        if self._spent and self.step == before:  # a loop until some step would not end
+            raise BudgetSpent(self._spent_text())
         return self.step
 
     def states(self) -> dict[Any, Any]:
@@ -264,7 +269,17 @@ class Run:
             with end, RunProgress(steps, until, shown=progress) as bar:
                 parts = _watch(refs, end, bar)
         self.step = min(part.until for part in parts)
+        self._spent = any(part.spent for part in parts)
+        if self._spent:
+            sys.stderr.write(f"{self._spent_text()}\n")
         return parts
+
+    def _spent_text(self) -> str:
+        budget = None if self._messaging.calls is None else self._messaging.calls.budget
+        return (
+            f"the run ends before step {self.step}, because the budget of {budget:,} calls is spent: a later start "
+            "with on_existing='resume' goes on from there, and makes no call again that was answered"
+        )
 
     def close(self) -> None:
         """Leave the mailboxes. All committed steps stay, and another run goes on from there."""
@@ -375,6 +390,9 @@ def gathered(
     ids = {group: found for part in parts for group, found in part.ids.items()}
     unheard = dict(sum((Counter(part.unheard) for part in parts), Counter[str]()).most_common(_NAMED))
     stopped = ended < until
+    calls = CallCounts(
+        **sum((Counter(part.calls) for part in parts), Counter[str]()), spent=any(part.spent for part in parts)
+    )
     return Result(
         states_of(parts),
         ended,
@@ -383,6 +401,7 @@ def gathered(
         stopped=stopped,
         ids=ids,
         undeliverable=unheard,
+        calls=calls,
         collected=collected,
     )
 
@@ -455,11 +474,11 @@ def cause_of(error: StepFailed) -> RuntimeError | None:
 
 def _watch(refs: Sequence[Any], end: EarlyEnd, bar: RunProgress) -> list[GroupResult]:
     """Wait for all groups, and show the progress; raise the first error at once."""
-    waiting = list(refs)
+    waiting, spent = list(refs), False
     while waiting:
         done, waiting = ray.wait(waiting, num_returns=1, timeout=_LOOK_S)
-        _results(done)
-        if waiting and end.asked:
+        spent = spent or any(GroupResult(*part).spent for part in _results(done))
+        if waiting and (end.asked or spent):
             end.tell()
         if waiting:
             bar.show()

@@ -5,6 +5,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,10 +19,12 @@ from ray_messaging.cluster.run.crowd import CrowdSociety
 from ray_messaging.cluster.run.model_thread import ModelThread
 from ray_messaging.cluster.run.plan import GroupPlan, Homes
 from ray_messaging.common.process_tuning import tune_process
-from ray_messaging.errors import AlreadyExists, MoveFailed, StepAborted, UnknownName
+from ray_messaging.errors import AlreadyExists, BudgetSpent, MoveFailed, StepAborted, UnknownName
 from ray_messaging.eventlog.calls import parent_calls
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.steps.agent_places import AgentPlaces
+from ray_messaging.steps.call_limits import CallGate
+from ray_messaging.steps.step import Step
 from ray_messaging.steps.step_loop import StepLoop, step_loop
 
 if TYPE_CHECKING:
@@ -33,7 +36,8 @@ class GroupResult(NamedTuple):
     """Result of one group: its states after the steps before `until`, and the count of its messages by fate.
 
     States and ids are there if they were asked for. With by="group" `ids` has the agents in the order of the arrays.
-    `unheard` counts undeliverable messages to a few of the addresses on which nobody listens.
+    `unheard` counts undeliverable messages to a few of the addresses on which nobody listens. `calls` counts remembered
+    calls by who has answered, and retries. `spent`: the budget of calls was spent before step `until`.
     """
 
     states: dict[Any, Any]
@@ -41,6 +45,8 @@ class GroupResult(NamedTuple):
     until: int
     ids: dict[str, NDArray[Any]]
     unheard: dict[str, int]
+    calls: "Counter[str]"
+    spent: bool
 
 
 class RunOptions(NamedTuple):
@@ -110,37 +116,67 @@ class RunActor:
         Args: `turn` names this call in `end_after`.
         Raises: StepFailed if a user's function fails.
         """
-        if self._society is None or self._homes is None:
-            plan: GroupPlan = await inputs.plans[group]
-            model, options, shared = await inputs.model, await inputs.options, await inputs.shared
-            self._society = society_of(plan, model, options, shared, self._thread)
-            self._homes = Homes(plan, inputs.plans)
-            if isinstance(self._society, Society):
-                self._society.homes = self._homes
-                self._society.records_calls = messaging is not None and messaging.log_dir is not None
-            if messaging is not None:
-                await self.open(messaging, plan)
+        if self._society is None:
+            await self._load(messaging, group, inputs)
         society, homes = self._society, self._homes
+        assert society is not None
+        assert homes is not None
         assert self._messager is not None
         self._turn, self._last = turn, None
+        spent, counts = False, Counter[str]()
+        if isinstance(society, Society):
+            society.call_counts = counts
         while True:
             loop = self._loop = step_loop(self._messager.engine)
             end = until if self._last is None else min(until, self._last + 1)
             try:
-                async for step in loop.steps(end):
-                    await homes.prepare(step.places.agents)
-                    if inputs.parent_calls is not None and loop.calls is not None:
-                        loop.calls.parent = partial(parent_calls, inputs.parent_calls, step.number, step.places.agents)
-                    await society.run(step, loop.calls)
-                    if isinstance(society, Society) and society.moves:
-                        await move_agents(self._messager, society.moves, step.number)
+                async with aclosing(loop.steps(end)) as steps:
+                    async for step in steps:
+                        await self._run_step(step, loop, inputs.parent_calls)
             except StepAborted:
                 continue
+            except BudgetSpent:
+                spent = True
             if with_states and society.last_step != loop.committed:  # another process has run it, or it did not commit
                 await homes.prepare(loop.before)
                 society.read(AgentPlaces(loop.before), loop.state)
             states, ids = (society.states, society.ids) if with_states else ({}, {})
-            return GroupResult(states, loop.fates, max(loop.committed + 1, 0), ids, loop.unheard)
+            return GroupResult(states, loop.fates, max(loop.committed + 1, 0), ids, loop.unheard, counts, spent)
+
+    async def _load(self, messaging: "Messaging | None", group: str, inputs: RunInputs) -> None:
+        plan: GroupPlan = await inputs.plans[group]
+        model, options, shared = await inputs.model, await inputs.options, await inputs.shared
+        self._society = society_of(plan, model, options, shared, self._thread)
+        self._homes = Homes(plan, inputs.plans)
+        if isinstance(self._society, Society):
+            self._society.homes = self._homes
+            if messaging is not None:
+                self._limit_calls(self._society, messaging, group)
+        if messaging is not None:
+            await self.open(messaging, plan)
+
+    async def _run_step(self, step: Step, loop: StepLoop, parent: str | None) -> None:
+        society, homes, messager = self._society, self._homes, self._messager
+        assert society is not None
+        assert homes is not None
+        assert messager is not None
+        await homes.prepare(step.places.agents)
+        if parent is not None and loop.calls is not None:
+            loop.calls.parent = partial(parent_calls, parent, step.number, step.places.agents)
+        await society.run(step, loop.calls)
+        if isinstance(society, Society) and society.moves:
+            await move_agents(messager, society.moves, step.number)
+
+    def _limit_calls(self, society: Society, messaging: "Messaging", group: str) -> None:
+        """Let the remembered calls of a group keep to the experiment's settings."""
+        society.records_calls = messaging.log_dir is not None
+        if messaging.calls is not None:
+            society.call_settings = messaging.calls
+        settings = society.call_settings
+        if settings.limited:
+            interceptor = messaging.interceptor
+            noted = interceptor.note_calls.remote if settings.concurrency is not None else lambda _: None
+            society.call_gate = CallGate(group, interceptor.take_calls.remote, noted)
 
     async def end_after(self, last: int, turn: int) -> None:
         """End the call of `run` that `turn` names after step `last`, unless it ends earlier or has ended."""

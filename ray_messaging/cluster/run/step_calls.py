@@ -17,9 +17,12 @@ import msgspec
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.cluster.run.model_thread import Holder, ModelThread, turns
 from ray_messaging.common.awaitables import is_async, raising
-from ray_messaging.errors import ConfigError, MessagingError
+from ray_messaging.common.backoff import CALL_RETRY, Backoff
+from ray_messaging.config import Calls
+from ray_messaging.errors import BudgetSpent, ConfigError, MessagingError
 from ray_messaging.model.calls import MODEL, Asked, CallRecord, KeptCall, arguments_text, asked, unbound
 from ray_messaging.model.exact import decode_exactly, encode_exactly
+from ray_messaging.steps.call_limits import CallGate
 from ray_messaging.steps.call_memory import CallMemory
 
 if TYPE_CHECKING:
@@ -31,6 +34,9 @@ CALLS_END_S: Final = 30.0  # if a step fails, remembered calls in flight get thi
 _END_S: Final = 1.0  # the time for a model to end after it was told to; one that blocks its thread does not notice
 
 _Call = tuple["Agent", Awaitable[object]]
+RETRIES = "retries"  # the key of their count
+NO_LIMITS = Calls()
+_TOO_MANY, _SERVER_ERRORS = 429, 5  # HTTP
 RESULT = "the result of me.remember"  # names in errors where the value is that cannot be kept
 
 
@@ -238,11 +244,26 @@ class RememberedCalls:
     The calls are made in the model's event loop. Each is a task of its own, which goes on if the step fails.
     `under_way` has the calls that have not ended.
 
-    Args: plain functions run in `threads`. With `recorded` the calls are recorded for the event log.
+    Args: plain functions run in `threads`. With `recorded` the calls are recorded for the event log. Calls wait at
+    `gate` (None: they need not). `counts` gets the number of calls by who has answered, and of retries.
     """
 
-    def __init__(self, memory: CallMemory, threads: Executor, holder: Holder, *, recorded: bool = False) -> None:
+    def __init__(
+        self,
+        memory: CallMemory,
+        threads: Executor,
+        holder: Holder,
+        counts: Counter[str] | None = None,
+        *,
+        recorded: bool = False,
+        settings: Calls = NO_LIMITS,
+        gate: CallGate | None = None,
+    ) -> None:
         self.memory = memory
+        self.spent: BudgetSpent | None = None  # the budget is spent, so that the step cannot be committed
+        self._counts = Counter() if counts is None else counts
+        self._settings = settings
+        self._gate = gate
         self.under_way: set[asyncio.Task[Any]] = set()
         self.ending = False  # the step has failed, so no more calls may begin
         self._threads = threads
@@ -266,7 +287,7 @@ class RememberedCalls:
         what = asked(agent.id, function, args, kwargs)
         self._asked[what.digest] += 1
         self._unended[agent.id] += 1
-        text = arguments_text(args, kwargs) if self._recorded else None
+        text = arguments_text(args, kwargs) if self._recorded and self._settings.keep_arguments else None
         call = _Remembered(agent, partial(function, *args, **kwargs), what, self._asked[what.digest], text)
         if self._recorded:
             self._calls.append(call)
@@ -315,18 +336,53 @@ class RememberedCalls:
                 await self.memory.keep(key, made)
         finally:
             self._unended[call.agent.id] -= 1
+        self._counts[source] += 1
         call.end(key, source, made)
         return decode_exactly(made.result)
 
     async def _answer(self, call: _Remembered) -> KeptCall:
-        what, began = "an async function that is remembered", perf_counter()
+        tries, backoff = 0, Backoff(CALL_RETRY)
+        while True:
+            await self._enter()
+            began, tries = perf_counter(), tries + 1
+            try:
+                answer = await self._try(call)
+                return KeptCall(perf_counter() - began, tries, msgspec.Raw(encode_exactly(answer, RESULT)))
+            except Exception as error:
+                if tries > self._settings.retries or self.ending or not may_pass(error):
+                    raise
+            finally:
+                if self._gate is not None:
+                    self._gate.leave()
+            self._counts[RETRIES] += 1
+            await backoff.sleep()
+
+    async def _enter(self) -> None:
+        if self._gate is not None:
+            try:
+                await self._gate.enter()
+            except BudgetSpent as error:
+                self.spent = error
+                raise
+
+    async def _try(self, call: _Remembered) -> Any:  # noqa: ANN401 - of a function of the user's
+        what = "an async function that is remembered"
         if is_async(call.function):
-            answer = await turns(call.function(), self._holder, call.agent, what)
-        else:
-            context = contextvars.copy_context()
-            answer = await asyncio.get_running_loop().run_in_executor(
-                self._threads, partial(context.run, raising, call.function)
-            )
-            if inspect.isawaitable(answer):
-                answer = await turns(answer, self._holder, call.agent, what)
-        return KeptCall(perf_counter() - began, 1, msgspec.Raw(encode_exactly(answer, RESULT)))
+            return await turns(call.function(), self._holder, call.agent, what)
+        context = contextvars.copy_context()
+        answer = await asyncio.get_running_loop().run_in_executor(
+            self._threads, partial(context.run, raising, call.function)
+        )
+        return await turns(answer, self._holder, call.agent, what) if inspect.isawaitable(answer) else answer
+
+
+def may_pass(error: BaseException) -> bool:
+    """Return whether a call that has failed may succeed if it is made again, as the docs of `Calls` say."""
+    if any("Timeout" in kind.__name__ for kind in type(error).__mro__):
+        return True
+    for place in (error, getattr(error, "response", None)):
+        for name in ("status_code", "status"):
+            status = getattr(place, name, None)
+            if isinstance(status, int) and (status == _TOO_MANY or status // 100 == _SERVER_ERRORS):
+                return True
+    return False

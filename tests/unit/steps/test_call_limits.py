@@ -1,0 +1,151 @@
+"""One limit for the calls of several groups: an even rate, a number at once, a budget, and groups that begin again."""
+
+import asyncio
+import time
+from itertools import pairwise
+
+import pytest
+from support.patience import WAIT_S
+
+from ray_messaging import BudgetSpent, Calls
+from ray_messaging.errors import Closed
+from ray_messaging.steps.call_limits import CallGate, CallLimits, Held
+
+GROUPS = ["east", "north", "south", "west"]
+
+
+class Oracle:
+    """A model that takes some time, and counts the calls at once; `began` has when each began, in seconds."""
+
+    def __init__(self, seconds):
+        self.seconds, self.running, self.most, self.began = seconds, 0, 0, []
+
+    async def ask(self, gate):
+        await gate.enter()
+        self.began.append(time.monotonic())
+        self.running += 1
+        self.most = max(self.most, self.running)
+        await asyncio.sleep(self.seconds)
+        self.running -= 1
+        gate.leave()
+
+
+def gate_of(limits, group="east", delay_s=0.002):
+    """Return a gate whose messages take a while, and whose notes may come in any order."""
+
+    async def take(held, wanted):
+        await asyncio.sleep(delay_s)
+        grant = await limits.take(held, wanted)
+        await asyncio.sleep(delay_s)
+        return grant
+
+    def note(held):
+        notes.add(asyncio.get_running_loop().create_task(later(held)))
+
+    async def later(held):
+        await asyncio.sleep(delay_s * (len(notes) % 3))
+        await limits.note(held)
+
+    notes = set()
+    return CallGate(group, take, note)
+
+
+async def asked(oracle, limits, each):
+    gates = [gate_of(limits, group) for group in GROUPS]
+    async with asyncio.timeout(WAIT_S):
+        return await asyncio.gather(*(oracle.ask(gate) for gate in gates for _ in range(each)), return_exceptions=True)
+
+
+@pytest.mark.parametrize("per_minute", [2400, 12000])
+async def test_four_groups_hold_a_rate_at_an_even_pace(per_minute):
+    oracle = Oracle(0.05)
+    await asked(oracle, CallLimits(Calls(rate_per_minute=per_minute)), per_minute // 80)
+    took = oracle.began[-1] - oracle.began[0]
+    assert (len(oracle.began) - 1) / took * 60 == pytest.approx(per_minute, rel=0.05)
+    in_order = sorted(oracle.began)
+    most = max(sum(other < began + 0.5 for other in in_order[place:]) for place, began in enumerate(in_order))
+    assert most <= per_minute / 120 * 1.2  # no half second has many more than its share
+
+
+async def test_a_number_at_once_is_never_exceeded_and_always_reached():
+    oracle = Oracle(0.01)
+    began = time.monotonic()
+    await asked(oracle, CallLimits(Calls(concurrency=6)), 30)
+    assert oracle.most == 6
+    assert len(oracle.began) == 120
+    assert time.monotonic() - began < 120 / 6 * 0.01 * 10  # an answer takes longer than a call
+
+
+async def test_a_budget_is_spent_to_the_last_call_and_not_exceeded():
+    oracle, limits = Oracle(0.001), CallLimits(Calls(budget=50, rate_per_minute=60_000))
+    found = await asked(oracle, limits, 20)
+    assert len(oracle.began) == 50
+    assert [type(each) for each in found if each is not None] == [BudgetSpent] * 30
+    with pytest.raises(BudgetSpent):
+        await gate_of(limits).enter()
+
+
+async def test_callers_that_give_up_use_nothing():
+    limits = CallLimits(Calls(concurrency=1, budget=3))
+    gate, other = gate_of(limits), gate_of(limits, "west")
+    await gate.enter()
+    waiting = [asyncio.create_task(each.enter()) for each in (gate, other, gate)]
+    await asyncio.sleep(0.05)
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    gate.leave()
+    async with asyncio.timeout(WAIT_S):
+        for each in (other, gate):
+            await each.enter()
+            each.leave()
+    with pytest.raises(BudgetSpent):
+        await gate.enter()
+
+
+async def test_a_group_that_begins_again_frees_what_its_process_held_and_the_budget_knows_of_it():
+    limits = CallLimits(Calls(concurrency=2, budget=4))
+    former = gate_of(limits)
+    await asyncio.gather(former.enter(), former.enter())
+    stale = asyncio.create_task(former.enter())
+    await asyncio.sleep(0.05)
+    async with asyncio.timeout(WAIT_S):
+        later = gate_of(limits)
+        await asyncio.gather(later.enter(), later.enter())
+    with pytest.raises(Closed, match="later process"):
+        await stale
+    later.leave()
+    with pytest.raises(BudgetSpent):
+        await later.enter()
+
+
+async def test_limits_that_were_lost_learn_from_the_gates_what_they_hold():
+    limits = [CallLimits(Calls(concurrency=2, budget=5))]
+
+    async def take(held, wanted):
+        return await limits[0].take(held, wanted)
+
+    gate = CallGate("east", take, lambda held: asyncio.ensure_future(limits[0].note(held)))
+    for _ in range(2):
+        await gate.enter()
+    limits[0] = CallLimits(Calls(concurrency=2, budget=5))
+    waiting = asyncio.create_task(gate.enter())
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    gate.leave()
+    async with asyncio.timeout(WAIT_S):
+        await waiting
+        for _ in range(2):
+            gate.leave()
+            await gate.enter()
+        with pytest.raises(BudgetSpent):
+            await gate.enter()
+
+
+async def test_calls_after_a_pause_are_no_burst():
+    now = [0.0]
+    limits, held = CallLimits(Calls(rate_per_minute=6000), clock=lambda: now[0]), Held("east", "gate")
+    for now[0] in (0.0, 100.0):
+        delays = [delay for _ in range(3) for delay in (await limits.take(held, 10)).delays]
+        assert len(delays) == 30
+        assert all(later - delay == pytest.approx(0.01) for delay, later in pairwise([-0.01, *delays]))
