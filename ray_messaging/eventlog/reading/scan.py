@@ -179,9 +179,11 @@ class _Reader:
         To find them, only the filtered columns are read.
         """
         (file,) = dataset.get_fragments()
-        some = file.subset(row_group_ids=groups_with(file, self._filters.texts(dataset.schema)))
-        if condition is not None:
-            some = some.subset(condition, schema=dataset.schema)
+        some = file if condition is None else file.subset(condition, schema=dataset.schema)
+        if not some.num_row_groups:
+            return None
+        named = {*groups_with(file, self._filters.texts(dataset.schema))}
+        some = file.subset(row_group_ids=[group.id for group in some.row_groups if group.id in named])
         if not some.num_row_groups:
             return None
         scanner = some.scanner(dataset.schema, columns=[POSITION.name], filter=condition, **_AHEAD)
