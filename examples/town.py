@@ -5,15 +5,12 @@ All groups share one limit of calls. With --log-dir a run goes on where it ended
 """
 
 import argparse
-import asyncio
 import re
-import time
 from collections import Counter
 
 import numpy as np
-import ray
 
-from ray_messaging import Count, Messaging, Steps
+from ray_messaging import Calls, Count, Messaging, Steps
 
 PLACES = ("cafe", "market", "park")
 
@@ -22,37 +19,19 @@ async def citizen(me, inbox):
     """Hear where friends go, let the language model decide, and tell friends."""
     if heard := ", ".join(message.payload["place"] for message in inbox):
         prompt = f"Your friends go to: {heard}. Where do you go? Name one of these places."
-        me.state["place"] = await me.remember(ask, me.shared, prompt) or me.state["place"]
+        me.state["place"] = await me.remember(ask, prompt, model=me.shared) or me.state["place"]
     for friend in me.neighbours:
         me.send(friend, {"place": me.state["place"]})
 
 
-async def ask(shared, prompt):
+async def ask(prompt, *, model):
     """Return the place that a language model names. Without one, this is a fake that counts the words of the prompt."""
-    limit, model = shared
-    if not await limit.take.remote():
-        raise RuntimeError("all calls are made: raise --calls, and with --log-dir the run goes on")
     if model is None:
         return Counter(re.findall("|".join(PLACES), prompt)).most_common(1)[0][0]
     from openai import AsyncOpenAI  # noqa: PLC0415 - an extra
 
     found = await AsyncOpenAI().chat.completions.create(model=model, messages=[{"role": "user", "content": prompt}])
     return next(iter(re.findall("|".join(PLACES), found.choices[0].message.content.lower())), None)
-
-
-@ray.remote(num_cpus=0)
-class Limit:
-    """One limit of calls for all groups; each start of the program counts anew."""
-
-    def __init__(self, per_minute, calls):
-        self.pause_s, self.left, self.free_at = 60 / per_minute, calls, 0.0
-
-    async def take(self):
-        """Return True when one more call may be made, or False if none is left."""
-        self.left, left = self.left - 1, self.left
-        self.free_at = max(time.monotonic(), self.free_at) + self.pause_s
-        await asyncio.sleep(self.free_at - time.monotonic())
-        return left > 0
 
 
 def main():
@@ -65,12 +44,16 @@ def main():
     parser.add_argument("--log-dir")
     plan = parser.parse_args()
     friends = np.random.default_rng(7).integers(0, plan.agents, (3 * plan.agents, 2))
-    with Messaging.start("town", steps=Steps(seed=7), log_dir=plan.log_dir, on_existing="resume") as messaging:
+    started = Messaging.start(
+        "town", steps=Steps(seed=7), calls=Calls(rate_per_minute=plan.per_minute, retries=5, budget=plan.calls),
+        log_dir=plan.log_dir, on_existing="resume",
+    )  # fmt: skip
+    with started as messaging:
         print("asking", plan.model or "a fake model, which counts words")
         result = messaging.run(
             citizen, agents=plan.agents, groups=2, until=6, graph=friends,
             start=lambda me: {"place": str(me.rng.choice(PLACES))}, collect=Count("place"),
-            shared=(Limit.remote(plan.per_minute, plan.calls), plan.model), concurrency=20, timeout=600,
+            shared=plan.model, concurrency=20, timeout=600,
         )  # fmt: skip
     print(result.series.to_string())
 

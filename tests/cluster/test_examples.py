@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ray_messaging import EventLog, Messaging, StepFailed, columns, rules
+from ray_messaging import EventLog, Messaging, columns, rules
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 RUMOUR = EXAMPLES / "rumour.py"
@@ -60,8 +60,7 @@ def test_a_town_agrees_on_a_place_and_goes_on_behind_its_last_call(ray_cluster, 
     friends = np.random.default_rng(7).integers(0, 24, (3 * 24, 2))
     calls = 5 * len(np.unique(friends[:, 1]))  # of all that hear something, in all steps but the first
     folder = ("--log-dir", str(tmp_path / "town"))
-    with pytest.raises(StepFailed, match="all calls are made: raise --calls"):
-        town(*folder, "--calls", "50")
+    assert len(town(*folder, "--calls", "50").splitlines()) < len(table) + 1  # fewer evenings
     assert town(*folder, "--calls", f"{calls - 50}").splitlines()[-len(table) :] == table
 
 
