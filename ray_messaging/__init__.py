@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from ray_messaging.config import Calls, MessagingConfig, RedisConfig, Steps
     from ray_messaging.conversations.answers import Answers
     from ray_messaging.embedded.local_server import LocalServer
+    from ray_messaging.eventlog.comparison import compare
     from ray_messaging.eventlog.event_log import EventLog
     from ray_messaging.eventlog.reading.event_rows import LogRow
     from ray_messaging.interception import rules
@@ -91,6 +92,7 @@ _HOMES = {
     "Calls": "ray_messaging.config",
     "Count": "ray_messaging.model.series",
     "EventLog": "ray_messaging.eventlog.event_log",
+    "compare": "ray_messaging.eventlog.comparison",
     "Finding": "ray_messaging.observability.health.findings",
     "Group": "ray_messaging.cluster.handles.group.group",
     "Health": "ray_messaging.observability.health.findings",
@@ -195,6 +197,7 @@ __all__ = [
     "UnknownName",
     "UnknownSender",
     "columns",
+    "compare",
     "rules",
 ]
 

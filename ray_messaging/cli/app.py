@@ -11,6 +11,7 @@ import typer
 
 from ray_messaging.cli.dead_letters import app as dead_letters_app
 from ray_messaging.cli.doctor import doctor
+from ray_messaging.cli.fork import fork
 from ray_messaging.cli.log import app as log_app
 from ray_messaging.cli.metrics import app as metrics_app
 from ray_messaging.cli.replay import demo, replay
@@ -32,6 +33,7 @@ app.command(short_help="Check the health of an experiment, a server, or this mac
 app.command(short_help="List the surveys of an experiment.")(surveys)
 app.command(short_help="Write an HTML page about a run, or about two.")(report)
 app.command(short_help="Show a run in the browser.")(ui)
+app.command(short_help="Go on with a run from a checkpoint, as another run.")(fork)
 app.add_typer(log_app, name="log")
 app.add_typer(dead_letters_app, name="deadletters")
 app.add_typer(metrics_app, name="metrics")

@@ -35,7 +35,7 @@ def test_the_tutorial_runs_as_printed(ray_cluster, tmp_path, monkeypatch, capsys
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("page", ["guides/model-calls", "guides/own-actors", "guides/autogen"])
+@pytest.mark.parametrize("page", ["forking", "guides/model-calls", "guides/own-actors", "guides/autogen"])
 def test_a_page_runs_as_printed(ray_cluster, page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     namespace = {"__name__": "__main__"}

@@ -131,12 +131,12 @@ def first_difference(mine: Iterable[pa.Table], theirs: Iterable[pa.Table]) -> Di
     Raises: ConfigError if neither log has messages of steps.
     """
     rows = 0
-    for one, other in zip_longest(_sent_by_groups(mine), _sent_by_groups(theirs)):
+    for one, other in zip_longest(sent_by_groups(mine), sent_by_groups(theirs)):
         rows += 1
-        if one is not None and other is not None and _content(one) == _content(other):
+        if one is not None and other is not None and content_of(one) == content_of(other):
             continue
-        first = min((row for row in (one, other) if row is not None), key=_key)
-        rows_of_it = [row if row is not None and _key(row) == _key(first) else None for row in (one, other)]
+        first = min((row for row in (one, other) if row is not None), key=key_of)
+        rows_of_it = [row if row is not None and key_of(row) == key_of(first) else None for row in (one, other)]
         assert first.step is not None
         return Difference(first.step, first.from_id, first.message_id, *rows_of_it)
     if not rows:
@@ -144,7 +144,7 @@ def first_difference(mine: Iterable[pa.Table], theirs: Iterable[pa.Table]) -> Di
     return None
 
 
-def _sent_by_groups(pages: Iterable[pa.Table]) -> Iterator[LogRow]:
+def sent_by_groups(pages: Iterable[pa.Table]) -> Iterator[LogRow]:
     """Yield the messages that groups sent, in canonical order. A message that is in several mailboxes comes once."""
     before = ""
     for page in pages:
@@ -155,13 +155,14 @@ def _sent_by_groups(pages: Iterable[pa.Table]) -> Iterator[LogRow]:
                 yield row
 
 
-def _content(row: LogRow) -> tuple[Any, ...]:
+def content_of(row: LogRow) -> tuple[Any, ...]:
+    """Return what of a message counts when runs are compared."""
     rule = row.rule if row.fate == "blocked" else None
     asked = bool(row.expects_answer), row.in_reply_to
-    return _key(row), row.step_read, row.subtopic, row.fate, rule, sorted(row.labels), row.text, *asked
+    return key_of(row), row.step_read, row.subtopic, row.fate, rule, sorted(row.labels), row.text, *asked
 
 
-def _key(row: LogRow) -> _Key:
+def key_of(row: LogRow) -> _Key:
     """Return the sort key of a row in canonical order."""
     return row.step, _rank(row.to_id), _rank(row.from_id), row.ordinal
 

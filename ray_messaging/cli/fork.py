@@ -1,0 +1,59 @@
+"""The command `fork`: another run from the middle of one, under other rules or another model."""
+
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from ray import cloudpickle
+
+from ray_messaging.cli.options import Rules
+from ray_messaging.cli.rule_specs import parse_rules
+from ray_messaging.cli.session import clean_errors, output
+from ray_messaging.errors import ConfigError
+
+Model = Annotated[str, typer.Option("--model", metavar="MODULE:FUNCTION", help="The model, as town:person.")]
+
+
+def fork(
+    parent: Annotated[Path, typer.Argument(metavar="PARENT", help="The log's folder of a run with checkpoints.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The new run's folder, whose name it gets.")],
+    model: Model,
+    until: Annotated[int, typer.Option(help="The first step that is not run.")],
+    at_step: Annotated[int | None, typer.Option(help="The first step that may differ; default: after the end.")] = None,
+    rules: Rules = None,
+    by: Annotated[str, typer.Option(help="agent or group, as in messaging.run.")] = "agent",
+) -> None:
+    """Go on with a run from a checkpoint, as another run, and say where the two differ.
+
+    Agents and groups are the parent's. A model that needs a graph, shared objects or a start is forked in Python.
+    """
+    from ray_messaging import Messaging, compare  # noqa: PLC0415 - they take a second
+
+    with clean_errors():
+        function = _model(model)
+        given = None if rules is None else parse_rules(rules)
+        console = output()
+        with Messaging.fork(parent, folder.name, at_step=at_step, log_dir=folder, rules=given) as messaging:
+            console.print(f"The fork of {parent} begins with step {messaging.steps.now}.")
+            groups = {name: [*agents] for name, agents in messaging.steps.hosted().items()}
+            everybody = [agent for agents in groups.values() for agent in agents]
+            result = messaging.run(function, agents=everybody, groups=groups, until=until, by=by)
+        console.print(repr(result))
+        console.print(str(compare(folder, parent)))
+
+
+def _model(named: str) -> Callable[..., Any]:
+    module, _, name = named.partition(":")
+    sys.path.insert(0, "")  # the present folder, as `python -m` has it
+    try:
+        imported = importlib.import_module(module)
+        found: Callable[..., Any] = getattr(imported, name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"--model {named!r} cannot be imported ({error}): write MODULE:FUNCTION, town:person"
+        ) from error
+    cloudpickle.register_pickle_by_value(imported)  # the groups' processes need not find the file
+    return found
