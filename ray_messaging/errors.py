@@ -17,6 +17,7 @@ MessagingError
 ├── NotRepeatable               a model that gives another result when it runs again
 ├── StepAborted                 a step that was not committed: the group's next driver runs it again
 ├── StepFailed                  the model's function failed in a step of `Messaging.run`
+├── BudgetSpent                 the budget of calls is spent: the run ends with the steps that it has
 ├── AudienceTooLarge            positions that make more pairs than the limit
 ├── StepTooLarge                more messages in a step than a group can read in one
 ├── UndeclaredSend              a send in a step to a group that was not declared to hear the sender

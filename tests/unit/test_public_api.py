@@ -13,6 +13,8 @@ NAMES = [
     "BlockedListener",
     "BlockedMessage",
     "BodyLost",
+    "BudgetSpent",
+    "Calls",
     "Closed",
     "CommitFailed",
     "ConfigError",
@@ -79,6 +81,7 @@ NAMES = [
     "UnknownName",
     "UnknownSender",
     "columns",
+    "compare",
     "rules",
 ]
 

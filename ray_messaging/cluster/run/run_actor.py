@@ -20,7 +20,6 @@ from ray_messaging.cluster.run.model_thread import ModelThread
 from ray_messaging.cluster.run.plan import GroupPlan, Homes
 from ray_messaging.common.process_tuning import tune_process
 from ray_messaging.errors import AlreadyExists, BudgetSpent, MoveFailed, StepAborted, UnknownName
-from ray_messaging.eventlog.calls import parent_calls
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.steps.agent_places import AgentPlaces
 from ray_messaging.steps.call_limits import CallGate
