@@ -119,6 +119,11 @@ class CallGate:
         self._due = 0  # calls that were granted and have not begun
         self._asking: asyncio.Task[None] | None = None
 
+    @property
+    def waiting(self) -> int:
+        """Return how many calls wait."""
+        return len(self._waiting)
+
     async def enter(self) -> None:
         """Wait until a call may begin; `leave` says that it has ended. Raises BudgetSpent if none may any more."""
         waiter: Future[None] = Future()

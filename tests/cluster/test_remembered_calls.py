@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import time
 import uuid
@@ -176,17 +177,20 @@ async def ask_busy(prompt, *, file):
     return prompt
 
 
-def test_four_groups_hold_a_rate_with_a_model_that_is_too_busy_half_of_the_time(start, tmp_path):
+def test_four_groups_hold_a_rate_with_a_model_that_is_too_busy_half_of_the_time(start, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("ray_messaging.common.progress_line._LINE_S", 0.5)
+
     async def busy(me, inbox, *, file):
         me.state["said"] = await me.remember(ask_busy, f"{me.id} in {me.step}", file=file)
 
     file, rate = tmp_path / "calls", 1200
     messaging = start(tmp_path / "log", calls=Calls(rate_per_minute=rate, retries=3))
-    result = messaging.run(partial(busy, file=str(file)), agents=60, groups=4, until=2, progress=False)
+    result = messaging.run(partial(busy, file=str(file)), agents=60, groups=4, until=2)
     messaging.shutdown()
     lines = [line.split(" ", 1) for line in asked(file)]
     assert Counter(prompt for _, prompt in lines) == {f"{a} in {s}": 2 for a in range(60) for s in range(2)}
     assert (result.calls.model, result.calls.retries, result.steps) == (120, 120, 2)
+    assert re.search(r"; \d+ calls, \d+ waiting, \d+ retries", capsys.readouterr().err)
     assert EventLog.open(tmp_path / "log").calls()["tries"].to_pylist() == [2] * 120
     # The first tries of 60 agents keep to the rate; then they wait before they try again.
     began = sorted(float(at) for at, prompt in lines if prompt.endswith("in 1"))[:60]

@@ -26,9 +26,15 @@ _RECENT_S = 10.0  # the time over which the rate is taken
 
 
 class RunProgress:
-    """Display of a run's step, rate and slowest group: a bar on a terminal, otherwise a line on stderr every 10 s."""
+    """Display of a run's step, rate and slowest group: a bar on a terminal, otherwise a line on stderr every 10 s.
 
-    def __init__(self, steps: "ExperimentSteps", until: int, *, shown: bool) -> None:
+    Args: `more` returns what to say besides ("": nothing).
+    """
+
+    def __init__(
+        self, steps: "ExperimentSteps", until: int, *, shown: bool, more: Callable[[], str] = lambda: ""
+    ) -> None:
+        self._more = more
         self._steps = steps
         self._until = until
         self._shown = shown
@@ -54,7 +60,9 @@ class RunProgress:
             now = ", paused until messaging.steps.resume()"
         if self._line.is_due():
             late = map(str, self._steps.stragglers()[:_NAMED])
-            self._line.show(step, "; ".join([f"step {step} of {self._until}{now}", *late]))
+            self._line.show(
+                step, "; ".join([f"step {step} of {self._until}{now}", *filter(None, [self._more()]), *late])
+            )
 
     def _rate(self, step: int, progress: Progress) -> str:
         """Return the rate in the last seconds, or in the last step if that was longer; "" in the first step."""

@@ -7,14 +7,14 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial, reduce
 from operator import or_
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from ray_messaging.cluster.handles.connection import result, start_in_turn, translated
 from ray_messaging.cluster.handles.experiment_steps import ExperimentSteps, RunProgress, step_count
@@ -42,6 +42,7 @@ _CLOSE_S = 10.0  # the most time for groups to leave their mailboxes, after thei
 _LOOK_S = 0.25  # the time between two checks of the progress
 _NAMED = 5  # the most addresses of undeliverable messages that are named
 KEPT_STEPS = StepSettings().horizon  # the server keeps the counts of so many steps
+_COUNTED_S = 0.1  # the most time for groups to tell their counts of calls
 _TOLD_S = 1.0  # the most time for groups to answer that they will end early
 _REMEDY = "resume with the same, or begin anew by on_existing='reset'"
 
@@ -266,13 +267,29 @@ class Run:
                 actor.run.remote(self._messaging, name, self._inputs, until, turn, with_states=with_states)
                 for name, actor in self._actors.items()
             ]
-            with end, RunProgress(steps, until, shown=progress) as bar:
+            with end, RunProgress(steps, until, shown=progress, more=self._calls_text) as bar:
                 parts = _watch(refs, end, bar)
         self.step = min(part.until for part in parts)
         self._spent = any(part.spent for part in parts)
         if self._spent:
             sys.stderr.write(f"{self._spent_text()}\n")
         return parts
+
+    def _calls_text(self) -> str:
+        """Return the counts of remembered calls in words, "" if there are none; those of groups that answer at once."""
+        asked = [actor.calls_now.remote() for actor in self._actors.values()]
+        counts = Counter[str]()
+        for answer in ray.wait(asked, num_returns=len(asked), timeout=_COUNTED_S)[0]:
+            with suppress(RayError):  # a group begins again
+                found, waiting = ray.get(answer)
+                counts.update(found, waiting=waiting)
+        told = {
+            "calls": counts["model"],
+            "answered before": counts["kept"] + counts["parent"],
+            "waiting": counts["waiting"],
+            "retries": counts["retries"],
+        }
+        return ", ".join(f"{count:,} {name}" for name, count in told.items() if count)
 
     def _spent_text(self) -> str:
         budget = None if self._messaging.calls is None else self._messaging.calls.budget

@@ -184,6 +184,13 @@ class RunActor:
             if self._loop is not None:
                 self._loop.until = min(self._loop.until, last + 1)
 
+    async def calls_now(self) -> tuple[dict[str, int], int]:
+        """Return the counts of the remembered calls in this call of `run`, and how many calls wait."""
+        if not isinstance(self._society, Society):
+            return {}, 0
+        gate = self._society.call_gate
+        return dict(self._society.call_counts), 0 if gate is None else gate.waiting
+
     async def close(self) -> None:
         """Leave the mailbox, which stays on the server for a resume. First let remembered calls end and be kept."""
         if isinstance(self._society, Society):
