@@ -161,6 +161,8 @@ class RunActor:
         assert messager is not None
         await homes.prepare(step.places.agents)
         if parent is not None and loop.calls is not None:
+            from ray_messaging.eventlog.calls import parent_calls  # noqa: PLC0415 - brings pyarrow, 80 MB
+
             loop.calls.parent = partial(parent_calls, parent, step.number, step.places.agents)
         await society.run(step, loop.calls)
         if isinstance(society, Society) and society.moves:
