@@ -36,13 +36,6 @@ def ruled_experiment(ray_cluster):
         yield started
 
 
-@pytest.fixture(scope="session")
-def asked_experiment(ray_cluster):
-    with Messaging.start(f"asked-{uuid.uuid4().hex[:8]}", rules=[rules.Pattern(["secret"])]) as started:
-        found_town(started)
-        yield started
-
-
 def found_town(messaging):
     groups = messaging.create_groups({"west": range(10), "east": range(10, 20)})
     assert [(name, *group.agents) for name, group in groups.items()] == [("west", *range(10)), ("east", *range(10, 20))]
@@ -55,15 +48,17 @@ def logged(logged_experiment):
 
 
 @pytest.fixture
-def asked(asked_experiment):
-    """Give an experiment for questions, whose rule blocks secrets, and empty groups of ten, west and east."""
-    return asked_experiment, emptied(asked_experiment, "west"), emptied(asked_experiment, "east")
-
-
-@pytest.fixture
 def ruled(ruled_experiment):
     """Give an experiment with rules for tests to change, and empty groups of ten, west and east."""
     return ruled_experiment, emptied(ruled_experiment, "west"), emptied(ruled_experiment, "east")
+
+
+@pytest.fixture
+def asked(ruled):
+    """Give the same experiment for questions, with a rule that blocks secrets."""
+    control(ruled[0], "insert_rule", rules.Pattern(["secret"]))
+    yield ruled
+    control(ruled[0], "pop_rule")
 
 
 @pytest.fixture

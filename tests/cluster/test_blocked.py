@@ -83,7 +83,7 @@ def test_another_process_continues_at_a_cursor(logged, crash):
     while len(found) < 40:
         if crash and len(found) == 20:
             kill(messaging.log_actor)
-        found += ray.get(listen.remote(messaging, found[-1][1], 4), timeout=PATIENCE_S)
+        found += ray.get(listen.remote(messaging, found[-1][1], min(8, 40 - len(found))), timeout=PATIENCE_S)
     assert found == [(n, start + n + 1) for n in range(40)]
 
 

@@ -349,13 +349,12 @@ def test_bad_input(idle, arguments, text):
         idle.run(**{"model": person, "agents": 2, "until": 1} | arguments)
 
 
-def test_a_group_of_the_name_of_the_runs_own_is_named_with_the_remedy(start):
-    messaging = start()
-    group = messaging.create_group("group0", [0, 1])
+def test_a_group_of_the_name_of_the_runs_own_is_named_with_the_remedy(idle):
+    group = idle.create_group("group0", [0, 1])
     with pytest.raises(AlreadyExists, match=r"'group0'.*A run hosts its agents in groups of its own"):
-        messaging.run(person, agents=2, groups=1, until=1, progress=False)
-    messaging.remove_group(group.name)
-    assert messaging.run(person, agents=2, groups=1, until=1, progress=False).steps == 1
+        idle.run(person, agents=2, groups=1, until=1, progress=False)
+    idle.remove_group(group.name)
+    assert idle.run(person, agents=2, groups=1, until=1, progress=False).steps == 1
 
 
 def test_an_experiment_without_steps_says_so(start, messaging):
