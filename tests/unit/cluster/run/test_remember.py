@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import json
 import threading
 from dataclasses import dataclass
 
@@ -15,6 +16,9 @@ from ray_messaging import Closed, InvalidPayload, PayloadTooLarge, StepAborted, 
 from ray_messaging.cluster.run import step_calls
 from ray_messaging.cluster.run.agent import Society
 from ray_messaging.cluster.run.model_thread import BLOCKING_S
+from ray_messaging.common.backoff import RetryPolicy
+from ray_messaging.config import Calls
+from ray_messaging.model.calls import decode_calls
 from ray_messaging.steps.call_memory import CallMemory
 from ray_messaging.transports.step_values import Driver, StepSettings
 
@@ -134,10 +138,16 @@ async def test_arguments_that_cannot_be_encoded_count_by_their_place_among_such_
 
     for calls in (10, 15):
         society = Society("east", person)
-        await society.run(*await attempt())
+        society.records_calls = True
+        step, memory = await attempt()
+        await society.run(step, memory)
         heard.append(society.states)
         assert oracle.calls == calls
     assert heard[0] == heard[1]
+    records = decode_calls(step.calls)
+    assert [record.by_content for record in records] == [True, False, False] * 5
+    assert [record.source for record in records] == ["model", "kept", "kept"] * 5
+    assert {json.loads(record.arguments)["args"][0] for record in records} == {"more", "question"}
 
 
 async def test_calls_of_one_agent_at_once_keep_their_places(attempt):
@@ -360,3 +370,56 @@ async def test_an_async_function_that_blocks_is_told_as_the_one_that_is_remember
     (warning,) = [record.getMessage() for record in caplog.records if "blocks the event loop" in record.getMessage()]
     assert "an async function that is remembered" in warning
     assert "give me.remember a plain function" in warning
+
+
+class ReadTimeout(Exception):
+    """An error as httpx has it."""
+
+
+class Refused(Exception):
+    def __init__(self, **fields):
+        self.__dict__ |= fields
+
+
+@pytest.mark.parametrize(
+    ("error", "tries"),
+    [
+        (Refused(status_code=429), 3),
+        (Refused(status=503), 3),
+        (Refused(response=Refused(status_code=500)), 3),
+        (TimeoutError(), 3),
+        (ReadTimeout(), 3),
+        (Refused(status_code=400), 1),
+        (Refused(status="429 of old"), 1),
+        (ValueError(429), 1),
+    ],
+)
+@pytest.mark.parametrize("plain", [True, False])
+async def test_what_may_pass_is_tried_again_and_the_tries_are_recorded(attempt, monkeypatch, error, tries, plain):
+    monkeypatch.setattr(step_calls, "CALL_RETRY", RetryPolicy(0.001, 0.001))
+    made = []
+
+    def ask():
+        made.append(1)
+        if len(made) < 3:
+            raise error
+        return "at last"
+
+    async def ask_later():
+        return ask()
+
+    async def person(me, inbox):
+        if me.id == 0:
+            me.state["heard"] = await me.remember(ask if plain else ask_later)
+
+    society = Society("east", person)
+    society.records_calls, society.call_settings = True, Calls(retries=2)
+    step, memory = await attempt()
+    if tries == 1:
+        with pytest.raises(StepFailed, match="agent 0"):
+            await society.run(step, memory)
+        assert len(made) == 1
+    else:
+        await society.run(step, memory)
+        assert [(record.tries, record.source) for record in decode_calls(step.calls)] == [(3, "model")]
+        assert society.call_counts == {"model": 1, "retries": 2}
