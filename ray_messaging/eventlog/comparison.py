@@ -25,7 +25,8 @@ class Comparison:
 
     `first` is the first message that differs, None if there is none. `table` has a row per step: `messages` and
     `blocked` of the one run, `other_messages` and `other_blocked` of the other one, how many messages `differ` (in
-    content or fate, or because one run lacks them), and how many `agents` have sent such a message.
+    content or fate, or because one run lacks them), and how many `agents` have sent such a message. A broadcast counts
+    once.
     """
 
     first: Difference | None

@@ -143,3 +143,25 @@ def test_ray_data_reads_a_log_of_several_files(ray_cluster, tmp_path, capsys, mo
     lines = run("log_data.py", str(folder), capsys=capsys, monkeypatch=monkeypatch).splitlines()
     assert lines[:3] == ["24 rows", "      22  delivered", "       2  blocked, black_list"]
     assert lines[3:] == ["      20  hello", "      10  turn-0", "      10  turn-1"]
+
+
+@pytest.mark.long
+def test_a_what_if_asks_only_what_is_new(ray_cluster, capsys, monkeypatch):
+    lines = run("counterfactual.py", "--agents", "30", monkeypatch=monkeypatch, capsys=capsys).splitlines()
+    saved, paid = map(int, re.findall(r"\d+", lines[2]))
+    assert saved > 0
+    assert paid > 0
+    assert lines[3].startswith("The runs differ first in step 2, in message 2-")
+    assert any("rule moderator" in line for line in lines)
+
+
+@pytest.mark.long
+def test_an_audit_shows_no_change_where_nothing_is_changed(ray_cluster, capsys, monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    monkeypatch.setenv("PYTHONPATH", str(EXAMPLES))
+    monkeypatch.setattr("ray.init", lambda **_: None)  # the session's Ray
+    lines = run("audit.py", "--agents", "12", "--seeds", "2", monkeypatch=monkeypatch, capsys=capsys).splitlines()
+    table = {line[:18].strip(): [float(value) for value in line[18:].split()] for line in lines[2:]}
+    assert table["none"][0] == table["none"][3] == 0
+    assert table["none"][2] > 0
+    assert table["no park"][0] < 0 < table["no park"][3]

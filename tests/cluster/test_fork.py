@@ -1,5 +1,6 @@
 """Forks: runs that begin in the middle of another run, on Ray."""
 
+import inspect
 import os
 import shutil
 import signal
@@ -8,8 +9,20 @@ from hashlib import blake2b
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
-from ray_messaging import AlreadyExists, ConfigError, EventLog, LogError, Messaging, NotRepeatable, Steps, rules
+from ray_messaging import (
+    AlreadyExists,
+    ConfigError,
+    EventLog,
+    LogError,
+    Messaging,
+    NotRepeatable,
+    Steps,
+    compare,
+    rules,
+)
+from ray_messaging.cli import app
 
 AGENTS, STEPS, SEED = 40, 20, 7
 PLACES = np.random.default_rng(SEED).random((AGENTS, 2))
@@ -97,6 +110,7 @@ def contents(folder):
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
 
+@pytest.mark.long
 def test_a_twin_without_a_change_has_its_parents_digests_and_so_has_its_twin(ended, tmp_path):
     folder, result = ended
     before = contents(folder)
@@ -124,19 +138,30 @@ def test_a_twin_has_its_parents_digests_wherever_it_begins(by_value, tmp_path, e
         assert is_twin(folder, into, result, found)
 
 
-def test_a_ban_from_a_step_on_changes_nothing_before_it(ended, tmp_path):
+def test_a_fork_is_its_parents_twin_until_it_is_changed(ended, tmp_path):
     folder, result = ended
     into = tmp_path / "banned"
-    with forked(folder, into, 10, 5, rules.BlackList([(3, 4)], name="ban")) as messaging:
+    with forked(folder, into, 12, 5) as messaging:
+        messaging.rules.insert(rules.BlackList([(3, 4)], name="ban"), at_step=15)
         twin = ran(messaging, STEPS)
     mine, theirs = EventLog.open(into), EventLog.open(folder)
     found = mine.diff(theirs)
-    assert (found.step, found.agent, found.mine.to_id) == (10, 3, 4)
+    assert (found.step, found.agent, found.mine.to_id) == (15, 3, 4)
     assert (found.mine.fate, found.mine.rule, found.theirs.fate) == ("blocked", "ban", "delivered")
-    assert [mine.digest(step) == theirs.digest(step) for step in range(10)] == [True] * 10
+    assert [mine.digest(step) == theirs.digest(step) for step in range(15)] == [True] * 15
+    assert mine.balance().duplicates == 0
     assert twin.states != result.states
+    difference = compare(into, folder)
+    assert difference.first == found
+    table = difference.to_pandas()
+    assert (table.loc[:14, "differ"].sum(), table.loc[15, "differ"], table.loc[15, "agents"]) == (0, 1, 1)
+    assert table["blocked"].sum() == mine.balance().fates["blocked"]
+    assert str(difference).startswith("The runs differ first in step 15, in message 15-")
+    assert str(compare(folder, folder)) == "The runs sent the same messages."
+    assert difference.plot().axes[0].patches[15].get_height() == 1
 
 
+@pytest.mark.long
 def test_a_step_that_must_repeat_and_does_not_is_named(ended, tmp_path):
     folder, _ = ended
 
@@ -187,6 +212,29 @@ def test_what_cannot_be_forked_is_refused_with_the_remedy(ended, tmp_path):
         pass
     with pytest.raises(ConfigError, match="of a run without steps"):
         fork(tmp_path / "no-steps")
+
+
+def wave(me, inbox):
+    """Say a number to the next agent, which a shell command can run."""
+    me.state["heard"] = me.state.get("heard", 0) + len(inbox)
+    me.send((me.id + 1) % 6, {"at": me.step})
+
+
+@pytest.mark.long
+def test_a_shell_forks_a_run(by_value, tmp_path, monkeypatch):
+    (tmp_path / "town.py").write_text(inspect.getsource(wave))
+    monkeypatch.chdir(tmp_path)
+    with Messaging.start("waves", log_dir="waves", steps=Steps(checkpoint=2)) as messaging:
+        messaging.run(wave, agents=6, groups=2, until=5, progress=False)
+    given = ["fork", "waves", "banned", "--at-step", "4", "--rules", "black-list:3-4", "--until", "6"]
+    found = CliRunner().invoke(app, [*given, "--model", "town:wave"])
+    assert found.exit_code == 0, found.output
+    assert "The fork of waves begins with step 4." in found.output
+    assert "The runs differ first in step 4, in message 4-0-3 of agent 3." in found.output
+    assert EventLog.open("banned").count(fate="blocked")["count"].to_pylist() == [2]
+    refused = CliRunner().invoke(app, [*given, "--model", "town:nobody"])
+    assert refused.exit_code == 2
+    assert "--model 'town:nobody' cannot be imported" in refused.output
 
 
 @pytest.mark.long
