@@ -4,6 +4,7 @@
     python -m benchmarks.steps --part small   # a step of 6,000 messages over 4 groups
     python -m benchmarks.steps --part idle    # the barrier alone, over 64 groups
     python -m benchmarks.steps --part collect --part advance    # series, and runs that stand between their steps
+    python -m benchmarks.steps --part checkpoint     # checkpoints of 1,000,000 agents
     python -m benchmarks.steps --part mesa    # a rumour in Mesa 3, in an environment of its own (see --envs)
     python -m benchmarks.steps --part large   # 300,000 and 5,000,000 messages to one group in a step
     python -m benchmarks.steps --steps 10 --rounds 2
@@ -29,10 +30,10 @@ from benchmarks.steps.large import measure
 from benchmarks.steps.mesa import SIZES, compare
 from benchmarks.steps.million import Million
 from benchmarks.steps.model import MESSAGES, alone_ms
-from benchmarks.steps.runs import StandingRun, ten_numbers
+from benchmarks.steps.runs import LoggedCrowd, StandingRun, ten_numbers
 from benchmarks.steps.sides import PEERS, SIDES
 
-MILLION, ABOVE, COLLECT, ADVANCE = 1.3, 0.4, 1.1, 3.0
+MILLION, ABOVE, COLLECT, ADVANCE, CHECKPOINT = 1.3, 0.4, 1.1, 3.0, 500.0
 
 
 def by_turns(sides: Mapping[str, Any], steps: int, rounds: int) -> dict[str, list[float]]:
@@ -92,6 +93,22 @@ def collect(steps: int, rounds: int) -> list[Line]:
     return [*lines, Line(part, "collect= / the run alone", "x", ratios(*values.values()), COLLECT)]
 
 
+def checkpoint(_steps: int, rounds: int) -> list[Line]:
+    """Measure checkpoints of 1,000,000 agents with 104 bytes of state each: four in a turn of four steps, and none."""
+    sides = {
+        "a checkpoint each step": LoggedCrowd(1_000_000, 2, checkpoint=1),
+        "a log": LoggedCrowd(1_000_000, 2),
+        "no log": LoggedCrowd(1_000_000, 2, logged=False),
+    }
+    values = by_turns(sides, 4, rounds)
+    part = "1,000,000 agents, 104 bytes of each"
+    lines = [Line(part, name, "ms", found) for name, found in values.items()]
+    with_, without, bare = values.values()
+    cost = [one - other for one, other in zip(with_, without, strict=True)]
+    lines.append(Line(part, "a checkpoint", "ms", cost, CHECKPOINT))
+    return [*lines, Line(part, "a log / no log", "x", ratios(without, bare))]
+
+
 def advance(steps: int, rounds: int) -> list[Line]:
     """Measure a run of 1,000 agents that advances step by step."""
     sides = {"advance(1)": StandingRun(1000, 4, one_by_one=True), "advance(n)": StandingRun(1000, 4)}
@@ -135,6 +152,7 @@ PARTS: dict[str, Callable[[int, int], list[Line]]] = {
     "million": million,
     "collect": collect,
     "advance": advance,
+    "checkpoint": checkpoint,
     "large": large,
     "mesa": mesa,
 }

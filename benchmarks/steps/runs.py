@@ -1,7 +1,11 @@
-"""A standing run: what `collect=` costs of a step by agent, and what it costs to advance step by step."""
+"""A standing run: what `collect=`, checkpoints and a log cost of a step, and what it costs to advance step by step."""
 
+import shutil
+import tempfile
 import time
 from typing import Any
+
+import numpy as np
 
 from ray_messaging import Messaging, Steps
 
@@ -48,3 +52,35 @@ class StandingRun:
     def shutdown(self) -> None:
         """End the experiment."""
         self._messaging.shutdown()
+
+
+def crowd(group: Any, _step: Any) -> None:
+    """Change 100 bytes of state of each agent, and send nothing."""
+    group.state["x"] = group.state["x"] + 1.0
+
+
+def hundred_bytes(group: Any) -> dict[str, Any]:
+    """Return 13 floats of each agent, which are 104 bytes."""
+    return {"x": np.zeros((len(group.ids), 13))}
+
+
+class LoggedCrowd:
+    """A run by group of `agents` agents, with or without a log, which has a checkpoint after every n-th step."""
+
+    def __init__(self, agents: int, groups: int, *, checkpoint: int | None = None, logged: bool = True) -> None:
+        self._folder = tempfile.mkdtemp(prefix="crowd-")
+        name = f"crowd-{checkpoint}-{logged}"
+        log = f"{self._folder}/log" if logged else None
+        self._messaging = Messaging.start(name, steps=Steps(seed=1, checkpoint=checkpoint), log_dir=log)
+        self._run = self._messaging.start_run(crowd, agents=agents, groups=groups, start=hundred_bytes, by="group")
+
+    def turn(self, steps: int) -> float:
+        """Run some steps; return the milliseconds of one."""
+        began = time.perf_counter()
+        self._run.advance(steps)
+        return (time.perf_counter() - began) / steps * 1000
+
+    def shutdown(self) -> None:
+        """End the experiment, and remove its files."""
+        self._messaging.shutdown()
+        shutil.rmtree(self._folder)
