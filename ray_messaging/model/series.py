@@ -184,7 +184,7 @@ def _array_column(name: str, array: NDArray[Any]) -> tuple[str, NDArray[Any] | l
 
 
 def float_columns(items: Sequence[Any], like: Callable[[float], Any]) -> list[NDArray[np.float64]] | None:
-    """Return the floats of items as columns, in a tenth of the time that Python and numpy take.
+    """Return the floats of items as columns, in half of the time that Python and numpy take.
 
     Return None unless each item is `like(number)`, with any of Python's floats in the places of the number.
     """
