@@ -60,6 +60,11 @@ def check_shards(shards: object, *, server: ServerConfig | None, steps: Steps | 
             "does all: it carries 3 to 5 million messages a second (docs/operations.md). Leave out shards=, or "
             "add steps=Steps()"
         )
+    if steps.checkpoint is not None:
+        raise ConfigError(
+            f"checkpoint={steps.checkpoint} copies the data of one server, and shards={shards!r} spreads them: leave "
+            "out one of them"
+        )
     if shards == PER_NODE and data_dir is not None:
         raise ConfigError(
             "shards='per-node' keeps no data for a later start, whose nodes may be others: leave out data_dir=, or "

@@ -99,11 +99,12 @@ class StartedExperiment:
         try:
             experiment: Experiment = result(self.interceptor.ready.remote(), actor_name=f"experiment {spec.exp_id!r}")
         except AlreadyExists as error:
-            if kept is None or spec.on_existing != "error":
+            if kept is None or (spec.on_existing != "error" and spec.fork is None):
                 raise
+            remedy = "go on with it by on_existing='resume', delete it by on_existing='reset'"
             text = (
-                f"experiment {spec.exp_id!r} has data of an earlier run in {kept.folder}: go on with it by "
-                "on_existing='resume', delete it by on_existing='reset', or choose another "
+                f"experiment {spec.exp_id!r} has data of an earlier run in {kept.folder}: "
+                f"{remedy if spec.fork is None else 'remove that folder'}, or choose another "
                 f"{'data_dir' if keeping is Keeping.NOTHING else 'log_dir'}"
             )
             raise AlreadyExists(text, kind=error.kind, value=error.value, owner=error.owner) from error
