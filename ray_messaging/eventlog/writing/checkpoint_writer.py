@@ -42,9 +42,9 @@ class CheckpointWriter:
         """Let no step begin after the one at whose end the next checkpoint is taken."""
         progress = await self._retry(self._store.progress)
         self._written = max(await asyncio.to_thread(self._folder.checkpoints), default=-1)
-        # A writer that died may have left the groups at a checkpoint that is in no file.
-        at_rest = progress.latest == progress.sealed > self._written
-        await self._hold(self._after(progress.sealed - 1 if at_rest else progress.latest))
+        # A writer that died may have left the groups in the step before a checkpoint, or at one that is in no file.
+        done = progress.latest == progress.sealed <= self._written
+        await self._hold(self._after(progress.latest if done else progress.latest - 1))
 
     def _after(self, step: int) -> int:
         return (step + 1) // self._every * self._every + self._every - 1
