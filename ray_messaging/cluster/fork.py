@@ -41,7 +41,7 @@ class Fork:
             if first <= step <= until and step == self._at_step > self._checkpoint + 1:
                 yield step, self._check
             if first <= step < until and step in self._outside:
-                yield step, partial(_send, self._outside.pop(step))
+                yield step, partial(self._send, step)
 
     def _check(self, messaging: "Messaging") -> None:
         """Raise NotRepeatable unless the steps before `at_step` have the parent's messages."""
@@ -62,6 +62,10 @@ class Fork:
                     mine=mine,
                     theirs=theirs,
                 )
+
+    def _send(self, step: int, messaging: "Messaging") -> None:
+        _send(self._outside[step], messaging)
+        del self._outside[step]
 
 
 def _send(rows: "Sequence[LogRow]", messaging: "Messaging") -> None:

@@ -4,11 +4,14 @@ import inspect
 import os
 import shutil
 import signal
+import threading
+import time
 from contextlib import contextmanager
 from hashlib import blake2b
 
 import numpy as np
 import pytest
+import ray
 from typer.testing import CliRunner
 
 from ray_messaging import (
@@ -205,6 +208,11 @@ def test_what_cannot_be_forked_is_refused_with_the_remedy(ended, tmp_path):
         assert messaging.steps.now == 15
         with pytest.raises(AlreadyExists, match="holds the log of a run: a fork needs a log_dir of its own"):
             fork(log_dir=tmp_path / "earlier", exp_id="other")
+    shutil.rmtree(tmp_path / "earlier")
+    with pytest.raises(AlreadyExists, match=r"has data of an earlier run in .*earlier-server: remove that folder"):
+        fork(damaged, log_dir=tmp_path / "earlier")
+    with pytest.raises(ConfigError, match=r"checkpoint=2 copies the data of one server, and shards=2"):
+        Messaging.start("shards", steps=Steps(checkpoint=2), log_dir=tmp_path / "shards", shards=2)
     shutil.rmtree(damaged / "_checkpoints")
     with pytest.raises(ConfigError, match=r"has no checkpoint.*Steps\(checkpoint=10\)"):
         fork(damaged)
@@ -256,3 +264,44 @@ def test_a_parent_that_is_killed_at_its_checkpoints_has_the_same_ones(by_value, 
         with forked(folder, into, at_step, 5) as messaging:
             found = ran(messaging, STEPS)
         assert is_twin(folder, into, result, found)
+
+
+def test_a_log_that_dies_in_the_last_step_before_a_checkpoint_takes_it(by_value, tmp_path):
+    folder, mark = tmp_path / "log-dies", tmp_path / "died"
+
+    def dying(me, inbox):
+        person(me, inbox)
+        if me.step == 4 and me.id == 4:
+            mark.touch()
+            time.sleep(5)
+
+    def kill(log):
+        while not mark.exists():
+            time.sleep(0.05)
+        ray.kill(log, no_restart=False)
+
+    with Messaging.start("log-dies", log_dir=folder, steps=Steps(seed=SEED, checkpoint=5)) as messaging:
+        messaging.create_audience("street", ids=[*range(AGENTS)], positions=PLACES, radius=0.2)
+        killer = threading.Thread(target=kill, args=[messaging.log_actor])
+        killer.start()
+        ran(messaging, 7, model=dying)
+        killer.join()
+    assert sorted(path.name for path in (folder / "_checkpoints").iterdir()) == ["00000004.parquet", "00000006.parquet"]
+
+
+def test_ctrl_c_ends_a_fork_also_in_the_step_before_a_message_from_outside(ended, tmp_path):
+    folder, result = ended
+    driver, into, mark = os.getpid(), tmp_path / "ctrl-c", tmp_path / "asked"
+
+    def interrupting(me, inbox):
+        person(me, inbox)
+        if me.step == 5 and me.id == 5 and not mark.exists():
+            mark.touch()
+            os.kill(driver, signal.SIGINT)
+            time.sleep(1)
+
+    with forked(folder, into, 5, 5) as messaging:
+        stopped = ran(messaging, STEPS, model=interrupting)
+        assert (stopped.stopped, stopped.steps) == (True, 6)
+        found = ran(messaging, STEPS, model=interrupting)
+    assert is_twin(folder, into, result, found)

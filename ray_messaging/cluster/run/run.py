@@ -253,7 +253,9 @@ class Run:
         """Let the steps before `until` run; return the results of the groups. A fork stops at some of the steps."""
         if self._messaging._fork is not None:
             for step, act in self._messaging._fork.stops(self.step, until):
-                self._drive(step, progress=progress, with_states=False)
+                parts = self._drive(step, progress=progress, with_states=with_states)
+                if self._ended_early:
+                    return parts
                 act(self._messaging)
         return self._drive(until, progress=progress, with_states=with_states)
 
@@ -271,6 +273,7 @@ class Run:
                 parts = _watch(refs, end, bar)
         self.step = min(part.until for part in parts)
         self._spent = any(part.spent for part in parts)
+        self._ended_early = end.asked or self._spent
         if self._spent:
             sys.stderr.write(f"{self._spent_text()}\n")
         return parts
