@@ -17,7 +17,7 @@ from ray_messaging.eventlog.checkpoints import read_checkpoint, write_checkpoint
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.folder import Folder, StepPosition
 from ray_messaging.eventlog.reading.event_rows import LogRow, rows_of
-from ray_messaging.eventlog.records import FORMAT, Parent, RunRecord, read_run, write_run
+from ray_messaging.eventlog.records import FORMAT, Parent, RunRecord, read_run, unended, write_run
 from ray_messaging.eventlog.schema import POSITION, channel_head, with_channel_head
 from ray_messaging.eventlog.series import read_series, series_file
 from ray_messaging.model.series import STEP
@@ -34,7 +34,8 @@ def checkpoint_before(parent: Folder, at_step: int | None) -> int:
     """
     segments = parent.segments()
     logged = max((segment.steps.handled for segment in segments if segment.steps is not None), default=-1)
-    found = [step for step in parent.checkpoints() if step <= logged]  # a run that goes on may not have the rows yet
+    ended = unended(parent) is None  # a run that goes on may not have the rows yet, and its last steps may have none
+    found = [step for step in parent.checkpoints() if ended or step <= logged]
     early = [step for step in found if at_step is None or step < at_step]
     if not found:
         raise ConfigError(

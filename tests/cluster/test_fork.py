@@ -305,3 +305,15 @@ def test_ctrl_c_ends_a_fork_also_in_the_step_before_a_message_from_outside(ended
         assert (stopped.stopped, stopped.steps) == (True, 6)
         found = ran(messaging, STEPS, model=interrupting)
     assert is_twin(folder, into, result, found)
+
+
+def test_a_run_that_sent_nothing_has_forks_too(by_value, tmp_path):
+    def counting(me, inbox):
+        me.state["steps"] = me.state.get("steps", 0) + 1
+
+    folder = tmp_path / "silent"
+    with Messaging.start("silent", log_dir=folder, steps=Steps(checkpoint=2)) as messaging:
+        ran(messaging, 4, model=counting)
+    with Messaging.fork(folder, "silent-too", log_dir=tmp_path / "silent-too") as messaging:
+        assert messaging.steps.now == 4
+        assert ran(messaging, 6, model=counting).states[0] == {"steps": 6}
