@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ray_messaging.addressing.channels import check_name
 from ray_messaging.cluster.lifecycle import StartedExperiment, start_experiment
 from ray_messaging.cluster.spec import absolute
 from ray_messaging.config import Steps
@@ -110,6 +111,7 @@ def start_fork(
         raise ConfigError(f"{parent.where} is of a run without steps: only a run with steps=Steps() can be forked")
     step = checkpoint_before(parent, at_step)
     _check_rules(record, parent.where, rules)
+    check_name("exp_id", exp_id)
     copy_run(parent, Folder(target), exp_id, step)
     log = EventLog.open(parent.where)
     fork = Fork(log, step, at_step or step + 1, outside_after(parent, log, step))

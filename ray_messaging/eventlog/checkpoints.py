@@ -9,9 +9,10 @@ from itertools import groupby
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ray_messaging.errors import LogError
+from ray_messaging.errors import ConfigError, LogError
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.transports.checkpoints import CopiedKey
+from ray_messaging.transports.experiment_store import FORMAT
 
 _SCHEMA = pa.schema(
     [
@@ -21,21 +22,25 @@ _SCHEMA = pa.schema(
         pa.field("value", pa.large_binary(), nullable=False),
     ]
 )
-_STEP = b"step"
+_STEP, _FORMAT = b"step", b"format"
 
 
 def write_checkpoint(folder: Folder, step: int, copied: Sequence[CopiedKey]) -> None:
     """Write the checkpoint after a step, atomically and durably. Raises OSError if that fails."""
     rows = [(each.key, each.kind, *pair) for each in copied for pair in each.content]
     columns = [*zip(*rows, strict=True)]
-    table = pa.table([*map(pa.array, columns, _SCHEMA.types)], schema=_SCHEMA.with_metadata({_STEP: b"%d" % step}))
+    facts = {_STEP: b"%d" % step, _FORMAT: b"%d" % FORMAT}
+    table = pa.table([*map(pa.array, columns, _SCHEMA.types)], schema=_SCHEMA.with_metadata(facts))
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd", use_dictionary=["key", "kind"])
     folder.write_checkpoint(step, sink.getvalue())
 
 
 def read_checkpoint(folder: Folder, step: int) -> Iterator[CopiedKey]:
-    """Yield the content of the checkpoint after a step; raise LogError if it is damaged or absent."""
+    """Yield the content of the checkpoint after a step.
+
+    Raises: LogError if it is damaged or absent; ConfigError if it has the format of another version.
+    """
     name = folder.checkpoint_file(step)
     data = folder.read_small(name)
     try:
@@ -49,6 +54,11 @@ def read_checkpoint(folder: Folder, step: int) -> Iterator[CopiedKey]:
             "step",
             path=where,
         ) from error
+    if (written := table.schema.metadata.get(_FORMAT, b"0")) != b"%d" % FORMAT:
+        raise ConfigError(
+            f"{folder.where}/{name} has data of format {written.decode()}, and this ray_messaging reads format "
+            f"{FORMAT} only: fork with the version of ray_messaging that wrote it"
+        )
     rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
     for (key, kind), some in groupby(rows, lambda row: row[:2]):
         yield CopiedKey(key, kind, [(field, value) for _, _, field, value in some])

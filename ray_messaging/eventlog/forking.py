@@ -36,6 +36,12 @@ def checkpoint_before(parent: Folder, at_step: int | None) -> int:
     logged = max((segment.steps.handled for segment in segments if segment.steps is not None), default=-1)
     ended = unended(parent) is None  # a run that goes on may not have the rows yet, and its last steps may have none
     found = [step for step in parent.checkpoints() if ended or step <= logged]
+    last = max(logged, *found, -1)
+    if at_step is not None and at_step > last + 1:
+        raise ConfigError(
+            f"{parent.where} has the steps up to {last}, so it cannot be forked at step {at_step}: fork at an earlier "
+            "one, or without at_step= after its last checkpoint"
+        )
     early = [step for step in found if at_step is None or step < at_step]
     if not found:
         raise ConfigError(
@@ -86,7 +92,7 @@ def copy_run(parent: Folder, folder: Folder, exp_id: str, step: int) -> None:
 def outside_after(parent: Folder, log: EventLog, step: int) -> list[LogRow]:
     """Return the messages from outside that the agents of a run read after a step, in the order of their arrival.
 
-    A broadcast, which has a row for each mailbox, comes once.
+    A broadcast, which has a row for each mailbox, comes once. Questions, and answers to questions, are left out.
     """
     found: list[LogRow] = []
     for path in (path for segment in parent.segments() for path in segment.files):
@@ -97,7 +103,8 @@ def outside_after(parent: Folder, log: EventLog, step: int) -> list[LogRow]:
                 found += rows_of(log.query(after=position - 1, limit=1, text=True))
     found.sort(key=lambda row: (row.step_read, row.ordinal))
     first = {_broadcast(row): row.mailbox for row in reversed(found)}
-    return [row for row in found if row.audience is None or row.mailbox == first[_broadcast(row)]]
+    plain = [row for row in found if not row.expects_answer and row.in_reply_to is None]
+    return [row for row in plain if row.audience is None or row.mailbox == first[_broadcast(row)]]
 
 
 def _broadcast(row: LogRow) -> tuple[object, ...]:

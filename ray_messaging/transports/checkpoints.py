@@ -4,6 +4,7 @@ Code never comes from a server, nor from a checkpoint: rules are given again, an
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ _META = "meta"
 _META_OF_A_START = re.compile(rb"run|erasing|format|shards|interceptor|standing|kept|beat|log.*|life|ceiling")
 _STEPS = "steps"
 _STEPS_OF_A_START = {b"target", b"news", b"answering"}
+_OUTSIDE = re.compile(rb"c:-?\d+:")  # the field of a cover that counts the rows from outside
 _DRIVER = {b"task": b"", b"start": b"0"}  # nobody's
 
 
@@ -140,23 +142,22 @@ def _without_outside(copied: Sequence[CopiedKey]) -> list[CopiedKey]:
 
     Others would come too late for the checkpoint, or twice.
     """
-    found = {each.key: each for each in copied}
+    sizes: Counter[str] = Counter()  # bytes of the frames that are left out, by box
+    found: list[CopiedKey] = []
     for key, kind, content in copied:
-        if not key.startswith("box:"):
-            continue
-        frames = {entry: _fields(value) for entry, value in content if value}
-        outside = {entry for entry, fields in frames.items() if fields[b"t"].split(b":")[1] == b"0"}
-        cover = found.get(f"cover:{key.removeprefix('box:')}")
-        if not outside or cover is None:
-            continue
-        found[key] = CopiedKey(key, kind, [each for each in content if each[0] not in outside or not each[1]])
-        sizes = dict(cover.content)
-        rows = sum(int(frames[entry][b"t"].split(b":")[2]) for entry in outside)
-        sizes[b"rows"] = b"%d" % (int(sizes[b"rows"]) - rows)
-        sizes[b"bytes"] = b"%d" % (int(sizes[b"bytes"]) - sum(len(frames[entry][b"f"]) for entry in outside))
-        kept = [(field, value) for field, value in sizes.items() if not re.fullmatch(rb"c:-?\d+:", field)]
-        found[cover.key] = CopiedKey(cover.key, cover.kind, kept)
-    return [*found.values()]
+        frames = {entry: _fields(value) for entry, value in content if value} if key.startswith("box:") else {}
+        outside = {entry: fields for entry, fields in frames.items() if fields[b"t"].split(b":")[1] == b"0"}
+        sizes[key.removeprefix("box:")] += sum(len(fields[b"f"]) for fields in outside.values())
+        found.append(CopiedKey(key, kind, [pair for pair in content if pair[0] not in outside or not pair[1]]))
+    for place, (key, kind, content) in enumerate(found):
+        # A message may have come between the reads of its box and of the box's cover.
+        counts = [int(value.split(b":")[1]) for field, value in content if _OUTSIDE.fullmatch(field)]
+        if key.startswith("cover:") and counts:
+            left = {field: value for field, value in content if not _OUTSIDE.fullmatch(field)}
+            left[b"rows"] = b"%d" % (int(left[b"rows"]) - sum(counts))
+            left[b"bytes"] = b"%d" % (int(left[b"bytes"]) - sizes[key.removeprefix("cover:")])
+            found[place] = CopiedKey(key, kind, [*left.items()])
+    return found
 
 
 def _fields(value: bytes) -> dict[bytes, bytes]:

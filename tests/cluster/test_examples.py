@@ -1,5 +1,6 @@
 """The programs in examples/."""
 
+import importlib
 import re
 import runpy
 import sys
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import ray
 
 from ray_messaging import EventLog, Messaging, columns, rules
 
@@ -158,7 +160,7 @@ def test_a_what_if_asks_only_what_is_new(ray_cluster, capsys, monkeypatch):
 @pytest.mark.long
 def test_an_audit_shows_no_change_where_nothing_is_changed(ray_cluster, capsys, monkeypatch):
     monkeypatch.syspath_prepend(str(EXAMPLES))
-    monkeypatch.setenv("PYTHONPATH", str(EXAMPLES))
+    ray.cloudpickle.register_pickle_by_value(importlib.import_module("counterfactual"))
     monkeypatch.setattr("ray.init", lambda **_: None)  # the session's Ray
     lines = run("audit.py", "--agents", "12", "--seeds", "2", monkeypatch=monkeypatch, capsys=capsys).splitlines()
     table = {line[:18].strip(): [float(value) for value in line[18:].split()] for line in lines[2:]}

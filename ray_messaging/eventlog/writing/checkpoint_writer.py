@@ -59,6 +59,8 @@ class CheckpointWriter:
             progress = await self._retry(self._store.progress)
             if progress.sealed >= self._next:
                 await self._take(progress)
+            elif progress.holds.get(CHECKPOINT) != self._next:  # the server has lost it, in a failover
+                await self._hold(self._next)
             else:
                 await self._retry(partial(self._store.wait, progress.news, STEP_NEWS_TIMEOUT_S))
 
