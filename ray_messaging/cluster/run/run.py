@@ -196,7 +196,13 @@ class Run:
         # Each object is stored once in Ray's object store, however many groups there are.
         model_ref, options_ref = sent("the model", model), sent("the run's options", options)
         plan_refs = {plan.name: sent("the data of agents", plan) for plan in plans}
-        parent_calls = parent_calls or parent_of(messaging)
+        parent = parent_of(messaging)
+        parent_calls = parent_calls or parent
+        if parent is not None and messaging._fork is None:
+            sys.stderr.write(
+                f"this goes on with a fork of {parent} in another process than the one that forked it: what reached "
+                "that run from outside later, such as the user's messages, is not sent again\n"
+            )
         self._inputs = RunInputs(model_ref, options_ref, sent("shared", shared), plan_refs, parent_calls)
         self._actors = actors = kept.take(plan_refs)
         self._open = True
