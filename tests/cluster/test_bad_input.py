@@ -79,11 +79,6 @@ def test_arguments_of_another_kind_are_refused(name):
         raised(ConfigError, lambda value=value: Messaging.start("never", **{name: value}), f"{name}={value}")
 
 
-def test_an_experiment_without_steps_says_so(messaging):
-    with pytest.raises(ConfigError, match="has no steps"):
-        messaging.run(lambda me, inbox: None, agents=2, until=1)
-
-
 def test_a_running_experiment_cannot_be_started_again(messaging):
     for on_existing in ("error", "resume"):
         raised(

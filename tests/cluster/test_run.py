@@ -357,6 +357,11 @@ def test_a_group_of_the_name_of_the_runs_own_is_named_with_the_remedy(idle):
     assert idle.run(person, agents=2, groups=1, until=1, progress=False).steps == 1
 
 
+def test_an_experiment_without_steps_says_so(start, messaging):
+    with pytest.raises(ConfigError, match="has no steps"):
+        messaging.run(person, agents=2, until=1)
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

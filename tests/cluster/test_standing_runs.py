@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from support.step_society import AGENTS, SEED, STEPS, listen, sequential, spread
 
-from ray_messaging import Closed, ConfigError, Count, EventLog, Mean, Messaging, StepFailed, Steps
+from ray_messaging import AlreadyExists, Closed, ConfigError, Count, EventLog, Mean, Messaging, StepFailed, Steps
 from ray_messaging.inspector.sources.live import LiveSource
 from ray_messaging.testing import run
 
@@ -196,3 +196,5 @@ def test_steps_that_a_server_without_its_data_counts_anew_have_series_of_their_o
         assert result.series.n.to_list() == [more * step for step in range(1, until + 1) for _ in range(2)]
         shutil.rmtree(f"{folder}-server")
     assert EventLog.open(folder).series()["n"].to_pylist() == result.series.n.to_list()
+    with pytest.raises(AlreadyExists, match="log"):
+        Messaging.start(name, steps=Steps(), log_dir=folder)

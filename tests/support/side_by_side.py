@@ -1,10 +1,9 @@
 """A pytest plugin: suites run in three processes side by side, as a test waits for other processes half of its time.
 
 `-n auto`, the default, means so; where files or tests are named, all stay in this process, and a debugger works.
-Each has servers and, where it needs it, a Ray of its own. By default one of them gets the tests on Ray that share
-experiments, as these take half a minute to start, another one the tests of runs, and then each gets whole files. Of
-chosen tests each begins with a third, in their order; the first one that has none left takes some of another's
-(`--dist worksteal`).
+Each has servers and, where it needs it, a Ray of its own. By default one of them gets all tests on Ray, as a Ray with
+the experiments that tests share takes half a minute, and the others get whole files. Of chosen tests each begins with a
+third, in their order; the first one that has none left takes some of another's (`--dist worksteal`).
 """
 
 import gc
@@ -16,8 +15,6 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 ON_RAY = ("tests/cluster/", "tests/security/test_acl.py", "tests/security/test_secrets.py")
-RUNS = "fork local_run_on_ray moves_in_steps_on_ray remembered_calls run standing_runs steps_on_ray"
-RUNS = {f"tests/cluster/test_{name}.py" for name in RUNS.split()}  # each has experiments of its own
 WORKERS = 3  # on two cores and on four: many tests have processes of their own at work
 
 
@@ -34,7 +31,7 @@ def pytest_xdist_auto_num_workers(config):
 
 
 class RayApart(LoadScopeScheduling):
-    """A scheduler that gives the tests on Ray to two processes, and the others to any, file by file."""
+    """A scheduler that gives all tests on Ray to one process, and the others to any, file by file."""
 
     def __init__(self, config, log):
         super().__init__(config, log)
@@ -42,7 +39,7 @@ class RayApart(LoadScopeScheduling):
 
     def _split_scope(self, nodeid):
         file = nodeid.partition("::")[0]
-        return "runs" if file in RUNS else "Ray" if file.startswith(ON_RAY) else file
+        return "Ray" if file.startswith(ON_RAY) else file
 
 
 def pytest_xdist_make_scheduler(config, log):
