@@ -91,11 +91,10 @@ class RedisCheckpoints:
                 *entries, (last, _) = content
                 for entry, fields in entries:
                     await self._link.command("XADD", name, entry, *msgspec.msgpack.decode(fields))
-                if not entries:  # an entry that comes and goes leaves a stream behind
-                    await self._link.command("XADD", name, last if last != b"0-0" else b"0-1", "f", "")
-                    await self._link.command("XTRIM", name, "MAXLEN", 0)
-                elif last != entries[-1][0]:
-                    await self._link.command("XSETID", name, last)
+                if last not in {b"0-0", *(entry for entry, _ in entries[-1:])}:
+                    # An entry that comes and goes leaves its id behind, also where there was no stream.
+                    await self._link.command("XADD", name, last, "f", "")
+                    await self._link.command("XDEL", name, last)
                 continue
             values = [value for pair in content for value in _WRITTEN[kind](*pair)]
             width = 2 * _AT_ONCE
