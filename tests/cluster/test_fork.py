@@ -268,6 +268,7 @@ def test_a_parent_that_is_killed_at_its_checkpoints_has_the_same_ones(by_value, 
         assert is_twin(folder, into, result, found)
 
 
+@pytest.mark.long
 def test_a_log_that_dies_in_the_last_step_before_a_checkpoint_takes_it(by_value, tmp_path):
     folder, mark = tmp_path / "log-dies", tmp_path / "died"
 
@@ -291,6 +292,7 @@ def test_a_log_that_dies_in_the_last_step_before_a_checkpoint_takes_it(by_value,
     assert sorted(path.name for path in (folder / "_checkpoints").iterdir()) == ["00000004.parquet", "00000006.parquet"]
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_a_fork_also_in_the_step_before_a_message_from_outside(ended, tmp_path):
     folder, result = ended
     driver, into, mark = os.getpid(), tmp_path / "ctrl-c", tmp_path / "asked"
@@ -309,6 +311,7 @@ def test_ctrl_c_ends_a_fork_also_in_the_step_before_a_message_from_outside(ended
     assert is_twin(folder, into, result, found)
 
 
+@pytest.mark.long
 def test_a_run_that_sent_nothing_has_forks_too(by_value, tmp_path):
     def counting(me, inbox):
         me.state["steps"] = me.state.get("steps", 0) + 1

@@ -91,6 +91,7 @@ def test_a_kill_makes_no_call_again_and_each_call_is_in_the_log_once(start, tmp_
     assert {row["agent"]: float(row["at"]) for row in last} == {a: state["at"] for a, state in result.states.items()}
 
 
+@pytest.mark.long
 def test_a_run_with_the_folder_of_an_earlier_one_makes_no_call_that_is_asked_alike(start, tmp_path):
     def run_with(folder, parent, model):
         messaging, options = start(folder), RunOptions(None, "agent", 100, None)
@@ -177,6 +178,7 @@ async def ask_busy(prompt, *, file):
     return prompt
 
 
+@pytest.mark.long
 def test_four_groups_hold_a_rate_with_a_model_that_is_too_busy_half_of_the_time(start, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("ray_messaging.common.progress_line._LINE_S", 0.5)
 
