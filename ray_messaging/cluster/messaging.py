@@ -178,7 +178,10 @@ class Messaging:
             log_dir: The folder of its event log, which gets the parent's rows up to the checkpoint.
             at_step: The first step that may differ from the parent's; None: the step after the last checkpoint.
             rules: The rules. Rules of the parent's names find what those remembered.
-            redis, settings, data_dir, calls: As those of `start`.
+            redis: As that of `start`.
+            settings: As those of `start`.
+            data_dir: As that of `start`.
+            calls: As those of `start`.
 
         Raises: ConfigError if there is no checkpoint before `at_step`, or the parent had rules and none are given;
         AlreadyExists if `log_dir` has a log; LogError if the parent's folder cannot be read; otherwise as `start`.
