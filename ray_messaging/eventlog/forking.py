@@ -86,7 +86,10 @@ def copy_run(parent: Folder, folder: Folder, exp_id: str, step: int) -> None:
         shutil.copytree(Path(parent.path, _AUDIENCES), Path(folder.path, _AUDIENCES), dirs_exist_ok=True)
     _copy_rows(parent, folder, record.experiment, exp_id, step)
     of_parent = Parent(parent.where, record.experiment, step)
-    write_run(folder, RunRecord(FORMAT, exp_id, groups=record.groups, model=record.model, parent=of_parent))
+    write_run(
+        folder,
+        RunRecord(FORMAT, exp_id, steps=record.steps, groups=record.groups, model=record.model, parent=of_parent),
+    )
 
 
 def outside_after(parent: Folder, log: EventLog, step: int) -> list[LogRow]:

@@ -14,7 +14,7 @@ from ray_messaging.model.exact import encode_exactly
 
 MODEL, KEPT, PARENT = "model", "kept", "parent"  # who has answered: the function, this step before, an earlier run
 _DIGEST_BYTES = 16
-_UNENCODABLE = (TypeError, ValueError, OverflowError, RecursionError, InvalidPayload)
+_UNENCODABLE = (TypeError, ValueError, ArithmeticError, RecursionError, InvalidPayload)  # Decimal("sNaN") has no order
 
 
 class Asked(NamedTuple):
@@ -68,7 +68,7 @@ def asked(agent: AgentId, function: Callable[..., Any], args: tuple[Any, ...], k
     try:
         try:
             content = _encode(call)
-        except (TypeError, OverflowError):  # as for a dict with keys that are not strs
+        except (TypeError, ArithmeticError):  # as for a dict with keys that are not strs
             content = _encode(_ordered(call))
     except _UNENCODABLE:
         return Asked(name, _digest(_encode((agent, name))), by_content=False)
