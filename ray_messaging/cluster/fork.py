@@ -75,10 +75,7 @@ def _send(rows: "Sequence[LogRow]", messaging: "Messaging") -> None:
             payload = row.payload if row.text_before is None else row.payload_before
             subtopic = row.subtopic or ""
             if row.audience is not None:
-                from ray_messaging.audiences.cache import EVERYBODY  # noqa: PLC0415 - not loaded with Messaging
-
-                audience = EVERYBODY if row.audience == EVERYBODY.name else row.audience
-                await messager.broadcast(row.from_id, audience, payload, subtopic=subtopic)
+                await messager.broadcast(row.from_id, row.audience, payload, subtopic=subtopic)
             elif row.to_id is not None:
                 await messager.send(row.from_id, row.to_id, payload, subtopic=subtopic)
             else:

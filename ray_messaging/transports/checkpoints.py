@@ -21,7 +21,7 @@ _OF_A_START = re.compile(
     r"|steps:(news|holds)"
 )
 _META = "meta"
-_META_OF_A_START = re.compile(rb"run|erasing|format|shards|interceptor|standing|kept|beat|log.*|life|ceiling")
+_META_OF_A_START = re.compile(rb"run|erasing|format|shards|interceptor|standing|kept|beat|log.*")
 _STEPS = "steps"
 _STEPS_OF_A_START = {b"target", b"news", b"answering"}
 _OUTSIDE = re.compile(rb"c:-?\d+:")  # the field of a cover that counts the rows from outside
@@ -32,7 +32,8 @@ class CopiedKey(NamedTuple):
     """One key of an experiment without the experiment's prefix: its type in Redis, and its content as pairs.
 
     A hash has (field, value); a list, a set and a string (value, b""); a sorted set (member, score); a stream (entry,
-    its fields in msgpack), and at its end (its last entry, b"").
+    its fields in msgpack). Entry ids above those of its streams are given out as after a restart of a server, by
+    `life` and `ceiling` of the experiment.
     """
 
     key: str
@@ -60,13 +61,8 @@ class RedisCheckpoints:
             typed = [(name, kind.decode()) for name, kind in zip(part, kinds, strict=True) if kind != b"none"]
             commands = [_READS[kind](self._prefix + name) for name, kind in typed]
             replies = await self._link.commands(*commands)
-            ends = await self._link.commands(
-                *(("XINFO", "STREAM", self._prefix + name) for name, kind in typed if kind == "stream")
-            )
-            last = iter([dict(zip(end[::2], end[1::2], strict=True))[b"last-generated-id"] for end in ends])
-            for (name, kind), reply in zip(typed, replies, strict=True):
-                content = _pairs(kind, reply)
-                found.append(CopiedKey(name, kind, [*content, (next(last), b"")] if kind == "stream" else content))
+            read = [(*key, reply) for key, reply in zip(typed, replies, strict=True) if reply is not None]
+            found += [CopiedKey(name, kind, _pairs(kind, reply)) for name, kind, reply in read]
         return [_between_starts(each, step) for each in _without_outside(found)]
 
     async def _names(self) -> list[str]:
@@ -88,13 +84,8 @@ class RedisCheckpoints:
             name = self._prefix + key
             await self._link.command("DEL", name)
             if kind == "stream":
-                *entries, (last, _) = content
-                for entry, fields in entries:
+                for entry, fields in content:
                     await self._link.command("XADD", name, entry, *msgspec.msgpack.decode(fields))
-                if last not in {b"0-0", *(entry for entry, _ in entries[-1:])}:
-                    # An entry that comes and goes leaves its id behind, also where there was no stream.
-                    await self._link.command("XADD", name, last, "f", "")
-                    await self._link.command("XDEL", name, last)
                 continue
             values = [value for pair in content for value in _WRITTEN[kind](*pair)]
             width = 2 * _AT_ONCE
@@ -144,10 +135,10 @@ def _without_outside(copied: Sequence[CopiedKey]) -> list[CopiedKey]:
     sizes: Counter[str] = Counter()  # bytes of the frames that are left out, by box
     found: list[CopiedKey] = []
     for key, kind, content in copied:
-        frames = {entry: _fields(value) for entry, value in content if value} if key.startswith("box:") else {}
+        frames = {entry: _fields(value) for entry, value in content} if key.startswith("box:") else {}
         outside = {entry: fields for entry, fields in frames.items() if fields[b"t"].split(b":")[1] == b"0"}
         sizes[key.removeprefix("box:")] += sum(len(fields[b"f"]) for fields in outside.values())
-        found.append(CopiedKey(key, kind, [pair for pair in content if pair[0] not in outside or not pair[1]]))
+        found.append(CopiedKey(key, kind, [pair for pair in content if pair[0] not in outside]))
     for place, (key, kind, content) in enumerate(found):
         # A message may have come between the reads of its box and of the box's cover.
         counts = [int(value.split(b":")[1]) for field, value in content if _OUTSIDE.fullmatch(field)]

@@ -38,8 +38,8 @@ class Result:
     maps each group to its agents, in the order of its arrays. `fates` counts the messages of all steps since the
     experiment began, by fate. `undeliverable` counts those to a few of the addresses on which nobody listens, such as
     agents that no group hosts. With `Steps(digest=True)` `digests` maps each of the last 64 steps to the digest of its
-    messages, in hex. `steps` is the first step that did not run. `stopped` is True if Ctrl-C, or
-    the budget of calls, ended the run early. `calls` counts the remembered calls of this run.
+    messages, in hex. `steps` is the first step that did not run. `stopped` is True if Ctrl-C, or the budget of calls,
+    ended the run early. `calls` counts the remembered calls of this run.
     """
 
     states: dict[Any, Any]
