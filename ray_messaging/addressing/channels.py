@@ -6,6 +6,9 @@ A channel is the address that users and foreign Redis clients see:
     exps:{exp_id}:user-payback                      the user's
     anything else without control characters        a plain channel
 
+There an agent's id has %3A %2A %3F %5B %5D %5C for : * ? [ ] and a backslash. Where the id itself has such a code, or
+one whose % is written as %25, however often, its % is written as %25: ids and their forms correspond one to one.
+
 Internally a channel is an `Address`: the agent's id (None for plain channels) and a topic. A topic is the subtopic of
 an agent's channel, or `:` and the whole name of a plain one. The two are never equal, because a subtopic has no colon.
 """
@@ -15,7 +18,7 @@ import secrets
 from enum import Enum
 from operator import index
 from typing import NamedTuple
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 from uuid import UUID
 
 from ray_messaging.addressing.patterns import is_glob
@@ -39,11 +42,13 @@ USER_SURVEY = "user-survey"
 USER_PAYBACK = "user-payback"
 
 NAME_LENGTH = 200
-_ID = "agent id"
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
-# Characters that are invalid in a str id or a subtopic: the separator, Redis's glob characters, control characters.
-_UNFIT = re.compile(r"[:*?\[\]\\\x00-\x1f\x7f]")
-_UNFIT_CHANNEL = re.compile(r"[\x00-\x1f\x7f]")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+# Characters that are invalid in a subtopic: the separator, Redis's glob characters, control characters.
+_UNFIT_SUBTOPIC = re.compile(r"[:*?\[\]\\\x00-\x1f\x7f]")
+_CODES = "3A|2A|3F|5B|5D|5C"
+_TO_ESCAPE = re.compile(rf"[:*?\[\]\\]|%(?=(?:25)*(?:{_CODES}))")
+_ESCAPED = re.compile(rf"%(?:{_CODES}|25(?=(?:25)*(?:{_CODES})))")
 _OURS = "rm:{"
 _SURVEY = re.compile(r".*\.[0-9a-f]{16}\.survey")
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}")
@@ -81,27 +86,23 @@ def utf8_size(text: str) -> int:
         return 0
 
 
-def _check_text(kind: str, text: str, unfit: re.Pattern[str]) -> None:
-    size = utf8_size(text)
-    if not 0 < size <= NAME_LENGTH or unfit.search(text):
+def _check_text(kind: str, text: str, unfit: re.Pattern[str] = _CONTROL, remedy: str = "") -> None:
+    if not 0 < utf8_size(text) <= NAME_LENGTH or unfit.search(text):
+        without = " and without : * ? [ ] \\" if unfit is _UNFIT_SUBTOPIC else ""
         raise InvalidAddress(
             f"{kind} {_shown(text)} cannot be used: it must be 1 to {NAME_LENGTH} bytes of UTF-8 without control "
-            "characters"
-            + (" and without : * ? [ ] \\" if unfit is _UNFIT else "")
-            + (_how_to_carry(text) if size and kind == _ID else ""),
+            f"characters{without}{remedy}",
             value=text,
         )
 
 
-def _how_to_carry(agent_id: str) -> str:
-    """Return the end of the error for an id that no agent can have."""
-    fit = quote(agent_id, safe="")
-    if len(fit) > NAME_LENGTH:
-        return ". Number such agents, and keep a table of their ids"
-    return (
-        f". Give the agent the id {fit!r}, by urllib.parse.quote(id, safe=''): unquote gives its own one back. Or "
-        "number such agents, and keep a table of their ids"
-    )
+def escaped(agent_id: str) -> str:
+    """Return the form of a str id in channels. It is the id itself unless that has such a character or code."""
+    return _TO_ESCAPE.sub(lambda found: quote(found[0], safe=""), agent_id)
+
+
+def _unescaped(text: str) -> str:
+    return _ESCAPED.sub(lambda found: unquote(found[0]), text)
 
 
 def check_id(agent_id: object) -> AgentId:
@@ -114,7 +115,7 @@ def check_id(agent_id: object) -> AgentId:
     if isinstance(agent_id, str):
         if _INTEGER.fullmatch(agent_id) and INT64_MIN <= int(agent_id) <= INT64_MAX:
             return int(agent_id)
-        _check_text(_ID, agent_id, _UNFIT)
+        _check_text("agent id", agent_id, remedy=". Or number such agents, and keep a table of their ids")
         return str(agent_id)  # numpy's str cannot be encoded
     if isinstance(agent_id, UUID):
         return str(agent_id)
@@ -140,13 +141,13 @@ def check_subtopic(subtopic: object) -> str:
     """Return `subtopic` if it is valid in a channel; raise InvalidAddress otherwise."""
     if not isinstance(subtopic, str):
         raise InvalidAddress(f"subtopic {subtopic!r} must be a str", value=subtopic)
-    _check_text("subtopic", subtopic, _UNFIT)
+    _check_text("subtopic", subtopic, _UNFIT_SUBTOPIC)
     return subtopic
 
 
 def agent_channel(exp_id: str, agent_id: object, subtopic: str) -> str:
     """Build an agent's channel."""
-    return f"exps:{exp_id}:agents:{check_id(agent_id)}:{check_subtopic(subtopic)}"
+    return build_channel(exp_id, check_id(agent_id), check_subtopic(subtopic))
 
 
 def payback_channel(exp_id: str) -> str:
@@ -171,23 +172,23 @@ def parse_channel(exp_id: str, channel: object) -> Address:
     """Parse a channel; raise InvalidAddress if it is malformed, a pattern, or of another experiment."""
     if not isinstance(channel, str):
         raise no_channel(channel)
-    if len(channel) > 4 * NAME_LENGTH or not channel or _UNFIT_CHANNEL.search(channel):
+    if len(channel) > 6 * NAME_LENGTH or not channel or _CONTROL.search(channel):
         raise InvalidAddress(f"channel {channel[:80]!r} is empty, too long or holds control characters", value=channel)
     if is_glob(channel):
         raise InvalidAddress(
             f"channel {channel!r} is a pattern: one can subscribe to it, not send to it", value=channel
         )
     if not channel.startswith("exps:"):
-        _check_text("channel", channel, _UNFIT_CHANNEL)
+        _check_text("channel", channel)
         _check_not_ours(channel)
         return Address(None, ":" + channel)
     _check_experiment(exp_id, channel)
     rest = channel[len(exp_id) + 6 :]
     if not rest.startswith("agents:"):
-        _check_text("channel's end", rest, _UNFIT_CHANNEL)
+        _check_text("channel's end", rest)
         return Address(None, ":" + channel)
     agent_id, _, subtopic = rest[7:].partition(":")
-    return Address(check_id(agent_id), check_subtopic(subtopic))
+    return Address(check_id(_unescaped(agent_id)), check_subtopic(subtopic))
 
 
 def _check_not_ours(channel: str) -> None:
@@ -213,7 +214,9 @@ def _check_experiment(exp_id: str, channel: str) -> None:
 
 def build_channel(exp_id: str, agent_id: AgentId | None, topic: str) -> str:
     """Build the channel of an address."""
-    return topic[1:] if topic[0] == ":" else f"exps:{exp_id}:agents:{agent_id}:{topic}"
+    if topic[0] == ":":
+        return topic[1:]
+    return f"exps:{exp_id}:agents:{escaped(agent_id) if isinstance(agent_id, str) else agent_id}:{topic}"
 
 
 def answer_mailbox(name: str) -> str:

@@ -8,10 +8,12 @@ import msgspec
 import numpy as np
 import pytest
 from support.contracts import fetch_all
+from support.patience import WAIT_S
 
 from ray_messaging import (
     Closed,
     ConfigError,
+    EventLog,
     InvalidAddress,
     InvalidColumns,
     InvalidPayload,
@@ -20,10 +22,13 @@ from ray_messaging import (
     NotListening,
     Outgoing,
     PayloadTooLarge,
+    columns,
 )
+from ray_messaging.eventlog.folder import Folder
+from ray_messaging.eventlog.writing.writer import LogWriter
 from ray_messaging.messager import Messager
 
-BAD_IDS = [1.5, True, b"ann", ("a",), [1], np.array([1, 2]), int, 2**63, "", "a:b", "a*", "x" * 300, "\n", "\ud800"]
+BAD_IDS = [1.5, True, b"ann", ("a",), [1], np.array([1, 2]), int, 2**63, "", "a\x7f", "x" * 300, "\n", "\ud800"]
 
 
 @pytest.mark.parametrize(
@@ -42,6 +47,46 @@ async def test_ids_are_normalized(messagers, given, kept):
     for message in await fetch_all(both, 4):
         assert (message.from_id, message.to_id, message.channel) == (kept, kept, channel)
         assert (type(message.from_id), type(message.to_id)) == (type(kept), type(kept))
+
+
+HARDEST = [
+    "team/1:2", "@ann:example.org", "did:web:x", "[a]", "a*", "*", "?", "a\\", ":", "::", "%3A", "%253A", "a%3Ab",,
+    "a:b", "%", "#+$ {x}", ":é\u0301" * 40, "agent-chat", "exps:e:agents:7:agent-chat", "\u202e:",
+]  # fmt: skip
+
+
+async def test_ids_of_any_text_arrive_under_their_own_names_and_are_logged_so(messagers, store, tmp_path, exp_id):
+    west, east = await messagers(name="west", host=["us/1:2"]), await messagers(name="east", host=HARDEST)
+    all_of_them = await messagers(name="all", listen=["exps:*:agents:*:agent-chat", f"exps:{exp_id}:agents:@ann%3A*"])
+    writer = LogWriter(all_of_them.engine.transport, Folder(tmp_path / "log"), exp_id, segment_age_s=1e9)
+    await writer.start()
+    for agent_id in HARDEST:
+        assert await west.send_message(east.get_agent_chat_channel(agent_id), {"n": agent_id}, "us/1:2", agent_id)
+    payloads = columns(n=HARDEST)  # typed: the log composes the channels that need no escape
+    assert (await west.send_columns("us/1:2", HARDEST, payloads)).counts()["delivered"] == len(HARDEST)
+    for messager in (east, all_of_them):
+        found = await fetch_all(messager, 2 * len(HARDEST))
+        assert [(each.from_id, each.to_id, each.payload["n"]) for each in found] == [("us/1:2", i, i) for i in 2 * HARDEST]
+        await messager.ack()
+    async with asyncio.TaskGroup() as tasks:
+        answer = tasks.create_task(west.ask("us/1:2", "did:web:x", {}, subtopic="agent-chat", timeout=WAIT_S))
+        (question,) = await fetch_all(east, 1)
+        await east.reply(question, {"me": question.to_id})
+    assert (answer.result().from_id, answer.result().payload) == ("did:web:x", {"me": "did:web:x"})
+    await store.publish(f"exps:{exp_id}:agents:did%3Aweb%3Ax:agent-chat", b'{"n": 5}')
+    (foreign,) = await fetch_all(east, 1)
+    assert (foreign.to_id, foreign.payload) == ("did:web:x", {"n": 5})
+    await writer.close()
+    log = EventLog.open(tmp_path / "log")
+    channels = {east.get_agent_chat_channel(agent_id): agent_id for agent_id in HARDEST}
+    assert len(channels) == len(HARDEST)
+    for agent_id in HARDEST:
+        rows = log.query(to_id=agent_id, from_id="us/1:2").to_pylist()
+        assert {row["to_id"] for row in rows} == {agent_id}
+        assert {channels[row["channel"]] for row in rows} == {agent_id}
+        assert log.query(channel=east.get_agent_chat_channel(agent_id)).num_rows == len(rows) >= 2
+    sql = log.sql("select distinct to_id, channel from messages where from_id = 'us/1:2'").to_pylist()
+    assert {row["channel"]: row["to_id"] for row in sql} == channels
 
 
 async def test_columns_of_numpy(messagers):
@@ -240,14 +285,14 @@ async def test_large_payloads(messagers):
 
 
 @pytest.mark.parametrize(
-    "columns",
+    "different",
     [([1], [1, 2], [{}, {}]), ([1, 2], [1, 2], [{}]), ([1], [1], "text"), ([1], [1], 5), ([1], [1], None)],
     ids=["from_ids", "payloads", "text", "number", "none"],
 )
-async def test_columns_of_different_lengths_are_refused(columns, local):
+async def test_columns_of_different_lengths_are_refused(different, local):
     async with Messager(local, "exp") as messager:
         with pytest.raises(InvalidColumns):
-            await messager.send_columns(*columns)
+            await messager.send_columns(*different)
 
 
 @pytest.mark.parametrize("bad", [True, None, 1.5, np.array(5)], ids=repr)

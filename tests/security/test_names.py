@@ -60,7 +60,8 @@ def test_ids(value):
         return
     assert parse_channel("exp", agent_channel("exp", value, "agent-chat")) == (agent_id, "agent-chat")
     if isinstance(agent_id, str):
-        assert not set(agent_id) & (SEPARATORS - set("{}"))
+        assert agent_channel("exp", value, "agent-chat").count(":") == 4
+        assert not set(agent_channel("exp", value, "agent-chat")) & (SEPARATORS - set(":{}"))
         assert 0 < len(agent_id.encode()) <= 200
 
 

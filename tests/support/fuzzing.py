@@ -428,7 +428,7 @@ def use_names(text):
             found = str(check(text))
         except InvalidAddress:
             continue
-        assert not set(found) & set(":*?[]\\\0\n\r")
+        assert not set(found) & set("\0\n\r" if check is check_id else ":*?[]\\\0\n\r")
         assert 0 < len(found.encode()) <= 200
         assert check is check_id or check is check_subtopic or not set(found) & set("{} ")
     if len(text) < 100 and text.isprintable():

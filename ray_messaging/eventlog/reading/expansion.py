@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ray_messaging.addressing.channels import AgentId
+from ray_messaging.addressing.channels import AgentId, escaped
 from ray_messaging.audiences.cache import EVERYBODY
 from ray_messaging.audiences.edges import Edges
 from ray_messaging.audiences.files import read_edges, version_folder
@@ -182,7 +182,9 @@ def _channels(table: pa.Table) -> pa.Array:
     """Return the channels of all rows. An expanded row has the channel of its hearer."""
     channel = table["channel"].combine_chunks()
     heads = pc.replace_substring_regex(channel, ":audiences:.*", ":agents:")
-    ends = pc.coalesce(table["to_name"].combine_chunks(), table["to_id"].combine_chunks().cast(pa.string()))
+    names = table["to_name"].combine_chunks().dictionary_encode()
+    forms = pa.array(map(escaped, names.dictionary.to_pylist()), pa.string()).take(names.indices)
+    ends = pc.coalesce(forms, table["to_id"].combine_chunks().cast(pa.string()))
     made = pc.binary_join_element_wise(heads, ends, ":", table["subtopic"].combine_chunks(), "")
     return pc.if_else(table["pairs"].is_valid().combine_chunks(), made, channel)
 

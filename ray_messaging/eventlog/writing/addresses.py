@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from ray_messaging.addressing.channels import escaped
 from ray_messaging.eventlog.schema import DICTIONARY_ENTRIES
 from ray_messaging.eventlog.writing.repeated_columns import NAME, Codes, coded, each_its_own, nulls, places, same
 from ray_messaging.model.columns import INT, NONE, STR, IdColumn
@@ -104,11 +105,13 @@ def ends(columns: Sequence[IdColumn]) -> Ends:
 
 
 def are_of_agents(to: Ends, topics: Sequence[str]) -> bool:
-    """Return whether each row's channel is its recipient's channel for the topic.
+    """Return whether each row's channel is its recipient's channel for the topic, and has its id as it is.
 
     Then readers of the log can compose it.
     """
-    return not any(map(_is_plain, topics)) and (to.kinds is None or not (to.kinds == NONE).any())
+    if any(map(_is_plain, topics)) or any(escaped(name) != name for name in to.names):
+        return False
+    return to.kinds is None or not (to.kinds == NONE).any()
 
 
 def _is_plain(topic: str) -> bool:
@@ -138,7 +141,7 @@ def channels(exp_id: str, to: Ends, topics: Sequence[str], of: Codes | None) -> 
         found, codes = distinct(to.values)
         names = _channels_again(exp_id, found.tobytes(), topics[0])
         return pa.DictionaryArray.from_arrays(pa.array(codes), names, safe=False), subtopic
-    texts, codes = as_texts(to)
+    texts, codes = as_texts(to._replace(names=[*map(escaped, to.names)]))
     of = np.zeros(len(codes), np.int32) if of is None else of
     plain = np.array([*map(_is_plain, topics)])
     keys = codes.astype(np.int64) * len(topics) + of

@@ -251,7 +251,7 @@ def test_export(run, tmp_path):
         (["--fate", "lost"], "error: fate='lost' is no fate: write 'delivered'"),
         (["--step", "1-3"], "error: cannot read --step '1-3': write 5 or 5:10"),
         (["--since", "noon"], "error: since='noon' is no time"),
-        (["--agent", "a*"], "error: agent: agent id 'a*' cannot be used"),
+        (["--agent", "a\t"], r"error: agent: agent id 'a\t' cannot be used"),
         (["--limit", "-1"], "Invalid value for '--limit'"),
         (["--form-id", "1"], "No such option: --form-id"),
     ],

@@ -248,7 +248,7 @@ def test_a_conversation_is_told_by_time(tmp_path):
         ({"form_id": 1}, "no field 'form_id', did you mean 'from_id'\\? There are: from_id, to_id, agent"),
         ({"zzz": 1}, "no field 'zzz'; There are: "),
         ({"from_id": 1.5}, "from_id: agent id 1.5 is a float"),
-        ({"agent": "a*"}, "agent: agent id 'a\\*' cannot be used"),
+        ({"agent": "a\n"}, r"agent: agent id 'a\\n' cannot be used"),
         ({"fate": "deliverd"}, "'deliverd' is no fate: write 'delivered', "),
         ({"fate": None}, "every row has one"),
         ({"channel": 5}, "channel=5 must be a text"),

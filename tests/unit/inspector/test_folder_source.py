@@ -133,7 +133,7 @@ def test_rows(source, query, positions):
     assert [found.position for found in source.rows(query)] == positions
 
 
-@pytest.mark.parametrize("query", [RowQuery(step="soon"), RowQuery(fate="lost"), RowQuery(agent="a:b")])
+@pytest.mark.parametrize("query", [RowQuery(step="soon"), RowQuery(fate="lost"), RowQuery(agent="a\x00b")])
 def test_a_search_that_cannot_be_read_is_an_error(source, query):
     with pytest.raises(InvalidQuery):
         source.rows(query)

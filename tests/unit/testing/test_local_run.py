@@ -81,6 +81,20 @@ def test_rules_with_rounds_and_rules_on_whole_steps_act_between_the_steps():
     assert {state["heard"] for state in result.states.values()} == {3}
 
 
+def test_agents_with_ids_of_any_text():
+    ids = ["team/1:2", "@ann:example.org", "did:web:x", "a%3Ab", "a:b", "[*?\\]"]
+
+    async def person(me, inbox):
+        me.state["heard"] = [message.from_id for message in inbox]
+        me.state["mood"] = (await me.remember(str.upper, me.id), me.rng.integers(10**9))
+        me.send(ids[ids.index(me.id) - 1], {})
+
+    one, two = (run(person, agents=ids, until=2, groups=groups) for groups in (1, 2))
+    assert one.states == two.states
+    assert [one.states[ids[place - 1]]["heard"] for place in range(len(ids))] == [[agent_id] for agent_id in ids]
+    assert len({state["mood"] for state in one.states.values()}) == len(ids)
+
+
 def test_remembered_calls_data_and_moves():
     asked = []
 
