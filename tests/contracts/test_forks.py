@@ -1,0 +1,169 @@
+"""Forks without Ray: a twin of random groups, in which one agent may no longer write to another."""
+
+import asyncio
+import json
+import uuid
+from collections import defaultdict
+from contextlib import aclosing, asynccontextmanager
+from hashlib import blake2b
+
+import pyarrow.compute as pc
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from support.patience import WAIT_S
+from support.step_society import LoggedGroups, digests_of
+
+from ray_messaging import EventLog
+from ray_messaging.audiences.building import build_edges
+from ray_messaging.audiences.files import version_folder, write_edges
+from ray_messaging.audiences.records import AudienceFacts, Kind, encode_facts
+from ray_messaging.audiences.source import LocalFolder
+from ray_messaging.eventlog.checkpoints import read_checkpoint
+from ray_messaging.eventlog.folder import Folder
+from ray_messaging.eventlog.forking import copy_run
+from ray_messaging.eventlog.records import FORMAT, RunRecord, write_run
+from ray_messaging.interception.rules import BlackList
+from ray_messaging.interception.server.interceptor import Interceptor
+from ray_messaging.transports.step_values import StepSettings
+
+STEPS = 8
+
+
+@st.composite
+def towns(draw):
+    """Return the edges of a graph of some agents, the number of its groups, and how often a checkpoint is taken."""
+    agents = draw(st.integers(3, 12))
+    some = st.integers(0, agents - 1)
+    edges = draw(st.lists(st.tuples(some, some), min_size=2, max_size=2 * agents, unique=True))
+    return agents, edges, draw(st.integers(1, 3)), draw(st.integers(1, 3))
+
+
+class Town(LoggedGroups):
+    """Agents on a graph, whose states are hashes of all that they have heard, in order; chance says who is told."""
+
+    def __init__(self, server, exp_id, folder, town, seed):
+        super().__init__(server, exp_id, folder)
+        self.agents, self.edges, self.count, self.every = town
+        self.settings = StepSettings(seed=seed, groups=self.count, digest=True)
+        self.states = {}  # {(agent, step): state}
+        self.said = defaultdict(list)  # {(agent, step): agents that are told something at once or later}
+
+    async def first(self, transport):
+        await transport.steps.begin(self.settings)
+        edges = build_edges([self.edges])
+        write_edges(version_folder(self.folder / "audiences", "friends", 1), edges)
+        facts = AudienceFacts(Kind.GRAPH, edges.pairs, edges.digest.hex())
+        await transport.set_audience("friends", 1, encode_facts(facts))
+        write_run(Folder(str(self.folder)), RunRecord(FORMAT, self.exp_id))
+
+    async def load(self, transport, parent, step):
+        copy_run(Folder(str(parent.folder)), Folder(str(self.folder)), self.exp_id, step)
+        await transport.checkpoints.write(read_checkpoint(Folder(str(self.folder)), step))
+        await transport.steps.begin(self.settings)
+
+    async def run(self, rules=(), fork=None):
+        """Run all steps, of a fork those after a checkpoint of a parent; return the log and the digests."""
+        transport = await self.transport()
+        self.folder.mkdir()
+        await (self.first(transport) if fork is None else self.load(transport, *fork))
+        interceptor = Interceptor(self.exp_id, rules)
+        try:
+            writer = await self.writer(checkpoint=self.every)
+            source = LocalFolder(self.folder / "audiences")
+            groups = [await self.messager(interceptor, name=f"group{n}", audiences=source) for n in range(self.count)]
+            for n, group in enumerate(groups):
+                await group.host_agents(range(n, self.agents, self.count), ["agent-chat"])
+            async with asyncio.timeout(WAIT_S):
+                await asyncio.gather(*map(self.drive, groups))
+                while (progress := await transport.steps.progress()).sealed < STEPS - 1:
+                    await transport.steps.wait(progress.news, WAIT_S)
+                await writer.close()
+            return EventLog.open(self.folder), await digests_of(transport.steps, STEPS)
+        finally:
+            await interceptor.close()
+
+    async def drive(self, messager):
+        async with aclosing(messager.steps(until=STEPS)) as steps:
+            async for step in steps:
+                states = json.loads(step.state) if step.state else {}
+                for agent, inbox in step.by_agent():
+                    heard = [states.get(str(agent)), *((message.from_id, message.payload) for message in inbox)]
+                    state = blake2b(json.dumps(heard).encode(), digest_size=6).hexdigest()
+                    states[str(agent)] = self.states[agent, step.number] = state
+                    self.speak(step, agent, inbox, {"state": state})
+                step.state = json.dumps(states).encode()
+
+    def speak(self, step, agent, inbox, payload):
+        for message in inbox:
+            if message.expects_answer:
+                step.reply(message, payload)
+        chance = step.rng(agent)
+        for friend in (b for a, b in self.edges if a == agent):
+            kind = chance.choice(["send", "later", "ask", "nothing"])
+            if kind != "nothing":
+                send = step.ask if kind == "ask" else step.send
+                send(agent, friend, payload, deliver_at=step.number + 1 + 2 * (kind == "later"))
+        if chance.random() < 0.1 and agent != self.edges[0][0]:  # whose messages are banned
+            step.broadcast(agent, "friends", payload)
+
+
+@asynccontextmanager
+async def opened(*arguments):
+    town = Town(*arguments)
+    try:
+        yield town
+    finally:
+        await town.close()
+
+
+def cone(log, banned):
+    """Return {agent: the first step in which a banned message could have moved it}."""
+    since = {}
+    for message_id in banned:
+        for row in log.effects(message_id, depth=STEPS).agents.to_pylist():
+            since[row["agent"]] = min(row["step"], since.get(row["agent"], STEPS))
+    return since
+
+
+async def moves_its_light_cone(server, folder, town, seed, at):
+    name = uuid.uuid4().hex
+    async with opened(server, name, folder / name, town, seed) as parent:
+        log, digests = await parent.run()
+        checkpoints = Folder(str(parent.folder)).checkpoints()
+        step = checkpoints[at % (len(checkpoints) - 1)]  # not the last one, after which there is no step
+        edge = parent.edges[0]
+        async with opened(server, f"{name}-twin", folder / f"{name}-twin", town, seed) as twin:
+            assert (await twin.run(fork=(parent, step)))[1] == digests
+            assert twin.states.items() <= parent.states.items()
+        rules = [BlackList([edge], name="ban")]
+        async with opened(server, f"{name}-ban", folder / f"{name}-ban", town, seed) as ban:
+            other, changed = await ban.run(rules, fork=(parent, step))
+        table = log.query(from_id=edge[0], to_id=edge[1])
+        to_be_banned = table.filter(pc.greater(table["step"], step))["message_id"].to_pylist()
+        first = log.diff(other)
+        if not to_be_banned:
+            assert first is None
+            return 0, 0
+        assert first.message_id == to_be_banned[0]
+        assert (first.theirs.fate, first.theirs.rule) == ("blocked", "ban")
+        assert changed[: first.step] == digests[: first.step]
+        since = cone(log, to_be_banned)
+        differ = {place for place, state in ban.states.items() if parent.states[place] != state}
+        assert differ == {(a, s) for a, s in ban.states if since.get(a, STEPS) <= s}
+        return len(differ), len(ban.states)
+
+
+@pytest.mark.parametrize("examples", [2, pytest.param(15, marks=pytest.mark.long)])
+def test_a_ban_moves_its_light_cone_and_nobody_else(valkey_config, tmp_path, examples):
+    found = []
+
+    @settings(max_examples=examples, derandomize=examples < 100, deadline=None, database=None,
+              suppress_health_check=list(HealthCheck), phases=[Phase.generate])  # fmt: skip
+    @given(towns(), st.integers(0, 2**32), st.integers(0, 99))
+    def asks(town, seed, at):
+        found.append(asyncio.run(moves_its_light_cone(valkey_config, tmp_path, town, seed, at)))
+
+    asks()
+    differ, states = map(sum, zip(*found, strict=True))
+    assert 0 < differ < states
