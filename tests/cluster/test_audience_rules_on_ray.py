@@ -71,6 +71,7 @@ def test_rounds_and_changes_for_a_step_hold_for_broadcasts_of_steps(ray_cluster)
     assert {state["heard"] for state in result.states.values()} == {3 + 3 + 6}
 
 
+@pytest.mark.long
 def test_a_graph_is_passed_once_and_then_known_by_its_name(ray_cluster):
     def tell(me, inbox):
         me.state["neighbours"] = [*me.neighbours]

@@ -138,6 +138,7 @@ def test_listening_without_a_log_raises(messaging):
         ray.get(messaging.interceptor.get_log_list.remote())
 
 
+@pytest.mark.long
 async def test_shutdown_ends_listeners(ray_cluster, tmp_path):
     messaging = await asyncio.to_thread(Messaging.start, f"end-{uuid.uuid4().hex[:8]}", log_dir=tmp_path)
     events = messaging.blocked()

@@ -115,10 +115,6 @@ CASES = {
 }
 
 
-# An interceptor of its own for each takes seconds.
-AT_START = [pytest.param(name, marks=[] if name == "Rule" else [pytest.mark.long]) for name in CASES]
-
-
 def test_no_kind_of_rule_is_left_out():
     classes = {name: found for name in rules.__all__ if isinstance(found := getattr(rules, name), type)}
     each = {name for name, found in classes.items() if issubclass(found, rules.Rule)}
@@ -140,9 +136,8 @@ async def judged_as_told(messaging, batches):
         await messaging.interceptor.remove.remote("all")
 
 
-@pytest.mark.parametrize("name", AT_START)
-async def test_a_rule_given_at_the_start_judges_until_its_state_changes(name, shared, model):
-    make, batches = CASES[name]
+async def test_a_rule_given_at_the_start_judges_until_its_state_changes(shared, model):
+    make, batches = CASES["Rule"]
     exp_id = f"given-{uuid.uuid4().hex[:8]}"
     with Messaging.start(exp_id, redis=shared.redis, rules=[make(model)]) as messaging:
         await judged_as_told(messaging, batches)

@@ -179,6 +179,7 @@ def test_a_step_that_must_repeat_and_does_not_is_named(ended, tmp_path):
     assert '{"word":"new"} here, and missing there' in str(caught.value)
 
 
+@pytest.mark.long
 def test_what_cannot_be_forked_is_refused_with_the_remedy(ended, tmp_path):
     folder, _ = ended
     into = tmp_path / "into"

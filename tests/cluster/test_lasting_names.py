@@ -30,6 +30,7 @@ async def visit(messaging, name):
         await messager.fetch_messages(timeout=60)
 
 
+@pytest.mark.long
 async def test_closed_messagers_are_named_and_removed_one_by_one(messaging):
     messaging.create_group("town", [1, 2])
     await visit(messaging, "ann")

@@ -123,6 +123,7 @@ def test_a_run_with_the_folder_of_an_earlier_one_makes_no_call_that_is_asked_ali
     assert len(asked(file)) == AGENTS * STEPS + len(new)
 
 
+@pytest.mark.long
 def test_a_fork_makes_no_call_and_with_a_ban_only_those_whose_arguments_differ(start, tmp_path):
     file, town = tmp_path / "calls", tmp_path / "town"
     model = partial(person, file=str(file))
@@ -199,6 +200,7 @@ def test_four_groups_hold_a_rate_with_a_model_that_is_too_busy_half_of_the_time(
     assert 59 / (began[-1] - began[0]) * 60 == pytest.approx(rate, rel=0.05)
 
 
+@pytest.mark.long
 def test_a_budget_ends_the_run_cleanly_and_a_later_start_goes_on(start, tmp_path):
     file, folder, name = tmp_path / "calls", tmp_path / "log", f"budget-{uuid.uuid4().hex[:8]}"
     model = partial(person, file=str(file))

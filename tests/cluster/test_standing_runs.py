@@ -183,6 +183,7 @@ def test_a_run_goes_on_after_ctrl_c_and_behind_a_model_that_fails(start):
     assert result.steps == reached + 6
 
 
+@pytest.mark.long
 def test_steps_that_a_server_without_its_data_counts_anew_have_series_of_their_own(start, tmp_path):
     def count(me, inbox):
         me.state["n"] = me.state.get("n", 0) + me.shared

@@ -116,7 +116,7 @@ async def test_groups_that_come_and_go(server, exp_id, faults):
 @pytest.mark.parametrize("side", ["before", pytest.param("after", marks=pytest.mark.long)])
 async def test_the_nth_call_of_the_protocol_fails(request, server, exp_id, side, deadly):
     layout = request.node.callspec.params["server"]
-    for nth in itertools.count(1, 6 if layout in SHORT else 24):
+    for nth in itertools.count(1, 12 if layout in SHORT else 24):
         faults = FailAt(nth, side, deadly=deadly)
         await proves(Town(server, f"{exp_id}-{nth}", faults))
         if faults.met is None:

@@ -12,7 +12,7 @@ def _tries_all(config):
 
 
 def pytest_configure(config):
-    settings.register_profile("some", max_examples=30, **ANY_TIME)
+    settings.register_profile("some", max_examples=15, **ANY_TIME)
     settings.register_profile("all", **ANY_TIME)
     settings.load_profile("all" if _tries_all(config) else "some")
 
