@@ -284,9 +284,8 @@ class RedisConfig(ServerConfig):
         except (ValidationError, ValueError):
             # The cause would show the password.
             raise ConfigError(
-                "invalid server address: write redis://[user:password@]host:port/db, with a port of 0 to "
-                "65535, a number for db, 0 or 1 for allow_eviction, no other option, and / @ : ? # in the password as "
-                "%2F %40 %3A %3F %23"
+                "invalid server address: write redis://[user:password@]host[:port][/db][?allow_eviction=1], where "
+                "port (up to 65535) and db are numbers, and / @ : ? # in the password are %2F %40 %3A %3F %23"
             ) from None
 
     @classmethod

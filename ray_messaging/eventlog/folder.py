@@ -385,7 +385,7 @@ def _check_schema(path: str, version: int) -> None:
     if version != VERSION:
         raise ConfigError(
             f"segment {path} of the event log has schema {version}, and this ray_messaging reads schema {VERSION} "
-            "only: read it with the version of ray_messaging that wrote it, and log into a folder of its own here"
+            "only: read it with the version of ray_messaging that wrote it, and give this one another log_dir"
         )
 
 

@@ -98,7 +98,7 @@ def read_run(folder: "Folder") -> RunRecord | None:
     if record is None:
         raise ConfigError(
             f"{path} has format {known}, and this ray_messaging reads format {FORMAT} only: read the folder with the "
-            "version of ray_messaging that wrote it, and log into a folder of its own here"
+            "version of ray_messaging that wrote it, and give this one another log_dir"
         )
     return record
 

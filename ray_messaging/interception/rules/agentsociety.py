@@ -85,7 +85,7 @@ class Block(SlowRule):
         self.name = check_name(_name_of(block) if name is None else name)
         _check_block(block, self.name)
         if make_llm is not None and (llm is not None or not callable(make_llm)):
-            raise RuleError("give llm, or make_llm, a function that makes it; not both", rule=self.name)
+            raise RuleError("give either llm, or make_llm, which is a function that returns it", rule=self.name)
         self.block = block
         self.timeout_s = check_timeout(timeout_s, self.name)
         self.on_error = check_on_error(on_error, self.name)

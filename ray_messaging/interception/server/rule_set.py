@@ -91,7 +91,8 @@ class RuleSet:
 
     def _put(self, rule: object, others: list[Rule], place: int) -> Rule:
         if not isinstance(rule, Rule):
-            raise RuleError(f"{rule!r} is no rule: derive it from ray_messaging.rules.Rule", rule=repr(rule))
+            why = f"{rule!r} is no rule: pass an instance of a class derived from ray_messaging.rules.Rule"
+            raise RuleError(why, rule=repr(rule))
         if not _can_name(rule.name):
             raise RuleError(
                 f"{rule!r} has the name {rule.name!r}, which cannot be used, as receipts and the log show it: "

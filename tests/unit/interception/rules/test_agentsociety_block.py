@@ -337,7 +337,7 @@ class Sync:
         (RudeEdges, {}, "no block"),
         (Sync(), {}, "async def forward"),
         (print, {}, "no block"),
-        (RudeEdges("e", 1), {"llm": 1, "make_llm": Model}, "not both"),
+        (RudeEdges("e", 1), {"llm": 1, "make_llm": Model}, "either llm, or make_llm"),
         (RudeEdges("e", 1), {"make_llm": "gpt"}, "make_llm"),
         (RudeEdges("e", 1), {"timeout_s": 0}, "timeout_s"),
         (RudeEdges("e", 1), {"on_error": "no"}, "on_error"),
