@@ -35,6 +35,10 @@ _SHARED: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("take_group", "renew_driver"), ("raise_number", *_STEPS)),
     "send_to_boxes": ("step_box", "step_is_open", "write_to_boxes"),
     "remember_calls": ("step_is_open",),
+    **dict.fromkeys(
+        ("bus_write", "bus_drain", "bus_set_if", "bus_pop", "bus_lock", "bus_lock_number", "bus_unlock", "bus_beat"),
+        ("bus",),
+    ),
 }
 
 

@@ -1,0 +1,377 @@
+"""AgentScope 2's message bus on our server: `create_app(message_bus=RayMessageBus())`.
+
+AgentScope's Redis bus forgets an item as soon as a drainer has asked for it. Here the items of a drain are kept for
+its bus until the bus drains the queue again, says `queue_done`, has lived on for `hold_s`, or is closed; if it dies
+before, the next drainer gets them. A bus lives while it is connected, or has renewed its lease. Each call that is
+repeated because its answer was lost has its effect once.
+
+    rm:{name}:bus:q:<key>      a queue, a stream of JSON texts     rm:{name}:bus:lock:<key>      owner, token and number
+    rm:{name}:bus:taken:<key>  cursor, and owners of batches       rm:{name}:bus:owner:<owner>   a bus's lease
+    rm:{name}:bus:l:<key>      a log, a stream                     rm:{name}:bus:said:<owner>:*  its last answers
+    rm:{name}:bus:r:<key>      a registry, a hash                  exps:{name}:bus:<key>         a channel of `publish`
+"""
+
+import asyncio
+import json
+import logging
+import secrets
+import time
+import warnings
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from importlib import metadata
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from ray_messaging.addressing.channels import Keys, check_name
+from ray_messaging.common.task_health import end
+from ray_messaging.config import MessagingConfig
+from ray_messaging.embedded.local_server import LocalServer
+from ray_messaging.errors import Closed, MessagingError
+from ray_messaging.transports.backend import open_transport
+from ray_messaging.transports.ingress import RedisIngress
+from ray_messaging.transports.values import Ingress
+
+try:
+    from agentscope.app.message_bus import MessageBus  # type: ignore[import-not-found,unused-ignore]
+except ModuleNotFoundError as missing:
+    raise ModuleNotFoundError(
+        f"AgentScope needs the extra: pip install 'ray-messaging[agentscope]' (there is no module {missing.name!r})",
+        name=missing.name,
+    ) from missing
+
+if TYPE_CHECKING:
+    from ray_messaging.transports.connection.link import RedisLink
+
+TESTED: Final = "2.0.11"
+
+logger = logging.getLogger(__name__)
+
+_LEASE_S, _BEAT_S = 3.0, 1.0
+_LOCK_GLANCE_S = 0.5  # between two looks at a lock whose owner may have died; a release is told at once
+_WRITES = 1000  # in one call of the server
+
+
+class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without AgentScope, mypy knows no class
+    """AgentScope's MessageBus on Redis or Valkey, by default on a private server that needs no set-up.
+
+    Args:
+        server: A `RedisConfig`, such as `messaging.redis`, its URL, or a `LocalServer`, which several processes share;
+            None: a server of this process, empty and gone with it.
+        name: The bus's name; buses with the same name on a server are one.
+        hold_s: The seconds after which a drained item counts as handled, if its drainer still lives.
+    """
+
+    def __init__(self, server: object = None, name: str = "agentscope", *, hold_s: float = 30.0) -> None:
+        installed = metadata.version("agentscope")
+        if installed != TESTED:
+            warnings.warn(
+                f"agentscope {installed} is installed, and this bus was tested with {TESTED}: if it misbehaves, "
+                f"pip install agentscope=={TESTED}",
+                stacklevel=2,
+            )
+        self.name = check_name("name", name)
+        self._server = LocalServer() if server is None else server  # kept: it ends with its last reference
+        self._hold_s = hold_s
+        self._keys = Keys(name)
+        self._prefix, self._ears = f"{self._keys.prefix}bus:", f"{self._keys.ears}bus:"
+        self._channels = f"exps:{name}:bus:"
+        self._link: RedisLink | None = None
+
+    async def __aenter__(self) -> Self:
+        """Connect; raise ConnectionFailed if the server does not answer, ServerRefused if it refuses us."""
+        settings = MessagingConfig()
+        link = open_transport(self._server, self.name, settings).link
+        await link.connect()
+        self._link = link
+        self._owner = secrets.token_hex(8)
+        self._number = 0
+        self._turn = asyncio.Lock()
+        self._waiting: list[tuple[asyncio.Future[str], tuple[Any, ...]]] = []
+        self._writer: asyncio.Task[None] | None = None
+        self._held: dict[str, tuple[list[bytes], float]] = {}  # by queue: the batches drained, and when
+        self._locks: dict[str, tuple[str, int]] = {}  # by token: key and ms to live, of those that are renewed
+        self._claims: dict[str, str] = {}  # by key: the token
+        self._listeners: dict[str, list[asyncio.Queue[bytes | None]]] = {}
+        self._unlocked = asyncio.Event()  # replaced by the next one when a lock is released
+        self._ingress = RedisIngress(link, self._keys, "", self._hear, [self._ears + self._owner])
+        try:
+            await self._beat()
+            await self._ingress.subscribe([self._ears + "unlocked"], [])
+        except BaseException:
+            await self._ingress.close()
+            await link.close()
+            raise
+        self._beating = asyncio.create_task(self._keep_beating(), name="ray_messaging agentscope bus")
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc_value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Disconnect. After an exception, drained items may not have been handled, so other buses get them."""
+        await self._close(handled=exc_type is None)
+
+    async def aclose(self) -> None:
+        """Disconnect, unless this is closed already. All drained items count as handled."""
+        await self._close(handled=True)
+
+    async def _close(self, *, handled: bool) -> None:
+        link = self._link
+        if link is None:
+            return
+        if self._writer is not None:
+            await asyncio.gather(self._writer, return_exceptions=True)
+        await end(self._beating)
+        try:
+            if handled:
+                await self._settle(time.monotonic())
+            for key, token in self._claims.items():
+                await self._run("bus_unlock", key, token)
+            mine = (f"owner:{self._owner}", f"said:{self._owner}:write", f"said:{self._owner}:ask")
+            await link.command("DEL", *(self._prefix + key for key in mine))
+        finally:
+            self._link = None
+            for listener in [each for some in self._listeners.values() for each in some]:
+                listener.put_nowait(None)
+            await self._ingress.close()
+            await link.close()
+
+    # -- calls of the server --------------------------------------------------------------------------------------
+
+    def _open(self) -> "RedisLink":
+        if self._link is None:
+            raise Closed("this bus is not open: write `async with RayMessageBus() as bus:`", unsent=True)
+        return self._link
+
+    async def _run(self, script: str, *args: object, number: int = 0) -> Any:  # noqa: ANN401 - a reply
+        return await self._open().script(script, [self._prefix], [self._owner, number, self._ears, *args])
+
+    async def _ask(self, script: str, *args: object) -> Any:  # noqa: ANN401 - a reply
+        """Run a script whose answer the server keeps until the next one."""
+        self._open()
+        async with self._turn:
+            self._number += 1
+            return await self._run(script, *args, number=self._number)
+
+    async def _write(self, kind: str, key: str, payload: dict[str, Any], ttl_secs: int | None, most: int | None) -> str:
+        """Append an entry. While one call is under way, further entries wait for the next, which has all of them."""
+        self._open()
+        written: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        text = json.dumps(payload, ensure_ascii=False).encode()
+        self._waiting.append((written, (kind, key, _ms(ttl_secs), most or 0, text)))
+        if self._writer is None:
+            self._writer = asyncio.create_task(self._write_waiting())
+        return await written
+
+    async def _write_waiting(self) -> None:
+        try:
+            while self._waiting:
+                batch, self._waiting = self._waiting[:_WRITES], self._waiting[_WRITES:]
+                self._number += 1
+                try:
+                    flat = [part for _, parts in batch for part in parts]
+                    answers: Sequence[Any] = await self._run("bus_write", *flat, number=self._number)
+                except MessagingError as error:
+                    answers = [error] * len(batch)
+                for (written, _), answer in zip(batch, answers, strict=True):
+                    if written.done():
+                        continue
+                    if isinstance(answer, MessagingError):
+                        written.set_exception(answer)
+                    else:
+                        written.set_result(answer.decode())
+        finally:
+            self._writer = None
+
+    async def _keep_beating(self) -> None:
+        while True:
+            await asyncio.sleep(_BEAT_S)
+            try:
+                await self._beat()
+                await self._settle(time.monotonic() - self._hold_s)
+            except MessagingError as error:
+                logger.warning("bus %s could not renew its lease: %s", self.name, error)
+
+    async def _beat(self) -> None:
+        locks = [part for token, held in self._locks.items() for part in (token, *held)]
+        for lost in await self._run("bus_beat", int(_LEASE_S * 1000), *locks):
+            if (held := self._locks.pop(lost.decode(), None)) is not None:
+                logger.error(
+                    "bus %s has lost lock %r: another bus may hold it, with a higher number", self.name, held[0]
+                )
+
+    async def _settle(self, before: float) -> None:
+        """Say that all items drained before a time are handled."""
+        for key in [key for key, (_, at) in self._held.items() if at <= before]:
+            await self.queue_drain(key, 0)
+
+    # -- queues and logs ------------------------------------------------------------------------------------------
+
+    async def queue_push(self, key: str, payload: dict[str, Any], *, ttl_secs: int | None = None) -> str:
+        """Append a payload to a queue, and return its id."""
+        return await self._write("q", key, payload, ttl_secs, None)
+
+    async def queue_drain(self, key: str, max_count: int = 100) -> list[tuple[str, dict[str, Any]]]:
+        """Return the ids and payloads of the oldest items. What this bus has drained from the queue before is handled.
+
+        Each item is given to one bus, or to the next one if that dies before it has handled it.
+        """
+        self._open()
+        async with self._turn:
+            done, _ = self._held.get(key, ([], 0.0))
+            firsts, found = await self._run("bus_drain", key, max_count, *done)
+            self._held.pop(key, None)
+            if firsts:
+                self._held[key] = firsts, time.monotonic()
+        return [(entry.decode(), json.loads(text)) for entry, text in found]
+
+    async def queue_done(self, key: str, *entry_ids: str) -> None:
+        """Say that some drained items are handled, so that no bus gets them after the death of this one."""
+        await self._open().command("XDEL", f"{self._prefix}q:{key}", *entry_ids)
+
+    async def queue_delete(self, key: str) -> None:
+        """Delete a queue with all its items."""
+        self._held.pop(key, None)
+        await self._open().command("DEL", f"{self._prefix}q:{key}", f"{self._prefix}taken:{key}")
+
+    async def log_append(
+        self, key: str, payload: dict[str, Any], *, ttl_secs: int | None = None, max_len: int | None = None
+    ) -> str:
+        """Append a payload to a log, which keeps the last `max_len` entries, and return its id."""
+        return await self._write("l", key, payload, ttl_secs, max_len)
+
+    async def log_read(
+        self, key: str, since: str | None = None, max_count: int = 100
+    ) -> list[tuple[str, dict[str, Any]]]:
+        """Return the ids and payloads of the entries after `since`."""
+        start = "-" if since is None else f"({since}"
+        found = await self._open().command("XRANGE", f"{self._prefix}l:{key}", start, "+", "COUNT", max_count)
+        return [(entry.decode(), json.loads(fields[1])) for entry, fields in found or ()]
+
+    async def log_trim(self, key: str, before_id: str | None = None) -> None:
+        """Delete a log's entries before an id, or the log."""
+        log = f"{self._prefix}l:{key}"
+        await self._open().command(*(("DEL", log) if before_id is None else ("XTRIM", log, "MINID", before_id)))
+
+    # -- signals --------------------------------------------------------------------------------------------------
+
+    async def publish(self, key: str, payload: dict[str, Any]) -> None:
+        """Send a payload to those that subscribe now."""
+        await self._open().command("PUBLISH", self._channels + key, json.dumps(payload, ensure_ascii=False))
+
+    async def subscribe(
+        self, key: str, *, on_ready: Callable[[], None] | None = None
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield the payloads that are published from now on; `on_ready` is called when that is so."""
+        self._open()
+        channel, heard = self._channels + key, asyncio.Queue[bytes | None]()
+        self._listeners.setdefault(channel, []).append(heard)
+        try:
+            await self._ingress.subscribe([channel], [])
+            if on_ready is not None:
+                on_ready()
+            while (data := await heard.get()) is not None:
+                yield json.loads(data)
+        finally:
+            self._listeners[channel].remove(heard)
+            if not self._listeners[channel]:
+                del self._listeners[channel]
+            if channel not in self._listeners and self._link is not None:
+                await self._ingress.unsubscribe([channel])
+
+    def _hear(self, said: Ingress) -> None:
+        if said.channel == self._ears + "unlocked":
+            self._unlocked.set()
+            self._unlocked = asyncio.Event()
+        for listener in self._listeners.get(said.channel, ()):
+            listener.put_nowait(said.data)
+
+    # -- locks ----------------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def acquire_lock(self, key: str, *, ttl_secs: int = 600) -> AsyncGenerator[int, None]:
+        """Wait for a lock, and yield its fencing number, which is higher for each owner than for those before.
+
+        The lock ends when its owner dies; if its machine is gone without a word, after `ttl_secs`.
+        """
+        token, ttl = secrets.token_hex(8), _ms(ttl_secs)
+        try:
+            unlocked = self._unlocked
+            while not (number := await self._run("bus_lock", key, token, ttl)):
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_LOCK_GLANCE_S):
+                        await unlocked.wait()
+                unlocked = self._unlocked
+            self._locks[token] = key, ttl
+            yield number
+        finally:
+            self._locks.pop(token, None)
+            await asyncio.shield(self._run("bus_unlock", key, token))
+
+    async def is_locked(self, key: str) -> bool:
+        """Return whether a living bus has the lock."""
+        return await self.fencing_number(key) > 0
+
+    async def fencing_number(self, key: str) -> int:
+        """Return the number of the lock's owner, or 0 if it is free."""
+        return int(await self._run("bus_lock_number", key))
+
+    async def try_lock(self, key: str, *, ttl_secs: int = 600) -> bool:
+        """Take a lock if it is free, for `ttl_secs`, until `unlock` or this bus's end; return whether it was free."""
+        token = secrets.token_hex(8)
+        if not await self._run("bus_lock", key, token, _ms(ttl_secs)):
+            return False
+        self._claims[key] = token
+        return True
+
+    async def unlock(self, key: str) -> None:
+        """Release a lock that this bus has by `try_lock`. That of another bus stays."""
+        if (token := self._claims.pop(key, None)) is not None:
+            await self._run("bus_unlock", key, token)
+
+    # -- registries -----------------------------------------------------------------------------------------------
+
+    async def registry_set(self, namespace: str, field: str, value: str, *, ttl_secs: int | None = None) -> None:
+        """Set a field of a registry, and let the registry live for `ttl_secs` from now."""
+        registry = f"{self._prefix}r:{namespace}"
+        expire = [] if ttl_secs is None else [("PEXPIRE", registry, _ms(ttl_secs))]
+        await self._open().commands(("HSET", registry, field, value), *expire)
+
+    async def registry_set_if(
+        self, namespace: str, field: str, value: str, *, expected: str, ttl_secs: int | None = None
+    ) -> bool:
+        """Set a field that has the expected value; return whether it had it."""
+        return bool(await self._ask("bus_set_if", namespace, field, value, expected, _ms(ttl_secs)))
+
+    async def registry_pop(self, namespace: str, field: str) -> str | None:
+        """Remove a field, and return its value, which only one caller gets."""
+        return _text(await self._ask("bus_pop", namespace, field))
+
+    async def registry_del(self, namespace: str, field: str) -> None:
+        """Remove a field."""
+        await self._open().command("HDEL", f"{self._prefix}r:{namespace}", field)
+
+    async def registry_exists(self, namespace: str, field: str) -> bool:
+        """Return whether a registry has a field."""
+        return bool(await self._open().command("HEXISTS", f"{self._prefix}r:{namespace}", field))
+
+    async def registry_getall(self, namespace: str) -> dict[str, str]:
+        """Return the fields of a registry."""
+        found = [each.decode() for each in await self._open().command("HGETALL", f"{self._prefix}r:{namespace}")]
+        return dict(zip(found[::2], found[1::2], strict=True))
+
+    async def registry_get(self, namespace: str, field: str) -> str | None:
+        """Return a field's value, or None if it is absent."""
+        return _text(await self._open().command("HGET", f"{self._prefix}r:{namespace}", field))
+
+    async def registry_drop(self, namespace: str) -> None:
+        """Delete a registry."""
+        await self._open().command("DEL", f"{self._prefix}r:{namespace}")
+
+
+def _ms(seconds: float | None) -> int:
+    return 0 if seconds is None else int(seconds * 1000)
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode()

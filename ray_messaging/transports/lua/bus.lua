@@ -1,0 +1,179 @@
+-- AgentScope's message bus: see compat/agentscope.py, which says what each key has.
+--
+-- KEYS[1] prefix of the bus's keys
+-- ARGV[1] this bus  [2] number of the call  [3] prefix of the channels to which buses that live listen  [4...] see below
+
+-- shared bus ----------------------------------------------------------------------------------------------------------
+local prefix, owner, number, ears = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
+
+-- Act, unless this is a repeated call, the answer of which was lost: it gets the same answer.
+local function once(slot, act)
+  local key = prefix .. 'said:' .. owner .. ':' .. slot
+  local said = redis.call('GET', key)
+  if said then
+    said = cjson.decode(said)
+    if said[1] == number then return said[2] end
+  end
+  local answer = act()
+  redis.call('SET', key, cjson.encode({number, answer}), 'PX', 120000)
+  return answer
+end
+
+local function lives(bus)
+  return bus == owner or redis.call('EXISTS', prefix .. 'owner:' .. bus) == 1 or redis.call('PUBLISH', ears .. bus, '') > 0
+end
+
+-- script bus_write ----------------------------------------------------------------------------------------------------
+-- Append entries, each given as q (queue) or l (log), key, ms to live or 0, most entries or 0, JSON. Returns their ids.
+return once('write', function()
+  local ids = {}
+  for at = 4, #ARGV, 5 do
+    local name, ttl, most, text = ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4]
+    local key = prefix .. ARGV[at] .. ':' .. name
+    if ARGV[at] == 'q' and redis.call('EXISTS', key) == 0 then redis.call('DEL', prefix .. 'taken:' .. name) end
+    if most == '0' then
+      ids[#ids + 1] = redis.call('XADD', key, '*', 'p', text)
+    else
+      ids[#ids + 1] = redis.call('XADD', key, 'MAXLEN', most, '*', 'p', text)
+    end
+    if ttl ~= '0' then redis.call('PEXPIRE', key, ttl) end
+  end
+  return ids
+end)
+
+-- script bus_drain ----------------------------------------------------------------------------------------------------
+-- Hand out a queue's oldest entries. Those of dead buses come first. A batch of this bus that it does not name as done is
+-- one whose answer was lost, and comes again, too.
+--
+-- ARGV[4] key  [5] most entries; with 0 a queue that is empty, and of which all is done, is forgotten
+-- ARGV[6...] the batches of this bus that are done, by their first entries
+-- Returns the first entries of the new batches, and all their entries.
+local queue, taken, most = prefix .. 'q:' .. ARGV[4], prefix .. 'taken:' .. ARGV[4], tonumber(ARGV[5])
+if redis.call('EXISTS', queue) == 0 then
+  redis.call('DEL', taken)
+  return {{}, {}}
+end
+for at = 6, #ARGV do redis.call('HDEL', taken, ARGV[at]) end
+
+local function before(a, b)
+  local ms, seq = a:match('(%d+)-(%d+)')
+  local other_ms, other_seq = b:match('(%d+)-(%d+)')
+  return tonumber(ms) < tonumber(other_ms) or ms == other_ms and tonumber(seq) < tonumber(other_seq)
+end
+
+local oldest  -- the first entry of a batch that is not done
+local function note(first)
+  if not oldest or before(first, oldest) then oldest = first end
+end
+local function keep(first, bus, last)
+  redis.call('HSET', taken, first, bus .. ' ' .. last)
+  note(first)
+end
+
+local held, free, cursor = redis.call('HGETALL', taken), {}, nil
+for at = 1, #held, 2 do
+  if held[at] == 'cursor' then
+    cursor = held[at + 1]
+  else
+    local bus, last = held[at + 1]:match('(%S+) (%S+)')
+    if bus == owner or not lives(bus) then free[#free + 1] = {held[at], bus, last} else note(held[at]) end
+  end
+end
+table.sort(free, function(a, b) return before(a[1], b[1]) end)
+
+local firsts, found = {}, {}
+-- Hand out the entries between two, as many as are wanted. Returns the last one handed out, and the first one left.
+local function hand_out(from, to)
+  local wanted = most - #found
+  if wanted == 0 then return end
+  local entries = redis.call('XRANGE', queue, from, to, 'COUNT', wanted + 1)
+  local left = table.remove(entries, wanted + 1)
+  for _, entry in ipairs(entries) do found[#found + 1] = {entry[1], entry[2][2]} end
+  if #entries == 0 then return end
+  firsts[#firsts + 1] = entries[1][1]
+  keep(entries[1][1], owner, entries[#entries][1])
+  return entries[#entries][1], left and left[1]
+end
+
+for _, batch in ipairs(free) do
+  local first, bus, last = unpack(batch)
+  if #found == most then
+    note(first)
+  else
+    redis.call('HDEL', taken, first)
+    local _, left = hand_out(first, last)
+    if left then keep(left, bus, last) end
+  end
+end
+local last = hand_out(cursor and '(' .. cursor or '-', '+')
+if last then
+  cursor = last
+  redis.call('HSET', taken, 'cursor', last)
+end
+if oldest then
+  redis.call('XTRIM', queue, 'MINID', oldest)
+elseif cursor then
+  local ms, seq = cursor:match('(%d+)-(%d+)')
+  redis.call('XTRIM', queue, 'MINID', ms .. '-' .. string.format('%.0f', tonumber(seq) + 1))
+  if most == 0 and redis.call('XLEN', queue) == 0 then redis.call('DEL', queue, taken) end
+end
+return {firsts, found}
+
+-- script bus_set_if ---------------------------------------------------------------------------------------------------
+-- ARGV[4] registry  [5] field  [6] value  [7] the value that it must have  [8] ms to live, or 0
+return once('ask', function()
+  local registry = prefix .. 'r:' .. ARGV[4]
+  if redis.call('HGET', registry, ARGV[5]) ~= ARGV[7] then return 0 end
+  redis.call('HSET', registry, ARGV[5], ARGV[6])
+  if ARGV[8] ~= '0' then redis.call('PEXPIRE', registry, ARGV[8]) end
+  return 1
+end)
+
+-- script bus_pop ------------------------------------------------------------------------------------------------------
+-- Remove a field, ARGV[5], of a registry, ARGV[4], and return its value.
+return once('ask', function()
+  local registry = prefix .. 'r:' .. ARGV[4]
+  local value = redis.call('HGET', registry, ARGV[5])
+  if value then redis.call('HDEL', registry, ARGV[5]) end
+  return value
+end)
+
+-- script bus_lock -----------------------------------------------------------------------------------------------------
+-- ARGV[4] lock  [5] token of its new owner  [6] ms to live
+-- Returns the lock's number, higher than all before, or 0: it is not free.
+local lock = prefix .. 'lock:' .. ARGV[4]
+local held = redis.call('HMGET', lock, 'owner', 'token', 'number')
+if held[2] == ARGV[5] then return tonumber(held[3]) end
+if held[1] and lives(held[1]) then return 0 end
+local fence = redis.call('HINCRBY', prefix .. 'locks', 'number', 1)
+redis.call('HSET', lock, 'owner', owner, 'token', ARGV[5], 'number', fence)
+redis.call('PEXPIRE', lock, ARGV[6])
+return fence
+
+-- script bus_lock_number ----------------------------------------------------------------------------------------------
+-- Return the number of a lock, ARGV[4], or 0: it is free.
+local held = redis.call('HMGET', prefix .. 'lock:' .. ARGV[4], 'owner', 'number')
+return held[1] and lives(held[1]) and tonumber(held[2]) or 0
+
+-- script bus_unlock ---------------------------------------------------------------------------------------------------
+-- ARGV[4] lock  [5] token of its owner
+local lock = prefix .. 'lock:' .. ARGV[4]
+if redis.call('HGET', lock, 'token') == ARGV[5] then
+  redis.call('DEL', lock)
+  redis.call('PUBLISH', ears .. 'unlocked', '')
+end
+
+-- script bus_beat -----------------------------------------------------------------------------------------------------
+-- Renew the lease of a bus, for ARGV[4] ms, and its locks, each given as token, key, ms to live.
+-- Returns the tokens of those that it has lost.
+redis.call('SET', prefix .. 'owner:' .. owner, '1', 'PX', ARGV[4])
+local lost = {}
+for at = 5, #ARGV, 3 do
+  local lock = prefix .. 'lock:' .. ARGV[at + 1]
+  if redis.call('HGET', lock, 'token') == ARGV[at] then
+    redis.call('PEXPIRE', lock, ARGV[at + 2])
+  else
+    lost[#lost + 1] = ARGV[at]
+  end
+end
+return lost
