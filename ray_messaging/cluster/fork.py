@@ -1,12 +1,13 @@
 """Fork of a run: an experiment of its own that begins with a checkpoint of another one, its parent."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ray_messaging.addressing.channels import check_name
+from ray_messaging.addressing.channels import AgentId, check_name
 from ray_messaging.cluster.lifecycle import StartedExperiment, start_experiment
+from ray_messaging.cluster.run.agent import StateChange
 from ray_messaging.cluster.spec import absolute
 from ray_messaging.config import Steps
 from ray_messaging.errors import ConfigError, NotRepeatable
@@ -27,7 +28,15 @@ class Fork:
     steps, such as the user's messages, is sent again.
     """
 
-    def __init__(self, parent: "EventLog", step: int, at_step: int, outside: "Sequence[LogRow]") -> None:
+    def __init__(
+        self,
+        parent: "EventLog",
+        step: int,
+        at_step: int,
+        outside: "Sequence[LogRow]",
+        states: Mapping[AgentId, Mapping[str, Any]] | None,
+    ) -> None:
+        self.change = StateChange(at_step, states or {})
         self._parent = parent
         self._checkpoint = step
         self._at_step = at_step
@@ -92,6 +101,7 @@ def start_fork(
     at_step: int | None,
     log_dir: str | Path,
     rules: Sequence[Rule] | None,
+    states: Mapping[AgentId, Mapping[str, Any]] | None,
     **options: Any,  # noqa: ANN401 - those of start_experiment
 ) -> tuple[StartedExperiment, Fork]:
     """Start a fork; arguments and errors are those of `Messaging.fork`."""
@@ -102,6 +112,8 @@ def start_fork(
 
     if at_step is not None and (isinstance(at_step, bool) or not isinstance(at_step, int) or at_step < 1):
         raise ConfigError(f"at_step={at_step!r} must be the number of a step, from 1 on")
+    if not isinstance(states or {}, Mapping) or not all(isinstance(each, Mapping) for each in (states or {}).values()):
+        raise ConfigError(f"states={states!r} must say what is set in which agent's state: {{3: {{'mood': 0.5}}}}")
     parent, target = Folder(str(absolute(parent_dir))), str(absolute(log_dir))
     record = record_of(parent)
     if record.steps is None:
@@ -111,7 +123,7 @@ def start_fork(
     check_name("exp_id", exp_id)
     copy_run(parent, Folder(target), exp_id, step)
     log = EventLog.open(parent.where)
-    fork = Fork(log, step, at_step or step + 1, outside_after(parent, log, step))
+    fork = Fork(log, step, at_step or step + 1, outside_after(parent, log, step), states)
     steps = Steps(**record.steps)
     started = start_experiment(
         exp_id, steps=steps, log_dir=target, rules=rules or (), on_existing="resume", fork=step, **options

@@ -161,6 +161,7 @@ class Messaging:
         log_dir: str | Path,
         at_step: int | None = None,
         rules: "Sequence[Rule] | None" = None,
+        states: "Mapping[AgentId, Mapping[str, Any]] | None" = None,
         redis: "ServerConfig | str | None" = None,
         settings: "MessagingConfig | None" = None,
         data_dir: str | Path | None = None,
@@ -178,6 +179,8 @@ class Messaging:
             log_dir: The folder of its event log, which gets the parent's rows up to the checkpoint.
             at_step: The first step that may differ from the parent's; None: the step after the last checkpoint.
             rules: The rules. Rules of the parent's names find what those remembered.
+            states: What is set in agents' states before step `at_step`: `{3: {"mood": 0.5}}`; with by="group" in the
+                agents' rows of the arrays.
             redis: As that of `start`.
             settings: As those of `start`.
             data_dir: As that of `start`.
@@ -195,6 +198,7 @@ class Messaging:
             at_step=at_step,
             log_dir=log_dir,
             rules=rules,
+            states=states,
             server=redis,
             settings=MessagingConfig() if settings is None else settings,
             data_dir=data_dir,

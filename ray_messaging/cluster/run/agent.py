@@ -4,10 +4,11 @@ import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from traceback import StackSummary, TracebackException
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -160,6 +161,14 @@ class Agent:
         self.stopped = True
 
 
+class StateChange(NamedTuple):
+    """A change of agents' states before a step: {agent: {key: value}}."""
+
+    step: int
+    states: Mapping[AgentId, Mapping[str, Any]]
+
+
+NO_CHANGE = StateChange(-1, {})
 Model = Callable[[Agent, Messages], object]
 
 
@@ -186,6 +195,7 @@ class Society:
         self.step: Step | None = None
         self.last_step: int | None = None  # the last one that ran here to its end, whose states these are
         self.calls: RememberedCalls | None = None  # the remembered calls of the step
+        self.change = NO_CHANGE
         self.records_calls = False  # the step keeps them for an event log
         self.call_settings = NO_LIMITS
         self.call_gate: CallGate | None = None
@@ -223,6 +233,8 @@ class Society:
         self._places, self.last_step = step.places, None
         self.step, self.generators, self.moves = step, step.generators, {}
         self._holder.reset()
+        for agent in self._agents if step.number == self.change.step else ():
+            agent.state |= deepcopy(self.change.states.get(agent.id, {}))
         if memory is None:
             self.calls = None
         else:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.audiences.edges import places_in
-from ray_messaging.cluster.run.agent import START, check_agents, kept_parts, step_failed
+from ray_messaging.cluster.run.agent import NO_CHANGE, START, check_agents, kept_parts, step_failed
 from ray_messaging.cluster.run.collector import Collector
 from ray_messaging.cluster.run.model_thread import ModelThread
 from ray_messaging.cluster.run.step_calls import unfit_answer
@@ -74,6 +74,7 @@ class CrowdSociety:
         self._collector = collector
         self._model_thread = thread or ModelThread()
         self._crowd: Crowd | None = None
+        self.change = NO_CHANGE
         self.last_step: int | None = None  # the last one that ran here to its end, whose states these are
 
     async def run(self, step: Step, _calls: CallMemory | None = None) -> None:
@@ -88,6 +89,8 @@ class CrowdSociety:
             if step.state is None and self._start is not None:
                 await self._call(step, self._set_start, "start")
         self.last_step = None
+        if step.number == self.change.step:
+            await self._call(step, self._set, "states=")
         await self._call(step, self._run, "the model")
         if self._collects(step):
             await self._call(step, self._collect, "collect")
@@ -107,6 +110,14 @@ class CrowdSociety:
         crowd.state = self._start(crowd)
         if not isinstance(crowd.state, dict):
             raise TypeError(f"start must return a dict of arrays, not {type(crowd.state).__name__}")
+
+    def _set(self, crowd: Crowd, _step: Step) -> None:
+        for place, agent in enumerate(crowd.ids.tolist()):
+            for name, value in self.change.states.get(agent, {}).items():
+                array, given = crowd.state[name], exact_array(value, f"states[{agent!r}][{name!r}]")
+                array[place] = given
+                if not np.array_equal(array[place].astype(given.dtype), given, equal_nan=given.dtype.kind == "f"):
+                    raise TypeError(f"group.state[{name!r}] is {array.dtype}, which cannot hold {value!r} exactly")
 
     def _run(self, crowd: Crowd, step: Step) -> None:
         crowd._draw = step.uniform

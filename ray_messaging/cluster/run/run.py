@@ -9,16 +9,18 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial, reduce
-from operator import or_
+from operator import or_, sub
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
+from ray_messaging.addressing.channels import AgentId
 from ray_messaging.cluster.handles.connection import result, start_in_turn, translated
 from ray_messaging.cluster.handles.experiment_steps import ExperimentSteps, RunProgress, step_count
 from ray_messaging.cluster.lifecycle import attempt, leave, remote
+from ray_messaging.cluster.run.agent import NO_CHANGE
 from ray_messaging.cluster.run.model_source import change_of, name_of, source_of
 from ray_messaging.cluster.run.plan import GroupPlan, plan_groups, senders_of
 from ray_messaging.cluster.run.result import CallCounts, Result, series_frame
@@ -201,9 +203,11 @@ class Run:
         if parent is not None and messaging._fork is None:
             sys.stderr.write(
                 f"this goes on with a fork of {parent} in another process than the one that forked it: what reached "
-                "that run from outside later, such as the user's messages, is not sent again\n"
+                "that run from outside later, such as the user's messages, is not sent again, nor is a state set\n"
             )
-        self._inputs = RunInputs(model_ref, options_ref, sent("shared", shared), plan_refs, parent_calls)
+        change = NO_CHANGE if messaging._fork is None else messaging._fork.change
+        _check_change([*change.states], plans)
+        self._inputs = RunInputs(model_ref, options_ref, sent("shared", shared), plan_refs, parent_calls, change)
         self._actors = actors = kept.take(plan_refs)
         self._open = True
         self._spent = False
@@ -509,6 +513,12 @@ def _watch(refs: Sequence[Any], end: EarlyEnd, bar: RunProgress) -> list[GroupRe
         if waiting:
             bar.show()
     return [GroupResult(*part) for part in _results(refs)]
+
+
+def _check_change(states: Sequence[AgentId], plans: Sequence[GroupPlan]) -> None:
+    left = reduce(sub, (plan.agents for plan in plans), AgentSet.of(states))
+    if len(left):
+        raise ConfigError(f"states= has {next(iter(left))!r}, which is no agent of this run: give the states of agents")
 
 
 def check_same(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import AgentId
-from ray_messaging.cluster.run.agent import Society, step_failed
+from ray_messaging.cluster.run.agent import NO_CHANGE, Society, StateChange, step_failed
 from ray_messaging.cluster.run.collector import Collector
 from ray_messaging.cluster.run.crowd import CrowdSociety
 from ray_messaging.cluster.run.model_thread import ModelThread
@@ -63,7 +63,7 @@ class RunInputs(NamedTuple):
     """What the groups of a run share, each an awaitable, so that an actor loads it once: when it begins.
 
     `plans` has the plan of each group by name. `parent_calls` is the log's folder of an earlier run, with whose results
-    equal calls are answered (None: there is none).
+    equal calls are answered (None: there is none). `change` sets states before a step.
     """
 
     model: Any
@@ -71,6 +71,7 @@ class RunInputs(NamedTuple):
     shared: Any
     plans: Mapping[str, Any]
     parent_calls: str | None = None
+    change: StateChange = NO_CHANGE
 
 
 class RunActor:
@@ -146,6 +147,7 @@ class RunActor:
         plan: GroupPlan = await inputs.plans[group]
         model, options, shared = await inputs.model, await inputs.options, await inputs.shared
         self._society = society_of(plan, model, options, shared, self._thread)
+        self._society.change = inputs.change
         self._homes = Homes(plan, inputs.plans)
         if isinstance(self._society, Society):
             self._society.homes = self._homes
