@@ -5,6 +5,7 @@
     python -m benchmarks.steps --part idle    # the barrier alone, over 64 groups
     python -m benchmarks.steps --part collect --part advance    # series, and runs that stand between their steps
     python -m benchmarks.steps --part checkpoint     # checkpoints of 1,000,000 agents
+    python -m benchmarks.steps --part calls    # calls that agents remember
     python -m benchmarks.steps --part mesa    # a rumour in Mesa 3, in an environment of its own (see --envs)
     python -m benchmarks.steps --part large   # 300,000 and 5,000,000 messages to one group in a step
     python -m benchmarks.steps --steps 10 --rounds 2
@@ -25,6 +26,7 @@ from typing import Any
 from benchmarks.axes.society.society import cluster
 from benchmarks.reports.lines import Line, as_json, ratios, show
 from benchmarks.setup.environments import FOLDER
+from benchmarks.steps import remembered
 from benchmarks.steps.idle import IdleByHandles, IdleInOwnActors
 from benchmarks.steps.large import measure
 from benchmarks.steps.mesa import SIZES, compare
@@ -33,7 +35,7 @@ from benchmarks.steps.model import MESSAGES, alone_ms
 from benchmarks.steps.runs import LoggedCrowd, StandingRun, ten_numbers
 from benchmarks.steps.sides import PEERS, SIDES
 
-MILLION, ABOVE, COLLECT, ADVANCE, CHECKPOINT = 1.3, 0.4, 1.1, 3.0, 500.0
+MILLION, ABOVE, COLLECT, ADVANCE, CHECKPOINT, KNOWN = 1.3, 0.4, 1.1, 3.0, 500.0, 10.0
 
 
 def by_turns(sides: Mapping[str, Any], steps: int, rounds: int) -> dict[str, list[float]]:
@@ -146,6 +148,13 @@ def mesa(_steps: int, rounds: int, envs: Path = FOLDER) -> list[Line]:
     return lines
 
 
+def calls(_steps: int, rounds: int) -> list[Line]:
+    """Measure 10,000 remembered calls of 100 agents, in this process."""
+    made, known = zip(*(remembered.measure() for _ in range(rounds + 1)), strict=True)
+    part = "10,000 remembered calls"
+    return [Line(part, "made", "us", [*made[1:]]), Line(part, "the answer is known", "us", [*known[1:]], KNOWN)]
+
+
 PARTS: dict[str, Callable[[int, int], list[Line]]] = {
     "small": small,
     "idle": idle,
@@ -153,6 +162,7 @@ PARTS: dict[str, Callable[[int, int], list[Line]]] = {
     "collect": collect,
     "advance": advance,
     "checkpoint": checkpoint,
+    "calls": calls,
     "large": large,
     "mesa": mesa,
 }

@@ -28,7 +28,7 @@ class Asked(NamedTuple):
     by_content: bool
 
 
-class KeptCall(msgspec.Struct, array_like=True):
+class KeptCall(msgspec.Struct, array_like=True, gc=False):
     """The result of a call, in the form of `encode_exactly`; its seconds and tries are those of this run."""
 
     seconds: float
@@ -36,7 +36,7 @@ class KeptCall(msgspec.Struct, array_like=True):
     result: msgspec.Raw
 
 
-class CallRecord(msgspec.Struct, array_like=True):
+class CallRecord(msgspec.Struct, array_like=True, gc=False):
     """A call of a committed step. `source` says who has answered: MODEL, KEPT or PARENT."""
 
     key: str

@@ -47,7 +47,8 @@ class CallMemory:
         self._limit = limit
         self._again = again
         self._loop = asyncio.get_running_loop()
-        self._known: Future[tuple[Mapping[str, bytes], Mapping[str, bytes]]] | None = None
+        self._loading: Future[None] | None = None
+        self._answers: dict[str, tuple[str, bytes]] = {}  # who has answered, and the result, once they are loaded
         self._new: deque[_New] = deque()
         self._writing = False
         self._task: asyncio.Task[None] | None = None
@@ -64,23 +65,30 @@ class CallMemory:
 
         Raises: StepAborted if the server does not return the results; LogError if the earlier run cannot be read.
         """
-        if self._known is None:
-            self._known = asyncio.run_coroutine_threadsafe(self._load(), self._loop)
-        if not self._known.done():
-            await asyncio.shield(asyncio.wrap_future(self._known))
-        kept, parents = self._known.result()
-        if key in kept:
-            return KEPT, _decode(kept[key])
-        return (PARENT, KeptCall(0.0, 0, msgspec.Raw(parents[key]))) if key in parents else None
+        if self._loading is None:
+            self._loading = asyncio.run_coroutine_threadsafe(self._load(), self._loop)
+        if not self._loading.done():
+            await asyncio.shield(asyncio.wrap_future(self._loading))
+        self._loading.result()
+        return self.known(key)
 
-    async def _load(self) -> tuple[Mapping[str, bytes], Mapping[str, bytes]]:
+    def known(self, key: str) -> tuple[str, KeptCall] | None:
+        """Return what `recall` would return; None also while the results are not loaded."""
+        if (answer := self._answers.get(key)) is None:
+            return None
+        source, result = answer
+        return source, _decode(result) if source == KEPT else KeptCall(0.0, 0, msgspec.Raw(result))
+
+    async def _load(self) -> None:
         kept: Mapping[str, bytes] = {}
         if self._again:
             try:
                 kept = await self._store.remembered(self._group, self._step)
             except MessagingError as error:
                 raise self._break(str(error)) from error
-        return kept, {} if self.parent is None else await asyncio.to_thread(self.parent)
+        parents = {} if self.parent is None else await asyncio.to_thread(self.parent)
+        answers = {key: (PARENT, result) for key, result in parents.items()}
+        self._answers = answers | {key: (KEPT, result) for key, result in kept.items()}
 
     async def keep(self, key: str, call: KeptCall) -> None:
         """Keep a result; return when the server has it.

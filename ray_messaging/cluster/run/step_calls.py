@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import chain
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
@@ -215,27 +215,15 @@ def unfit_answer(answer: object, which: str = "me") -> TypeError:
     )
 
 
-class _Remembered:
-    """A remembered call: as it is asked, and, once it has ended well, its record."""
+class _Remembered(NamedTuple):
+    """A remembered call as it is asked: the n-th of the agent's equal calls in the step, from 1."""
 
-    __slots__ = ("agent", "arguments", "asked", "function", "n", "record")
-
-    def __init__(
-        self, agent: "Agent", function: Callable[[], Any], asked: Asked, n: int, arguments: str | None
-    ) -> None:
-        self.agent = agent
-        self.function = function
-        self.asked = asked
-        self.n = n  # which of the agent's equal calls in the step this is, from 1
-        self.arguments = arguments
-        self.record: CallRecord | None = None
-
-    def end(self, key: str, source: str, call: KeptCall) -> None:
-        """Record the end of the call."""
-        self.record = CallRecord(
-            key, self.agent.id, self.asked.function, self.asked.by_content, self.arguments,
-            call.seconds, call.tries, source, call.result,
-        )  # fmt: skip
+    agent: "Agent"
+    asked: Asked
+    n: int
+    key: str
+    arguments: str | None
+    place: int  # among all calls of the step, in the order in which they began
 
 
 class RememberedCalls:
@@ -269,9 +257,9 @@ class RememberedCalls:
         self._threads = threads
         self._holder = holder
         self._recorded = recorded
-        self._calls: list[_Remembered] = []  # those that are recorded, in the order in which they began
-        self._asked: Counter[str] = Counter()  # how many calls have each digest
-        self._unended: Counter[AgentId] = Counter()
+        self._records: list[CallRecord | None] = []  # by the places of the calls; None: it has not ended well
+        self._asked: dict[str, int] = {}  # how many calls have each digest
+        self._unended: dict[AgentId, int] = {}
 
     def call(
         self, agent: "Agent", function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -285,27 +273,50 @@ class RememberedCalls:
             ) from None
         function, args, kwargs = unbound(function, args, kwargs)
         what = asked(agent.id, function, args, kwargs)
-        self._asked[what.digest] += 1
-        self._unended[agent.id] += 1
+        self._asked[what.digest] = n = self._asked.get(what.digest, 0) + 1
+        self._unended[agent.id] = self._unended.get(agent.id, 0) + 1
         text = arguments_text(args, kwargs) if self._recorded and self._settings.keep_arguments else None
-        call = _Remembered(agent, partial(function, *args, **kwargs), what, self._asked[what.digest], text)
-        if self._recorded:
-            self._calls.append(call)
-        return self._result(call)
+        call = _Remembered(agent, what, n, f"{what.digest}-{n}", text, len(self._records))
+        self._records.append(None)
+        known = self.memory.known(call.key)
+        return self._result(call, partial(function, *args, **kwargs)) if known is None else self._known(call, *known)
 
     def forgotten(self, agent: AgentId) -> bool:
         """Return whether an agent has not awaited all of its calls."""
-        return self._unended[agent] > 0
+        return self._unended.get(agent, 0) > 0
 
     def records(self) -> list[CallRecord]:
         """Return the calls that have ended well, by agent, and of an agent in the order in which they began."""
-        ended = [call.record for call in self._calls if call.record is not None]
+        ended = [record for record in self._records if record is not None]
         return sorted(ended, key=lambda record: (isinstance(record.agent, str), record.agent))
 
-    async def _result(self, made: _Remembered) -> Any:  # noqa: ANN401 - of a function of the user's
+    async def _known(self, call: _Remembered, source: str, made: KeptCall) -> Any:  # noqa: ANN401 - of a function of the user's
+        """Return a result that is known already, at once: there is nothing to wait for, and nothing to end."""
         if self.ending:
             raise asyncio.CancelledError
-        call = asyncio.create_task(self._made(made), name="ray_messaging remembered call")
+        self._unended[call.agent.id] -= 1
+        return self._end(call, source, made)
+
+    def _end(self, call: _Remembered, source: str, made: KeptCall) -> Any:  # noqa: ANN401 - of a function of the user's
+        self._counts[source] += 1
+        if self._recorded:
+            self._records[call.place] = CallRecord(
+                call.key,
+                call.agent.id,
+                call.asked.function,
+                call.asked.by_content,
+                call.arguments,
+                made.seconds,
+                made.tries,
+                source,
+                made.result,
+            )
+        return decode_exactly(made.result)
+
+    async def _result(self, made: _Remembered, function: Callable[[], Any]) -> Any:  # noqa: ANN401 - of a function of the user's
+        if self.ending:
+            raise asyncio.CancelledError
+        call = asyncio.create_task(self._made(made, function), name="ray_messaging remembered call")
         self.under_way.add(call)
         call.add_done_callback(self._ended)
         try:
@@ -321,32 +332,29 @@ class RememberedCalls:
         if not call.cancelled():
             call.exception()  # if the step has failed, nobody else reads it
 
-    async def _made(self, call: _Remembered) -> Any:  # noqa: ANN401 - of a function of the user's
+    async def _made(self, call: _Remembered, function: Callable[[], Any]) -> Any:  # noqa: ANN401 - of a function of the user's
         digest = call.asked.digest
-        key = f"{digest}-{call.n}"
         try:
             try:
-                recalled = await self.memory.recall(key) if self.memory.may_know else None
-                source, made = (MODEL, await self._answer(call)) if recalled is None else recalled
+                recalled = await self.memory.recall(call.key) if self.memory.may_know else None
+                source, made = (MODEL, await self._answer(call, function)) if recalled is None else recalled
             except BaseException:
                 if self._asked[digest] == call.n:  # a second attempt then has the same number, also in a later run
                     self._asked[digest] -= 1
                 raise
             if source == MODEL:  # a cancelled call may have been kept all the same, so no other one may get its number
-                await self.memory.keep(key, made)
+                await self.memory.keep(call.key, made)
         finally:
             self._unended[call.agent.id] -= 1
-        self._counts[source] += 1
-        call.end(key, source, made)
-        return decode_exactly(made.result)
+        return self._end(call, source, made)
 
-    async def _answer(self, call: _Remembered) -> KeptCall:
+    async def _answer(self, call: _Remembered, function: Callable[[], Any]) -> KeptCall:
         tries, backoff = 0, Backoff(CALL_RETRY)
         while True:
             await self._enter()
             began, tries = perf_counter(), tries + 1
             try:
-                answer = await self._try(call)
+                answer = await self._try(call.agent, function)
                 return KeptCall(perf_counter() - began, tries, msgspec.Raw(encode_exactly(answer, RESULT)))
             except Exception as error:
                 if tries > self._settings.retries or self.ending or not may_pass(error):
@@ -365,15 +373,15 @@ class RememberedCalls:
                 self.spent = error
                 raise
 
-    async def _try(self, call: _Remembered) -> Any:  # noqa: ANN401 - of a function of the user's
+    async def _try(self, agent: "Agent", function: Callable[[], Any]) -> Any:  # noqa: ANN401 - of a function of the user's
         what = "an async function that is remembered"
-        if is_async(call.function):
-            return await turns(call.function(), self._holder, call.agent, what)
+        if is_async(function):
+            return await turns(function(), self._holder, agent, what)
         context = contextvars.copy_context()
         answer = await asyncio.get_running_loop().run_in_executor(
-            self._threads, partial(context.run, raising, call.function)
+            self._threads, partial(context.run, raising, function)
         )
-        return await turns(answer, self._holder, call.agent, what) if inspect.isawaitable(answer) else answer
+        return await turns(answer, self._holder, agent, what) if inspect.isawaitable(answer) else answer
 
 
 def may_pass(error: BaseException) -> bool:
