@@ -17,9 +17,12 @@ import logging
 import secrets
 import time
 import warnings
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from importlib import metadata
+from itertools import groupby, islice
+from operator import itemgetter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -50,6 +53,7 @@ logger = logging.getLogger(__name__)
 _LEASE_S, _BEAT_S = 3.0, 1.0
 _LOCK_GLANCE_S = 0.5  # between two looks at a lock whose owner may have died; a release is told at once
 _WRITES = 1000  # in one call of the server
+_json = json.JSONEncoder(ensure_ascii=False).encode
 
 
 class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without AgentScope, mypy knows no class
@@ -87,7 +91,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
         self._owner = secrets.token_hex(8)
         self._number = 0
         self._turn = asyncio.Lock()
-        self._waiting: list[tuple[asyncio.Future[str], tuple[Any, ...]]] = []
+        self._waiting: deque[tuple[asyncio.Future[list[bytes]], tuple[Any, ...], list[bytes]]] = deque()
         self._writer: asyncio.Task[None] | None = None
         self._held: dict[str, tuple[list[bytes], float]] = {}  # by queue: the batches drained, and when
         self._locks: dict[str, tuple[str, int]] = {}  # by token: key and ms to live, of those that are renewed
@@ -153,33 +157,41 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
             self._number += 1
             return await self._run(script, *args, number=self._number)
 
-    async def _write(self, kind: str, key: str, payload: dict[str, Any], ttl_secs: int | None, most: int | None) -> str:
-        """Append an entry. While one call is under way, further entries wait for the next, which has all of them."""
+    def _write(
+        self, kind: str, key: str, payloads: Sequence[dict[str, Any]], ttl_secs: int | None, most: int = 0
+    ) -> asyncio.Future[list[bytes]]:
+        """Append entries. While one call is under way, further entries wait for the next, which has many of them."""
         self._open()
-        written: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        text = json.dumps(payload, ensure_ascii=False).encode()
-        self._waiting.append((written, (kind, key, _ms(ttl_secs), most or 0, text)))
+        texts = [_json(payload).encode() for payload in payloads]
+        written: asyncio.Future[list[bytes]] = asyncio.get_running_loop().create_future()
+        self._waiting.append((written, (kind, key, _ms(ttl_secs), most), texts))
         if self._writer is None:
             self._writer = asyncio.create_task(self._write_waiting())
-        return await written
+        return written
 
     async def _write_waiting(self) -> None:
         try:
             while self._waiting:
-                batch, self._waiting = self._waiting[:_WRITES], self._waiting[_WRITES:]
+                batch, rows = [self._waiting.popleft()], 0
+                while self._waiting and (rows := rows + len(batch[-1][2])) < _WRITES:
+                    batch.append(self._waiting.popleft())
                 self._number += 1
+                args: list[Any] = []
+                for where, alike in groupby(batch, itemgetter(1)):
+                    texts = [text for *_, some in alike for text in some]
+                    args += [*where, len(texts), *texts]
                 try:
-                    flat = [part for _, parts in batch for part in parts]
-                    answers: Sequence[Any] = await self._run("bus_write", *flat, number=self._number)
+                    ids, failed = iter(await self._run("bus_write", *args, number=self._number)), None
                 except MessagingError as error:
-                    answers = [error] * len(batch)
-                for (written, _), answer in zip(batch, answers, strict=True):
+                    ids, failed = iter(()), error
+                for written, _, texts in batch:
+                    mine = [*islice(ids, len(texts))]
                     if written.done():
                         continue
-                    if isinstance(answer, MessagingError):
-                        written.set_exception(answer)
+                    if failed is None:
+                        written.set_result(mine)
                     else:
-                        written.set_result(answer.decode())
+                        written.set_exception(failed)
         finally:
             self._writer = None
 
@@ -209,7 +221,17 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
 
     async def queue_push(self, key: str, payload: dict[str, Any], *, ttl_secs: int | None = None) -> str:
         """Append a payload to a queue, and return its id."""
-        return await self._write("q", key, payload, ttl_secs, None)
+        [entry] = await self._write("q", key, [payload], ttl_secs)
+        return entry.decode()
+
+    async def queue_push_all(
+        self, key: str, payloads: Iterable[dict[str, Any]], *, ttl_secs: int | None = None
+    ) -> list[str]:
+        """Append many payloads to a queue, in their order, and return their ids."""
+        listed = [*payloads]
+        parts = [listed[start : start + _WRITES] for start in range(0, len(listed), _WRITES)]
+        written = await asyncio.gather(*[self._write("q", key, part, ttl_secs) for part in parts])
+        return [entry.decode() for entries in written for entry in entries]
 
     async def queue_drain(self, key: str, max_count: int = 100) -> list[tuple[str, dict[str, Any]]]:
         """Return the ids and payloads of the oldest items. What this bus has drained from the queue before is handled.
@@ -238,7 +260,8 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
         self, key: str, payload: dict[str, Any], *, ttl_secs: int | None = None, max_len: int | None = None
     ) -> str:
         """Append a payload to a log, which keeps the last `max_len` entries, and return its id."""
-        return await self._write("l", key, payload, ttl_secs, max_len)
+        [entry] = await self._write("l", key, [payload], ttl_secs, max_len or 0)
+        return entry.decode()
 
     async def log_read(
         self, key: str, since: str | None = None, max_count: int = 100
@@ -257,7 +280,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
 
     async def publish(self, key: str, payload: dict[str, Any]) -> None:
         """Send a payload to those that subscribe now."""
-        await self._open().command("PUBLISH", self._channels + key, json.dumps(payload, ensure_ascii=False))
+        await self._open().command("PUBLISH", self._channels + key, _json(payload))
 
     async def subscribe(
         self, key: str, *, on_ready: Callable[[], None] | None = None

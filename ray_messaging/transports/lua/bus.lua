@@ -24,19 +24,18 @@ local function lives(bus)
 end
 
 -- script bus_write ----------------------------------------------------------------------------------------------------
--- Append entries, each given as q (queue) or l (log), key, ms to live or 0, most entries or 0, JSON. Returns their ids.
+-- Append entries, given as q (queue) or l (log), key, ms to live or 0, most entries or 0, number of entries, and the JSON of
+-- each. Returns their ids.
 return once('write', function()
-  local ids = {}
-  for at = 4, #ARGV, 5 do
-    local name, ttl, most, text = ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4]
-    local key = prefix .. ARGV[at] .. ':' .. name
-    if ARGV[at] == 'q' and redis.call('EXISTS', key) == 0 then redis.call('DEL', prefix .. 'taken:' .. name) end
-    if most == '0' then
-      ids[#ids + 1] = redis.call('XADD', key, '*', 'p', text)
-    else
-      ids[#ids + 1] = redis.call('XADD', key, 'MAXLEN', most, '*', 'p', text)
-    end
+  local ids, at = {}, 4
+  while at < #ARGV do
+    local kind, name, ttl, most = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
+    local key, last = prefix .. kind .. ':' .. name, at + 4 + ARGV[at + 4]
+    if kind == 'q' and redis.call('EXISTS', key) == 0 then redis.call('DEL', prefix .. 'taken:' .. name) end
+    for row = at + 5, last do ids[#ids + 1] = redis.call('XADD', key, '*', 'p', ARGV[row]) end
+    if most ~= '0' then redis.call('XTRIM', key, 'MAXLEN', most) end
     if ttl ~= '0' then redis.call('PEXPIRE', key, ttl) end
+    at = last + 1
   end
   return ids
 end)
