@@ -1,5 +1,6 @@
 """Fork of a run: an experiment of its own that begins with a checkpoint of another one, its parent."""
 
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -125,9 +126,13 @@ def start_fork(
     log = EventLog.open(parent.where)
     fork = Fork(log, step, at_step or step + 1, outside_after(parent, log, step), states)
     steps = Steps(**record.steps)
-    started = start_experiment(
-        exp_id, steps=steps, log_dir=target, rules=rules or (), on_existing="resume", fork=step, **options
-    )
+    try:
+        started = start_experiment(
+            exp_id, steps=steps, log_dir=target, rules=rules or (), on_existing="error", fork=step, **options
+        )
+    except BaseException:
+        shutil.rmtree(target, ignore_errors=True)  # a URI is no folder here
+        raise
     return started, fork
 
 

@@ -99,7 +99,7 @@ class StartedExperiment:
         try:
             experiment: Experiment = result(self.interceptor.ready.remote(), actor_name=f"experiment {spec.exp_id!r}")
         except AlreadyExists as error:
-            if kept is None or (spec.on_existing != "error" and spec.fork is None):
+            if kept is None or spec.on_existing != "error":
                 raise
             remedy = "go on with it by on_existing='resume', delete it by on_existing='reset'"
             text = (
@@ -118,7 +118,7 @@ class StartedExperiment:
             from ray_messaging.cluster.actors.log_actor import LogActor  # noqa: PLC0415 - brings pyarrow, 80 MB
             from ray_messaging.eventlog.records import command_line  # noqa: PLC0415 - as above
 
-            self.log = remote(LogActor, options).remote(experiment, spec.on_existing)
+            self.log = remote(LogActor, options).remote(experiment, spec.on_existing if spec.fork is None else "resume")
             result(self.log.ready.remote(), actor_name=f"the event log of experiment {spec.exp_id!r}")
             self._untouched = False
             steps = None if spec.steps is None else spec.steps.model_dump()
@@ -233,6 +233,11 @@ def start_experiment(
             kept = KeptData.of(data_dir, log_dir=spec.log_dir, shards=shards)
         nodes = nodes_of(shards) if config is None else ()
         spec = replace(spec, audiences=_audience_home(spec, config, kept), tracing=tracing)
+        if fork is None and on_existing == "resume" and spec.log_dir is not None:
+            from ray_messaging.eventlog.folder import Folder  # noqa: PLC0415 - brings pyarrow, 80 MB
+            from ray_messaging.eventlog.records import unbegun_fork  # noqa: PLC0415 - as above
+
+            fork = unbegun_fork(Folder(spec.log_dir))
         spec = replace(spec, nodes=nodes, per_node=shards == PER_NODE, fork=fork, calls=calls)
         keeping = Keeping.NOTHING
         if kept is not None and data_dir is None:

@@ -3,7 +3,9 @@
 import re
 import shutil
 from collections.abc import Sequence
+from errno import EEXIST, ENOTDIR, ENOTEMPTY
 from pathlib import Path
+from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
@@ -67,15 +69,34 @@ def record_of(parent: Folder) -> RunRecord:
 def copy_run(parent: Folder, folder: Folder, exp_id: str, step: int) -> None:
     """Copy what a run has left up to a checkpoint into the folder of another experiment, which must have no log yet.
 
-    Raises: AlreadyExists if it has one; LogError if a folder cannot be used.
+    On this machine the copy appears as a whole: it is made beside the folder, and renamed.
+
+    Raises: AlreadyExists if the folder has a log, or on this machine anything; LogError if a folder cannot be used.
     """
     if folder.segments() or read_run(folder) is not None:
-        raise AlreadyExists(
-            f"{folder.where} holds the log of a run: a fork needs a log_dir of its own",
-            kind="log",
-            value=folder.where,
-            owner=None,
-        )
+        raise _taken(folder, "holds the log of a run")
+    if not folder.local:
+        _copy(parent, folder, exp_id, step)
+        return
+    path = Path(folder.path)
+    made = path.with_name(f".{path.name}-{uuid4().hex}")
+    try:
+        _copy(parent, Folder(str(made)), exp_id, step)
+        made.rename(path)
+    except OSError as error:
+        if error.errno not in {ENOTEMPTY, EEXIST, ENOTDIR}:
+            raise
+        raise _taken(folder, "is not empty") from error
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def _taken(folder: Folder, why: str) -> AlreadyExists:
+    text = f"{folder.where} {why}: a fork needs a log_dir of its own"
+    return AlreadyExists(text, kind="log", value=folder.where, owner=None)
+
+
+def _copy(parent: Folder, folder: Folder, exp_id: str, step: int) -> None:
     folder.prepare(exp_id)
     record = record_of(parent)
     write_checkpoint(folder, step, [*read_checkpoint(parent, step)])

@@ -103,6 +103,12 @@ def read_run(folder: "Folder") -> RunRecord | None:
     return record
 
 
+def unbegun_fork(folder: "Folder") -> int | None:
+    """Return after which step the checkpoint was taken with which the folder's run begins, a fork that died before."""
+    record = read_run(folder)
+    return None if record is None or record.parent is None or record.starts else record.parent.step
+
+
 def write_run(folder: "Folder", record: RunRecord) -> None:
     """Write the record of the folder's run, atomically. Raises OSError if that fails."""
     folder.write_small(_RUN, msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")

@@ -26,6 +26,9 @@ from ray_messaging import (
     rules,
 )
 from ray_messaging.cli import app
+from ray_messaging.cluster.handles.connection import find_actor
+from ray_messaging.eventlog.folder import Folder
+from ray_messaging.eventlog.forking import copy_run
 
 AGENTS, STEPS, SEED = 40, 20, 7
 PLACES = np.random.default_rng(SEED).random((AGENTS, 2))
@@ -207,6 +210,9 @@ def test_what_cannot_be_forked_is_refused_with_the_remedy(ended, tmp_path):
     with pytest.raises(LogError, match=r"00000019.parquet is damaged or was cut short .*: remove the file"):
         fork(damaged)
     newest.unlink()
+    (into / "a file of the user").mkdir(parents=True)
+    with pytest.raises(AlreadyExists, match="into is not empty: a fork needs a log_dir of its own"):
+        fork(damaged)
     with fork(damaged, log_dir=tmp_path / "earlier") as messaging:
         assert messaging.steps.now == 15
         with pytest.raises(AlreadyExists, match="holds the log of a run: a fork needs a log_dir of its own"):
@@ -214,6 +220,8 @@ def test_what_cannot_be_forked_is_refused_with_the_remedy(ended, tmp_path):
     shutil.rmtree(tmp_path / "earlier")
     with pytest.raises(AlreadyExists, match=r"has data of an earlier run in .*earlier-server: remove that folder"):
         fork(damaged, log_dir=tmp_path / "earlier")
+    assert not (tmp_path / "earlier").exists()  # a start that fails leaves no log
+    assert not [*tmp_path.glob(".*")]
     with pytest.raises(ConfigError, match=r"checkpoint=2 copies the data of one server, and shards=2"):
         Messaging.start("shards", steps=Steps(checkpoint=2), log_dir=tmp_path / "shards", shards=2)
     shutil.rmtree(damaged / "_checkpoints")
@@ -267,6 +275,37 @@ def test_a_parent_that_is_killed_at_its_checkpoints_has_the_same_ones(by_value, 
         with forked(folder, into, at_step, 5) as messaging:
             found = ran(messaging, STEPS)
         assert is_twin(folder, into, result, found)
+
+
+@pytest.mark.long
+def test_whatever_is_killed_while_a_fork_begins_it_is_a_twin(ended, tmp_path):
+    folder, result = ended
+    killed = tmp_path / "killed"
+
+    def kill(name):
+        for _ in range(2):
+            while (actor := find_actor(f"fork-killed/{name}")) is None:
+                time.sleep(0.01)
+            ray.kill(actor, no_restart=False)
+            time.sleep(0.3)
+
+    killers = [threading.Thread(target=kill, args=[name]) for name in ("interceptor", "server")]
+    for killer in killers:
+        killer.start()
+    with forked(folder, killed, 15, 5) as messaging:
+        for killer in killers:
+            killer.join()
+        found = ran(messaging, STEPS)
+    assert is_twin(folder, killed, result, found)
+
+    died = tmp_path / "died"
+    copy_run(Folder(folder), Folder(died), "fork-died", 14)  # a driver that is killed then leaves this
+    late = [*first_rules(), rules.Sample(0.7)]
+    steps = Steps(seed=SEED, digest=True, checkpoint=5)
+    with Messaging.start("fork-died", log_dir=died, steps=steps, rules=late, on_existing="resume") as messaging:
+        assert messaging.steps.now == 15
+        found = ran(messaging, STEPS)
+    assert is_twin(folder, died, result, found)
 
 
 @pytest.mark.long

@@ -68,7 +68,7 @@ class Ownership:
                 f"{self._server.where}. Shut it down there, choose another exp_id, or start it afresh by "
                 "on_existing='reset', which ends it"
             )
-        elif spec.fork is not None:
+        elif spec.fork is not None and spec.on_existing == "error":
             text = (
                 f"experiment {spec.exp_id!r} has data on the server at {self._server.where} already, and a fork begins "
                 "with its parent's: choose another exp_id"
