@@ -75,16 +75,13 @@ class RowRoutes(NamedTuple):
         )
 
 
-def rows_in_order(
-    senders: Numbers, numbers: Numbers, lengths: Numbers, routes: Sequence[Route]
-) -> Iterator[NDArray[np.intp]]:
-    """Divide runs of rows with different routes into batches; yield the rows of each batch.
+def rows_in_order(senders: Numbers, numbers: Numbers, routes: Sequence[Route]) -> Iterator[NDArray[np.intp]]:
+    """Divide rows with different routes into batches; yield the rows of each batch.
 
     The rows of a batch are of one lane. A later row of a sender is never in an earlier batch, so that rules judge the
     sender's messages in the order in which they were sent, whatever other agents are in its group.
 
-    Args: `senders`, `numbers` and `lengths` (r,) are the runs' senders, the indices of their routes, and their numbers
-    of rows.
+    Args: `senders` and `numbers` (n,) are the rows' senders, and the indices of their routes.
     """
     lanes: dict[Route, int] = {}
     lane = np.array([lanes.setdefault(route.lane, len(lanes)) for route in routes])[numbers]
@@ -97,9 +94,8 @@ def rows_in_order(
     rounds -= rounds[firsts].repeat(np.diff(firsts, append=len(order)))
     batch = np.empty(len(order), np.int64)
     batch[order] = rounds * len(lanes) + along
-    of_row = batch.repeat(lengths)
-    rows = np.argsort(of_row, kind="stable")
-    yield from np.split(rows, np.flatnonzero(np.diff(of_row[rows])) + 1)
+    rows = np.argsort(batch, kind="stable")
+    yield from np.split(rows, np.flatnonzero(np.diff(batch[rows])) + 1)
 
 
 class Replied(NamedTuple):

@@ -44,8 +44,8 @@ Places = NDArray[np.int64]
 class StepSends:
     """The messages of one attempt at a step. Each has an ordinal: it is the n-th message of its sender in the step.
 
-    Single messages are kept in lists until there are enough for a batch. Successive messages of one sender under one
-    subtopic are a run. Sender and subtopic are checked only for the first message of a run.
+    Single messages are kept in lists until there are enough for a batch. A sender is checked only for the first of its
+    successive messages, and so is a subtopic.
 
     Args: `horizon` is how many steps ahead a message may be sent. `tag` names a part of the step (None: this is the
     whole step). `sent` has the number of messages of each agent before the split.
@@ -73,16 +73,17 @@ class StepSends:
         self._batches: list[ColumnBatch | EncodedBatch] = []
         self._to_ids: list[AgentId | None] = []  # None: the user, who asked
         self._lines: list[bytes] = []
-        self._runs = array("q")  # for each run: its first message, the place of its sender, the index of its route
+        self._senders = array("q")  # the place of each message's sender
         self._routes: dict[Route, int] = {}  # the routes with their indices
+        self._routed = array("q")  # for each run of messages with one route: its first message, the route's index
         self._replies: dict[int, tuple[str, OutsideQuestion | None]] = {}  # message -> the question that it answers
-        # The number of messages of each agent in the first so many runs, by which a question gets its ordinal at once.
+        # The number of messages of each agent among the first so many, by which a question gets its ordinal at once.
         self._counted: tuple[Counter[int], int] = Counter(), 0
-        # The sender, subtopic and step of delivery of the last run, as they were given.
+        # The sender, subtopic and step of delivery of the last message, as they were given, and the sender's place.
         self._from_id: object = _NOBODY
-        self._subtopic: object = None
+        self._place = -1
+        self._subtopic: object = _NOBODY
         self._deliver_at: object = None
-        self._route = 0
         self._over = False
         self._thread: int | None = None  # the thread that sends
         self._made: dict[PartTag, StepSends] = {}  # parts of the last split; copies may be joined in their place
@@ -108,8 +109,22 @@ class StepSends:
         subtopic; InvalidPayload or PayloadTooLarge for an invalid payload; ConfigError for a `deliver_at` that has
         passed or is too far ahead; Closed after the step; InvalidParts if parts of the step are not joined.
         """
-        if from_id is not self._from_id or subtopic is not self._subtopic or deliver_at is not self._deliver_at:
-            self._begin_run(from_id, subtopic, deliver_at)
+        if from_id is not self._from_id:
+            self._check_whole()
+            self._place, self._from_id = self._place_of(from_id), from_id
+        self.send_from(self._place, to_id, payload, subtopic, deliver_at)
+
+    def send_from(self, place: int, to_id: AgentId, payload: object, subtopic: str, deliver_at: int | None) -> None:
+        """Send one message of the agent at a place; raises as `send`."""
+        lines = self._lines
+        if (
+            get_ident() != self._thread
+            or subtopic is not self._subtopic
+            or deliver_at is not self._deliver_at
+            or len(lines) >= BATCH_ROWS
+        ):
+            self._begin_run(subtopic, deliver_at)
+            lines = self._lines
         # This is the common case of `check_id` and `encode_payload`, inlined: a call takes a tenth of a send's time.
         if type(payload) is dict and type(to_id) is int and INT64_MIN <= to_id <= INT64_MAX:
             try:
@@ -120,14 +135,16 @@ class StepSends:
                     and (MAYBE_LARGE not in line or line.find(LARGE) < 0)
                     and LINE_END not in line
                 ):
+                    lines.append(line)
                     self._to_ids.append(to_id)
-                    self._lines.append(line)
+                    self._senders.append(place)
                     return
             except Exception:  # noqa: BLE001, S110 - for invalid input the full checks below raise
                 pass
         recipient, line = check_id(to_id), encode_payload(payload, self._payload_bytes)
+        lines.append(line)
         self._to_ids.append(recipient)
-        self._lines.append(line)
+        self._senders.append(place)
 
     def ask(
         self, from_id: AgentId, to_id: AgentId, payload: object, subtopic: str, deliver_at: int | None = None
@@ -199,7 +216,7 @@ class StepSends:
         columns = ColumnChunk(batch.from_ids, batch.to_ids, batch.lines)
         ordinals, replied = self._ordinals(places), Replied(batch.extension.in_reply_to, outside)
         routes, numbers = routes_of(batch, outside, deliver)
-        for rows in rows_in_order(places, numbers, np.ones(len(places), np.int64), routes):
+        for rows in rows_in_order(places, numbers, routes):
             found = RowRoutes.of(routes, numbers[rows])
             self._add_chunks(columns.take(rows), found, ordinals[rows], replied.take(rows))
 
@@ -321,7 +338,7 @@ class StepSends:
 
     def end(self) -> None:
         """Refuse later messages, because they would be lost."""
-        self._over, self._from_id = True, _NOBODY
+        self._over, self._from_id, self._subtopic = True, _NOBODY, _NOBODY
 
     def check_open(self) -> None:
         """Raise Closed if the step is over."""
@@ -334,37 +351,37 @@ class StepSends:
         """Return how many messages were added."""
         return int(self._sent.sum()) + len(self._lines)
 
-    def _begin_run(self, from_id: AgentId, subtopic: str, deliver_at: int | None) -> None:
-        """Begin a run of messages of one sender; raises as `send`, except for the payload."""
-        if self._over or self._parts is not None:
-            self._check_whole()
-        if get_ident() != self._thread:
-            self._check_thread()
-        if len(self._lines) >= BATCH_ROWS:
-            self._close_rows()
-        route = self._route  # mostly it is the same as for the last run
-        if subtopic is not self._subtopic or deliver_at is not self._deliver_at or not self._routes:
-            given = Route(check_subtopic(subtopic), self._deliver(deliver_at))
-            route = self._routes.setdefault(given, len(self._routes))
-        place = self.agents.place(from_id if type(from_id) is int else check_id(from_id))
-        if place < 0:
-            raise self._not_ours(check_id(from_id))
-        self._runs.extend((len(self._lines), place, route))
-        self._from_id, self._subtopic, self._deliver_at, self._route = from_id, subtopic, deliver_at, route
+    def _begin_run(self, subtopic: str, deliver_at: int | None) -> None:
+        """Begin a run of messages with one route; raises as `send`, except for ids and payload."""
+        self._check_sending()
+        self._take_route(Route(check_subtopic(subtopic), self._deliver(deliver_at)))
+        self._subtopic, self._deliver_at = subtopic, deliver_at
 
     def _begin_apart(self, from_id: AgentId | None, route: Route) -> int:
-        """Begin a run of one message; return its ordinal. Raises as `_begin_run`."""
+        """Begin a message with a route of its own; return its ordinal. Raises as `send`, except for the payload."""
+        self._check_sending()
+        place = self._place_of(from_id)
+        ordinal = self._next_ordinal(place)
+        self._take_route(route)
+        self._senders.append(place)
+        return ordinal
+
+    def _check_sending(self) -> None:
         self._check_whole()
         self._check_thread()
         if len(self._lines) >= BATCH_ROWS:
             self._close_rows()
-        place = self.agents.place(check_id(from_id))
+
+    def _take_route(self, route: Route) -> None:
+        """Use a route for the next message, and for those after it until a send begins another run."""
+        self._routed.extend((len(self._lines), self._routes.setdefault(route, len(self._routes))))
+        self._subtopic = _NOBODY
+
+    def _place_of(self, from_id: AgentId | None) -> int:
+        place = self.agents.place(from_id if type(from_id) is int else check_id(from_id))
         if place < 0:
-            raise self._not_ours(from_id)
-        ordinal = self._next_ordinal(place)
-        self._runs.extend((len(self._lines), place, self._routes.setdefault(route, len(self._routes))))
-        self._from_id = self._subtopic = _NOBODY  # so that the next send begins a new run
-        return ordinal
+            raise self._not_ours(check_id(from_id))
+        return place
 
     def check_ours(self, ids: IdColumn) -> None:
         """Raise UnknownSender for an agent that is not one of these."""
@@ -377,12 +394,10 @@ class StepSends:
         return places
 
     def _next_ordinal(self, place: int) -> int:
-        """Return the number of messages that an agent has sent, which is its next ordinal. This ends the last run."""
+        """Return the number of messages that an agent has sent, which is its next ordinal."""
         counts, done = self._counted
-        new = self._runs[3 * done :]
-        for start, end, sender in zip(new[::3], [*new[3::3], len(self._lines)], new[1::3], strict=False):
-            counts[sender] += end - start
-        self._counted = counts, len(self._runs) // 3
+        counts.update(self._senders[done:])
+        self._counted = counts, len(self._senders)
         return int(self._sent[place]) + counts[place]
 
     def _ordinals(self, places: NDArray[np.int64]) -> NDArray[np.uint32]:
@@ -397,32 +412,25 @@ class StepSends:
         self._sent[places] = ordinals + 1  # the last row of an agent is written last, and is the highest
         return ordinals.astype(np.uint32)
 
-    def _ordinals_of_runs(self, starts: Places, senders: Places, lengths: Places, places: Places) -> NDArray[np.uint32]:
-        """Return the same as `_ordinals`, in a third of the time if each agent has one run and agents ascend."""
-        if (senders[1:] <= senders[:-1]).any():
-            return self._ordinals(places)
-        first = self._sent[senders]
-        self._sent[senders] = first + lengths
-        return (np.arange(len(places)) + (first - starts).repeat(lengths)).astype(np.uint32)
-
     def _close_rows(self) -> None:
         """Put the single messages into batches."""
-        runs, to_ids, lines, routes = self._runs, self._to_ids, self._lines, self._routes
-        self._runs, self._to_ids, self._lines, self._routes, self._from_id = array("q"), [], [], {}, _NOBODY
+        senders, to_ids, lines = self._senders, self._to_ids, self._lines
+        routes, routed = self._routes, self._routed
+        self._senders, self._to_ids, self._lines = array("q"), [], []
+        self._routes, self._routed, self._from_id, self._subtopic = {}, array("q"), _NOBODY, _NOBODY
         replies, self._replies, self._counted = self._replies, {}, (Counter(), 0)
         if not lines:
             return
-        starts, senders, numbers = np.frombuffer(runs, np.int64).reshape(-1, 3).T
-        lengths = np.diff(starts, append=len(lines))
-        places = senders.repeat(lengths)
-        ordinals = self._ordinals_of_runs(starts, senders, lengths, places)
+        places = np.frombuffer(senders, np.int64)
+        ordinals = self._ordinals(places)
         columns = ColumnChunk(self.agents.column.take(places), IdColumn.of(to_ids), PayloadColumn.of(lines))
         listed = [*routes]
         if len(listed) == 1 and not replies:
             self._add_chunks(columns, RowRoutes.same(listed[0], len(lines)), ordinals)
             return
-        of_row = numbers.repeat(lengths)
-        for rows in rows_in_order(senders, numbers, lengths, listed):
+        starts, numbers = np.frombuffer(routed, np.int64).reshape(-1, 2).T
+        of_row = numbers.repeat(np.diff(starts, append=len(lines)))
+        for rows in rows_in_order(places, of_row, listed):
             among = rows.tolist() if replies else []
             replied = None
             if not replies.keys().isdisjoint(among):
