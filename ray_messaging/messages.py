@@ -1,7 +1,7 @@
 """Fetched messages: a sequence, and its columns."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import accumulate, chain, repeat
 from typing import Any, NamedTuple, TypeVar, overload
@@ -44,24 +44,20 @@ class Messages(Sequence[Message]):
 
     `more` is False if the server's last answer to the reader had no message after these. It is True if there are more,
     or if the reader has not asked since. Only a fetch with `complete=True` asks the server in any case.
-
-    Args: `ahead` returns the messages of the only slice, built ahead; it is called for the first iteration.
     """
 
-    __slots__ = ("_ahead", "_ends", "exp_id", "more", "slices")
+    __slots__ = ("_ends", "exp_id", "more", "slices")
 
     def __init__(
         self,
         exp_id: str,
         slices: Sequence[Slice],
         more: bool = False,  # noqa: FBT001 - as unpickled
-        ahead: Callable[[int, int], list[Message]] | None = None,
     ) -> None:
         self.exp_id = exp_id
         self.slices = slices if type(slices) is list else list(slices)
         self.more = more
         self._ends: list[int] | None = None  # of the slices, once it is asked for
-        self._ahead = ahead
 
     def __len__(self) -> int:
         return sum([part.high - part.low for part in self.slices])
@@ -83,9 +79,6 @@ class Messages(Sequence[Message]):
         return Message(self.exp_id, part.batch, row - self._ends[at] + part.high, part.pattern)
 
     def __iter__(self) -> Iterator[Message]:
-        if self._ahead is not None:  # only once, because a user may change the messages
-            ahead, self._ahead = self._ahead, None
-            return iter(ahead(self.slices[0].low, self.slices[0].high))
         if len(self.slices) == 1:
             return self._messages_of(self.slices[0])
         return chain.from_iterable(map(self._messages_of, self.slices))

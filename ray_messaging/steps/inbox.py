@@ -177,17 +177,23 @@ class StepInbox:
             batch.replied = (batch.replied or set()) | {row for row in asked if batch.message_id(row) in questions}
 
     def by_agent(self) -> Iterator[tuple[AgentId, Messages]]:
-        """Yield each agent, even one without messages, with its messages, in canonical order."""
-        exp_id, batch, ahead, messages = self._exp_id, self._batch, None, None
-        for agent, low, count in zip(self._agents, *self._spans, strict=True):
-            if batch is None or not count:
-                yield agent, Messages(exp_id, [])
+        """Yield each agent with its messages, as `inboxes` does."""
+        return zip(self._agents, self.inboxes(), strict=True)
+
+    def inboxes(self) -> Iterator[Messages]:
+        """Yield the messages of each agent, even of one without messages, in canonical order."""
+        batch = self._batch
+        end = 0  # of the rows of `near`
+        nothing = _AgentMessages(near := _Near(self._exp_id, batch, 0, 0), 0, 0)
+        for low, count in zip(*self._spans, strict=True):
+            if not count:
+                yield nothing
                 continue
             high = low + count
-            if ahead is None or ahead.high < high:
-                ahead = _Ahead(exp_id, batch, low, max(high, min(low + _AHEAD, batch.rows)))
-                messages = ahead.messages
-            yield agent, Messages(exp_id, [Slice(batch, low, high)], False, messages)
+            if high > end:
+                assert batch is not None
+                near = _Near(self._exp_id, batch, low, end := max(high, min(low + _AHEAD, batch.rows)))
+            yield _AgentMessages(near, low, high)
 
     def _slice(self, low: int, high: int) -> Messages:
         found = [] if self._batch is None or low == high else [Slice(self._batch, low, high)]
@@ -200,19 +206,49 @@ def _of_part(exp_id: str, agents: AgentPlaces, batches: Sequence[Batch]) -> Step
     return inbox
 
 
-class _Ahead:
+class _Near:
     """Some rows of an inbox, which are decoded together when the first agent reads its messages among them."""
 
-    __slots__ = ("_batch", "_exp_id", "_low", "_messages", "high")
+    __slots__ = ("_high", "_low", "_messages", "batch", "exp_id")
 
-    def __init__(self, exp_id: str, batch: Batch, low: int, high: int) -> None:
-        self._exp_id, self._batch = exp_id, batch
-        self._low, self.high = low, high
-        self._messages: list[Message] | None = None
+    def __init__(self, exp_id: str, batch: Batch | None, low: int, high: int) -> None:
+        self.exp_id, self.batch = exp_id, batch
+        self._low, self._high = low, high
+        self._messages: list[Any] = []  # None: it was taken, and its reader may have changed it
 
-    def messages(self, low: int, high: int) -> list[Message]:
-        """Return the messages of some of the rows. Each call asks for other rows, so no message is returned twice."""
-        found = self._messages
-        if found is None:
-            found = self._messages = decoded_messages(self._exp_id, self._batch, self._low, self.high)
-        return found[low - self._low : high - self._low]
+    def take(self, low: int, high: int) -> list[Message]:
+        """Return the messages of an agent, which has some of the rows. Each time these are other objects."""
+        batch = self.batch
+        if batch is None or low == high:
+            return []
+        if not self._messages:
+            self._messages = decoded_messages(self.exp_id, batch, self._low, self._high)
+        at = low - self._low
+        found: list[Message] = self._messages[at : high - self._low]
+        if found[0] is None:
+            return decoded_messages(self.exp_id, batch, low, high)
+        self._messages[at] = None  # type: ignore[call-overload]  # a list of messages until now
+        return found
+
+
+class _AgentMessages(Messages):
+    """The messages of one agent in a step. Its fields are set when more than number and messages is asked for."""
+
+    __slots__ = ("_high", "_low", "_near")
+
+    def __init__(self, near: _Near, low: int, high: int) -> None:
+        self._near, self._low, self._high = near, low, high
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any field
+        if name not in Messages.__slots__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+        batch = self._near.batch
+        slices = [] if batch is None or self._low == self._high else [Slice(batch, self._low, self._high)]
+        super().__init__(self._near.exp_id, slices)
+        return getattr(self, name)
+
+    def __len__(self) -> int:
+        return self._high - self._low
+
+    def __iter__(self) -> Iterator[Message]:
+        return iter(self._near.take(self._low, self._high))

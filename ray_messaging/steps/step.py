@@ -65,6 +65,10 @@ class StepPart:
         """Yield each agent, even one without messages, with its messages; agents are in ascending order."""
         return self._inbox.by_agent()
 
+    def inboxes(self) -> Iterator[Messages]:
+        """Yield the messages of each agent, in the order of `agents`."""
+        return self._inbox.inboxes()
+
     def inbox(self, agent: AgentId) -> Messages:
         """Return the messages of one agent.
 
