@@ -1,9 +1,6 @@
 """Places within a value, which errors name, and checks that all codecs share."""
 
-from collections.abc import Iterable
-from itertools import chain
 from reprlib import repr as shortened
-from typing import Any
 
 from ray_messaging.errors import InvalidPayload
 
@@ -31,31 +28,3 @@ def checked_text(text: str, place: Place) -> str:
             "text.encode(errors='replace').decode() is one without it"
         ) from None
     return text
-
-
-def levels_of(values: list[Any], leaves: frozenset[type], keys: frozenset[type], lists: frozenset[type]) -> int:
-    """Return how many levels values have, or 0 unless they consist of exactly these types and of dicts with such keys.
-
-    Each level is checked as a whole, which is several times as fast as a call for each part. No value may contain
-    itself, which is certain if the values were encoded before.
-    """
-    dicts: list[dict[Any, Any]] = []
-    sequences: list[Any] = [values]
-    level = 0
-    while True:
-        level += 1
-        kinds = {*map(type, _parts(dicts, sequences))}
-        within = kinds - leaves
-        # Of equal keys only one is checked, which suffices because a str equals no value of another type.
-        if not (within <= lists | {dict} and keys.issuperset(map(type, set().union(*dicts)))):
-            return 0
-        if not within:
-            return level
-        parts = _parts(dicts, sequences)
-        found = [*parts] if kinds == within else [part for part in parts if type(part) in within]
-        dicts = found if within == {dict} else [part for part in found if type(part) is dict]
-        sequences = found if dict not in within else [part for part in found if type(part) is not dict]
-
-
-def _parts(dicts: list[dict[Any, Any]], sequences: list[Any]) -> Iterable[Any]:
-    return chain(chain.from_iterable(map(dict.values, dicts)), chain.from_iterable(sequences))

@@ -99,32 +99,26 @@ class StepSends:
         from_id: AgentId,
         to_id: AgentId,
         payload: object,
-        *,
         subtopic: str = AGENT_CHAT,
         deliver_at: int | None = None,
+        place: int | None = None,
     ) -> None:
         """Send one message, which is read in the next step or in step `deliver_at`.
 
+        Args: `place` is the sender's place among the agents, if it is known; then `from_id` is not looked up.
         Raises: UnknownSender for a from_id that is not one of these agents; InvalidAddress for an invalid id or
         subtopic; InvalidPayload or PayloadTooLarge for an invalid payload; ConfigError for a `deliver_at` that has
         passed or is too far ahead; Closed after the step; InvalidParts if parts of the step are not joined.
         """
-        if from_id is not self._from_id:
-            self._check_whole()
-            self._place, self._from_id = self._place_of(from_id), from_id
-        self.send_from(self._place, to_id, payload, subtopic, deliver_at)
-
-    def send_from(self, place: int, to_id: AgentId, payload: object, subtopic: str, deliver_at: int | None) -> None:
-        """Send one message of the agent at a place; raises as `send`."""
-        lines = self._lines
-        if (
-            get_ident() != self._thread
-            or subtopic is not self._subtopic
-            or deliver_at is not self._deliver_at
-            or len(lines) >= BATCH_ROWS
-        ):
+        if place is None:
+            if from_id is not self._from_id:
+                self._check_sending()
+                self._place, self._from_id = self._place_of(from_id), from_id
+            place = self._place
+        elif get_ident() != self._thread or len(self._lines) >= BATCH_ROWS:
+            self._check_sending()
+        if subtopic is not self._subtopic or deliver_at is not self._deliver_at:
             self._begin_run(subtopic, deliver_at)
-            lines = self._lines
         # This is the common case of `check_id` and `encode_payload`, inlined: a call takes a tenth of a send's time.
         if type(payload) is dict and type(to_id) is int and INT64_MIN <= to_id <= INT64_MAX:
             try:
@@ -135,14 +129,14 @@ class StepSends:
                     and (MAYBE_LARGE not in line or line.find(LARGE) < 0)
                     and LINE_END not in line
                 ):
-                    lines.append(line)
+                    self._lines.append(line)
                     self._to_ids.append(to_id)
                     self._senders.append(place)
                     return
             except Exception:  # noqa: BLE001, S110 - for invalid input the full checks below raise
                 pass
         recipient, line = check_id(to_id), encode_payload(payload, self._payload_bytes)
-        lines.append(line)
+        self._lines.append(line)
         self._to_ids.append(recipient)
         self._senders.append(place)
 
@@ -353,7 +347,7 @@ class StepSends:
 
     def _begin_run(self, subtopic: str, deliver_at: int | None) -> None:
         """Begin a run of messages with one route; raises as `send`, except for ids and payload."""
-        self._check_sending()
+        self._check_whole()
         self._take_route(Route(check_subtopic(subtopic), self._deliver(deliver_at)))
         self._subtopic, self._deliver_at = subtopic, deliver_at
 
@@ -367,8 +361,10 @@ class StepSends:
         return ordinal
 
     def _check_sending(self) -> None:
-        self._check_whole()
-        self._check_thread()
+        if self._over or self._parts is not None:
+            self._check_whole()
+        if get_ident() != self._thread:
+            self._check_thread()
         if len(self._lines) >= BATCH_ROWS:
             self._close_rows()
 

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from functools import partial
@@ -48,7 +48,7 @@ class Agent:
     the agent has an edge in the graph.
     """
 
-    __slots__ = ("_place", "_rng", "_send", "_society", "data", "id", "neighbours", "shared", "state", "stopped")
+    __slots__ = ("_place", "_society", "data", "id", "neighbours", "shared", "state", "stopped")
 
     def __init__(self, society: "Society", agent_id: AgentId, place: int) -> None:
         self.id = agent_id
@@ -59,12 +59,6 @@ class Agent:
         self.stopped = False
         self._society = society
         self._place = place
-        self._rng: np.random.Generator | None = None
-        self._send: Callable[..., None] = self._refuse
-
-    def begin(self, step: Step) -> None:
-        """Use this step from now on for sends and random numbers."""
-        self._send, self._rng = step.send, None
 
     def __repr__(self) -> str:
         return f"Agent({self.id!r}, step={self.step})"
@@ -72,14 +66,16 @@ class Agent:
     @property
     def step(self) -> int:
         """Return the number of the step."""
-        return self._society.step.number if self._society.step is not None else START
+        return self._society.number
 
     @property
     def rng(self) -> np.random.Generator:
         """Return the agent's random number generator of this step, which depends on seed, step and agent only."""
-        if self._rng is None:
-            self._rng = self._society.generators.at(self._place)
-        return self._rng
+        drawn = self._society.drawn
+        found = drawn.get(self._place)
+        if found is None:
+            found = drawn[self._place] = self._society.generators.at(self._place)
+        return found
 
     @property
     def blocked(self) -> Sequence[BlockedSend]:
@@ -91,16 +87,13 @@ class Agent:
 
     def send(self, to: AgentId, payload: object, *, subtopic: str = AGENT_CHAT, deliver_at: int | None = None) -> None:
         """Send a message, which is read in the next step or in step `deliver_at`; raises as `Step.send`."""
-        self._send(self.id, to, payload, subtopic=subtopic, deliver_at=deliver_at)
+        self._society.send(self.id, to, payload, subtopic, deliver_at, self._place)
 
     def broadcast(
         self, audience: object, payload: object, *, subtopic: str = AGENT_CHAT, deliver_at: int | None = None
     ) -> None:
         """Send one message to all hearers of this agent in an audience; raises as `Step.broadcast`."""
         self._open_step.broadcast(self.id, audience, payload, subtopic=subtopic, deliver_at=deliver_at)
-
-    def _refuse(self, *_args: object, **_more: object) -> None:
-        raise self._at_start()
 
     def ask(self, to: AgentId, payload: object, *, subtopic: str = AGENT_CHAT, deliver_at: int | None = None) -> str:
         """Ask an agent; return the question's id. The answer has this id as `in_reply_to`. Raises as `Step.ask`."""
@@ -122,11 +115,8 @@ class Agent:
     @property
     def _open_step(self) -> Step:
         if self._society.step is None:
-            raise self._at_start()
+            raise at_start(self.id)
         return self._society.step
-
-    def _at_start(self) -> ConfigError:
-        return ConfigError(f"agent {self.id!r} cannot send at its start: send in the model's function")
 
     def remember(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Awaitable[Any]:  # noqa: ANN401 - a function of the user's
         """Call a function, async or plain, and keep its result, so that an equal call is not made again.
@@ -169,6 +159,13 @@ class StateChange(NamedTuple):
 
 
 NO_CHANGE = StateChange(-1, {})
+
+
+def at_start(agent: AgentId) -> ConfigError:
+    """Build the error for an agent that sends in the `start` function."""
+    return ConfigError(f"agent {agent!r} cannot send at its start: send in the model's function")
+
+
 Model = Callable[[Agent, Messages], object]
 
 
@@ -193,6 +190,8 @@ class Society:
         collector: Collector | None = None,
     ) -> None:
         self.step: Step | None = None
+        self.number = START  # of the step
+        self.send: Callable[..., None] = self._refuse  # how agents send in the step
         self.last_step: int | None = None  # the last one that ran here to its end, whose states these are
         self.calls: RememberedCalls | None = None  # the remembered calls of the step
         self.change = NO_CHANGE
@@ -216,6 +215,8 @@ class Society:
         self._agents: list[Agent] = []
         self._ids = b""
         self.generators = StepGenerators(0, START, NO_PLACES)  # the step's random numbers, by the agents' places
+        self.drawn: dict[int, np.random.Generator] = {}  # those that agents have asked for
+        self._stopped: list[int] = []  # the places of the agents that have stopped
         self._model_thread = thread or ModelThread()
         self._holder = Holder(group)
         self._calls: StepCalls | None = None  # the calls of the model in the step that runs
@@ -231,7 +232,8 @@ class Society:
         if step.number - 1 != self.last_step or step.places.agents != self._places.agents:
             self._load(step)
         self._places, self.last_step = step.places, None
-        self.step, self.generators, self.moves = step, step.generators, {}
+        self.step, self.number, self.send = step, step.number, step.send
+        self.generators, self.drawn, self.moves = step.generators, {}, {}
         self._holder.reset()
         for agent in self._agents if step.number == self.change.step else ():
             agent.state |= deepcopy(self.change.states.get(agent.id, {}))
@@ -256,9 +258,11 @@ class Society:
             concurrency=min(self._concurrency, len(self._agents)),
             timeout=self._timeout,
         )
-        inboxes = zip(self._agents, step.by_agent(), strict=True)
+        heard: Iterable[tuple[Agent, Messages]] = zip(self._agents, step.inboxes(), strict=True)
+        if self._stopped:
+            heard = ((agent, inbox) for agent, inbox in heard if not agent.stopped)
         try:
-            await self._calls.run(step, ((agent, inbox) for agent, (_, inbox) in inboxes if not agent.stopped))
+            await self._calls.run(heard)
         finally:
             self._calls = None
         if (error := self._broken) is not None:  # even if the model has caught the error
@@ -309,6 +313,7 @@ class Society:
         for agent in self._agents:
             if agent.id in known:
                 agent.state, agent.stopped = known[agent.id]
+        self._stopped = self._stopped_now()
         return [agent for agent in self._agents if agent.id not in known]
 
     def _kept(self, part: Arrival, count: int) -> dict[AgentId, tuple[dict[str, Any], bool]]:
@@ -323,7 +328,7 @@ class Society:
 
     def _load(self, step: Step) -> None:
         self.generators = StepGenerators(step.seed, START, step.places)
-        self.step, self.seed = None, step.seed
+        self.step, self.number, self.send, self.drawn, self.seed = None, START, self._refuse, {}, step.seed
         new = self.read(step.agents, step.state, step.before, step.arrivals)
         if self._start is not None:
             for agent in new:
@@ -335,24 +340,33 @@ class Society:
                     wrong = TypeError(f"start must return a dict, not {type(agent.state).__name__}")
                     raise self._failed(agent, wrong, "start")
 
+    def _refuse(self, from_id: AgentId, *_arguments: object) -> None:
+        raise at_start(from_id)
+
+    def _stopped_now(self) -> list[int]:
+        return [place for place, agent in enumerate(self._agents) if agent.stopped]
+
     def _encoded(self) -> bytes:
         """Return all states in the form in which they are committed, and give the agents copies decoded from it.
 
         As after a restart, a state then shares no object with another agent or with the model.
         """
-        stopped = [place for place, agent in enumerate(self._agents) if agent.stopped]
-        for agent in self._agents:
-            if not isinstance(agent.state, dict):
-                raise self._failed(agent, TypeError(f"me.state must be a dict, not {type(agent.state).__name__}"))
+        self._stopped = self._stopped_now()
+        states = [agent.state for agent in self._agents]
+        if not {dict}.issuperset(map(type, states)):
+            for agent in self._agents:
+                if not isinstance(agent.state, dict):
+                    raise self._failed(agent, TypeError(f"me.state must be a dict, not {type(agent.state).__name__}"))
         try:
-            encoded, states = kept_exactly([agent.state for agent in self._agents], _STATE)
+            encoded, kept = kept_exactly(states, _STATE)
         except InvalidPayload:
             for agent in self._agents:
                 self._check_state(agent)
             raise
-        for agent, kept in zip(self._agents, states, strict=True):
-            agent.state = kept
-        return msgspec.msgpack.encode((self._ids, msgspec.Raw(encoded), stopped))
+        if kept is not states:
+            for agent, state in zip(self._agents, kept, strict=True):
+                agent.state = state
+        return msgspec.msgpack.encode((self._ids, msgspec.Raw(encoded), self._stopped))
 
     def _check_state(self, agent: Agent) -> None:
         """Raise StepFailed for a state that cannot be kept."""

@@ -28,7 +28,6 @@ from ray_messaging.steps.call_memory import CallMemory
 if TYPE_CHECKING:
     from ray_messaging.cluster.run.agent import Agent, Model
     from ray_messaging.messages import Messages
-    from ray_messaging.steps.step import Step
 
 CALLS_END_S: Final = 30.0  # if a step fails, remembered calls in flight get this time, because they cost money
 _END_S: Final = 1.0  # the time for a model to end after it was told to; one that blocks its thread does not notice
@@ -71,11 +70,11 @@ class StepCalls:
         self._error: BaseException | None = None  # the error that ends the step
         self._end_by: float | None = None  # the time until which the model, which was told to end, may run
 
-    async def run(self, step: "Step", agents: "Iterable[tuple[Agent, Messages]]") -> None:
+    async def run(self, agents: "Iterable[tuple[Agent, Messages]]") -> None:
         """Call the model for agents, in ascending order; raise the first error."""
         watched = self._timeout is not None or is_async(self._model)
         try:
-            await self._thread.call(self._call_all, step, agents, look=self._look if watched else None)
+            await self._thread.call(self._call_all, agents, look=self._look if watched else None)
         finally:
             self._over.set()
 
@@ -133,23 +132,25 @@ class StepCalls:
 
     # -- in the model's thread ------------------------------------------------------------------------------------
 
-    def _call_all(self, step: "Step", agents: "Iterable[tuple[Agent, Messages]]") -> None:
-        calls = self._calls(step, agents)
+    def _call_all(self, agents: "Iterable[tuple[Agent, Messages]]") -> None:
+        calls = self._calls(agents)
         if not is_async(self._model):  # its calls may still return awaitables, for example if it is decorated
             calls = iter([*calls])
         if (first := next(calls, None)) is not None:
             self._thread.wait_for(self._await_all(chain([first], calls)))
 
-    def _calls(self, step: "Step", agents: "Iterable[tuple[Agent, Messages]]") -> Iterator[_Call]:
+    def _calls(self, agents: "Iterable[tuple[Agent, Messages]]") -> Iterator[_Call]:
         """Call the model for agents; yield the calls that are to be awaited. Raises the error of the first failure."""
+        model, timed = self._model, self._timeout is not None
         for agent, inbox in agents:
-            agent.begin(step)
-            if self._timeout is not None:
+            if timed:
                 self._running[agent] = perf_counter()
             try:
-                answer = self._model(agent, inbox)
+                answer = model(agent, inbox)
             except (Exception, SystemExit) as error:
                 raise self._failed(agent, error) from error
+            if answer is None and not timed:
+                continue
             if answer is not None and inspect.isawaitable(answer):
                 self._running.pop(agent, None)  # the call's time begins when it is awaited
                 yield agent, answer
