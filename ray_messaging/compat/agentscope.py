@@ -14,6 +14,7 @@ repeated because its answer was lost has its effect once.
 import asyncio
 import json
 import logging
+import math
 import secrets
 import time
 import warnings
@@ -182,7 +183,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
                     args += [*where, len(texts), *texts]
                 try:
                     ids, failed = iter(await self._run("bus_write", *args, number=self._number)), None
-                except MessagingError as error:
+                except Exception as error:  # noqa: BLE001 - those who wait raise it
                     ids, failed = iter(()), error
                 for written, _, texts in batch:
                     mine = [*islice(ids, len(texts))]
@@ -214,8 +215,8 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
 
     async def _settle(self, before: float) -> None:
         """Say that all items drained before a time are handled."""
-        for key in [key for key, (_, at) in self._held.items() if at <= before]:
-            await self.queue_drain(key, 0)
+        for key in [*self._held]:
+            await self._drain(key, 0, before)
 
     # -- queues and logs ------------------------------------------------------------------------------------------
 
@@ -238,14 +239,20 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
 
         Each item is given to one bus, or to the next one if that dies before it has handled it.
         """
+        return [(entry.decode(), json.loads(text)) for entry, text in await self._drain(key, max_count)]
+
+    async def _drain(self, key: str, most: int, before: float = math.inf) -> list[tuple[bytes, bytes]]:
+        """Say that what was drained is handled, and drain, unless this bus has drained the queue since `before`."""
         self._open()
         async with self._turn:
-            done, _ = self._held.get(key, ([], 0.0))
-            firsts, found = await self._run("bus_drain", key, max_count, *done)
+            done, at = self._held.get(key, ([], 0.0))
+            if at > before:
+                return []
+            firsts, found = await self._run("bus_drain", key, most, *done)
             self._held.pop(key, None)
             if firsts:
                 self._held[key] = firsts, time.monotonic()
-        return [(entry.decode(), json.loads(text)) for entry, text in found]
+        return found  # type: ignore[no-any-return]  # a reply
 
     async def queue_done(self, key: str, *entry_ids: str) -> None:
         """Say that some drained items are handled, so that no bus gets them after the death of this one."""

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from support.contracts import until
+from support.doc_pages import run_page
 
 pytest.importorskip("agentscope.app.message_bus", reason="AgentScope is not here: pip install --group agentscope")
 
@@ -224,6 +225,10 @@ async def test_closing_ends_subscriptions(local):
         await asyncio.sleep(0.1)
     assert await asyncio.wait_for(listening, 5) == [{"n": 1}]
     await bus.aclose()
+
+
+def test_the_guide(capsys):
+    run_page("docs/guides/agentscope.md", {}, printed=lambda: capsys.readouterr().out, command=None)
 
 
 def test_another_version_is_named(monkeypatch):
