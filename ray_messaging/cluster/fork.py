@@ -138,9 +138,10 @@ def start_fork(
 
 def _check_rules(record: "RunRecord", where: str, rules: Sequence[Rule] | None) -> None:
     """Raise ConfigError if the parent had rules and none are given: a fork without them would be another run."""
-    former = record.starts[-1].rules if record.starts else ()
+    # The checkpoint may be of an earlier start than the last one.
+    former = [f"{rule.get('kind')}(name={rule.get('name')!r})" for start in record.starts for rule in start.rules]
     if rules is None and former:
-        named = ", ".join(f"{rule.get('kind')}(name={rule.get('name')!r})" for rule in former)
+        named = ", ".join(dict.fromkeys(former))
         raise ConfigError(
             f"the run in {where} had rules ({named}), and rules are code, which no folder keeps: pass rules=[...], the "
             "same for a twin, or rules=[] for none"

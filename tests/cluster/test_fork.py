@@ -9,6 +9,7 @@ import time
 from contextlib import contextmanager
 from hashlib import blake2b
 
+import msgspec
 import numpy as np
 import pytest
 import ray
@@ -29,6 +30,7 @@ from ray_messaging.cli import app
 from ray_messaging.cluster.handles.connection import find_actor
 from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.forking import copy_run
+from ray_messaging.eventlog.records import read_run, write_run
 
 AGENTS, STEPS, SEED = 40, 20, 7
 PLACES = np.random.default_rng(SEED).random((AGENTS, 2))
@@ -210,6 +212,11 @@ def test_what_cannot_be_forked_is_refused_with_the_remedy(ended, tmp_path):
     with pytest.raises(LogError, match=r"00000019.parquet is damaged or was cut short .*: remove the file"):
         fork(damaged)
     newest.unlink()
+    record = read_run(Folder(damaged))
+    later = msgspec.structs.replace(record.starts[-1], rules=[])
+    write_run(Folder(damaged), msgspec.structs.replace(record, starts=[*record.starts, later]))
+    with pytest.raises(ConfigError, match=r"had rules \(BlackList\(name='black_list'\)"):  # those of an earlier start
+        fork(damaged, rules=None)
     (into / "a file of the user").mkdir(parents=True)
     with pytest.raises(AlreadyExists, match="into is not empty: a fork needs a log_dir of its own"):
         fork(damaged)
