@@ -58,16 +58,22 @@ def spans_in(slices: Iterable[Slice], mailbox: str) -> list[Span]:
 
 
 def slices_of(messages: Acked) -> list[Slice]:
-    """Return messages as slices; raise ConfigError for anything else."""
+    """Return messages as slices, of rows in a row where it can be; raise ConfigError for anything else."""
     if isinstance(messages, Messages):
         return messages.slices
-    found = [messages] if isinstance(messages, Message) else messages
+    found: list[Slice] = []
     try:
-        return [slice_of(one) for one in found]
+        for part in map(slice_of, [messages] if isinstance(messages, Message) else messages):
+            last = found[-1] if found else None
+            if last is not None and last.batch is part.batch and last.high == part.low and last.pattern == part.pattern:
+                found[-1] = last._replace(high=part.high)
+            else:
+                found.append(part)
     except (TypeError, AttributeError):
         raise ConfigError(
             f"pass a Message, some of them, or what a fetch returned, not {type(messages).__name__}"
         ) from None
+    return found
 
 
 def range_of(span: Span) -> AckRange:
