@@ -196,7 +196,7 @@ class Conversation:
             raise _unanswered(checked.to_id, receipt, timeout) from None
         finally:
             answer.cancel()
-        raise _not_asked(checked.to_id, receipt, timeout)
+        raise not_asked(checked.to_id, receipt, timeout)
 
     async def _check_circle(self, checked: CheckedMessage, asker: Asker) -> None:
         """Raise NoAnswer if the answer would have to wait for the very handler that asks."""
@@ -348,7 +348,8 @@ def _unanswered(agent: AgentId | None, receipt: Receipt | None, timeout: float |
     )
 
 
-def _not_asked(agent: AgentId | None, receipt: Receipt, timeout: float | None) -> MessagingError:
+def not_asked(agent: AgentId | None, receipt: Receipt, timeout: float | None) -> MessagingError:
+    """Build the error for a question that did not arrive, from its receipt."""
     if receipt.fate == "blocked":
         return QuestionBlocked(
             f"rule {receipt.rule!r} blocked the question to agent {agent!r}: {receipt.reason}",
