@@ -3,8 +3,9 @@
 `result` is a result as JSON. `exact` has it in the form of `encode_exactly`, where the JSON text means another value.
 """
 
-from collections.abc import Container, Sequence
-from typing import Any
+from collections import defaultdict
+from collections.abc import Collection, Container, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -42,6 +43,23 @@ _ROW_GROUP_ROWS = 1024  # a step is read from a few of them
 _FORMAT = ds.ParquetFileFormat(
     default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True)
 )
+
+
+class Called(NamedTuple):
+    """A remembered call; `arguments` (None if they are not kept) and `result` are JSON, `source` as in the table."""
+
+    function: str
+    arguments: str | None
+    result: str
+    source: str
+
+    def __str__(self) -> str:
+        given = {"args": [], "kwargs": {}} if self.arguments is None else msgspec.json.decode(self.arguments)
+        if not isinstance(given, dict):  # what JSON cannot hold, as Python shows it
+            given = {"args": [given], "kwargs": {}}
+        texts = [json_text(each) for each in given["args"]]
+        texts += [f"{name}={json_text(each)}" for name, each in given["kwargs"].items()]
+        return f"{self.function}({', '.join(texts) if self.arguments is not None else '...'}) = {self.result}"
 
 
 def calls_table(entries: Sequence[Collected]) -> pa.Table:
@@ -104,6 +122,24 @@ def parent_calls(log_dir: str, step: int, agents: Container[AgentId]) -> dict[st
         for row in found
         if (row["agent"] if row["agent_name"] is None else row["agent_name"]) in agents
     }
+
+
+def calls_of(
+    folder: Folder, unwritten: Unwritten, hands: Collection[tuple[AgentId, int]]
+) -> dict[tuple[AgentId, int], list[Called]]:
+    """Return the calls of some agents, each in a step, as {(agent, step): calls}; raises as `stored_calls`."""
+    files, entries = unwritten.beside_files(folder, Kind.CALLS)
+    found = defaultdict[tuple[AgentId, int], list[Called]](list)
+    steps = {step for _, step in hands}
+    tables = [calls_table([entry for entry in entries if entry.step in steps])]
+    for file in files:
+        first, last = steps_in(file)
+        tables += (_read(folder, file, step) for step in sorted(steps) if first <= step <= last)
+    for row in pa.concat_tables(tables).to_pylist():
+        hand = row["agent"] if row["agent_name"] is None else row["agent_name"], row["step"]
+        if hand in hands:
+            found[hand].append(Called(row["function"], row["arguments"], row["result"], row["source"]))
+    return found
 
 
 def _read(folder: Folder, file: str, step: int | None = None) -> pa.Table:

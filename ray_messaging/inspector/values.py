@@ -146,6 +146,7 @@ class Cause:
     more: int
     answered: bool
     note: str
+    calls: list[str]
 
     def rows(self) -> list[Row]:
         """Return the messages of the tree, each before its causes."""

@@ -41,6 +41,7 @@ def test_a_row_leads_to_the_tree_of_its_causes(seen):
     seen.element("rows").get_by_text("why", exact=True).click()
     seen.sees("rows", "Is the bridge closed?")
     seen.sees("rows", "It is, since this morning.")
+    seen.sees("fork", "town-fork --at-step 6 --rules black-list:2-6 --model MODULE:FUNCTION --until STEP")
     seen.element("tree").locator("canvas").first.wait_for()
     seen.element("effects").locator("canvas").first.wait_for()
     seen.element("tree").hover()  # its tooltip has the texts

@@ -18,6 +18,7 @@ from ray_messaging.addressing.channels import AgentId
 from ray_messaging.common.tables import data_frame
 from ray_messaging.common.texts import printable, shortened
 from ray_messaging.errors import ConfigError, UnknownName
+from ray_messaging.eventlog.calls import Called, calls_of
 from ray_messaging.eventlog.reading.event_rows import LogRow, rows_of
 from ray_messaging.eventlog.reading.filters import Filters, check_count, check_text, invalid
 from ray_messaging.eventlog.reading.query import expanded, messages, once_each
@@ -39,7 +40,8 @@ class Why:
     """A message, and the messages that its sender had in hand when it sent it, each with the same of its own sender.
 
     `answered` says whether the message above this one answers it. `more` counts the messages in hand that `causes`
-    leaves out. `note` says why there are no causes; it is "" if there are some, or if the tree ends here.
+    leaves out. `note` says why there are no causes; it is "" if there are some, or if the tree ends here. `calls` are
+    those that its sender remembered in the step in which it sent it.
     """
 
     message: LogRow
@@ -47,6 +49,7 @@ class Why:
     more: int = 0
     answered: bool = False
     note: str = ""
+    calls: tuple[Called, ...] = ()
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the messages of the tree as dicts, each before its causes.
@@ -74,6 +77,7 @@ class Why:
 
     def _lines(self) -> Iterator[str]:
         yield line_of(self.message) + ("  (answered by the message above)" if self.answered else "")
+        yield from (f"|  called {printable(shortened(str(each)))}" for each in self.calls)
         if self.note:
             yield f"+- {self.note}"
         for each in self.causes:
@@ -115,10 +119,12 @@ def why(view: View, *, message_id: str, depth: int = DEPTH, most: int = MOST) ->
     if root.ordinal is None and root.in_reply_to is None:
         raise outside_of_steps(root)
     search = _Search(view, width)
-    rows = [root]
+    rows, found = [root], [root]
     for _ in range(levels):
         search.look_up(rows)
         rows = [cause for row in rows for cause in search.causes(row)]
+        found += rows
+    search.calls = calls_of(view.folder, view.collected, {hand for row in found if (hand := hand_of(row)) is not None})
     return search.tree(root, levels)
 
 
@@ -182,6 +188,7 @@ class _Search:
     """What the senders of messages had in hand, as far as it was looked up: at most `most` messages of each hand."""
 
     def __init__(self, view: View, most: int) -> None:
+        self.calls: dict[_Hand, list[Called]] = {}
         self._view = view
         self._most = most
         self._hands: dict[_Hand, list[LogRow]] = {}
@@ -226,13 +233,14 @@ class _Search:
 
     def tree(self, row: LogRow, depth: int, *, answered: bool = False) -> Why:
         """Return the tree of a message, `depth` levels deep."""
+        hand = hand_of(row)
+        calls = () if hand is None else tuple(self.calls.get(hand, ()))
         if not depth:
-            return Why(row, answered=answered)
+            return Why(row, answered=answered, calls=calls)
         causes = self.causes(row)
         below = tuple(self.tree(each, depth - 1, answered=each.message_id == row.in_reply_to) for each in causes)
-        hand = hand_of(row)
         more = 0 if hand is None else self._sizes[hand] - sum(_is_in(hand, each) for each in causes)
-        return Why(row, below, more, answered, "" if causes else _note(row))
+        return Why(row, below, more, answered, "" if causes else _note(row), calls)
 
 
 def _is_in(hand: _Hand, row: LogRow) -> bool:

@@ -49,7 +49,7 @@ QUESTIONS: dict[str, Callable[..., Any]] = {
     "has_names": has_names,
     "typed": typed,
 }
-COLLECTED = frozenset(("series", "calls", "sql"))  # questions that read what groups have collected
+COLLECTED = frozenset(("series", "calls", "sql", "why"))  # questions that read what groups have collected
 
 
 def answer(view: View, question: str, arguments: dict[str, Any]) -> Any:  # noqa: ANN401 - each query has its own

@@ -1,10 +1,13 @@
 """The page that draws why a message was sent, and how many agents it could have moved."""
 
+import shlex
+
 from nicegui import ui
 
 from ray_messaging.inspector.pages import charts
 from ray_messaging.inspector.pages.layout import Problem, button, card, chart, draw, field, row_table, shown
 from ray_messaging.inspector.server.answer_cache import AnswerCache
+from ray_messaging.inspector.values import Row
 
 _DEPTHS = [1, 2, 3, 4]
 _STEPS = 10  # of effects
@@ -24,6 +27,7 @@ class Causes:
             self._problem = Problem()
             ui.label("To the right of a message: what its sender read in the step in which it sent it.").classes("note")
             self._tree = ui.column().classes("w-full").props("data-mark=tree")
+            self._fork = ui.label("").classes("note").props("data-mark=fork")
         with card(f"Agents that it could have moved, in {_STEPS} steps"):
             self._effects = chart("effects", 160)
         with card("These messages"):
@@ -42,5 +46,15 @@ class Causes:
             self._tree.clear()
             with self._tree:
                 draw(chart("drawn", _LEAF * (1 + charts.leaves(found))), charts.tree(found))
+            self._fork.set_text(_fork_without(source.log_dir, found.row))
             self._table.rows = shown(list({row.position: row for row in reversed(found.rows())}.values()))
             draw(self._effects, charts.collected(await self._cache.ask(source.effects, message_id, _STEPS)))
+
+
+def _fork_without(log_dir: str | None, row: Row) -> str:
+    """Return the command that forks the run where a message was sent, and bans it; "" if there is none."""
+    if log_dir is None or row.step is None or not (row.from_id.isdecimal() and row.to_id.isdecimal()):
+        return ""
+    folders = shlex.join([log_dir, log_dir.rstrip("/") + "-fork"])
+    changed = f"--at-step {row.step} --rules black-list:{row.from_id}-{row.to_id}"
+    return f"Fork from here, without it: ray-messaging fork {folders} {changed} --model MODULE:FUNCTION --until STEP"

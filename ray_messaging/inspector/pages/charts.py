@@ -172,7 +172,7 @@ def _node(found: Cause) -> Options:
     below = [_node(each) for each in found.causes]
     aside = [f"and {found.more:,} more"] if found.more else [found.note] if found.note else []
     return {
-        "name": "\n".join([head, *facts, row.reason]).strip(),
+        "name": "\n".join([head, *facts, row.reason, *(f"called {call}" for call in found.calls)]).strip(),
         "label": {"formatter": _plain(f"{head}\n{cut('; '.join(facts), _LONGEST)}")},
         "itemStyle": {"color": COLOURS.get(row.fate, GREY)},
         "children": [*below, *({"name": text, "itemStyle": {"color": GREY}, "symbolSize": 4} for text in aside)],

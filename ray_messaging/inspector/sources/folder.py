@@ -41,6 +41,7 @@ class FolderSource(Source):
 
     def __init__(self, log_dir: str | Path, log: EventLog | None = None) -> None:
         """Open a folder; raise LogError if it holds no log."""
+        self.log_dir = str(log_dir)
         self.log = log or EventLog.open(log_dir)
         self.title = name(str(log_dir).rstrip("/").rpartition("/")[2] or str(log_dir))
         self.phase = "no end" if self.log.unended else "ended"

@@ -148,7 +148,14 @@ def cause_of(found: Why) -> Cause:
     facts = asdict(found.message)
     text, before = facts.pop("text"), facts.pop("text_before")
     row = row_of(facts | {"payload": text, "payload_before": before, "payload_bytes": len(text.encode())})
-    return Cause(row, [*map(cause_of, found.causes)], found.more, found.answered, found.note)
+    return Cause(
+        row,
+        [*map(cause_of, found.causes)],
+        found.more,
+        found.answered,
+        found.note,
+        [cut(str(call), TEXT_WIDTH) for call in found.calls],
+    )
 
 
 class Source:
@@ -156,13 +163,14 @@ class Source:
 
     All calls block, so pages make them in threads, and all may raise a MessagingError. The answer None means that this
     source cannot know it. `live` says whether the run goes on, `phase` says it in a word. `lacks` has the titles of
-    the pages that would be empty. `log` raises ConfigError if there is none.
+    the pages that would be empty. `log` raises ConfigError if there is none, and `log_dir` is None then.
     """
 
     title: str
     live = False
     phase = "ended"
     lacks: Collection[str] = ()
+    log_dir: str | None = None
     log: EventLog
 
     def ended(self) -> "Source | None":
