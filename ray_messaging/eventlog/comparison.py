@@ -1,6 +1,6 @@
 """Comparison of two runs in steps: how many messages differ in each step, and of how many agents."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,15 @@ from ray_messaging.common.notebook import html_table
 from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.eventlog.plot import COLOURS, new_figure
 from ray_messaging.eventlog.reading.event_rows import LogRow
-from ray_messaging.eventlog.reading.step_digests import Difference, content_of, key_of, sent_by_groups
+from ray_messaging.eventlog.reading.step_digests import (
+    Difference,
+    beside,
+    content_of,
+    key_of,
+    last_id,
+    of_groups,
+    sent_by_groups,
+)
 from ray_messaging.receipt import BLOCKED, FATES
 
 _SHOWN = 20  # steps in the text
@@ -76,8 +84,8 @@ def compare(mine: EventLog | str | Path, theirs: EventLog | str | Path) -> Compa
     """
     logs = [log if isinstance(log, EventLog) else EventLog.open(log) for log in (mine, theirs)]
     first = logs[0].diff(logs[1])
-    one, other = map(_by_step, logs)
-    rows = [_row(step, one[step], other[step]) for step in sorted(one.keys() | other.keys())]
+    equal, one, other = _by_step(*logs)
+    rows = [_row(step, equal[step], one[step], other[step]) for step in sorted({*equal, *one, *other})]
     names = ("step", "messages", "other_messages", "blocked", "other_blocked", "differ", "agents")
     columns = [*zip(*rows, strict=True)] if rows else [()] * len(names)
     table = {name: pa.array(column, pa.int64()) for name, column in zip(names, columns, strict=True)}
@@ -87,17 +95,30 @@ def compare(mine: EventLog | str | Path, theirs: EventLog | str | Path) -> Compa
 _Messages = dict[Any, LogRow]
 
 
-def _by_step(log: EventLog) -> defaultdict[int, _Messages]:
-    found: defaultdict[int, _Messages] = defaultdict(dict)
-    for row in sent_by_groups(log.pages(text=True)):
-        assert row.step is not None
-        found[row.step][key_of(row)] = row
-    return found
+def _by_step(
+    mine: EventLog, theirs: EventLog
+) -> tuple[defaultdict[int, Counter[bool]], defaultdict[int, _Messages], defaultdict[int, _Messages]]:
+    """Return by step the messages with which both logs begin, counted by whether they are blocked, and the others."""
+    equal: defaultdict[int, Counter[bool]] = defaultdict(Counter)
+    found: tuple[defaultdict[int, _Messages], ...] = defaultdict(dict), defaultdict(dict)
+    before = ["", ""]
+    for *parts, same in beside(mine.pages(text=True), theirs.pages(text=True)):
+        if same:
+            counts = of_groups(parts[0], before[0]).group_by(["step", "fate"]).aggregate([([], "count_all")])
+            for row in counts.to_pylist():
+                equal[row["step"]][row["fate"] == FATES[BLOCKED]] += row["count_all"]
+        for at, part in enumerate(parts):
+            for row in () if same else sent_by_groups([part], before[at]):
+                assert row.step is not None
+                found[at][row.step][key_of(row)] = row
+            before[at] = last_id(part, before[at])
+    return equal, found[0], found[1]
 
 
-def _row(step: int, one: _Messages, other: _Messages) -> tuple[int, ...]:
+def _row(step: int, equal: Counter[bool], one: _Messages, other: _Messages) -> tuple[int, ...]:
     both = one.keys() & other.keys()
     differ = [key for key in both if content_of(one[key]) != content_of(other[key])] + [*(one.keys() ^ other.keys())]
     agents: set[AgentId | None] = {(one.get(key) or other[key]).from_id for key in differ}
-    blocked = [sum(row.fate == FATES[BLOCKED] for row in rows.values()) for rows in (one, other)]
-    return step, len(one), len(other), *blocked, len(differ), len(agents)
+    sums = [equal.total() + len(rows) for rows in (one, other)]
+    blocked = [equal[True] + sum(row.fate == FATES[BLOCKED] for row in rows.values()) for rows in (one, other)]
+    return step, *sums, *blocked, len(differ), len(agents)

@@ -3,9 +3,10 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import chain, tee, zip_longest
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from ray_messaging.addressing.channels import AgentId
@@ -107,6 +108,11 @@ def digest_row(row: dict[str, Any]) -> DigestRow:
 
 
 _Key = tuple[Any, ...]
+_PART = 4096  # rows that are compared at once
+_COMPARED = (
+    "message_id", "step", "step_read", "ordinal", "subtopic", "from_id", "to_id", "audience", "in_reply_to",
+    "expects_answer", "payload", "labels", "fate", "rule",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +136,16 @@ def first_difference(mine: Iterable[pa.Table], theirs: Iterable[pa.Table]) -> Di
 
     Raises: ConfigError if neither log has messages of steps.
     """
-    rows = 0
-    for one, other in zip_longest(sent_by_groups(mine), sent_by_groups(theirs)):
+    rows, before = 0, ""
+    pairs = beside(mine, theirs)
+    for one_part, other_part, equal in pairs:
+        if not equal:
+            pairs = chain([(one_part, other_part, False)], pairs)
+            break
+        rows, before = rows + len(one_part), last_id(one_part, before)
+    parts, other_parts = tee(pairs)
+    ours = sent_by_groups((part for part, _, _ in parts), before)
+    for one, other in zip_longest(ours, sent_by_groups((part for _, part, _ in other_parts), before)):
         rows += 1
         if one is not None and other is not None and content_of(one) == content_of(other):
             continue
@@ -144,15 +158,41 @@ def first_difference(mine: Iterable[pa.Table], theirs: Iterable[pa.Table]) -> Di
     return None
 
 
-def sent_by_groups(pages: Iterable[pa.Table]) -> Iterator[LogRow]:
-    """Yield the messages that groups sent, in canonical order. A message that is in several mailboxes comes once."""
-    before = ""
+def beside(mine: Iterable[pa.Table], theirs: Iterable[pa.Table]) -> Iterator[tuple[pa.Table, pa.Table, bool]]:
+    """Yield the rows of two logs beside each other in parts, and whether these and all earlier ones are equal.
+
+    Equal parts need not be read row by row. Where one log has ended, its parts are empty.
+    """
+    equal = True
+    for one, other in zip_longest(mine, theirs):
+        pages = [other.slice(0, 0) if one is None else one, one.slice(0, 0) if other is None else other]
+        for low in range(0, max(map(len, pages)), _PART):
+            parts = [page.slice(low, _PART) for page in pages]
+            equal = equal and parts[0].select(_COMPARED).equals(parts[1].select(_COMPARED))
+            yield parts[0], parts[1], equal
+
+
+def of_groups(part: pa.Table, before: str) -> pa.Table:
+    """Return the first row of each message that a group sent, but for that with the id `before`."""
+    own = part.filter(pa.array(part["ordinal"].to_numpy() < FIRST_OUTSIDE))
+    ids = own["message_id"].to_numpy()
+    return own.filter(pa.array(ids != np.concatenate([np.array([before], object), ids[:-1]])))
+
+
+def last_id(part: pa.Table, before: str) -> str:
+    """Return the id of the last message that a group sent in a part, `before` if there is none."""
+    own = of_groups(part, before)
+    return str(own["message_id"][-1]) if len(own) else before
+
+
+def sent_by_groups(pages: Iterable[pa.Table], before: str = "") -> Iterator[LogRow]:
+    """Yield the messages that groups sent, in canonical order. A message that is in several mailboxes comes once.
+
+    Args: `before` is the id of the message before the first row.
+    """
     for page in pages:
-        ordinals = page["ordinal"].to_numpy()
-        for row in rows_of(page.filter(pa.array(ordinals < FIRST_OUTSIDE))):
-            if row.message_id != before:
-                before = row.message_id
-                yield row
+        yield from rows_of(of_groups(page, before))
+        before = last_id(page, before)
 
 
 def content_of(row: LogRow) -> tuple[Any, ...]:

@@ -1,0 +1,50 @@
+"""`compare` and `diff` of logs that begin alike, against plain loops over their rows."""
+
+from collections import defaultdict
+
+import pytest
+from support.log_queries import T0, row, write_folder
+
+from ray_messaging import EventLog, compare
+from ray_messaging.eventlog.reading import step_digests
+
+STEPS, AGENTS = 3, 4
+
+
+def rows(changed=None, missing=None):
+    """Return messages in canonical order, some in two mailboxes, some blocked, and one from outside in each step."""
+    found = []
+    for step in range(STEPS):
+        for agent in range(AGENTS):
+            number = step * AGENTS + agent
+            ids = {"message_id": f"{step}-0-{agent}", "step": step, "step_read": step + 1, "ordinal": 0}
+            facts = {"sent_at": T0 + step, "text": "other" if number == changed else "same"}
+            facts |= {"fate": "blocked", "rule": "no"} if agent == 1 else {}
+            for _ in range(0 if number == missing else 1 + (agent == 2)):
+                found.append(row(len(found), agent, agent, **ids, **facts))
+        ids = {"message_id": f"u{step}", "step": step, "step_read": step + 1, "ordinal": step_digests.FIRST_OUTSIDE}
+        found.append(row(len(found), None, 0, sent_at=T0 + step, **ids))
+    return found
+
+
+@pytest.mark.parametrize("part", [1, 3, 4096])
+@pytest.mark.parametrize("kind", ["changed", "missing"])
+def test_what_two_logs_have_in_common_is_counted_and_the_rest_compared(tmp_path, monkeypatch, part, kind):
+    monkeypatch.setattr(step_digests, "_PART", part)
+    write_folder(tmp_path / "parent", [rows()])
+    for number in [None, 0, 5, 6, STEPS * AGENTS - 1]:
+        folder = tmp_path / f"{kind}-{number}"
+        write_folder(folder, [rows(**{kind: number})])
+        found = compare(folder, tmp_path / "parent")
+        expected = defaultdict(lambda: [AGENTS, AGENTS, 1, 1, 0, 0])
+        if number is not None:
+            step, agent = divmod(number, AGENTS)
+            gone = kind == "missing"
+            expected[step] = [AGENTS - gone, AGENTS, 1 - (gone and agent == 1), 1, 1, 1]
+            assert (found.first.step, found.first.message_id) == (step, f"{step}-0-{agent}")
+            assert (found.first.mine is None) == gone
+            assert found.first == EventLog.open(folder).diff(EventLog.open(tmp_path / "parent"))
+        else:
+            assert found.first is None
+        table = found.to_pandas()
+        assert {step: table.loc[step].tolist() for step in range(STEPS)} == {s: expected[s] for s in range(STEPS)}
