@@ -33,6 +33,7 @@ ALLOWED = {
     ("cli/fork.py", "importlib.import_module"),
     # Only its length is looked at.
     ("cluster/lifecycle.py", "cloudpickle"),
+    ("compat/autogen.py", "cloudpickle"),  # a factory of the user's, to find whether another process can run it
     ("cluster/unpicklable.py", "cloudpickle"),  # a user's own object, to say why it cannot be sent
     # Arrays of numbers from the log's folder; numpy refuses pickles unless it is told otherwise.
     ("audiences/files.py", "np.load"),

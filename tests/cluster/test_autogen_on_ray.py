@@ -1,0 +1,101 @@
+"""AutoGen's agents in Ray actors: one is killed in the middle, rules judge, and the log has all."""
+
+import asyncio
+import os
+import signal
+import uuid
+from collections import Counter
+from dataclasses import dataclass
+
+import pytest
+from autogen_core import AgentId, DefaultTopicId, MessageContext, RoutedAgent, default_subscription, exceptions
+from autogen_core import message_handler as handler
+
+from ray_messaging import Messaging, rules
+from ray_messaging.compat.autogen import RayAgentRuntime
+
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("by_value")]
+
+
+@dataclass
+class Number:
+    n: int
+
+
+@dataclass
+class Reply:
+    n: int
+    process: int
+
+
+class Writer(RoutedAgent):
+    """An agent that writes each number that it hears into a file, and is killed once on the way."""
+
+    def __init__(self, folder):
+        super().__init__("It writes.")
+        self.folder = folder
+
+    @handler
+    async def write(self, message: Number, ctx: MessageContext) -> Reply:
+        if message.n == 30 and not (self.folder / "killed").exists():
+            (self.folder / "killed").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        with (self.folder / "numbers").open("a") as file:
+            file.write(f"{message.n}\n")
+        return Reply(message.n, os.getpid())
+
+
+@default_subscription
+class Passing(RoutedAgent):
+    """An agent that asks the writer for each event, and publishes one itself."""
+
+    def __init__(self):
+        super().__init__("It asks.")
+        self.replies = 0
+
+    @handler
+    async def hear(self, message: Number, ctx: MessageContext) -> None:
+        reply = await self.send_message(message, AgentId("writer", "default"))
+        assert reply.n == message.n
+        self.replies += 1
+        if message.n == 0:
+            await self.publish_message(Number(1000), DefaultTopicId())
+
+    async def save_state(self):
+        return {"replies": self.replies}
+
+
+async def proves(messaging, folder):
+    async with RayAgentRuntime(messaging, actors=True) as runtime:
+        await Writer.register(runtime, "writer", lambda: Writer(folder))
+        for name in ("ann", "bob"):
+            await Passing.register(runtime, name, Passing)
+        with pytest.raises(exceptions.NotAccessibleError):
+            await runtime.try_get_underlying_agent_instance(AgentId("writer", "default"))
+        runtime.start()
+        for n in range(100):
+            await runtime.publish_message(Number(n), DefaultTopicId())
+        await asyncio.wait_for(runtime.stop_when_idle(), 120)
+        states = (await runtime.save_state())["agents"]
+        assert {agent: state["replies"] for agent, state in states.items() if state} == {
+            "ann/default": 101,
+            "bob/default": 101,
+        }
+        runtime.start()
+        reply = await runtime.send_message(Number(7), AgentId("writer", "default"), sender=AgentId("ann", "x"))
+        assert reply.process != os.getpid()
+        with pytest.raises(exceptions.MessageDroppedException, match="black_list"):
+            await runtime.send_message(Number(7), AgentId("writer", "default"), sender=AgentId("eve", "x"))
+        await asyncio.wait_for(runtime.stop_when_idle(), 120)
+
+
+def test_an_actor_is_killed_and_each_question_is_answered_once(ray_cluster, tmp_path):
+    listed = [rules.BlackList([("eve/x", "writer/default")])]
+    with Messaging.start(f"autogen-{uuid.uuid4().hex[:8]}", rules=listed, log_dir=tmp_path / "log") as messaging:
+        asyncio.run(proves(messaging, tmp_path))
+        assert (tmp_path / "killed").exists()
+        balance = messaging.log.balance()
+        assert balance.fates["blocked"] == 1
+        assert not balance.fates["undeliverable"]
+    written = Counter(map(int, (tmp_path / "numbers").read_text().split()))
+    assert written.keys() == {*range(100), 1000}  # those before the kill whose commit was not stored came again
