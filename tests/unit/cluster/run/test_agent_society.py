@@ -6,6 +6,7 @@ import inspect
 import pickle
 import re
 import threading
+from copy import deepcopy
 from datetime import datetime
 from zoneinfo import ZoneInfo
 
@@ -86,6 +87,32 @@ async def test_a_model_of_any_kind_runs_for_each_agent(model):
     society, step = await run_one(model, concurrency=2)
     assert society.states == {agent: {"seen": agent} for agent in range(AGENTS)}
     assert step.state is not None
+
+
+COMMON = []
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        lambda state: state,
+        lambda state: state["a"],
+        lambda state: state["b"][0]["c"],
+        lambda state: state.setdefault("common", COMMON),
+    ],
+)
+async def test_a_state_shares_nothing_with_what_the_model_keeps(part):
+    kept, wanted = [], {}
+
+    def model(me, inbox):
+        me.state |= {"a": [], "b": [{"c": {}}]}
+        kept.append(part(me.state))
+        wanted[me.id] = deepcopy(me.state)
+
+    society, _ = await run_one(model)
+    for found in kept:
+        found.append(1) if isinstance(found, list) else found.update(more=1)
+    assert society.states == wanted
 
 
 async def test_no_more_agents_than_concurrency_run_at_once():
