@@ -1,0 +1,256 @@
+"""AgentScope 1's MsgHub over processes: agents that live here and those of other processes hear each other.
+
+Each process enters a hub of the same name, with its own agents as objects and the others by their ids. What an agent
+replies goes to all others through the experiment, so that its rules and its log apply, and waits for a process that
+was killed.
+"""
+
+import asyncio
+import logging
+import secrets
+import time
+import warnings
+from collections.abc import Sequence
+from importlib import metadata
+from types import TracebackType
+from typing import Any, Final, Self
+
+try:
+    from agentscope.message import Msg  # type: ignore[import-not-found,unused-ignore]
+except ModuleNotFoundError as missing:
+    raise ModuleNotFoundError(
+        f"this hub is for AgentScope 1: pip install 'agentscope<2' (there is no module {missing.name!r})",
+        name=missing.name,
+    ) from missing
+
+from ray_messaging.addressing.channels import AGENT_CHAT, AgentId, check_id
+from ray_messaging.common.backoff import ACTOR_RECONNECT, Backoff
+from ray_messaging.common.task_health import end
+from ray_messaging.errors import AnswerFailed, InvalidPayload, NoAnswer
+from ray_messaging.message import Message
+from ray_messaging.messager import Messager
+
+TESTED: Final = "1.0.21"
+
+logger = logging.getLogger(__name__)
+
+Participant = Any  # an agent of AgentScope's, or the id of one that lives in another process
+
+
+class _Voice:
+    """The only subscriber of an agent, which tells all others what the agent has replied."""
+
+    def __init__(self, hub: "MsgHub", agent_id: AgentId) -> None:
+        self._hub, self._agent_id = hub, agent_id
+
+    async def observe(self, msg: Any) -> None:  # noqa: ANN401 - a Msg, or a list of them
+        await self._hub._say(self._agent_id, msg)
+
+
+class MsgHub:
+    """MsgHub of AgentScope 1 whose participants may live in other processes.
+
+    A call returns when each participant has observed what was said. One who has not after `timeout` seconds gets it
+    later, from its mailbox. A rule may keep something from one of them.
+
+    Args:
+        messager: The messager of this process. The hub hosts its agents there, and fetches its messages.
+        participants: Agents that live here, and ids of the others. The id of an agent is its `name`, or else its `id`.
+        announcement: What all hear at the begin, from the user; only one process says it.
+        name: The hub's name, the same in each process.
+    """
+
+    def __init__(
+        self,
+        messager: Messager,
+        participants: Sequence[Participant],
+        announcement: Any = None,  # noqa: ANN401 - a Msg, or a list of them
+        enable_auto_broadcast: bool = True,  # noqa: FBT001 - AgentScope's order
+        name: str = "hub",
+        *,
+        timeout: float = 60.0,
+    ) -> None:
+        if (installed := metadata.version("agentscope")) != TESTED:
+            warnings.warn(f"agentscope {installed} is installed, and this hub was tested with {TESTED}", stacklevel=2)
+        self.name, self.announcement, self.enable_auto_broadcast = name, announcement, enable_auto_broadcast
+        self._messager, self._timeout = messager, timeout
+        self._here: dict[AgentId, Any] = {}  # the agents that live here
+        self._turns: dict[AgentId, asyncio.Lock] = {}  # an agent observes in the order of arrival
+        self.participants: list[AgentId] = []  # their ids
+        self._join(participants)
+        self._desk = f"{name}/{messager.name}"  # an id to which others say that an agent has observed something
+        self._asked: dict[str, asyncio.Future[list[str] | None]] = {}
+        self._change: asyncio.Task[None] | None = None  # tells the others who takes part
+
+    async def __aenter__(self) -> Self:
+        """Host the agents that live here, and say the announcement."""
+        await self._host([*self._here, self._desk])
+        self._serving = asyncio.create_task(self._messager.serve(self._hear), name=f"ray_messaging hub {self.name}")
+        self._subscribe()
+        if self.announcement is not None:
+            await self.broadcast(self.announcement)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Let the agents that live here speak to nobody. The error of what they could not observe is raised."""
+        self.enable_auto_broadcast = False
+        self._subscribe()
+        await self._settled()
+        failed = self._serving.done()
+        await end(self._serving)
+        if failed and error is None:
+            self._serving.result()
+
+    def add(self, new_participant: Participant | Sequence[Participant]) -> "asyncio.Task[None]":
+        """Add agents, or ids of agents that live elsewhere. When the returned task ends, all processes know it."""
+        return self._changed([*self.participants], self._join(_listed(new_participant)))
+
+    def delete(self, participant: Participant | Sequence[Participant]) -> "asyncio.Task[None]":
+        """Let agents no longer take part. When the returned task ends, all processes know it."""
+        before, gone = [*self.participants], {_id_of(each) for each in _listed(participant)}
+        for unknown in gone - {*before}:
+            logger.warning("agent %r takes no part in hub %s, so it stays out", unknown, self.name)
+        self.participants = [each for each in before if each not in gone]
+        return self._changed(before, [])
+
+    async def broadcast(self, msg: Any) -> None:  # noqa: ANN401 - a Msg, or a list of them
+        """Say messages to all participants, as the user."""
+        await self._say(None, msg)
+
+    def set_auto_broadcast(self, enable: bool) -> None:  # noqa: FBT001 - AgentScope's
+        """Say from now on what the agents that live here reply, or no longer."""
+        self.enable_auto_broadcast = enable
+        self._subscribe()
+
+    async def _host(self, agents: list[AgentId]) -> None:
+        await self._messager.host_agents(agents, [AGENT_CHAT], owner=self._messager.engine.receiving.owner)
+
+    def _join(self, participants: Sequence[Participant]) -> list[AgentId]:
+        """Add participants; return the ids of those that live here."""
+        for each in participants:
+            agent_id = _id_of(each)
+            if agent_id not in self.participants:
+                self.participants.append(agent_id)
+            if not isinstance(each, int | str):
+                self._here[agent_id] = each
+        return [_id_of(each) for each in participants if not isinstance(each, int | str)]
+
+    def _subscribe(self) -> None:
+        for agent_id, agent in self._here.items():
+            if self.enable_auto_broadcast and agent_id in self.participants:
+                agent.reset_subscribers(self.name, [_Voice(self, agent_id)])
+            else:
+                agent.reset_subscribers(self.name, [])
+
+    def _changed(self, before: list[AgentId], hosted: list[AgentId]) -> "asyncio.Task[None]":
+        self._subscribe()
+        self._change = asyncio.create_task(self._tell_change(self._change, before, hosted))
+        return self._change
+
+    async def _settled(self) -> None:
+        """Wait until the others know who takes part. An error is raised once."""
+        change = self._change
+        if change is not None:
+            await asyncio.wait([change])
+            if change.exception() is not None and change is self._change:
+                self._change = None
+                change.result()
+
+    async def _tell_change(
+        self, earlier: "asyncio.Task[None] | None", before: list[AgentId], hosted: list[AgentId]
+    ) -> None:
+        if earlier is not None:
+            await asyncio.wait([earlier])
+        await self._host(hosted)
+        news = {"hub": self.name, "participants": self.participants}
+        await asyncio.gather(*(self._ask(None, each, news) for each in self.participants if each not in self._here))
+        for each in {*before} - {*self.participants} - {*self._here}:
+            await self._messager.send(None, each, news | {"desk": self._desk, "ticket": ""})  # it may be gone
+
+    async def _say(self, from_id: AgentId | None, msg: Any) -> None:  # noqa: ANN401 - a Msg, or a list of them
+        await self._settled()
+        texts = [each.to_dict() for each in msg] if isinstance(msg, list) else msg.to_dict()
+        said = {"hub": self.name, "said": texts}
+        await asyncio.gather(*(self._ask(from_id, each, said) for each in self.participants if each != from_id))
+
+    async def _ask(self, from_id: AgentId | None, to_id: AgentId, payload: dict[str, Any]) -> None:
+        """Wait until an agent has observed a payload. One that no process hosts yet is waited for.
+
+        The word that it has comes from the user, so no rule between the two agents can keep it back.
+        """
+        ticket, observed = secrets.token_hex(8), asyncio.get_running_loop().create_future()
+        self._asked[ticket] = observed
+        facts: dict[str, Any] = {"agent": to_id, "timeout": self._timeout}
+        try:
+            backoff = Backoff(ACTOR_RECONNECT, deadline=time.monotonic() + self._timeout)
+            while True:
+                receipt = await self._messager.send(from_id, to_id, payload | {"desk": self._desk, "ticket": ticket})
+                if receipt.fate == "blocked":
+                    return
+                if receipt.fate == "delivered":
+                    break
+                if backoff.exhausted:
+                    raise NoAnswer(
+                        f"no process hosts agent {to_id!r} of hub {self.name!r}: enter the hub there, or delete it",
+                        question=receipt.message_id,
+                        fate=receipt.fate,
+                        **facts,
+                    )
+                await backoff.sleep()
+            async with asyncio.timeout(self._timeout):
+                failed = await observed
+        except TimeoutError as error:
+            if isinstance(error, NoAnswer):
+                raise
+            logger.warning("hub %s: agent %r has not observed yet what waits in its mailbox", self.name, to_id)
+        else:
+            if failed is not None:
+                raise AnswerFailed(
+                    f"agent {to_id!r} of hub {self.name!r} could not observe a message, which is a dead letter now: "
+                    f"{': '.join(failed)}",
+                    question=receipt.message_id,
+                    fate=receipt.fate,
+                    error=failed[0],
+                    text=failed[1],
+                    **facts,
+                )
+        finally:
+            del self._asked[ticket]
+
+    async def _hear(self, message: Message) -> None:
+        to_id, said = message.to_id, message.payload
+        if not isinstance(said, dict) or said.get("hub") != self.name or to_id is None:
+            raise InvalidPayload(f"agent {to_id!r} got what hub {self.name!r} did not say: {str(said)[:200]}")
+        if to_id == self._desk:
+            asked = self._asked.get(said["ticket"])  # None: it came too late
+            if asked is not None and not asked.done():
+                asked.set_result(said["failed"])
+            return
+        word: dict[str, Any] = {"hub": self.name, "ticket": said["ticket"], "failed": None}
+        try:
+            await self._take(to_id, said)
+        except Exception as error:
+            await self._messager.send(None, said["desk"], word | {"failed": [type(error).__name__, str(error)]})
+            raise
+        await self._messager.send(None, said["desk"], word)
+
+    async def _take(self, to_id: AgentId, said: dict[str, Any]) -> None:
+        if "participants" in said:
+            self.participants = said["participants"]
+            self._subscribe()
+            return
+        texts = said["said"]
+        one = Msg.from_dict(texts) if isinstance(texts, dict) else [Msg.from_dict(each) for each in texts]
+        async with self._turns.setdefault(to_id, asyncio.Lock()):
+            await self._here[to_id].observe(one)
+
+
+def _listed(given: Any) -> list[Any]:  # noqa: ANN401 - one, or several
+    return [*given] if isinstance(given, list | tuple) else [given]
+
+
+def _id_of(participant: Participant) -> AgentId:
+    named = participant if isinstance(participant, int | str) else getattr(participant, "name", participant.id)
+    return check_id(named)
