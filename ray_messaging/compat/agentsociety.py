@@ -1,0 +1,74 @@
+"""AgentSociety 1.5's Messager on our engine: the messages of each round pass its rules, and its event log has them."""
+
+import warnings
+from importlib import metadata
+from typing import Final
+
+from ray_messaging.addressing.channels import all_agents
+from ray_messaging.embedded.local_server import LocalServer
+from ray_messaging.messager import Messager as OurMessager
+from ray_messaging.outgoing import Outgoing
+
+TESTED: Final = "1.5"
+
+try:
+    from agentsociety.message import Message  # type: ignore[import-not-found,unused-ignore]
+    from agentsociety.message import Messager as TheirMessager
+except ModuleNotFoundError as missing:
+    raise ModuleNotFoundError(
+        f"this is for programs of AgentSociety 1.5: pip install agentsociety=={TESTED}.7 (there is no module "
+        f"{missing.name!r})",
+        name=missing.name,
+    ) from missing
+
+
+class Messager(TheirMessager):  # type: ignore[misc,unused-ignore]  # without AgentSociety, mypy knows no class
+    """AgentSociety's Messager, which hands a round's messages on through a mailbox that outlives this process.
+
+    Args: `config` is that of a Messager, such as `messaging.redis`; None: a server of this process. `interceptor` is
+    `messaging.interceptor`, whose rules judge each message after AgentSociety's own interceptor has.
+    """
+
+    def __init__(
+        self, exp_id: str, config: object = None, *, interceptor: object = None, name: str = "received"
+    ) -> None:
+        installed = metadata.version("agentsociety")
+        if not installed.startswith(f"{TESTED}."):
+            warnings.warn(
+                f"agentsociety {installed} is installed, and this messager was tested with {TESTED}", stacklevel=2
+            )
+        super().__init__(exp_id)
+        self._message_interceptor = None  # theirs has none before set_message_interceptor
+        self._engine = OurMessager(LocalServer() if config is None else config, exp_id, interceptor, name=name)
+
+    async def _open(self) -> OurMessager:
+        await self._engine.init()
+        if not self._engine.engine.fetcher.listens:
+            await self._engine.subscribe_and_start_listening([all_agents(self.exp_id), self.get_user_payback_channel()])
+        return self._engine
+
+    async def set_received_messages(self, messages: list[Message]) -> None:
+        """Send the messages of a round; return once each is stored, or blocked by a rule.
+
+        Those of an earlier round that were not fetched stay. Raises as `Messager.send_messages`, before any is sent.
+        """
+        engine = await self._open()
+        await engine.send_messages([self._outgoing(message) for message in messages])
+
+    def _outgoing(self, message: Message) -> Outgoing:
+        payload = message.model_dump(mode="json")
+        if message.to_id is None:
+            return Outgoing(self.get_user_payback_channel(), payload, message.from_id)
+        return Outgoing.to_agent(message.to_id, payload, message.from_id, subtopic=message.kind.value)
+
+    async def fetch_received_messages(self) -> list[Message]:
+        """Return all messages that were sent and not fetched, in order.
+
+        The next fetch commits them: if this process dies before, its successor gets them again.
+        """
+        engine = await self._open()
+        return [Message(**message.payload) for message in await engine.fetch_messages(complete=True)]
+
+    async def close(self) -> None:
+        """Commit what was fetched, and disconnect."""
+        await self._engine.close()
