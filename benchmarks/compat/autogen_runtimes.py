@@ -3,8 +3,8 @@
     pip install "autogen-ext[grpc]>=0.7.5,<0.8" "ray_messaging[autogen]"
     python -m benchmarks.compat.autogen_runtimes [--rounds 7]
 
-In each round each runtime carries events, of which each reaches 100 agents, and questions that are asked at once. All of it
-is in one process, so that agents and transport share a core.
+In each round each runtime carries events, of which each reaches 100 agents, and questions that are asked at once. All
+of it is in one process, so that agents and transport share a core.
 """
 
 import argparse
