@@ -8,6 +8,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 import pytest
+
+pytest.importorskip("autogen_core", reason="AutoGen is not here: pip install --group autogen")
 from autogen_core import AgentId, DefaultTopicId, MessageContext, RoutedAgent, default_subscription, exceptions
 from autogen_core import message_handler as handler
 

@@ -37,6 +37,8 @@ def test_the_tutorial_runs_as_printed(ray_cluster, tmp_path, monkeypatch, capsys
 @pytest.mark.long
 @pytest.mark.parametrize("page", ["forking", "guides/model-calls", "guides/own-actors", "guides/autogen"])
 def test_a_page_runs_as_printed(ray_cluster, page, tmp_path, monkeypatch, capsys):
+    if page == "guides/autogen":
+        pytest.importorskip("autogen_core", reason="AutoGen is not here: pip install --group autogen")
     monkeypatch.chdir(tmp_path)
     namespace = {"__name__": "__main__"}
     run_page(f"docs/{page}.md", namespace, printed=lambda: capsys.readouterr().out, command=command)

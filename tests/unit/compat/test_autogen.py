@@ -6,6 +6,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 import pytest
+
+pytest.importorskip("autogen_agentchat", reason="AutoGen is not here: pip install --group autogen")
 from autogen_agentchat.agents import BaseChatAgent
 from autogen_agentchat.base import Response
 from autogen_agentchat.conditions import MaxMessageTermination
