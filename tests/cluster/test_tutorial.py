@@ -34,11 +34,16 @@ def test_the_tutorial_runs_as_printed(ray_cluster, tmp_path, monkeypatch, capsys
     assert (tmp_path / "town.html").stat().st_size > 10_000
 
 
+OF_OTHERS = {"guides/autogen": "autogen_core", "guides/langgraph": "langgraph"}
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("page", ["forking", "guides/model-calls", "guides/own-actors", "guides/autogen"])
+@pytest.mark.parametrize("page", ["forking", "guides/model-calls", "guides/own-actors", *OF_OTHERS])
 def test_a_page_runs_as_printed(ray_cluster, page, tmp_path, monkeypatch, capsys):
-    if page == "guides/autogen":
-        pytest.importorskip("autogen_core", reason="AutoGen is not here: pip install --group autogen")
+    if package := OF_OTHERS.get(page):
+        pytest.importorskip(
+            package, reason=f"{package} is not here: pip install --group {page.removeprefix('guides/')}"
+        )
     monkeypatch.chdir(tmp_path)
     namespace = {"__name__": "__main__"}
     run_page(f"docs/{page}.md", namespace, printed=lambda: capsys.readouterr().out, command=command)
