@@ -19,24 +19,6 @@ from importlib.metadata import version
 from typing import Any, TypeVar, cast
 
 import ray
-from autogen_core import (
-    JSON_DATA_CONTENT_TYPE,
-    PROTOBUF_DATA_CONTENT_TYPE,
-    Agent,
-    AgentId,
-    AgentMetadata,
-    AgentType,
-    CancellationToken,
-    DropMessage,
-    InterventionHandler,
-    MessageContext,
-    MessageHandlerContext,
-    SingleThreadedAgentRuntime,
-    TopicId,
-    exceptions,
-    try_get_known_serializers_for_type,
-)
-from opentelemetry import trace
 
 from ray_messaging.addressing.channels import AGENT_CHAT, agent_channel
 from ray_messaging.cluster.messaging import Messaging
@@ -46,6 +28,31 @@ from ray_messaging.errors import AnswerFailed, MessagingError, NoAnswer, Questio
 from ray_messaging.message import Message
 from ray_messaging.messager import Messager
 from ray_messaging.outgoing import Outgoing
+
+try:
+    from autogen_core import (
+        JSON_DATA_CONTENT_TYPE,
+        PROTOBUF_DATA_CONTENT_TYPE,
+        Agent,
+        AgentId,
+        AgentMetadata,
+        AgentType,
+        CancellationToken,
+        DropMessage,
+        InterventionHandler,
+        MessageContext,
+        MessageHandlerContext,
+        SingleThreadedAgentRuntime,
+        TopicId,
+        exceptions,
+        try_get_known_serializers_for_type,
+    )
+    from opentelemetry import trace
+except ModuleNotFoundError as missing:
+    raise ModuleNotFoundError(
+        f"AutoGen needs the extra: pip install 'ray-messaging[autogen]' (there is no module {missing.name!r})",
+        name=missing.name,
+    ) from missing
 
 logger = logging.getLogger(__name__)
 

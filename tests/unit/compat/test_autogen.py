@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib
+import sys
 from collections import Counter
 from dataclasses import dataclass
 
@@ -215,9 +216,12 @@ async def test_a_team_has_the_transcript_of_autogens_own_runtime():
     assert len(expected) == 8
 
 
-def test_another_version_is_named(monkeypatch):
+def test_another_version_and_a_missing_extra_are_named(monkeypatch):
     monkeypatch.setattr("importlib.metadata.version", lambda _: "0.8.1")
     with pytest.warns(UserWarning, match="is tested with autogen-core 0.7, and 0.8.1 is here"):
+        importlib.reload(autogen)
+    monkeypatch.setitem(sys.modules, "autogen_core", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'ray-messaging\[autogen\]'"):
         importlib.reload(autogen)
     monkeypatch.undo()
     importlib.reload(autogen)
