@@ -27,7 +27,6 @@ from ray_messaging.embedded.local_server import LocalServer
 from ray_messaging.errors import AnswerFailed, MessagingError, NoAnswer, QuestionBlocked
 from ray_messaging.message import Message
 from ray_messaging.messager import Messager
-from ray_messaging.outgoing import Outgoing
 
 try:
     from autogen_core import (
@@ -234,6 +233,7 @@ class RayAgentRuntime(SingleThreadedAgentRuntime):
 
     async def _counts(self) -> tuple[tuple[int, ...]]:
         """Return what has been sent and handled here, and what is held back, when no handler runs; raise its error."""
+        await self._opened()
         await self._until(lambda: self._background() or not self._running)
         self._raise_background()
         return ((self._sent, self._handled, len(self._held)),)
@@ -353,8 +353,10 @@ class RayAgentRuntime(SingleThreadedAgentRuntime):
         try:
             return self._serialization_registry.deserialize(data, type_name=name, data_content_type=content)
         except TypeError:  # AgentChat's messages have fields of abstract classes, which pydantic cannot make
-            known = self._serialization_registry._serializers[name, content]
-            return cast("Any", known).cls.model_validate(_concrete(payload["message"]))
+            known: Any = getattr(self._serialization_registry._serializers[name, content], "cls", None)
+            if not hasattr(known, "model_validate"):
+                raise
+            return known.model_validate(_concrete(payload["message"]))
 
     # -- handling -------------------------------------------------------------------------------------------------
 
@@ -465,6 +467,8 @@ class RayAgentRuntime(SingleThreadedAgentRuntime):
 
     def _learn(self, agent_class: Any) -> None:
         """Register serializers of the messages that agents of a class hear and answer."""
+        if agent_class in self._learned:
+            return
         self._learned.append(agent_class)
         for _, serializers in getattr(agent_class, "_handles_types", list)():
             self.add_message_serializer(serializers)
@@ -493,6 +497,7 @@ class RayAgentRuntime(SingleThreadedAgentRuntime):
             return found
         async with self._locks.setdefault(agent_id, asyncio.Lock()):
             found = await super()._get_agent(agent_id)
+        self._locks.pop(agent_id, None)
         self._learn(type(found))
         return found
 
@@ -554,21 +559,19 @@ class RayAgentRuntime(SingleThreadedAgentRuntime):
         return counts, events, dict(await super().save_state())
 
     async def load_state(self, state: Mapping[str, Any]) -> None:
-        """Give all agents their states, and send the events that had not been handled."""
+        """Give all agents their states, and send the events that had not been handled.
+
+        Raises: UndeliverableException for an event whose agent's type is not registered anywhere.
+        """
         for agent, of_agent in state["agents"].items():
             agent_id = AgentId.from_str(agent)
             if agent_id.type in self._known_agent_names:
                 await self.agent_load_state(agent_id, of_agent)
-        messages = state["messages"]
-        if messages:
-            messager = await self._opened()
-            self._sent += len(messages)
-            await messager.send_messages(
-                [
-                    Outgoing(agent_channel(messager.exp_id, each["to"], AGENT_CHAT), each["payload"], each["from"])
-                    for each in messages
-                ]
-            )
+        for each in state["messages"]:
+            receipt = await (await self._opened()).send(each["from"], each["to"], each["payload"])
+            if receipt.fate != "delivered":
+                raise exceptions.UndeliverableException(f"the event for {each['to']} is {receipt.fate}: {receipt}")
+            self._count(sent=1)
 
 
 class _Outbox:
@@ -666,8 +669,11 @@ class _HostRuntime(RayAgentRuntime):
 
     async def _spread(self, payload: dict[str, Any], topic_id: TopicId, sender: AgentId | None) -> None:
         messager = await self._opened()
-        await messager.send(_text(sender), f"{_TOPICS}/{topic_id.type}", payload)
-        self._count(sent=1)
+        receipt = await messager.send(_text(sender), f"{_TOPICS}/{topic_id.type}", payload)
+        if receipt.fate == "delivered":
+            self._count(sent=1)
+        else:
+            logger.warning("an event of topic %s is %s: %r", topic_id, receipt.fate, receipt)
 
 
 class _Host:

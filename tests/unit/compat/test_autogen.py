@@ -166,6 +166,9 @@ async def test_a_state_has_the_events_that_nobody_has_begun(runtime):
         await runtime.publish_message(Said(text), DefaultTopicId())
     state = await asyncio.wait_for(runtime.save_state(), 30)
     assert [each["payload"]["message"] for each in state["messages"]] == [{"text": "one"}, {"text": "two"}]
+    async with RayAgentRuntime() as empty:
+        with pytest.raises(exceptions.UndeliverableException, match="hearer/default is undeliverable"):
+            await empty.load_state(state)
     async with RayAgentRuntime() as second:
         await Hearer.register(second, "hearer", Hearer)
         await second.load_state(state)
