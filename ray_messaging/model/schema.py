@@ -147,15 +147,12 @@ def _is_bound(types: JsonTypes, node: Node) -> bool:
 
 
 class Schemas:
-    """The schemas of an experiment's subtopics in a directory; `version` counts their changes."""
+    """The schemas of an experiment's subtopics in a directory; `version` counts their changes, so 0 means none."""
 
     def __init__(self) -> None:
         self.version = 0
         self._texts: Mapping[str, bytes] = {}
         self._made: dict[str, Schema | ConfigError] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._texts)
 
     def update(self, texts: Mapping[str, bytes]) -> None:
         """Set the schemas of all subtopics that have one."""

@@ -71,7 +71,7 @@ class BulkSender:
 
     async def _check(self, check: Callable[[Schemas], None]) -> None:
         """Run a check by the known schemas, if there are any. If it fails, load the current schemas and check again."""
-        if self._frames.schemas:
+        if self._frames.schemas.version:
             try:
                 check(self._frames.schemas)
             except (PayloadMismatch, ConfigError):

@@ -177,7 +177,7 @@ class FrameSender:
             return
         if self._routed_at != self._directory.version:
             self._reroute()
-        if self.schemas:
+        if in_flight.checked != self.schemas.version:
             rows = fitting(self.schemas, in_flight, rows)
             if rows is not None and not len(rows):
                 return
@@ -188,8 +188,7 @@ class FrameSender:
 
     def route_all(self, in_flight: InFlightBatch, verdict_epoch: int, deadline: float) -> list[OutboundFrame]:
         """Build a transaction's frames without queueing them; raise PayloadMismatch if a schema refuses a payload."""
-        if self.schemas:
-            check_batches(self.schemas, [in_flight.batch])
+        check_batches(self.schemas, [in_flight.batch])
         return self._router.route(in_flight, None, verdict_epoch, deadline, settle=False)
 
     @property

@@ -52,8 +52,6 @@ def _check_batch(schemas: Schemas, batch: Batch, first: int) -> None:
 
 def some_misfit(schemas: Schemas, in_flight: InFlightBatch) -> bool:
     """Return whether a payload in a batch does not fit its schema. If all fit, mark the batch as checked."""
-    if in_flight.checked == schemas.version:
-        return False
     try:
         found = next(_mismatches(schemas, in_flight.batch), None)
     except ConfigError:
@@ -64,12 +62,7 @@ def some_misfit(schemas: Schemas, in_flight: InFlightBatch) -> bool:
 
 
 def fitting(schemas: Schemas, in_flight: InFlightBatch, rows: Rows | None) -> Rows | None:
-    """Fail those rows of a batch (None: all) whose payloads do not fit their schemas; return the other rows.
-
-    A batch that was checked by the same schemas is not checked again.
-    """
-    if in_flight.checked == schemas.version:
-        return rows
+    """Fail those rows of a batch (None: all) whose payloads do not fit their schemas; return the other rows."""
     batch = in_flight.batch if rows is None else in_flight.batch.take(rows)
     try:
         for row, error in _mismatches(schemas, batch):

@@ -177,7 +177,8 @@ class SendLoop:
         """Get the verdicts on rows of a batch (None: all), and queue the frames of those that pass."""
         try:
             verdict = await self._ask(in_flight)
-            if self._frames.schemas and some_misfit(self._frames.schemas, in_flight):
+            schemas = self._frames.schemas
+            if in_flight.checked != schemas.version and some_misfit(schemas, in_flight):
                 await self._frames.refresh()  # a schema may have been replaced
         except MessagingError as error:
             in_flight.fail(rows, error)
