@@ -170,24 +170,6 @@ def test_texts_composed_of_digits_are_those_of_formatting(numbers, times, head, 
     assert found.to_pylist() == [f"{head}{number}{tail}" for number in numbers]
 
 
-@pytest.mark.parametrize("digits", range(1, 19))
-def test_texts_around_each_power_of_ten(digits):
-    numbers = np.concatenate([np.arange(10**digits - 40, 10**digits + 40), [10**digits - 1, 0, 10**18]])
-    numbers = numbers[numbers >= 0]
-    assert numbered_texts("a", numbers).to_pylist() == [f"a{number}" for number in numbers.tolist()]
-
-
-@pytest.mark.parametrize("first", [1_000, 4_990, 10_000, 123_456, 99_999_990_000])
-def test_numbers_that_follow_each_other_have_the_texts_of_others(first):
-    numbers = np.arange(first, first + 5_000)
-    if first == 1_000:
-        numbers = numbers[:4_000]
-    found = numbered_texts("Köln-1-", numbers, ":a")
-    found.validate(full=True)
-    assert found.to_pylist() == [f"Köln-1-{number}:a" for number in numbers.tolist()]
-    assert found[::-1].equals(numbered_texts("Köln-1-", numbers[::-1], ":a"))
-
-
 @pytest.mark.parametrize("low", [-(2**63), -150, 0, 2**63 - 300])
 @pytest.mark.parametrize("width", [1, 299, 2**62])
 def test_channels_of_many_agents_are_theirs(low, width):

@@ -3,7 +3,6 @@
 import json
 import pickle
 import sys
-from pathlib import Path
 
 import networkx as nx
 import pyarrow as pa
@@ -24,22 +23,6 @@ def test_a_folder_that_holds_no_log(tmp_path):
         with pytest.raises(LogError, match="holds no event log: pass the log_dir of a run") as caught:
             EventLog.open(path)
         assert caught.value.path == str(path)
-
-
-@pytest.mark.parametrize("damage", ["cut", "scribbled"])
-def test_a_damaged_segment_is_named_and_the_others_stay_readable(folder, log, damage):
-    path = folder.segments()[1].path
-    with Path(path).open("r+b") as file:
-        if damage == "cut":
-            file.truncate(200)
-        else:
-            file.seek(4)
-            file.write(b"\xff" * 400)
-    with pytest.raises(LogError, match=r"damaged.*move it away") as caught:
-        log.query()
-    assert caught.value.path == path
-    Path(path).unlink()
-    assert log.query()["position"].to_pylist() == [0, 1, 2]
 
 
 # -- edges -------------------------------------------------------------------------------------------------------------

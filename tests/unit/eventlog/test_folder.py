@@ -93,11 +93,6 @@ def test_segments_that_were_packed_in_another_way_are_read_beside_ours(folder, m
     assert log.count("fate").to_pylist() == [{"fate": "delivered", "count": 10}]
 
 
-def test_a_segment_without_rows_can_be_written(folder):
-    segment = folder.write(1, SCHEMA.empty_table(), meta())
-    assert folder.segments() == [segment]
-
-
 def test_columns_of_which_every_row_differs_are_written_too(folder):
     table = pa.Table.from_batches(
         [
@@ -162,19 +157,6 @@ def test_erase_removes_segments_and_nothing_else(folder, tmp_path):
     folder.erase()
     assert folder.segments() == []
     assert names(folder) == ["notes.txt"]
-
-
-def test_the_folder_is_read_as_it_is(folder):
-    table = table_of(5)
-    folder.write(1, table.slice(0, 3), meta())
-    folder.write(2, table.slice(3), meta(3))
-    folder.stage(3, table, meta(5))
-    with folder.lock():
-        wanted = table["message_id"].to_pylist()
-        assert pq.read_table(folder.path)["message_id"].to_pylist() == wanted
-        assert pd.read_parquet(folder.path)["message_id"].tolist() == wanted
-        ids = duckdb.sql(f"select message_id from '{folder.path}/*.parquet' order by message_id").fetchall()
-        assert [name for (name,) in ids] == sorted(wanted)
 
 
 # -- other file systems -----------------------------------------------------------------------------------------------

@@ -143,15 +143,6 @@ async def test_a_writer_at_rest_notices_the_loss_by_itself(society, start, flush
         await writer.close()
 
 
-async def test_queries_after_the_loss_raise(society, start, flush):
-    writer = await start()
-    await society.send("a", 3)
-    await writer.caught_up()
-    await flush()
-    with pytest.raises(LogError, match="all 3 rows"):
-        await writer.caught_up()
-
-
 async def test_a_file_that_is_due_finds_the_loss_and_is_written(society, start, flush, tmp_path):
     def flushed(point):
         if point == "checked" and not task:
