@@ -135,13 +135,6 @@ async def test_a_lane_that_cannot_be_opened(actor, remote, caplog, unused_tcp_po
     assert remote.route == "lane"
 
 
-async def test_a_wrong_token(actor, remote):
-    address = await actor._lane()
-    actor.lane.call = lambda: tuple(address._replace(token="stale"))
-    assert set(await blocked(remote)) == {0}
-    assert remote.route == "ray"
-
-
 async def test_a_cut_lane_is_opened_anew(actor, remote):
     await blocked(remote)
     for caller in list(actor.server.connections):
@@ -177,19 +170,6 @@ async def test_an_actor_that_does_not_answer():
     judge = RemoteVerdictClient(actor, 0.05)
     with pytest.raises(InterceptorUnavailable, match=r"0\.05 s"):
         await judge.judge(batch())
-
-
-def fail(*_):
-    raise ValueError("no")
-
-
-async def test_an_actor_that_fails_for_ever():
-    actor = Actor()
-    actor.lane.call = fail
-    with pytest.raises(InterceptorUnavailable) as caught:
-        await RemoteVerdictClient(actor, 0.05).judge(batch())
-    assert "ValueError" in str(caught.value)
-    assert isinstance(caught.value.__cause__, ValueError)
 
 
 async def test_the_error_keeps_the_actors_reason_when_the_last_attempt_is_cut_by_the_time():

@@ -155,17 +155,6 @@ async def judged(rule, *rows):
     return await asyncio.gather(*(one(row) for row in rows))
 
 
-async def test_an_edge_is_banned_after_so_many():
-    model = Model()
-    rule = block_in(Context(), RudeEdges("edges", 3), llm=model)
-    rude = [(1, 2, "rude")] * 3
-    said = await judged(rule, *rude, (1, 2, "hello"), (1, 3, "hello"), (4, 2, "rude"))
-    assert said == ["rude"] * 3 + ["on the black set", True, "rude"]
-    assert rule.context.black_list.pairs == {(1, 2)}
-    assert rule.context.violations == {1: 4, 4: 1}
-    assert len(model.asked) == 5
-
-
 async def test_a_pardoned_sender_may_write_again():
     context = Context(pairs=[(1, None)])
     rule = block_in(context, RudePoints("points", 3), llm=Model())

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from support.rules import PAIRS, batch_of, blocked, follow, judged, one_by_one, revived
 
 from ray_messaging.interception.rules import MaxLength, RateLimit, RoundQuota
-from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.interception.server.table import Table
 from ray_messaging.model.columns import PayloadColumn
 
@@ -224,17 +223,6 @@ def test_counts_that_are_set_back_begin_at_zero():
     assert blocked(rule, batch_of([(1, 2)])) == []
     context.violations[1] = 2
     assert blocked(rule, batch_of([(1, 2)])) == [0]
-
-
-def test_within_an_interceptor_the_quota_is_not_for_ever():
-    rule = RoundQuota(contacts=1, blocked=2)
-    interceptor = Interceptor("e", [rule])
-    assert rule.context is interceptor
-    assert judged(rule, batch_of([(1, 2), (1, 3)]))[1].blocked
-    interceptor.violations[1] = 2
-    assert blocked(rule, batch_of([(1, 2)])) == [0]
-    rule.new_round()
-    assert blocked(rule, batch_of([(1, 3)])) == []
 
 
 @given(st.lists(st.text(max_size=9), min_size=1), st.integers(2, 30))

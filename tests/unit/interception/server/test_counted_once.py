@@ -257,12 +257,6 @@ async def test_lost_changes_are_written_when_the_loss_is_noticed():
     assert not kept.saves[saves].whole
 
 
-async def test_nothing_is_lost_where_nothing_is_kept(caplog):
-    alone = Interceptor("x", [BlackList()])
-    await alone.renew()
-    assert (alone.server_behind, caplog.text) == (0, "")
-
-
 async def test_changes_that_could_not_be_rewritten_go_with_the_next_write(monkeypatch):
     monkeypatch.setattr(store, "RULE_STATE_RETRY", RetryPolicy(0.001, 0.001))
     kept = Restored()

@@ -7,24 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.interceptors import Held, Rewriting, Store, answered, batch, judged, waited, whole
-from support.patience import WAIT_S
 
 from ray_messaging.errors import RuleError
 from ray_messaging.interception.rules import ALLOW, BlackList, Rule, SlowRule, Verdict, block, label, rewrite
 from ray_messaging.interception.server import slow_rule_runner as deferral
 from ray_messaging.interception.server.interceptor import Interceptor
-from ray_messaging.wire.frames import encode
 
 # -- what rules make of a batch ---------------------------------------------------------------------------------------
-
-
-async def test_a_repeated_question_gets_the_same_answer_and_counts_once():
-    interceptor = Interceptor("x", [whole("a", {0: block("first")})])
-    request = encode(batch([{}, {}]))
-    first = interceptor.answer(request)
-    interceptor.rules.insert(whole("b", {1: block("now")}), 0)
-    assert interceptor.answer(request) == first
-    assert interceptor.judged == 2
 
 
 async def test_labels_gather():
@@ -69,22 +58,6 @@ async def test_a_label_that_cannot_be_sent_hurts_no_neighbour():
 async def test_a_reason_that_quotes_half_of_a_character_has_its_escape():
     found = await judged([whole("odd", {0: block("cut: \ud83d")})], 1)
     assert found.blocked == {0: ("odd", "cut: \\ud83d")}
-
-
-class Unspeakable(Exception):
-    def __str__(self):
-        raise ValueError("no words")
-
-
-@pytest.mark.parametrize(
-    "error",
-    [Unspeakable(), ValueError("odd \ud800"), RecursionError(), MemoryError(), SystemExit(3), asyncio.CancelledError()],
-    ids=repr,
-)
-async def test_an_error_without_a_text_blocks_too(error):
-    found = await judged([whole("odd", error)], 2)
-    assert {rule for rule, _ in found.blocked.values()} == {"odd"}
-    assert set(found.blocked) == {0, 1}
 
 
 class Kind(Rule):
@@ -178,51 +151,6 @@ async def test_a_known_verdict_of_a_slow_rule_delays_nothing():
     interceptor = Interceptor("x", [slow])
     found = await answered(interceptor, batch([{"text": str(n)} for n in range(3)]))
     assert (found.blocked, found.deferred, slow.calls) == ({1: ("slow", "known")}, set(), 0)
-
-
-async def test_two_slow_rules_in_a_row():
-    one, two = Held("one", rewrite({"text": "1"}, "one")), Held("two", label("two"))
-    interceptor = Interceptor("x", [one, two])
-    asked = batch([{"text": "0"}])
-    assert (await answered(interceptor, asked)).deferred == {0}
-    waiting = asyncio.create_task(answered(interceptor, asked, rows=[0]))
-    await one.called(1)
-    one.release()
-    await two.called(1)
-    assert not waiting.done()
-    assert two.seen == [{"text": "1"}]
-    two.release()
-    found = await waiting
-    assert (found.rewritten, found.labels) == ({0: ("one", b'{"text":"1"}')}, {"one": {0}, "two": {0}})
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        ValueError("boom"),
-        SystemExit(3),
-        asyncio.CancelledError(),
-        None,
-        True,
-        "no",
-        Verdict(payload=3),
-        label("\ud800"),
-        Unspeakable(),
-    ],
-    ids=repr,
-)
-@pytest.mark.parametrize("on_error", ["block", "allow"])
-async def test_a_slow_rule_that_fails(answer, on_error):
-    slow = Held("slow", answer, is_open=True, on_error=on_error)
-    interceptor = Interceptor("x", [slow, whole("late", {0: label("late")})])
-    async with asyncio.timeout(WAIT_S):
-        found = await waited(interceptor, batch([{"text": "0"}]))
-    assert slow.calls == 1
-    if on_error == "allow":
-        assert (found.blocked, found.labels) == ({}, {"late": {0}})
-    else:
-        assert found.blocked[0][0] == "slow"
-        assert "the rule failed" in found.blocked[0][1]
 
 
 async def test_a_waiting_caller_gets_an_answer_after_a_while_and_asks_again(monkeypatch):
