@@ -236,6 +236,7 @@ def test_groups_that_move_agents_get_no_warning_of_a_blocked_loop(ray_cluster, n
     assert not any(state["warned"].any() for state in result.states.values())
 
 
+@pytest.mark.long
 def test_without_a_log_the_files_go_with_the_experiment(ray_cluster, name):
     with Messaging.start(name) as messaging:
         messaging.create_audience("plaza", members=[1])

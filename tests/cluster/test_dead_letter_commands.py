@@ -16,6 +16,8 @@ from ray_messaging.cli import app
 from ray_messaging.cluster.handles.dead_letters import DeadLetters
 from ray_messaging.transports.dead_letter_store import RedisDeadLetters
 
+pytestmark = pytest.mark.long
+
 GARBAGE = b"\x1b[31mno frame"
 
 
@@ -172,7 +174,6 @@ async def test_dead_letters_work_inside_a_running_event_loop(town):
     assert len(DeadLetters(messaging.redis, messaging.exp_id).check()) == 0
 
 
-@pytest.mark.long
 def test_a_reset_deletes_dead_letters(ray_cluster, redis_config, exp_id):
     with Messaging.start(exp_id, redis=redis_config) as messaging:
         west = messaging.create_group("west", [1])

@@ -45,7 +45,7 @@ def end(request, redis):
     ("redis", "end"),
     [
         pytest.param("embedded", "reset", marks=pytest.mark.long),
-        ("embedded", "shutdown"),
+        pytest.param("embedded", "shutdown", marks=pytest.mark.long),
         pytest.param("own", "reset", marks=pytest.mark.long),
         pytest.param("own", "shutdown", marks=pytest.mark.long),
     ],

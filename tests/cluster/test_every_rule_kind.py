@@ -136,6 +136,7 @@ async def judged_as_told(messaging, batches):
         await messaging.interceptor.remove.remote("all")
 
 
+@pytest.mark.long
 async def test_a_rule_given_at_the_start_judges_until_its_state_changes(shared, model):
     make, batches = CASES["Rule"]
     exp_id = f"given-{uuid.uuid4().hex[:8]}"

@@ -4,7 +4,7 @@ import logging
 import uuid
 
 import pytest
-from support.cluster import kill, numbered, wait_for
+from support.cluster import numbered, wait_for
 
 from ray_messaging import Messaging
 from ray_messaging.errors import LogError, Unbalanced
@@ -52,25 +52,3 @@ def test_queried_rows_are_in_a_file_and_missing_rows_are_reported(messaging, own
     assert log.query()["payload"].to_pylist() == [f'{{"n":{n}}}' for n in range(ROWS)]
     with pytest.raises(Unbalanced, match=f"all {ROWS:,} rows"):
         log.balance()
-
-
-def test_a_shutdown_after_a_flush_writes_the_read_rows_and_reports_the_loss(messaging, own_server, tmp_path, caplog):
-    flush(own_server)
-    with caplog.at_level(logging.ERROR):
-        messaging.shutdown()
-    assert "the event log is not complete" in caplog.text
-    assert len(EventLog.open(tmp_path / "log").query()) == ROWS
-
-
-def test_a_log_killed_after_a_flush_reports_its_unwritten_rows_as_missing(messaging, own_server, tmp_path, caplog):
-    flush(own_server)
-    kill(messaging.log_actor)
-    [finding] = wait_for(lambda: [each for each in findings(messaging) if "lost" in each.value], "the finding")
-    assert "the log's process died" in finding.value
-    assert "in no file by then is missing" in finding.value
-    assert "resume" in finding.remedy
-    with caplog.at_level(logging.ERROR):
-        messaging.shutdown()
-    assert "the event log is not complete: the log's process died" in caplog.text
-    with pytest.raises(LogError, match="in no file by then is missing"):
-        EventLog.open(tmp_path / "log")

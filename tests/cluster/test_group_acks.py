@@ -170,6 +170,7 @@ def test_messages_of_another_group_are_not_acknowledged(pair):
 # -- too late ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_an_ack_of_redelivered_messages_of_a_group_raises(hasty, group):
     fill(group, 3)
     holder = new_handle(group)
@@ -186,6 +187,7 @@ def test_an_ack_of_redelivered_messages_of_a_group_raises(hasty, group):
     assert hasty.stats()["waiting"][group.name] == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("returned", [False, True])
 def test_a_with_block_that_lasts_too_long_raises(group, returned):
     fill(group, 3)
@@ -196,6 +198,7 @@ def test_a_with_block_that_lasts_too_long_raises(group, returned):
     thief.ack()
 
 
+@pytest.mark.long
 def test_the_next_fetch_raises_for_redelivered_messages(group):
     fill(group, 3)
     holder = new_handle(group)
@@ -207,6 +210,7 @@ def test_the_next_fetch_raises_for_redelivered_messages(group):
     thief.ack()
 
 
+@pytest.mark.long
 def test_only_redelivered_messages_of_an_ack_raise(hasty, group):
     fill(group, 3)
     holder = new_handle(group)
@@ -223,6 +227,7 @@ def test_only_redelivered_messages_of_an_ack_raise(hasty, group):
 # -- completely ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_complete_fetch_has_all_that_was_delivered(hasty, make_group):
     group = make_group(hasty)
     for step in range(10):

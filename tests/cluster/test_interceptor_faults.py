@@ -92,17 +92,6 @@ def test_counts_and_changes_survive_the_interceptor(town):
     assert {message.labels for message in found} == {("whispered",)}
 
 
-def test_cleared_lists_stay_empty(town):
-    messaging, west, _ = town(rules.BlackList([(1, 11)]))
-    control(messaging, "remove_from_black_set", (1, 11))
-    kill(messaging.interceptor)
-    assert control(messaging, "black_set") == set()
-    control(messaging, "pop_rule")
-    control(messaging, "insert_rule", rules.BlackList([(2, 12)]))
-    kill(messaging.interceptor)
-    assert fates(west.send_columns([1, 2], [11, 12], {})) == ["delivered", "blocked"]
-
-
 def test_a_change_repeated_by_ray_happens_once(town, tmp_path):
     messaging, _, _ = town(rules.MaxLength(50), Careful(tmp_path / "popped"), Careful(tmp_path / "replaced", "second"))
     before = pid_of(messaging.interceptor)

@@ -16,7 +16,7 @@ from support.cluster import (
 )
 
 from ray_messaging import Messaging, MessagingConfig, rules
-from ray_messaging.errors import LogError, MailboxFull, UnknownName
+from ray_messaging.errors import LogError, MailboxFull
 from ray_messaging.eventlog.event_log import EventLog
 
 pytestmark = pytest.mark.long
@@ -140,24 +140,6 @@ def test_messages_wait_while_the_log_cannot_be_written(start, tmp_path):
         send(50)
     assert logged_fates(messaging.log) == expected
     assert messaging.log.balance().sends == len(expected)
-
-
-def test_a_damaged_segment_is_named_and_not_touched(start, tmp_path):
-    messaging, group = start()
-    log_dir, exp_id = tmp_path / "log", messaging.exp_id
-    group.send_columns([1] * 3, [2] * 3, numbered(3))
-    messaging.shutdown()
-    [segment] = log_dir.glob("events-*.parquet")
-    whole = segment.read_bytes()
-    segment.write_bytes(whole[:-20])
-    with pytest.raises(LogError, match="damaged") as caught:
-        Messaging.start(exp_id, log_dir=log_dir, on_existing="resume")
-    assert caught.value.path == str(segment)
-    assert str(segment) in str(caught.value)
-    assert "move it away" in str(caught.value)
-    assert segment.read_bytes() == whole[:-20]
-    with pytest.raises(UnknownName):
-        Messaging.connect(exp_id)
 
 
 def test_a_follower_misses_nothing_when_the_logs_process_dies(start):

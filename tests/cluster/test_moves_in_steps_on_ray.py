@@ -99,6 +99,7 @@ def test_agents_move_themselves(messaging, tmp_path):
     assert list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 def test_a_move_to_no_group_names_the_agent(messaging):
     def lost(me, inbox):
         if me.id == 7:

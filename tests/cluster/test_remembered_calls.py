@@ -149,6 +149,7 @@ def test_a_fork_makes_no_call_and_with_a_ban_only_those_whose_arguments_differ(s
         before = asked(file)
 
 
+@pytest.mark.long
 def test_an_earlier_run_that_cannot_be_read_ends_the_run(start, tmp_path):
     born = tmp_path / "log" / "_calls" / "0"
     born.mkdir(parents=True)

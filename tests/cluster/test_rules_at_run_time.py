@@ -246,7 +246,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("kind", CHANGES)
+@pytest.mark.parametrize("kind", ["black list", pytest.param("rule", marks=pytest.mark.long)])
 def test_no_later_send_escapes_a_change(town, kind):
     """With odd numbers of changes all is blocked; a batch begun after the first of two is judged by one of them."""
     messaging, west, east = town()

@@ -119,6 +119,7 @@ def test_a_run_goes_on_step_by_step(start, expected):
         standing.advance()
 
 
+@pytest.mark.long
 def test_a_standing_run_survives_its_groups_and_is_closed_by_the_next_run(start):
     pids = []
 
@@ -141,6 +142,7 @@ def test_a_standing_run_survives_its_groups_and_is_closed_by_the_next_run(start)
         assert words(later.states()) == sequential()[0]
 
 
+@pytest.mark.long
 def test_the_inspector_shows_an_agents_state_between_two_steps(start, tmp_path):
     def crowd(group, step):
         group.state = {"twice": group.ids * 2, "all": np.array([1, 2, 3])}
@@ -159,6 +161,7 @@ def test_the_inspector_shows_an_agents_state_between_two_steps(start, tmp_path):
         assert LiveSource(other).agent(str(AGENTS)).state == {}
 
 
+@pytest.mark.long
 def test_a_run_goes_on_after_ctrl_c_and_behind_a_model_that_fails(start):
     messaging = start()
     with messaging.start_run(person, agents=AGENTS, groups=2) as standing:
