@@ -3,6 +3,7 @@
 import asyncio
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import threading
@@ -26,6 +27,12 @@ from ray_messaging.messager import Messager
 from ray_messaging.transports.backend import open_transport
 
 pytest_plugins = ["support.side_by_side", "support.skipped", "support.soak", "support.properties"]
+
+
+def pytest_configure():
+    """Have Ctrl-C interrupt tests and their processes, also in a job in the background, where a shell ignores it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items):

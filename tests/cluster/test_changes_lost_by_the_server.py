@@ -52,23 +52,6 @@ def test_a_ban_lost_by_the_server_holds_after_the_interceptors_death(start, own_
     assert numbers(drain(east, 2)) == [0, 3]
 
 
-def test_a_rule_lost_by_the_server_holds_after_the_interceptors_death(start, own_server):
-    messaging, west, _ = start(rules.RateLimit(per_round=3))
-    assert fates(west.send_columns([1] * 2, [11] * 2, {})) == ["delivered"] * 2
-
-    def change():
-        control(messaging, "insert_rule", Shouting())
-        assert west.send(1, 11, {"text": "HEY"}).rule == "shouting"
-
-    forget(own_server, change)
-    noticed(messaging)
-    kill(messaging.interceptor)
-    assert [rule["name"] for rule in control(messaging, "rules")] == ["rate_limit", "shouting"]
-    assert control(messaging, "violation_counts") == {1: 1}
-    assert west.send(1, 11, {"text": "HEY"}).rule in {"shouting", "rate_limit"}
-    assert west.send(2, 11, {"text": "HEY"}).rule == "shouting"
-
-
 def test_an_epoch_lost_by_the_server_is_taken_again(start, own_server):
     messaging, west, _ = start()
     assert west.send(1, 11, {"n": 0})

@@ -4,7 +4,7 @@ import uuid
 
 import pytest
 import ray
-from support.cluster import drain, numbers, wait_for
+from support.cluster import numbers, wait_for
 
 from ray_messaging import AlreadyExists, Messaging, MessagingConfig
 
@@ -56,14 +56,6 @@ def test_an_actor_takes_over_a_dead_actors_name_at_once(town):
     assert numbers(ray.get(rival.receive.remote())) == [1]
     with pytest.raises(AlreadyExists, match="is held by"):
         ray.get(Member.remote(town).open.remote("own"))
-
-
-def test_a_group_takes_over_a_dead_groups_name_at_once(town):
-    west, east = town.create_group("west", [1]), town.create_group("east", [2])
-    ray.kill(east.actor)
-    wait_for(lambda: waits_for_a_dead_owner(town, "east"), "the finding")
-    assert west.send(1, 2, {"n": 1}).fate == "delivered"
-    assert numbers(drain(town.create_group("east", [2]), 1)) == [1]
 
 
 @ray.remote(num_cpus=0, max_retries=0)

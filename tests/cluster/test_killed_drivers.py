@@ -65,15 +65,3 @@ def test_the_log_of_a_driver_that_ends_without_a_shutdown_is_complete_soon(home,
     wait_for(lambda: not (home / "logs" / "town-server").exists(), "the removal of its server's data")
     assert_complete(home)
     driver.wait_end()
-
-
-def test_the_log_of_a_driver_that_was_killed_with_its_whole_machine_says_so_until_it_is_finished(home):
-    driver = driver_of(home, "waits")
-    assert driver.process.stdout.readline() == "seen\n"
-    driver.kill_all()
-    found = log(home, "stats")
-    assert found.returncode != 0
-    assert "has no end" in found.stderr
-    assert "ray-messaging log finish" in found.stderr
-    assert log(home, "finish").returncode == 0
-    assert_complete(home)

@@ -94,15 +94,6 @@ def test_resume_adds_run_time_changes_to_the_given_rules(left, exp_id):
 
 
 @pytest.mark.long
-def test_reset_begins_afresh(left, exp_id):
-    with Messaging.start(exp_id, redis=left, on_existing="reset") as messaging:
-        assert messaging.stats()["waiting"] == {}
-        group = messaging.create_group("all", [1, 2, 3])
-        assert group.send(3, 1, {"n": 9})
-        assert numbers(drain(group, 1)) == [9]
-
-
-@pytest.mark.long
 def test_reset_ends_a_running_experiment(left, exp_id):
     old = Messaging.start(exp_id, redis=left, on_existing="resume")
     old.create_group("old", [7])

@@ -19,7 +19,7 @@ import pytest
 import ray
 from support.step_society import AGENTS, SEED, STEPS, listen, messages_of, sequential, spread
 
-from ray_messaging import AlreadyExists, ConfigError, Messaging, StepFailed, Steps, UndeclaredSend, UnknownName
+from ray_messaging import AlreadyExists, ConfigError, Messaging, StepFailed, Steps
 
 
 def started(**options):
@@ -72,22 +72,6 @@ def words(result):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("groups", [1, 3])
-def test_the_result_is_that_of_one_loop(start, groups):
-    messaging = start()
-    result = messaging.run(person, agents=AGENTS, groups=groups, until=STEPS)
-    assert words(result) == sequential()[0]
-    assert list(result.states) == list(range(AGENTS))
-    assert result.steps == STEPS
-    assert result.fates == {"delivered": messages_of(STEPS)}
-    assert [messaging.steps.digest(step) for step in range(STEPS)] == sequential()[1]
-    assert result.digests == {step: digest.hex() for step, digest in enumerate(sequential()[1])}
-    assert messaging.steps.now == STEPS
-    with pytest.raises(UnknownName, match="not committed"):
-        messaging.steps.digest(STEPS)
-
-
-@pytest.mark.long
 def test_a_run_goes_on_where_it_stopped(start):
     messaging = start()
     messaging.run(person, agents=AGENTS, groups=2, until=3)
@@ -134,46 +118,6 @@ def test_a_second_run_has_the_processes_of_the_first_unless_they_died_or_would_r
 
 
 @pytest.mark.long
-def test_groups_that_are_killed_change_nothing(start, tmp_path):
-    def dying(me, inbox):
-        person(me, inbox)
-        mark = tmp_path / f"{me.id}"
-        if me.step in {2, 5} and me.id in {7, 8} and not mark.exists():
-            mark.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    result = start().run(dying, agents=AGENTS, groups=2, until=STEPS)
-    assert words(result) == sequential()[0]
-    assert sum(result.fates.values()) == messages_of(STEPS)
-    assert sorted(mark.name for mark in tmp_path.iterdir()) == ["7", "8"]
-
-
-@pytest.mark.long
-def test_a_call_that_is_remembered_is_made_once_although_its_step_runs_again(start, tmp_path):
-    answers, mark, heard = tmp_path / "answers", tmp_path / "mark", []
-
-    def ask(agent, step):
-        answer = uuid.uuid4().hex
-        with answers.open("a") as file:
-            file.write(f"{step} {agent} {answer}\n")
-        return answer
-
-    async def person(me, inbox):
-        for _ in range(2):
-            me.state.setdefault("heard", []).append([me.step, await me.remember(ask, me.id, me.step)])
-        heard.append(me.step)
-        if heard.count(2) == 10 and not mark.exists():  # the last one of its group
-            mark.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    result = start().run(person, agents=20, groups=2, until=4)
-    assert mark.exists()
-    made = [line.split() for line in answers.read_text().splitlines()]
-    assert len(made) == 20 * 2 * 4
-    for agent, state in result.states.items():
-        assert state["heard"] == [[int(step), answer] for step, by, answer in made if int(by) == agent]
-
-
 def test_agents_with_data_neighbours_and_a_start(start):
     table = pd.DataFrame({"age": [20, 30, 40]}, index=["ann", "bob", "eve"])
     edges = [("ann", "bob"), ("ann", "eve"), ("eve", "ann")]
@@ -195,30 +139,6 @@ def test_agents_with_data_neighbours_and_a_start(start):
         "eve": [40],
     }
     assert result.to_pandas().loc["bob", "heard"] == [30, 21, 21]
-
-
-@pytest.mark.long
-def test_groups_wait_for_those_that_the_graph_says(ray_cluster):
-    """Ten agents in a line: the first group hears nobody, so it need not wait for the second."""
-
-    def relay(me, inbox):
-        me.state["heard"] = me.state.get("heard", 0) + sum(message.payload["n"] for message in inbox)
-        for friend in me.neighbours:
-            me.send(friend, {"n": me.step})
-        if me.id == 9 and me.step == 3:
-            me.send(me.shared, {"n": 0})
-
-    steps = Steps(seed=SEED, wait_for="senders")
-    halves = {"west": range(5), "east": range(5, 10)}
-    line = [(agent, agent + 1) for agent in range(9)]
-    with Messaging.start(f"run-{uuid.uuid4().hex[:8]}", steps=steps) as messaging:
-        assert messaging.steps.wait_for == "senders"
-        with pytest.raises(UndeclaredSend, match="step 3 of group 'east' is not committed: it sends to 'west'"):
-            messaging.run(relay, agents=10, groups=halves, until=5, graph=line, shared=2)
-        result = messaging.run(relay, agents=10, groups=halves, until=5, graph=line, shared=8)
-        assert [state["heard"] for state in result.states.values()] == [0, *[6] * 9]
-        with pytest.raises(ConfigError, match="at_step="):
-            messaging.run(relay, agents=10, groups=halves, until=6, graph=[(9, 0)], shared=8)
 
 
 @pytest.mark.long
@@ -266,51 +186,6 @@ def test_a_model_that_raises_names_agent_and_step(start):
     result = messaging.run(person, agents=AGENTS, groups=2, until=STEPS)
     assert (words(result), result.fates) == (sequential()[0], {"delivered": messages_of(STEPS)})
     assert [messaging.steps.digest(step) for step in range(STEPS)] == sequential()[1]
-
-
-@pytest.mark.long
-def test_calls_of_all_groups_that_are_under_way_where_one_fails_are_made_once(start, tmp_path):
-    answers, asked, failed = tmp_path / "answers", tmp_path / "asked", tmp_path / "failed"
-
-    async def ask(agent):
-        (asked / str(agent)).touch()
-        await until_true(failed.exists)
-        with answers.open("a") as file:
-            file.write(f"{agent}\n")
-        return agent
-
-    async def person(me, inbox):
-        if me.id:
-            me.state["heard"] = await me.remember(ask, me.id)
-        elif not failed.exists():
-            await until_true(lambda: len([*asked.iterdir()]) == 5)
-            asyncio.get_running_loop().call_later(0.1, failed.touch)
-            raise ValueError("no provider")
-
-    async def until_true(condition):
-        while not condition():  # noqa: ASYNC110 - another process makes it true
-            await asyncio.sleep(0.01)
-
-    asked.mkdir()
-    messaging = start()
-    with pytest.raises(StepFailed, match=r"agent 0 .*no provider"):
-        messaging.run(person, agents=6, groups=2, until=1)
-    result = messaging.run(person, agents=6, groups=2, until=1)
-    assert {agent: state.get("heard") for agent, state in result.states.items()} == {0: None} | {
-        agent: agent for agent in range(1, 6)
-    }
-    assert sorted(answers.read_text().split()) == [*"12345"]
-
-
-@pytest.mark.long
-def test_a_model_that_never_returns_is_ended_by_its_timeout_and_named(start):
-    async def model(me, inbox):
-        if me.id == 2:
-            threading.Event().wait()
-
-    with pytest.raises(StepFailed, match="timeout=1 s, and its model blocked the event loop") as caught:
-        start().run(model, agents=4, groups=2, until=1, timeout=1)
-    assert (caught.value.agent, caught.value.step) == (2, 0)
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from collections import Counter
 
 import pytest
 import ray
-from support.cluster import kill, wait_for
+from support.cluster import wait_for
 from support.step_society import AGENTS, SEED, STEPS, digests_of, listen, run_step, sequential, spread
 
-from ray_messaging import EventLog, Messaging
+from ray_messaging import Messaging
 from ray_messaging.config import MessagingConfig, Steps
 from ray_messaging.errors import AlreadyExists, ConfigError, MessagingError, StepAborted, UndeclaredSend, UnknownName
 from ray_messaging.interception.rules import RateLimit
@@ -83,35 +83,6 @@ def test_tasks_give_the_states_and_digests_of_one_loop(messaging, groups):
     for step in (-1, "3", True):
         with pytest.raises(ConfigError, match="numbered from 0"):
             messaging.steps.digest(step)
-
-
-@pytest.mark.long
-def test_the_log_has_each_message_once_although_its_actor_and_a_group_are_killed(ray_cluster, tmp_path):
-    exp_id, folder = f"steps-{uuid.uuid4().hex[:8]}", tmp_path / "log"
-
-    @ray.remote(num_cpus=0, max_retries=3, retry_exceptions=[StepAborted])
-    def live_and_kill(group, log_actor, marks):
-        for step in group.steps(until=STEPS):
-            run_step(step)
-            for number, actor in ((2, log_actor), (4, group.actor), (6, log_actor)):
-                if step.number == number and not (marks / str(number)).exists():
-                    (marks / str(number)).touch()
-                    kill(actor)
-
-    with Messaging.start(exp_id, steps=Steps(seed=SEED, groups=2, digest=True), log_dir=folder) as messaging:
-        first, second = messaging.create_groups({f"group{n}": range(n, AGENTS, 2) for n in range(2)}).values()
-        (tmp_path / "marks").mkdir()
-        ray.get(
-            [live_and_kill.remote(first, messaging.log_actor, tmp_path / "marks"), live.remote(second)], timeout=120
-        )
-        wanted = sequential()[1]
-        assert [messaging.log.digest(step) for step in range(STEPS)] == wanted
-        assert digests(messaging) == wanted
-    log = EventLog.open(folder)
-    assert [log.digest(step) for step in range(STEPS)] == wanted
-    found = log.query()["message_id"].to_pylist()
-    assert len(found) == len(set(found)) == log.balance().sends
-    assert sorted(mark.name for mark in (tmp_path / "marks").iterdir()) == ["2", "4", "6"]
 
 
 @ray.remote(num_cpus=0)

@@ -31,14 +31,6 @@ class TestReport:
         assert names == ["**ray_messaging**", "peer 5.0", "peer 4.0", "peer 3.0", "peer 1.0", "limit: frames"]
         assert text.startswith("agents 2,000:")
 
-    def test_a_peer_without_a_figure_has_an_empty_cell(self):
-        text = markdown.by_name([figure(), figure(case="awaited"), figure("queue", case="awaited", values=[10.0])])
-        assert "| queue |  |  | 10 | 10 x |" in text
-
-    def test_figures_that_stand_alone_are_rows(self):
-        alone = [figure(LIMIT + name, case=name, axis="limits") for name in ("codec", "store", "loopback", "call")]
-        assert "| codec | agents 2,000 | limit: codec | messages/s | 100 |  |" in markdown.axis_tables(alone)
-
     def test_notes_are_said_once(self):
         told = [figure(note="set up in 1 s"), figure(case="awaited", note="set up in 1 s; 3 lost")]
         elsewhere = figure(agents=200)
@@ -46,17 +38,6 @@ class TestReport:
 
         everywhere = [figure(note="one core", agents=agents) for agents in (200, 2000)]
         assert markdown.notes([*everywhere, figure("zmq")]) == "- ray_messaging: one core"
-
-    @pytest.mark.parametrize(
-        ("value", "text"),
-        [(0.0, "0"), (1234567.0, "1,230,000"), (0.012345, "0.0123"), (9.996, "10"), (1.5, "1.5"), (-5.25, "-5.25")],
-    )
-    def test_numbers_have_three_digits(self, value, text):
-        assert markdown.significant(value) == text
-
-    def test_bytes_have_a_unit(self):
-        assert markdown.shown(figure(unit="bytes", values=[3 * 2**30])) == "3 GiB"
-        assert markdown.size(12) == "12 bytes"
 
     def test_failed_and_missing_parts_are_reported(self):
         run = run_of(figure())

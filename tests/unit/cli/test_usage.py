@@ -98,7 +98,7 @@ def test_the_log_of_an_earlier_run_stays(run, trace, old_log):
     ("address", "words"),
     [
         pytest.param("nonsense", "is no host:port", marks=pytest.mark.long),
-        ("ray://127.0.0.1:1", "is no host:port"),
+        pytest.param("ray://127.0.0.1:1", "is no host:port", marks=pytest.mark.long),
         ("127.0.0.1:1", "leads to no Ray"),
     ],
 )

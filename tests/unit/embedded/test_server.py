@@ -68,11 +68,6 @@ def test_the_password_is_not_visible_to_others(server):
     assert all(path.stat().st_mode & 0o077 == 0 for path in data_dir.rglob("*"))
 
 
-def test_passwords_differ(server):
-    with EmbeddedServer(HOST) as other:
-        assert other.start().password != server.start().password
-
-
 @pytest.mark.parametrize("durability", [None, "everysec", "always"])
 def test_keeps_everything_and_evicts_nothing(durability):
     server = EmbeddedServer(HOST, maxmemory_bytes=64 * 2**20, durability=durability)

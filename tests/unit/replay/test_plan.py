@@ -5,40 +5,10 @@ import pytest
 from support.traffic import plan_of, traffic_of
 
 from ray_messaging.errors import ConfigError
-from ray_messaging.replay.plan import Plan, Traffic, assign_groups, digests, due_times
-from ray_messaging.replay.trace import Trace
+from ray_messaging.replay.plan import Plan, assign_groups, digests, due_times
 
 ROWS = [(1, 2), (2, 1), ("ann", 1), (1, "ann"), (1, 2)]
 GROUPS = {1: 0, 2: 1, "ann": 1}
-
-
-def test_traffic_of_a_trace_keeps_file_order_and_ids():
-    trace = Trace([7, 8, "ann"], [8, 7, 7], np.array([3.0, 1.0, 2.0]), ["a", "", "ü"], "t")
-    traffic = Traffic.of(trace)
-    assert traffic.agents == [7, 8, "ann"]
-    assert traffic.senders.tolist() == [0, 1, 2]
-    assert traffic.receivers.tolist() == [1, 0, 0]
-    assert (traffic.texts, len(traffic), repr(traffic)) == (
-        ["a", "", "ü"],
-        3,
-        "Traffic(name='t', messages=3, agents=3)",
-    )
-
-
-def test_shares_hold_every_row_once_and_in_order():
-    plan = plan_of(ROWS, GROUPS, texts=list("abcde"))
-    first, second = plan.shares()
-    assert (first.agents, first.rows.tolist(), first.texts) == ([1], [0, 3, 4], ["a", "d", "e"])
-    assert (second.agents, second.rows.tolist(), second.texts) == ([2, "ann"], [1, 2], ["b", "c"])
-    assert (first.due, plan.names, plan.sizes) == (None, ["group-1", "group-2"], [1, 2])
-
-
-def test_reference_numbers_ordered_pairs():
-    reference = plan_of(ROWS, GROUPS).reference()
-    assert reference.pairs[0] == reference.pairs[4]
-    assert len(set(reference.pairs.tolist())) == 4
-    assert reference.agents.dtype == object
-    assert plan_of([(1, 2)], {1: 0, 2: 0}).reference().agents.dtype == np.int64
 
 
 def test_dealing_fills_groups_evenly_and_no_more_than_there_are_agents():

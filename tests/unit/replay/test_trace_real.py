@@ -38,6 +38,7 @@ def gitter_lines(data):
     return [(line, json.loads(line)) for line in lines if line]
 
 
+@pytest.mark.long
 def test_gitter_rows_of_nobody_are_named(write, gitter_lines, blame, data):
     nobody = [number for number, (_, row) in enumerate(gitter_lines, 1) if row["user_id"] == ""]
     assert len(nobody) == 4
@@ -51,6 +52,7 @@ def test_gitter_rows_of_nobody_are_named(write, gitter_lines, blame, data):
         assert "the sender is empty" in message
 
 
+@pytest.mark.long
 def test_gitter_texts_are_identical(write, gitter_lines):
     kept = [(line, row) for line, row in gitter_lines if row["user_id"]]
     path = write("g.jsonl", b"\n".join(line for line, _ in kept))

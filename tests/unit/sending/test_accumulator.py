@@ -25,14 +25,10 @@ from ray_messaging.interception.verdicts import FOREIGN, BatchVerdict
 from ray_messaging.outgoing import Outgoing
 from ray_messaging.sending import accumulator, pending_batch
 from ray_messaging.sending import bulk_input as bulk
-from ray_messaging.sending.accumulator import CapacityLimiter
 from ray_messaging.sending.bulk_input import (
     columns_of,
     entries_of,
-    entry_chunks,
 )
-from ray_messaging.sending.local_log import LocalLog
-from ray_messaging.wire.frames import decode
 
 
 class Gate:
@@ -133,31 +129,6 @@ async def test_a_cancelled_send_passes_its_turn_on(pair, limits):
     assert [n for n, task in enumerate(tasks) if not task.cancelled()] == kept
     assert [message.payload["n"] for message in await fetch_all(receiver, len(kept))] == kept
     assert empty(sender)
-
-
-async def test_a_send_cancelled_at_its_turn_passes_it_on():
-    room = CapacityLimiter(1, 1)
-    room.rows = room.nbytes = 1
-    went = []
-
-    async def wait(n):
-        await room.wait()
-        room.rows, room.nbytes = 1, 1
-        went.append(n)
-
-    first, second, third = (asyncio.create_task(wait(n)) for n in range(3))
-    await asyncio.sleep(0)
-    room.give_back(1, 1)  # the first one's turn
-    assert room.crowded  # a newcomer must not overtake it
-    first.cancel()
-    async with asyncio.timeout(WAIT_S):
-        await second
-    assert went == [1]
-    assert not third.done()
-    room.give_back(1, 1)
-    async with asyncio.timeout(WAIT_S):
-        await third
-    assert went == [1, 2]
 
 
 # -- messages that share a batch ---------------------------------------------------------------------------------------
@@ -270,27 +241,7 @@ async def test_batches_of_large_payloads_are_cut_by_bytes(pair, monkeypatch):
     assert len(await fetch_all(receiver, 90)) == 90
 
 
-def test_entries_columns_and_relayed_frames_are_cut_by_bytes(monkeypatch):
-    monkeypatch.setattr(bulk, "BATCH_BYTES", 50_000)
-    payloads = [{"t": "x" * size} for size in (10, 60_000, 20_000, 20_000, 20_000, 5)]
-    entries = entries_of(
-        [Outgoing.to_agent(1, payload) for payload in payloads], lambda c: parse_channel("e", c), 2**20
-    )
-    chunks = columns_of(1, [1] * 6, payloads, 2**20)
-    by_entries = [[len(entry.line) for entry in chunk] for chunk in entry_chunks(entries)]
-    by_columns = [[*map(len, chunk.lines.list)] for chunk in chunks]
-    by_frames = [
-        [*map(len, decode(frame).lines.list)]
-        for frame in (*frames_of_entries(entries, None), *frames_of_columns(chunks, "agent-chat", None))
-    ]
-    assert by_frames == by_entries + by_columns
-    sizes = [len(payload["t"]) + 8 for payload in payloads]
-    for found in (by_entries, by_columns):
-        assert [size for part in found for size in part] == sizes
-        assert all(sum(part) <= 50_000 or len(part) == 1 for part in found)
-        assert len(found) < 6
-
-
+@pytest.mark.long
 async def test_forty_payloads_of_eight_mib_can_be_judged(opener, local):
     sender = await opener(local, Interceptor("x", [MaxLength(2**23 - 1)]))
     large, larger = {"t": "x" * (2**23 - 10)}, {"t": "x" * (2**23 - 8)}
@@ -323,12 +274,6 @@ async def test_the_local_log_counts_what_lone_messages_take_beside_their_payload
     assert 40 < len(rows) < 60
     assert rows[-1]["payload"] == {"n": 99}
     assert sender.stats()["log_dropped"] == 100 - len(rows)
-
-
-def test_a_local_log_without_room_keeps_nothing():
-    log = LocalLog("e", 10, 0)
-    assert log.rows() == []
-    assert log.dropped == 0
 
 
 # -- bulk sends that are interrupted ----------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import pytest
 from support.contracts import fetch_all
 from support.patience import WAIT_S
 
-from ray_messaging.errors import Closed, InterceptorUnavailable
+from ray_messaging.errors import InterceptorUnavailable
 from ray_messaging.interception.verdicts import BatchVerdict
 
 
@@ -130,17 +130,6 @@ async def test_a_failed_send_loop_fails_waiting_sends(pair):
             await asyncio.wait_for(task, WAIT_S)
     assert late.cancelled()
     assert sender.stats()["deferred"] == 0
-
-
-async def test_a_stopped_send_loop_asks_no_more(pair):
-    sender, _ = pair
-    judge = sender.engine.accumulator.verdict_client
-    first = send(sender, 0)
-    late = await defer_the_first(judge)
-    await sender.engine.accumulator.stop(Closed("stopped"))
-    with pytest.raises(Closed):
-        await first
-    assert late.cancelled()
 
 
 async def test_rows_of_other_kinds_of_ids_wait_too(pair):

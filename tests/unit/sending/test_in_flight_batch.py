@@ -3,7 +3,6 @@
 import asyncio
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -76,29 +75,6 @@ def test_a_bulk_send_is_answered_when_all_of_its_rows_are_known():
     assert (made.fate(0), made.finished) == (None, [])
     in_flight.settle(rows(0), PUBLISHED)
     assert (made.fate(0), made.finished) == ("published", [in_flight])
-
-
-def test_errors_of_two_sends_are_two_errors():
-    made = Made(2)
-    made.in_flight.fail(None, full())
-    first, second = (future.exception() for future in made.singles)
-    assert first is not second
-    assert (first.message_ids, second.message_ids) == (["s-1-0"], ["s-1-1"])
-
-
-@pytest.mark.parametrize("way", ["settle", "fail", "block"])
-def test_cancelled_sends_are_skipped(way):
-    made = Made(2)
-    made.singles[0].cancel = None
-    made.singles[0].set_result("gone")
-    if way == "settle":
-        made.in_flight.settle(None, DELIVERED)
-    elif way == "fail":
-        made.in_flight.fail(None, full())
-    else:
-        made.block(range(2))
-    assert made.fate(1) is not None
-    assert len(made.finished) == 1
 
 
 FATES = {DELIVERED: "delivered", BLOCKED: "blocked", UNKNOWN: "MailboxFull"}

@@ -30,8 +30,8 @@ def rows(owner):
 
 @pytest.mark.parametrize("model", [person, crowd])
 def test_series_are_equal_on_any_number_of_groups(model):
-    each = [series(model, rows, groups) for groups in (1, 2, 8)]
-    whole = [series(model, [Mean("mood"), Count("side")], groups) for groups in (1, 2, 8)]
+    each = [series(model, rows, groups) for groups in (1, 3)]
+    whole = [series(model, [Mean("mood"), Count("side")], groups) for groups in (1, 3)]
     for one, *others in (each, whole):
         for other in others:
             pd.testing.assert_frame_equal(one, other, check_exact=True)

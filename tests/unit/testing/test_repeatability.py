@@ -138,13 +138,8 @@ def closure():
     return with_a_closure
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        *(pytest.param(model, marks=pytest.mark.long) for model in (clean, clean_counts, with_a_remembered_model)),
-        clean_async,
-    ],
-)
+@pytest.mark.long  # each example of the page is a clean model, too
+@pytest.mark.parametrize("model", [clean, clean_counts, with_a_remembered_model, clean_async])
 def test_a_clean_model_passes(model):
     check(model, start=lambda me: {"word": float(me.rng.normal())})
 
@@ -198,11 +193,19 @@ def test_a_model_that_cannot_be_pickled_names_its_variable():
         check(locked)
 
 
+@pytest.mark.long
 def test_a_graph_may_be_an_iterator():
     check(clean, graph=iter(EDGES))
 
 
-@pytest.mark.parametrize("model", [with_random, with_numpy, with_clock, with_uuid, with_a_global, with_a_model])
+@pytest.mark.parametrize(
+    "model",
+    [
+        with_random,
+        with_uuid,
+        *(pytest.param(each, marks=pytest.mark.long) for each in (with_numpy, with_clock, with_a_global, with_a_model)),
+    ],
+)
 def test_what_another_attempt_does_otherwise_is_found(model):
     with pytest.raises(NotRepeatable, match=r"step 0 .* agent 0 .* ran again: .*docs/repeatability\.md") as caught:
         check(model)
@@ -228,7 +231,16 @@ def test_what_another_process_does_otherwise_is_found(model):
     assert caught.value.step == (1 if model.__name__ == "with_a_closure" else 0)
 
 
-@pytest.mark.parametrize("model", [with_the_grouping, with_the_name_of_the_group, with_the_mean_of_the_group])
+@pytest.mark.parametrize(
+    "model",
+    [
+        with_the_grouping,
+        *(
+            pytest.param(each, marks=pytest.mark.long)
+            for each in (with_the_name_of_the_group, with_the_mean_of_the_group)
+        ),
+    ],
+)
 def test_a_crowd_that_depends_on_its_group_is_found(model):
     with pytest.raises(NotRepeatable, match=r"step 0 .* agent . .* with the agents in two groups"):
         check(model, by="group", graph=None)

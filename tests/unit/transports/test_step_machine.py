@@ -373,7 +373,7 @@ class StepMachine(RuleBasedStateMachine):
             assert int(step) > end or box in self.read or left  # nothing that counts is lost
 
 
-@pytest.mark.parametrize("examples", [10, pytest.param(300, marks=pytest.mark.long)])
+@pytest.mark.parametrize("examples", [5, pytest.param(300, marks=pytest.mark.long)])
 def test_steps_under_any_order_of_calls(valkey_config, examples):
     StepMachine.server = valkey_config
     run_state_machine_as_test(StepMachine, settings=settings(max_examples=examples, stateful_step_count=40))

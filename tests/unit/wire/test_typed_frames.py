@@ -60,43 +60,6 @@ def test_columns_are_views_at_multiples_of_eight_bytes(batch):
                 assert 0 < buffer.ctypes.data - start < len(frame)
 
 
-@given(batches(), st.data())
-def test_a_forged_frame_with_a_right_checksum(batch, data):
-    frame = encode(batch)
-    header_length = int.from_bytes(frame[8:12], "little")
-    body = bytearray(frame[12:])
-    for _ in range(data.draw(st.integers(1, 3))):
-        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
-    if data.draw(st.booleans()):
-        body = body[: data.draw(st.integers(0, len(body)))]
-    try:
-        found = decode(sealed(bytes(body), header_length, frame[2]))
-    except FrameError:
-        return
-    # An accepted frame can be used without errors.
-    table = found.lines
-    if table is not None:
-        assert len(table.list) == len(found)
-        assert [table.row(row) for row in range(len(found))] == table.list
-        assert table.to_arrow().num_rows == len(found)
-        table.to_arrow().validate(full=True)
-    assert encode(found.take(np.arange(len(found))))
-
-
-@given(st.data())
-def test_forged_descriptions_of_columns(data):
-    frame = encode(batch_of(columns(a=[1, 2], b=["x", "y"])))
-    name = st.sampled_from(["a", "b", ""])
-    kind = st.sampled_from(["int8", "int64", "float64", "bool", "string", "object", "V8"])
-    width = st.one_of(st.integers(-1, 3), st.sampled_from([2**31, 2**62]))
-    fields = data.draw(st.lists(st.tuples(name, kind, width), max_size=3))
-    try:
-        found = decode(rewritten(frame, {"payload_columns": fields}))
-    except FrameError:
-        return
-    assert len(found.lines.list) == 2
-
-
 OFFERS = batch_of(columns(price=[1.5, 2.5], text=["né", ""], open=[True, False]))
 
 

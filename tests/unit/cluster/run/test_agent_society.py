@@ -3,7 +3,6 @@
 import asyncio
 import functools
 import inspect
-import pickle
 import re
 import threading
 from copy import deepcopy
@@ -287,12 +286,6 @@ async def test_a_crowd_that_fails_is_named(options, text):
     with pytest.raises(StepFailed, match=text) as caught:
         await society.run(open_step())
     assert (caught.value.agent, caught.value.step, caught.value.group) == (None, 0, "east")
-
-
-async def test_a_failure_keeps_its_facts_when_pickled():
-    error = await failure(lambda me, inbox: 1 / 0)
-    again = pickle.loads(pickle.dumps(error))
-    assert (str(again), again.agent, again.step, again.group) == (str(error), 0, 0, "east")
 
 
 @pytest.mark.parametrize("is_async", [False, True])
