@@ -374,7 +374,7 @@ class Messager(names.ChannelNames):
         """
         if self.conversation.handed_out:
             await self.conversation.commit()
-        if self.conversation.waits.ended:
+        if self.conversation.ended:
             await self.conversation.serve_by_hand()
         messages = await self.engine.fetcher.fetch(limit, timeout, commit, complete=complete)
         if self.conversation.opened and commit == "next":
