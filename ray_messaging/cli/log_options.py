@@ -1,7 +1,6 @@
 """Arguments of the log commands: the log to read, and the options that select rows."""
 
 from collections.abc import Callable
-from contextlib import suppress
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -48,7 +47,6 @@ OPTIONS: dict[str, Any] = {
     "since": _text("--since", "TIME", "Sent at this time or later: ISO (UTC) or unix seconds."),
     "until": _text("--until", "TIME", "Sent before: ISO (UTC) or unix seconds."),
     "contains": _text("--contains", "TEXT", "A part of the payload's JSON; case-sensitive."),
-    "payload": _texts("--payload", "NAME=VALUE", "A value of typed payloads, or LOW:HIGH, without HIGH."),
     "limit": Annotated[int | None, typer.Option("--limit", min=0, metavar="N", help="Only the first N rows.")],
     "after": Annotated[
         int | None, typer.Option("--after", min=-1, metavar="POSITION", help="Only rows after this one.")
@@ -94,29 +92,7 @@ def read_fields(given: dict[str, Any]) -> dict[str, Any]:
     for name in ("since", "until"):
         if name in fields:
             fields[name] = _read_time(fields[name])
-    if "payload" in fields:
-        fields["payload"] = dict(map(_read_value, fields["payload"]))
     return fields
-
-
-def _read_value(text: str) -> tuple[str, object]:
-    name, equals, value = text.partition("=")
-    if not name or not equals:
-        raise InvalidQuery(
-            f"cannot read --payload {text!r}: write price=3.5 or price=1:10", field="payload", value=text
-        )
-    low, colon, high = value.partition(":")
-    bounds = [_number(part) if part else None for part in (low, high)]
-    if colon and not any(isinstance(bound, str) for bound in bounds):
-        return name, [slice(*bounds), value]
-    return name, [_number(value), value]  # both, as the column may hold numbers or texts
-
-
-def _number(text: str) -> float | str:
-    for kind in (int, float):
-        with suppress(ValueError):
-            return kind(text)
-    return {"true": True, "false": False}.get(text, text)
 
 
 def read_id(text: str) -> str | None:

@@ -80,7 +80,7 @@ class EventLog:
     """Queries of the event log: each send, its fate and its reason.
 
     Most methods take the fields of a query, see `fields.Fields`: from_id, to_id, agent, channel, subtopic, fate, rule,
-    message_id, in_reply_to, step, step_read, since, until, contains, payload, limit, after. They raise InvalidQuery for
+    message_id, in_reply_to, step, step_read, since, until, contains, limit, after. They raise InvalidQuery for
     an invalid field, and LogError if the folder cannot be read.
     """
 

@@ -1,8 +1,6 @@
 """Fields of a query: their validation, and the pyarrow expressions that prune files and filter rows by them."""
 
-import math
-import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from copy import copy
 from datetime import UTC, datetime
 from difflib import get_close_matches
@@ -18,7 +16,7 @@ import pyarrow.compute as pc
 from ray_messaging.addressing.channels import INT64_MAX, INT64_MIN, AgentId, check_id
 from ray_messaging.errors import InvalidAddress, InvalidQuery
 from ray_messaging.eventlog.reading.results import stored_column
-from ray_messaging.eventlog.schema import POSITION, TEXT, TYPED
+from ray_messaging.eventlog.schema import POSITION, TEXT
 from ray_messaging.receipt import FATES
 
 Moment = float | datetime | str
@@ -28,7 +26,6 @@ AgentIds = AgentId | Collection[AgentId | None] | None
 MICROSECONDS = 1_000_000
 _ENDS = {"from_id": ("from",), "to_id": ("to",), "agent": ("from", "to")}
 _OF_RECIPIENT = ("to_id", "agent", "channel")
-_VALUES = (str, int, float, np.generic)
 _NOTHING = pc.scalar(False)
 _MOMENT = pa.timestamp("us", "UTC")
 
@@ -39,10 +36,8 @@ class Fields(TypedDict, total=False):
     from_id, to_id, agent (sender or recipient), channel, subtopic, fate, rule, message_id, in_reply_to (the id of the
     question), step (in which it was sent) and step_read take a value or a collection of values; a step may also be a
     range or a slice. since (inclusive) and until (exclusive) limit sent_at: unix seconds, a datetime with a time zone,
-    or ISO text (UTC, unless it has a time zone). contains is a part of the payload's JSON text, case-sensitive. payload
-    selects by values of typed columns, such as {"price": 3.5, "n": slice(1, 10)}: a value, several values, or a slice
-    from the first to before the second; rows without the column do not match. limit returns only the first so many
-    matching rows. after returns only the rows after this `position`.
+    or ISO text (UTC, unless it has a time zone). contains is a part of the payload's JSON text, case-sensitive. limit
+    returns only the first so many matching rows. after returns only the rows after this `position`.
     """
 
     from_id: AgentIds
@@ -59,7 +54,6 @@ class Fields(TypedDict, total=False):
     since: Moment | None
     until: Moment | None
     contains: str | None
-    payload: Mapping[str, Any] | None
     limit: int | None
     after: int | None
 
@@ -211,7 +205,6 @@ class Filters:
         self.since = check_moment("since", fields.get("since"))
         self.until = check_moment("until", fields.get("until"))
         self.contains = check_text("contains", fields.get("contains"))
-        self._payload = _checked_payload(fields.get("payload"))
         self.limit = check_count("limit", fields.get("limit"), at_least=0)
         self.after = check_count("after", fields.get("after"), at_least=-1)
 
@@ -240,7 +233,7 @@ class Filters:
     def select(self) -> bool:
         """Return whether there is any condition other than `after`."""
         others = (self.since, self.until, self.contains)
-        return bool(self._wanted or self._spans or self._payload) or any(each is not None for each in others)
+        return bool(self._wanted or self._spans) or any(each is not None for each in others)
 
     @property
     def recipients(self) -> list[AgentId | None] | None:
@@ -257,7 +250,6 @@ class Filters:
             found += _within(stored_column(name, schema), *span)
         moments = [None if each is None else pa.scalar(each, _MOMENT) for each in (self.since, self.until)]
         found += _within(stored_column("sent_at", schema), *moments)
-        found += [_of_payload(name, ranges, schema) for name, ranges in self._payload.items()]
         if self.after is not None:
             found.append(stored_column(POSITION.name, schema) > self.after)
         if self.contains is not None and TEXT in schema.names:  # last, as it takes longest
@@ -317,94 +309,5 @@ def _within(column: pc.Expression, low: Any, high: Any) -> Iterable[pc.Expressio
         yield column < high
 
 
-# -- payloads in typed columns --------------------------------------------------------------------------------------
-
-
-def _checked_payload(wanted: object) -> dict[str, list[Any]]:
-    """Return the wanted values and slices of each typed column, by its stored name.
-
-    Raises: InvalidQuery if `wanted` is not a mapping from columns to values.
-    """
-    if wanted is None:
-        return {}
-    if not isinstance(wanted, Mapping) or not all(isinstance(name, str) for name in wanted):
-        raise invalid("payload", wanted, 'must name columns and their values: {"price": 3.5, "n": slice(1, 10)}')
-    return {TYPED + name: _checked_values(name, value) for name, value in wanted.items()}
-
-
-def _checked_values(name: str, wanted: object) -> list[Any]:
-    found: list[Any] = [*wanted] if is_collection(wanted) else [wanted]  # type: ignore[misc]
-    ranges = [each for each in found if isinstance(each, slice)]
-    if any(each.step is not None or (each.start is None and each.stop is None) for each in ranges):
-        raise invalid("payload", wanted, f"says no range of {name}: write slice(low, high)")
-    said = [bound for each in ranges for bound in (each.start, each.stop) if bound is not None]
-    said += [each for each in found if not isinstance(each, slice)]
-    if not all(isinstance(value, _VALUES) for value in said):
-        raise invalid("payload", wanted, f"must say one value of {name}, some values, or a slice")
-    return found
-
-
-def _of_payload(name: str, wanted: list[Any], schema: pa.Schema) -> pc.Expression:
-    """Return the condition that a typed column has one of some values, or a value in one of some slices.
-
-    Rows without the column do not match.
-    """
-    if name not in schema.names:
-        return _NOTHING
-    column, kind = pc.field(name), schema.field(name).type
-    values = [as_kind for each in wanted if not isinstance(each, slice) and (as_kind := _as(each, kind)) is not None]
-    found = column.isin(pa.array(values, kind)) if values else _NOTHING
-    for each in wanted:
-        if isinstance(each, slice):
-            found |= _bounded(column, kind, each.start, below=False) & _bounded(column, kind, each.stop, below=True)
-    return found
-
-
-def _bounded(column: pc.Expression, kind: pa.DataType, bound: Any, *, below: bool) -> pc.Expression:  # noqa: ANN401
-    """Return the condition that a column's value is at least `bound`, or with `below` that it is less.
-
-    A bound of None matches any value. NaN, and a bound of another type than the column, match none.
-    """
-    bound = _plain(bound)
-    if bound is None:
-        return column.is_valid()
-    if isinstance(bound, str) != _is_text(kind) or bound != bound or not (_is_text(kind) or _is_number(kind)):
-        return _NOTHING
-    if pa.types.is_integer(kind):  # exactly: Arrow would compare as floats, and refuse large numbers
-        limits = np.iinfo(kind.to_pandas_dtype())
-        if not limits.min < bound <= limits.max:
-            return column.is_valid() if (bound <= limits.min) != below else _NOTHING
-        bound = pa.scalar(math.ceil(bound), kind)
-    elif not isinstance(bound, str):
-        column, bound = column.cast(pa.float64()), float(min(max(bound, -sys.float_info.max), sys.float_info.max))
-    return column < bound if below else column >= bound
-
-
 def _is_named(kind: pa.DataType) -> bool:
     return bool(pa.types.is_dictionary(kind))
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
-
-
-def _as(value: Any, kind: pa.DataType) -> Any:  # noqa: ANN401 - a value
-    """Return a value as one of a column's type, or None if the column cannot hold it."""
-    if isinstance(value, str) != _is_text(kind):
-        return None
-    value = _plain(value)
-    if isinstance(value, int) and pa.types.is_integer(kind):
-        limits = np.iinfo(kind.to_pandas_dtype())
-        return int(value) if limits.min <= value <= limits.max else None
-    try:
-        return pa.scalar(value).cast(kind).as_py()
-    except (pa.ArrowNotImplementedError, pa.ArrowInvalid, OverflowError):
-        return None
-
-
-def _plain(value: Any) -> Any:  # noqa: ANN401 - a value
-    return value.item() if isinstance(value, np.generic) else value

@@ -8,7 +8,6 @@ from support.log_queries import ViewSource, row, write_folder
 from typer.testing import CliRunner
 
 from ray_messaging.cli import app
-from ray_messaging.cli.log_options import read_fields
 from ray_messaging.cli.log_show import sparkline
 from ray_messaging.eventlog.event_log import EventLog
 
@@ -121,20 +120,6 @@ def test_a_row_for_programs(run):
     (found,) = objects(run("query", "--json", "--limit", 1))
     assert (found["from_id"], found["payload"], found["labels"]) == (1, {"content": "hello 0"}, ["kind"])
     assert (found["sent_at"], found["position"]) == (1_700_000_000.0, 0)
-
-
-@pytest.mark.parametrize(
-    ("given", "payload"),
-    [
-        ("n=7", [7, "7"]),
-        ("code=007", [7, "007"]),
-        ("code=true", [True, "true"]),
-        ("code=10:30", [slice(10, 30), "10:30"]),
-        ("code=a:b", ["a:b", "a:b"]),
-    ],
-)
-def test_a_value_of_a_payload_is_a_text_too(given, payload):
-    assert read_fields({"payload": [given]})["payload"] == {given.partition("=")[0]: payload}
 
 
 def test_eight_digits_are_a_date_and_no_second_of_1970(run):

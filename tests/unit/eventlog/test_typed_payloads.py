@@ -2,7 +2,6 @@
 
 import csv
 import json
-import math
 from contextlib import suppress
 from tempfile import TemporaryDirectory
 
@@ -16,7 +15,7 @@ from hypothesis import strategies as some
 from support.log_writing import Crash, batch_of
 from support.typed_tables import tables, values_of
 
-from ray_messaging import InvalidQuery, LogError
+from ray_messaging import LogError
 from ray_messaging.errors import MessagingError
 from ray_messaging.eventlog import folder as folders
 from ray_messaging.eventlog.event_log import EventLog
@@ -221,55 +220,6 @@ async def test_a_name_has_another_type_under_another_subtopic(traffic, writers, 
     assert both["payload.price"].type == pa.large_string()
     assert both["payload.price"].to_pylist()[:6] == ["0", "0.25", "0.5", None, "0 francs", "none"]
     assert both["payload"].null_count == len(both) - 3
-
-
-async def test_rows_are_found_by_values_of_typed_payloads(traffic, writers, tmp_path):
-    writer = await writers()
-    await traffic.mixed(3)
-    await writer.close()
-    log = read(tmp_path / "log")
-    for wanted, prices in [
-        ({"price": 0.5}, [0.5, 0.5, 0.5]),
-        ({"price": [0.25, 0.75]}, [0.25, 0.25, 0.75, 0.75]),
-        ({"price": slice(0.5, 1)}, [0.5, 0.5, 0.75, 0.5, 0.75]),
-        ({"price": "none"}, ["none"] * 3),
-        ({"ok": True, "n": slice(None, np.int64(2))}, [0.0]),
-        ({"n": 1.5}, []),
-        ({"text": ["offer 3 é", 3]}, [0.75, 0.75]),
-        ({"none": 1}, []),
-        ({"at": 1}, []),
-    ]:
-        found = log.query(payload=wanted, text=True)
-        assert [payload["price"] for payload in payloads_of(found)] == prices
-    for bad in ([], {"price": {}}, {"price": slice(None)}, {"price": None}, {1: 2}):
-        with pytest.raises(InvalidQuery, match="payload="):
-            log.query(payload=bad)
-
-
-@pytest.mark.parametrize(
-    ("kind", "values", "wanted", "places"),
-    [
-        (np.int64, [1_700_000_000_000_000_001, 1_763_000_000_000_000_000], slice(1.71e18, 1.8e18), [1]),
-        (np.int64, [-(2**63), 0, 2**63 - 1], slice(-(2**70), 2**70), [0, 1, 2]),
-        (np.int64, [-1, 0, 1, 2], slice(-0.5, 1.5), [1, 2]),
-        (np.int64, [1, 2], slice(math.nan, None), []),
-        (np.int64, [1, 2], slice(-math.inf, math.inf), [0, 1]),
-        (np.int64, [1, 2], [2**64, 2], [1]),
-        (np.uint64, [1, 2, 2**63 + 5], slice(1, 3), [0, 1]),
-        (np.uint64, [1, 2, 2**63 + 5], slice(2**63, None), [2]),
-        (np.uint64, [1, 2, 2**63 + 5], 2**63 + 5, [2]),
-        (np.uint8, [1, 200], slice(-5, 300), [0, 1]),
-        (np.float64, [0.5, 1e300], slice(1, 2**2000), [1]),
-        (np.float64, [0.5, 1e300], [slice(0, 1), 1e300, "x"], [0, 1]),
-        (np.float64, [0.5, 1e300], slice("a", "b"), []),
-    ],
-)
-async def test_ranges_are_exact_whatever_the_numbers(traffic, writers, tmp_path, kind, values, wanted, places):
-    writer = await writers()
-    await traffic.send("offers", columns(x=np.array(values, kind)))
-    await writer.close()
-    found = payloads_of(read(tmp_path / "log").query(payload={"x": wanted}, text=True))
-    assert [payload["x"] for payload in found] == np.array(values, kind)[places].tolist()
 
 
 async def test_texts_are_searched_up_to_a_limit_and_behind_a_position(traffic, writers, tmp_path):
