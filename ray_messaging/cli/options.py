@@ -39,8 +39,7 @@ Rules = Annotated[
     list[str] | None,
     typer.Option(
         metavar="SPEC",
-        help=f"A rule; repeatable. A run is one round: "
-        f"{'; '.join(' or '.join(filter(None, known[1:])) for known in KNOWN.values())}.",
+        help=f"A rule; repeatable. A run is one round: {'; '.join(known.example for known in KNOWN.values())}.",
     ),
 ]
 Speed = Annotated[

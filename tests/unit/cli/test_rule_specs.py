@@ -17,13 +17,6 @@ def test_pairs():
     assert pairs("black-list:1-austria->1-turkey,-1->*") == {("1-austria", "1-turkey"), (-1, None)}
 
 
-@pytest.mark.parametrize("name", ["list.csv", "list of pairs"])
-def test_pairs_of_a_file(tmp_path, name):
-    path = tmp_path / name
-    path.write_text("\ufefffrom,to\n1,2\n\n 1-austria , *\n*,ann\n", encoding="utf-8")
-    assert pairs(f"black-list:{path}") == {(1, 2), ("1-austria", None), (None, "ann")}
-
-
 def test_order_and_names():
     rules = parse_rules(["max-length:500", "black-list:1-2", "black-list:3-4"])
     assert [rule.name for rule in rules] == ["max_length", "black_list", "black_list_2"]
@@ -54,27 +47,6 @@ def test_settings(spec, described):
     assert described.items() <= rule.describe().items()
 
 
-def test_long_lists_of_words_are_no_file_names():
-    words = [f"word{number}" for number in range(1000)]
-    (rule,) = parse_rules(["pattern:" + "|".join(words)])
-    assert rule.describe()["words"] == words
-
-
-@pytest.mark.parametrize("name", ["words.txt", "words"])
-def test_words_of_a_file(tmp_path, name):
-    path = tmp_path / name
-    path.write_text("\ufeffspam\n\n free money \nbäd\n", encoding="utf-8")
-    (rule,) = parse_rules([f"pattern:{path}"])
-    assert rule.describe()["words"] == ["spam", "free money", "bäd"]
-
-
-def test_a_graph_of_a_file(tmp_path):
-    path = tmp_path / "graph.csv"
-    path.write_text("src,dst\n1,2\nann,1\n")
-    (rule,) = parse_rules([f"allow-graph:{path}"])
-    assert rule.describe()["edges"] == 2
-
-
 def test_bans_name_the_rule_that_finds_violations():
     sender, edge = parse_rules(["sender-ban:3:pattern:spam|scam", "edge-ban:1:sender-ban:2:max-length:9"])
     assert (sender.name, sender.after, sender.describe()["check"]["words"]) == ("sender_ban", 3, ["spam", "scam"])
@@ -95,11 +67,8 @@ def test_bans_name_the_rule_that_finds_violations():
         ("black-list:12", "cannot read '12' as a pair"),
         ("black-list:1-", "cannot read '1-' as a pair"),
         ("black-list:a\x00-2", r"agent id 'a\\x00' cannot be used"),
-        ("black-list:nowhere.csv", "black-list: cannot read 'nowhere.csv'"),
         ("allow-graph:1-*", "an edge has two agents"),
         ("allow-graph:1", "allow-graph: cannot read '1' as a pair"),
-        ("allow-graph:nowhere.csv", "allow-graph: cannot read 'nowhere.csv' .* CSV"),
-        ("pattern:nowhere.txt", "pattern: cannot read 'nowhere.txt' .* a word on each line"),
         ("pattern:|", "nothing to look for"),
         ("rate-limit:5", "rate-limit: cannot read '5': write rate-limit:per_second=5"),
         ("rate-limit:per_second=fast", "'fast' is no number: write a number"),
@@ -124,25 +93,3 @@ def test_bans_name_the_rule_that_finds_violations():
 def test_invalid_rule_specs_are_refused(spec, words):
     with pytest.raises(ConfigError, match=words):
         parse_rules([spec])
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ("1,2\n1,2,3\n", "black.csv:2: expected two ids"),
-        ("1,2\n\n1,\n", "black.csv:3: expected two ids"),
-        ("a\tb,2\n", r"black.csv:1: agent id 'a\\tb'"),
-    ],
-)
-def test_broken_files_are_blamed_by_line(tmp_path, content, words):
-    path = tmp_path / "black.csv"
-    path.write_text(content)
-    with pytest.raises(ConfigError, match=words):
-        parse_rules([f"black-list:{path}"])
-
-
-def test_a_file_that_is_no_text(tmp_path):
-    path = tmp_path / "black.csv"
-    path.write_bytes(b"\xff\xfe1,2")
-    with pytest.raises(ConfigError, match="black-list: cannot read"):
-        parse_rules([f"black-list:{path}"])
