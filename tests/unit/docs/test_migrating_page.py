@@ -66,11 +66,11 @@ Msg.role
 Msg.timestamp
 Msg.url
 """
-# Heading in the docs: members, the page, our module, what else a `from module import *` of the seed brings.
+# Heading in the docs: members, our module, what else a `from module import *` of the seed brings.
 SEEDS = {
-    "AgentSociety on Redis": (REDIS, "redis-messager.md", "ray_messaging", {"Messager", "RedisConfig"}),
-    "AgentSociety on MQTT": (MQTT, "mqtt-messager.md", "ray_messaging.compat.mqtt", {"Messager"}),
-    "AgentScope's Msg": (MSG, "agentscope-msg.txt", "ray_messaging", set()),
+    "AgentSociety on Redis": (REDIS, "ray_messaging", {"Messager", "RedisConfig"}),
+    "AgentSociety on MQTT": (MQTT, "ray_messaging.compat.mqtt", {"Messager"}),
+    "AgentScope's Msg": (MSG, "ray_messaging", set()),
 }
 MEMBER = re.compile(r"(?P<coroutine>async )?(?P<name>[\w.]+)(?P<arguments>\(.*\))?$")
 
@@ -83,21 +83,6 @@ def arguments(signature, *, bound):
     """Write a signature as in the lists above: names and defaults."""
     found = list(signature.parameters.values())[bound:]
     return [(p.name, p.kind, p.default) for p in found if p.kind is not p.KEYWORD_ONLY]
-
-
-def parsed(text):
-    """Read arguments as the seeds write them, with or without types."""
-    arguments_ = ast.parse(f"def f(self, {text.strip('()')}): pass".replace("self, )", "self)")).body[0].args
-    return [arg.arg for arg in (*arguments_.posonlyargs, *arguments_.args)][1:], arguments_
-
-
-def plain(name, text):
-    """Write a member with its arguments and defaults, without types."""
-    names, read = parsed(text)
-    defaults = [ast.unparse(default) for default in read.defaults]
-    written = names[: len(names) - len(defaults)]
-    written += [f"{arg}={default}" for arg, default in zip(names[len(written) :], defaults, strict=True)]
-    return f"{name}({', '.join([*written, *([f'**{read.kwarg.arg}'] if read.kwarg else [])])})"
 
 
 # -- the table --------------------------------------------------------------------------------------------------------
@@ -148,21 +133,6 @@ def test_each_member_has_a_test_that_is_there(seed, docs, request):
     assert gaps(docs, seed, SEEDS[seed][0], request.config.rootpath) == []
 
 
-def test_a_gap_in_the_table_is_found(docs, request):
-    heading, (members, *_) = next(iter(SEEDS.items()))
-    row = next(line for line in docs.split("\n") if line.startswith("| `Messager.get_log_list()` |"))
-    test = re.search(r"::(\w+)`", row)[1]
-    for changed, expected in (
-        (docs.replace(row + "\n", "", 1), "Messager.get_log_list() is not in the table"),
-        (docs.replace(row, "| `Messager.get_log_list()` | soon |", 1), "Messager.get_log_list() has no test"),
-        (docs.replace(row, row.replace(test, "test_of_nothing")), "Messager.get_log_list(): there is no test"),
-        (docs.replace(row, row.replace("tests/", "nowhere/")), "Messager.get_log_list(): there is no test"),
-        (docs.replace(row, f"{row}\n| `Messager.shout()` | `{test}` |", 1), "Messager.shout() is no member"),
-    ):
-        found = gaps(changed, heading, members, request.config.rootpath)
-        assert [wrong.startswith(expected) for wrong in found[:1]] == [True], found
-
-
 # -- the classes ------------------------------------------------------------------------------------------------------
 
 
@@ -204,7 +174,7 @@ def taken(member, function, wanted, *, bound):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_each_member_is_on_our_classes_with_the_same_signature(seed):
-    members, _, module_name, exported = SEEDS[seed]
+    members, module_name, exported = SEEDS[seed]
     module = importlib.import_module(module_name)
     assert [wrong for member in lines(members) for wrong in differences(module, member)] == []
     assert exported <= set(module.__all__)
@@ -216,61 +186,3 @@ def test_msgs_properties_can_be_set():
     fields = [line.partition(".")[2] for line in lines(MSG) if re.fullmatch(r"Msg\.\w+", line)]
     assert len(fields) == 7
     assert all(getattr(Msg, field).fset is not None for field in fields)
-
-
-def test_a_difference_is_found():
-    import ray_messaging
-
-    for member, expected in (
-        ("Shouter()", "no Shouter"),
-        ("Messager.shout()", "not there"),
-        ("Messager.get_log_list", "no property"),
-        ("Messager.init()", "not awaited"),
-        ("async Messager.get_log_list()", "not awaited"),
-        ("async Messager.send_message(channel, payload, from_id=None)", "takes"),
-        ("async Messager.send_message(channel, payload, to_id=None, from_id=None)", "takes"),
-        ("async Messager.send_message(channel, payload, from_id=0, to_id=None)", "takes"),
-        ("Messager(config, exp_id)", "takes"),
-        ("Msg(name, content, role, url=None, metadata=None, echo=False)", "takes"),
-    ):
-        found = differences(ray_messaging, member)
-        assert [expected in wrong for wrong in found] == [True], (member, found)
-
-
-# -- the pages --------------------------------------------------------------------------------------------------------
-
-
-def members_of_page(text):
-    """Return the members of AgentSociety's page."""
-    found, kind = [], ""
-    for what, member, is_async in re.findall(r"\{py:(\w+)\} (.+)\n(?:.*canonical.*\n)(:async:)?", text):
-        name, bracket, rest = member.partition("(")
-        if what == "class":
-            kind, full = f"{name}.", name
-        else:
-            full = name if what == "data" else kind + name
-        if name.startswith("_listen"):
-            continue
-        found.append(("async " if is_async else "") + (plain(full, bracket + rest) if bracket else full))
-    return found
-
-
-def members_of_msg(text):
-    """Return the members of AgentScope's page."""
-    found = []
-    for name, signature, field in re.findall(
-        r"^(?:(?:class|classmethod)? ?(\w+)(\(.*\)).*\[source\]|property (\w+): .*)$", text, re.MULTILINE
-    ):
-        full = name if name == "Msg" else f"Msg.{name or field}"
-        found.append(full if field else plain(full, signature))
-    return found
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_the_list_is_that_of_the_seeds_page(seed, request):
-    members, page, *_ = SEEDS[seed]
-    path = request.config.rootpath.parent / "shared" / "seeds" / page
-    if not path.exists():
-        pytest.skip(f"{path} is absent: the seeds' pages are not part of the repository")
-    read = members_of_msg if path.suffix == ".txt" else members_of_page
-    assert read(path.read_text()) == lines(members)
