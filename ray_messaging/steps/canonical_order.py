@@ -15,9 +15,7 @@ from ray_messaging.model.message_ids import MessageIdColumn
 Keys = NDArray[np.int64]
 Order = NDArray[np.intp]
 _INT64_BITS = 63
-_DIGIT_BITS = 16
-_MANY = 4096  # from so many rows on, a faster way to sort is tried
-_FEW_PARTS = 1024
+_BLOCK = 2**14  # rows
 
 
 def canonical_order(to_ids: Sequence[IdColumn], steps: Keys, from_ids: Sequence[IdColumn], ordinals: Keys) -> Order:
@@ -26,51 +24,10 @@ def canonical_order(to_ids: Sequence[IdColumn], steps: Keys, from_ids: Sequence[
     Args: `to_ids` and `from_ids` are the ids of the rows, in consecutive columns; `steps` has the step in which each
     row was sent, `ordinals` says which send of its agent in that step it is.
     """
-    rows = len(steps)
-    if not rows:
-        return np.zeros(0, np.intp)
-    recipients, sends = id_ranks(to_ids), [steps, id_ranks(from_ids), ordinals.astype(np.int64, copy=False)]
-    keys = _packed(sends)
-    merged = _merged(keys) if rows >= _MANY else None
-    if merged is not None and (placed := _by_recipient(recipients, merged)) is not None:
-        return placed
     order: Order | None = None
-    for key in _packed([recipients, *reversed(keys)]):
+    for key in _packed([id_ranks(to_ids), steps, id_ranks(from_ids), ordinals]):
         order = _sorted_by(key, order)
-    return np.arange(rows) if order is None else order
-
-
-def _merged(keys: Sequence[Keys]) -> Order | None:
-    """Return rows in the order of their keys, or None unless the keys consist of few ascending parts.
-
-    The batches of a few groups are such parts.
-    """
-    if len(keys) != 1 or np.count_nonzero(keys[0][1:] < keys[0][:-1]) > _FEW_PARTS:
-        return None
-    return np.argsort(keys[0], kind="stable")  # a stable sort merges such parts, twenty times as fast
-
-
-def _by_recipient(recipients: Keys, order: Order) -> Order | None:
-    """Return rows sorted by recipient, and the rows of one recipient in the given order.
-
-    Return None if the recipients' ids are too far apart. This counts instead of comparing, which takes half the time,
-    and a fifth if each recipient has one row.
-    """
-    low = int(recipients.min())
-    highest = int(recipients.max()) - low
-    if highest >> 2 * _DIGIT_BITS:
-        return None
-    places = (recipients - low)[order]
-    if highest < 2 * len(places):
-        counts = np.bincount(places)
-        if int(counts.max()) == 1:
-            found = np.empty(len(order), np.intp)
-            found[places if len(counts) == len(places) else np.cumsum(counts)[places] - 1] = order
-            return found
-    found = np.argsort(places.astype(np.uint16), kind="stable")  # numpy sorts numbers of 16 bits by counting
-    if highest >> _DIGIT_BITS:
-        found = found[np.argsort((places >> _DIGIT_BITS).astype(np.uint16)[found], kind="stable")]
-    return order[found]
+    return np.arange(len(steps)) if order is None else order
 
 
 def _sorted_by(key: Keys, order: Order | None) -> Order:
@@ -116,29 +73,39 @@ def _kinds(column: IdColumn) -> NDArray[np.uint8]:
     return np.zeros(len(column), np.uint8) if column.kinds is None else column.kinds
 
 
-def _packed(keys: Sequence[Keys]) -> list[Keys]:
-    """Return keys packed into as few non-negative numbers per row as possible.
+def _packed(keys: Sequence[NDArray[Any]]) -> list[Keys]:
+    """Return keys packed into as few non-negative numbers per row as possible, with room for the row's place.
 
     The most significant of the keys is the first, the most significant of the returned numbers the last.
     """
-    room = _INT64_BITS - len(keys[0]).bit_length()
-    packed: list[Keys] = []
-    used = 0  # the bits that are used in the last number
-    for key in reversed(keys):
+    rows = len(keys[0])
+    room = _INT64_BITS - rows.bit_length()
+    packed: list[list[tuple[NDArray[Any], int, int]]] = []  # for each number its keys, their least values, their bits
+    used = room
+    for key in reversed(keys) if rows else ():
         low = int(key.min())
-        width = (int(key.max()) - low).bit_length()
+        width, values = (int(key.max()) - low).bit_length(), key
         if width > _INT64_BITS:
-            above, width = np.unique(key, return_inverse=True)[1], len(key).bit_length()
-        else:
-            above = key - low
-        if packed and used + width <= room:
-            above <<= used
-            packed[-1] |= above
+            low, width, values = 0, rows.bit_length(), np.unique(key, return_inverse=True)[1]
+        if width and used + width > room:
+            packed.append([])
+            used = 0
+        if width:
+            packed[-1].append((values, low, used))
             used += width
-        elif width:
-            packed.append(above)
-            used = width
-    return packed
+    return [_number(parts, rows) for parts in packed]
+
+
+def _number(parts: Sequence[tuple[NDArray[Any], int, int]], rows: int) -> Keys:
+    """Return keys as one number per row, from blocks that stay in the processor's cache."""
+    found = np.zeros(rows, np.int64)
+    for start in range(0, rows, _BLOCK):
+        block = found[start : start + _BLOCK]
+        for key, low, place in parts:
+            above = np.subtract(key[start : start + _BLOCK], low, dtype=np.int64)
+            above <<= place
+            block |= above
+    return found
 
 
 def in_canonical_order(batches: Sequence[Batch]) -> Batch:
@@ -150,10 +117,11 @@ def joined_in_order(batches: Sequence[Batch]) -> tuple[Batch, Order]:
     """Return the rows of some batches as one batch in canonical order, and the index that each row had before."""
     rows = [batch.rows for batch in batches]
     extensions = [batch.extension or Extension() for batch in batches]
-    to_ids, from_ids = [batch.to_ids for batch in batches], [batch.from_ids for batch in batches]
+    to_ids = joined_ids([batch.to_ids for batch in batches])
+    from_ids = joined_ids([batch.from_ids for batch in batches])
     steps = _by_row([batch.step for batch in batches], rows)
     ordinals = joined_arrays([each.ordinal for each in extensions if each.ordinal is not None])
-    order = canonical_order(to_ids, np.broadcast_to(np.asarray(steps), len(ordinals)), from_ids, ordinals)
+    order = canonical_order([to_ids], np.broadcast_to(np.asarray(steps), len(ordinals)), [from_ids], ordinals)
     table: dict[str, int] = {}
     topics = [_topics(batch, table) for batch in batches]
     lines = joined_payloads([batch.lines for batch in batches if batch.lines is not None], rows, order)
@@ -161,9 +129,9 @@ def joined_in_order(batches: Sequence[Batch]) -> tuple[Batch, Order]:
         sender="",
         epoch=0,
         first=0,
-        from_ids=joined_ids(from_ids).take(order),
+        from_ids=from_ids.take(order),
         rows=len(order),
-        to_ids=joined_ids(to_ids).take(order),
+        to_ids=to_ids.take(order),
         topics=tuple(table),
         topic=joined_arrays(topics)[order] if len(table) > 1 else None,
         step=_taken(steps, order),
