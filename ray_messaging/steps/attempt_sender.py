@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from ray_messaging.transports.steps import RedisSteps
 
 Batches = Sequence[ColumnBatch | EncodedBatch]
+_ROW_BYTES = 8  # the least that a message takes in a frame beside its payload: an id and its ordinal
 
 
 class AttemptSender:
