@@ -16,12 +16,9 @@ from ray_messaging.common.task_health import end
 from ray_messaging.compat.supervisor import Message, MessageKind, SupervisorBase
 from ray_messaging.errors import RuleError
 from ray_messaging.interception.rules import (
-    ALLOW,
     Added,
     RateLimit,
-    RoundQuota,
     Rule,
-    SenderBan,
     StepRule,
     StepVerdicts,
     Supervisor,
@@ -385,52 +382,6 @@ async def test_a_rule_that_nobody_would_ask_is_refused(server, exp_id):
 
 
 # -- counts of a step that runs again ---------------------------------------------------------------------------------
-
-
-COUNTING = {
-    "rate": lambda: RateLimit(per_round=3),
-    "quota": lambda: RoundQuota(contacts=3),
-    "ban": lambda: SenderBan(Bad(), after=9),
-}
-
-
-class Bad(Rule):
-    """A rule that finds every second word of an agent bad."""
-
-    needs_payload = True
-
-    def check(self, message):
-        return block("bad") if int(message.payload["word"].split()[-1]) % 2 else ALLOW
-
-
-@pytest.mark.parametrize("make", COUNTING.values(), ids=COUNTING)
-async def test_a_step_that_runs_again_counts_once(society, monkeypatch, make):
-    groups = await society.begin(make(), groups=2)
-    store = groups[0].engine.transport.steps
-    commit, attempts = store.commit, iter([False, True, True])
-
-    async def aborted(request, tag, closing, **more):
-        if next(attempts, False):
-            raise StepAborted("cut", step=tag.sent, group=tag.group)
-        return await commit(request, tag, closing, **more)
-
-    monkeypatch.setattr(store, "commit", aborted)
-    other = asyncio.create_task(society.live(groups[1]))
-    for _ in range(2):
-        with pytest.raises(StepAborted, match="cut"):
-            await society.live(groups[0])
-    async with asyncio.timeout(WAIT_S):
-        await society.live(groups[0])
-        await other
-    await society.run(groups)
-    found = await society.digests()
-    assert found[0] == found[1]
-    calm = Society(society.server, f"{society.exp_id}-calm", society.folder.parent / "calm")
-    try:
-        await calm.run(await calm.begin(make(), groups=2))
-        assert await calm.digests() == found
-    finally:
-        await calm.close()
 
 
 # -- AgentSociety's supervisors ---------------------------------------------------------------------------------------
