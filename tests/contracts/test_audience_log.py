@@ -26,7 +26,6 @@ from ray_messaging.interception.rules import BlackList, MaxLength, RateLimit
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import IdColumn
-from ray_messaging.receipt import BLOCKED
 from ray_messaging.steps.digests import step_digest
 from ray_messaging.steps.step_account import StepCounts
 from ray_messaging.transports.backend import open_transport
@@ -258,34 +257,3 @@ async def test_the_logs_digests_of_steps_are_those_of_the_groups(server, exp_id,
     fates = sum((Counter(each.fates) for every in counts for each in every), Counter())
     assert Counter(log.query(expand=True)["fate"].to_pylist()) == fates
     assert {fate: count for fate, count in log.balance(expand=True).fates.items() if count} == fates
-
-
-@pytest.mark.long
-async def test_a_black_list_of_100_000_pairs_on_a_million_edges(redis_config, exp_id, tmp_path):
-    agents, rng = 10_000, np.random.default_rng(3)
-    hearers = np.argsort(rng.random((agents, 200)), axis=1)[:, :100] * 50 + rng.integers(0, 50, (agents, 1))
-    edges = build_edges([np.stack((np.repeat(np.arange(agents), 100), hearers.ravel()), axis=1)])
-    rows, heard = edges.expand(IdColumn(np.arange(agents)))
-    keys = rows * 2**20 + heard.values
-    assert len(keys) == 1_000_000
-    listed = np.sort(rng.choice(keys, 100_000, replace=False))
-    async with Society(redis_config, exp_id, tmp_path / "log", agents + LOST) as society:
-        await society.create("friends", 1, edges)
-        payloads = columns(x=np.arange(agents) * 0.5)
-        assert (await society.messagers[0].broadcast_columns(np.arange(agents), "friends", payloads)).sent.all()
-        banned = [*zip((listed >> 20).tolist(), (listed % 2**20).tolist(), strict=True)]
-        await society.interceptor.change(lambda: society.black_list.set(banned))
-        receipts = await society.messagers[0].broadcast_columns(np.arange(agents), "friends", payloads)
-        assert np.array_equal(receipts.codes == BLOCKED, np.isin(keys, listed))
-        arrived = []
-        async with asyncio.timeout(10 * WAIT_S):
-            while sum(map(len, arrived)) < 1_900_000:
-                for messager in society.messagers:
-                    found = await messager.fetch_messages(timeout=WAIT_S / 100)
-                    arrived.append(found.from_ids * 2**20 + found.to_ids)
-    log = EventLog.open(society.folder)
-    for fate, expected in (("blocked", listed), ("delivered", np.sort(np.concatenate(arrived)))):
-        found = log.query(fate=fate, expand=True)
-        assert np.array_equal(np.sort(found["from_id"].to_numpy() * 2**20 + found["to_id"].to_numpy()), expected)
-    assert np.array_equal(expected, np.sort(np.concatenate([keys, keys[~np.isin(keys, listed)]])))
-    assert log.balance().sends == 2_000_000

@@ -15,7 +15,7 @@ from ray_messaging.audiences.building import build_edges
 from ray_messaging.audiences.cache import AudienceCache
 from ray_messaging.audiences.member_edges import MemberEdges
 from ray_messaging.audiences.records import AudienceFacts, Kind, encode_facts
-from ray_messaging.interception.rules import BlackList, MaxLength, RateLimit
+from ray_messaging.interception.rules import BlackList, MaxLength
 from ray_messaging.interception.rules.rule import StepRule
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.model.agent_sets import AgentSet
@@ -471,15 +471,6 @@ async def test_rules_on_whole_steps_refuse_broadcasts(stepped):
         (await anext(steps)).broadcast(1, FRIENDS, {"n": 1})
         with pytest.raises(ConfigError, match="'step_rule' judges whole steps"):
             await anext(steps)
-
-
-async def test_a_rule_with_rounds_judges_the_broadcasts_of_a_step(stepped):
-    messager = await stepped(rule=RateLimit(per_round=1))
-    async for step in messager.steps(until=1):
-        for n in range(2):
-            step.broadcast_columns(np.arange(20), FRIENDS, {"n": n})
-    fates, _ = counts_of(await messager.engine.transport.steps.closed_step(0))
-    assert fates == {"delivered": len(PAIRS), "blocked": len(PAIRS)}
 
 
 async def test_what_waits_of_broadcasts_moves_with_the_hearers(opened):

@@ -1,7 +1,6 @@
 """`why` and `effects` against what the agents of a run in steps themselves had in hand, and in which order."""
 
 import asyncio
-import gzip
 import json
 from collections import defaultdict
 from contextlib import aclosing
@@ -133,33 +132,6 @@ async def test_both_are_what_the_agents_had_in_hand(run, exp_id, judged):
     assert any(log.query()["pairs"].to_pylist()) != judged
     assert bool(len(log.query(rule="warden"))) == judged
     check(run, log, 20)
-
-
-@pytest.mark.long
-async def test_half_a_million_messages_of_the_students_of_collegemsg(valkey_config, exp_id, tmp_path, data):
-    with gzip.open(data("collegemsg/CollegeMsg.txt.gz"), "rt") as lines:
-        ends = np.array([line.split()[:2] for line in lines], int)
-    steps, times = 24, 7  # of a day each about, one week after another
-    said = defaultdict(list)
-    for number, (from_id, to_id) in enumerate(np.tile(ends, (times, 1)).tolist()):
-        said[from_id, number * steps * times // (len(ends) * times)].append(to_id)
-
-    def students(step, agent, payload):
-        for n, to_id in enumerate(said[agent, step.number]):
-            send = step.ask if n == 0 else step.send
-            send(agent, to_id, payload())
-        if (agent + step.number) % 500 == 0:
-            step.broadcast(agent, "friends", payload())
-
-    interceptor = Interceptor(exp_id, [BlackList({(a, b) for a, b in ends.tolist() if (a + b) % 50 == 0})])
-    run = Run(valkey_config, exp_id, tmp_path / "log")
-    try:
-        log = await run.run(interceptor, students, np.unique(ends).tolist(), until=steps * times)
-        assert log.end > 450_000
-        check(run, log, 15)
-    finally:
-        await run.close()
-        await interceptor.close()
 
 
 def check(run, log, samples):
