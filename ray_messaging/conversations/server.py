@@ -10,8 +10,8 @@ from ray_messaging.common.awaitables import call_problem
 from ray_messaging.common.backoff import HANDLER_RETRY, Backoff
 from ray_messaging.common.task_health import end
 from ray_messaging.compat.msg import Payload
+from ray_messaging.conversations.hand_out import Fetch, HandOut, check_most
 from ray_messaging.conversations.handler_failure import HandlerFailure
-from ray_messaging.conversations.inboxes import Fetch, HandOut, check_most
 from ray_messaging.errors import (
     Closed,
     ConfigError,
