@@ -200,7 +200,8 @@ class AttemptSender:
         Each row's fate is known before the call, because the call writes everything or nothing.
         """
         assert self._accumulator is not None
-        if not batches or self._frames.schemas.version or sum(batch.nbytes for batch in batches) > CALL_BYTES:
+        least = sum(batch.nbytes + _ROW_BYTES * len(batch) for batch in batches)
+        if not batches or self._frames.schemas.version or least > CALL_BYTES:
             return None
         before, loop = self._account.copy(), self._accumulator.send_loop
         closed, first = None, loop.number
