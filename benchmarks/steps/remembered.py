@@ -43,7 +43,7 @@ async def _step(answers: dict[str, bytes] | None) -> tuple[float, RememberedCall
 
     prompts = [PROMPT.format(number) for number in range(CALLS)]
     began = time.process_time()
-    await asyncio.gather(*(person(SimpleNamespace(id=agent)) for agent in range(AGENTS)))
+    await asyncio.gather(*(person(SimpleNamespace(id=agent, step=0)) for agent in range(AGENTS)))
     return (time.process_time() - began) / (AGENTS * CALLS) * 1e6, calls
 
 

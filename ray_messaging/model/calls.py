@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
 from reprlib import repr as shortened
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -17,7 +17,7 @@ _DIGEST_BYTES = 16
 _UNENCODABLE = (TypeError, ValueError, ArithmeticError, RecursionError, InvalidPayload)  # Decimal("sNaN") has no order
 
 
-class Asked(NamedTuple):
+class Asked(msgspec.Struct, gc=False):
     """A call as it is asked: its function's qualified name, and a digest of agent, function and arguments.
 
     Equal calls have equal digests. If the arguments cannot be encoded, the digest is without them: not `by_content`.

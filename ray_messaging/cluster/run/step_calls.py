@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import chain
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -216,7 +216,7 @@ def unfit_answer(answer: object, which: str = "me") -> TypeError:
     )
 
 
-class _Remembered(NamedTuple):
+class _Remembered(msgspec.Struct):
     """A remembered call as it is asked: the n-th of the agent's equal calls in the step, from 1."""
 
     agent: "Agent"
