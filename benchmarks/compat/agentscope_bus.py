@@ -18,6 +18,7 @@ from operator import itemgetter
 
 from agentscope.app.message_bus import RedisMessageBus
 
+from benchmarks.reports.lines import Line, ratios, show
 from benchmarks.work import payload
 from ray_messaging.compat.agentscope import RayMessageBus
 from ray_messaging.embedded.server import EmbeddedServer
@@ -71,16 +72,14 @@ async def compare(batch, rounds):
                     figures = await rates(bus, push, items, batch)
                     if number:  # the first round opens connections
                         seen.append(figures)
+    lines = []
     for place, what in enumerate(("push", "drain", "both")):
         *ours_found, at_once, in_turn = ([figures[place] for figures in seen] for seen in found)
         best = max(at_once, in_turn, key=statistics.median)
+        lines.append(Line(what, "AgentScope", "/s", best))
         for way, mine in zip(("by queue_push_all", "at once"), ours_found, strict=True):
-            ratios = sorted(one / other for one, other in zip(mine, best, strict=True))
-            ours, other = statistics.median(mine), statistics.median(best)
-            print(
-                f"{what:5} {way:17} ours {ours:8,.0f}/s  AgentScope {other:7,.0f}/s  ratio "
-                f"{statistics.median(ratios):5.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
-            )
+            lines += [Line(what, f"ours {way}", "/s", mine), Line(what, "ratio", "x", ratios(mine, best))]
+    show(lines, f"buses for AgentScope, {ITEMS:,} items by {batch}")
 
 
 if __name__ == "__main__":

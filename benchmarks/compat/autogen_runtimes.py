@@ -10,7 +10,6 @@ of it is in one process, so that agents and transport share a core.
 import argparse
 import asyncio
 import gc
-import statistics
 import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from autogen_core import (
 )
 from autogen_ext.runtimes.grpc import GrpcWorkerAgentRuntime, GrpcWorkerAgentRuntimeHost
 
+from benchmarks.reports.lines import Line, ratios, show
 from ray_messaging.compat.autogen import RayAgentRuntime
 
 AGENTS, EVENTS, QUESTIONS = 100, 100, 2_000
@@ -109,15 +109,13 @@ async def compare(rounds):
     gc.freeze()
     ways = (ours, grpc, single_threaded)
     found = [[await rates(way) for way in ways] for _ in range(rounds + 1)][1:]
+    lines = []
     for place, what in enumerate(("events", "questions")):
         mine, *others = ([figures[way][place] for figures in found] for way in range(len(ways)))
-        print(f"{what:9} ours {statistics.median(mine):8,.0f}/s")
+        lines.append(Line(what, "ours", "/s", mine))
         for way, theirs in zip(ways[1:], others, strict=True):
-            ratios = sorted(one / other for one, other in zip(mine, theirs, strict=True))
-            print(
-                f"{'':9} {way.__name__:16} {statistics.median(theirs):8,.0f}/s  ratio {statistics.median(ratios):5.2f} "
-                f"({ratios[0]:.2f} to {ratios[-1]:.2f})"
-            )
+            lines += [Line(what, way.__name__, "/s", theirs), Line(what, "ratio", "x", ratios(mine, theirs))]
+    show(lines, f"runtimes for AutoGen, {AGENTS} agents")
 
 
 if __name__ == "__main__":
