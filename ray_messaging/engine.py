@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from operator import index
 from typing import TYPE_CHECKING, Any
@@ -107,6 +107,7 @@ class Engine:
         self.fetcher.unavailable = self._not_listening
         self._interceptor = interceptor
         self._listened = False
+        self.agents_changed: Callable[[], None] = lambda: None  # called after agents have come or left
         self.hostings = 0  # how often agents came
         self.steps: StepSettings | None = None  # of the experiment; None: it has no steps, or this hosts no agents
         self.step_loops = 0  # number of step loops that were made
@@ -400,6 +401,7 @@ class Engine:
         if self.settings.strict_senders:
             self.checks.allow_only(came)
         self.checks.refuse(went)
+        self.agents_changed()
 
     async def _join_steps(self) -> None:
         """Join the steps if the experiment has any. From then on this sends and receives only in its steps."""

@@ -13,9 +13,10 @@ from ray_messaging.compat.msg import Payload
 from ray_messaging.config import MessagingConfig
 from ray_messaging.conversations.answers import Answers
 from ray_messaging.conversations.conversation import Conversation
+from ray_messaging.conversations.inboxes import Inboxes, InboxMessages
 from ray_messaging.conversations.server import Handler, MessageServer, OnError, Serving
 from ray_messaging.engine import Engine
-from ray_messaging.errors import Closed
+from ray_messaging.errors import Closed, ConfigError
 from ray_messaging.limits_and_timeouts import ANSWER_TIMEOUT_S, MOVE_TIMEOUT_S
 from ray_messaging.message import Message
 from ray_messaging.messages import Messages
@@ -78,6 +79,8 @@ class Messager(names.ChannelNames):
         )
         self.name = self.engine.name
         self.conversation = Conversation(self.engine, make_transport)
+        self._inboxes = Inboxes(self.fetch_messages, self.ack, self.engine.fetcher.is_committed)
+        self.engine.agents_changed = self._agents_changed
 
     def __repr__(self) -> str:
         return f"Messager(exp_id={self.exp_id!r}, name={self.name!r})"
@@ -110,6 +113,7 @@ class Messager(names.ChannelNames):
         self.engine.closing = True
         commit = commit and not self.engine.closed
         try:
+            await self._inboxes.close(commit=commit)
             await self.conversation.close(commit=commit)
         finally:
             await self.engine.close(commit=commit)
@@ -311,6 +315,7 @@ class Messager(names.ChannelNames):
         Raises: AlreadyExists if another messager hosts one of the agents, or another living owner has the mailbox.
         """
         await self.engine.host(AgentSet.of(column_of(agents, once=True)), subtopics, owner=owner, gone=gone)
+        self._agents_changed()
         await self.conversation.resume()
 
     async def add_agents(self, agents: Iterable[AgentId]) -> None:
@@ -322,6 +327,7 @@ class Messager(names.ChannelNames):
         messager hosts no agents yet or has no name.
         """
         await self.engine.add(agents)
+        self._agents_changed()
 
     async def remove_agents(self, agents: Iterable[AgentId], *, timeout: float = MOVE_TIMEOUT_S) -> None:
         """Host agents no longer; messages that wait for them become dead letters. Either all agents leave, or none.
@@ -368,7 +374,7 @@ class Messager(names.ChannelNames):
         """
         if self.conversation.handed_out:
             await self.conversation.commit()
-        if self.conversation.ended:
+        if self.conversation.waits.ended:
             await self.conversation.serve_by_hand()
         messages = await self.engine.fetcher.fetch(limit, timeout, commit, complete=complete)
         if self.conversation.opened and commit == "next":
@@ -396,6 +402,28 @@ class Messager(names.ChannelNames):
     def __aiter__(self) -> AsyncIterator[Message]:
         """Iterate over messages as they arrive; requesting the next message commits the previous one."""
         return self.engine.fetcher.iterate()
+
+    def inbox(self, agent_id: AgentId | None) -> InboxMessages:
+        """Iterate over one agent's messages as they arrive (None: messages on channels that are not an agent's).
+
+        Many inboxes can be open at once. Requesting the next message commits the previous one, whatever the other
+        agents do. A message whose handling ends by `break` or an exception is not committed: the agent's next inbox
+        gets it, or the next messager of this name. From then on nothing else may fetch from this messager. An agent
+        whose inbox nobody reads holds up the others once 5,000 fetched messages are uncommitted.
+
+        Raises: ConfigError for an agent for which this messager does not listen; NotListening once the
+        agent has left; Closed after `close`; Fenced if a newer process has taken over the mailbox.
+        """
+        agent_id = None if agent_id is None else names.check_id(agent_id)
+        if agent_id is not None and not self.engine.receiving.listens_for(agent_id):
+            raise ConfigError(
+                f"{self.name!r} does not listen for agent {agent_id!r}, so its inbox stays empty: host_agents, or open "
+                "the inbox at the messager that hosts it"
+            )
+        return self._inboxes.messages_of(agent_id)
+
+    def _agents_changed(self) -> None:
+        self._inboxes.agents_changed(self.name, self.engine.receiving.listens_for)
 
     def steps(self, *, until: int, leave: bool = False) -> "AsyncGenerator[Step, None]":
         """Iterate over the steps of this group's agents, from the first uncommitted one up to `until`, exclusive.

@@ -15,6 +15,7 @@ from ray_messaging.cli.fork import fork
 from ray_messaging.cli.log import app as log_app
 from ray_messaging.cli.metrics import app as metrics_app
 from ray_messaging.cli.replay import demo, replay
+from ray_messaging.cli.report import report
 from ray_messaging.cli.surveys import surveys
 from ray_messaging.cli.ui import ui
 
@@ -30,6 +31,7 @@ app.command(short_help="Run a society of agents, filtered by a black list.")(dem
 app.command(short_help="Send a real trace through groups, and check each message.")(replay)
 app.command(short_help="Check the health of an experiment, a server, or this machine.")(doctor)
 app.command(short_help="List the surveys of an experiment.")(surveys)
+app.command(short_help="Write an HTML page about a run, or about two.")(report)
 app.command(short_help="Show a run in the browser.")(ui)
 app.command(short_help="Go on with a run from a checkpoint, as another run.")(fork)
 app.add_typer(log_app, name="log")

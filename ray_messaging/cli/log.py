@@ -25,12 +25,16 @@ from ray_messaging.cli.show import counted
 from ray_messaging.cluster.spec import absolute
 from ray_messaging.errors import Closed, ConfigError
 from ray_messaging.eventlog.event_log import EventLog
+from ray_messaging.eventlog.plot import check_picture, plot
 from ray_messaging.eventlog.reading.causes import DEPTH
 from ray_messaging.eventlog.reading.event_rows import rows_of
 from ray_messaging.eventlog.reading.paging import json_line, json_lines
 
 SHOWN = 50  # rows of a table without --limit
 
+Plot = Annotated[
+    Path | None, typer.Option("--plot", metavar="FILE", help="Plot traffic and groups to a .png, .pdf or .svg file.")
+]
 Expand = Annotated[bool, typer.Option("--expand", help="A row for each hearer of a broadcast.")]
 Lines = Annotated[int, typer.Option("--lines", "-n", min=0, help="Start this many rows (of all) before the end.")]
 TailLimit = Annotated[
@@ -49,14 +53,25 @@ app = typer.Typer(
 
 @app.command(short_help="Show fates, rules, the busiest agents, and traffic.")
 @with_fields()
-def stats(target: Target, fields: dict[str, Any], as_json: Json = False) -> None:
+def stats(target: Target, fields: dict[str, Any], as_json: Json = False, plot_file: Plot = None) -> None:
     """Show the messages' fates, the rules' actions, the busiest agents, and traffic over time and between groups."""
+    if plot_file is not None:
+        check_picture(plot_file)
+        check_file(plot_file, "draw into another file")
     log = open_log(target)
     found = log.stats(**fields)
+    if plot_file is not None:
+        try:
+            plot(found, plot_file, title=f"Event log of {target}")
+        except ImportError as error:
+            raise ConfigError(str(error)) from error
     if as_json:
         print_json(json_line(found))
     else:
-        show_stats(output(), found)
+        console = output()
+        show_stats(console, found)
+        if plot_file is not None:
+            console.print(f"\nThe picture is in {plot_file}.")
     if log.unended:  # `open_log` has printed a warning about it on stderr
         raise typer.Exit(DOES_NOT_BALANCE)
 

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from ray_messaging.cli.show import MEANINGS, counted, heat_map, plain_table, print_table
 from ray_messaging.common.texts import printable, shortened, utc_time
+from ray_messaging.eventlog.plot import span_in_words
 from ray_messaging.eventlog.reading.event_rows import LogRow
 from ray_messaging.eventlog.reading.paging import json_line
 from ray_messaging.eventlog.reading.step_digests import Difference
@@ -86,7 +87,7 @@ def _show_traffic(console: Console, stats: dict[str, Any]) -> None:
     traffic = stats["traffic"]
     bins = len(next(iter(traffic["fates"].values())))
     merged = -(-bins // max(1, min(_LINE, console.width - _BESIDE_LINE)))  # bins per column
-    span = _span_in_words(round(traffic["width_s"] * merged, 3))
+    span = span_in_words(round(traffic["width_s"] * merged, 3))
     title = f"\nTraffic from {utc_time(traffic['start'])} on; a column is {'a ' * span.isalpha()}{span}"
     names = ("fate", "most", "rows by time")
     table = plain_table(title, *names, right=["most"], whole=names)
@@ -103,15 +104,6 @@ def _show_groups(console: Console, stats: dict[str, Any]) -> None:
     if groups["delivered"]:
         title = "\nDelivered from messager (row) to mailbox (column)"
         heat_map(console, title, groups["from"], groups["to"], groups["delivered"])
-
-
-def _span_in_words(seconds: float) -> str:
-    """Return a round span of time in words, such as "100 ms", "minute" or "6 hours"."""
-    if seconds < 1:
-        return f"{seconds * 1000:g} ms"
-    lengths = (("day", 86_400), ("hour", 3600), ("minute", 60), ("second", 1))
-    unit, length = next(found for found in lengths if seconds % found[1] == 0)
-    return unit if seconds == length else f"{seconds / length:g} {unit}s"
 
 
 def sparkline(counts: Sequence[int], marks: str = _BLOCKS) -> str:

@@ -18,9 +18,9 @@ from ray_messaging.addressing.channels import (
 from ray_messaging.compat.msg import Payload
 from ray_messaging.conversations.answer_mailbox import AnswerMailbox
 from ray_messaging.conversations.answers import Answers
-from ray_messaging.conversations.handler_failure import HandlerFailure
-from ray_messaging.conversations.open_questions import OpenQuestions
-from ray_messaging.conversations.question_watch import QuestionWatch
+from ray_messaging.conversations.handling import Asker, HandlerFailure, Waits, circle_of, handling_here
+from ray_messaging.conversations.open_questions import OpenQuestions, no_answer
+from ray_messaging.conversations.question_watch import QuestionWatch, in_circle
 from ray_messaging.conversations.replies import (
     answer_topic,
     asker_of,
@@ -44,6 +44,7 @@ from ray_messaging.sending.bulk_input import batches_of_columns
 from ray_messaging.sending.message_checks import CheckedMessage
 from ray_messaging.sending.pending_batch import ConversationRows, EncodedBatch, Questions, Replies
 from ray_messaging.wire.frames import encode
+from ray_messaging.wire.notes import Ask
 
 if TYPE_CHECKING:
     from ray_messaging.transports.transport import RedisTransport
@@ -64,9 +65,7 @@ class Conversation:
         self._open_transport = open_transport
         self._open = OpenQuestions(engine.exp_id, from_any=not engine.settings.strict_answers)
         self._watch = QuestionWatch(engine, self._open)
-        self.ended = ""  # why the service has ended; "": it has not, or somebody fetches again
-        self._noted = b""  # what the server has of it
-        self._noting = asyncio.Lock()
+        self.waits = Waits(engine)
         self.left: list[Message] = []  # messages that a service has fetched, but not handled
         self._mailbox: AnswerMailbox | None = None
         self.opened = False  # there is a mailbox for answers: an attribute, because each fetch reads it
@@ -123,6 +122,7 @@ class Conversation:
         if mailbox is not None:
             await mailbox.close()
         await self._watch.close()
+        await self.waits.close()
         self._open.end()
 
     def hand_out(self, messages: Messages) -> None:
@@ -150,16 +150,21 @@ class Conversation:
         check_timeout(timeout)
         engine = self._engine
         checked = engine.checks.checked(agent_channel(engine.exp_id, to_id, subtopic), payload, from_id, None)
-        return await self._ask(checked, timeout)
+        handling = handling_here()
+        if handling is None:
+            return await self._ask(checked, timeout)
+        return await self._ask(checked, timeout, handling.asker(), handling.waits)
 
-    async def ask_batch(self, batch: Batch, timeout: float | None) -> Message:
-        """Ask the one question of a batch that comes from another process. Raises as `Messager.ask`."""
+    async def ask_batch(self, batch: Batch, timeout: float | None, asker: Asker | None = None) -> Message:
+        """Ask the one question of a batch that comes from a handler in another process. Raises as `Messager.ask`."""
         self._engine.checks.check_senders([batch.from_ids])
         assert batch.lines is not None
         checked = CheckedMessage(batch.from_ids[0], batch.to_ids[0], batch.topic_of(0), batch.lines.row(0))
-        return await self._ask(checked, timeout)
+        return await self._ask(checked, timeout, asker, self.waits)
 
-    async def _ask(self, checked: CheckedMessage, timeout: float | None) -> Message:
+    async def _ask(
+        self, checked: CheckedMessage, timeout: float | None, asker: Asker | None = None, waits: Waits | None = None
+    ) -> Message:
         loop = asyncio.get_running_loop()
         due = None if timeout is None else loop.time() + timeout
         answer: asyncio.Future[Message] = loop.create_future()
@@ -167,17 +172,24 @@ class Conversation:
         try:
             async with _UNLIMITED if self.opened else asyncio.timeout_at(due):
                 mailbox = (await self._answers()).engine.name
+            if asker is not None:
+                await self._check_circle(checked, asker)
             accumulator = self._engine.sending
             async with asyncio.timeout_at(due) if accumulator.crowded else _UNLIMITED:
                 await accumulator.enter()
             rows, sent = accumulator.append_to(Questions(mailbox, self._open.add_lone), checked)
+            if asker is not None:
+                rows.behind[len(rows.answers)] = asker.chain
             rows.answers.append(answer)
             await asyncio.sleep(0)  # the question is sent before the timer is set, as that takes as long as all checks
             async with asyncio.timeout_at(due):
                 receipt = await sent
                 if receipt:
                     self._watch.begin()
-                    return await answer
+                    if asker is None or waits is None:
+                        return await answer
+                    with waits.waiting(asker, self._ask_of(checked, receipt)):
+                        return await answer
         except NoAnswer:  # it is a TimeoutError, too
             raise
         except TimeoutError:
@@ -185,6 +197,21 @@ class Conversation:
         finally:
             answer.cancel()
         raise not_asked(checked.to_id, receipt, timeout)
+
+    async def _check_circle(self, checked: CheckedMessage, asker: Asker) -> None:
+        """Raise NoAnswer if the answer would have to wait for the very handler that asks."""
+        engine = self._engine
+        if circle_of(asker.chain, checked, engine.directory):
+            assert engine.frame_sender is not None
+            await engine.frame_sender.refresh()  # the agent may have moved
+            circle = [each.agent for each in circle_of(asker.chain, checked, engine.directory)]
+            if circle:
+                why = in_circle(zip(circle, [*circle[1:], checked.to_id], strict=True))
+                raise no_answer(checked.to_id, "this question, which was not sent", why)
+
+    def _ask_of(self, checked: CheckedMessage, receipt: Receipt) -> Ask:
+        mailboxes = self._engine.directory.mailboxes_of(checked.to_id, checked.topic)
+        return Ask(receipt.message_id, checked.from_id, checked.to_id, mailboxes)
 
     async def ask_columns(
         self, from_ids: object, to_ids: object, payloads: object, subtopic: str, timeout: float | None
@@ -250,33 +277,34 @@ class Conversation:
 
     # -- serving --------------------------------------------------------------------------------------------------
 
+    @property
+    def name(self) -> str:
+        """Return the name of this messager.
+
+        Its service has the same name, because a messager has one service at a time.
+        """
+        return self._engine.name
+
     async def begin(self) -> Sequence[Message]:
         """Begin to serve; return the messages that an earlier service of this messager has left unhandled."""
         left, self.left = self.left, []
-        await self._note("", anew=True)
+        self.waits.ended = ""
+        await self.waits.write(anew=True)
         return left
 
     async def serve_by_hand(self) -> None:
         """Remove the note on the server that the service has ended, because messages are fetched again."""
-        await self._note("")
+        self.waits.ended = ""
+        await self.waits.write()
 
     async def end(self, left: Sequence[Message], ended: str) -> None:
         """Stop serving; keep the unhandled messages for the next service of this messager.
 
         Args: ended is why the service has ended, for the askers that still wait; "": the caller has ended it.
         """
-        self.left, self.ended = [*left], ended
+        self.left, self.waits.ended = [*left], ended
         if ended:
-            await self._note(ended, anew=True)
-
-    async def _note(self, ended: str, *, anew: bool = False) -> None:
-        """Write on the server why the service has ended, unless it has that already; with `anew` in any case."""
-        self.ended = ended
-        async with self._noting:
-            note, subscription = ended.encode(), self._engine.subscription
-            if (note != self._noted or anew) and subscription is not None and subscription.epoch is not None:
-                await self._engine.transport.set_service(self._engine.name, subscription.epoch, note)
-                self._noted = note
+            await self.waits.write(anew=True)
 
     async def keep_failed(self, message: Message, failure: HandlerFailure) -> None:
         """Turn a message whose handler failed into a dead letter."""

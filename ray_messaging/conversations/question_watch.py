@@ -3,32 +3,97 @@
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from ray_messaging.common.task_health import end
 from ray_messaging.conversations.open_questions import OpenQuestion, OpenQuestions
 from ray_messaging.engine import Engine
 from ray_messaging.errors import MessagingError
-from ray_messaging.wire.notes import ended_of
+from ray_messaging.wire.notes import Ask, ServiceNote, decode_service_note
 
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 0.5  # between two looks: only what both have seen counts, as notes are written with some delay
 _SHARE = 20  # the pause is at least so many times as long as the last look took
+_MOST_NOTES = 1000  # mailboxes whose notes are read in one look
+
+
+class WaitGraph(NamedTuple):
+    """Which question waits for which, from the notes of mailboxes whose handlers all wait."""
+
+    asks: dict[str, Ask]
+    in_hand: dict[str, tuple[Ask, ...]]  # the question that a handler has in hand -> the questions that it has asked
+    notes: Mapping[str, ServiceNote]
+
+    @classmethod
+    def of(cls, notes: Mapping[str, ServiceNote]) -> "WaitGraph":
+        """Build the graph from the notes of services."""
+        slots = [slot for note in notes.values() for slot in note.slots]
+        asks = {ask.question: ask for slot in slots for ask in slot.asks}
+        return cls(asks, {slot.message: slot.asks for slot in slots}, notes)
+
+    def waits_for(self, ask: Ask) -> list[tuple[Ask, ...]]:
+        """Return the questions of each handler that may answer this one, or must end before it can be answered.
+
+        [] means that some handler is free for it.
+        """
+        if ask.question in self.in_hand:
+            return [self.in_hand[ask.question]]
+        slots = [slot.asks for name in ask.mailboxes for slot in self._note(name).slots]
+        return slots if all(self._note(name).slots for name in ask.mailboxes) else []
+
+    def _note(self, mailbox: str) -> ServiceNote:
+        return self.notes.get(mailbox) or ServiceNote()
+
+    def dead(self) -> set[str]:
+        """Return the questions that can never be answered: they wait for each other, or for questions that do."""
+        dead = set(self.asks)
+        while True:
+            alive = {question for question in dead if not self._is_dead(self.asks[question], dead)}
+            if not alive:
+                return dead
+            dead -= alive
+
+    def _is_dead(self, ask: Ask, dead: set[str]) -> bool:
+        slots = self.waits_for(ask)
+        return bool(slots) and all(any(each.question in dead for each in asks) for asks in slots)
+
+    def circle(self, question: str, dead: set[str]) -> list[Ask]:
+        """Return a shortest circle of dead questions that begins and ends with this one, or [] if there is none."""
+        came: dict[str, str] = {}
+        left = deque([question])
+        while left:
+            at = left.popleft()
+            for asks in self.waits_for(self.asks[at]):
+                for ask in asks:
+                    if ask.question == question:
+                        return self._way(came, question, at)
+                    if ask.question in dead and ask.question not in came:
+                        came[ask.question] = at
+                        left.append(ask.question)
+        return []
+
+    def _way(self, came: Mapping[str, str], first: str, last: str) -> list[Ask]:
+        way = [last]
+        while way[-1] != first:
+            way.append(came[way[-1]])
+        return [self.asks[question] for question in reversed(way)]
 
 
 class QuestionWatch:
     """A watch over the open questions of one messager, which asks the server from time to time what has become of them.
 
-    It ends a question if no mailbox hosts the agent any more, or if the service of its mailbox has ended. Two looks in
-    a row must have seen the same reason.
+    It ends a question if no mailbox hosts the agent any more, if the service of its mailbox has ended, or if the answer
+    would have to wait for itself. Two looks in a row must have seen the same reason.
     """
 
     def __init__(self, engine: Engine, questions: OpenQuestions) -> None:
         self._engine = engine
         self._questions = questions
         self._task: asyncio.Task[None] | None = None
-        self._seen: dict[object, str] = {}  # a question -> why it cannot get an answer, as the last look has seen it
+        self._seen: dict[object, object] = {}  # a question -> why it cannot get an answer, as the last look has seen it
 
     def begin(self) -> None:
         """Start to watch, for as long as there are open questions."""
@@ -59,12 +124,33 @@ class QuestionWatch:
         assert engine.frame_sender is not None
         await engine.frame_sender.refresh()
         asked = [*self._questions.open(engine.directory)]
-        notes = await engine.transport.services({name for each in asked for name in each.mailboxes})
-        found = {each.key: why for each in asked if (why := _hopeless(each, notes))}
+        notes = await self._notes({name for each in asked for name in each.mailboxes})
+        graph = WaitGraph.of(notes)
+        dead = graph.dead()
+        found: dict[object, object] = {}
         for each in asked:
-            if each.key in found and self._seen.get(each.key) == found[each.key]:
-                each.fail(found[each.key])
+            circle = graph.circle(each.key, dead) if each.key in dead else []
+            why = _hopeless(each, notes) or in_circle((ask.from_id, ask.to_id) for ask in circle)
+            # In a circle, only the question with the highest id ends, so that the others can go on.
+            if not why or (circle and max(ask.question for ask in circle) != each.key):
+                continue
+            found[each.key] = why, [ask.question for ask in circle]
+            if self._seen.get(each.key) == found[each.key]:
+                each.fail(why)
         self._seen = found
+
+    async def _notes(self, mailboxes: Iterable[str]) -> dict[str, ServiceNote]:
+        """Return the notes of mailboxes, and of the mailboxes for which these wait."""
+        found: dict[str, ServiceNote] = {}
+        asked, left = set[str](), {*mailboxes}
+        while left and len(asked) < _MOST_NOTES:
+            read = await self._engine.transport.services(left)
+            asked |= left
+            new = {name: decode_service_note(data) for name, data in read.items()}
+            found |= new
+            asks = (ask for note in new.values() for slot in note.slots for ask in slot.asks)
+            left = {name for ask in asks for name in ask.mailboxes} - asked
+        return found
 
 
 _GONE = (
@@ -75,9 +161,21 @@ _ENDED = (
 )
 
 
-def _hopeless(asked: OpenQuestion, notes: Mapping[str, bytes]) -> str:
+def _hopeless(asked: OpenQuestion, notes: Mapping[str, ServiceNote]) -> str:
     """Return why no mailbox will answer a question, or "" if one may."""
     if not asked.mailboxes:
         return _GONE
-    ended = [(name, why) for name in asked.mailboxes if (why := ended_of(notes.get(name, b"")))]
+    ended = [(name, notes[name].ended) for name in asked.mailboxes if name in notes and notes[name].ended]
     return _ENDED.format(*ended[0]) if len(ended) == len(asked.mailboxes) else ""
+
+
+def in_circle(pairs: Iterable[tuple[object, object]]) -> str:
+    """Return the reason for a question whose answer would wait for itself, or "" without any pairs.
+
+    Args: pairs are the agents of the circle: who has asked, and who was asked.
+    """
+    told = ", ".join(f"agent {one!r} waits for agent {other!r}" for one, other in pairs)
+    return told and (
+        f"its answer would wait for itself: {told}, and no handler of them is free. Raise `serve(concurrency=)`, "
+        "answer without asking back, or send an ordinary message"
+    )

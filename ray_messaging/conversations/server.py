@@ -10,8 +10,8 @@ from ray_messaging.common.awaitables import call_problem
 from ray_messaging.common.backoff import HANDLER_RETRY, Backoff
 from ray_messaging.common.task_health import end
 from ray_messaging.compat.msg import Payload
-from ray_messaging.conversations.hand_out import Fetch, HandOut, check_most
-from ray_messaging.conversations.handler_failure import HandlerFailure
+from ray_messaging.conversations.handling import HANDLING, HandlerFailure, Handling, Waits
+from ray_messaging.conversations.inboxes import Fetch, HandOut, check_most
 from ray_messaging.errors import (
     Closed,
     ConfigError,
@@ -66,7 +66,15 @@ class Serving(NamedTuple):
 
 
 class Service(Protocol):
-    """The messager whose messages are served. The server tells it which handlers fail."""
+    """The messager whose messages are served. The server tells it which handlers fail or wait."""
+
+    @property
+    def name(self) -> str:
+        """Return a name that no other service of the mailbox has."""
+
+    @property
+    def waits(self) -> Waits | None:
+        """Return the record of the handlers of this process that wait; None: the group's actor keeps it."""
 
     async def begin(self) -> Sequence[Message]:
         """Begin to serve; return the messages that an earlier service of this messager has left unhandled."""
@@ -148,12 +156,16 @@ class MessageServer:
         task.add_done_callback(self._ended)
 
     async def _handle(self, message: Message) -> None:
+        handling = Handling(message, self._service.name, self._serving.concurrency, self._service.waits)
+        HANDLING.set(handling)
         try:
             await self._handle_traced(message)
         except (SystemExit, KeyboardInterrupt) as error:  # they would stop the event loop, and this with it
             await self._tell(message, HandlerFailure.of(error))
             self._stop(error)
             raise _Unhandled from error
+        finally:
+            handling.over = True
         self._hand_out.handled(message)
 
     async def _handle_traced(self, message: Message) -> None:

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.common.notebook import html_table
 from ray_messaging.eventlog.event_log import EventLog
+from ray_messaging.eventlog.plot import COLOURS, new_figure
 from ray_messaging.eventlog.reading.event_rows import LogRow
 from ray_messaging.eventlog.reading.step_digests import (
     Difference,
@@ -48,16 +49,10 @@ class Comparison:
 
         Raises: ImportError, which says how to install matplotlib, if it is not installed.
         """
-        try:
-            from matplotlib.figure import Figure  # noqa: PLC0415 - an optional dependency
-        except ImportError as error:
-            raise ImportError("drawing needs matplotlib: pip install 'ray-messaging[plot]'") from error
-        figure = Figure(figsize=(8, 4.8), layout="constrained")
-        above, below = figure.subplots(2, 1)
+        figure, (above, below) = new_figure(8, 2.4, 2.4)
         steps = self.table["step"].to_pylist()
-        # Two of Okabe and Ito's colours for the colour-blind.
-        for axes, name, colour in ((above, "differ", "#D55E00"), (below, "agents", "#0072B2")):
-            axes.bar(steps, self.table[name].to_pylist(), color=colour)
+        for axes, name, colour in ((above, "differ", "blocked"), (below, "agents", "delivered")):
+            axes.bar(steps, self.table[name].to_pylist(), color=COLOURS[colour])
             axes.set_ylabel({"differ": "messages that differ", "agents": "agents that sent them"}[name])
         below.set_xlabel("step")
         figure.suptitle(self._headline(), fontsize=10)

@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ray_messaging.addressing.channels import AgentId
 from ray_messaging.model.message_ids import MessageIdColumn
 
 T = TypeVar("T")
@@ -42,6 +43,21 @@ class OutsideQuestion(NamedTuple):
 AskedOutside = dict[int, OutsideQuestion]  # by row
 
 
+class InHand(NamedTuple):
+    """A message whose handler waits for the answer to a question: its mailbox, its id, the agent that handles it.
+
+    `slots` is the most handlers that its service runs, or 0 if another service may also take the mailbox's messages.
+    """
+
+    mailbox: str
+    message: str
+    agent: AgentId | None
+    slots: int
+
+
+Behind = dict[int, tuple[InHand, ...]]  # by row
+
+
 class Extension(msgspec.Struct, eq=False, kw_only=True):
     """What a batch of n messages has in addition to the columns of a plain batch.
 
@@ -50,7 +66,8 @@ class Extension(msgspec.Struct, eq=False, kw_only=True):
     accepted one of its from_id in the step.
     For questions and answers: `in_reply_to` has the ids of the questions. `expects_answer` (bool) marks questions.
     `reply_mailbox` is the mailbox that gets the answers. `asked_outside` has, in a step, the questions from outside, by
-    their rows or those of their answers. `failed` says that these answers are failures of handlers.
+    their rows or those of their answers. `behind` has the chain of handlers that wait for the answer; the one that asks
+    is the last. `failed` says that these answers are failures of handlers.
     For broadcasts: the hearers in `audience` are the recipients. With a `fold` each row represents many of them;
     without it the batch has a row for each.
     """
@@ -62,6 +79,7 @@ class Extension(msgspec.Struct, eq=False, kw_only=True):
     expects_answer: NDArray[np.bool_] | None = None
     reply_mailbox: str = ""
     asked_outside: AskedOutside = {}
+    behind: Behind = {}
     failed: bool = False
     audience: Audience | None = None
     fold: Fold | None = None
@@ -84,6 +102,7 @@ class Extension(msgspec.Struct, eq=False, kw_only=True):
             expects_answer=np.concatenate(expects) if expects else None,
             reply_mailbox=first.reply_mailbox,
             asked_outside=_joined_rows([(each.asked_outside, rows) for each, rows in parts]),
+            behind=_joined_rows([(each.behind, rows) for each, rows in parts]),
             failed=first.failed,
             audience=first.audience,
         )
@@ -98,6 +117,7 @@ class Extension(msgspec.Struct, eq=False, kw_only=True):
             expects_answer=None if self.expects_answer is None else self.expects_answer[rows],
             reply_mailbox=self.reply_mailbox,
             asked_outside=self.outside_of(rows) if self.asked_outside else {},
+            behind=_rows_of(self.behind, rows) if self.behind else {},
             failed=self.failed,
             audience=self.audience,
         )
@@ -118,8 +138,9 @@ class Extension(msgspec.Struct, eq=False, kw_only=True):
         columns: tuple[Any, ...] = (self.deliver, self.ordinal, self.expects_answer)
         in_columns = sum(column.itemsize for column in columns if isinstance(column, np.ndarray))
         names = (len(each.mailbox) + len(each.question) + _ROW_BYTES for each in self.asked_outside.values())
+        chains = (sum(map(_in_hand_bytes, chain)) + _ROW_BYTES for chain in self.behind.values())
         width = 0 if self.in_reply_to is None else self.in_reply_to.width
-        return in_columns + max(names, default=0) + width
+        return in_columns + max(names, default=0) + max(chains, default=0) + width
 
 
 def _joined_rows(parts: Sequence[tuple[dict[int, T], int]]) -> dict[int, T]:
@@ -135,3 +156,8 @@ def _joined_rows(parts: Sequence[tuple[dict[int, T], int]]) -> dict[int, T]:
 def _rows_of(values: dict[int, T], rows: NDArray[np.intp]) -> dict[int, T]:
     """Return the values of some rows, by their new rows."""
     return {at: values[row] for at, row in enumerate(rows.tolist()) if row in values}
+
+
+def _in_hand_bytes(each: InHand) -> int:
+    names = (each.mailbox, each.message, each.agent if isinstance(each.agent, str) else "")
+    return 2 * _ROW_BYTES + sum(len(name.encode()) for name in names)

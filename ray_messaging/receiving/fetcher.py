@@ -15,7 +15,7 @@ from ray_messaging.errors import (
     TransactionError,
 )
 from ray_messaging.message import Message
-from ray_messaging.messages import Messages, Slice
+from ray_messaging.messages import Messages, Slice, slice_of
 from ray_messaging.observability.observer import Observer
 from ray_messaging.receiving.ack_ranges import Acked, spans_of
 from ray_messaging.receiving.call_checks import CommitMode, check_commit, check_limit, check_timeout
@@ -361,6 +361,14 @@ class Fetcher:
         else:
             commits.acknowledge_some(spans)
         await commits.write()
+
+    def is_committed(self, message: Message) -> bool:
+        """Return whether a fetched message is committed. It is not if it is from another mailbox."""
+        part = slice_of(message)
+        origin = part.batch.origin
+        if self._commits is None or origin is None or origin.mailbox != self.name:
+            return False
+        return not self._commits.in_flight.unacked([part])
 
     def iterate(self) -> AsyncIterator[Message]:
         """Yield message by message; each is committed in the background when the next one is requested."""

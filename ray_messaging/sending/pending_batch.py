@@ -18,7 +18,7 @@ from ray_messaging.errors import MessagingError, PayloadTooLarge, TransactionErr
 from ray_messaging.limits_and_timeouts import BATCH_BYTES, BATCH_ROWS
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import IdColumn, PayloadColumn
-from ray_messaging.model.extension import Extension
+from ray_messaging.model.extension import Behind, Extension
 from ray_messaging.model.message_ids import MessageIdColumn
 from ray_messaging.model.payloads import Payloads
 from ray_messaging.receipt import Receipt, Receipts
@@ -55,11 +55,13 @@ class ConversationRows(msgspec.Struct, eq=False):
     """The rows of one batch that are all questions or all answers.
 
     Answers have the ids of their questions in `in_reply_to`, questions the futures of their answers in `answers`.
+    `behind` has, by row, the handlers that wait for the answer to a question.
     """
 
     kind: Questions | Replies
     in_reply_to: list[str] = msgspec.field(default_factory=list)
     answers: "list[Future[Message]]" = msgspec.field(default_factory=list)
+    behind: Behind = msgspec.field(default_factory=dict)
 
     def extend(self, batch: Batch) -> Batch:
         """Add the columns of questions or answers to a sealed batch, and return it."""
@@ -68,7 +70,7 @@ class ConversationRows(msgspec.Struct, eq=False):
             batch.extension = Extension(in_reply_to=replies, reply_mailbox=self.kind.mailbox, failed=self.kind.failed)
         else:
             expects = _EXPECTS if batch.rows == 1 else np.ones(batch.rows, np.bool_)
-            batch.extension = Extension(expects_answer=expects, reply_mailbox=self.kind.mailbox)
+            batch.extension = Extension(expects_answer=expects, reply_mailbox=self.kind.mailbox, behind=self.behind)
             self.kind.sealed(batch, self.answers)
         return batch
 

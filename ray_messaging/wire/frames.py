@@ -33,7 +33,7 @@ from ray_messaging.errors import FrameError
 from ray_messaging.limits_and_timeouts import FRAME_LIMIT
 from ray_messaging.model.batch import Batch, Origin
 from ray_messaging.model.columns import NONE, STR, IdColumn, PayloadColumn, nobody
-from ray_messaging.model.extension import Audience, Extension, Fold, OutsideQuestion
+from ray_messaging.model.extension import Audience, Extension, Fold, InHand, OutsideQuestion
 from ray_messaging.model.message_ids import NO_NUMBER, MessageIdColumn
 from ray_messaging.model.payloads import Payloads
 from ray_messaging.model.trace_point import CONTEXT_BYTES, TracePoint
@@ -46,7 +46,7 @@ except ImportError:  # not available for this machine
     from zlib import crc32
 
 FOREIGN_SENDER = "foreign-"  # with a mailbox's name after it, the sender of foreign clients' messages
-MAGIC, VERSION = b"RM", 4
+MAGIC, VERSION = b"RM", 3
 _PREFIX = Packer("<2sBxII")
 
 _NUMBERS, _FROM_KINDS, _TO_KINDS, _TOPIC, _STEPS, _TIMES, _INDEX, _LENGTHS = (1 << bit for bit in range(8))
@@ -73,6 +73,7 @@ _EXTENSION_COLUMNS = (
 _Number = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
 _Step = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _Topic = Annotated[str, msgspec.Meta(min_length=1)]
+_InHand = tuple[str, str, _Step | str | None, _Number]
 
 
 def checksum_of(frame: bytes) -> int:
@@ -106,6 +107,7 @@ class Header(msgspec.Struct, array_like=True, frozen=True):
     asked_outside: tuple[tuple[_Number, str, str], ...] = ()  # a row, a mailbox and a message id each
     fold: tuple[bytes, _Number, bytes] | None = None
     trace: bytes = b""  # the span that sent the batch; b"": it is not traced
+    behind: tuple[tuple[_Number, tuple[_InHand, ...]], ...] = ()  # a row, and the handlers that wait for its answer
     failed: bool = False
 
 
@@ -210,6 +212,7 @@ def _header(batch: Batch, flags: int, lines: Payloads | None, step: int | None, 
             tuple((row, *question) for row, question in asked.items()) if asked else (),
             extension.fold,
             b"" if batch.trace is None else batch.trace.sent,
+            tuple(extension.behind.items()),
             extension.failed,
         ]
     return Header(*fields)
@@ -346,7 +349,8 @@ def _header_trouble(header: Header, size: int) -> str | None:
         return "it has columns of an extension that it has not"
     if len(header.trace) not in {0, CONTEXT_BYTES}:
         return "it names no span"
-    if max((row for row, *_ in header.asked_outside), default=-1) >= header.rows:
+    named = (*(row for row, *_ in header.asked_outside), *(row for row, _ in header.behind))
+    if max(named, default=-1) >= header.rows:
         return "it names rows it does not have"
     if not header.flags & _TYPED:
         return "it describes columns that it has not" if header.payload_columns else None
@@ -405,6 +409,7 @@ def _extension(header: Header, reader: _Reader) -> Extension:
         expects_answer=None if expects is None else expects.view(np.bool_),
         reply_mailbox=header.reply_mailbox,
         asked_outside={row: OutsideQuestion(*asked) for row, *asked in header.asked_outside},
+        behind={row: tuple(InHand(*each) for each in chain) for row, chain in header.behind},
         failed=header.failed,
         audience=None if header.audience is None else Audience(*header.audience),
         fold=None if header.fold is None else Fold(*header.fold),

@@ -3,6 +3,7 @@
 import msgspec
 import numpy as np
 
+from ray_messaging.addressing.channels import AgentId
 from ray_messaging.errors import FrameError
 
 
@@ -52,6 +53,49 @@ def decode_log_note(data: bytes, rows: int) -> LogNote:
     return note
 
 
+class Ask(msgspec.Struct, array_like=True, frozen=True):
+    """A question of a handler that waits for its answer: its id, who asks, who is asked, and their mailboxes."""
+
+    question: str
+    from_id: AgentId | None
+    to_id: AgentId | None
+    mailboxes: tuple[str, ...]
+
+
+class Slot(msgspec.Struct, array_like=True, frozen=True):
+    """A handler that waits for answers: the message that it handles, and its questions."""
+
+    message: str
+    asks: tuple[Ask, ...]
+
+
+class ServiceNote(msgspec.Struct, array_like=True, frozen=True):
+    """A note about a service. `ended` is why it has ended ("": it has not).
+
+    If each of its handlers waits for an answer, so that no other message can be handled before, `slots` has all
+    handlers; otherwise it is empty.
+    """
+
+    ended: str = ""
+    slots: tuple[Slot, ...] = ()
+
+
+_decode_service_note = msgspec.msgpack.Decoder(ServiceNote).decode
+
+
+def encode_service_note(note: ServiceNote) -> bytes:
+    """Encode a note; a note without any content is b""."""
+    return msgspec.msgpack.encode(note) if note.ended or note.slots else b""
+
+
+def decode_service_note(data: bytes) -> ServiceNote:
+    """Decode a note; return an empty note for bytes that cannot be decoded, which another program wrote."""
+    try:
+        return _decode_service_note(data) if data else ServiceNote()
+    except (msgspec.MsgspecError, RecursionError):
+        return ServiceNote()
+
+
 def ended_of(data: bytes) -> str:
-    """Return why a service has ended, by its note on the server, or "" if it has not."""
-    return data.decode(errors="replace")  # another program may have written anything
+    """Return why a service has ended, by its encoded note, or "" if it has not."""
+    return decode_service_note(data).ended

@@ -128,6 +128,7 @@ def test_a_rule_of_the_page_is_seen_everywhere(home):
         assert first.ctrl_c() == 0
         compare(PAGE, PRINTED.line, PRINTED.text, first.screen)
         check_console(home, LOG)
+        look_at_the_report(home)
 
 
 def insert_the_rule(seen):
@@ -150,3 +151,11 @@ def look_at_the_blocked_messages(seen):
     wait_for(lambda: float(seen.text("figure-blocked").rstrip("%")) >= 20)  # as long with the rule as without
     seen.go("/search?rule=pattern&contains=casino")
     seen.sees("rows", "the payload holds the word 'casino'")
+
+
+def look_at_the_report(home):
+    with browser() as seen:
+        seen.page.goto(f"file://{home}/first.html")
+        text = seen.page.inner_text("body")
+        for words in ("pattern", "the payload holds the word 'casino'"):
+            assert words in text

@@ -152,6 +152,33 @@ async def test_a_handle_that_serves_no_more_is_named_and_the_next_one_goes_on_at
     await asyncio.gather(serving, return_exceptions=True)
 
 
+async def test_handles_whose_agents_ask_each_other_are_told(town):
+    west, east = town
+
+    def asks(group, from_id, to_id):
+        async def handler(message):
+            if not message.payload["asks"]:
+                return {}
+            await group.ask(from_id, to_id, {"asks": message.payload["asks"] - 1}, timeout=LONG_S)
+            return {}
+
+        return handler
+
+    one, other = west.aio, east.aio
+    serving = [
+        asyncio.create_task(one.serve(asks(one, 1, 11), concurrency=1)),
+        asyncio.create_task(other.serve(asks(other, 11, 1), concurrency=1)),
+    ]
+    error = await told(one.ask(2, 1, {"asks": 2}, timeout=LONG_S))
+    assert isinstance(error, AnswerFailed)
+    for way in ("agent 1 waits for agent 11", "agent 11 waits for agent 1"):
+        assert way in error.text
+    assert await one.ask(2, 1, {"asks": 1}, timeout=WAIT_S)
+    for task in serving:
+        task.cancel()
+    await asyncio.gather(*serving, return_exceptions=True)
+
+
 @pytest.mark.long
 async def test_a_question_to_a_group_that_is_removed_waits_no_longer(messaging, town):
     west, _ = town

@@ -21,6 +21,7 @@ ASK_REDIS = {
     "test_columns.py",
     "test_delivery_leases.py",
     "test_full_mailboxes.py",
+    "test_inboxes.py",
     "test_keys_left_behind.py",
     "test_large_frames.py",
     "test_lost_state.py",

@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-from collections import defaultdict
 
 import pytest
 from support.contracts import WAIT_S, fetch_all, until
@@ -220,23 +219,6 @@ async def test_many_handlers_at_once_and_each_message_is_committed_by_itself(pai
     again = await messagers(name="east", host=[11, 12, "ann"])
     assert [message.payload["n"] for message in await fetch_all(again, 1)] == [0]
     assert not await again.fetch_messages(timeout=0.5)
-
-
-async def test_with_a_lock_each_agent_handles_its_messages_in_order(pair):
-    west, east = pair
-    locks, found = defaultdict(asyncio.Lock), defaultdict(list)
-
-    async def live(message):
-        async with locks[message.to_id]:
-            await asyncio.sleep(0.001 * (message.payload["n"] % 3))
-            found[message.to_id].append(message.payload["n"])
-
-    serving = asyncio.create_task(east.serve(live))
-    await west.send_columns(1, [11, 12, "ann"] * 20, [{"n": n} for n in range(60)])
-    await until(lambda: sum(map(len, found.values())) == 60)
-    serving.cancel()
-    await asyncio.gather(serving, return_exceptions=True)
-    assert [found[agent] for agent in (11, 12, "ann")] == [list(range(first, 60, 3)) for first in range(3)]
 
 
 async def test_no_more_handlers_run_at_once_than_asked(pair):

@@ -1,4 +1,4 @@
-"""Serving where handlers fail: what their askers learn, and what becomes of the messages."""
+"""Serving where handlers fail or wait for each other: what their askers learn, and what becomes of the messages."""
 
 import asyncio
 import json
@@ -266,22 +266,66 @@ async def test_what_serve_cannot_do(pair):
         await east.serve(lambda message: {})
 
 
-async def test_who_asks_back_where_a_handler_is_free_has_an_answer(pair, serve):
-    west, east = pair
+# -- questions that wait for each other -------------------------------------------------------------------------------
 
-    async def passes_on(message):
-        answer = await east.ask(11, 1, {}, timeout=WAIT_S)
-        return {"by": [11, *answer.payload["by"]]}
 
-    async def asks_back(message):
-        if message.from_id == 11:
-            return {"by": [1]}
-        return (await west.ask(1, 11, {}, timeout=WAIT_S)).payload
+@pytest.fixture
+async def ring(messagers, serve):
+    """Make services of one handler each, whose agents ask each other: agent n asks as its message tells."""
+    seen = {}
 
-    serve(east, passes_on, concurrency=2)
-    serve(west, asks_back, concurrency=2)
-    answer = await west.ask(2, 1, {}, timeout=WAIT_S)
-    assert answer.payload == {"by": [11, 1]}
+    async def make(agents, concurrency=1):
+        for agent in agents:
+            seen[agent] = await messagers(name=f"m{agent}", host=[agent])
+            serve(seen[agent], handler_of(agent), concurrency=concurrency)
+        return seen
+
+    def handler_of(agent):
+        async def handler(message):
+            if not message.payload["asks"]:
+                return {"by": [agent]}
+            first, *others = message.payload["asks"]
+            try:
+                answer = await seen[agent].ask(agent, first, {"asks": others}, timeout=LONG_S)
+            except NoAnswer as error:
+                return {"by": [agent], "error": str(error)}
+            return {"by": [agent, *answer.payload["by"]], "error": answer.payload.get("error")}
+
+        return handler
+
+    return make
+
+
+@pytest.mark.parametrize("way", [[1], [2, 1], [2, 3, 1]])
+async def test_an_answer_that_would_wait_for_itself_is_told_as_such_at_once(ring, messagers, way):
+    user = await messagers()
+    await ring([1, 2, 3])
+    answer = await user.ask(None, 1, {"asks": way}, timeout=WAIT_S)
+    assert answer.payload["by"] == [1, *way[:-1]]
+    told = [f"agent {one} waits for agent {other}" for one, other in zip([1, *way], way, strict=False)]
+    assert f"its answer would wait for itself: {', '.join(told)}, and" in answer.payload["error"]
+
+
+@pytest.mark.parametrize("agents", [[1, 2], [1, 2, 3]])
+async def test_agents_that_ask_each_other_at_the_same_time(ring, messagers, agents):
+    user, outside = await messagers(), await messagers()
+    await ring(agents)
+    following = zip(agents, [*agents[1:], agents[0]], strict=True)
+    asking = [user.ask(None, agent, {"asks": [other]}, timeout=LONG_S) for agent, other in following]
+    third = outside.ask(None, 1, {"asks": []}, timeout=LONG_S)
+    async with asyncio.timeout(WAIT_S):
+        *answers, last = await asyncio.gather(*asking, third)
+    assert last.payload == {"by": [1]}
+    told = [answer.payload["error"] for answer in answers if answer.payload.get("error")]
+    assert len(told) == 1  # the others go on
+    assert all(f"agent {agent} waits for agent" in told[0] for agent in agents)
+
+
+async def test_who_asks_back_where_a_handler_is_free_has_an_answer(ring, messagers):
+    user = await messagers()
+    await ring([1, 2], concurrency=2)
+    answer = await user.ask(None, 1, {"asks": [2, 1]}, timeout=WAIT_S)
+    assert answer.payload == {"by": [1, 2, 1], "error": None}
 
 
 # -- agents that are gone ---------------------------------------------------------------------------------------------

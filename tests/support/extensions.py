@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from ray_messaging.model.extension import Audience, Extension
+from ray_messaging.model.extension import Audience, Extension, InHand
 from ray_messaging.model.message_ids import MessageIdColumn
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -11,6 +11,10 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
 MESSAGE_ID = st.one_of(
     TEXT, st.integers(0, 2**70).map("a-3-{}".format), st.sampled_from(["5-0-7", "5-3-Ann", "-", "0"])
 )
+
+CHAIN = st.lists(
+    st.builds(InHand, TEXT, MESSAGE_ID, st.none() | INT64 | TEXT, st.integers(0, 2**62 - 1)), max_size=3
+).map(tuple)
 
 
 @st.composite
@@ -27,6 +31,7 @@ def extensions(draw, rows):
         in_reply_to=MessageIdColumn.of(draw(ids)) if replies else None,
         expects_answer=column(st.booleans(), np.bool_) if asks else None,
         reply_mailbox=draw(st.sampled_from(["", "town.east"])),
+        behind=draw(st.dictionaries(st.integers(0, rows - 1), CHAIN, max_size=3)) if rows else {},
         failed=draw(st.booleans()),
         audience=draw(st.none() | st.builds(Audience, TEXT, st.integers(0, 2**62 - 1))),
     )

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,6 +24,7 @@ from ray_messaging.cluster.lane_calls import (
 )
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.conversations.answers import Answers
+from ray_messaging.conversations.handling import Asker
 from ray_messaging.errors import MessagingError, NoAnswer, NotListening, OutcomeUnknown, UnknownName
 from ray_messaging.interception.lane import LaneAddress
 from ray_messaging.interception.server.lane_server import LaneServer
@@ -76,11 +77,11 @@ class GroupQuestions:
         self._asked: dict[str, asyncio.Task[Answers]] = {}
         self._read: set[str] = set()  # calls in `_asked` whose handle has all answers
 
-    async def ask(self, call: str, frame: bytes, timeout: float | None) -> Message:
-        """Ask one question and return its answer."""
+    async def ask(self, call: str, frame: bytes, timeout: float | None, asker: Asker | None = None) -> Message:
+        """Ask one question and return its answer; `asker` is the handler that asks, if it is one."""
         if call not in self._lone:
             batch = decode(frame)
-            asking = self._messager.conversation.ask_batch(batch, timeout)
+            asking = self._messager.conversation.ask_batch(batch, timeout, asker)
             self._lone[call] = asyncio.create_task(asking, name="ray_messaging question")
             self._lone[call].add_done_callback(lambda _: self._forget_lone())
         return await asyncio.shield(self._lone[call])
@@ -282,6 +283,7 @@ class GroupHost:
         self.lane = GroupLaneServer(self)
         self.steps = GroupSteps(self.messager)
         self.questions = GroupQuestions(self.messager)
+        self.messager.conversation.waits.others_handle = self._others_handle
         # Handles commit by leases, and these are of the group's mailbox only.
         self.messager.conversation.keeps_late = False
 
@@ -362,7 +364,7 @@ class GroupHost:
         self, caller: str, token: Token | None, limit: int | None, timeout: float | None, asking: FetchOptions = NEXT
     ) -> tuple[Token | None, Messages]:
         """Commit the messages that a token leased, and lease the next ones; return their token and the messages."""
-        if self.messager.conversation.ended:
+        if self.messager.conversation.waits.ended:
             await self.messager.conversation.serve_by_hand()
         return await self.leases.fetch(caller, token, limit, timeout, asking)
 
@@ -372,12 +374,15 @@ class GroupHost:
 
     async def end_service(self, caller: str, ended: str) -> None:
         """Record why a handle no longer serves this mailbox, unless other handles hold messages or fetch."""
-        if self._leases is None or not self._leases.holders.difference({caller}):
+        if not self._others_handle({caller}):
             await self.messager.conversation.end((), ended)
 
     async def keep_failed(self, mailbox: str, entry: str, row: int, frame: bytes, reason: str) -> None:
         """Turn a message into a dead letter, because the handler of a handle has failed on it."""
         await self.messager.engine.transport.bury(mailbox, entry, frame, reason, row=row)
+
+    def _others_handle(self, callers: Collection[str]) -> bool:
+        return self._leases is not None and bool(self._leases.holders.difference(callers))
 
     def stats(self) -> dict[str, Any]:
         """Return counters of this group."""

@@ -85,6 +85,20 @@ def test_sql_for_programs(run):
     assert len(objects(run("sql", "select unnest(range(60)) as n", "--json"))) == 60
 
 
+@pytest.mark.parametrize(("name", "head"), [("a.png", b"\x89PNG"), ("a.pdf", b"%PDF"), ("a.SVG", b"<?xml")])
+def test_a_picture(run, tmp_path, name, head):
+    assert f"The picture is in {tmp_path / name}" in run("stats", "--plot", tmp_path / name)
+    assert (tmp_path / name).read_bytes().startswith(head)
+    run("stats", "--plot", tmp_path / name, "--from-id", "99")
+
+
+def test_a_picture_that_cannot_be(run, tmp_path, monkeypatch):
+    assert "ends in .png, .pdf, .svg" in run("stats", "--plot", "a.gif", exit_code=2)
+    assert "draw into another file" in run("stats", "--plot", tmp_path / "nowhere" / "a.png", exit_code=2)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert "pip install 'ray-messaging[plot]'" in run("stats", "--plot", tmp_path / "a.png", exit_code=2)
+
+
 def test_query(run):
     text = run("query", "--from-id", 2, "--limit", 2)
     words = " ".join(text.split())

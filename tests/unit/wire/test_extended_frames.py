@@ -6,7 +6,7 @@ from support.batches import batch_to
 from support.forged_frames import rewritten, sealed
 
 from ray_messaging.errors import FrameError
-from ray_messaging.model.extension import Audience, Extension
+from ray_messaging.model.extension import Audience, Extension, InHand
 from ray_messaging.model.message_ids import MessageIdColumn
 from ray_messaging.wire.frames import decode, encode
 
@@ -28,6 +28,7 @@ def answers():
                 expects_answer=np.array([False, True, False]),
                 reply_mailbox="town.east",
                 audience=Audience("friends", 3),
+                behind={1: (InHand("east", "s-1-8", "ann", 1), InHand("west", "4-0-7", None, 0))},
                 failed=True,
             ),
         )
@@ -42,9 +43,10 @@ def test_an_extension_arrives_whole():
     assert extension.deliver.tolist() == [5, 5, 9]
     assert extension.in_reply_to.tolist() == ["4-0-7", None, "s-1-8"]
     assert extension.expects_answer.tolist() == [False, True, False]
+    assert extension.behind == {1: (("east", "s-1-8", "ann", 1), ("west", "4-0-7", None, 0))}
     assert extension.failed
     later = Extension.joined([(extension.take(np.array([0])), 1), (extension.take(np.array([2, 1])), 2)])
-    assert later.failed
+    assert (later.behind, later.failed) == ({2: extension.behind[1]}, True)
 
 
 def test_a_plain_frame_is_no_byte_longer():
@@ -66,6 +68,8 @@ def test_a_plain_frame_is_no_byte_longer():
         ({"audience": ["friends"]}, "header"),
         ({"reply_texts": ["4-0-"]}, "answers a question"),
         ({"reply_texts": []}, "answers a question"),
+        ({"behind": [[3, []]]}, "names rows"),
+        ({"behind": [[1, [["east", 7, None, 1]]]]}, "header"),
     ],
     ids=str,
 )

@@ -95,7 +95,7 @@ def assert_same_extension(one, two):
     assert (one is None) == (two is None)
     if one is None:
         return
-    for name in ("attempt", "deliver", "ordinal", "expects_answer", "reply_mailbox", "audience", "failed"):
+    for name in ("attempt", "deliver", "ordinal", "expects_answer", "reply_mailbox", "audience", "behind", "failed"):
         assert same(getattr(one, name), getattr(two, name)), name
     assert listed(one.in_reply_to) == listed(two.in_reply_to)
 
@@ -156,6 +156,7 @@ def picked(extension, rows):
         attempt=extension.attempt,
         reply_mailbox=extension.reply_mailbox,
         audience=extension.audience,
+        behind={at: extension.behind[row] for at, row in enumerate(rows) if row in extension.behind},
         failed=extension.failed,
         in_reply_to=None if replies is None else MessageIdColumn.of([replies[row] for row in rows]),
         **columns,

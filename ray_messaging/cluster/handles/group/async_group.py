@@ -37,6 +37,7 @@ from ray_messaging.cluster.lane_calls import (
 from ray_messaging.cluster.spec import Experiment
 from ray_messaging.compat.msg import Payload
 from ray_messaging.conversations.answers import AnswerPart, Answers, AnswerTable, MoreAnswers
+from ray_messaging.conversations.handling import asker_here
 from ray_messaging.conversations.replies import blocked_among, note_replied, replies_to
 from ray_messaging.conversations.server import Handler, MessageServer, OnError, Serving
 from ray_messaging.errors import CommitFailed, ConfigError, OutcomeUnknown
@@ -262,7 +263,8 @@ class AsyncGroup(StampedHandle):
         entries = self._entries([Outgoing.to_agent(to_id, payload, from_id, subtopic)])
         [batch] = batches_of_entries(entries, self.step)
         call, frame = secrets.token_hex(8), encode(batch)
-        answer: Message = await self._insist(lambda: self.actor.ask.remote(call, frame, timeout))
+        asker = asker_here()
+        answer: Message = await self._insist(lambda: self.actor.ask.remote(call, frame, timeout, asker))
         return answer
 
     async def ask_columns(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import ray
 
-from ray_messaging.conversations.handler_failure import HandlerFailure
+from ray_messaging.conversations.handling import HandlerFailure
 from ray_messaging.conversations.replies import waits_for_failure
 from ray_messaging.message import Message
 from ray_messaging.messages import slice_of
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 class GroupService:
     """The service of one handle. The group's actor knows the handle by `name`."""
+
+    waits = None
 
     def __init__(self, group: "AsyncGroup", name: str) -> None:
         self.name = name

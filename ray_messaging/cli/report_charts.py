@@ -1,0 +1,91 @@
+"""Pictures of a run, as HTML images: traffic and groups, messages by step, the network of agents."""
+
+from base64 import b64encode
+from collections import Counter
+from io import BytesIO
+from itertools import product
+from typing import Any
+
+from ray_messaging.common.texts import printable, shortened
+from ray_messaging.eventlog.event_log import EventLog
+from ray_messaging.eventlog.plot import COLOURS, figure_of, new_figure
+from ray_messaging.receipt import FATES
+
+_PAIRS = 2_000  # most pairs of agents, those with the most messages: more would make the picture black
+_NAMED = 20  # agents with a name in the picture, those with the most messages
+_SEED = 7
+_TOUCHED = {"delivered": "#CC79A7", "blocked": COLOURS["blocked"]}  # for messages that a rule has changed or blocked
+
+
+def traffic_chart(stats: dict[str, Any]) -> str:
+    """Return a chart of the traffic over time and between groups."""
+    return _svg(figure_of(stats))
+
+
+def step_chart(log: EventLog) -> str:
+    """Return a chart of the messages of each step by fate, and of interventions; "" for a run without steps."""
+    counts: Counter[tuple[int, str, bool]] = Counter()
+    for row in log.count(by=("step", "fate", "rule")).to_pylist():
+        if row["step"] is not None:
+            counts[row["step"], row["fate"], row["rule"] is not None] += row["count"]
+    steps = sorted({step for step, _, _ in counts})
+    if not steps:
+        return ""
+    figure, axes = new_figure(10, 3.4)
+    floor = [0] * len(steps)
+    for fate, ruled in product(FATES, (False, True)):
+        heights = [counts[step, fate, ruled] for step in steps]
+        if any(heights):
+            colour = _TOUCHED.get(fate, COLOURS[fate]) if ruled else COLOURS[fate]
+            label = "changed by a rule" if ruled and fate == "delivered" else fate
+            axes.bar(steps, heights, width=0.9, bottom=floor, color=colour, label=label)
+            floor = [low + height for low, height in zip(floor, heights, strict=True)]
+    changes = [] if log.run is None else log.run["rule_changes"]
+    for number, step in enumerate(sorted({change["step"] for change in changes if change["step"] is not None})):
+        axes.axvline(
+            step - 0.5, color="black", linestyle="--", linewidth=1, label="_" if number else "intervention"
+        )  # matplotlib's legend leaves "_" out
+    axes.set_xlabel("step")
+    axes.set_ylabel("messages")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value == int(value) else "")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(ncols=5, frameon=False, loc="lower left", bbox_to_anchor=(0, 1.02), borderaxespad=0)
+    return _svg(figure)
+
+
+def network_chart(log: EventLog) -> str:
+    """Return a chart of the network of those pairs of agents with the most delivered messages; "" if there are none."""
+    import networkx as nx  # noqa: PLC0415 - an optional dependency, which the command names
+
+    found = log.count(by=("from_id", "to_id"), fate="delivered")
+    rows = found.slice(0, _PAIRS).to_pylist()
+    pairs = [row for row in rows if row["from_id"] is not None and row["to_id"] is not None]
+    if not pairs:
+        return ""
+    graph, sizes = nx.Graph(), Counter[object]()
+    for row in pairs:
+        graph.add_edge(row["from_id"], row["to_id"])
+        sizes[row["to_id"]] += row["count"]
+    most = max(sizes.values())
+    figure, axes = new_figure(10, 7)
+    which = "All" if len(found) <= _PAIRS else "The busiest"
+    axes.set_title(f"{which} {len(pairs):,} pairs of sender and recipient; large: hears much", loc="left", fontsize=11)
+    places = nx.spring_layout(graph, seed=_SEED, k=1.5 / len(graph) ** 0.5)
+    largest = 300 if len(graph) <= _NAMED else 60
+    nx.draw_networkx_edges(graph, places, ax=axes, width=0.4, edge_color="#9ecae1", arrows=False)
+    dots = [4 + largest * sizes[node] / most for node in graph]
+    nx.draw_networkx_nodes(graph, places, ax=axes, node_size=dots, node_color="#0072B2", linewidths=0)
+    named = {node for node, _ in sizes.most_common(_NAMED)}
+    names = {node: shortened(printable(str(node))).replace("$", r"\$") for node in named}  # no mathematics
+    halo = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5}
+    nx.draw_networkx_labels(graph, places, names, ax=axes, font_size=8, verticalalignment="bottom", bbox=halo)
+    axes.set_axis_off()
+    return _svg(figure)
+
+
+def _svg(figure: Any) -> str:  # noqa: ANN401 - matplotlib's Figure
+    out = BytesIO()
+    figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
+    # As an image: the ids of several SVGs in one document would clash.
+    return f'<img alt="" src="data:image/svg+xml;base64,{b64encode(out.getvalue()).decode()}">'

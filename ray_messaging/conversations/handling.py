@@ -1,0 +1,216 @@
+"""The messages that handlers of `serve` have in hand, which handlers wait, and what askers learn of failures."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+from ray_messaging.addressing.directory import Directory
+from ray_messaging.common.task_health import end
+from ray_messaging.engine import Engine
+from ray_messaging.errors import MessagingError
+from ray_messaging.message import Message
+from ray_messaging.messages import slice_of
+from ray_messaging.model.extension import InHand
+from ray_messaging.sending.message_checks import CheckedMessage
+from ray_messaging.wire.notes import Ask, ServiceNote, Slot, encode_service_note
+
+logger = logging.getLogger(__name__)
+
+_MOST_TEXT = 1000  # characters of an error's text: it may quote what it could not read
+_LONGEST = 100  # links of a chain that are sent: of a longer chain, the last ones
+_STUCK_S = 0.2  # most answers come sooner: a note is written only if handlers wait for longer
+
+
+class HandlerFailure(NamedTuple):
+    """The error of a handler: the name of its type, its text, and how many times the handler was tried."""
+
+    error: str
+    text: str
+    attempts: int = 1
+
+    @classmethod
+    def of(cls, error: BaseException, attempts: int = 1) -> "HandlerFailure":
+        """Build the failure from an error.
+
+        The error's text is cut, and lone surrogates are escaped, so that it can be sent.
+        """
+        try:
+            text = str(error)[:_MOST_TEXT]
+        except Exception as broken:  # noqa: BLE001 - the text is the user's own code
+            text = f"its text cannot be made: {type(broken).__name__}"
+        return cls(type(error).__name__, text.encode(errors="backslashreplace").decode(), attempts)
+
+    @property
+    def reason(self) -> str:
+        """Return the reason for which the message is a dead letter."""
+        times = f" {self.attempts} times" if self.attempts > 1 else ""
+        return f"its handler failed{times}: {self.told}"
+
+    @property
+    def told(self) -> str:
+        """Return the error as one line."""
+        return f"{self.error}: {self.text}" if self.text else self.error
+
+    @property
+    def payload(self) -> dict[str, Any]:
+        """Return the payload that the asker gets instead of an answer."""
+        return {"error": self.error, "text": self.text}
+
+
+class Asker(NamedTuple):
+    """A handler that asks a question.
+
+    `service` is its service, which runs at most `slots` handlers at once. `chain` are the messages that wait for this
+    question, each because its handler has asked the next one; the handler's own message is the last.
+    """
+
+    service: str
+    slots: int
+    chain: tuple[InHand, ...]
+
+
+class Handling:
+    """A message in the hand of a handler, until the handler has ended.
+
+    Args: `waits` records the handlers of this process that wait; None: the group's actor records them.
+    """
+
+    __slots__ = ("_message", "_service", "_slots", "over", "waits")
+
+    def __init__(self, message: Message, service: str, slots: int, waits: "Waits | None") -> None:
+        self.over = False
+        self.waits = waits
+        self._message = message
+        self._service, self._slots = service, slots
+
+    def asker(self) -> Asker | None:
+        """Return the handler as one that asks, or None if its message came from no mailbox."""
+        batch, row, *_ = slice_of(self._message)
+        if batch.origin is None:
+            return None
+        behind = () if batch.extension is None else batch.extension.behind.get(row, ())
+        mine = InHand(
+            batch.origin.mailbox, self._message.id, self._message.to_id, 0 if self.waits is None else self._slots
+        )
+        return Asker(self._service, self._slots, (*behind, mine)[-_LONGEST:])
+
+
+HANDLING: ContextVar[Handling | None] = ContextVar("ray_messaging handling", default=None)
+
+
+def handling_here() -> Handling | None:
+    """Return the message in hand of the handler that runs here or has started this task, or None if there is none."""
+    found = HANDLING.get()
+    return None if found is None or found.over else found
+
+
+def asker_here() -> Asker | None:
+    """Return the handler that runs here, as one that asks, or None if there is none."""
+    found = handling_here()
+    return None if found is None else found.asker()
+
+
+def circle_of(chain: tuple[InHand, ...], asked: CheckedMessage, directory: Directory) -> tuple[InHand, ...]:
+    """Return the part of a chain that would wait in a circle if its last handler asked this question.
+
+    It is () if a handler is, or may be, free for the question: then the chain does not occupy all handlers of the
+    service.
+    """
+    for mailbox in directory.mailboxes_of(asked.to_id, asked.topic):
+        mine = [at for at, each in enumerate(chain) if each.mailbox == mailbox and each.slots]
+        if mine and len(mine) >= chain[mine[0]].slots:
+            return chain[mine[0] :]
+    return ()
+
+
+class _Service:
+    """The handlers of one service that wait. `asks` maps the id of the message in hand to the handler's questions."""
+
+    def __init__(self, slots: int) -> None:
+        self.slots = slots
+        self.asks: dict[str, list[Ask]] = {}
+
+
+class Waits:
+    """The handlers that wait for answers, by service.
+
+    While every handler of a mailbox waits, the mailbox handles no other message. Then a note on the server says for
+    which questions they wait. `others_handle` returns whether any service other than the given ones may have a message
+    in hand.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.others_handle: Callable[[Collection[str]], bool] = lambda _: False
+        self.ended = ""  # why the service has ended; "": it has not, or somebody fetches again
+        self._engine = engine
+        self._services: dict[str, _Service] = {}
+        self._written = b""
+        self._changed = asyncio.Event()
+        self._writing = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+
+    @contextmanager
+    def waiting(self, asker: Asker, ask: Ask) -> Iterator[None]:
+        """Count a handler as waiting for the answer to one question."""
+        message = asker.chain[-1].message
+        service = self._services.setdefault(asker.service, _Service(asker.slots))
+        service.asks.setdefault(message, []).append(ask)
+        self._note_change()
+        try:
+            yield
+        finally:
+            left = service.asks[message]
+            left.remove(ask)
+            if not left:
+                del service.asks[message]
+            if not service.asks and self._services.get(asker.service) is service:
+                del self._services[asker.service]
+            self._note_change()
+
+    def _note_change(self) -> None:
+        self._changed.set()
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._keep(), name="ray_messaging waiting handlers")
+
+    def _note(self) -> ServiceNote:
+        services = self._services
+        stuck = services and all(len(each.asks) >= each.slots for each in services.values())
+        if not stuck or self.others_handle(services):
+            return ServiceNote(self.ended)
+        slots = [Slot(message, tuple(asks)) for each in services.values() for message, asks in each.asks.items()]
+        return ServiceNote(self.ended, tuple(slots))
+
+    async def _keep(self) -> None:
+        """Update the note on the server while handlers wait."""
+        while self._services or self._written:
+            await self._changed.wait()
+            await asyncio.sleep(_STUCK_S)
+            self._changed.clear()
+            try:
+                await self.write()
+            except MessagingError as error:  # the next change tries again
+                logger.info("the note on the service of %s could not be written: %s", self._engine.name, error)
+            if not self._services:
+                return
+
+    async def write(self, *, anew: bool = False) -> None:
+        """Write the present note, if the server may have another one. With `anew` it is written in any case."""
+        async with self._writing:
+            note, subscription = encode_service_note(self._note()), self._engine.subscription
+            if (note != self._written or anew) and subscription is not None and subscription.epoch is not None:
+                await self._engine.transport.set_service(self._engine.name, subscription.epoch, note)
+                self._written = note
+
+    async def close(self) -> None:
+        """Stop updating the note; if it says that handlers wait, remove it."""
+        if self._task is not None:
+            await end(self._task)
+        self._services = {}
+        if self._written and not self._engine.closed:
+            try:
+                await self.write()
+            except MessagingError as error:
+                logger.info("the note on the service of %s stays: %s", self._engine.name, error)

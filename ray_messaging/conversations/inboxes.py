@@ -1,0 +1,296 @@
+"""The messages in hand, each committed on its own, and the inboxes of agents, which are filled with them."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from operator import index
+from typing import Protocol
+
+import msgspec
+
+from ray_messaging.addressing.channels import AgentId
+from ray_messaging.common.task_health import end
+from ray_messaging.errors import Closed, ConfigError, MessagingError, NotListening
+from ray_messaging.message import Message
+from ray_messaging.messages import Messages
+from ray_messaging.receiving.call_checks import CommitMode
+from ray_messaging.receiving.commits import MOST_RANGES
+
+logger = logging.getLogger(__name__)
+
+_MOST = MOST_RANGES // 2  # most messages in hand: each may take an ack range, as late answers do, too
+
+
+class Fetch(Protocol):
+    """A function that fetches messages."""
+
+    def __call__(self, *, limit: int | None, timeout: float | None, commit: CommitMode) -> Awaitable[Messages]:
+        """Return new messages."""
+
+
+class HandOut:
+    """The messages in hand, at most `most`. They are fetched, passed to `take`, and committed once they are handled.
+
+    A message is in hand until its commit is durable, so no more than `most` messages come again after a crash. Messages
+    that are handled during a commit are committed together by the next one.
+    """
+
+    def __init__(
+        self,
+        fetch: Fetch,
+        ack: Callable[[Iterable[Message]], Awaitable[None]],
+        take: Callable[[Message], None],
+        most: object,
+    ) -> None:
+        self._fetch_messages = fetch
+        self._ack = ack
+        self._take = take
+        self._most = check_most(most)
+        self._in_hand = 0
+        self._stopped = False
+        self._handled: list[Message] = []  # but not committed yet
+        self._news = asyncio.Event()  # a message was handled, or the end is near
+        self._room = asyncio.Event()
+
+    @property
+    def full(self) -> bool:
+        """Return whether so many messages are in hand that no more are fetched until one of them is handled."""
+        return self._in_hand >= self._most
+
+    def handled(self, message: Message) -> None:
+        """Mark a message as handled: it is committed soon."""
+        self._handled.append(message)
+        self._news.set()
+
+    def release(self, messages: int = 1) -> None:
+        """Mark some messages as no longer in hand."""
+        self._in_hand -= messages
+        self._room.set()
+        self._news.set()
+
+    def stop(self) -> None:
+        """Stop fetching; `run` returns once no message is in hand."""
+        self._stopped = True
+        self._news.set()
+
+    async def run(self, first: Sequence[Message] = ()) -> None:
+        """Fetch and commit messages until `stop` is called. If the messager closes before, its error is raised.
+
+        Args: `first` are messages that were fetched before, and are passed on first.
+        """
+        fetching = asyncio.create_task(self._fetch(first), name="ray_messaging fetch")
+        fetching.add_done_callback(lambda _: self._news.set())
+        try:
+            while self._in_hand or not self._stopped:
+                await self._news.wait()
+                self._news.clear()
+                if self._stopped:
+                    await end(fetching)
+                elif fetching.done():
+                    fetching.result()
+                await self.commit()
+        finally:
+            await end(fetching)
+
+    async def commit(self) -> None:
+        """Commit the messages that were handled."""
+        handled = self._handled[:]
+        if handled:
+            await self._ack(handled)
+            del self._handled[: len(handled)]  # after the await: if that is cancelled, a later call commits them
+            self.release(len(handled))
+
+    async def _wait_for_room(self) -> None:
+        while self.full:
+            self._room.clear()
+            await self._room.wait()
+
+    async def _fetch(self, first: Sequence[Message]) -> None:
+        """Fetch messages, without end."""
+        for message in first:
+            await self._wait_for_room()
+            self._in_hand += 1
+            self._take(message)
+        while True:
+            await self._wait_for_room()
+            free = self._most - self._in_hand
+            for message in await self._fetch_messages(limit=free, timeout=None, commit="acked"):
+                self._in_hand += 1
+                self._take(message)
+            for _ in range(2):  # let the handlers of these messages run first, and then what they send
+                await asyncio.sleep(0)
+
+
+def check_most(most: object) -> int:
+    """Return how many messages may be in hand at once; raise ConfigError if it is not an int of at least 1."""
+    try:
+        number = index(most)  # type: ignore[arg-type]  # others raise
+    except TypeError:
+        number = 0
+    if number < 1:
+        raise ConfigError(f"concurrency={most!r} must be a number of handlers, at least 1")
+    return number
+
+
+class Inbox(msgspec.Struct, eq=False):
+    """The messages of one agent that are in hand but not being handled.
+
+    `error` is why no more will come (None: they may).
+    """
+
+    messages: deque[Message] = msgspec.field(default_factory=deque)
+    news: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
+    readers: int = 0
+    error: MessagingError | None = None
+
+
+class Inboxes:
+    """The inboxes of one messager's agents, which one task fills. Each message is committed on its own.
+
+    Args: `is_committed` returns whether `ack` has already committed a message.
+    """
+
+    def __init__(
+        self,
+        fetch: Fetch,
+        ack: Callable[[Iterable[Message]], Awaitable[None]],
+        is_committed: Callable[[Message], bool],
+    ) -> None:
+        self._hand_out = HandOut(fetch, ack, self._take, _MOST)
+        self._is_committed = is_committed
+        self._inboxes: dict[AgentId | None, Inbox] = {}
+        self._filling: asyncio.Task[None] | None = None
+        self._error: MessagingError | None = None  # why no more messages come
+        self._warned = False
+
+    def messages_of(self, agent_id: AgentId | None) -> "InboxMessages":
+        """Return an iterator over an agent's messages."""
+        inbox = self._inboxes.setdefault(agent_id, Inbox())
+        inbox.error = None
+        return InboxMessages(self, inbox)
+
+    def fill(self) -> None:
+        """Start fetching messages, if that is not going on already."""
+        if self._filling is None or self._filling.done():
+            self._error = None
+            self._filling = asyncio.create_task(self._hand_out.run(), name="ray_messaging inboxes")
+            self._filling.add_done_callback(self._ended)
+
+    async def take_from(self, inbox: Inbox) -> Message:
+        """Return the next message of an inbox, and wait for it if there is none."""
+        while not inbox.messages and self._error is None and inbox.error is None:
+            inbox.news.clear()
+            await inbox.news.wait()
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+        if not inbox.messages and inbox.error is not None:
+            raise inbox.error.with_traceback(None)
+        return inbox.messages.popleft()
+
+    def agents_changed(self, name: str, listens_for: Callable[[AgentId], bool]) -> None:
+        """End the wait of readers whose agents have left the mailbox of this name.
+
+        Agents that have come back can be read again.
+        """
+        for agent, inbox in self._inboxes.items():
+            inbox.error = None
+            if agent is not None and not listens_for(agent):
+                inbox.error = NotListening(
+                    f"agent {agent!r} is not in {name!r} any more: open its inbox at the messager that hosts it now"
+                )
+                inbox.news.set()
+
+    def handled(self, message: Message) -> None:
+        """Mark a message as handled: it is committed soon."""
+        self._hand_out.handled(message)
+
+    def put_back(self, inbox: Inbox, message: Message) -> None:
+        """Keep a message whose handling did not end for the agent's next reader, unless it is already committed."""
+        if self._is_committed(message):
+            self._hand_out.release()
+        else:
+            inbox.messages.appendleft(message)
+            inbox.news.set()
+
+    def _take(self, message: Message) -> None:
+        inbox = self._inboxes.setdefault(message.to_id, Inbox())
+        inbox.messages.append(message)
+        inbox.news.set()
+        if self._hand_out.full and not self._warned:
+            self._warn()
+
+    def _warn(self) -> None:
+        idle = {agent: len(inbox.messages) for agent, inbox in self._inboxes.items() if not inbox.readers}
+        most = max(idle, key=idle.__getitem__, default=None)
+        if idle.get(most):
+            self._warned = True
+            logger.warning(
+                "all inboxes wait: %d messages are in hand, %d of them for agent %r, whose inbox has no reader. Open "
+                "messager.inbox(%r), or let another messager host that agent",
+                _MOST,
+                idle[most],
+                most,
+                most,
+            )
+
+    def _ended(self, filling: "asyncio.Task[None]") -> None:
+        error = Closed("this messager was closed while you waited for its messages: make another one")
+        found = error if filling.cancelled() else filling.exception()
+        if not isinstance(found, MessagingError):
+            found = MessagingError(f"the inboxes failed ({type(found).__name__}: {found}): please report this")
+        self._error = found
+        for inbox in self._inboxes.values():
+            inbox.news.set()
+
+    async def close(self, *, commit: bool) -> None:
+        """Stop fetching; with `commit`, commit the handled messages."""
+        if self._filling is None:
+            return
+        await end(self._filling)
+        if commit:
+            with suppress(MessagingError):  # what is not committed comes again
+                await self._hand_out.commit()
+
+
+class InboxMessages(AsyncIterator[Message]):
+    """Iterator over the messages of one agent as they come.
+
+    Asking for the next message marks the one before as handled.
+
+    A `for` block that is left drops its iterator, which then puts the message in hand back at once. A generator would
+    do so only later, when the next reader may already have later messages.
+    """
+
+    def __init__(self, inboxes: Inboxes, inbox: Inbox) -> None:
+        self._inboxes = inboxes
+        self._inbox = inbox
+        self._in_hand: Message | None = None
+        self._reads = False
+
+    async def __anext__(self) -> Message:
+        message, self._in_hand = self._in_hand, None
+        if message is not None:
+            self._inboxes.handled(message)
+        if not self._reads:
+            self._reads = True
+            self._inbox.readers += 1
+            self._inboxes.fill()
+        self._in_hand = await self._inboxes.take_from(self._inbox)
+        return self._in_hand
+
+    async def aclose(self) -> None:
+        """Stop reading. The message in hand goes back to the inbox, unless it is already committed."""
+        self._leave()
+
+    def __del__(self) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._reads:
+            self._reads = False
+            self._inbox.readers -= 1
+        message, self._in_hand = self._in_hand, None
+        if message is not None:
+            self._inboxes.put_back(self._inbox, message)
