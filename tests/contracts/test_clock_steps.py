@@ -56,15 +56,14 @@ async def send(sender, *values):
     assert receipts.counts()["delivered"] == len(values)
 
 
-@pytest.mark.parametrize("seconds_back", [2, 30])
-async def test_messages_acknowledged_after_a_data_loss_and_a_clock_step_back_are_delivered(torn, opener, seconds_back):
+async def test_messages_acknowledged_after_a_data_loss_and_a_clock_step_back_are_delivered(torn, opener):
     receiver, sender = await opener(torn.server.config, host=[1]), await opener(torn.server.config)
     await send(sender, 0)
     assert numbers(await fetch_all(receiver, 1)) == [0]
     torn.mark()
     await send(sender, *range(1, 500))
     assert numbers(await fetch_all(receiver, 499)) == list(range(1, 500))
-    await torn.restart(seconds_back)
+    await torn.restart(30)
     for low in range(1000, 1500, 100):
         await send(sender, *range(low, low + 100))
     assert numbers(await fetch_all(receiver, 500)) == list(range(1000, 1500))
@@ -73,14 +72,13 @@ async def test_messages_acknowledged_after_a_data_loss_and_a_clock_step_back_are
     assert numbers(await fetch_all(receiver, 1)) == [2000]
 
 
-@pytest.mark.parametrize("seconds_back", [2, 30])
-async def test_a_commit_of_lost_messages_does_not_remove_new_ones(torn, opener, seconds_back):
+async def test_a_commit_of_lost_messages_does_not_remove_new_ones(torn, opener):
     receiver, sender = await opener(torn.server.config, name="group", host=[1]), await opener(torn.server.config)
     await send(sender, 0)
     torn.mark()
     await send(sender, *range(1, 500))
     assert len(await fetch_all(receiver, 500)) == 500  # and it is not committed yet
-    await torn.restart(seconds_back)
+    await torn.restart(30)
     await send(await opener(torn.server.config), *range(1000, 1500))
     await receiver.ack()
     await receiver.engine.close(commit=False)
@@ -88,9 +86,8 @@ async def test_a_commit_of_lost_messages_does_not_remove_new_ones(torn, opener, 
     assert numbers(await fetch_all(successor, 500)) == list(range(1000, 1500))
 
 
-@pytest.mark.parametrize("seconds_back", [2, 30])
 async def test_the_log_has_messages_acknowledged_after_a_data_loss_and_a_clock_step_back(
-    torn, opener, exp_id, tmp_path, seconds_back
+    torn, opener, exp_id, tmp_path
 ):
     async def write():
         transport = RedisTransport(torn.server.config, exp_id, patience_s=WAIT_S)
@@ -107,7 +104,7 @@ async def test_the_log_has_messages_acknowledged_after_a_data_loss_and_a_clock_s
     assert len(await fetch_all(receiver, 100)) == 100
     await writer.close()  # its cursors are in files now
     await transport.close()
-    await torn.restart(seconds_back)
+    await torn.restart(30)
     transport, writer = await write()
     await send(await opener(torn.server.config), *range(1000, 1100))
     await writer.close()
@@ -157,7 +154,7 @@ async def test_the_log_catches_up_with_a_restored_server_without_new_messages(to
 # -- live owners keep their mailboxes ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seconds", [35, 80_000, -35])
+@pytest.mark.parametrize("seconds", [80_000, -35])
 async def test_a_clock_step_of_the_server_ends_no_mailbox(clocked_server, server_clock, opener, seconds):
     receiver, sender = await opener(clocked_server.config, host=[1]), await opener(clocked_server.config, lease_s=0.3)
     await send(sender, 0)
@@ -170,7 +167,7 @@ async def test_a_clock_step_of_the_server_ends_no_mailbox(clocked_server, server
     assert numbers(await fetch_all(receiver, 102)) == list(range(102))
 
 
-@pytest.mark.parametrize("seconds", [35, 80_000, -35])
+@pytest.mark.parametrize("seconds", [80_000, -35])
 async def test_a_clock_step_of_the_server_admits_no_second_owner(clocked_server, server_clock, opener, seconds):
     first, sender = (
         await opener(clocked_server.config, name="group", host=[1], owner="one", lease_s=1.5),

@@ -16,7 +16,7 @@ async def fill(sender, count, frame=20):
 
 async def test_every_message_with_a_receipt_is_in_the_next_complete_fetch(messagers):
     senders, receiver = [await messagers() for _ in range(4)], await messagers(host=[1])
-    for step in range(50):
+    for step in range(20):
         numbered = [range(step * 100 + 10 * n, step * 100 + 10 * n + n + 1) for n in range(4)]
         await asyncio.gather(*(send_numbers(one, *ns) for one, ns in zip(senders, numbered, strict=True)))
         found = await receiver.fetch_messages(complete=True)

@@ -12,7 +12,7 @@ from ray_messaging.transports.server_probe import ask_server
 
 pytestmark = pytest.mark.one_server("it writes by hand what each server keeps")
 
-NO_COUNTS = ["-1", "-9223372036854775808", "1.5", "1e3", "x", "", "\xff", "9" * 400, "nan", "inf"]
+NO_COUNTS = ["-1", "1.5", "\xff", "9" * 400]
 ODD_LETTERS = {
     "other fields": {"x": "y"},
     "no frame": {"mailbox": "m", "reason": "r"},

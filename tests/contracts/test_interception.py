@@ -98,11 +98,9 @@ def crash(_):
 
 @pytest.mark.parametrize(
     ("verdict", "says"),
-    [(crash, "ValueError: boom"), (lambda _: None, ""), (lambda _: True, ""), (lambda _: False, ""),
-     (lambda _: "no", ""), (lambda _: (0, 0), ""), (lambda _: Verdict(True, 5), ""), (lambda _: {}, ""),
-     (lambda _: Verdict(False, None), "")],
-    ids=["crash", "None", "True", "False", "text", "tuple", "reason", "dict", "no reason"],
-)  # fmt: skip
+    [(crash, "ValueError: boom"), (lambda _: True, ""), (lambda _: Verdict(True, 5), "")],
+    ids=["crash", "True", "reason"],
+)
 async def test_a_rule_that_fails_on_a_message_blocks_only_that_message(messagers, verdict, says, caplog):
     rule = Only(lambda message: verdict(message) if message.from_id == 13 else ALLOW)
     sender = await messagers(Interceptor("x", [rule]))

@@ -131,7 +131,7 @@ async def test_both_are_what_the_agents_had_in_hand(run, exp_id, judged):
     assert {"delivered", "blocked", "undeliverable"} <= {*log.count(by="fate")["fate"].to_pylist()}
     assert any(log.query()["pairs"].to_pylist()) != judged
     assert bool(len(log.query(rule="warden"))) == judged
-    check(run, log, 20)
+    check(run, log, 10)
 
 
 def check(run, log, samples):

@@ -7,7 +7,7 @@ from support.contracts import Post
 from support.patience import WAIT_S
 
 from ray_messaging.addressing.directory import Record
-from ray_messaging.errors import Fenced, FrameError, UnknownName
+from ray_messaging.errors import Closed, ConfigError, Fenced, FrameError, UnknownName
 from ray_messaging.transports.box_reader import BoxReader
 from ray_messaging.transports.step_values import (
     NOTES,
@@ -142,6 +142,12 @@ async def run(*actors, step):
 # -- settings and members -------------------------------------------------------------------------------------------
 
 
+async def test_an_experiment_without_steps(steps):
+    for call in (steps.join("a"), steps.pause(), steps.resume(), steps.progress(), steps.hold("log", 0)):
+        with pytest.raises(ConfigError, match="has no steps"):
+            await call
+
+
 async def test_a_group_that_has_not_joined(steps):
     await steps.begin(StepSettings())
     with pytest.raises(UnknownName, match="'a' has not joined"):
@@ -160,6 +166,36 @@ async def test_step_0_waits_until_so_many_have_joined(steps):
     await steps.join("b")
     assert (await steps.wait(waiting.news, WAIT_S)).place != waiting.news
     assert isinstance(await a.open(0), Opened)
+
+
+async def test_a_dead_group_leaves_at_once_and_its_open_step_never_was(steps):
+    a, b = await pair(steps)
+    await a.open(0)
+    await b.open(0)
+    await b.send("a@1", b"never")
+    await a.close()
+    waiting = await a.open(1)
+    assert waiting.names == ("b",)
+    assert await steps.leave("b", at_once=True) == 0
+    assert (await steps.wait(waiting.news, WAIT_S)).place != waiting.news
+    assert await a.inbox(1) == []
+    assert (await b.call(b.request(b.write("a@1", b"late")))).status is SendStatus.STEP_OVER
+    with pytest.raises(Closed, match="group 'b' was removed"):
+        await b.close()
+
+
+async def test_the_next_driver_may_have_the_group_stay(steps):
+    await steps.begin(StepSettings())
+    for name in "ab":
+        await steps.join(name)
+    await taken(steps, "a", "a", until=2)
+    a = await taken(steps, "a", "a", 1)
+    b = await taken(steps, "b", "b")
+    assert [(await steps.progress()).groups[name].until for name in "ab"] == [None, None]
+    for step in range(3):
+        for actor in (a, b):
+            await run(actor, step=step)
+    assert (await steps.progress()).sealed == 2
 
 
 async def test_news_wakes_all_who_wait(steps, another):
@@ -280,6 +316,28 @@ async def test_only_groups_that_it_hears_hold_a_group_up(steps):
     assert isinstance(waiting, Opened)
 
 
+async def test_another_graph_of_groups_holds_from_a_step_that_nobody_has_sent_for(steps):
+    await steps.begin(StepSettings(wait_for=WaitFor.SENDERS))
+    a, b = await member(steps, "a", []), await member(steps, "b", ["a"])
+    await steps.declare({"a": ["b"]})  # nobody has begun
+    await steps.declare({"a": []})
+    await a.open(0)
+    for at_step in (None, 0, 1):
+        with pytest.raises(ConfigError, match="at_step=2"):
+            await steps.declare({"a": ["b"]}, at_step)
+    await steps.declare({"a": []})  # it holds already
+    await steps.declare({"a": ["b"]}, 2)
+    await a.close()
+    assert isinstance(await a.open(1), Opened)
+    await a.close()
+    waiting = await a.open(2)
+    assert (waiting.reason, waiting.names) == (Reason.GROUPS, ("b",))
+    await b.open(0)
+    await b.send("a@1", b"too early")
+    assert (await b.close()).deaf == ("a",)
+    assert isinstance(await b.steps.open("b", (await taken(steps, "b", "b", 1)).attempt, 0), Opened)
+
+
 async def test_all_may_be_waited_for_in_spite_of_the_settings(steps):
     await steps.begin(StepSettings(wait_for=WaitFor.SENDERS))
     a, b = await member(steps, "a", []), await member(steps, "b", [])
@@ -380,6 +438,18 @@ async def test_who_is_being_waited_for(steps):
 # -- drivers --------------------------------------------------------------------------------------------------------
 
 
+async def test_a_close_that_counted_is_told_to_a_driver_that_was_overtaken(steps):
+    a, _ = await pair(steps)
+    await a.open(0)
+    await a.send("b@1", b"x")
+    await a.close()
+    again = await taken(steps, "a", "a", start=1)
+    assert await a.close() == Committed(0, -1)
+    assert await a.close(go_on=True) == Committed(0, -1)
+    assert await steps.covers("b@1") == [Cover("a", 0, a.attempt, 1)]
+    assert await again.open(0) == Done(0)
+
+
 async def test_drivers_do_not_fence_each_other_for_ever(steps):
     await steps.begin(StepSettings())
     await steps.join("a")
@@ -404,6 +474,15 @@ async def test_drivers_do_not_fence_each_other_for_ever(steps):
     with pytest.raises(Fenced):
         await steps.open("a", third.attempt, 0)
     assert (await steps.take("a", Driver("z"), 5.0)).attempt > third.attempt
+
+
+async def test_opening_and_closing_are_signs_of_life(steps):
+    a, _ = await pair(steps)
+    leases = [(await steps.take("a", Driver("other"), 1.0)).lease]
+    for call in (a.open(0), a.close(), a.open(1)):
+        await call
+        leases.append((await steps.take("a", Driver("other"), 1.0)).lease)
+    assert len(set(leases)) == 4
 
 
 async def test_the_state_stays_is_replaced_and_goes(steps):
@@ -590,6 +669,34 @@ class Outsider(Post):
         await self.begin()
 
 
+async def test_what_comes_from_outside_is_in_the_step_after_the_latest_open_one(steps, transport):
+    await steps.begin(StepSettings())
+    user = Outsider(transport)
+    await user.host("a", "b", "plain")
+    a, b = await pair(steps)
+    assert await user.send("b", b"before", 2) is FrameFate.WRITTEN
+    opened = await a.open(0)
+    assert opened.covers == ()
+    request = await user.request(user.part("b", b"in 0", 3))
+    assert (await transport.send(request)).fates == [FrameFate.WRITTEN]
+    assert (await transport.send(request)).fates == [FrameFate.DUPLICATE]
+    assert await user.send("a", b"to a") is FrameFate.WRITTEN
+    assert await user.send("plain", b"as ever") is FrameFate.WRITTEN
+    assert await b.inbox(0) == [b"before"]
+    b.begin(0)
+    await b.send("b@1", b"own")
+    await a.close()
+    await b.close()
+    assert set((await b.open(1)).covers) == {Cover(OUTSIDE, 0, 0, 3), Cover("b", 0, b.attempt, 1)}
+    assert await b.inbox(1) == [b"in 0", b"own"]
+    assert [frame.first for frame in await steps.read_box("b@1")] == [0, 0]
+    assert [frame.first for frame in await steps.read_box("a@1")] == [3]
+    assert await user.send("a", b"next") is FrameFate.WRITTEN
+    assert await a.inbox(1) == [b"to a"]
+    assert await transport.read("b", "0-0", 10, 0.01) == []
+    assert [frame for _, frame in await transport.read("plain", "0-0", 10, 0.01)] == [b"as ever"]
+
+
 async def test_a_mailbox_that_is_made_anew_is_stepped_as_before(steps, transport):
     await steps.begin(StepSettings())
     user = Outsider(transport)
@@ -639,6 +746,15 @@ async def test_the_supervisor_closes_a_step_after_all_groups(steps, another):
     await supervisor.close(counts=b"its counts")
     assert await first.inbox(1) == [b"a word"]
     assert (await steps.closed_step(0))[SUPERVISOR].counts == b"its counts"
+
+
+async def test_the_supervisor_is_no_group_that_step_0_waits_for(steps):
+    await steps.begin(StepSettings(groups=2))
+    await member(steps, SUPERVISOR)
+    first = await member(steps, "a")
+    waiting = await first.open(0)
+    assert isinstance(waiting, Waiting)
+    assert (waiting.reason, waiting.total) == (Reason.MISSING, 1)
 
 
 async def test_groups_go_on_when_the_supervisor_leaves(steps):

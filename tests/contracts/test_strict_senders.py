@@ -34,7 +34,7 @@ async def nothing_came(messager):
     return message.payload == {"last": True}
 
 
-@pytest.mark.parametrize("from_id", [13, 0, 3, 6, 8, -1, "bob", "13", 2**63 - 1, -(2**63)], ids=str)
+@pytest.mark.parametrize("from_id", [13, -1, "bob", "13"], ids=str)
 async def test_a_send_for_another_groups_agent_refuses_the_whole_call(group, from_id):
     for call in calls(group, from_id):
         with pytest.raises(UnknownSender, match=r"group 'west'.*nothing of this call was sent") as caught:

@@ -2,7 +2,7 @@
 
 Most inputs are valid ones with a changed part and a corrected checksum, so that they pass the first checks. The right
 outcomes: the input is decoded, and every column can be read and written again; or it is refused with the right error
-(FrameError; InvalidAddress for channels; the lane ends the connection). Any other outcome, an endless one, and one that
+(FrameError; the lane ends the connection). Any other outcome, an endless one, and one that
 needs more than 1 GiB, is a finding and written to a file.
 
 python tests/fuzz [--runs 1000000] [--target frames|verdicts|...|all] [--workers 2] [--seed 1] [--json FILE]

@@ -12,10 +12,9 @@ from struct import pack, unpack_from
 import msgspec
 import numpy as np
 
-from ray_messaging.addressing.channels import build_channel, check_id, check_name, check_subtopic, parse_channel
+from ray_messaging.addressing.channels import check_name
 from ray_messaging.addressing.directory import Claim, Directory, Record, decode_record, encode_record
-from ray_messaging.addressing.patterns import compile_glob
-from ray_messaging.errors import FrameError, InvalidAddress
+from ray_messaging.errors import FrameError
 from ray_messaging.eventlog.writing.columns import Part, record_batch
 from ray_messaging.interception.lane import JUDGE, SNAPSHOT, WAIT, LaneClient
 from ray_messaging.interception.rule_snapshot import (
@@ -384,57 +383,6 @@ class Records(MsgpackTarget):
         return True
 
 
-class Channels:
-    """The parser of channels, names and patterns: texts, some of them no Unicode."""
-
-    seeds = (
-        "exps:exp:agents:7:agent-chat", "exps:exp:agents:Ann:user-chat", "exps:exp:user-payback", "plain",
-        "exps:other:x",
-        "exps:exp:agents:-9223372036854775808:a", "exps:exp:agents:*:agent-chat", "a[^b-d]?*\\*", "*a*b*c*d*e*f*g*h",
-    )  # fmt: skip
-    pieces = (
-        ":", "::", "*", "{", "}", "\n", "\0", "\ud800", "é", "\u2024", "\uff1a", "exps:", "agents:", "exp", "other",
-        "-0", "00", "7",
-        "9" * 19, "x" * 201, "[", "]", "\\", "?", "\x7f", "\u202e", " ",
-    )  # fmt: skip
-
-    def make(self, random):
-        text = self.seeds[random.getrandbits(16) % len(self.seeds)]
-        for _ in range(1 + random.getrandbits(2)):
-            at, to = sorted((random.getrandbits(16) % (len(text) + 1), random.getrandbits(16) % (len(text) + 1)))
-            piece = self.pieces[random.getrandbits(16) % len(self.pieces)]
-            text = text[:at] + piece + text[at if random.getrandbits(1) else to :]
-        return text.encode("utf-8", "surrogatepass")
-
-    def check(self, data):
-        text = data.decode("utf-8", "surrogatepass" if b"\xed" in data else "replace")
-        use_names(text)
-        try:
-            address = parse_channel("exp", text)
-        except InvalidAddress:
-            return False
-        built = build_channel("exp", *address)
-        assert parse_channel("exp", built) == address
-        assert not built.startswith("exps:") or built.split(":")[1] == "exp"
-        assert not set(built) & set("*?[]\\\0\n\r")
-        built.encode()
-        return True
-
-
-def use_names(text):
-    """Take a text for everything that becomes a part of a key."""
-    for check in (lambda name: check_name("exp_id", name), check_id, check_subtopic):
-        try:
-            found = str(check(text))
-        except InvalidAddress:
-            continue
-        assert not set(found) & set("\0\n\r" if check is check_id else ":*?[]\\\0\n\r")
-        assert 0 < len(found.encode()) <= 200
-        assert check is check_id or check is check_subtopic or not set(found) & set("{} ")
-    if len(text) < 100 and text.isprintable():
-        compile_glob(text)("exps:exp:agents:7:agent-chat")
-
-
 class Sink:
     """A transport that keeps nothing."""
 
@@ -542,7 +490,6 @@ TARGETS = {
     "grants": Grants,
     "notes": Notes,
     "records": Records,
-    "channels": Channels,
     "requests": Requests,
     "answers": Answers,
 }
