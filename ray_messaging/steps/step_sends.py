@@ -38,14 +38,16 @@ from ray_messaging.steps.step_routes import Replied, Route, RowRoutes, question_
 
 _NOBODY = object()
 _NO_QUESTION = None, None
+_CELLS = 3  # of a message
+_FULL = _CELLS * BATCH_ROWS
 Places = NDArray[np.int64]
 
 
 class StepSends:
     """The messages of one attempt at a step. Each has an ordinal: it is the n-th message of its sender in the step.
 
-    Single messages are kept in lists until there are enough for a batch. A sender is checked only for the first of its
-    successive messages, and so is a subtopic.
+    Single messages are kept in a list until there are enough for a batch, in which equal payloads travel once. A sender
+    is checked only for the first of its successive messages, and so is a subtopic.
 
     Args: `horizon` is how many steps ahead a message may be sent. `tag` names a part of the step (None: this is the
     whole step). `sent` has the number of messages of each agent before the split.
@@ -71,9 +73,9 @@ class StepSends:
         self.audiences = audiences
         self._sent = np.zeros(len(agents), np.int64) if sent is None else sent.copy()  # by the agents' places
         self._batches: list[ColumnBatch | EncodedBatch] = []
-        self._to_ids: list[AgentId | None] = []  # None: the user, who asked
-        self._lines: list[bytes] = []
-        self._senders = array("q")  # the place of each message's sender
+        self._lines: dict[bytes, int] = {}  # each payload once, with its number
+        # For each message: its payload's number, its recipient (None: the user, who asked), and its sender's place.
+        self._cells: list[Any] = []
         self._routes: dict[Route, int] = {}  # the routes with their indices
         self._routed = array("q")  # for each run of messages with one route: its first message, the route's index
         self._replies: dict[int, tuple[str, OutsideQuestion | None]] = {}  # message -> the question that it answers
@@ -115,7 +117,7 @@ class StepSends:
                 self._check_sending()
                 self._place, self._from_id = self._place_of(from_id), from_id
             place = self._place
-        elif get_ident() != self._thread or len(self._lines) >= BATCH_ROWS:
+        elif get_ident() != self._thread or len(self._cells) >= _FULL:
             self._check_sending()
         if subtopic is not self._subtopic or deliver_at is not self._deliver_at:
             self._begin_run(subtopic, deliver_at)
@@ -129,16 +131,12 @@ class StepSends:
                     and (MAYBE_LARGE not in line or line.find(LARGE) < 0)
                     and LINE_END not in line
                 ):
-                    self._lines.append(line)
-                    self._to_ids.append(to_id)
-                    self._senders.append(place)
+                    self._cells += (self._lines.setdefault(line, len(self._lines)), to_id, place)
                     return
             except Exception:  # noqa: BLE001, S110 - for invalid input the full checks below raise
                 pass
         recipient, line = check_id(to_id), encode_payload(payload, self._payload_bytes)
-        self._lines.append(line)
-        self._to_ids.append(recipient)
-        self._senders.append(place)
+        self._append(line, recipient, place)
 
     def ask(
         self, from_id: AgentId, to_id: AgentId, payload: object, subtopic: str, deliver_at: int | None = None
@@ -146,9 +144,9 @@ class StepSends:
         """Send a question; return its id. Raises as `send`."""
         recipient, line = check_id(to_id), encode_payload(payload, self._payload_bytes)
         route = Route(check_subtopic(subtopic), self._deliver(deliver_at), asks=True)
-        ordinal = self._begin_apart(from_id, route)
-        self._lines.append(line)
-        self._to_ids.append(recipient)
+        place = self._begin_apart(from_id, route)
+        ordinal = self._next_ordinal(place)
+        self._append(line, recipient, place)
         return question_id(self.step, ordinal, check_id(from_id))
 
     def reply(self, question: Slice, payload: object, exp_id: str, deliver_at: int | None = None) -> None:
@@ -158,10 +156,9 @@ class StepSends:
         topic = answer_topic(batch, row, exp_id)
         outside = None if batch.extension is None else batch.extension.asked_outside.get(row)
         asker = "" if outside is None else outside.mailbox
-        self._begin_apart(from_id, Route(topic, self._deliver(deliver_at), replies=True, asker=asker))
-        self._replies[len(self._lines)] = batch.message_id(row), outside
-        self._lines.append(line)
-        self._to_ids.append(to_id)
+        place = self._begin_apart(from_id, Route(topic, self._deliver(deliver_at), replies=True, asker=asker))
+        self._replies[self._waiting] = batch.message_id(row), outside
+        self._append(line, to_id, place)
 
     def broadcast(
         self, from_id: AgentId, audience: object, payload: object, subtopic: str, deliver_at: int | None = None
@@ -171,9 +168,8 @@ class StepSends:
         Raises: as `send`; UnknownName for an audience that does not exist.
         """
         line = encode_payload(payload, self._payload_bytes)
-        self._begin_apart(from_id, self._broadcast_route(audience, subtopic, deliver_at))
-        self._lines.append(line)
-        self._to_ids.append(None)
+        place = self._begin_apart(from_id, self._broadcast_route(audience, subtopic, deliver_at))
+        self._append(line, None, place)
 
     def _broadcast_route(self, audience: object, subtopic: str, deliver_at: int | None) -> Route:
         self.check_open()
@@ -343,7 +339,15 @@ class StepSends:
     @property
     def rows(self) -> int:
         """Return how many messages were added."""
-        return int(self._sent.sum()) + len(self._lines)
+        return int(self._sent.sum()) + self._waiting
+
+    @property
+    def _waiting(self) -> int:
+        """Return how many messages are in no batch yet."""
+        return len(self._cells) // _CELLS
+
+    def _append(self, line: bytes, to_id: AgentId | None, place: int) -> None:
+        self._cells += (self._lines.setdefault(line, len(self._lines)), to_id, place)
 
     def _begin_run(self, subtopic: str, deliver_at: int | None) -> None:
         """Begin a run of messages with one route; raises as `send`, except for ids and payload."""
@@ -352,25 +356,23 @@ class StepSends:
         self._subtopic, self._deliver_at = subtopic, deliver_at
 
     def _begin_apart(self, from_id: AgentId | None, route: Route) -> int:
-        """Begin a message with a route of its own; return its ordinal. Raises as `send`, except for the payload."""
+        """Begin a message with a route of its own; return its sender's place. Raises as `send`, but for the payload."""
         self._check_sending()
         place = self._place_of(from_id)
-        ordinal = self._next_ordinal(place)
         self._take_route(route)
-        self._senders.append(place)
-        return ordinal
+        return place
 
     def _check_sending(self) -> None:
         if self._over or self._parts is not None:
             self._check_whole()
         if get_ident() != self._thread:
             self._check_thread()
-        if len(self._lines) >= BATCH_ROWS:
+        if len(self._cells) >= _FULL:
             self._close_rows()
 
     def _take_route(self, route: Route) -> None:
         """Use a route for the next message, and for those after it until a send begins another run."""
-        self._routed.extend((len(self._lines), self._routes.setdefault(route, len(self._routes))))
+        self._routed.extend((self._waiting, self._routes.setdefault(route, len(self._routes))))
         self._subtopic = _NOBODY
 
     def _place_of(self, from_id: AgentId | None) -> int:
@@ -392,8 +394,8 @@ class StepSends:
     def _next_ordinal(self, place: int) -> int:
         """Return the number of messages that an agent has sent, which is its next ordinal."""
         counts, done = self._counted
-        counts.update(self._senders[done:])
-        self._counted = counts, len(self._senders)
+        counts.update(self._cells[done + 2 :: _CELLS])
+        self._counted = counts, len(self._cells)
         return int(self._sent[place]) + counts[place]
 
     def _ordinals(self, places: NDArray[np.int64]) -> NDArray[np.uint32]:
@@ -410,22 +412,23 @@ class StepSends:
 
     def _close_rows(self) -> None:
         """Put the single messages into batches."""
-        senders, to_ids, lines = self._senders, self._to_ids, self._lines
-        routes, routed = self._routes, self._routed
-        self._senders, self._to_ids, self._lines = array("q"), [], []
+        cells, lines, routes, routed = self._cells, self._lines, self._routes, self._routed
+        self._cells, self._lines = [], {}
         self._routes, self._routed, self._from_id, self._subtopic = {}, array("q"), _NOBODY, _NOBODY
         replies, self._replies, self._counted = self._replies, {}, (Counter(), 0)
-        if not lines:
+        if not cells:
             return
-        places = np.frombuffer(senders, np.int64)
-        ordinals = self._ordinals(places)
-        columns = ColumnChunk(self.agents.column.take(places), IdColumn.of(to_ids), PayloadColumn.of(lines))
+        places = np.array(cells[2::_CELLS], np.int64)
+        ordinals, count = self._ordinals(places), len(places)
+        index = np.array(cells[::_CELLS], np.uint32) if len(lines) < count else None
+        payloads = PayloadColumn.of([*lines], index)
+        columns = ColumnChunk(self.agents.column.take(places), IdColumn.of(cells[1::_CELLS]), payloads)
         listed = [*routes]
         if len(listed) == 1 and not replies:
-            self._add_chunks(columns, RowRoutes.same(listed[0], len(lines)), ordinals)
+            self._add_chunks(columns, RowRoutes.same(listed[0], count), ordinals)
             return
         starts, numbers = np.frombuffer(routed, np.int64).reshape(-1, 2).T
-        of_row = numbers.repeat(np.diff(starts, append=len(lines)))
+        of_row = numbers.repeat(np.diff(starts, append=count))
         for rows in rows_in_order(places, of_row, listed):
             among = rows.tolist() if replies else []
             replied = None
