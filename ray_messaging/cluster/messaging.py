@@ -569,6 +569,7 @@ class Messaging:
         timeout: float | None = None,
         collect: object = None,
         collect_every: int = 1,
+        only_active: bool = False,
         progress: bool = True,
     ) -> "Result":
         """Run a model step by step, in one Ray actor per group, and return the agents' states (see docs/steps.md).
@@ -594,6 +595,9 @@ class Messaging:
                 a dict, a row per agent; by="group" of `group`, a dict of arrays. Or `Mean("mood")`, `Count("health")`
                 or a list of such, of a key of all agents' states: one row per step.
             collect_every: Collect in every n-th step, from step 0 on.
+            only_active: After its first step call an agent only if it has messages, a rule has blocked what it sent, a
+                fork has set its state, or it has called `me.stay_active()` in its last call. Pregel calls this a vote
+                to halt. If nobody is active, steps go on, and cost next to nothing.
             progress: Show the progress: a bar on a terminal, otherwise a line on stderr every 10 s.
 
         Ctrl-C ends the run after the open step, and `stopped` in the result is True. A second Ctrl-C ends it at once.
@@ -604,7 +608,7 @@ class Messaging:
         from ray_messaging.cluster.run.run import run
         from ray_messaging.cluster.run.run_actor import RunOptions
 
-        options = RunOptions(start, by, concurrency, timeout, collect, collect_every)
+        options = RunOptions(start, by, concurrency, timeout, collect, collect_every, only_active)
         try:
             return run(self, model, agents, groups, until, graph, options, shared, self._run_actors, progress=progress)
         except StepFailed as error:
@@ -625,6 +629,7 @@ class Messaging:
         timeout: float | None = None,
         collect: object = None,
         collect_every: int = 1,
+        only_active: bool = False,
     ) -> "Run":
         """Start a run that goes on step by step, as you tell it: `run.advance(1)`, `run.states()`, `run.series`.
 
@@ -633,7 +638,7 @@ class Messaging:
         from ray_messaging.cluster.run.run import Run
         from ray_messaging.cluster.run.run_actor import RunOptions
 
-        options = RunOptions(start, by, concurrency, timeout, collect, collect_every)
+        options = RunOptions(start, by, concurrency, timeout, collect, collect_every, only_active)
         return Run(self, model, agents, groups, graph, shared, options, self._run_actors)
 
     # -- the user's questions -------------------------------------------------------------------------------------

@@ -51,6 +51,8 @@ def _part(batch: Batch, blocks: Mapping[int, tuple[str, str]]) -> tuple[bytes, b
 class BlockedSends(Sequence[BlockedSend]):
     """What some agents sent in a step and rules blocked, by sender and n-th send. `from_ids` and `to_ids` are columns.
 
+    `places` has the places of the senders.
+
     Args: `parts` are results of `encode_blocked`, which may have messages of other agents, too.
     """
 
@@ -73,11 +75,11 @@ class BlockedSends(Sequence[BlockedSend]):
         places, numbers = agents.find(from_ids), joined_arrays(ordinals)
         order = np.lexsort((id_ranks([to_ids]), numbers, places))
         order = order[places[order] >= 0]
-        self._places, self._ordinals, self._whys = places[order], numbers[order], joined_arrays(whys)[order]
+        self.places, self._ordinals, self._whys = places[order], numbers[order], joined_arrays(whys)[order]
         self._from_ids, self._to_ids = from_ids.take(order), to_ids.take(order)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self.places)
 
     @overload
     def __getitem__(self, row: int) -> BlockedSend: ...
@@ -95,7 +97,7 @@ class BlockedSends(Sequence[BlockedSend]):
         """Return what the agent at a place sent."""
         if not len(self):
             return ()
-        low, high = np.searchsorted(self._places, [place, place + 1]).tolist()
+        low, high = np.searchsorted(self.places, [place, place + 1]).tolist()
         return self[low:high]
 
     @property

@@ -84,6 +84,7 @@ def _removed(folded: Sequence[FoldedBatch]) -> Pairs | None:
 
 
 NOTHING_HEARD = HeardBroadcasts()
+EVERYBODY = slice(None)  # the places of all agents
 _AHEAD = 64  # the rows that are decoded together; more would have left the processor's cache when they are read
 
 
@@ -126,13 +127,18 @@ class StepInbox:
         return np.zeros(0, np.int64) if self._batch is None else self._agents.find(self._batch.to_ids)
 
     @cached_property
-    def _spans(self) -> tuple[list[int], list[int]]:
+    def _spans(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return where the messages of each agent begin, and their number. A model by group seldom needs this."""
         places = self._places
         # Between the agents' messages there may be others, on other channels to which the group listens.
         owned = np.flatnonzero(places >= 0)
         counts = np.bincount(places[owned], minlength=len(self._agents))
-        return np.append(owned, 0)[np.cumsum(counts) - counts].tolist(), counts.tolist()
+        return np.append(owned, 0)[np.cumsum(counts) - counts], counts
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """Return the number of messages of each agent."""
+        return self._spans[1]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _of_part, (self._exp_id, self._agents, [] if self._batch is None else [self._batch])
@@ -151,8 +157,8 @@ class StepInbox:
 
     def of(self, place: int) -> Messages:
         """Return the messages of the agent at a place."""
-        lows, counts = self._spans
-        return self._slice(lows[place], lows[place] + counts[place])
+        low, count = (int(each[place]) for each in self._spans)
+        return self._slice(low, low + count)
 
     def questions_of(self, messages: Acked, number: int) -> list[Slice]:
         """Return the messages to answer, as slices; raise NoQuestion for one of another step, or no question."""
@@ -180,12 +186,12 @@ class StepInbox:
         """Yield each agent with its messages, as `inboxes` does."""
         return zip(self._agents, self.inboxes(), strict=True)
 
-    def inboxes(self) -> Iterator[Messages]:
-        """Yield the messages of each agent, even of one without messages, in canonical order."""
+    def inboxes(self, places: "NDArray[np.intp] | slice" = EVERYBODY) -> Iterator[Messages]:
+        """Yield the messages of each agent at some places, even of one without messages, in canonical order."""
         batch = self._batch
         end = 0  # of the rows of `near`
         nothing = _AgentMessages(near := _Near(self._exp_id, batch, 0, 0), 0, 0)
-        for low, count in zip(*self._spans, strict=True):
+        for low, count in zip(*[each[places].tolist() for each in self._spans], strict=True):
             if not count:
                 yield nothing
                 continue

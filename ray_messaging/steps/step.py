@@ -19,7 +19,7 @@ from ray_messaging.model.columns import IdColumn
 from ray_messaging.model.joining import joined_arrays, joined_ids
 from ray_messaging.steps.agent_places import AgentPlaces
 from ray_messaging.steps.blocked_sends import NOTHING_BLOCKED, BlockedSends
-from ray_messaging.steps.inbox import StepInbox
+from ray_messaging.steps.inbox import EVERYBODY, StepInbox
 from ray_messaging.steps.moved_agents import Arrival
 from ray_messaging.steps.random_numbers import StepGenerators, agent_generator, uniform_rows
 from ray_messaging.steps.step_moves import StepMoves
@@ -65,9 +65,14 @@ class StepPart:
         """Yield each agent, even one without messages, with its messages; agents are in ascending order."""
         return self._inbox.by_agent()
 
-    def inboxes(self) -> Iterator[Messages]:
-        """Yield the messages of each agent, in the order of `agents`."""
-        return self._inbox.inboxes()
+    def inboxes(self, places: NDArray[np.intp] | slice = EVERYBODY) -> Iterator[Messages]:
+        """Yield the messages of each agent at some places, in the order of `agents`."""
+        return self._inbox.inboxes(places)
+
+    @property
+    def heard_counts(self) -> NDArray[np.int64]:
+        """Return the number of messages of each agent, in the order of `agents`."""
+        return self._inbox.counts
 
     def inbox(self, agent: AgentId) -> Messages:
         """Return the messages of one agent.

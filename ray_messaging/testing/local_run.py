@@ -54,6 +54,7 @@ def run(
     timeout: float | None = None,
     collect: object = None,
     collect_every: int = 1,
+    only_active: bool = False,
     rules: Iterable[Rule] = (),
     seed: int = 0,
 ) -> Result:
@@ -69,7 +70,7 @@ def run(
     Raises: StepFailed if the model raises an exception; ConfigError for invalid arguments; StepTooLarge if a group gets
     more messages in a step than it can read.
     """
-    options = RunOptions(start, by, concurrency, timeout, collect, collect_every)
+    options = RunOptions(start, by, concurrency, timeout, collect, collect_every, only_active)
     check_run(model, options)
     check_until(until)
     plans = plans_for(options, agents, groups, graph, 1)

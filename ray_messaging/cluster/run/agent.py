@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from functools import partial
@@ -30,10 +30,13 @@ from ray_messaging.steps.blocked_sends import BlockedSend
 from ray_messaging.steps.call_limits import CallGate
 from ray_messaging.steps.call_memory import CallMemory
 from ray_messaging.steps.digests import id_bytes
+from ray_messaging.steps.inbox import EVERYBODY
 from ray_messaging.steps.moved_agents import Arrival
 from ray_messaging.steps.random_numbers import StepGenerators
 from ray_messaging.steps.step import Step
 
+_encode = msgspec.msgpack.Encoder().encode
+_parts_of = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 _STATE = "me.state"  # names in errors where the value is that cannot be kept
 _OURS = f"{Path(__file__).parents[2]}/"
 _LIBRARY = re.compile(r"/lib(64)?/python3|^<frozen |^[^/<]")  # the last: compiled modules, as numpy's
@@ -146,6 +149,10 @@ class Agent:
             raise ConfigError(f"agent {self.id!r} cannot move at its start: do so in the model's function")
         self._society.moves[self.id] = check_name("group", to)
 
+    def stay_active(self) -> None:
+        """Ask to be called in the next step also without messages, if the run has only_active=True."""
+        self._society.staying.add(self._place)
+
     def stop(self) -> None:
         """Leave the simulation after this step: the model's function is not called for this agent any more."""
         self.stopped = True
@@ -173,6 +180,8 @@ class Society:
     """The agents of one group, and the model's function that runs for each of them in each step.
 
     Args: `data` has a row for each agent, `neighbours` the neighbours of each agent. Each may be empty, for no data.
+    With `only_active` an agent is called only if it has heard something, a rule has blocked what it sent, its state was
+    set from outside, it asked to stay active, or no model was called for it before.
     """
 
     def __init__(
@@ -188,6 +197,7 @@ class Society:
         timeout: float | None = None,
         thread: ModelThread | None = None,
         collector: Collector | None = None,
+        only_active: bool = False,
     ) -> None:
         self.step: Step | None = None
         self.number = START  # of the step
@@ -205,6 +215,10 @@ class Society:
         self.neighbours = neighbours
         self.homes: Homes | None = None  # data and neighbours of agents that have moved
         self.moves: dict[AgentId, str] = {}  # the agents that move after this step, and to which group
+        self.staying: set[int] = set()  # the places of the agents that asked to stay active
+        self._only_active = only_active
+        self._active: list[int] = []  # with `only_active`: the places of agents that are called without messages
+        self._forms: list[msgspec.Raw] = []  # with `only_active`: the encoded states, once all were encoded
         self._places = NO_PLACES
         self._group = group
         self._model = model
@@ -235,8 +249,11 @@ class Society:
         self.step, self.number, self.send = step, step.number, step.send
         self.generators, self.drawn, self.moves = step.generators, {}, {}
         self._holder.reset()
-        for agent in self._agents if step.number == self.change.step else ():
-            agent.state |= deepcopy(self.change.states.get(agent.id, {}))
+        if step.number == self.change.step:
+            self._change_states()
+        called = self._called(step)
+        agents = self._agents if isinstance(called, slice) else [self._agents[place] for place in called.tolist()]
+        self.staying = set()
         if memory is None:
             self.calls = None
         else:
@@ -255,14 +272,11 @@ class Society:
             self._holder,
             self.calls,
             self._failed,
-            concurrency=min(self._concurrency, len(self._agents)),
+            concurrency=min(self._concurrency, len(agents)),
             timeout=self._timeout,
         )
-        heard: Iterable[tuple[Agent, Messages]] = zip(self._agents, step.inboxes(), strict=True)
-        if self._stopped:
-            heard = ((agent, inbox) for agent, inbox in heard if not agent.stopped)
         try:
-            await self._calls.run(heard)
+            await self._calls.run(zip(agents, step.inboxes(called), strict=True))
         finally:
             self._calls = None
         if (error := self._broken) is not None:  # even if the model has caught the error
@@ -272,8 +286,25 @@ class Society:
         if self._collector is not None and self._collector.is_due(step.number):
             collected = partial(self._collector.of_agents, self._agents, step.places, self._failed)
             step.keep_series(await self._model_thread.call(collected))
-        step.state = self._encoded()
+        if agents or not self._forms:
+            step.state = self._encoded(agents)
         self.last_step = step.number
+
+    def _change_states(self) -> None:
+        """Change states from outside; this wakes their agents."""
+        for agent in self._agents:
+            if agent.id in self.change.states:
+                agent.state |= deepcopy(self.change.states[agent.id])
+                self._active.append(agent._place)
+        self._forms = []  # an agent that has stopped is not called, but its state has changed
+
+    def _called(self, step: Step) -> NDArray[np.intp] | slice:
+        """Return the places of the agents for which the model is called."""
+        if not self._only_active and not self._stopped:
+            return EVERYBODY
+        called = step.heard_counts > 0 if self._only_active else np.ones(len(self._agents), np.bool_)
+        called[self._active], called[step.blocked.places], called[self._stopped] = True, True, False
+        return np.flatnonzero(called)
 
     async def end(self) -> None:
         """End the step that runs. Return when its remembered calls in flight have ended, or their time is over."""
@@ -305,26 +336,29 @@ class Society:
         if self.homes is not None:
             self.data, self.neighbours = self.homes.rows(agents)
         self._agents = [Agent(self, agent_id, place) for place, agent_id in enumerate(agents)]
+        self._active, self._forms = [], []
         self._ids = b"".join(map(id_bytes, agents))
         own = Arrival(NO_AGENTS, self._group, state, AgentSet.of(agents) if before is None else before)
-        known: dict[AgentId, tuple[dict[str, Any], bool]] = {}
+        known: dict[AgentId, tuple[dict[str, Any], bool, bool]] = {}
         for part in (own, *arrivals):
             known |= self._kept(part, len(agents))
         for agent in self._agents:
             if agent.id in known:
-                agent.state, agent.stopped = known[agent.id]
-        self._stopped = self._stopped_now()
+                agent.state, agent.stopped, active = known[agent.id]
+            if agent.id not in known or active:
+                self._active.append(agent._place)
+        self._stopped = [agent._place for agent in self._agents if agent.stopped]
         return [agent for agent in self._agents if agent.id not in known]
 
-    def _kept(self, part: Arrival, count: int) -> dict[AgentId, tuple[dict[str, Any], bool]]:
-        """Return, from a group's committed state, each agent's state and whether the agent has stopped."""
+    def _kept(self, part: Arrival, count: int) -> dict[AgentId, tuple[dict[str, Any], bool, bool]]:
+        """Return, from a group's committed state, each agent's state, and whether it has stopped, and is active."""
         if part.state is None:
             return {}
-        ids, states, stopped = kept_parts(part.state, 3, part.group)
+        ids, states, stopped, active = kept_parts(part.state, 4, part.group)
         check_agents(ids == b"".join(map(id_bytes, part.before)), part.group, count)
-        ended = frozenset(stopped)
+        ended, awake = frozenset(stopped), range(len(states)) if active is None else frozenset(active)
         kept = enumerate(zip(part.before, states, strict=True))
-        return {agent: (state, place in ended) for place, (agent, state) in kept}
+        return {agent: (state, place in ended, place in awake) for place, (agent, state) in kept}
 
     def _load(self, step: Step) -> None:
         self.generators = StepGenerators(step.seed, START, step.places)
@@ -343,33 +377,41 @@ class Society:
     def _refuse(self, from_id: AgentId, *_arguments: object) -> None:
         raise at_start(from_id)
 
-    def _stopped_now(self) -> list[int]:
-        return [place for place, agent in enumerate(self._agents) if agent.stopped]
-
-    def _encoded(self) -> bytes:
+    def _encoded(self, called: Sequence[Agent]) -> bytes:
         """Return all states in the form in which they are committed, and give the agents copies decoded from it.
 
-        As after a restart, a state then shares no object with another agent or with the model.
+        As after a restart, a state then shares no object with another agent or with the model. With `only_active` only
+        the states of agents that were called are encoded again.
         """
-        self._stopped = self._stopped_now()
-        states = [agent.state for agent in self._agents]
-        if not {dict}.issuperset(map(type, states)):
-            for agent in self._agents:
-                if not isinstance(agent.state, dict):
-                    raise self._failed(agent, TypeError(f"me.state must be a dict, not {type(agent.state).__name__}"))
+        self._stopped = sorted([*self._stopped, *(agent._place for agent in called if agent.stopped)])
+        changed = called if self._forms else self._agents
+        states = [agent.state for agent in changed]
+        for agent in () if {dict}.issuperset(map(type, states)) else changed:
+            self._check_state(agent)
         try:
             encoded, kept = kept_exactly(states, _STATE)
         except InvalidPayload:
-            for agent in self._agents:
+            for agent in changed:
                 self._check_state(agent)
             raise
         if kept is not states:
-            for agent, state in zip(self._agents, kept, strict=True):
+            for agent, state in zip(changed, kept, strict=True):
                 agent.state = state
-        return msgspec.msgpack.encode((self._ids, msgspec.Raw(encoded), self._stopped))
+        if not self._only_active:
+            return _encode((self._ids, msgspec.Raw(encoded), self._stopped, None))
+        forms = [form.copy() for form in _parts_of(encoded)]
+        if self._forms:
+            for agent, form in zip(changed, forms, strict=True):
+                self._forms[agent._place] = form
+        else:
+            self._forms = forms
+        self._active = sorted(self.staying)
+        return _encode((self._ids, self._forms, self._stopped, self._active))
 
     def _check_state(self, agent: Agent) -> None:
         """Raise StepFailed for a state that cannot be kept."""
+        if not isinstance(agent.state, dict):
+            raise self._failed(agent, TypeError(f"me.state must be a dict, not {type(agent.state).__name__}"))
         try:
             encode_exactly(agent.state, _STATE)
         except InvalidPayload as error:

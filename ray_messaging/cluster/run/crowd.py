@@ -246,7 +246,7 @@ def state_of(agent: AgentId, hosted: AgentSet, state: bytes) -> dict[str, Any]:
     place = AgentPlaces(hosted).place(agent)
     try:
         parts = decode_exactly(state)
-        if len(parts) == 3:
+        if len(parts) > 2:
             return dict(parts[1][place])
         arrays = {name: _array(*kept) for name, kept in parts[1].items()}
     except (TypeError, ValueError, LookupError):

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
 from time import perf_counter
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from weakref import finalize
 
@@ -133,8 +134,13 @@ class Holder:
         return max(self._longest, running, key=lambda found: found[1])
 
 
-class _Turns(Awaitable[T]):
-    """An awaitable that records each of its turns."""
+class Turns(Awaitable[T]):
+    """A call that is awaited, with a record of each of its turns.
+
+    Args: `what` names in a warning what the agent runs.
+    """
+
+    __slots__ = ("_agent", "_call", "_holder", "_what")
 
     def __init__(self, call: Awaitable[T], holder: Holder, agent: "Agent", what: str) -> None:
         self._call = call
@@ -143,7 +149,7 @@ class _Turns(Awaitable[T]):
         self._what = what
 
     def __await__(self) -> Generator[Any, Any, T]:
-        inner = _coroutine(self._call)
+        inner = self._call if isinstance(self._call, CoroutineType) else _coroutine(self._call)
         error: BaseException | None = None
         while True:
             self._holder.begin(self._agent)
@@ -163,8 +169,3 @@ class _Turns(Awaitable[T]):
 
 async def _coroutine(call: Awaitable[T]) -> T:
     return await call
-
-
-async def turns(call: Awaitable[T], holder: Holder, agent: "Agent", what: str) -> T:
-    """Await a call, and record its turns."""
-    return await _Turns(call, holder, agent, what)

@@ -482,8 +482,9 @@ def check_run(model: object, options: RunOptions) -> None:
     if not isinstance(options.concurrency, int) or options.concurrency < 1:
         raise ConfigError(f"concurrency={options.concurrency!r} must be a number, at least 1")
     check_timeout(options.timeout, positive=True)
-    if options.timeout is not None and options.by == "group":
-        raise ConfigError(f'timeout={options.timeout!r} is of the calls for one agent: leave it out with by="group"')
+    for name, given in (("timeout", options.timeout), ("only_active", options.only_active or None)):
+        if given is not None and options.by == "group":
+            raise ConfigError(f'{name}={given!r} is of the calls for one agent: leave it out with by="group"')
 
 
 def _results(refs: Sequence[Any]) -> list[Any]:

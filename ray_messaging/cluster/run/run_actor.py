@@ -57,6 +57,7 @@ class RunOptions(NamedTuple):
     timeout: float | None
     collect: Any = None
     collect_every: int = 1
+    only_active: bool = False
 
 
 class RunInputs(NamedTuple):
@@ -244,6 +245,7 @@ def society_of(
         timeout=options.timeout,
         thread=thread,
         collector=collector,
+        only_active=options.only_active,
     )
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from ray_messaging.addressing.channels import AgentId
-from ray_messaging.cluster.run.model_thread import Holder, ModelThread, turns
+from ray_messaging.cluster.run.model_thread import Holder, ModelThread, Turns
 from ray_messaging.common.awaitables import is_async, raising
 from ray_messaging.common.backoff import CALL_RETRY, Backoff
 from ray_messaging.config import Calls
@@ -197,7 +197,7 @@ class StepCalls:
             if self._timeout is not None:
                 self._running[agent] = perf_counter()
             try:
-                answer = await turns(call, self._holder, agent, "the model")
+                answer = await Turns(call, self._holder, agent, "the model")
             except (Exception, SystemExit, asyncio.CancelledError) as error:
                 task = asyncio.current_task()
                 if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
@@ -377,12 +377,12 @@ class RememberedCalls:
     async def _try(self, agent: "Agent", function: Callable[[], Any]) -> Any:  # noqa: ANN401 - of a function of the user's
         what = "an async function that is remembered"
         if is_async(function):
-            return await turns(function(), self._holder, agent, what)
+            return await Turns(function(), self._holder, agent, what)
         context = contextvars.copy_context()
         answer = await asyncio.get_running_loop().run_in_executor(
             self._threads, partial(context.run, raising, function)
         )
-        return await turns(answer, self._holder, agent, what) if inspect.isawaitable(answer) else answer
+        return await Turns(answer, self._holder, agent, what) if inspect.isawaitable(answer) else answer
 
 
 def may_pass(error: BaseException) -> bool:

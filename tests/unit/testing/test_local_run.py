@@ -13,6 +13,7 @@ from support.rumour import Rumour, blocks, sequential, small_world
 from ray_messaging import ConfigError, StepFailed
 from ray_messaging.interception.rules import (
     ALLOW,
+    BlackList,
     MaxLength,
     Pattern,
     RateLimit,
@@ -227,3 +228,62 @@ def test_a_rule_that_rewrites_reaches_the_inbox():
 
     result = run(person, agents=2, until=2, rules=[Pattern(regexes=[r"\d{4}"], action="mask")])
     assert result.states[0]["heard"] == ["my pin is ***"]
+
+
+def ripple(me, inbox):
+    """Pass on what was heard, and do nothing where nothing is asked of the agent."""
+    asleep = me.step > 0 and not inbox and not me.blocked and me.state["left"] == 0
+    if asleep:
+        return
+    me.state["called"] = [*me.state["called"], me.step]
+    me.state["left"] = max(me.state["left"] - 1, 0)
+    if me.state["left"]:
+        me.stay_active()
+    for message in inbox:
+        me.state["heard"].append((message.from_id, message.payload["hops"]))
+        if message.payload["hops"]:
+            me.send((me.id * 7 + 3) % 40, {"hops": message.payload["hops"] - 1}, deliver_at=me.step + 1 + me.id % 2)
+    if me.step == 0 and me.id % 8 == 0:
+        me.send(me.id + 1, {"hops": 5})
+    if me.id == 17 and me.step == 2:
+        me.move("group0")
+    if me.id == 20 and me.step == 3:
+        me.stop()
+
+
+def ripple_start(me):
+    return {"called": [], "heard": [], "left": 6 if me.id == 5 else 0}
+
+
+@pytest.mark.parametrize("rules", [[], [BlackList([(10, 33), (1, 10)])], [RateLimit(per_round=3)]])
+@pytest.mark.parametrize("groups", [1, 3])
+def test_only_active_agents_are_called_with_the_result_of_calling_all(groups, rules):
+    options = {"agents": 40, "until": 9, "start": ripple_start, "rules": rules}
+    every = run(ripple, **options, groups=1)
+    active = run(ripple, **options, groups=groups, only_active=True)
+    assert active.states == every.states
+    assert active.digests == every.digests
+    assert active.fates == every.fates
+    assert every.states[5]["called"][:6] == [0, 1, 2, 3, 4, 5]  # it asked to stay active
+
+
+def test_agents_that_sleep_are_not_called():
+    called = []
+
+    def person(me, inbox):
+        called.append((me.step, me.id))
+        if me.step == 0 and me.id == 7:
+            me.send(3, {})
+        if me.step == 1:
+            me.state["heard"] = len(inbox)
+
+    result = run(person, agents=10, until=6, only_active=True)
+    assert called == [*((0, agent) for agent in range(10)), (1, 3)]
+    assert [agent for agent, state in result.states.items() if state] == [3]
+
+
+def test_only_active_is_refused_by_group():
+    with pytest.raises(
+        ConfigError, match=r'only_active=True is of the calls for one agent: leave it out with by="group"'
+    ):
+        run(lambda group, step: None, agents=2, until=1, by="group", only_active=True)
