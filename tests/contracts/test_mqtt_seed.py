@@ -98,6 +98,24 @@ class Forward:
 # -- the seed's members, one by one -----------------------------------------------------------------------------------
 
 
+def test_constructor_takes_agentsocietys_arguments():
+    parameters = list(inspect.signature(MqttMessager).parameters.values())
+    assert [(each.name, each.default) for each in parameters[:6]] == [
+        ("hostname", inspect.Parameter.empty),
+        ("port", 1883),
+        ("username", None),
+        ("password", None),
+        ("timeout", 60),
+        ("message_interceptor", None),
+    ]
+    assert all(each.kind is inspect.Parameter.KEYWORD_ONLY for each in parameters[6:])
+    handle = Forward()
+    messager = MqttMessager("broker", 1884, "ann", "secret", 5, handle)
+    assert messager.message_interceptor is handle
+    assert "secret" not in repr(vars(messager))
+    assert repr(messager) == "Messager(broker:1884, name=None)"
+
+
 def test_constructor_takes_an_mqtt_config_or_a_url():
     config = MqttConfig(server="broker", port=8883, ssl=True)
     assert MqttMessager(config)._config is config
@@ -125,6 +143,15 @@ def test_constructor_refuses_invalid_arguments(arguments, named):
     with pytest.raises(ConfigError, match=named) as caught:
         MqttMessager(**arguments)
     assert "a secret" not in str(caught.value)
+
+
+async def test_message_interceptor_returns_the_given_one():
+    assert MqttMessager("broker").message_interceptor is None
+    handle = Forward()
+    messager = MqttMessager("broker", message_interceptor=handle)
+    assert messager.message_interceptor is handle
+    with pytest.raises(AttributeError):
+        messager.message_interceptor = None
 
 
 async def test_set_message_interceptor_applies_from_the_next_send(open_one, exp):
@@ -171,6 +198,13 @@ async def test_the_log_list_has_agentsocietys_keys_and_ours(open_one, exp):
     assert messager.get_log_list() == rows
     messager.clear_log_list()
     assert messager.get_log_list() == []
+
+
+async def test_the_log_list_is_bounded(open_one, exp):
+    messager = await open_one(settings=MessagingConfig(log_list_messages=2))
+    for n in range(4):
+        await messager.send_message(f"{exp}/a", {"n": n})
+    assert [row["payload"] for row in messager.get_log_list()] == [{"n": 2}, {"n": 3}]
 
 
 async def test_aexit_stops(mosquitto_config):
@@ -630,6 +664,34 @@ async def test_plain_clients_reach_us_and_hear_us(open_one, exp, foreign):
     await messager.send_message(f"exps/{exp}/agents/1/agent-chat", {"text": "hi"}, "2")
     message = await next_of(foreign)
     assert (message.topic.value, message.payload) == (f"exps/{exp}/agents/1/agent-chat", b'{"text":"hi"}')
+
+
+async def test_agentsocietys_dispatch_loop_works(open_one, exp):
+    """Poll, parse each message and reply, until the messager is disconnected."""
+    ours, user = await open_one(f"exps/{exp}/agents/7/#"), await open_one(f"exps/{exp}/user_payback")
+    seen = []
+
+    async def dispatch():
+        while True:
+            if not await ours.is_connected():
+                break
+            for message in await ours.fetch_messages():
+                payload = message.payload
+                if isinstance(payload, bytes):
+                    payload = json.loads(payload.decode("utf-8"))
+                _, _, _, agent_uuid, topic_type = message.topic.value.strip("/").split("/")
+                seen.append((agent_uuid, topic_type, payload))
+                await ours.send_message(f"exps/{exp}/user_payback", {"count": 1})
+            await asyncio.sleep(0)
+
+    dispatching = asyncio.create_task(dispatch())
+    for subtopic in ("user-chat", "user-survey"):
+        await user.send_message(f"exps/{exp}/agents/7/{subtopic}", {"from": "none"})
+    assert [json.loads(item.payload) for item in await fetch_all(user, 2)] == [{"count": 1}, {"count": 1}]
+    await ours.stop()
+    async with asyncio.timeout(WAIT_S):
+        await dispatching
+    assert seen == [("7", "user-chat", {"from": "none"}), ("7", "user-survey", {"from": "none"})]
 
 
 async def test_a_broker_is_no_server_of_our_messager(exp):

@@ -89,9 +89,18 @@ def tasks_die_with_batches(folder, times=5):
         return check(ledgers, [*inboxes, *paths], healed_at=traffic.healed_at)
 
 
+def calls_are_repeated(folder):
+    """Lose the answer to each send over the lane, so that the call is made again, by Ray."""
+    with a_town() as town:
+        with traffic_in(town, folder, repeated=True) as traffic:
+            traffic.goes_on(500)
+        return traffic.account()
+
+
 CASES = [
     Case("Ray node lost, its groups come back elsewhere", node_is_lost, long=True),
     Case("driver killed, another one resumes", driver_is_killed, long=True),
+    Case("each Group call made twice", calls_are_repeated, long=True),
     Case(
         "tasks die with a fetched batch",
         tasks_die_with_batches,

@@ -1,13 +1,17 @@
-"""Cases in which the interceptor dies in the middle of a batch."""
+"""Cases in which the interceptor dies in the middle of a batch, or lives on beside its replacement."""
 
-from support.cluster import control
+from contextlib import ExitStack
+
+import ray
+from support.cluster import PATIENCE_S, control, kill, wait_for
 
 from faults.case import Case
-from faults.ray_support import a_town, arm, wait_dead
+from faults.ray_support import a_town, arm, deputy_of, stopped_at, wait_dead
 from faults.ray_traffic import PAIRS, traffic_in
 from ray_messaging import rules
 
 SILENCED = (4, 14)
+BANNED = (1, 11)  # while an old interceptor stands still
 
 
 def _rules():
@@ -29,9 +33,38 @@ def dies_judging(folder, points=("answer", "save"), sides=("before", "after")):
         return account
 
 
+def stands_still(folder, sides=("before", "after")):
+    """Stop the interceptor in the middle of a batch, replace it, ban a pair, and let the old one go on."""
+    with a_town(*_rules(), log_dir=folder / "log", interceptor_timeout_s=2) as town:
+        with traffic_in(town, folder, (*PAIRS, SILENCED)) as traffic:
+            passed = sum(_outlive(town, traffic, when) for when in sides)
+        return traffic.account(passed_although_banned=passed)
+
+
+def _outlive(town, traffic, when):
+    """Return how many messages of a pair passed after another interceptor had banned it."""
+    messaging, banned = town.messaging, next(s for s in traffic.senders if s.pair == BANNED)
+    with ExitStack() as last_first:
+        with stopped_at(messaging.interceptor, "answer", when, nth=3) as wait_stopped:
+            wait_stopped()
+            deputy = last_first.enter_context(deputy_of(messaging))
+            ray.get(deputy.ban.remote(BANNED), timeout=PATIENCE_S)
+            before = banned.delivered
+            refused = len(banned.met)
+        # The old one answers, and nothing passes under what it says.
+        wait_for(lambda: len(banned.met) > refused, "a send that nobody could judge")
+    kill(messaging.interceptor)
+    traffic.goes_on()
+    passed = banned.delivered - before
+    control(messaging, "remove_from_black_set", BANNED)
+    traffic.goes_on()
+    return passed
+
+
 CASES = [
     Case(
         "interceptor killed after it has judged a batch", lambda folder: dies_judging(folder, ("answer",), ("after",))
     ),
     Case("interceptor killed at each crash point of a batch", dies_judging, long=True),
+    Case("interceptor stopped in a batch, replaced, goes on", stands_still, long=True),
 ]

@@ -1,6 +1,7 @@
 """Cases of servers that lose data they had taken: the promise is weaker, and the cases measure by how much."""
 
 import re
+import shutil
 
 from faults import injector
 from faults.case import Case, weaker
@@ -28,6 +29,28 @@ def torn_tail(folder):
         return told(account, sender)
 
 
+def goes_back(folder):
+    """Put older data in the place of the server's, from before the sender came."""
+    with Stage(folder, appendfsync="always") as stage:
+        data, older = stage.server.folder, folder / "older"
+        stage.receiver([0, 1])
+        stage.server.kill()
+        shutil.copytree(data, older)
+        stage.server.start()
+        sender = stage.sender([1001, 1002], [0, 1], rate=100, per_call=PER_CALL)
+        stage.more_received(500)
+        stage.server.kill()
+        shutil.rmtree(data)
+        shutil.copytree(older, data)
+        stage.server.start()
+        stage.facts["sender_said"] = sender.hear("failed")["error"]
+        sender.kill()
+        stage.sender([1001, 1002], [0, 1], rate=100, per_call=PER_CALL, ledger=str(stage.ledgers[0]), label="successor")
+        stage.healed()
+        stage.more_received(500)
+        return stage.finish()
+
+
 def told(account, sender):
     """Note how often a sender reported the loss; it must have."""
     account.facts["senders_said"] = said = sender.logged("the server lost")
@@ -35,10 +58,36 @@ def told(account, sender):
     return account
 
 
+def flushed(folder):
+    """Empty the server in the middle: its clients must get an error."""
+    with Stage(folder, appendfsync="everysec") as stage:
+        sender, receivers = stage.talk(2)
+        with stage.server.client() as client:
+            client.flushall()
+        stage.healed()
+        for at, worker in enumerate([sender, *receivers]):
+            said = worker.hear("failed")
+            stage.facts[f"{worker.options['role']}_{at}"] = said["error"]
+            worker.kill()
+        return stage.count()
+
+
 CASES = [
     Case(
         "torn tail of the AOF",
         torn_tail,
         weaker("what the torn bytes held may be lost, which senders say; nothing twice, in order", "lost"),
+    ),
+    Case(
+        "server goes back to older data",
+        goes_back,
+        weaker("what came since and was not read may be lost; senders end with an error that says so", "lost"),
+        long=True,
+    ),
+    Case(
+        "FLUSHALL in the middle",
+        flushed,
+        weaker("what waited is lost; senders and receivers end with an error that says so", "lost"),
+        long=True,  # a receiver that has nothing to commit hears of it when it renews its lease
     ),
 ]

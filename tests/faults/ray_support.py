@@ -1,4 +1,4 @@
-"""A town on Ray, and the end of an actor's process at a chosen call."""
+"""End, or stop, an actor's process at a chosen call; run a second process of a group beside it."""
 
 import itertools
 import os
@@ -11,17 +11,22 @@ from typing import Any
 
 import ray
 from support import cluster as cluster_support
-from support.cluster import PATIENCE_S, alive, pid_of, wait_for
+from support.cluster import PATIENCE_S, alive, pid_of, states, wait_for
 
 from ray_messaging import Group, Messaging, MessagingConfig
+from ray_messaging.cluster.actors.group_actor import GroupActor
+from ray_messaging.cluster.actors.group_host import GroupHost
+from ray_messaging.cluster.actors.interceptor_host import InterceptorHost
+from ray_messaging.cluster.handles.connection import NAMESPACE
+from ray_messaging.cluster.spec import InterceptorSpec
 from ray_messaging.errors import AlreadyExists
 
-GROUPS = {"west": range(10), "east": range(10, 20)}
+GROUPS = {"west": range(10), "east": range(10, 20), "south": range(20, 30)}
 
 
 @dataclass
 class Town:
-    """An experiment with groups west (agents 0 to 9) and east (10 to 19)."""
+    """An experiment with groups west (agents 0 to 9), east (10 to 19), and perhaps south (20 to 29)."""
 
     messaging: Messaging
     groups: dict[str, Group]
@@ -34,13 +39,29 @@ class Town:
     def east(self):
         return self.groups["east"]
 
+    def group(self, name):
+        return self.groups[name]
+
     def group_of(self, agent):
         return next(group for name, group in self.groups.items() if agent in GROUPS[name])
 
+    def agents_of(self, group):
+        return GROUPS[group.name]
+
 
 @contextmanager
-def a_town(*rules, exp_id=None, log_dir=None, redis=None, on_existing="error", actor_options=None, **settings):
-    """Start a town; settings: of MessagingConfig; actor_options: of its groups."""
+def a_town(
+    *rules,
+    exp_id=None,
+    log_dir=None,
+    redis=None,
+    on_existing="error",
+    names=("west", "east"),
+    actor_options=None,
+    places=None,
+    **settings,
+):
+    """Start a town; settings: of MessagingConfig; actor_options: of its groups; places: a resource for each group."""
     by_value()
     with Messaging.start(
         exp_id or f"town-{uuid.uuid4().hex[:8]}",
@@ -50,8 +71,11 @@ def a_town(*rules, exp_id=None, log_dir=None, redis=None, on_existing="error", a
         on_existing=on_existing,
         settings=MessagingConfig(**settings),
     ) as messaging:
-        made = {name: partial(_create, messaging, name, agents, actor_options) for name, agents in GROUPS.items()}
-        yield Town(messaging, {name: wait_for(create, f"group {name}") for name, create in made.items()})
+        groups = {}
+        for name, place in zip(names, places or [None] * len(names), strict=True):
+            options = actor_options if place is None else {"resources": {place: 0.1}}
+            groups[name] = wait_for(partial(_create, messaging, name, GROUPS[name], options), f"group {name}")
+        yield Town(messaging, groups)
 
 
 def _create(messaging, name, agents, actor_options):
@@ -82,44 +106,131 @@ def holder_of(actor, point):
         return actor._newest._store
     host = actor._host
     engine = host.messager.engine
+    if point.startswith("steps."):
+        return engine.transport.steps
     if point == "judge":
         return engine.accumulator.verdict_client
     return host if point in {"relay", "fetch"} else engine.transport
 
 
-def _arm(actor, point, when, nth):
-    holder = holder_of(actor, point)
-    real = getattr(holder, point)
+def _arm(actor, point, when, nth, number):
+    holder, name = holder_of(actor, point), point.rpartition(".")[2]
+    real = getattr(holder, name)
     calls = itertools.count(1)
 
-    def die():
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    async def dies_later(result):
-        await result
-        die()
+    async def later(result):
+        found = await result
+        os.kill(os.getpid(), number)
+        return found
 
     def deadly(*args: Any, **kwargs: Any) -> Any:
         if next(calls) != nth:
             return real(*args, **kwargs)
         if when == "before":
-            die()
+            os.kill(os.getpid(), number)
         result = real(*args, **kwargs)
-        return dies_later(result) if hasattr(result, "__await__") else die()
+        if when == "before":
+            return result
+        if hasattr(result, "__await__"):
+            return later(result)
+        os.kill(os.getpid(), number)
+        return result
 
-    setattr(holder, point, deadly)
+    setattr(holder, name, deadly)
 
 
-def arm(actor, point, when, *, nth=1):
-    """Have an actor's process die right before, or after, its nth call from now on; return its pid.
+def arm(actor, point, when, *, nth=1, number=signal.SIGKILL):
+    """Have an actor's process send itself a signal right before, or after, its nth call from now on; return its pid.
 
-    Points of a group: judge, send, read, commit, renew, and relay and fetch, after which an answer is lost on its way
-    to the caller. Of the interceptor: answer, save.
+    Points of a group: judge, send, read, commit, renew, listen, take_sender_epoch, load_directory, and relay and
+    fetch, after which an answer is lost on its way to the caller; steps.open and other calls of a step store. Of the
+    interceptor: answer, save.
     """
     pid = pid_of(actor)
-    ray.get(actor.__ray_call__.remote(_arm, point, when, nth), timeout=PATIENCE_S)
+    ray.get(actor.__ray_call__.remote(_arm, point, when, nth, int(number)), timeout=PATIENCE_S)
     return pid
 
 
 def wait_dead(pid):
     wait_for(lambda: not alive(pid), f"the death of process {pid}")
+
+
+def wait_stopped(pid):
+    wait_for(lambda: states(pid) == {"T"}, "the stop")
+
+
+@contextmanager
+def stopped_at(actor, point, when, *, nth=1):
+    """Have an actor's process stand still from its nth call of a crash point on; give a function that waits for it."""
+    pid = arm(actor, point, when, nth=nth, number=signal.SIGSTOP)
+    try:
+        yield lambda: wait_stopped(pid)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+# -- a second process of a group ----------------------------------------------------------------------------------
+
+
+class _Twin(GroupActor):
+    """A second process of a group, as Ray starts one after it lost an actor's node."""
+
+    async def __init__(self, experiment, name, owner):
+        interceptor = ray.get_actor(experiment.interceptor_name, namespace=NAMESPACE)
+        self._failure = None
+        self._newest = GroupHost(experiment, interceptor, name, owner)
+
+    async def connect(self):
+        """Open the connections only, so that the later steps can be armed."""
+        await self._host.messager.init()
+
+    async def resume(self):
+        await self._host.resume()
+
+
+@contextmanager
+def twin_of(group, *, resume=True):
+    """Run a second process of a group, which takes its mailbox and its name over; give a handle of the group on it."""
+    experiment = group._experiment
+    owner = f"{experiment.run}/{group.actor._actor_id.hex()}"
+    actor = ray.remote(num_cpus=0, max_concurrency=1000)(_Twin).remote(experiment, group.name, owner)
+    try:
+        ray.get((actor.resume if resume else actor.connect).remote(), timeout=PATIENCE_S)
+        yield Group(experiment, group.name, actor)
+    finally:
+        ray.kill(actor)
+
+
+# -- a second interceptor -----------------------------------------------------------------------------------------
+
+
+class _Deputy:
+    """Judge for an experiment in place of its interceptor, as the one does that Ray starts after a node was lost."""
+
+    async def __init__(self, spec, redis):
+        self.host = InterceptorHost(spec, redis)
+
+    async def start(self):
+        await self.host.start(ray.util.get_node_ip_address())
+
+    async def ban(self, pair):
+        await self.host.change(lambda: self.host.interceptor.black_list.add({pair}))
+
+    async def abandon(self):
+        await self.host.abandon()
+
+
+@contextmanager
+def deputy_of(messaging):
+    """Run a second interceptor, which takes the experiment over; give its actor."""
+    experiment = messaging._connection.experiment
+    spec = InterceptorSpec(
+        experiment.exp_id, experiment.run, experiment.settings, (), "error", log_dir=experiment.log_dir
+    )
+    actor = ray.remote(num_cpus=0, max_concurrency=100)(_Deputy).remote(spec, experiment.redis)
+    try:
+        ray.get(actor.start.remote(), timeout=PATIENCE_S)
+        yield actor
+        ray.get(actor.abandon.remote(), timeout=PATIENCE_S)
+    finally:
+        ray.kill(actor)

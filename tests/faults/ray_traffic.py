@@ -10,12 +10,35 @@ from support.cluster import PATIENCE_S, Busy, new_handle, wait_for
 
 from faults.checker import check
 from faults.ledger import Inbox, Ledger, fates_after, key_of, read_ledger, read_lines
+from ray_messaging.cluster.handles.group.group_lane import LaneReply
 from ray_messaging.errors import Closed, Fenced, MessagingError, NotListening
 
 PAIRS = ((1, 11), (2, 12), (13, 3))
 ROWS = 20
 PAUSE_S = 0.02  # between batches of one sender: two cores must do for all
 REFUSALS = (Fenced, Closed, NotListening)
+
+
+class Unheard:
+    """A handle's lane that loses each answer, so that the call comes again, by Ray."""
+
+    def __init__(self, lane):
+        self.lane, self.release = lane, lane.release
+        self.deaf = set()
+
+    async def connection(self):
+        found = await self.lane.connection()
+        assert found is not None
+        if found not in self.deaf:
+            self.deaf.add(found)
+            ask = found.ask
+
+            async def unheard(*call):
+                await ask(*call)
+                return LaneReply(begun=True, answer=None)
+
+            found.ask = unheard
+        return found
 
 
 class Sender(Busy):
@@ -26,10 +49,13 @@ class Sender(Busy):
         self.group, self.pair = group, pair
         self.ledger = Ledger(folder / f"ledger-{pair[0]}-{pair[1]}")
         self.delivered = self.answered = 0
-        self.met = []
+        self.met, self.repeated = [], False
 
     def work(self):
         handle = new_handle(self.group)
+        if self.repeated:
+            unheard = Unheard(handle._calls._lane())
+            handle._calls._lane = lambda: unheard
         while not self.enough.wait(PAUSE_S):
             self.send(handle, ROWS)
 
@@ -95,6 +121,7 @@ class Traffic:
         self.senders = [Sender(folder, town.group_of(pair[0]), pair) for pair in pairs]
         self.receivers = {name: Receiver(folder, group, name) for name, group in town.groups.items()}
         self.healed_at = None
+        self.twins, self.senders_on_twins = 0, []
 
     def goes_on(self, rows=100):
         """Wait until every sender has `rows` more receipts, and the receivers have the acknowledged messages."""
@@ -107,9 +134,30 @@ class Traffic:
         wait_for(lambda: all(self.receivers[name].count > came[name] for name in busy), "further messages")
         self.healed_at = time.time()
 
+    def on_twin(self, handle):
+        """Send and fetch by a handle of a twin, for agents of its own; both must be stopped before the twin ends."""
+        self.twins += 1
+        to_id = 3 if handle.name == "east" else 13
+        sender = Sender(self.folder, handle, (self.town.agents_of(handle)[-self.twins], to_id))
+        receiver = self.receivers[f"twin-{self.twins}"] = Receiver(self.folder, handle, f"twin-{self.twins}")
+        self.senders_on_twins.append(sender)
+        for thread in (sender, receiver):
+            thread.start()
+        return sender, receiver
+
+    @property
+    def refusals(self):
+        """Return the number of refusals by processes with a successor."""
+        threads = [*self.all_senders, *self.receivers.values()]
+        return sum(isinstance(error, Fenced) for thread in threads for error in thread.met)
+
+    @property
+    def all_senders(self):
+        return [*self.senders, *self.senders_on_twins]
+
     def acknowledged(self):
         """Return the keys of the acknowledged messages."""
-        sends = [send for sender in self.senders for send in read_ledger(sender.ledger.path)]
+        sends = [send for sender in self.all_senders for send in read_ledger(sender.ledger.path)]
         return {send.key for send in sends if send.fate == "delivered"}
 
     def finish(self):
@@ -125,7 +173,7 @@ class Traffic:
     @property
     def files(self):
         """Return the ledgers and the inboxes."""
-        return [s.ledger.path for s in self.senders], [r.path for r in self.receivers.values()]
+        return [s.ledger.path for s in self.all_senders], [r.path for r in self.receivers.values()]
 
     def account(self, **facts):
         """Compare the sent, received and, with a log, the logged messages."""
@@ -156,17 +204,19 @@ def rows_of(log):
 
 
 @contextmanager
-def traffic_in(town, folder, pairs=PAIRS):
-    """Have traffic flow; at the end all fall silent."""
+def traffic_in(town, folder, pairs=PAIRS, *, repeated=False):
+    """Have traffic flow; at the end all fall silent. `repeated`: each send's call is made twice."""
     traffic = Traffic(town, folder, pairs)
-    threads = [*traffic.senders, *traffic.receivers.values()]
-    for thread in threads:
+    for sender in traffic.senders:
+        sender.repeated = repeated
+    for thread in [*traffic.senders, *traffic.receivers.values()]:
         thread.start()
     try:
         traffic.goes_on()
         yield traffic
         traffic.finish()
     finally:
+        threads = [*traffic.all_senders, *traffic.receivers.values()]
         for thread in threads:
             thread.enough.set()
         for thread in threads:

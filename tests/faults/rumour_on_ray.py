@@ -17,8 +17,10 @@ from support import cluster as cluster_support
 from support import rumour as rumour_support
 from support.cluster import kill, wait_for
 from support.rumour import blocks, live_step, sequential
+from support.servers import RedisProcess
 
 from faults import ray_support
+from faults.proxy import Proxy
 from ray_messaging import Group, Messaging, StepAborted, Steps, rules
 from ray_messaging.cluster.handles.connection import NAMESPACE
 from ray_messaging.interception.verdict_client import RemoteVerdictClient
@@ -115,7 +117,7 @@ def drive(groups, rumour, folder, number, repeated, dies):
 
 @dataclass
 class Outcome:
-    """Outcome of a rumour: the kills and repeated calls that it met, and the differences from one loop.
+    """Outcome of a rumour: the kills or cuts that it met, and the differences from one loop.
 
     `bodies` are the calls by which each server has taken large frames, since its last start.
     """
@@ -133,6 +135,7 @@ class Society:
     groups: list[Group]
     rumour: object
     folder: Path
+    proxy: Proxy | None
     shards: int = 1
     refs: list = field(default_factory=list)
 
@@ -154,6 +157,10 @@ class Society:
         """Wait for the end; return the differences from one loop."""
         self.messaging.steps.resume()
         ray.get(self.refs, timeout=ENDED_S)
+        cuts = 0
+        if self.proxy is not None:
+            self.proxy.spare()
+            cuts = self.proxy.cuts
         states, digests = sequential(self.rumour, rule=True)
         found = {}
         for group in self.groups:
@@ -162,7 +169,7 @@ class Society:
         differs = [f"digest {n}" for n, digest in enumerate(digests) if steps.digest(n) != digest]
         differs += [f"log {n}" for n, digest in enumerate(digests) if log.digest(n) != digest]
         differs += ["states"] if found != states else []
-        return Outcome(faults, differs, self.bodies())
+        return Outcome(faults + cuts, differs, self.bodies())
 
     def bodies(self):
         """Return how often each server has taken large frames."""
@@ -174,25 +181,46 @@ class Society:
 
 
 @contextmanager
-def a_society(rumour, folder, groups, *, senders=False, shards=1):
-    """Start a society; with `senders` groups wait for their senders."""
+def a_society(rumour, folder, groups, *, senders=False, cut=False, shards=1):
+    """Start a society; with `senders` groups wait for their senders, with `cut` its one server is behind a proxy."""
     ray_support.by_value()
     from faults import rumour_on_ray as here
 
     for module in (cluster_support, rumour_support, here):
         ray.cloudpickle.register_pickle_by_value(module)
+    name, server, proxy = f"rumour-{uuid.uuid4().hex[:8]}", None, None
     parts = {f"group{n}": part for n, part in enumerate(rumour.parts(groups, senders=senders))}
     steps = Steps(seed=7, groups=groups, digest=True, wait_for="senders" if senders else "all")
-    with Messaging.start(
-        f"rumour-{uuid.uuid4().hex[:8]}", rules=[Words()], log_dir=folder / "log", steps=steps, shards=shards
-    ) as messaging:
-        made = list(messaging.create_groups(parts).values())
-        if senders:
-            messaging.steps.declare(graph=rumour.edges())
-        yield Society(messaging, made, rumour, folder, shards)
+    try:
+        if cut:
+            server = RedisProcess(folder)
+            proxy = Proxy(server.start().config)
+            proxy.__enter__()
+        with Messaging.start(
+            name,
+            rules=[Words()],
+            log_dir=folder / "log",
+            redis=None if proxy is None else proxy.config,
+            steps=steps,
+            shards=shards,
+        ) as messaging:
+            made = list(messaging.create_groups(parts).values())
+            if senders:
+                messaging.steps.declare(graph=rumour.edges())
+            yield Society(messaging, made, rumour, folder, proxy, shards)
+    finally:
+        if proxy is not None:
+            proxy.__exit__()
+            server.kill()
 
 
 # -- faults -------------------------------------------------------------------------------------------------------
+
+
+def nothing(society, tasks):
+    """Let nothing fail."""
+    society.start(tasks)
+    return 0
 
 
 def calls_repeated(society, tasks):
@@ -200,6 +228,13 @@ def calls_repeated(society, tasks):
     society.start(tasks, repeated=True)
     ray.get(society.refs, timeout=ENDED_S)
     return sum(len(path.read_text().splitlines()) for path in society.folder.glob("repeated-*"))
+
+
+def replies_cut(society, tasks):
+    """Lose 30% of the server's replies."""
+    society.proxy.cut_replies = 0.3
+    society.start(tasks)
+    return 0
 
 
 def task_at_each_call(society, tasks):
@@ -275,16 +310,22 @@ def everything(society, chance):
 
 
 FAULTS = {
+    "no fault": nothing,
     "group actor killed at random": at_random(group_actor),
     "task killed at each call of the protocol": task_at_each_call,
+    "task killed at random": at_random(task),
+    "interceptor killed at random": at_random(interceptor),
+    "log killed at random": at_random(log),
     "embedded server killed at random": at_random(server),
     "another server killed at random": at_random(another_server),
     "all of them killed at random": at_random(everything, 3),
+    "30% of the replies cut": replies_cut,
     "each call of the protocol repeated": calls_repeated,
 }
 
 
 def run(rumour, folder, fault, groups, tasks, *, senders=False, shards=1):
     """Run a rumour with a fault; return its outcome."""
-    with a_society(rumour, folder, groups, senders=senders, shards=shards) as society:
+    cut = FAULTS[fault] is replies_cut
+    with a_society(rumour, folder, groups, senders=senders, cut=cut, shards=shards) as society:
         return society.outcome(FAULTS[fault](society, tasks))

@@ -4,6 +4,7 @@ import pytest
 
 from faults import (
     failover_cases,
+    hostile_cases,
     link_cases,
     loss_cases,
     moving_cases,
@@ -15,7 +16,7 @@ from faults import (
 
 pytestmark = pytest.mark.faults
 
-MODULES = (server_cases, process_cases, moving_cases, link_cases, loss_cases, overload_cases)
+MODULES = (server_cases, process_cases, moving_cases, link_cases, loss_cases, overload_cases, hostile_cases)
 CASES = [case for module in MODULES for case in module.CASES]
 # Of those on a cluster and Sentinels one, and short ones of a lost primary and a slot that moves: `python tests/faults`
 # has the long ones, and all with --replicas.

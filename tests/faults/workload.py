@@ -24,6 +24,7 @@ from ray_messaging.eventlog.writing.writer import LogWriter
 from ray_messaging.interception.rules import BlackList
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.transports.backend import open_transport
+from ray_messaging.wire import frames
 
 PASSING = (ConnectionFailed, MailboxFull, OutcomeUnknown)  # a sender goes on after these, a receiver after the first
 PAUSE_S = 0.02  # after an error, so that a ledger does not fill with refusals
@@ -56,6 +57,8 @@ class Orders:
 
 
 def open_messager(options):
+    if "version" in options:  # what this process writes is of another version than what others read
+        frames.VERSION = options["version"]
     settings = MessagingConfig(**options.get("settings", {}))
     rules = Interceptor(options["exp_id"], [BlackList(options["blocked"])]) if "blocked" in options else None
     config = RedisConfig(**options["server"])

@@ -1,6 +1,10 @@
-"""SQL over the log: its table, its types, and all that is refused."""
+"""SQL over the log: questions that no other query answers, on real traffic, and all that is refused."""
 
+import gzip
 import sys
+from collections import Counter, defaultdict
+from datetime import UTC, datetime, timedelta
+from itertools import islice, pairwise
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,6 +21,88 @@ from ray_messaging.eventlog.writing.placed_rows import placed_rows
 from ray_messaging.eventlog.writing.stream_cursors import StreamCursors
 from ray_messaging.model.typed.input import columns
 from ray_messaging.receipt import DELIVERED
+
+HEARD = 6_000  # messages of CollegeMsg
+
+
+@pytest.fixture(scope="module")
+def traffic(data):
+    """Give real messages as (from_id, to_id, time, whether it is blocked)."""
+    with gzip.open(data("collegemsg/CollegeMsg.txt.gz"), "rt") as lines:
+        found = [tuple(map(int, line.split())) for line in islice(lines, HEARD)]
+    return [(one, other, at, (one * other) % 7 == 0) for one, other, at in found]
+
+
+@pytest.fixture(scope="module")
+def college(traffic, tmp_path_factory):
+    """Open the log of these messages, in several segments."""
+    rows = [
+        row(n, one, other, sent_at=at, fate="blocked" if blocked else "delivered", rule="sevens" if blocked else None)
+        for n, (one, other, at, blocked) in enumerate(traffic)
+    ]
+    parts = [rows[low : low + 2_500] for low in range(0, HEARD, 2_500)]
+    return EventLog.open(write_folder(tmp_path_factory.mktemp("college") / "log", parts, row_group_rows=500).where)
+
+
+def test_who_talks_to_whom_most_in_each_hour(traffic, college):
+    found = college.sql(
+        """
+        select date_trunc('hour', sent_at) as hour, from_id, to_id, count(*) as sent from messages
+        group by hour, from_id, to_id
+        qualify row_number() over (partition by hour order by sent desc, from_id, to_id) = 1 order by hour
+        """
+    )
+    pairs = defaultdict(Counter)
+    for one, other, at, _ in traffic:
+        pairs[at // 3600 * 3600][one, other] += 1
+    busiest = {hour: min(counts.items(), key=lambda each: (-each[1], each[0])) for hour, counts in pairs.items()}
+    expected = [
+        {"hour": datetime.fromtimestamp(hour, UTC), "from_id": one, "to_id": other, "sent": sent}
+        for hour, ((one, other), sent) in sorted(busiest.items())
+    ]
+    assert found.to_pylist() == expected
+    assert len(expected) > 100
+
+
+def test_the_longest_silence_of_each_agent(traffic, college):
+    found = college.sql(
+        """
+        select from_id, max(silence) as longest from (
+            select from_id, sent_at - lag(sent_at) over (partition by from_id order by sent_at) as silence from messages
+        ) group by from_id order by from_id
+        """
+    )
+    times = defaultdict(list)
+    for one, _, at, _ in traffic:
+        times[one].append(at)
+    expected = {}
+    for one, moments in times.items():
+        moments.sort()
+        gaps = [after - before for before, after in pairwise(moments)]
+        expected[one] = timedelta(seconds=max(gaps)) if gaps else None
+    assert dict(zip(*(found[name].to_pylist() for name in ("from_id", "longest")), strict=True)) == expected
+    assert found["longest"].type == pa.duration("us")
+
+
+def test_the_share_of_blocked_messages_by_the_degree_of_their_sender(traffic, college):
+    found = college.sql(
+        """
+        with degrees as (select from_id, count(distinct to_id) as degree from messages group by from_id)
+        select degree, sum(case when fate = 'blocked' then 1 else 0 end) as blocked, count(*) as sent
+        from messages join degrees using (from_id) group by degree order by degree
+        """
+    )
+    friends = defaultdict(set)
+    for one, other, _, _ in traffic:
+        friends[one].add(other)
+    sent, blocked = Counter(), Counter()
+    for one, _, _, is_blocked in traffic:
+        sent[len(friends[one])] += 1
+        blocked[len(friends[one])] += is_blocked
+    expected = [{"degree": degree, "blocked": blocked[degree], "sent": sent[degree]} for degree in sorted(sent)]
+    assert found.to_pylist() == expected
+    assert found["blocked"].type == pa.int64()
+
 
 # -- the table --------------------------------------------------------------------------------------------------------
 
@@ -61,7 +147,7 @@ def test_what_is_natural_in_sql(log):
     ]
     assert "from_id" in log.sql("describe messages")["column_name"].to_pylist()
     assert len(log.sql("explain select 1")) == 1
-    assert log.sql("select sum(position) as n from messages")["n"].combine_chunks() == pa.array([28], pa.int64())
+    assert log.sql("select sum(position) as n from messages").to_pandas()["n"].tolist() == [28]
     assert log.sql("select count(*) as n from messages where fate = 'blocked'").to_pylist() == [{"n": 1}]
     assert log.sql("select count(*) as n from messages where sent_at < '2023-11-14 22:13:21Z'").to_pylist() == [
         {"n": 2}
@@ -72,17 +158,25 @@ def test_what_is_natural_in_sql(log):
 
 WRITES = [
     "copy messages to '{other}/stolen.csv'",
+    "copy (select 1) to '{other}/stolen.parquet' (format parquet)",
     "export database '{other}'",
     "import database '{other}'",
     "attach '{other}/new.db'",
+    "attach ':memory:' as other",
     "detach memory",
     "install httpfs",
+    "load httpfs",
+    "load json",
     "load '{other}/evil.duckdb_extension'",
     "set enable_external_access = true",
+    "set threads = 1",
     "reset threads",
     "pragma threads = 1",
+    "pragma memory_limit = '1GB'",
     "call pragma_version()",
     "create table mine as select * from messages",
+    "create temp table mine as select 1",
+    "create macro f(a) as a",
     "create secret (type s3)",
     "insert into messages select * from messages",
     "update messages set fate = 'delivered'",
@@ -93,15 +187,19 @@ WRITES = [
     "checkpoint",
     "vacuum",
     "prepare q as select 1",
+    "select 1; select 2",
     "select 1; drop view messages",
     "",
     "-- nothing",
 ]
 READS = [
     "select * from read_csv('{other}/secret.csv')",
+    "select * from read_csv_auto('{other}/secret.csv')",
     "select * from '{other}/secret.csv'",
     "select * from read_parquet('{log}/*.parquet')",
+    "select * from '{log}/events-00000000.parquet'",
     "select * from parquet_metadata('{log}/events-00000000.parquet')",
+    "select * from read_text('{other}/secret.csv')",
     "select * from read_blob('{other}/secret.csv')",
     "select * from read_json('{other}/secret.csv')",
     "select * from sniff_csv('{other}/secret.csv')",
