@@ -17,7 +17,7 @@ from support.cluster import PATIENCE_S, Busy, Gate, control, pid_of, wait_for
 from support.replicated import ReplicatedService
 from support.servers import PASSWORD
 from support.slots import ClusterService
-from support.step_society import AGENTS, SEED, STEPS, listen, messages_of, sequential, spread
+from support.step_society import AGENTS, SEED, STEPS, messages_of, person, sequential
 
 from ray_messaging import EventLog, Messaging, MessagingConfig, Steps, rules
 from ray_messaging.config import ShardsConfig
@@ -190,13 +190,6 @@ def test_actors_that_die_with_the_primary_come_back_over_the_new_one(service, tm
 
 
 # -- steps --------------------------------------------------------------------------------------------------------
-
-
-def person(me, inbox):
-    heard = [(message.from_id, message.payload) for message in inbox]
-    me.state["word"] = listen(me.state.get("word", "0"), heard, me.rng)
-    for friend, payload, later in spread(me.id, me.state["word"], me.step):
-        me.send(friend, payload, deliver_at=later)
 
 
 class Run(Busy):

@@ -8,7 +8,7 @@ import uuid
 import numpy as np
 import pandas as pd
 import pytest
-from support.step_society import AGENTS, SEED, STEPS, listen, sequential, spread
+from support.step_society import AGENTS, SEED, STEPS, person, sequential
 
 from ray_messaging import Messager, Messaging, StepFailed, Steps
 
@@ -20,12 +20,9 @@ def messaging(by_value, request):
         yield started
 
 
-def person(me, inbox):
-    heard = [(message.from_id, message.payload) for message in inbox]
-    me.state["word"] = listen(me.state.get("word", "0"), heard, me.rng)
+def at_home(me, inbox):
     assert me.data == {"home": me.id % 2}
-    for friend, payload, later in spread(me.id, me.state["word"], me.step):
-        me.send(friend, payload, deliver_at=later)
+    person(me, inbox)
 
 
 def moving(messaging, done):
@@ -41,7 +38,7 @@ def moving(messaging, done):
 @pytest.mark.long
 def test_moves_and_kills_change_nothing_in_a_run(messaging, tmp_path):
     def dying(me, inbox):
-        person(me, inbox)
+        at_home(me, inbox)
         mark = tmp_path / f"{me.id}"
         if me.step in {2, 5} and me.id in {7, 8} and not mark.exists():
             mark.touch()
@@ -84,7 +81,7 @@ def test_agents_move_themselves(messaging, tmp_path):
         mark = tmp_path / f"{me.id}"
         if me.id in {6, 7} and me.step == 3 and not mark.exists():
             dying_behind_a_move(mark)
-        person(me, inbox)
+        at_home(me, inbox)
         me.move(to="group0")  # the last call counts
         me.move(to=home(me.id, me.step + me.step % 2))
 

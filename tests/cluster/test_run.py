@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import ray
-from support.step_society import AGENTS, SEED, STEPS, listen, messages_of, sequential, spread
+from support.step_society import AGENTS, SEED, STEPS, messages_of, person, sequential
 
 from ray_messaging import AlreadyExists, ConfigError, Messaging, StepFailed, Steps
 
@@ -44,13 +44,6 @@ def start(by_value):
 def idle(by_value):
     with started() as messaging:
         yield messaging
-
-
-def person(me, inbox):
-    heard = [(message.from_id, message.payload) for message in inbox]
-    me.state["word"] = listen(me.state.get("word", "0"), heard, me.rng)
-    for friend, payload, later in spread(me.id, me.state["word"], me.step):
-        me.send(friend, payload, deliver_at=later)
 
 
 async def thinking_crowd(group, step):

@@ -9,7 +9,7 @@ import uuid
 import numpy as np
 import pandas as pd
 import pytest
-from support.step_society import AGENTS, SEED, STEPS, listen, sequential, spread
+from support.step_society import AGENTS, SEED, STEPS, person, sequential
 
 from ray_messaging import AlreadyExists, Closed, ConfigError, Count, EventLog, Mean, Messaging, StepFailed, Steps
 from ray_messaging.inspector.sources.live import LiveSource
@@ -30,13 +30,10 @@ def start(by_value):
         messaging.shutdown()
 
 
-def person(me, inbox):
-    heard = [(message.from_id, message.payload) for message in inbox]
-    me.state["word"] = listen(me.state.get("word", "0"), heard, me.rng)
+def counted(me, inbox):
+    person(me, inbox)
     me.state["number"] = int(me.state["word"], 16) / 7
     me.state["even"] = me.state["number"] % 2 < 1
-    for friend, payload, later in spread(me.id, me.state["word"], me.step):
-        me.send(friend, payload, deliver_at=later)
 
 
 def words(states):
@@ -54,7 +51,7 @@ WHOLE = [Mean("number"), Count("even")]
 def expected():
     """The rows and the aggregates of one group in one process."""
     return {
-        kind: run(person, agents=AGENTS, until=STEPS, seed=SEED, collect=kind).series for kind in (rows, tuple(WHOLE))
+        kind: run(counted, agents=AGENTS, until=STEPS, seed=SEED, collect=kind).series for kind in (rows, tuple(WHOLE))
     }
 
 
@@ -66,12 +63,12 @@ def is_equal(series, wanted):
 def test_series_are_in_the_result_and_in_the_log(start, tmp_path, expected):
     folder = tmp_path / "log"
     messaging = start(log_dir=folder)
-    half = messaging.run(person, agents=AGENTS, groups=2, until=STEPS // 2, collect=rows, progress=False)
+    half = messaging.run(counted, agents=AGENTS, groups=2, until=STEPS // 2, collect=rows, progress=False)
     assert half.series.index.unique("step").tolist() == [*range(STEPS // 2)]
-    result = messaging.run(person, agents=AGENTS, groups=2, until=STEPS, collect=rows, progress=False)
+    result = messaging.run(counted, agents=AGENTS, groups=2, until=STEPS, collect=rows, progress=False)
     assert is_equal(result.series, expected[rows])
     with pytest.raises(ConfigError, match=r"collects number \(mean\)"):
-        messaging.run(person, agents=AGENTS, groups=2, until=STEPS + 1, collect=Mean("number"), progress=False)
+        messaging.run(counted, agents=AGENTS, groups=2, until=STEPS + 1, collect=Mean("number"), progress=False)
     messaging.shutdown()
     table = EventLog.open(folder).series().to_pandas().set_index(["step", "agent"])
     assert is_equal(table, expected[rows])
@@ -87,7 +84,7 @@ def test_series_are_equal_whatever_the_groups_and_although_they_are_killed(start
         marks.mkdir()
 
         def dying(me, inbox, marks=marks):
-            person(me, inbox)
+            counted(me, inbox)
             mark = marks / f"{me.id}"
             if me.step in {2, 5} and me.id in {7, 8} and not mark.exists():
                 mark.touch()
@@ -102,7 +99,7 @@ def test_series_are_equal_whatever_the_groups_and_although_they_are_killed(start
 
 
 def test_a_run_goes_on_step_by_step(start, expected):
-    with start().start_run(person, agents=AGENTS, groups=3, collect=rows) as standing:
+    with start().start_run(counted, agents=AGENTS, groups=3, collect=rows) as standing:
         assert standing.step == 0
         assert standing.advance() == 1
         assert standing.advance(2) == 3
@@ -124,7 +121,7 @@ def test_a_standing_run_survives_its_groups_and_is_closed_by_the_next_run(start)
     pids = []
 
     def watched(me, inbox):
-        person(me, inbox)
+        counted(me, inbox)
         me.state["pid"] = os.getpid()
 
     messaging = start()
@@ -154,7 +151,7 @@ def test_the_inspector_shows_an_agents_state_between_two_steps(start, tmp_path):
         standing.advance()
         assert source.agent("7").state == {"twice": "14"}
     other = start(log_dir=tmp_path / "other")
-    with other.start_run(person, agents=AGENTS, groups=2) as standing:
+    with other.start_run(counted, agents=AGENTS, groups=2) as standing:
         standing.advance()
         state = standing.states()[7]
         assert LiveSource(other).agent("7").state == {key: str(value) for key, value in state.items()}
@@ -164,7 +161,7 @@ def test_the_inspector_shows_an_agents_state_between_two_steps(start, tmp_path):
 @pytest.mark.long
 def test_a_run_goes_on_after_ctrl_c_and_behind_a_model_that_fails(start):
     messaging = start()
-    with messaging.start_run(person, agents=AGENTS, groups=2) as standing:
+    with messaging.start_run(counted, agents=AGENTS, groups=2) as standing:
         threading.Timer(1.0, signal.raise_signal, [signal.SIGINT]).start()
         reached = standing.advance(10_000)
         assert 0 < reached < 10_000
@@ -182,7 +179,7 @@ def test_a_run_goes_on_after_ctrl_c_and_behind_a_model_that_fails(start):
         standing.advance()
     with pytest.raises(Closed):
         standing.advance()
-    result = messaging.run(person, agents=AGENTS, groups=2, until=reached + 6, progress=False)
+    result = messaging.run(counted, agents=AGENTS, groups=2, until=reached + 6, progress=False)
     assert result.steps == reached + 6
 
 

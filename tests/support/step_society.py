@@ -45,6 +45,14 @@ def spread(agent, state, step):
     return [(friend, {"word": state}, later) for friend in FRIENDS[agent] if int(state, 16) % 3]
 
 
+def person(me, inbox):
+    """Take a step as an agent of a run."""
+    heard = [(message.from_id, message.payload) for message in inbox]
+    me.state["word"] = listen(me.state.get("word", "0"), heard, me.rng)
+    for friend, payload, later in spread(me.id, me.state["word"], me.step):
+        me.send(friend, payload, deliver_at=later)
+
+
 def open_step(number=0, state=None, agents=5):
     """Return an open step of a group of agents that have heard nothing, without any server."""
     places = AgentPlaces(AgentSet.of(range(agents)))

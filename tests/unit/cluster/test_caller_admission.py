@@ -33,21 +33,6 @@ def calls():
     return Calls()
 
 
-async def test_calls_run_in_their_callers_order(calls):
-    later = [asyncio.create_task(calls.admit(number)) for number in (2, 1)]
-    other = asyncio.create_task(calls.admit(0, caller="other"))
-    await other
-    assert calls.ran == [("other", 0)]
-    assert await calls.admit(0) == "handle 0"
-    assert await asyncio.gather(*later) == ["handle 2", "handle 1"]
-    assert calls.ran[1:] == [("handle", 0), ("handle", 1), ("handle", 2)]
-
-
-async def test_a_call_that_comes_twice_runs_once(calls):
-    assert [await calls.admit(0) for _ in range(3)] == ["handle 0"] * 3
-    assert calls.ran == [("handle", 0)]
-
-
 async def test_a_call_that_has_begun_is_known_until_it_is_forgotten(calls):
     assert not calls.admission.knows("handle", 0)
     await calls.admit(0)
