@@ -5,12 +5,14 @@ import asyncio
 import pytest
 from support.contracts import WAIT_S, fetch_all, numbers, send_numbers, until, vanish
 
-from ray_messaging import CommitFailed, ConfigError
+from ray_messaging import CommitFailed, ConfigError, Fenced
 from ray_messaging.observability.health.mailbox_checks import check_kept
 from ray_messaging.receiving import commits as module
+from ray_messaging.transports.cursors import AckRange, Cursor, SelectiveAcks, encode_ranges
 from ray_messaging.transports.dead_letter_store import RedisDeadLetters
 from ray_messaging.transports.requeueing import Requeueing
 from ray_messaging.transports.server_probe import ask_server
+from ray_messaging.transports.values import Limits
 
 
 async def hold(messager, count):
@@ -161,6 +163,16 @@ async def test_close_leaves_unacknowledged_messages_in_the_mailbox(pair, message
     assert await left(await messagers(name="group", host=[1]), 2) == [1, 3]
 
 
+async def test_a_fenced_reader_cannot_acknowledge(pair, messagers):
+    sender, receiver = pair
+    await send_numbers(sender, 1, 2)
+    held = await hold(receiver, 2)
+    second = await messagers(name="group", host=[1])
+    with pytest.raises(Fenced):
+        await receiver.ack(held[2])
+    assert await left(second, 2) == [1, 2]
+
+
 async def test_messages_of_another_messager_cannot_be_acknowledged(pair, messagers):
     sender, receiver = pair
     other = await messagers(name="other", host=[2])
@@ -239,6 +251,18 @@ async def test_acknowledged_messages_do_not_become_dead_letters(messagers, store
     assert await left(successor, 4) == [0, 2, 4, 7]
 
 
+async def test_an_expired_lease_makes_dead_letters_of_unacknowledged_messages_only(messagers, store):
+    sender, nameless = await messagers(), await messagers(host=[1])
+    for n in range(4):
+        await send_numbers(sender, n)
+    held = await hold(nameless, 4)
+    await nameless.ack([held[1], held[2]])
+    await vanish(nameless)
+    await store.expire(nameless.name)
+    await sender.engine.transport.load_directory(-1)
+    assert len(await store.dead()) == 2
+
+
 # -- transactions ------------------------------------------------------------------------------------------------------
 
 
@@ -272,6 +296,32 @@ async def test_a_failed_transaction_does_not_change_acknowledgements(pair, succe
 
 
 # -- what a transport keeps --------------------------------------------------------------------------------------------
+
+
+async def test_a_server_keeps_ack_ranges_until_they_are_cleared(pair):
+    sender, receiver = pair
+    for n in range(3):
+        await send_numbers(sender, n)
+    transport, subscription = receiver.engine.transport, receiver.engine.subscription
+    entries = [entry for entry, _ in await sender.engine.transport.read("group", "0-0", 9, 0.01)]  # its reader waits
+    ranges = encode_ranges([AckRange(Cursor(entries[0], 0), Cursor(entries[2], 0), 2)])
+    epoch = subscription._epoch
+    first = Cursor("0-0", 0)
+    await transport.commit("group", epoch, first, messages=0, nbytes=0, acks=SelectiveAcks(ranges, 2))
+    record = sender.engine.directory.records["group"]
+    limits = Limits(10, 1000, 60.0, leased=False)
+
+    async def take():
+        version = (await transport.load_directory(-1)).version
+        return await transport.listen(record, version, limits, owner="", epoch=None)
+
+    listening = await take()
+    assert (listening.cursor, listening.acked) == (first, ranges)
+    await transport.commit(
+        "group", listening.epoch, Cursor(entries[2], 0), messages=3, nbytes=0, acks=SelectiveAcks(b"", 0)
+    )
+    assert (await take()).acked == b""
+    assert await waiting(sender) == 0
 
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)

@@ -298,6 +298,43 @@ async def test_messages_waiting_at_registration_count_for_the_log(transport, pos
 # -- writers ----------------------------------------------------------------------------------------------------------
 
 
+async def test_a_log_writer_with_a_successor_is_fenced(transport, post, store):
+    _, stream = await settle(transport)
+    old = await transport.log.register(WIDE)
+    new = await transport.log.register(WIDE)
+    await post.send("box", b"1")
+    [item] = await drain(transport, stream)
+    marks = {stream: LogMark(item.entry, 1, 1)}
+    for call in (transport.log.note_written(old, marks, []), transport.log.unregister(old)):
+        with pytest.raises(Fenced) as caught:
+            await call
+        assert (caught.value.name, caught.value.epoch) == (LOG, old)
+    assert (await transport.load_directory(-1)).logged
+    await transport.log.note_written(new, marks, [])
+
+
+@pytest.mark.parametrize("told", [False, True], ids=["before its call", "after its call"])
+async def test_a_restarted_writer_continues_and_corrects_the_counts(transport, post, told):
+    limits = Limits(3, 999, 60, leased=False)
+    epoch, stream = await settle(transport, limits=limits)
+    writer, cursor, taken = await transport.log.register(WIDE), "0-0", 0
+    for _ in range(3):
+        for n in range(1, 4):
+            assert await post.send("box", b"%d" % n) is WRITTEN
+        items = await drain(transport, stream, after={stream: cursor})
+        assert [item.frame for item in items] == [b"1", b"2", b"3"]
+        taken += 3
+        await transport.commit("box", epoch, Cursor(items[-1].entry, 0), messages=taken, nbytes=taken)
+        assert await post.send("box", b"x") is LOG_FULL
+        # Its file is durable up to here; then it dies.
+        cursor = items[-1].entry
+        if told:
+            await transport.log.note_written(writer, {stream: LogMark(cursor, 3, 3)}, [])
+        before, writer = writer, await transport.log.register(WIDE)
+        assert writer > before
+        await transport.log.note_written(writer, {stream: LogMark(cursor, 0, 0)}, [])
+
+
 @pytest.mark.parametrize("told", [0, 1, 2], ids="told {}".format)
 async def test_rows_written_but_not_reported_by_a_dead_writer_are_not_counted_for_ever(transport, post, told):
     epoch, stream = await settle(transport, limits=Limits(6, 999, 60, leased=False))
@@ -563,6 +600,31 @@ async def test_a_full_server_refuses_notes_but_the_log_can_read(redis_process, t
         await client.config_set("maxmemory", "0")
         await client.aclose()
     assert (await transport.load_directory(-1)).logged is False
+
+
+@a_server_of_its_own
+async def test_after_a_total_data_loss_the_log_raises_a_clear_error(redis_process, transports):
+    transport = await transports(redis_process.config)
+    post, (_, stream) = await Post(transport).begin(), await settle(transport)
+    writer = await transport.log.register(WIDE)
+    await post.send("box", b"1", note=b"1")
+    client = client_of(redis_process.config)
+    await client.flushall()
+    await client.aclose()
+    assert await transport.log.read({LOG_STREAM: "0-0", stream: "0-0"}, 10, 0.01) == []
+    assert await transport.log.ends([LOG_STREAM, stream]) == {LOG_STREAM: "0-0", stream: "0-0"}
+    assert await transport.log.streams() == ([LOG_STREAM], [])
+    assert await transport.read("box", "0-0", 1, 0.01) == []
+    for call in (
+        transport.log.note_written(writer, {stream: LogMark("1-1", 1, 1)}, [stream]),
+        transport.log.unregister(writer),
+    ):
+        with pytest.raises(Fenced, match="lost its data"):
+            await call
+    assert await transport.remove("box", None) == 0
+    assert await transport.log.register(WIDE) != writer
+    await settle(transport)
+    assert await (await Post(transport).begin()).send("box", b"2", note=b"2") is WRITTEN
 
 
 @a_server_of_its_own
