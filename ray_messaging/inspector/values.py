@@ -73,19 +73,6 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupFacts:
-    """A group: its number of agents, the number of messages that wait for it, and the last step that it closed.
-
-    None: unknown, or the experiment has no steps.
-    """
-
-    name: str
-    agents: int | None = None
-    waiting: int | None = None
-    closed: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class StepFacts:
     """The state of the steps.
 
@@ -94,22 +81,18 @@ class StepFacts:
     """
 
     now: int
-    latest: int
     target: int | None
-    wait_for: str
     waiting: dict[str, int]
     stragglers: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The present state of an experiment."""
+    """The present state of an experiment: the messages that wait, by mailbox, its steps, and its dead letters."""
 
-    groups: list[GroupFacts]
-    steps: StepFacts | None = None
-    judged: int | None = None
-    blocked: int | None = None
-    dead_letters: int | None = None
+    waiting: dict[str, int]
+    steps: StepFacts | None
+    dead_letters: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +107,6 @@ class Row:
     sent_at: float
     from_id: str
     to_id: str
-    subtopic: str
     text: str
     size: int
     fate: str
@@ -167,9 +149,7 @@ class RowQuery:
     contains: str = ""
     fate: str = ""
     rule: str = ""
-    subtopic: str = ""
     step: str = ""
-    message_id: str = ""
     limit: int = 100
 
 

@@ -6,7 +6,7 @@ from ray_messaging.inspector.pages import charts
 from ray_messaging.inspector.pages.layout import LEVELS, Changes, Problem, button, card, chart, draw
 from ray_messaging.inspector.server.answer_cache import AnswerCache
 from ray_messaging.inspector.sources.live_control import LiveControl
-from ray_messaging.inspector.values import GroupFacts, Series, Society, State, StepFacts, Traffic, cut, name, number
+from ray_messaging.inspector.values import Series, Society, State, StepFacts, Traffic, cut, name, number
 from ray_messaging.observability.health.findings import Health, worst_first
 
 _EVERY_S = 1.0
@@ -119,7 +119,7 @@ class Overview:
                         self._record = ui.column().classes("gap-1 w-full").props("data-mark=record")
         self._seen: Traffic | None = None
         self._known: Health | None = None
-        self._deep: list[GroupFacts] | None = None
+        self._deep: list[tuple[str, int]] | None = None
         self._drawn: Society | None = None
         self._blocks.set_visibility(False)
         self._collects.set_visibility(False)
@@ -197,7 +197,7 @@ class Overview:
             shown["rate"] = number(traffic.per_second)
             shown["blocked"] = f"{stopped / traffic.messages:.1%}" if traffic.messages else "0%"
         if state is not None:
-            shown["waiting"] = number(sum(group.waiting or 0 for group in state.groups))
+            shown["waiting"] = number(sum(state.waiting.values()))
             shown["letters"] = number(state.dead_letters)
         for key, text in shown.items():
             self._figures[key].set_text(text)
@@ -213,23 +213,23 @@ class Overview:
 
     def _show_depths(self, state: State) -> None:
         """Show the longest queues, as bars."""
-        groups = sorted(state.groups, key=lambda group: -(group.waiting or 0))
-        longest = groups[:_DEPTHS]
+        queues = sorted(state.waiting.items(), key=lambda queue: (-queue[1], queue[0]))
+        longest = queues[:_DEPTHS]
         if longest == self._deep:
             return
         self._deep = longest
         self._depths.clear()
         with self._depths:
-            for group in longest:
-                share = (group.waiting or 0) / max(1, longest[0].waiting or 0)
+            for mailbox, waiting in longest:
+                share = waiting / max(1, longest[0][1])
                 with ui.row().classes("w-full no-wrap items-center gap-2"):
-                    ui.label(name(group.name)).classes("note").style("width: 45%")
+                    ui.label(name(mailbox)).classes("note").style("width: 45%")
                     with ui.element("div").style("flex: 1 1 0"):
                         ui.element("div").classes("depth").style(f"width: {share:.1%}")
-                    ui.label(number(group.waiting)).classes("note")
-            if rest := sum(group.waiting or 0 for group in groups[_DEPTHS:]):
-                ui.label(f"{number(rest)} in {len(groups) - _DEPTHS:,} more").classes("note")
-            if not groups:
+                    ui.label(number(waiting)).classes("note")
+            if rest := sum(waiting for _, waiting in queues[_DEPTHS:]):
+                ui.label(f"{number(rest)} in {len(queues) - _DEPTHS:,} more").classes("note")
+            if not queues:
                 ui.label("There are no mailboxes yet.").classes("note")
 
     def _show_health(self, health: Health | None) -> None:

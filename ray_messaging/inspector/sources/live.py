@@ -21,7 +21,6 @@ from ray_messaging.inspector.sources.society import society_of
 from ray_messaging.inspector.sources.traffic import BINS, Key, RollingTraffic, binned
 from ray_messaging.inspector.values import (
     AgentFacts,
-    GroupFacts,
     LetterFacts,
     RuleFacts,
     Society,
@@ -111,15 +110,9 @@ class LiveSource(Source):
         return society_of(self.log, after=max(-1, self.log.end - _MOST_COUNTED))
 
     def state(self) -> State:
-        """Return the groups, steps and counters."""
+        """Return the queues, the steps, and the number of dead letters."""
         stats = self._messaging.stats()
-        return State(
-            [GroupFacts(mailbox, waiting=waiting) for mailbox, waiting in sorted(stats["waiting"].items())],
-            self._steps(),
-            stats["judged"],
-            stats["blocked"],
-            stats["dead_letters"]["letters"],
-        )
+        return State(stats["waiting"], self._steps(), stats["dead_letters"]["letters"])
 
     def _steps(self) -> StepFacts | None:
         try:
@@ -127,9 +120,7 @@ class LiveSource(Source):
         except ConfigError:
             return None
         late = [str(straggler) for straggler in self._messaging.steps.stragglers()]
-        return StepFacts(
-            progress.sealed + 1, progress.latest, progress.target, str(progress.wait_for), progress.waiting_for(), late
-        )
+        return StepFacts(progress.sealed + 1, progress.target, progress.waiting_for(), late)
 
     def health(self) -> Health:
         """Return the findings of a health check."""

@@ -69,7 +69,7 @@ def _fields(query: RowQuery) -> dict[str, Any]:
     if query.between is not None:
         ends = [agent_id(text) for text in query.between]
         fields["from_id"] = fields["to_id"] = ends
-    for key in ("contains", "fate", "rule", "subtopic", "message_id"):
+    for key in ("contains", "fate", "rule"):
         if text := getattr(query, key):
             fields[key] = text
     if query.step:
@@ -92,7 +92,6 @@ def row_of(found: Mapping[str, Any]) -> Row:
         found["sent_at"],
         name(found["from_id"]),
         _recipient(found),
-        cut(found["subtopic"] or "", NAME_WIDTH),
         cut(found["payload"]),
         found["payload_bytes"] or 0,
         found["fate"],

@@ -126,7 +126,6 @@ def test_pages_that_would_be_empty_are_named(source, tmp_path):
         (RowQuery(rule="polite"), [7]),
         (RowQuery(step="1"), [0]),
         (RowQuery(step="0:5"), [0]),
-        (RowQuery(message_id="s-1-4"), [4]),
     ],
 )
 def test_rows(source, query, positions):
