@@ -51,3 +51,30 @@ async def test_the_state_of_another_kind_of_model_is_refused():
     for society, state in ((Society, crowd.state), (CrowdSociety, agents.state)):
         with pytest.raises(ConfigError, match="by differs"):
             await society("east", lambda *_: None).run(open_step(1, state))
+
+
+async def test_who_is_active_goes_on_in_another_process():
+    def person(me, inbox):
+        me.state["called"] = [*me.state.get("called", []), me.step]
+        if me.id == 3 and me.step < 4:
+            me.stay_active()
+
+    async def run(*restarts):
+        state, society = None, Society("east", person, only_active=True)
+        for number in range(6):
+            if number in restarts:
+                society = Society("east", person, only_active=True)
+            step = open_step(number, state)
+            await society.run(step)
+            state = step.state
+        return state, society.states
+
+    assert await run() == await run(1, 2, 5)
+    assert (await run())[1] == {n: {"called": [0, 1, 2, 3, 4] if n == 3 else [0]} for n in range(5)}
+
+
+async def test_a_run_that_called_everybody_goes_on_with_everybody_active():
+    step, called = open_step(), []
+    await Society("east", lambda me, inbox: None).run(step)
+    await Society("east", lambda me, inbox: called.append(me.id), only_active=True).run(open_step(1, step.state))
+    assert called == [0, 1, 2, 3, 4]
