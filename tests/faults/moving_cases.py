@@ -40,7 +40,7 @@ class Homes:
     def dies_moving(self, at, when, nth):
         """Replace a receiver by one that dies at a call that moves agents, and that one by another."""
         self.replace(at, crash=when, nth=nth)
-        until(lambda: self.now[at].process.poll() is not None, "its death")
+        until(lambda: self.now[at].process.exitcode is not None, "its death")
         self.replace(at)
 
     def settle(self):

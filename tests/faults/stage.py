@@ -1,12 +1,10 @@
 """A stage for a fault: a server, processes that send and receive, and the end at which all of it is counted."""
 
 import asyncio
-import json
 import queue
 import secrets
 import threading
 import time
-from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,11 +12,11 @@ from support.replicated import ReplicatedService
 from support.servers import RedisProcess
 from support.slots import ClusterService
 
-from faults import injector
+from faults import injector, workload
+from faults.bank import forks
 from faults.case import failing_over
 from faults.checker import check
 from faults.ledger import Growing
-from faults.nursery import nursery
 from ray_messaging import Messager
 from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import TransitError
@@ -48,67 +46,62 @@ class Worker:
     def __init__(self, folder, options):
         self.options = options
         self.heard = queue.Queue()
-        self.log = deque(maxlen=2000)
+        self.log = folder / f"{options['label']}.log"
         self._done = None
         self.killed = False
-        path = folder / f"{options['label']}.json"
-        path.write_text(json.dumps(options))
-        self.process = nursery().fork(path)
-        self._threads = [threading.Thread(target=target, daemon=True) for target in (self._listen, self._read_log)]
-        for thread in self._threads:
-            thread.start()
+        self._pipe, theirs = forks.Pipe()
+        self.process = forks.Process(target=workload.run, args=(options, theirs, self.log), daemon=True)
+        self.process.start()
+        theirs.close()
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
 
     def _listen(self):
-        for line in self.process.stdout:
-            self.heard.put(json.loads(line))
+        with suppress(EOFError, OSError):
+            while True:
+                self.heard.put(self._pipe.recv())
         self.heard.put({"event": "gone"})
-
-    def _read_log(self):
-        for line in self.process.stderr:
-            self.log.append(line)
 
     @property
     def pid(self):
         return self.process.pid
 
     def tell(self, order):
-        self.process.stdin.write(order + "\n")
-        self.process.stdin.flush()
+        self._pipe.send(order)
 
     def hear(self, event, wait_s=WAIT_S):
         """Wait for an event; raise AssertionError where another end comes before it."""
         try:
             while (heard := self.heard.get(timeout=wait_s))["event"] != event:
                 if heard["event"] in {"gone", "failed"}:
-                    raise AssertionError(f"{self.options['label']}: {heard}\n{''.join(self.log)}")
+                    raise AssertionError(f"{self.options['label']}: {heard}\n{self._said()}")
         except queue.Empty:
-            raise AssertionError(f"{self.options['label']} did not say {event!r}\n{''.join(self.log)}") from None
+            raise AssertionError(f"{self.options['label']} did not say {event!r}\n{self._said()}") from None
         return heard
+
+    def _said(self):
+        return self.log.read_text() if self.log.exists() else ""
 
     def end(self, *, stop=True):
         """Stop the process (or wait for its end), and return its last event."""
         if self._done is None:
             if stop:
-                with suppress(BrokenPipeError):
+                with suppress(ConnectionError):
                     self.tell("stop")
             self._done = self.hear("done")
         return self._done
 
     def logged(self, text):
         """Count the lines of its log that hold a text."""
-        return sum(text in line for line in list(self.log))
+        return sum(text in line for line in self._said().splitlines())
 
     def kill(self):
         """End it, if it has not ended; twice does no harm."""
         self.killed = True
         self.process.kill()
-        self.process.wait()
-        for thread in self._threads:
-            thread.join()
-        with suppress(BrokenPipeError):
-            self.process.stdin.close()
-        self.process.stdout.close()
-        self.process.stderr.close()
+        self.process.join()
+        self._thread.join()
+        self._pipe.close()
 
 
 class FailingOver:

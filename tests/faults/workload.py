@@ -1,18 +1,16 @@
-"""Senders and receivers as processes of their own, which `faults.nursery` starts.
+"""Senders and receivers as processes of their own, which `faults.stage` starts.
 
-They report events on stdout, a JSON object a line ({"event": ...}), obey the lines on stdin, and end when it closes, so
-that none outlives its test.
+They report events ({"event": ...}) by a pipe, obey the orders that come by it, and end when it closes, so that none
+outlives its test.
 """
 
 import asyncio
-import json
 import logging
 import os
 import random
-import sys
 import threading
 from contextlib import suppress
-from pathlib import Path
+from multiprocessing.connection import Connection
 
 from faults.ledger import Inbox, Ledger, fates_after
 from faults.moving import Moving
@@ -30,13 +28,15 @@ PASSING = (ConnectionFailed, MailboxFull, OutcomeUnknown)  # a sender goes on af
 PAUSE_S = 0.02  # after an error, so that a ledger does not fill with refusals
 
 
+_pipe: Connection  # of this process, since it runs
+
+
 def say(event, **facts):
-    sys.stdout.write(json.dumps({"event": event, **facts}) + "\n")
-    sys.stdout.flush()
+    _pipe.send({"event": event, **facts})
 
 
 class Orders:
-    """Obey the lines on stdin; each is an event to wait for."""
+    """Obey the orders of whoever started us; each is an event to wait for."""
 
     def __init__(self):
         self._events = {}
@@ -47,10 +47,11 @@ class Orders:
         return self._events.setdefault(name, asyncio.Event())
 
     def _listen(self):
-        for line in sys.stdin:
-            with suppress(RuntimeError):  # our end is near, and the loop closed
-                self._loop.call_soon_threadsafe(self._obey, line.strip())
-        os._exit(0)  # whoever started us is gone
+        with suppress(EOFError, OSError):  # whoever started us is gone
+            while order := _pipe.recv():
+                with suppress(RuntimeError):  # our end is near, and the loop closed
+                    self._loop.call_soon_threadsafe(self._obey, order)
+        os._exit(0)
 
     def _obey(self, name):
         self[name].set()
@@ -238,7 +239,12 @@ async def main(options):
         os._exit(3)
 
 
-def run(config):
-    """Be the sender or receiver that a config file describes."""
+def run(options, pipe, log):
+    """Be the sender, receiver or logger of these options, with its output in a file."""
+    global _pipe
+    _pipe = pipe
+    with log.open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
-    asyncio.run(main(json.loads(Path(config).read_text())))
+    asyncio.run(main(options))
