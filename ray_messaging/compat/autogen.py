@@ -62,7 +62,6 @@ _PLAIN = (str, int, float, bool, list, dict, type(None))  # answers of these typ
 _TOPICS = "ray-messaging-topics"  # the type of the agent to which a Ray actor sends what it publishes
 _OF_A_PROCESS = (asyncio.Queue, asyncio.Event, asyncio.Lock, asyncio.Condition, asyncio.Future)
 _NO_SPAN = nullcontext()
-_GLANCE_S = 0.01
 _T = TypeVar("_T", bound=Agent)
 
 if not (_found := version("autogen-core")).startswith(TESTED):
@@ -119,7 +118,8 @@ class RayAgentRuntime(SingleThreadedAgentRuntime):
         self._saving = 0
         self._resumed = asyncio.Event()
         self._resumed.set()
-        self._unbegun = 0  # messages that this process has sent, less those that it has begun to handle
+        self._waiting: list[asyncio.Future[None]] = []  # for a change of the counts
+        self._sent = self._handled = self._running = 0
         self._held: dict[str, Message] = {}  # events that wait until the runtime starts, or a state has been saved
         self._tokens: dict[str, CancellationToken] = {}  # of questions that this process has asked
         self._decoded_last: tuple[Mapping[str, Any], Any] = {}, None  # all hearers of an event get one object
@@ -170,15 +170,14 @@ class RayAgentRuntime(SingleThreadedAgentRuntime):
         """Stop when every message is handled; raise the first error of an event, unless such errors are ignored."""
         self._check_started()
         try:
-            await self._quiet("_held_number")
+            await self._quiet("_counts")
         finally:
             self._started.clear()
 
     async def stop_when(self, condition: Callable[[], bool]) -> None:
-        """Stop when a condition of this process holds."""
+        """Stop when a condition of this process holds. It is asked whenever a message has been handled here."""
         self._check_started()
-        while not (condition() or self._background_exception):  # noqa: ASYNC110 - nobody tells of a change
-            await asyncio.sleep(_GLANCE_S)
+        await self._until(lambda: condition() or self._background())
         self._started.clear()
         self._raise_background()
 
@@ -200,38 +199,44 @@ class RayAgentRuntime(SingleThreadedAgentRuntime):
         if not self._started.is_set():
             raise RuntimeError("Runtime is not started")
 
+    def _background(self) -> bool:
+        return self._background_exception is not None
+
     def _raise_background(self) -> None:
         error, self._background_exception = self._background_exception, None
         if error is not None:
             raise error
 
     async def _quiet(self, ask: str) -> list[Any]:
-        """Ask all processes until the mailboxes have only what is held back, and do not change meanwhile.
+        """Ask all processes until they say the same twice, and meanwhile no message waited but those that they hold.
 
-        What a handler sends is stored before its own message is committed, so there is none on the way, whoever died.
+        Then none of them has sent or handled one in between, so there is none on the way, whoever has died.
         """
-        before, pause = await self._stored(), 0.001
+        before, pause = None, 0.001
         while True:
             found = [await getattr(self, ask)(), *await self._of_actors(ask)]
-            stored = await self._stored()
-            if stored == before and sum(int(messages or 0) for messages, _ in stored) == sum(
-                held for held, *_ in found
-            ):
+            if found == before:
                 return found
-            before = stored
-            await asyncio.sleep(pause := min(2 * pause, 0.1))
+            held = sum(counts[-1] for counts, *_ in found)
+            before = found if await self._on_server() == held else None
+            if before is None:  # a message is on its way, or the commit of one
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._change(), pause := min(2 * pause, 0.1))
 
-    async def _stored(self) -> list[Any]:
-        """Return of all processes' mailboxes how many messages are not committed, and the last entry."""
-        transport = (await self._opened()).engine.transport
+    async def _on_server(self) -> int:
+        """Return the number of messages that are not committed, in the mailboxes of all processes."""
+        transport = self._messager.engine.transport
         names = [self._messager.name, *(f"{_NAME}.{kind}" for kind in self._actors or ())]
-        return [await transport.link.command("HMGET", transport.keys.state(name), "messages", "last") for name in names]
+        return sum(
+            [int(await transport.link.command("HGET", transport.keys.state(name), "messages") or 0) for name in names]
+        )
 
-    async def _held_number(self) -> tuple[int]:
-        """Return the number of messages that are held back here; raise the error of an event."""
+    async def _counts(self) -> tuple[tuple[int, ...]]:
+        """Return what has been sent and handled here, and what is held back, when no handler runs; raise its error."""
         await self._opened()
+        await self._until(lambda: self._background() or not self._running)
         self._raise_background()
-        return (len(self._held),)
+        return ((self._sent, self._handled, len(self._held)),)
 
     async def _of_actors(self, call: str, *given: object) -> list[Any]:
         actors = (self._actors or {}).values()
@@ -252,7 +257,7 @@ class RayAgentRuntime(SingleThreadedAgentRuntime):
                 "on_send", envelope.message, message_context=context, recipient=envelope.recipient
             )
             payload, messager = self._encoded(message) | {"id": message_id}, await self._opened()
-            self._unbegun += 1
+            self._count(sent=1)
             self._tokens[message_id] = token
             told = (await messager.ask(_text(envelope.sender), str(envelope.recipient), payload, timeout=None)).payload
             error = self._errors.pop(message_id, None) or _error_of(told) if "error" in told else None
@@ -271,7 +276,7 @@ class RayAgentRuntime(SingleThreadedAgentRuntime):
     def _of_autogen(self, error: BaseException, recipient: AgentId) -> BaseException:
         """Return an error of a question as AutoGen's; take back the count of a question that nobody will handle."""
         if isinstance(error, MessagingError) and not isinstance(error, AnswerFailed):
-            self._unbegun -= 1
+            self._count(sent=-1)
         if isinstance(error, QuestionBlocked):
             return exceptions.MessageDroppedException(f"rule {error.rule} blocked it: {error.reason}")
         if isinstance(error, NoAnswer) and not isinstance(error, AnswerFailed):
@@ -297,7 +302,7 @@ class RayAgentRuntime(SingleThreadedAgentRuntime):
         messager = await self._opened()
         receipts = await messager.send_columns(_text(sender), [*map(str, recipients)], payload)
         delivered = int((receipts.fates == "delivered").sum())
-        self._unbegun += delivered
+        self._count(sent=delivered)
         if delivered < len(recipients):
             logger.warning("%d of %d messages of topic %s: %r", delivered, len(recipients), topic_id, receipts)
 
@@ -361,6 +366,7 @@ class RayAgentRuntime(SingleThreadedAgentRuntime):
         if message.in_reply_to is not None:
             return None  # the answer to a question that was cancelled
         await self._may_begin(message)
+        self._running += 1
         recipient = _id(message.to_id)
         sender = None if message.from_id is None else _id(message.from_id)
         topic = told.get("topic") and TopicId(*told["topic"])
@@ -392,17 +398,36 @@ class RayAgentRuntime(SingleThreadedAgentRuntime):
             if not self._ignore_unhandled_handler_exceptions and self._background_exception is None:
                 self._background_exception = error
             raise RuntimeError(f"{type(error).__name__}: {error}") from error  # the reason of the dead letter
+        finally:
+            self._running -= 1
+            self._count(handled=1)
         return None
 
     async def _may_begin(self, message: Message) -> None:
         """Wait until the runtime has started, and with an event until a state has been saved."""
         self._held[message.id] = message
+        self._count()
         while not (self._started.is_set() and (message.expects_answer or self._resumed.is_set())):
             await self._started.wait()
             if not message.expects_answer:
                 await self._resumed.wait()
         del self._held[message.id]
-        self._unbegun -= 1
+
+    def _count(self, *, sent: int = 0, handled: int = 0) -> None:
+        self._sent += sent
+        self._handled += handled
+        for each in self._waiting:
+            if not each.done():
+                each.set_result(None)
+        self._waiting.clear()
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            await self._change()
+
+    async def _change(self) -> None:
+        self._waiting.append(asyncio.get_running_loop().create_future())
+        await self._waiting[-1]
 
     # -- agents ---------------------------------------------------------------------------------------------------
 
@@ -438,7 +463,7 @@ class RayAgentRuntime(SingleThreadedAgentRuntime):
             assert self._actors is not None
             self._actors[kind] = actor.remote(self._messaging.exp_id, *given)
         self._planned.clear()
-        await self._of_actors("_held_number")  # they listen
+        await self._of_actors("_counts")  # they listen
 
     def _learn(self, agent_class: Any) -> None:
         """Register serializers of the messages that agents of a class hear and answer."""
@@ -526,12 +551,12 @@ class RayAgentRuntime(SingleThreadedAgentRuntime):
         self._saving += 1 if hold else -1
         (self._resumed.clear if self._saving else self._resumed.set)()
 
-    async def _held_here(self) -> tuple[int, list[dict[str, Any]], dict[str, Any]]:
-        """Return how many messages are held back here, the events among them, and the states of agents."""
-        (number,) = await self._held_number()
+    async def _held_here(self) -> tuple[tuple[int, ...], list[dict[str, Any]], dict[str, Any]]:
+        """Return the counts, the events that are held back here, and the states of agents, when no handler runs."""
+        (counts,) = await self._counts()
         held = [each for each in self._held.values() if not each.expects_answer]
         events = [{"from": each.from_id, "to": each.to_id, "payload": each.payload} for each in held]
-        return number, events, dict(await super().save_state())
+        return counts, events, dict(await super().save_state())
 
     async def load_state(self, state: Mapping[str, Any]) -> None:
         """Give all agents their states, and send the events that had not been handled.
@@ -546,7 +571,7 @@ class RayAgentRuntime(SingleThreadedAgentRuntime):
             receipt = await (await self._opened()).send(each["from"], each["to"], each["payload"])
             if receipt.fate != "delivered":
                 raise exceptions.UndeliverableException(f"the event for {each['to']} is {receipt.fate}: {receipt}")
-            self._unbegun += 1
+            self._count(sent=1)
 
 
 class _Outbox:
@@ -567,7 +592,7 @@ class _Outbox:
 
     def qsize(self) -> int:
         """Return the number of messages that this process has sent, and no handler has begun."""
-        return self._runtime._unbegun
+        return self._runtime._sent - self._runtime._handled - self._runtime._running
 
 
 def _text(agent: AgentId | None) -> str | None:
@@ -646,7 +671,7 @@ class _HostRuntime(RayAgentRuntime):
         messager = await self._opened()
         receipt = await messager.send(_text(sender), f"{_TOPICS}/{topic_id.type}", payload)
         if receipt.fate == "delivered":
-            self._unbegun += 1
+            self._count(sent=1)
         else:
             logger.warning("an event of topic %s is %s: %r", topic_id, receipt.fate, receipt)
 
