@@ -278,6 +278,13 @@ async def test_payloads_arrive_unchanged(messagers):
     assert messages[0].payload == messages[1].payload == payload
 
 
+async def test_large_payloads(messagers):
+    sender, receiver = await messagers(), await messagers(host=[1])
+    text = "x" * 2_000_000
+    await sender.send_columns([1] * 12, [1] * 12, [{"t": text + str(n)} for n in range(12)])
+    assert [message.payload["t"][2_000_000:] for message in await fetch_all(receiver, 12)] == [*map(str, range(12))]
+
+
 @pytest.mark.parametrize(
     "different",
     [([1], [1, 2], [{}, {}]), ([1, 2], [1, 2], [{}]), ([1], [1], "text"), ([1], [1], 5), ([1], [1], None)],

@@ -256,3 +256,12 @@ async def test_a_receiver_stopped_for_longer_than_its_lease_still_gets_its_messa
     process.send_signal(signal.SIGCONT)
     async with asyncio.timeout(WAIT_S):
         assert [int(await process.stdout.readline()) for _ in range(20)] == list(range(20))
+
+
+async def test_no_message_is_published_to_a_messager_with_a_removed_mailbox(messagers):
+    sender, receiver = await messagers(), await messagers(host=[1])
+    await receiver.engine.transport.remove(receiver.name, None)
+    (ingress,) = receiver.engine.transport.loops()
+    assert ingress.alive
+    await until(lambda: not receiver.engine.transport.loops()[0].alive)  # long before its lease expires
+    assert (await sender.send_message(sender.get_agent_chat_channel(1), {})).fate == "undeliverable"

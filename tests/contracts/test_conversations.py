@@ -3,12 +3,14 @@
 import asyncio
 import re
 
+import numpy as np
 import pytest
 from support.contracts import WAIT_S, fetch_all, until
 
 from ray_messaging import (
     Closed,
     Fenced,
+    InvalidColumns,
     MailboxFull,
     NoAnswer,
     NoQuestion,
@@ -180,6 +182,25 @@ async def test_an_answer_of_another_agent_counts_only_where_a_setting_says_so(me
         assert (await asking).from_id == 12
 
 
+async def test_a_large_column_of_questions(messagers):
+    west, east = await messagers(name="west", host=[1]), await messagers(name="east", host=range(10, 20))
+    rows = 40_000
+
+    async def serve():
+        left = rows
+        while left:
+            messages = await east.fetch_messages(timeout=WAIT_S)
+            await east.reply_columns(messages, {"ok": True})
+            left -= len(messages)
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(serve())
+        answers = await west.ask_columns(1, np.arange(rows) % 10 + 10, {"n": 1}, timeout=WAIT_S)
+        await answers.wait()
+    assert len(answers.answered) == rows
+    assert {answers[row].from_id for row in range(100)} == set(range(10, 20))
+
+
 async def test_columns_of_questions_that_could_not_all_be_sent(messagers):
     west = await messagers(name="west", host=[1], send_timeout_s=0.3)
     east = await messagers(name="east", host=[11], mailbox_messages=4)
@@ -252,6 +273,30 @@ async def test_a_question_that_waits_when_its_messager_closes_raises_closed(pair
         await asking
     async with asyncio.timeout(WAIT_S):
         assert len((await waiting).pending) == 3
+
+
+async def test_send_and_columns_with_one_recipient_or_sender_for_all(pair):
+    west, east = pair
+    assert await west.send(1, 11, {"n": 0})
+    receipts = await west.send_columns([1, 2], 11, {"n": 1})
+    assert receipts.counts()["delivered"] == 2
+    found = await fetch_all(east, 3)
+    assert [(message.from_id, message.to_id) for message in found] == [(1, 11), (1, 11), (2, 11)]
+    with pytest.raises(InvalidColumns, match="3 from_ids, 2 payloads"):
+        await west.send_columns([1, 2, 1], 11, [{}, {}])
+
+
+async def test_answers_to_a_messager_that_died_are_ordinary_messages_of_its_successor(messagers):
+    west, east = await messagers(name="west", host=[1]), await messagers(name="east", host=[11])
+    asking = asyncio.create_task(west.ask(1, 11, {"n": 4}, timeout=None))
+    [question] = await fetch_all(east, 1)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    await west.__aexit__(RuntimeError, RuntimeError("died"), None)
+    await east.reply(question, {"twice": 8})
+    again = await messagers(name="west", host=[1])
+    [late] = await fetch_all(again, 1)
+    assert (late.in_reply_to, late.payload) == (question.id, {"twice": 8})
 
 
 async def test_bad_replies_name_agent_and_question(pair):

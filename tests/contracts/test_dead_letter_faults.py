@@ -68,6 +68,20 @@ async def test_each_letter_is_requeued_once_despite_concurrent_requests(valkey_c
     assert (await stores[0].facts())[:2] == (0, 0)
 
 
+@pytest.mark.long
+async def test_each_letter_is_dropped_once_despite_lost_replies(valkey_config, opener, transports):
+    await make_dead_letters(opener, valkey_config)
+    with Proxy(valkey_config, seed=5) as proxy:
+        store = RedisDeadLetters(transports(proxy.config))
+        proxy.cut_replies = 0.3
+        letters = await store.page("", 1000)
+        dropped = [await store.drop([letter.id]) for letter in letters]
+        proxy.cut_replies = 0.0
+        assert proxy.cuts > 0
+        assert dropped == [1] * LETTERS
+        assert (await store.facts())[:2] == (0, 0)
+
+
 async def test_an_unreadable_frame_does_not_stop_a_reader_when_memory_is_full(redis_process, opener, transports):
     receiver = await opener(redis_process.config, name="box", host=[1], inbox_messages=1)
     sender = await opener(redis_process.config)

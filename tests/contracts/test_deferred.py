@@ -165,6 +165,25 @@ async def test_a_bulk_send_has_receipts_of_all_fates(messagers, interceptor_of, 
     assert sorted(message.payload["n"] for message in await fetch_all(receiver, 3)) == [0, 2, 4]
 
 
+async def test_a_pair_continues_after_a_blocked_message(messagers, interceptor_of):
+    rule = Script()
+    sender, receiver = await messagers(interceptor_of(rule)), await messagers(host=[1])
+    channel = sender.get_agent_chat_channel(1)
+    kinds = ["slow block", "allow", "slow allow", "block", "allow"]
+    sends = [
+        asyncio.create_task(sender.send_message(channel, {"n": n, "kind": kind}, from_id=5))
+        for n, kind in enumerate(kinds)
+    ]
+    await rule.called(2)
+    assert (await asyncio.wait_for(sends[3], WAIT_S)).fate == "blocked"
+    other = await sender.send_message(channel, {"n": 9, "kind": "allow"}, from_id=6)
+    assert other.fate == "delivered"
+    rule.gates[2].set()
+    rule.gates[0].set()
+    assert [(await asyncio.wait_for(send, WAIT_S)).fate[0] for send in sends] == ["b", "d", "d", "b", "d"]
+    assert [message.payload["n"] for message in await fetch_all(receiver, 4)] == [9, 1, 2, 4]
+
+
 async def test_flush_and_close_wait_for_deferred_messages(messagers, interceptor_of):
     slow = Held("slow", at_once=fast_check)
     sender, receiver = await messagers(interceptor_of(slow)), await messagers(host=[1])

@@ -5,8 +5,9 @@ import asyncio
 import pytest
 from support.contracts import client_of, fetch_all, until
 
-from ray_messaging import ConnectionFailed, OutcomeUnknown, Outgoing, PayloadTooLarge
+from ray_messaging import ConnectionFailed, MailboxFull, OutcomeUnknown, Outgoing, PayloadTooLarge
 from ray_messaging.errors import TransitError
+from ray_messaging.sending.bulk_sender import join_receipts as _joined
 
 
 @pytest.fixture
@@ -95,6 +96,16 @@ async def test_one_unknown_fate_makes_the_error_of_the_call_unknown(redis_proces
     with pytest.raises(PayloadTooLarge):  # one error stays as it is
         await sender.send_messages(sends[:1])
     assert full.stats()["inbox"] <= 2
+
+
+async def test_one_unknown_part_makes_a_bulk_send_unknown():
+    loop = asyncio.get_running_loop()
+    full, unknown = loop.create_future(), loop.create_future()
+    full.set_exception(MailboxFull("full", receipts=[None], message_ids=["a"]))
+    unknown.set_exception(OutcomeUnknown("who knows", receipts=[None], message_ids=["b"]))
+    with pytest.raises(OutcomeUnknown) as caught:
+        await _joined([full, unknown], None, 3)
+    assert (caught.value.receipts, caught.value.message_ids) == ([None] * 3, ["a", "b"])
 
 
 async def test_a_refused_close_raises_the_reason(redis_process, client, opener):

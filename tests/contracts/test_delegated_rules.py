@@ -420,6 +420,16 @@ async def test_other_rules_are_not_delegated(actor, messagers):
     assert await send(sender, (1, 1), (2, 1)) == "db"
 
 
+async def test_many_pairs_are_delegated_too(actor, messagers):
+    sender, _ = await messagers(actor), await messagers(host=[1])
+    await actor.interceptor.change(lambda: actor.interceptor.black_list.set([(by, 1) for by in range(1000, 4000)]))
+    await passed(sender)
+    before = sender.stats()["delegated"]
+    assert await send(sender, (3999, 1), (4000, 1)) == "bd"
+    assert await send(sender, (999, 1), (4000, 1)) == "dd"
+    assert sender.stats()["delegated"] == before + 2
+
+
 async def test_delegation_can_be_turned_off(actor, messagers):
     sender, _ = await messagers(actor, delegate_rules=False), await messagers(host=[1])
     for number in range(1, 5):

@@ -136,6 +136,17 @@ async def test_a_fan_out_sends_its_payload_once(messagers, store):
     assert sum(frame.count(text.encode()) for frame in await store.entries("hall")) == 1
 
 
+async def test_a_fan_out_beside_others(messagers):
+    sender, receiver = await messagers(), await messagers(host=range(5))
+    await asyncio.gather(
+        sender.send_message(sender.get_agent_chat_channel(0), {"n": 0}),
+        sender.send_messages([Outgoing.to_agents([1, 2], {"n": 1}), Outgoing.to_agent(3, {"n": 3})]),
+        sender.send_message(sender.get_agent_chat_channel(4), {"n": 4}),
+    )
+    found = {message.to_id: message.payload["n"] for message in await fetch_all(receiver, 5)}
+    assert found == {0: 0, 1: 1, 2: 1, 3: 3, 4: 4}
+
+
 async def test_each_messager_on_a_channel_gets_the_message(messagers):
     sender = await messagers()
     both = [await messagers(listen=["news"]), await messagers(listen=["news"])]

@@ -55,6 +55,25 @@ async def test_a_subscription_on_a_silent_link_is_restored(proxy, opener, store,
     await until(arrived)
 
 
+@pytest.mark.long
+async def test_a_subscription_without_messages_stays_open(valkey_config, opener, store, monkeypatch):
+    monkeypatch.setattr("ray_messaging.transports.ingress._SILENCE_S", 0.02)
+    receiver = await opener(valkey_config, listen=["news"])
+    ingress = receiver.engine.transport._ingress
+    sent, send = 0, ingress._connection.send_command
+
+    async def counted(*args, **options):
+        nonlocal sent
+        sent += args == ("PING",)
+        return await send(*args, **options)
+
+    monkeypatch.setattr(ingress._connection, "send_command", counted)
+    await until(lambda: sent >= 5)
+    assert ingress.cuts == 0
+    await store.publish("news", b'{"n":1}')
+    assert len(await fetch_all(receiver, 1)) == 1
+
+
 async def test_a_late_takeover_does_not_fence_the_next_owner(valkey_config, opener):
     one, two = [(await opener(valkey_config)).engine.transport for _ in range(2)]
     record = Record("box", [], ["news"], [])
@@ -109,6 +128,13 @@ async def test_a_large_command_sent_slowly_is_not_a_stall():
     with pytest.raises(RedisTimeoutError, match="no reply in time"):
         await Wire(slow).call([b"PUT", b"x" * 100_000], 60.0, 0.001)
     assert (slow.left, slow.looks >= 11) == (0, True)  # given up when all was sent, and nothing moved any more
+
+
+async def test_a_large_command_without_progress_is_a_stall():
+    slow = Slow(step=0)
+    with pytest.raises(RedisTimeoutError, match="no reply in time"):
+        await Wire(slow).call([b"PUT", b"x" * 100_000], 60.0, 0.001)
+    assert slow.left > 100_000
 
 
 async def test_later_writes_do_not_count_as_progress_of_a_stalled_command():

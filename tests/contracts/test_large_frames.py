@@ -117,6 +117,27 @@ async def test_a_reader_that_waits_gets_a_large_frame(server, opener):
         assert await waiting == [number]
 
 
+@pytest.mark.parametrize(
+    "up", [pytest.param(True, id="request", marks=pytest.mark.long), pytest.param(False, id="reply")]
+)
+async def test_each_piece_of_a_large_call_may_be_lost(server, client, opener, up):
+    receiver = await opener(server, name="group", host=[1])
+    with Proxy(server) as proxy:
+        sender = await opener(proxy.config)
+        await send(sender, 0)
+        number = lost = 0
+        before = await transactions(client)
+        while lost == number:
+            number += 1
+            proxy.lose(number, up=up)
+            receipts = await send(sender, number)
+            assert receipts.counts()["delivered"] == ROWS
+            lost += proxy.spare()
+    assert await transactions(client) > before
+    assert number >= 3 if up else number >= 2
+    assert await received(receiver, number + 1) == [*range(number + 1)]
+
+
 async def test_large_frames_survive_a_killed_server(owned, opener, exp_id):
     receiver = await opener(owned.config, name="group", host=[1])
     with Proxy(owned.config) as proxy:

@@ -173,6 +173,19 @@ async def test_entries_are_ordered_by_number(transport, store):
     assert await store.entries("box") == []
 
 
+async def test_a_successor_continues_at_the_readers_cursor_although_the_log_lags(transport, post):
+    epoch, _ = await settle(transport)
+    await transport.log.register(WIDE)
+    await post.send("box", b"1")
+    await post.send("box", b"2")
+    [(entry, _)] = await transport.read("box", "0-0", 1, 1)
+    await transport.commit("box", epoch, Cursor(entry, 0), messages=1, nbytes=1)
+    version = (await transport.load_directory(-1)).version
+    successor = await transport.listen(Record("box", [], ["box"], []), version, WIDE, owner="", epoch=None)
+    assert successor.cursor == (entry, 0)
+    assert [frame for _, frame in await transport.read("box", successor.cursor.entry, 9, 1)] == [b"2"]
+
+
 # -- notes ------------------------------------------------------------------------------------------------------------
 
 
@@ -240,6 +253,16 @@ async def test_a_mailbox_unread_by_the_log_fills_up(transport, post, by_bytes):
     for _ in range(2):  # totals: the second one counts nothing
         await transport.log.note_written(writer, {stream: LogMark(entries[0], 1, 10)}, [])
     assert await post.ask(*refused) == [WRITTEN, LOG_FULL]
+
+
+async def test_a_lagging_reader_is_distinguished_from_a_lagging_log(transport, post):
+    _, stream = await settle(transport, limits=Limits(1, 100, 60, leased=False))
+    writer = await transport.log.register(WIDE)
+    await post.send("box", b"1")
+    [item] = await drain(transport, stream)
+    assert await post.send("box", b"2") is FULL
+    await transport.log.note_written(writer, {stream: LogMark(item.entry, 1, 1)}, [])
+    assert await post.send("box", b"2") is FULL
 
 
 @pytest.mark.parametrize("limits", [Limits(2, 999, 0, False), Limits(99, 22, 0, False)], ids=["rows", "bytes"])
@@ -433,6 +456,17 @@ async def test_a_stream_outlives_its_mailbox_until_the_log_has_it(transport, pos
     assert await transport.log.ends([stream]) == {stream: "0-0"}
 
 
+async def test_handled_rows_of_a_frame_do_not_become_dead_letters(transport, post, store):
+    epoch, _ = await settle(transport)
+    await transport.log.register(WIDE)
+    await post.send("box", b"1", rows=1)
+    await post.send("box", b"2", rows=3)
+    entries = [entry for entry, _ in await transport.read("box", "0-0", 10, 1)]
+    await transport.commit("box", epoch, Cursor(entries[1], 2), messages=3, nbytes=1)
+    assert await transport.remove("box", epoch) == 1
+    assert (await store.dead_rows(), [frame for _, _, frame in await store.dead()]) == ([2], [b"2"])
+
+
 async def test_a_reused_name_gets_a_new_stream(transport, post):
     _, old = await settle(transport)
     writer = await transport.log.register(WIDE)
@@ -483,6 +517,22 @@ async def test_the_log_reader_wakes_for_every_kind_of_entry(transport, transport
     assert (marker.stream, marker.frame, marker.note) == (LOG_STREAM, b"", None)
     assert await reading.log.read(cursors, 10, 0.01) == []
     assert await reading.log.read({}, 10, WAIT_S) == []
+
+
+async def test_many_streams_are_read_in_turn(transport, post, monkeypatch):
+    monkeypatch.setattr("ray_messaging.transports.log_store._ENTRIES", 3)
+    await transport.log.register(WIDE)
+    streams = [(await settle(transport, f"box-{n}"))[1] for n in range(10)]
+    assert (await transport.log.streams()).live == [LOG_STREAM, *streams]
+    for n in range(10):
+        for frame in (b"a", b"b"):
+            await post.send(f"box-{n}", b"%d%s" % (n, frame))
+    wanted = sorted(b"%d%s" % (n, frame) for n in range(10) for frame in (b"a", b"b"))
+    assert sorted(await frames(transport, *streams)) == wanted
+    ends = await transport.log.ends(streams)
+    task = asyncio.create_task(transport.log.read(ends, 10, WAIT_S))
+    await post.send("box-9", b"late")
+    assert [(item.stream, item.frame) for item in await task] == [(streams[9], b"late")]
 
 
 async def test_busy_streams_among_many_are_read_in_large_parts(transport, post, monkeypatch):

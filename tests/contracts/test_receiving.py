@@ -171,6 +171,20 @@ async def test_async_for(messagers):
     assert numbers(await fetch_all(second, 3))[-3:] == [2, 3, 4]  # the third was not committed yet
 
 
+async def test_async_for_waits(messagers):
+    sender, receiver = await messagers(), await messagers(host=[1])
+
+    async def take():
+        async for message in receiver:
+            return message.payload["n"]
+        return None
+
+    waiting = asyncio.create_task(take())
+    await asyncio.sleep(0)
+    await send(sender, 7)
+    assert await asyncio.wait_for(waiting, WAIT_S) == 7
+
+
 # -- waiting ----------------------------------------------------------------------------------------------------------
 
 
@@ -186,6 +200,16 @@ async def test_fetch_waits_no_longer_than_its_timeout(messagers):
     receiver = await messagers(host=[1])
     assert len(await receiver.fetch_messages(timeout=0.02)) == 0
     assert len(await receiver.fetch_messages()) == 0
+
+
+async def test_a_cancelled_fetch_loses_nothing(messagers):
+    sender, receiver = await messagers(), await messagers(host=[1])
+    waiting = asyncio.create_task(receiver.fetch_messages(timeout=None))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await send(sender, 1)
+    assert numbers(await fetch_all(receiver, 1)) == [1]
 
 
 async def test_two_fetches_at_once_share_the_messages(messagers):
@@ -318,6 +342,21 @@ async def test_close_ends_waiting_fetches(messagers):
         await messager.close()
         with pytest.raises(Closed, match="closed"):
             await waiting
+
+
+async def test_a_messager_without_a_name_is_removed_when_it_closes(messagers, store):
+    sender, receiver = await messagers(), await messagers(host=[1])
+    await send(sender, 1, 2)
+    await take_in(receiver, 2)
+    await receiver.fetch_messages(limit=1)
+    await receiver.ack()
+    await receiver.close()
+    channel = sender.get_agent_chat_channel(1)
+    assert (await sender.send_message(channel, {})).fate == "undeliverable"
+    ((mailbox, reason, _),) = await store.dead()
+    assert (mailbox, reason) == (receiver.name, "the mailbox was removed")
+    assert await store.dead_rows() == [1]
+    assert receiver.name not in await store.mailboxes()
 
 
 async def test_a_dead_messager_without_a_name_is_removed_when_its_lease_expires(messagers, store):
@@ -486,6 +525,20 @@ async def test_a_mailbox_is_bounded_in_bytes(messagers):
     assert await sender.send_message(channel, payload)
 
 
+async def test_a_receiver_that_never_fetches_keeps_to_its_limit(messagers, store):
+    sender, receiver = await messagers(), await messagers(name="group", host=[1], inbox_messages=40)
+    for low in range(0, 400, 20):
+        await send(sender, *range(low, low + 20))
+    await take_in(receiver, 31)
+    for _ in range(20):
+        await send(sender, 0)
+        assert receiver.stats()["inbox"] <= 40
+    assert await store.waiting("group") == 420
+    assert numbers(await fetch_all(receiver, 420))[:400] == list(range(400))
+    await receiver.ack()
+    assert await store.waiting("group") == 0
+
+
 async def test_close_while_a_mailbox_is_full(messagers):
     sender, receiver = await messagers(send_timeout_s=1), await messagers(host=[1], mailbox_messages=4)
     await send(sender, *range(4))
@@ -541,6 +594,16 @@ async def test_a_frame_that_cannot_be_read_becomes_a_dead_letter(messagers, stor
     second = await messagers(name="group", host=[1])
     await send(sender, 3)
     assert numbers(await fetch_all(second, 1)) == [3]
+
+
+async def test_a_mailbox_of_unreadable_entries_is_emptied(messagers, store):
+    receiver = await messagers(name="group", host=[1])
+    await store.write("group", b"garbage")
+    waiting = asyncio.create_task(receiver.fetch_messages(timeout=0.2))
+    await until(lambda: receiver.stats()["unreadable"] == 1)
+    assert len(await waiting) == 0
+    await receiver.fetch_messages()
+    assert await store.entries("group") == []
 
 
 async def test_a_frame_without_messages_is_skipped(messagers, store):

@@ -140,6 +140,21 @@ async def test_a_cancelled_block_undoes_a_transaction(bank, shop):
     assert await silent(shop)
 
 
+async def test_after_a_crash_the_same_messages_come_again_with_the_last_state(bank, shop, messagers):
+    await feed(shop, 1, 2, 3)
+    await step(bank, 2)
+    tx = bank.transaction()
+    await tx.__aenter__()
+    assert await held(tx, 1) == [3]
+    tx.send_message(to(bank, 2), {"n": 99})
+    tx.state = b"lost"
+    await vanish(bank)
+    successor = await messagers(name="bank", host=[1])
+    await untouched(successor, 3, state=b"3")
+    assert numbers(await fetch_all(shop, 2)) == [1, 2]
+    assert await silent(shop)
+
+
 async def test_returned_messages_come_again_in_order(bank, shop, store):
     await shop.send_messages([Outgoing.to_agent(1, {"n": n}, from_id=2) for n in range(10)])
     await take_in(bank, 10)
@@ -644,6 +659,16 @@ async def test_a_server_that_lost_a_transaction_accepts_no_other(bank, shop, sto
     await bank.close()
     successor = await messagers(name="bank", host=[1])
     assert (await step(successor, 1)).state == b"3"
+
+
+async def test_a_transaction_skips_unreadable_frames(bank, shop, store):
+    await store.write("bank", b"garbage")
+    async with bank.transaction() as tx:
+        found = asyncio.create_task(tx.fetch_messages(timeout=WAIT_S))
+        await asyncio.sleep(0)
+        await feed(shop, 1)
+        assert numbers(await found) == [1]
+    assert await store.waiting("bank") == 0
 
 
 # -- permitted callers -------------------------------------------------------------------------------------------------
