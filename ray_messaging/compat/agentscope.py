@@ -17,11 +17,9 @@ import logging
 import math
 import secrets
 import time
-import warnings
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
-from importlib import metadata
 from itertools import groupby, islice
 from operator import itemgetter
 from types import TracebackType
@@ -29,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from ray_messaging.addressing.channels import Keys, check_name
 from ray_messaging.common.task_health import end
+from ray_messaging.compat.versions import warn_unless_tested
 from ray_messaging.config import MessagingConfig
 from ray_messaging.embedded.local_server import LocalServer
 from ray_messaging.errors import Closed, MessagingError
@@ -68,13 +67,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
     """
 
     def __init__(self, server: object = None, name: str = "agentscope", *, hold_s: float = 30.0) -> None:
-        installed = metadata.version("agentscope")
-        if installed != TESTED:
-            warnings.warn(
-                f"agentscope {installed} is installed, and this bus was tested with {TESTED}: if it misbehaves, "
-                f"pip install agentscope=={TESTED}",
-                stacklevel=2,
-            )
+        warn_unless_tested("agentscope", TESTED, "bus")
         self.name = check_name("name", name)
         self._server = LocalServer() if server is None else server  # kept: it ends with its last reference
         self._hold_s = hold_s

@@ -9,9 +9,7 @@ import asyncio
 import logging
 import secrets
 import time
-import warnings
 from collections.abc import Sequence
-from importlib import metadata
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -26,6 +24,7 @@ except ModuleNotFoundError as missing:
 from ray_messaging.addressing.channels import AGENT_CHAT, AgentId, check_id
 from ray_messaging.common.backoff import ACTOR_RECONNECT, Backoff
 from ray_messaging.common.task_health import end
+from ray_messaging.compat.versions import warn_unless_tested
 from ray_messaging.errors import AnswerFailed, InvalidPayload, NoAnswer
 from ray_messaging.message import Message
 from ray_messaging.messager import Messager
@@ -70,8 +69,7 @@ class MsgHub:
         *,
         timeout: float = 60.0,
     ) -> None:
-        if (installed := metadata.version("agentscope")) != TESTED:
-            warnings.warn(f"agentscope {installed} is installed, and this hub was tested with {TESTED}", stacklevel=2)
+        warn_unless_tested("agentscope", TESTED, "hub")
         self.name, self.announcement, self.enable_auto_broadcast = name, announcement, enable_auto_broadcast
         self._messager, self._timeout = messager, timeout
         self._here: dict[AgentId, Any] = {}  # the agents that live here

@@ -1,10 +1,9 @@
 """AgentSociety 1.5's Messager on our engine: the messages of each round pass its rules, and its event log has them."""
 
-import warnings
-from importlib import metadata
 from typing import Final
 
 from ray_messaging.addressing.channels import all_agents
+from ray_messaging.compat.versions import warn_unless_tested
 from ray_messaging.embedded.local_server import LocalServer
 from ray_messaging.messager import Messager as OurMessager
 from ray_messaging.outgoing import Outgoing
@@ -32,11 +31,7 @@ class Messager(TheirMessager):  # type: ignore[misc,unused-ignore]  # without Ag
     def __init__(
         self, exp_id: str, config: object = None, *, interceptor: object = None, name: str = "received"
     ) -> None:
-        installed = metadata.version("agentsociety")
-        if not installed.startswith(f"{TESTED}."):
-            warnings.warn(
-                f"agentsociety {installed} is installed, and this messager was tested with {TESTED}", stacklevel=2
-            )
+        warn_unless_tested("agentsociety", TESTED, "messager")
         super().__init__(exp_id)
         self._message_interceptor = None  # theirs has none before set_message_interceptor
         self._engine = OurMessager(LocalServer() if config is None else config, exp_id, interceptor, name=name)

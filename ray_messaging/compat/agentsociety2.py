@@ -7,17 +7,16 @@ takes over what all agents have done, ascending by agent, in the order in which 
 
 import asyncio
 import json
-import warnings
 from collections import defaultdict
 from collections.abc import Sequence
 from datetime import datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Final, cast
 
 from pydantic import BaseModel
 
 from ray_messaging.cluster.messaging import Messaging
+from ray_messaging.compat.versions import warn_unless_tested
 from ray_messaging.messager import Messager
 from ray_messaging.outgoing import Outgoing
 
@@ -75,11 +74,7 @@ class OrderedSocialSpace(SimpleSocialSpace, metaclass=_InheritedTools):  # type:
     """
 
     def __init__(self, agent_id_name_pairs: Sequence[Sequence[int | str]] = (), experiment: str | None = None) -> None:
-        installed = metadata.version("agentsociety2")
-        if not installed.startswith(f"{TESTED}."):
-            warnings.warn(
-                f"agentsociety2 {installed} is installed, and this social space was tested with {TESTED}", stacklevel=2
-            )
+        warn_unless_tested("agentsociety2", TESTED, "social space")
         super().__init__(agent_id_name_pairs)
         self._experiment = experiment
         self._messager: Messager | None = None

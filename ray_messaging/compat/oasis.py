@@ -4,10 +4,8 @@ import asyncio
 import logging
 import sys
 import time
-import warnings
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection
-from importlib.metadata import PackageNotFoundError, version
 from itertools import count
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
@@ -15,6 +13,7 @@ import numpy as np
 
 from ray_messaging.addressing.channels import AgentId, check_name
 from ray_messaging.common.task_health import end
+from ray_messaging.compat.versions import warn_unless_tested
 from ray_messaging.config import MessagingConfig
 from ray_messaging.conversations.answers import Answers
 from ray_messaging.conversations.conversation import not_asked
@@ -71,7 +70,7 @@ class Channel:
     ) -> None:
         check_timeout(timeout)
         server = LocalServer() if config is None else config
-        _warn_of_version()
+        warn_unless_tested("camel-oasis", TESTED, "channel")
         self.name = check_name("platform", name)
         self._new_messager: Callable[[str | None], Messager] = lambda own: Messager(
             server, exp_id, message_interceptor, name=own, settings=settings
@@ -312,15 +311,6 @@ class Channel:
         except MessagingError as error:
             logger.warning("platform %r did not leave its mailbox, so agents wait in vain: %s", self.name, error)
         await server.close()
-
-
-def _warn_of_version() -> None:
-    try:
-        found = version("camel-oasis")
-    except PackageNotFoundError:
-        return
-    if not found.startswith(f"{TESTED}."):
-        warnings.warn(f"camel-oasis {found} is installed, and this channel was tested with {TESTED}", stacklevel=3)
 
 
 class _Action(NamedTuple):

@@ -232,6 +232,6 @@ def test_the_guide(capsys):
 
 
 def test_another_version_is_named(monkeypatch):
-    monkeypatch.setattr(agentscope.metadata, "version", lambda name: "2.9.9")
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "2.9.9")
     with pytest.warns(UserWarning, match=rf"2\.9\.9 is installed, .* tested with {agentscope.TESTED}"):
         RayMessageBus()

@@ -104,7 +104,7 @@ async def test_rules_block_and_errors_and_strangers_are_told(local, monkeypatch)
         hub.delete("nobody")
         await ann("bye")
         assert carl.heard[1:] == [("ann", "bye")]
-    monkeypatch.setattr(agentscope_hub.metadata, "version", lambda name: "1.9.9")
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "1.9.9")
     with pytest.warns(UserWarning, match=rf"1\.9\.9 is installed, .* tested with {agentscope_hub.TESTED}"):
         MsgHub(messager, [ann])
 
