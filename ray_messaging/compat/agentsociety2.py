@@ -219,7 +219,9 @@ class OrderedSocialSpace(SimpleSocialSpace, metaclass=_InheritedTools):  # type:
         )
         found = await self._messager.fetch_messages(complete=True)
         await self._messager.ack()
-        return [(cast("int", each.to_id), Message.model_validate(each.payload)) for each in found]
+        passed = [(cast("int", each.to_id), Message.model_validate(each.payload)) for each in found]
+        # A message that a slow rule has judged later comes behind those of other agents.
+        return sorted(passed, key=lambda each: each[1].message_id)
 
     async def close(self) -> None:
         """Leave the experiment."""

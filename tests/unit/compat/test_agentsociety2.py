@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from pydantic import BaseModel
+from support.interceptors import Held
 
 from ray_messaging import LocalServer, Messager, Messaging, rules
 from ray_messaging.interception.server.interceptor import Interceptor
@@ -261,6 +262,17 @@ async def test_rules_judge_each_message_and_a_restored_space_hands_out_none_twic
     for expected, found in ((free_first, ruled), (free_then, again)):
         expected[1] = [[each for each in inbox if each["sender_id"] != 2] for inbox in expected[1]]
         assert found == expected
+
+
+async def test_a_slow_rule_changes_no_order(spaces, monkeypatch):
+    slow = Held("slow", at_once=lambda message: None if message.from_id == 1 else rules.ALLOW)
+    monkeypatch.setattr(Messaging, "connect", lambda _: Experiment(Interceptor("town", [slow])))
+    ruled = spaces[0](AGENTS, experiment="town")
+    running = asyncio.create_task(day(ruled, talk))
+    await slow.called(8)  # all that agent 1 has sent in the first step
+    slow.release()
+    assert await running == await day(spaces[0](AGENTS), talk)
+    await ruled.close()
 
 
 def test_a_subclass_has_all_tools(spaces):
