@@ -5,6 +5,7 @@ extension type.
 """
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import is_dataclass
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
@@ -38,8 +39,11 @@ _LISTED = max(map(getrefcount, [{}]))  # the count of an object to which only a 
 
 def encode_exactly(value: object, place: str) -> bytes:
     """Encode a value; raise InvalidPayload if a part of it cannot be kept, which is named as a part of `place`."""
-    encoded, _ = _encoded([value], place)
-    return encoded[1:]  # after the header of a list with one element
+    with suppress(TypeError, ValueError, OverflowError, RecursionError):  # the code below finds out which part it is
+        encoded = _encode(value)
+        if _is_plain(value):
+            return encoded
+    return _encode(_whole(value, place))
 
 
 def kept_exactly(values: list[dict[Any, Any]], place: str) -> tuple[bytes, list[dict[Any, Any]]]:
@@ -48,17 +52,25 @@ def kept_exactly(values: list[dict[Any, Any]], place: str) -> tuple[bytes, list[
     Returns: the bytes, and equal dicts that share nothing with anybody. These are `values` itself if only `values` and
     one owner of each dict can change it; otherwise they are decoded.
     """
-    encoded, alone = _encoded(values, place)
-    return encoded, values if alone else decode_exactly(encoded)
-
-
-def _encoded(values: list[Any], place: str) -> tuple[bytes, bool]:
-    """Encode a list; return also whether nobody but an owner of each value can change what is in it."""
     try:
         encoded, (plain, alone) = _encode(values), _examined(values)
     except (TypeError, ValueError, OverflowError, RecursionError):
-        plain = False  # the code below finds out which part it is
-    return (encoded, alone) if plain else (_encode([_whole(value, place) for value in values]), False)
+        plain = alone = False  # the code below finds out which part it is
+    if not plain:
+        encoded = _encode([_whole(value, place) for value in values])
+    return encoded, values if alone else decode_exactly(encoded)
+
+
+def _is_plain(value: Any) -> bool:  # noqa: ANN401 - any value
+    """Return whether msgpack alone keeps a value exactly. It was encoded before, so it does not contain itself."""
+    kind = type(value)
+    if kind is list:
+        parts: Iterable[Any] = value
+    elif kind is dict and _LEAVES.issuperset(map(type, value)):
+        parts = value.values()
+    else:
+        return kind in _LEAVES
+    return _LEAVES.issuperset(map(type, parts)) or all(map(_is_plain, parts))
 
 
 def _examined(values: list[Any]) -> tuple[bool, bool]:

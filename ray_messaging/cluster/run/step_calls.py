@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import chain
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
@@ -317,21 +317,31 @@ class RememberedCalls:
     async def _result(self, made: _Remembered, function: Callable[[], Any]) -> Any:  # noqa: ANN401 - of a function of the user's
         if self.ending:
             raise asyncio.CancelledError
-        call = asyncio.create_task(self._made(made, function), name="ray_messaging remembered call")
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        call = asyncio.create_task(self._settle(answer, made, function), name="ray_messaging remembered call")
         self.under_way.add(call)
-        call.add_done_callback(self._ended)
         try:
-            return await asyncio.shield(call)
+            return await answer
         except asyncio.CancelledError:
             if not self.ending:  # the model itself has cancelled the call
                 call.cancel()
                 await asyncio.wait({call})  # so that its place is free before the model goes on
+                self.under_way.discard(call)  # which it does not do itself if it was cancelled before it began
             raise
 
-    def _ended(self, call: asyncio.Task[Any]) -> None:
-        self.under_way.discard(call)
-        if not call.cancelled():
-            call.exception()  # if the step has failed, nobody else reads it
+    async def _settle(self, answer: asyncio.Future[Any], made: _Remembered, function: Callable[[], Any]) -> None:
+        """Make a call in a task of its own, which goes on if the step fails, and nobody waits for the answer."""
+        try:
+            result = await self._made(made, function)
+            if not answer.done():
+                answer.set_result(result)
+        except BaseException as error:
+            if not answer.done():
+                answer.set_exception(error)
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            self.under_way.discard(cast("asyncio.Task[Any]", asyncio.current_task()))
 
     async def _made(self, call: _Remembered, function: Callable[[], Any]) -> Any:  # noqa: ANN401 - of a function of the user's
         digest = call.asked.digest
