@@ -17,13 +17,14 @@ from ray_messaging.errors import InvalidAddress, InvalidPayload, PayloadTooLarge
 from ray_messaging.model.finite import MAYBE_NULL, NULL, all_finite, may_have_null, parts_of
 from ray_messaging.model.json_form import (
     LINE_END,
-    are_plain,
     encode_dict,
     encode_lines,
     encode_plain,
     encode_whole,
     is_plain,
     json_form,
+    plain_lines,
+    plain_text,
     strictly,
 )
 
@@ -281,9 +282,10 @@ class PayloadColumn(msgspec.Struct, eq=False):
         kinds = set(map(type, payloads))
         if kinds <= {dict} or (len(kinds) == 1 and is_native(*kinds)):
             try:
-                blob = encode_lines(payloads)
-                parts = payloads if kinds <= {dict} else [*map(parts_of, payloads)]
-                doubtful = not are_plain(parts) or (may_have_null(blob) and not all_finite(payloads))
+                text = plain_text(payloads if kinds <= {dict} else [*map(parts_of, payloads)])
+                lines = plain_lines(text, payloads) if text is not None and kinds == {dict} else None
+                blob = encode_lines(payloads) if lines is None else lines
+                doubtful = text is None or (may_have_null(blob) and not all_finite(payloads))
             except _REFUSALS:
                 doubtful = True
             if not doubtful:  # otherwise the error is raised below, with its row

@@ -5,6 +5,7 @@ without a form is refused.
 """
 
 import json
+from collections.abc import Sequence
 from datetime import date, datetime, time
 from os import PathLike, fspath
 from reprlib import repr as shortened
@@ -29,6 +30,8 @@ _EXACT_NUMBERS = frozenset((int, bool))
 # newlines of an orjson.Fragment. What stays different is an Enum whose class overrides `value`: orjson takes that.
 PLAIN = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS
 LARGE, MAYBE_LARGE, LINE_END = b"e+", ord("+"), ord("\n")
+_BETWEEN = b"},{"  # two payloads of a list
+_MANY = 2**14  # bytes, from which on numpy is faster
 _PREFIX = "this payload cannot become JSON: "
 
 
@@ -51,20 +54,39 @@ def _is_plain_part(value: Any) -> bool:  # noqa: ANN401 - any part that is no sc
     return True
 
 
-def are_plain(payloads: Any) -> bool:  # noqa: ANN401 - a list of dicts
-    """Return whether all of some payloads are plain, like `is_plain`, but in a tenth of the time.
+def plain_text(payloads: object) -> bytes | None:
+    """Return payloads as one JSON list, or None unless all are plain, as by `is_plain`, but in a tenth of its time.
 
     Here members of enums and UUIDs, which have one form, count as plain, and whole numbers beyond 64 bits do not.
     """
     try:
-        orjson.dumps(payloads, None, PLAIN)
+        return orjson.dumps(payloads, None, PLAIN)
     except orjson.JSONEncodeError:
-        return False
-    return True
+        return None
+
+
+def plain_lines(text: bytes, payloads: Sequence[object]) -> bytes | None:
+    """Return the text that `plain_text` made of dicts as lines, with the bytes of `encode_lines`, in half its time.
+
+    The commas between payloads become line ends. Return None for few payloads, if another comma may be taken for one of
+    these, as in a list of dicts, or if the bytes may differ (see `PLAIN`; the caller looks for null).
+    """
+    if len(text) < _MANY or encode_dict(payloads[0]).find(_BETWEEN) >= 0:  # payloads are most often alike
+        return None
+    if (MAYBE_LARGE in text and text.find(LARGE) >= 0) or LINE_END in text:
+        return None
+    found = np.frombuffer(text, np.uint8)
+    at = np.flatnonzero(found[:-2] == _BETWEEN[0])
+    at = at[(found[at + 1] == _BETWEEN[1]) & (found[at + 2] == _BETWEEN[2])]
+    if len(at) != len(payloads) - 1:
+        return None
+    lines = found[1:].copy()
+    lines[at] = lines[-1] = LINE_END
+    return lines.tobytes()
 
 
 def encode_plain(payload: dict[str, Any]) -> bytes | None:
-    """Encode a plain payload (see `are_plain`) to the bytes of `encode_dict`; return None if it needs more checks."""
+    """Encode a plain payload (see `plain_text`) to the bytes of `encode_dict`; return None if it needs more checks."""
     try:
         line = orjson.dumps(payload, None, PLAIN)
     except orjson.JSONEncodeError:

@@ -59,6 +59,23 @@ def test_encoding_in_one_pass_is_encoding_one_by_one(payloads):
     assert PayloadColumn.of(lines.list).nbytes == len(lines.blob)
 
 
+BETWEEN = [
+    {"a": "},{"},
+    {"a": [{}, {}]},
+    {"a": [{"b": {}}, {"c": 1}]},
+    {"a": '"},{"'},
+    {"},{": {}},
+    {"a": {"b": {}}},
+    {},
+]
+
+
+@given(st.lists(st.one_of(PAYLOAD, st.sampled_from(BETWEEN)), min_size=1, max_size=6))
+def test_many_payloads_are_encoded_as_a_few_are(payloads):
+    lines = [encode_payload(payload, 10**6) for payload in payloads]
+    assert PayloadColumn.encode(payloads * 1_000, 10**7).blob == b"\n".join([*lines * 1_000, b""])
+
+
 @given(st.lists(st.binary(max_size=9), max_size=6))
 def test_raw_lines_may_hold_anything(payloads):
     lines = PayloadColumn.of(payloads, raw=True)
