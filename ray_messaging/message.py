@@ -1,6 +1,7 @@
 """One message that users receive."""
 
 from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import msgspec
@@ -141,6 +142,16 @@ class Message(msgspec.Struct, eq=False, gc=False):
         return None if extension is None or extension.in_reply_to is None else extension.in_reply_to[self._row]
 
     @property
+    def caused_by(self) -> str | None:
+        """Return the id of the message that its sender was handling when it sent it, or None if it was handling none.
+
+        A handler of `serve` handles its message until it ends, and the body of `async for` until the next one. An
+        answer has `in_reply_to` instead, and a message of a step the log's `why`.
+        """
+        extension = self._batch.extension
+        return None if extension is None or extension.caused_by is None else extension.caused_by[self._row]
+
+    @property
     def expects_answer(self) -> bool:
         """Return whether this message is a question, which can be answered with `reply`."""
         expects = None if self._batch.extension is None else self._batch.extension.expects_answer
@@ -210,3 +221,29 @@ def _name(kind: object) -> str:
 
 
 _KEYS = ("type", "pattern", "channel", "data")
+
+
+class Handled:
+    """A message that the code of one context handles, until it is `over`."""
+
+    __slots__ = ("message", "over")
+
+    def __init__(self, message: Message) -> None:
+        self.message = message
+        self.over = False
+
+
+HANDLED: ContextVar[Handled | None] = ContextVar("ray_messaging handled", default=None)
+
+
+def begin_handling(message: Message) -> Handled:
+    """Record that this context, and the tasks that it starts, handle a message until it is `over`."""
+    handled = Handled(message)
+    HANDLED.set(handled)
+    return handled
+
+
+def cause_here() -> str | None:
+    """Return the id of the message that is handled here, or None if none is."""
+    handled = HANDLED.get()
+    return None if handled is None or handled.over else handled.message.id

@@ -12,6 +12,7 @@ from ray_messaging.addressing.channels import AgentId, SenderId
 from ray_messaging.compat.msg import Payload
 from ray_messaging.engine import Engine
 from ray_messaging.errors import ConfigError, Fenced, InvalidPayload, OutcomeUnknown, PayloadTooLarge, TransactionError
+from ray_messaging.message import cause_here
 from ray_messaging.messages import Messages
 from ray_messaging.outgoing import Outgoing
 from ray_messaging.receipt import Receipts
@@ -126,7 +127,7 @@ class Transaction:
         """
         batch = self._running()
         sender, recipient, topic, line = self._engine.checks.checked(channel, payload, from_id, to_id)
-        batch.add([Entry(sender, [recipient], topic, line)], time.time())
+        batch.add([Entry(sender, [recipient], topic, line, cause_here())], time.time())
 
     def send_messages(self, messages: Sequence[Outgoing]) -> None:
         """Queue many messages, all of them or none. Raises as `send_message`."""
@@ -141,9 +142,12 @@ class Transaction:
         chunks = self._engine.checks.columns(from_ids, to_ids, payloads)
         topic = names.check_subtopic(subtopic)
         entries: list[Entry] = []
+        cause = cause_here()
         for senders, receivers, lines in chunks:
             ids = zip(senders.tolist(), receivers.tolist(), strict=True)
-            entries += [Entry(from_id, [to_id], topic, lines.row(row)) for row, (from_id, to_id) in enumerate(ids)]
+            entries += [
+                Entry(from_id, [to_id], topic, lines.row(row), cause) for row, (from_id, to_id) in enumerate(ids)
+            ]
         batch.add(entries, time.time())
 
     # -- after the block ------------------------------------------------------------------------------------------

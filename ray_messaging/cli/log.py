@@ -170,7 +170,7 @@ def thread(
 
 @app.command(short_help="Print what the sender of a message had in hand, and why that was sent.")
 def why(target: Target, message_id: MessageId, depth: Depth = DEPTH, as_json: Json = False) -> None:
-    """Print a message of a step, below it those that its sender had in hand when it sent it, and why those were sent.
+    """Print a message, below it those that its sender had in hand when it sent it, and why those were sent.
 
     With --json each message of the tree is a line, before its causes; `cause_of` is the one above it.
     """

@@ -34,7 +34,7 @@ from ray_messaging.conversations.replies import (
 )
 from ray_messaging.engine import Engine
 from ray_messaging.errors import Closed, MessagingError, NoAnswer, QuestionBlocked
-from ray_messaging.message import Message
+from ray_messaging.message import Message, cause_here
 from ray_messaging.messages import Messages, Slice, slice_of
 from ray_messaging.model.batch import Batch
 from ray_messaging.receipt import Receipt, Receipts
@@ -177,7 +177,8 @@ class Conversation:
             accumulator = self._engine.sending
             async with asyncio.timeout_at(due) if accumulator.crowded else _UNLIMITED:
                 await accumulator.enter()
-            rows, sent = accumulator.append_to(Questions(mailbox, self._open.add_lone), checked)
+            cause = cause_here() if asker is None else asker.chain[-1].message
+            rows, sent = accumulator.append_to(Questions(mailbox, self._open.add_lone), checked, cause)
             if asker is not None:
                 rows.behind[len(rows.answers)] = asker.chain
             rows.answers.append(answer)

@@ -13,7 +13,7 @@ import msgspec
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.common.task_health import end
 from ray_messaging.errors import Closed, ConfigError, MessagingError, NotListening
-from ray_messaging.message import Message
+from ray_messaging.message import Handled, Message, begin_handling
 from ray_messaging.messages import Messages
 from ray_messaging.receiving.call_checks import CommitMode
 from ray_messaging.receiving.commits import MOST_RANGES
@@ -266,19 +266,19 @@ class InboxMessages(AsyncIterator[Message]):
     def __init__(self, inboxes: Inboxes, inbox: Inbox) -> None:
         self._inboxes = inboxes
         self._inbox = inbox
-        self._in_hand: Message | None = None
+        self._in_hand: Handled | None = None
         self._reads = False
 
     async def __anext__(self) -> Message:
-        message, self._in_hand = self._in_hand, None
-        if message is not None:
-            self._inboxes.handled(message)
+        if (handled := self._end()) is not None:
+            self._inboxes.handled(handled)
         if not self._reads:
             self._reads = True
             self._inbox.readers += 1
             self._inboxes.fill()
-        self._in_hand = await self._inboxes.take_from(self._inbox)
-        return self._in_hand
+        message = await self._inboxes.take_from(self._inbox)
+        self._in_hand = begin_handling(message)
+        return message
 
     async def aclose(self) -> None:
         """Stop reading. The message in hand goes back to the inbox, unless it is already committed."""
@@ -291,6 +291,13 @@ class InboxMessages(AsyncIterator[Message]):
         if self._reads:
             self._reads = False
             self._inbox.readers -= 1
-        message, self._in_hand = self._in_hand, None
-        if message is not None:
+        if (message := self._end()) is not None:
             self._inboxes.put_back(self._inbox, message)
+
+    def _end(self) -> Message | None:
+        """Take the message in hand out of it, and return it; None if there is none."""
+        handled, self._in_hand = self._in_hand, None
+        if handled is None:
+            return None
+        handled.over = True
+        return handled.message

@@ -21,7 +21,7 @@ from ray_messaging.errors import (
     NoQuestion,
     PayloadTooLarge,
 )
-from ray_messaging.message import Message
+from ray_messaging.message import Message, begin_handling
 from ray_messaging.receipt import Receipt
 from ray_messaging.receiving.call_checks import check_timeout
 
@@ -158,6 +158,7 @@ class MessageServer:
     async def _handle(self, message: Message) -> None:
         handling = Handling(message, self._service.name, self._serving.concurrency, self._service.waits)
         HANDLING.set(handling)
+        handled = begin_handling(message)
         try:
             await self._handle_traced(message)
         except (SystemExit, KeyboardInterrupt) as error:  # they would stop the event loop, and this with it
@@ -165,7 +166,7 @@ class MessageServer:
             self._stop(error)
             raise _Unhandled from error
         finally:
-            handling.over = True
+            handling.over = handled.over = True
         self._hand_out.handled(message)
 
     async def _handle_traced(self, message: Message) -> None:

@@ -197,17 +197,18 @@ class EventLog:
         return self._table("thread", message_id=message_id, text=text)
 
     def why(self, message_id: str, depth: int = DEPTH, *, most: int = MOST) -> Why:
-        """Return why a message was sent in a step: a tree of the messages that its sender had in hand, and why those.
+        """Return why a message was sent: a tree of the messages that its sender had in hand, and why those.
 
-        An agent has in hand what it reads in the step; what it still knows of earlier steps is not in the tree. If the
-        message is an answer, its question comes first. Print the tree, or take its `rows()`.
+        In a step an agent has in hand what it reads in the step; what it still knows of earlier steps is not in the
+        tree. Outside of steps it is the message that a handler of `serve`, or the body of `async for`, was handling. If
+        the message is an answer, its question comes first. Print the tree, or take its `rows()`.
 
         Args:
             depth: The levels of the tree below the message.
             most: The most messages below each one, in the order in which its sender had them. `more` counts the others.
 
         Raises: InvalidQuery for an invalid argument; UnknownName if no message has the id; ConfigError if it was sent
-        outside of steps, and answers nothing.
+        outside of steps, answers nothing, and its sender was handling no message.
         """
         found: Why = self._source.ask("why", message_id=message_id, depth=depth, most=most)
         return found

@@ -33,9 +33,11 @@ import pyarrow as pa
 
 from ray_messaging.common.tables import pandas_types
 
-VERSION = 4  # files of another version are refused
+VERSION = 5  # files of another version are refused
 OF_BROADCASTS = ("pairs", "hearing_agents", "kept_pairs")
-OF_EXTENSIONS = ("step_read", "ordinal", "audience", "audience_version", "in_reply_to", "expects_answer")
+OF_EXTENSIONS = (
+    "step_read", "ordinal", "audience", "audience_version", "in_reply_to", "expects_answer", "caused_by"
+)  # fmt: skip
 OPTIONAL = OF_BROADCASTS + OF_EXTENSIONS
 
 TEXT = "payload"  # the column of payloads that are JSON text
@@ -69,6 +71,7 @@ SCHEMA = pa.schema(
         pa.field("kept_pairs", pa.binary()),  # see `audiences.folding`; null: all hearers among the agents
         pa.field("in_reply_to", pa.string()),  # message_id of the question
         pa.field("expects_answer", pa.bool_()),
+        pa.field("caused_by", pa.string()),  # message_id of what its sender was handling, outside of steps
         pa.field("payload", pa.large_string(), nullable=False),  # JSON text
         pa.field("payload_before", pa.large_string()),  # before a rule rewrote it
         pa.field("labels", pa.list_(pa.string())),  # null: none

@@ -117,6 +117,7 @@ class Row:
     step: int | None = None
     in_reply_to: str = ""
     asks: bool = False
+    caused: bool = False  # the log knows what its sender had in hand
 
 
 @dataclass(frozen=True, slots=True)

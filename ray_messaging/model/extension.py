@@ -67,7 +67,8 @@ class Extension(msgspec.Struct, eq=False, kw_only=True):
     For questions and answers: `in_reply_to` has the ids of the questions. `expects_answer` (bool) marks questions.
     `reply_mailbox` is the mailbox that gets the answers. `asked_outside` has, in a step, the questions from outside, by
     their rows or those of their answers. `behind` has the chain of handlers that wait for the answer; the one that asks
-    is the last. `failed` says that these answers are failures of handlers.
+    is the last. `failed` says that these answers are failures of handlers. `caused_by` has the ids of the messages that
+    the senders of other messages were handling.
     For broadcasts: the hearers in `audience` are the recipients. With a `fold` each row represents many of them;
     without it the batch has a row for each.
     """
@@ -81,6 +82,7 @@ class Extension(msgspec.Struct, eq=False, kw_only=True):
     asked_outside: AskedOutside = {}
     behind: Behind = {}
     failed: bool = False
+    caused_by: MessageIdColumn | None = None
     audience: Audience | None = None
     fold: Fold | None = None
 
@@ -96,6 +98,7 @@ class Extension(msgspec.Struct, eq=False, kw_only=True):
         ordinals = [each.ordinal for each, _ in parts if each.ordinal is not None]
         replies = [each.in_reply_to for each, _ in parts if each.in_reply_to is not None]
         expects = [each.expects_answer for each, _ in parts if each.expects_answer is not None]
+        causes = [each.caused_by for each, _ in parts if each.caused_by is not None]
         return cls(
             ordinal=np.concatenate(ordinals) if ordinals else None,
             in_reply_to=MessageIdColumn.joined(replies) if replies else None,
@@ -104,6 +107,7 @@ class Extension(msgspec.Struct, eq=False, kw_only=True):
             asked_outside=_joined_rows([(each.asked_outside, rows) for each, rows in parts]),
             behind=_joined_rows([(each.behind, rows) for each, rows in parts]),
             failed=first.failed,
+            caused_by=MessageIdColumn.joined(causes) if causes else None,
             audience=first.audience,
         )
 
@@ -119,6 +123,7 @@ class Extension(msgspec.Struct, eq=False, kw_only=True):
             asked_outside=self.outside_of(rows) if self.asked_outside else {},
             behind=_rows_of(self.behind, rows) if self.behind else {},
             failed=self.failed,
+            caused_by=None if self.caused_by is None else self.caused_by.take(rows),
             audience=self.audience,
         )
 
@@ -129,7 +134,7 @@ class Extension(msgspec.Struct, eq=False, kw_only=True):
     @property
     def kind(self) -> tuple[object, ...]:
         """Return a sortable key that is equal for extensions that can be joined."""
-        given = (self.in_reply_to is not None, self.expects_answer is not None)
+        given = (self.in_reply_to is not None, self.expects_answer is not None, self.caused_by is not None)
         return (self.reply_mailbox, self.audience or (), self.failed, *given)
 
     @property
@@ -139,8 +144,8 @@ class Extension(msgspec.Struct, eq=False, kw_only=True):
         in_columns = sum(column.itemsize for column in columns if isinstance(column, np.ndarray))
         names = (len(each.mailbox) + len(each.question) + _ROW_BYTES for each in self.asked_outside.values())
         chains = (sum(map(_in_hand_bytes, chain)) + _ROW_BYTES for chain in self.behind.values())
-        width = 0 if self.in_reply_to is None else self.in_reply_to.width
-        return in_columns + max(names, default=0) + max(chains, default=0) + width
+        widths = sum(column.width for column in (self.in_reply_to, self.caused_by) if column is not None)
+        return in_columns + max(names, default=0) + max(chains, default=0) + widths
 
 
 def _joined_rows(parts: Sequence[tuple[dict[int, T], int]]) -> dict[int, T]:

@@ -14,7 +14,7 @@ from ray_messaging.errors import (
     NotListening,
     TransactionError,
 )
-from ray_messaging.message import Message
+from ray_messaging.message import Handled, Message, begin_handling
 from ray_messaging.messages import Messages, Slice, slice_of
 from ray_messaging.observability.observer import Observer
 from ray_messaging.receiving.ack_ranges import Acked, spans_of
@@ -137,6 +137,31 @@ class FetchGate:
 
         self._find_out = find_out
         self._ended.set()
+
+
+class Iteration(AsyncIterator[Message]):
+    """Iterator over messages, each of which is handled from when it is returned until the next one is requested.
+
+    A `for` block that is left drops its iterator, so that what is sent behind it has no cause. A generator alone would
+    end only later.
+    """
+
+    def __init__(self, messages: AsyncIterator[Message]) -> None:
+        self._messages = messages
+        self._handled: Handled | None = None
+
+    async def __anext__(self) -> Message:
+        self._end()
+        message = await anext(self._messages)
+        self._handled = begin_handling(message)
+        return message
+
+    def __del__(self) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        if self._handled is not None:
+            self._handled.over = True
 
 
 class Fetcher:
@@ -373,7 +398,7 @@ class Fetcher:
     def iterate(self) -> AsyncIterator[Message]:
         """Yield message by message; each is committed in the background when the next one is requested."""
         self.check_open()
-        return self._iterate()
+        return Iteration(self._iterate())
 
     async def _iterate(self) -> AsyncIterator[Message]:
         while True:

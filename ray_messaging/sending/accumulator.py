@@ -17,6 +17,7 @@ from ray_messaging.config import MessagingConfig
 from ray_messaging.errors import Closed, ConfigError, MessagingError
 from ray_messaging.interception.verdict_client import VerdictClient
 from ray_messaging.limits_and_timeouts import BATCH_ROWS
+from ray_messaging.message import HANDLED, cause_here
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.finite import MAYBE_NULL, NULL
 from ray_messaging.model.json_form import LARGE, LINE_END, MAYBE_LARGE, PLAIN
@@ -208,7 +209,7 @@ class Accumulator:
         or PayloadTooLarge for an invalid payload.
         """
         # This is the common case with all calls inlined: one function call takes a twentieth of a send's time.
-        if type(payload) is dict and type(from_id) is int:
+        if type(payload) is dict and type(from_id) is int and HANDLED.get() is None:
             try:
                 recipient, topic = self._addresses[channel]
                 line = dumps(payload, None, PLAIN)
@@ -236,14 +237,22 @@ class Accumulator:
         """Accept one checked message, at once if there is capacity; await the result before anything else."""
         if get_ident() != self._thread:
             self.check_loop()
-        future = next(self._futures, None) if len(line) < LARGE_LINE else None
+        cause = cause_here()
+        future = next(self._futures, None) if len(line) < LARGE_LINE and cause is None else None
         if future is None:
-            return self._append(from_id, to_id, topic, line)
+            return self._append(from_id, to_id, topic, line, cause)
         self._cells += (from_id, to_id, topic, line, time(), future)
         return future
 
     def _append(
-        self, from_id: AgentId | None, to_id: AgentId | None, topic: str, line: bytes, *, in_turn: bool = False
+        self,
+        from_id: AgentId | None,
+        to_id: AgentId | None,
+        topic: str,
+        line: bytes,
+        cause: str | None = None,
+        *,
+        in_turn: bool = False,
     ) -> Awaitable[Receipt]:
         """Accept one message when the capacity allows it; `in_turn` says that the caller has waited for that."""
         size, capacity = len(line) + 1, self.capacity
@@ -252,10 +261,12 @@ class Accumulator:
             if self._open is not _NONE_OPEN:
                 self._count()
             if capacity.crowded:
-                return self._append_in_turn(from_id, to_id, topic, line)
+                return self._append_in_turn(from_id, to_id, topic, line, cause)
             if self.broken is not None:
                 raise self.broken.with_traceback(None)
         batch = self._batch_for(size if size > LARGE_LINE else 0, self._step)
+        if cause is not None:
+            batch.causes[len(batch)] = cause
         future, cells = self._new_future(), batch.cells
         cells += (from_id, to_id, topic, line, time(), future)
         batch.counted = len(cells)
@@ -267,18 +278,22 @@ class Accumulator:
         self.send_loop.wake()  # the send loop sleeps only while no batch is open
         return future
 
-    async def _append_in_turn(self, from_id: AgentId | None, to_id: AgentId | None, topic: str, line: bytes) -> Receipt:
+    async def _append_in_turn(
+        self, from_id: AgentId | None, to_id: AgentId | None, topic: str, line: bytes, cause: str | None
+    ) -> Receipt:
         await self.enter()
-        return await self._append(from_id, to_id, topic, line, in_turn=True)
+        return await self._append(from_id, to_id, topic, line, cause, in_turn=True)
 
     def append_to(
-        self, kind: Questions | Replies, checked: CheckedMessage
+        self, kind: Questions | Replies, checked: CheckedMessage, cause: str | None = None
     ) -> "tuple[ConversationRows, asyncio.Future[Receipt]]":
         """Accept one checked question or answer, after `enter`. Return its batch's rows, and its receipt's future."""
         from_id, to_id, topic, line = checked
         size = len(line) + 1
         batch = self._batch_for(size if size > LARGE_LINE else 0, self._step, kind)
         assert batch.conversation is not None
+        if cause is not None:
+            batch.causes[len(batch)] = cause
         future = self._new_future()
         batch.cells += (from_id, to_id, topic, line, time(), future)
         batch.counted = len(batch.cells)
@@ -299,8 +314,10 @@ class Accumulator:
         """
         assert batch.lines is not None
         rows = zip(batch.from_ids.tolist(), batch.to_ids.tolist(), batch.lines.by_row, strict=True)
+        causes = None if batch.extension is None else batch.extension.caused_by
         entries = [
-            Entry(from_id, [to_id], batch.topic_of(row), line) for row, (from_id, to_id, line) in enumerate(rows)
+            Entry(from_id, [to_id], batch.topic_of(row), line, None if causes is None else causes[row])
+            for row, (from_id, to_id, line) in enumerate(rows)
         ]
         assert not isinstance(batch.step, np.ndarray)
         return self._extend(entries, map(batch.sent_time, range(batch.rows)), batch.step, call_row)

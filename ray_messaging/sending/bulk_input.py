@@ -14,6 +14,7 @@ from ray_messaging.compat.msg import Msg
 from ray_messaging.compat.payload_objects import is_object
 from ray_messaging.errors import InvalidColumns, InvalidPayload, UnknownSender
 from ray_messaging.limits_and_timeouts import BATCH_BYTES, BATCH_ROWS, BROADCAST_PAIRS, CALL_BYTES, COLUMN_ROWS
+from ray_messaging.message import cause_here
 from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import INT, STR, IdColumn, PayloadColumn, encode_payload, nobody
@@ -21,7 +22,7 @@ from ray_messaging.model.extension import Audience, Extension
 from ray_messaging.model.payloads import Payloads
 from ray_messaging.model.typed.input import is_array, is_table, table_of
 from ray_messaging.outgoing import Outgoing
-from ray_messaging.sending.pending_batch import Entry, RowBatch
+from ray_messaging.sending.pending_batch import Entry, RowBatch, caused_by_one
 
 _KEPT = 200_000  # the most ids in `known`: a set of all agents would take 64 bytes for each
 _LEAST = -(2**63)
@@ -149,6 +150,7 @@ def entries_of(
     any sender.
     """
     entries: list[Entry] = []
+    cause = cause_here()
     for message in messages:
         if not isinstance(message, Outgoing):
             raise InvalidPayload(
@@ -159,13 +161,13 @@ def entries_of(
             to_id, topic = address(message.channel)
             if message.to_id is not None:
                 to_id = check_recipient(message.channel, to_id, message.to_id)
-            entries.append(Entry(message.from_id, [to_id], topic, line))
+            entries.append(Entry(message.from_id, [to_id], topic, line, cause))
         elif message.to_ids is None:
-            entries.append(Entry(message.from_id, [message.to_id], message.subtopic, line))
+            entries.append(Entry(message.from_id, [message.to_id], message.subtopic, line, cause))
         else:
             for start in range(0, len(message.to_ids), BATCH_ROWS):
                 part: list[AgentId | None] = [*message.to_ids[start : start + BATCH_ROWS]]
-                entries.append(Entry(message.from_id, part, message.subtopic, line))
+                entries.append(Entry(message.from_id, part, message.subtopic, line, cause))
     if group is not None and any(message.unnamed for message in messages):
         raise no_from_id(group)
     return entries
@@ -295,7 +297,7 @@ def entry_chunks(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
 
 def batches_of_columns(chunks: Sequence[ColumnChunk], topic: str, step: int | None) -> list[Batch]:
     """Build one batch from each chunk of columns, for a messager in another process."""
-    now = time.time()
+    now, cause = time.time(), cause_here()
     return [
         Batch(
             sender="",
@@ -308,6 +310,7 @@ def batches_of_columns(chunks: Sequence[ColumnChunk], topic: str, step: int | No
             step=step,
             sent_at=now,
             lines=chunk.lines,
+            extension=caused_by_one(cause, len(chunk.from_ids)),
         )
         for chunk in chunks
     ]
@@ -315,7 +318,7 @@ def batches_of_columns(chunks: Sequence[ColumnChunk], topic: str, step: int | No
 
 def unspread_batches(chunks: Sequence[ColumnChunk], audience: Audience, topic: str, step: int | None) -> list[Batch]:
     """Build one batch from each chunk of broadcasts, with one row for each broadcast, and without recipients."""
-    now = time.time()
+    now, cause = time.time(), cause_here()
     return [
         Batch(
             sender="",
@@ -328,10 +331,16 @@ def unspread_batches(chunks: Sequence[ColumnChunk], audience: Audience, topic: s
             step=step,
             sent_at=now,
             lines=lines,
-            extension=Extension(audience=audience),
+            extension=_broadcast(audience, cause, len(from_ids)),
         )
         for from_ids, _, lines in chunks
     ]
+
+
+def _broadcast(audience: Audience, cause: str | None, rows: int) -> Extension:
+    extension = caused_by_one(cause, rows) or Extension()
+    extension.audience = audience
+    return extension
 
 
 def is_unspread(batch: Batch) -> bool:

@@ -11,17 +11,21 @@ import numpy as np
 from ray_messaging.audiences.edges import Edges
 from ray_messaging.audiences.folding import spread
 from ray_messaging.errors import ConfigError, MessagingError, OutcomeUnknown, PayloadMismatch
+from ray_messaging.message import cause_here
 from ray_messaging.model.batch import Batch
 from ray_messaging.model.columns import PayloadColumn
+from ray_messaging.model.extension import Extension
+from ray_messaging.model.message_ids import MessageIdColumn
 from ray_messaging.model.schema import Schemas
 from ray_messaging.receipt import Receipt, Receipts
 from ray_messaging.sending.accumulator import Accumulator
 from ray_messaging.sending.bulk_input import ColumnChunk, entry_chunks
 from ray_messaging.sending.frame_sender import FrameSender
-from ray_messaging.sending.pending_batch import BulkWaiter, ColumnBatch, EncodedBatch, Entry
+from ray_messaging.sending.pending_batch import BulkWaiter, ColumnBatch, EncodedBatch, Entry, caused_by_one
 from ray_messaging.sending.schema_checks import check_batches, check_chunks, check_entries, check_pending
 
 AddPart = Callable[[], "asyncio.Future[Receipts]"]
+_CAUSED = Extension(caused_by=MessageIdColumn.none(0)).kind
 _FEW = 64  # batches with at most so many rows are joined with others
 
 
@@ -47,7 +51,8 @@ class BulkSender:
         """Send messages given as columns; return their receipts. Raises as `send_entries`."""
         await self._check(lambda schemas: check_chunks(schemas, topic, chunks))
         rows = sum(len(chunk.from_ids) for chunk in chunks)
-        return await self._send((partial(self._put_columns, chunk, topic) for chunk in chunks), rows)
+        cause = cause_here()
+        return await self._send((partial(self._put_columns, chunk, topic, cause) for chunk in chunks), rows)
 
     async def send_batches(self, batches: Sequence[ColumnBatch | EncodedBatch]) -> Receipts:
         """Send batches; return their receipts. Raises as `send_entries`."""
@@ -78,10 +83,11 @@ class BulkSender:
                 await self._frames.refresh()
                 check(self._frames.schemas)
 
-    def _put_columns(self, chunk: ColumnChunk, topic: str) -> "asyncio.Future[Receipts]":
+    def _put_columns(self, chunk: ColumnChunk, topic: str, cause: str | None) -> "asyncio.Future[Receipts]":
         from_ids, to_ids, lines = chunk
         step = self._accumulator.step
         pending = ColumnBatch(step=step, from_ids=from_ids, to_ids=to_ids, topics=(topic,), lines=lines, sent_at=time())
+        pending.extension = caused_by_one(cause, len(from_ids))
         pending.checked = self._frames.schemas.version
         return self._put_own(pending)
 
@@ -138,9 +144,14 @@ class BulkSender:
 
 def _joins(batch: Batch) -> bool:
     """Return whether a relayed batch is joined with other messages: a batch of few takes as long as one of many."""
-    plain = batch.extension is None and batch.trace is None and not isinstance(batch.step, np.ndarray)
+    plain = _is_plain(batch.extension) and batch.trace is None and not isinstance(batch.step, np.ndarray)
     lines = batch.lines
     return plain and batch.rows <= _FEW and isinstance(lines, PayloadColumn) and lines.index is None and not lines.raw
+
+
+def _is_plain(extension: Extension | None) -> bool:
+    """Return whether messages are neither of a step, nor questions, answers or broadcasts."""
+    return extension is None or (extension.kind == _CAUSED and extension.ordinal is None)
 
 
 async def join_receipts(

@@ -70,7 +70,10 @@ class ConversationRows(msgspec.Struct, eq=False):
             batch.extension = Extension(in_reply_to=replies, reply_mailbox=self.kind.mailbox, failed=self.kind.failed)
         else:
             expects = _EXPECTS if batch.rows == 1 else np.ones(batch.rows, np.bool_)
-            batch.extension = Extension(expects_answer=expects, reply_mailbox=self.kind.mailbox, behind=self.behind)
+            causes = None if batch.extension is None else batch.extension.caused_by
+            batch.extension = Extension(
+                expects_answer=expects, reply_mailbox=self.kind.mailbox, behind=self.behind, caused_by=causes
+            )
             self.kind.sealed(batch, self.answers)
         return batch
 
@@ -119,12 +122,21 @@ LARGE_LINE = BATCH_BYTES // BATCH_ROWS
 
 
 class Entry(NamedTuple):
-    """One payload for one or more recipients. A recipient of None means that the channel is not an agent's."""
+    """One payload for one or more recipients. A recipient of None means that the channel is not an agent's.
+
+    `cause` is the id of the message that the sender was handling.
+    """
 
     from_id: AgentId | None
     to_ids: list[AgentId | None]
     topic: str
     line: bytes
+    cause: str | None = None
+
+
+def caused_by_one(cause: str | None, rows: int) -> Extension | None:
+    """Return the extension of rows that were sent while one message was handled; None if none was."""
+    return None if cause is None else Extension(caused_by=MessageIdColumn.of([cause]).take(np.zeros(rows, np.intp)))
 
 
 class BulkWaiter(NamedTuple):
@@ -181,6 +193,7 @@ class RowBatch(PendingBatch, eq=False):
 
     The cells of all rows are in one list, row after row, so that slices of it are the columns, and no row needs an
     object.
+    `causes` has, by row, the ids of the messages that the senders were handling.
     `counted` is how many cells have been counted against the capacity, `nbytes` the size of their payloads, `large` the
     size of its large payloads.
     """
@@ -192,6 +205,7 @@ class RowBatch(PendingBatch, eq=False):
     large: int = 0
     shared: bool = False  # some rows have the same payload object
     conversation: ConversationRows | None = None  # None: plain messages
+    causes: dict[int, str] = msgspec.field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.cells) // ROW_CELLS
@@ -210,9 +224,11 @@ class RowBatch(PendingBatch, eq=False):
 
     def extend(self, entry: Entry, now: float) -> None:
         """Append a payload for its recipients, as part of a bulk send."""
-        from_id, to_ids, topic, line = entry
+        from_id, to_ids, topic, line, cause = entry
         self.all_single = False
         self.shared |= len(to_ids) > 1
+        if cause is not None:
+            self.causes |= dict.fromkeys(range(len(self), len(self) + len(to_ids)), cause)
         for to_id in to_ids:
             self.cells += (from_id, to_id, topic, line, now, None)
 
@@ -236,6 +252,8 @@ class RowBatch(PendingBatch, eq=False):
             lines=once(lines) if self.shared else PayloadColumn.of(lines, nbytes=self.nbytes or -1),
             rows=len(lines),
         )
+        if self.causes:
+            batch.extension = Extension(caused_by=MessageIdColumn.of([*map(self.causes.get, range(batch.rows))]))
         return batch if self.conversation is None else self.conversation.extend(batch)
 
 

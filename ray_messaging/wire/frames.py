@@ -8,7 +8,8 @@ A frame, in order; all numbers are little endian:
     header                         msgpack array: `Header`
     from_ids, to_ids               i8 a row (by a flag i4): the id, or its index in the header's table by its kind; with
                                    a fold there are no to_ids
-    columns by flags               deliver i8, ordinal u4, numbers i8 and places u4 of `in_reply_to`, expects_answer u1;
+    columns by flags               deliver i8, ordinal u4, numbers i8 and places u4 of `in_reply_to`, expects_answer u1,
+                                   numbers i8 and places u4 of `caused_by`;
                                    numbers u4, kinds of from_ids and to_ids u1, topic u2, step i8, sent_at f8,
                                    index u4 (each row's line), lengths u4 (a row per line, where lines have no ends)
     payloads                       one JSON text per line
@@ -46,7 +47,7 @@ except ImportError:  # not available for this machine
     from zlib import crc32
 
 FOREIGN_SENDER = "foreign-"  # with a mailbox's name after it, the sender of foreign clients' messages
-MAGIC, VERSION = b"RM", 3
+MAGIC, VERSION = b"RM", 4
 _PREFIX = Packer("<2sBxII")
 
 _NUMBERS, _FROM_KINDS, _TO_KINDS, _TOPIC, _STEPS, _TIMES, _INDEX, _LENGTHS = (1 << bit for bit in range(8))
@@ -62,12 +63,14 @@ _NO_COLUMNS = [None] * len(_OPTIONAL)
 _NO_EXTENSION = Extension()
 
 # Flags: the frame has an extension; its optional columns, in their order after the fixed ones; typed columns; ids as
-# int32, which only frames with typed columns and frames of steps may have; rows that represent pairs.
-_EXTENSION, _DELIVER, _ORDINAL, _REPLY_NUMBERS, _REPLY_PLACES, _EXPECTS, _TYPED, _SMALL_IDS, _FOLD = (
-    1 << bit for bit in range(8, 17)
-)
+# int32, which only frames with typed columns and frames of steps may have; rows that represent pairs; causes.
+(
+    _EXTENSION, _DELIVER, _ORDINAL, _REPLY_NUMBERS, _REPLY_PLACES, _EXPECTS, _TYPED, _SMALL_IDS, _FOLD,
+    _CAUSE_NUMBERS, _CAUSE_PLACES
+) = (1 << bit for bit in range(8, 19))  # fmt: skip
 _EXTENSION_COLUMNS = (
-    (_DELIVER, _I8), (_ORDINAL, _U4), (_REPLY_NUMBERS, _I8), (_REPLY_PLACES, _U4), (_EXPECTS, _U1)
+    (_DELIVER, _I8), (_ORDINAL, _U4), (_REPLY_NUMBERS, _I8), (_REPLY_PLACES, _U4), (_EXPECTS, _U1),
+    (_CAUSE_NUMBERS, _I8), (_CAUSE_PLACES, _U4)
 )  # fmt: skip
 
 _Number = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
@@ -109,6 +112,7 @@ class Header(msgspec.Struct, array_like=True, frozen=True):
     trace: bytes = b""  # the span that sent the batch; b"": it is not traced
     behind: tuple[tuple[_Number, tuple[_InHand, ...]], ...] = ()  # a row, and the handlers that wait for its answer
     failed: bool = False
+    cause_texts: tuple[str, ...] = ()
 
 
 def encode(batch: Batch, *, with_payload: bool = True) -> bytes:
@@ -214,19 +218,22 @@ def _header(batch: Batch, flags: int, lines: Payloads | None, step: int | None, 
             b"" if batch.trace is None else batch.trace.sent,
             tuple(extension.behind.items()),
             extension.failed,
+            () if extension.caused_by is None else extension.caused_by.texts,
         ]
     return Header(*fields)
 
 
 def _extension_columns(extension: Extension) -> tuple[int, list[memoryview]]:
     """Return the flags and the columns of an extension."""
-    deliver, replies = extension.deliver, extension.in_reply_to
+    deliver, replies, causes = extension.deliver, extension.in_reply_to, extension.caused_by
     optional = (
         deliver if isinstance(deliver, np.ndarray) else None,
         extension.ordinal,
         None if replies is None else replies.numbers,
         None if replies is None else replies.places,
         extension.expects_answer,
+        None if causes is None else causes.numbers,
+        None if causes is None else causes.places,
     )
     flags, columns = _EXTENSION if extension.fold is None else _EXTENSION | _FOLD, list[memoryview]()
     for (flag, _), column in zip(_EXTENSION_COLUMNS, optional, strict=True):
@@ -341,7 +348,7 @@ def _prefix_trouble(magic: bytes, version: int, at: int, size: int) -> str | Non
 def _header_trouble(header: Header, size: int) -> str | None:
     if header.rows > size:
         return "its count of rows is impossible"
-    if header.flags >= 2 * _FOLD:
+    if header.flags >= 2 * _CAUSE_PLACES:
         return "it has columns that there are not"
     if bool(header.flags & _FOLD) != (header.fold is not None) or (header.fold and header.audience is None):
         return "it stands for pairs that it does not name"
@@ -398,32 +405,33 @@ def _decode_columns(header: Header, reader: _Reader) -> Batch:
 
 
 def _extension(header: Header, reader: _Reader) -> Extension:
-    delivers, ordinal, numbers, places, expects = reader.columns(_EXTENSION_COLUMNS)
+    delivers, ordinal, numbers, places, expects, causes, cause_places = reader.columns(_EXTENSION_COLUMNS)
     if expects is not None:
         _check(_largest(expects) <= 1, "it expects an answer in another way than yes or no")
     return Extension(
         attempt=header.attempt,
         deliver=header.deliver if delivers is None else delivers,
         ordinal=ordinal,
-        in_reply_to=_replies(header.reply_texts, numbers, places),
+        in_reply_to=_message_ids(header.reply_texts, numbers, places),
         expects_answer=None if expects is None else expects.view(np.bool_),
         reply_mailbox=header.reply_mailbox,
         asked_outside={row: OutsideQuestion(*asked) for row, *asked in header.asked_outside},
         behind={row: tuple(InHand(*each) for each in chain) for row, chain in header.behind},
         failed=header.failed,
+        caused_by=_message_ids(header.cause_texts, causes, cause_places),
         audience=None if header.audience is None else Audience(*header.audience),
         fold=None if header.fold is None else Fold(*header.fold),
     )
 
 
-def _replies(
+def _message_ids(
     texts: tuple[str, ...], numbers: NDArray[np.int64] | None, places: NDArray[np.uint32] | None
 ) -> MessageIdColumn | None:
     if numbers is None:
-        _check(places is None and not texts, "it answers questions that it does not name")
+        _check(places is None and not texts, "it names messages that its rows do not refer to")
         return None
-    _check(_smallest(numbers) >= NO_NUMBER, "it answers a question of an impossible number")
-    _check((0 if places is None else _largest(places)) < len(texts), "it answers a question that it does not name")
+    _check(_smallest(numbers) >= NO_NUMBER, "it refers to a message of an impossible number")
+    _check((0 if places is None else _largest(places)) < len(texts), "it refers to a message that it does not name")
     return MessageIdColumn(numbers, texts, places)
 
 

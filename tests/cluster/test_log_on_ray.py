@@ -145,6 +145,38 @@ def test_a_task_can_query_the_log(logged):
     )  # fmt: skip
 
 
+async def test_the_log_says_which_message_a_handler_had_when_it_sent_others(logged):
+    messaging, west, east = logged
+    friends = messaging.create_audience(f"friends-{uuid.uuid4().hex[:8]}", graph=[(13, 2), (13, 15)])
+    receipts, done = {}, asyncio.Event()
+
+    async def act(message):
+        if message.to_id == 12:
+            receipts["one"] = [await east.aio.send(12, 3, {"text": "one"})]
+            receipts["many"] = await asyncio.gather(*(east.aio.send(12, 3, {"n": n}) for n in range(20)))
+            receipts["columns"] = await east.aio.send_columns([12, 13], [3, 4], numbered(2))
+            receipts["broadcast"] = await east.aio.broadcast(13, friends, {"text": "all"})
+            await east.aio.ask(12, 11, {"text": "ask"}, timeout=PATIENCE_S)
+            done.set()
+        return {} if message.expects_answer else None
+
+    serving = asyncio.create_task(east.aio.serve(act))
+    first = await west.aio.send(1, 12, {"text": "act"})
+    async with asyncio.timeout(PATIENCE_S):
+        await done.wait()
+    serving.cancel()
+    await asyncio.gather(serving, return_exceptions=True)
+    ids = {each.message_id for found in receipts.values() for each in found}
+    [asked] = messaging.log.query(contains='"ask"', from_id=12, to_id=11)["message_id"].to_pylist()
+    assert len(ids) == 24
+    for message_id in [*ids, asked]:
+        found = messaging.log.why(message_id)
+        assert [(cause.message.message_id, cause.answered) for cause in found.causes] == [(first.message_id, False)]
+    [answer] = messaging.log.query(in_reply_to=asked)["message_id"].to_pylist()
+    shown = messaging.log.why(answer)
+    assert [row["message_id"] for row in shown.rows()] == [answer, asked, first.message_id]
+
+
 def test_the_log_list_has_agentsocietys_form(logged):
     messaging, west, _ = logged
     control(messaging, "clear_log_list")

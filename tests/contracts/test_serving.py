@@ -6,7 +6,8 @@ import json
 import pytest
 from support.contracts import WAIT_S, fetch_all, until
 
-from ray_messaging import AnswerFailed, ConfigError, NoAnswer, rules
+from ray_messaging import AnswerFailed, ConfigError, NoAnswer, Outgoing, rules
+from ray_messaging.addressing.channels import agent_channel
 from ray_messaging.interception.server.interceptor import Interceptor
 from ray_messaging.wire.frames import decode
 
@@ -357,3 +358,52 @@ async def test_a_question_ends_by_its_timeout_where_the_outbox_is_full(messagers
             await west.ask_columns(1, 11, [{"n": 2}], timeout=0.2)
     await fetch_all(east, 2)
     await asyncio.gather(*sends)
+
+
+# -- what a handler sends ---------------------------------------------------------------------------------------------
+
+
+async def test_what_a_handler_sends_names_the_message_that_it_handles(pair, serve, messagers):
+    west, east = pair
+    north = await messagers(name="north", host=[21])
+    done, found = asyncio.Event(), {}
+    exp_id = west.exp_id
+
+    async def note(message):
+        found.setdefault(message.payload["by"], []).append(message.caused_by)
+        return {} if message.expects_answer else None
+
+    async def act(message):
+        await west.send_message(agent_channel(exp_id, 11, "agent-chat"), {"by": "send_message"}, from_id=1)
+        await asyncio.gather(*(west.send(1, 11, {"by": "many"}) for _ in range(50)))
+        await west.send_messages([Outgoing.to_agent(11, {"by": "send_messages"}, 1)] * 2)
+        await west.send_columns([1, 2], [11, 12], [{"by": "send_columns"}] * 2)
+        await west.send(1, 11, {"by": "large", "text": "x" * 100_000})
+        await west.ask(1, 11, {"by": "ask"}, timeout=LONG_S)
+        async with north.transaction() as tx:
+            tx.send_message(agent_channel(exp_id, 11, "agent-chat"), {"by": "tx.send_message"}, from_id=21)
+            tx.send_columns([21], [11], [{"by": "tx.send_columns"}])
+        done.set()
+
+    serve(east, note)
+    serve(west, act)
+    sent = await east.send(11, 1, {})
+    async with asyncio.timeout(WAIT_S):
+        await done.wait()
+    await west.send(1, 11, {"by": "the test"})
+    await until(lambda: "the test" in found and len(found) == 9)
+    counts = {"send_message": 1, "many": 50, "send_messages": 2, "send_columns": 2, "large": 1, "ask": 1}
+    counts |= {"tx.send_message": 1, "tx.send_columns": 1}
+    assert found == {by: [sent.message_id] * count for by, count in counts.items()} | {"the test": [None]}
+
+
+async def test_what_the_body_of_a_loop_sends_names_its_message_until_the_next_one_or_the_end(pair):
+    west, east = pair
+    ids = [(await east.send(11, to, {})).message_id for to in (1, 1, 2)]
+    async with asyncio.timeout(WAIT_S):
+        async for _ in west:
+            await west.send(1, 11, {})
+            break
+        await west.send(1, 11, {})  # in the same turn of the event loop
+    received = await fetch_all(east, 2)
+    assert [message.caused_by for message in received] == [ids[0], None]

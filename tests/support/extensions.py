@@ -22,7 +22,7 @@ def extensions(draw, rows):
     def column(strategy, dtype):
         return np.array(draw(st.lists(strategy, min_size=rows, max_size=rows)), dtype)
 
-    several, asks, replies = draw(st.booleans()), draw(st.booleans()), draw(st.booleans())
+    several, asks, replies, caused = (draw(st.booleans()) for _ in range(4))
     ids = st.lists(st.none() | MESSAGE_ID, min_size=rows, max_size=rows)
     return Extension(
         attempt=draw(st.integers(0, 2**62 - 1)),
@@ -33,5 +33,6 @@ def extensions(draw, rows):
         reply_mailbox=draw(st.sampled_from(["", "town.east"])),
         behind=draw(st.dictionaries(st.integers(0, rows - 1), CHAIN, max_size=3)) if rows else {},
         failed=draw(st.booleans()),
+        caused_by=MessageIdColumn.of(draw(ids)) if caused else None,
         audience=draw(st.none() | st.builds(Audience, TEXT, st.integers(0, 2**62 - 1))),
     )

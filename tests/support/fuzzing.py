@@ -262,6 +262,7 @@ def some_batches():
                 in_reply_to=MessageIdColumn.of(["3-0-7", None, "s-1-8"]),
                 expects_answer=np.array([True, False, True]),
                 reply_mailbox="town.east",
+                caused_by=MessageIdColumn.of([None, "s-1-9", "3-0-7"]),
                 audience=Audience("friends", 3),
             ),
         ),

@@ -13,7 +13,7 @@ from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.reading.filters import Filters
 from ray_messaging.eventlog.reading.questions import answer
 from ray_messaging.eventlog.reading.scan import View, groups_with
-from ray_messaging.eventlog.schema import OF_BROADCASTS, SCHEMA
+from ray_messaging.eventlog.schema import OPTIONAL, SCHEMA
 
 T0 = 1_700_000_000.0  # unix s
 
@@ -31,8 +31,7 @@ def row(number, from_id=1, to_id=2, **facts):
     return {
         "message_id": f"s-1-{number}",
         "step": None,
-        **dict.fromkeys(("step_read", "ordinal", "audience", "audience_version", "in_reply_to", "expects_answer")),
-        **dict.fromkeys(OF_BROADCASTS),
+        **dict.fromkeys(OPTIONAL),
         "channel": "exps:test:user-payback" if to_id is None else f"exps:test:agents:{to_id}:{subtopic}",
         "subtopic": None if to_id is None else subtopic,
         **ends,

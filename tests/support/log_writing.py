@@ -91,6 +91,7 @@ def _of_extension(extension, row):
         "audience_version": audience[1],
         **dict.fromkeys(OF_BROADCASTS),
         "in_reply_to": None if extension.in_reply_to is None else extension.in_reply_to[row],
+        "caused_by": None if extension.caused_by is None else extension.caused_by[row],
     }
 
 

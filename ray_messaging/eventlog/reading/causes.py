@@ -1,7 +1,8 @@
 """Why a message was sent: what its sender had in hand, and why that was sent.
 
 In steps, what an agent had in hand when it sent a message is what it read in that step. So the log knows it, and
-nothing more is stored.
+nothing more is stored. Outside of steps it is the question that the message answers, or the message that its sender was
+handling, whose id the message carries.
 """
 
 import html
@@ -112,12 +113,14 @@ def why(view: View, *, message_id: str, depth: int = DEPTH, most: int = MOST) ->
     """Return the tree of the causes of a message, `depth` levels deep, with at most `most` messages below each.
 
     Raises: InvalidQuery for an invalid argument; UnknownName if no message has the id; ConfigError if it was sent
-    outside of steps, and answers nothing.
+    outside of steps, answers nothing, and its sender was handling no message.
     """
     levels, width = check_at_least_1("depth", depth), check_at_least_1("most", most)
     root = found_message(view, message_id)
-    if root.ordinal is None and root.in_reply_to is None:
-        raise outside_of_steps(root)
+    if root.ordinal is None and _cause_of(root) is None:
+        raise outside_of_steps(
+            root, "a message of a step, an answer, or what a handler of serve or the body of `async for` has sent"
+        )
     search = _Search(view, width)
     rows, found = [root], [root]
     for _ in range(levels):
@@ -169,12 +172,14 @@ def _joined(rows: list[LogRow]) -> LogRow:
     return next((row for row in rows if row.fate == "delivered"), rows[0])
 
 
-def outside_of_steps(row: LogRow) -> ConfigError:
-    """Return the error for a message that was not sent in a step."""
-    return ConfigError(
-        f"message {row.message_id!r} was sent outside of steps, and the log does not store what its sender had in hand "
-        "then: ask about a message of an experiment with steps=Steps(), or about an answer, whose cause is its question"
-    )
+def outside_of_steps(row: LogRow, others: str) -> ConfigError:
+    """Return the error for a message that was not sent in a step; `others` are those of which one can ask."""
+    return ConfigError(f"message {row.message_id!r} was sent outside of steps: ask about {others}")
+
+
+def _cause_of(row: LogRow) -> str | None:
+    """Return the id of the question that a message answers, or of what its sender was handling; None: neither."""
+    return row.in_reply_to or row.caused_by
 
 
 def hand_of(row: LogRow) -> _Hand | None:
@@ -193,18 +198,18 @@ class _Search:
         self._most = most
         self._hands: dict[_Hand, list[LogRow]] = {}
         self._sizes: dict[_Hand, int] = {}
-        self._questions: dict[str, LogRow] = {}
+        self._known: dict[str, LogRow] = {}  # the messages that others answer, or were caused by
 
     def look_up(self, rows: Iterable[LogRow]) -> None:
         """Look up the causes of some messages, in one scan for all hands."""
         rows = [*rows]
-        asked = {row.in_reply_to for row in rows if row.in_reply_to is not None} - self._questions.keys()
+        causes = {cause for row in rows if (cause := _cause_of(row)) is not None} - self._known.keys()
         if hands := {hand for row in rows if (hand := hand_of(row)) is not None} - self._hands.keys():
-            self._read(hands, asked)
-        if unread := asked - self._questions.keys():  # it was read in an earlier step, or outside of steps
-            self._questions |= _by_id(messages(self._view, unread, text=True))
+            self._read(hands, causes)
+        if unread := causes - self._known.keys():  # it was read in an earlier step, or outside of steps
+            self._known |= _by_id(messages(self._view, unread, text=True))
 
-    def _read(self, hands: Collection[_Hand], asked: Collection[str]) -> None:
+    def _read(self, hands: Collection[_Hand], causes: Collection[str]) -> None:
         agents, steps = ([*dict.fromkeys(each)] for each in zip(*hands, strict=True))
         filters = Filters(to_id=agents, step_read=steps, fate="delivered")
         table = expanded(self._view, filters, stored(COLUMNS), text=True)
@@ -212,20 +217,20 @@ class _Search:
             reader = pc.field("to_name" if isinstance(agent, str) else "to_id")
             own = once_each(table.filter((reader == agent) & (pc.field("step_read") == step)))
             own = _in_canonical_order(own)
-            answered = pc.is_in(own["message_id"], pa.array(asked, pa.string()))
+            named = pc.is_in(own["message_id"], pa.array(causes, pa.string()))
             first = pa.array(np.arange(len(own)) < self._most)
-            rows = [*rows_of(with_ids(own.filter(pc.or_(first, answered))))]
+            rows = [*rows_of(with_ids(own.filter(pc.or_(first, named))))]
             self._hands[agent, step], self._sizes[agent, step] = rows, len(own)
-            self._questions |= {row.message_id: row for row in rows if row.message_id in asked}
+            self._known |= {row.message_id: row for row in rows if row.message_id in causes}
 
     def causes(self, row: LogRow) -> list[LogRow]:
-        """Return the causes of a message that were looked up, the question that it answers first."""
-        question = None if row.in_reply_to is None else self._questions.get(row.in_reply_to)
+        """Return the causes of a message that were looked up, the one that it names first."""
+        named = self._known.get(_cause_of(row) or "")
         hand = self._in_hand(row)
-        if question is None:
+        if named is None:
             return hand[: self._most]
-        others = [each for each in hand if each.message_id != question.message_id]
-        return [question, *others][: self._most]
+        others = [each for each in hand if each.message_id != named.message_id]
+        return [named, *others][: self._most]
 
     def _in_hand(self, row: LogRow) -> list[LogRow]:
         hand = hand_of(row)
@@ -249,7 +254,7 @@ def _is_in(hand: _Hand, row: LogRow) -> bool:
 
 def _note(row: LogRow) -> str:
     if row.ordinal is None:
-        return "it was sent outside of steps, so the log does not know what its sender had in hand"
+        return "it was sent outside of steps, by code that handled no message"
     if row.ordinal >= FIRST_OUTSIDE:
         return "it came from outside of the steps"
     return "a rule added it" if row.ordinal >= FIRST_ADDED else "its sender had no message in hand"

@@ -40,6 +40,7 @@ class LogRow:
     pairs: int | None
     in_reply_to: str | None
     expects_answer: bool | None
+    caused_by: str | None
     text: str
     text_before: str | None
     labels: tuple[str, ...]

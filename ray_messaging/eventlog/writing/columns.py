@@ -263,8 +263,9 @@ def extension_columns(batches: Sequence[Batch]) -> dict[str, pa.Array]:
         "ordinal": numbers(lambda extension: extension.ordinal),
         "audience": repeated([extension.audience and extension.audience.name for extension in found], counts),
         "audience_version": numbers(lambda extension: extension.audience and extension.audience.version),
-        "in_reply_to": _replies([extension.in_reply_to for extension in found], counts),
+        "in_reply_to": _message_ids([extension.in_reply_to for extension in found], counts),
         "expects_answer": number_column([extension.expects_answer for extension in found], counts, np.bool_),
+        "caused_by": _message_ids([extension.caused_by for extension in found], counts),
     }
 
 
@@ -283,7 +284,7 @@ def number_column(found: Sequence[NDArray[Any] | int | None], counts: Sequence[i
     return pa.array(column, mask=np.repeat(missing, counts) if any(missing) else None)
 
 
-def _replies(found: Sequence[MessageIdColumn | None], counts: Sequence[int]) -> pa.Array:
+def _message_ids(found: Sequence[MessageIdColumn | None], counts: Sequence[int]) -> pa.Array:
     if all(column is None for column in found):
         return nulls(sum(counts), pa.string())
     parts = [column or MessageIdColumn.of([None] * count) for column, count in zip(found, counts, strict=True)]

@@ -49,8 +49,11 @@ def decode_entry(item: LogItem, hearers_of: Callable[[Batch], Hearers | None] = 
         mailbox = mailbox_of(item.stream)
         return Taken(delivered(batch, item.entry, mailbox, hearers_of(batch)), batch.messages)
     if item.step is not None:
-        asks = None if batch.extension is None else batch.extension.expects_answer
-        batch.step, batch.extension = item.step, Extension(deliver=item.step, expects_answer=asks)
+        before = batch.extension or Extension()
+        batch.step, batch.extension = (
+            item.step,
+            Extension(deliver=item.step, expects_answer=before.expects_answer, caused_by=before.caused_by),
+        )
     return Taken(noted(batch, item.entry, item.note, item.takers), len(batch))
 
 

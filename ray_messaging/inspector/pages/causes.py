@@ -48,7 +48,8 @@ class Causes:
                 draw(chart("drawn", _LEAF * (1 + charts.leaves(found))), charts.tree(found))
             self._fork.set_text(_fork_without(source.log_dir, found.row))
             self._table.rows = shown(list({row.position: row for row in reversed(found.rows())}.values()))
-            draw(self._effects, charts.collected(await self._cache.ask(source.effects, message_id, _STEPS)))
+            if found.row.step is not None:  # effects are counted by step
+                draw(self._effects, charts.collected(await self._cache.ask(source.effects, message_id, _STEPS)))
 
 
 def _fork_without(log_dir: str | None, row: Row) -> str:

@@ -262,7 +262,7 @@ def _shown(row: Row) -> dict[str, Any]:
         "to_id": row.to_id,
         "from_link": agent_link(row.from_id),
         "to_link": agent_link(row.to_id),
-        "why_link": "" if row.step is None else f"/why?{urlencode({'id': row.message_id})}",
+        "why_link": f"/why?{urlencode({'id': row.message_id})}" if row.caused else "",
         "text": words if len(words) <= _TEXT else f"{words[:_TEXT]}\u2026",
         "rest": cut(rest, _TEXT),
         "before": cut(row.text_before, _TEXT),

@@ -102,6 +102,7 @@ def row_of(found: Mapping[str, Any]) -> Row:
         found["step"],
         cut(found["in_reply_to"] or "", NAME_WIDTH),
         bool(found["expects_answer"]),
+        None not in (found["ordinal"], found["step"]) or bool(found["in_reply_to"] or found["caused_by"]),
     )
 
 

@@ -163,9 +163,19 @@ def test_an_answer_outside_of_steps_has_its_question_as_its_only_cause(tmp_path)
     (cause,) = log.why("s-1-2").causes
     assert (cause.message.message_id, cause.answered) == ("s-1-1", True)
     assert "outside of steps" in cause.note
-    for ask in (log.why, log.effects):
-        with pytest.raises(ConfigError, match=r"'s-1-0' was sent outside of steps.*steps=Steps"):
+    for ask, others in ((log.why, "a handler of serve"), (log.effects, "an experiment with steps=Steps")):
+        with pytest.raises(ConfigError, match=rf"'s-1-0' was sent outside of steps: ask about .*{others}"):
             ask("s-1-0")
+
+
+def test_a_message_that_was_sent_while_another_one_was_handled_is_caused_by_it(tmp_path):
+    rows = [row(0), row(1, 2, 3, caused_by="s-1-0"), row(2, 3, 4, caused_by="s-1-1"), row(3, 4, 5)]
+    log = log_of(write_folder(tmp_path, [rows]))
+    found = log.why("s-1-2").to_pandas()
+    assert found.message_id.tolist() == ["s-1-2", "s-1-1", "s-1-0"]
+    assert found.cause_of.tolist()[1:] == ["s-1-2", "s-1-1"]
+    assert not found.answered.any()
+    assert log.sql("select count(*) n from messages where caused_by is not null").to_pydict() == {"n": [2]}
 
 
 def test_what_cannot_be_asked(log):

@@ -175,8 +175,8 @@ def test_the_columns(log):
     table = log.query()
     assert table.column_names == [
         "message_id", "step", "step_read", "ordinal", "channel", "subtopic", "from_id", "to_id", "audience",
-        "audience_version", "pairs", "in_reply_to", "expects_answer", "payload", "payload_before", "labels", "sent_at",
-         "delivered_at", "fate", "rule", "reason", "sender", "mailbox", "position",
+        "audience_version", "pairs", "in_reply_to", "expects_answer", "caused_by", "payload", "payload_before",
+        "labels", "sent_at", "delivered_at", "fate", "rule", "reason", "sender", "mailbox", "position",
     ]  # fmt: skip
     assert str(table["fate"].type) == "string"
     assert str(table["from_id"].type) == "string"

@@ -30,6 +30,7 @@ def answers():
                 audience=Audience("friends", 3),
                 behind={1: (InHand("east", "s-1-8", "ann", 1), InHand("west", "4-0-7", None, 0))},
                 failed=True,
+                caused_by=MessageIdColumn.of([None, "s-1-9", "4-0-7"]),
             ),
         )
     )
@@ -45,8 +46,10 @@ def test_an_extension_arrives_whole():
     assert extension.expects_answer.tolist() == [False, True, False]
     assert extension.behind == {1: (("east", "s-1-8", "ann", 1), ("west", "4-0-7", None, 0))}
     assert extension.failed
+    assert extension.caused_by.tolist() == [None, "s-1-9", "4-0-7"]
     later = Extension.joined([(extension.take(np.array([0])), 1), (extension.take(np.array([2, 1])), 2)])
     assert (later.behind, later.failed) == ({2: extension.behind[1]}, True)
+    assert later.caused_by.tolist() == [None, "4-0-7", "s-1-9"]
 
 
 def test_a_plain_frame_is_no_byte_longer():
@@ -59,15 +62,17 @@ def test_a_plain_frame_is_no_byte_longer():
         ({"flags": 2**14 + 2**8}, "lines and columns"),
         ({"payload_columns": [["x", "float64", 0]]}, "describes columns"),
         ({"flags": 2**9}, "extension that it has not"),
-        ({"flags": 2**17 + 2**8}, "columns that there are not"),
+        ({"flags": 2**19 + 2**8}, "columns that there are not"),
         ({"flags": 2**16 + 2**8}, "stands for pairs"),
         ({"fold": [b"x", 2, b""]}, "stands for pairs"),
-        ({"flags": 0}, "another length|match its rows|does not announce|answers|pairs"),
+        ({"flags": 0}, "another length|match its rows|does not announce|names messages|pairs"),
         ({"attempt": -1}, "header"),
         ({"deliver": 2**63}, "header"),
         ({"audience": ["friends"]}, "header"),
-        ({"reply_texts": ["4-0-"]}, "answers a question"),
-        ({"reply_texts": []}, "answers a question"),
+        ({"reply_texts": ["4-0-"]}, "refers to a message"),
+        ({"reply_texts": []}, "refers to a message"),
+        ({"cause_texts": ["4-0-"]}, "refers to a message"),
+        ({"cause_texts": []}, "refers to a message"),
         ({"behind": [[3, []]]}, "names rows"),
         ({"behind": [[1, [["east", 7, None, 1]]]]}, "header"),
     ],
@@ -86,7 +91,9 @@ def test_a_plain_frame_with_flags_of_an_extension(flag):
 
 @pytest.mark.parametrize(("at", "value", "says"), [(-1, 2, "yes or no"), (-16 - 12, 254, "impossible number")])
 def test_extension_columns_with_impossible_values(at, value, says):
-    frame = bytearray(answers())
+    batch = decode(answers())
+    batch.extension.caused_by = None  # `expects_answer` is the last column then
+    frame = bytearray(encode(batch))
     length = int.from_bytes(frame[8:12], "little")
     ends = len(frame)
     frame[ends + at] = value
