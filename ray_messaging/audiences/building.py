@@ -1,7 +1,10 @@
 """Building of edges: from pairs of ids, chunk by chunk, or from positions of agents, which hear each other if near."""
 
+import os
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,7 +12,7 @@ from numpy.typing import NDArray
 
 from ray_messaging.addressing.channels import check_id
 from ray_messaging.audiences.edges import places_in
-from ray_messaging.audiences.graph_edges import CHUNK, Adjacency, GraphEdges, offsets_of
+from ray_messaging.audiences.graph_edges import CHUNK, Adjacency, GraphEdges, gathered, offsets_of
 from ray_messaging.errors import AudienceTooLarge, ConfigError, InvalidColumns, UnknownName
 from ray_messaging.model.agent_sets import AgentSet
 from ray_messaging.model.columns import IdColumn
@@ -18,7 +21,10 @@ _HALF = np.int64(32)
 _LOW = np.int64(2**32 - 1)
 _SMALL = 2**31  # ids below it fit into half a key
 _DENSE = 2**26  # ids up to it are looked up in a table with a place for each
-_SAMPLE = 1000  # about so many agents are looked at, to estimate whether all pairs must be counted first
+_SPARE = 16  # a table of cells may have so many places for each agent
+_PARTS = 4  # cells along the first axis for one radius; more of them would spare few points
+_BLOCK = 4096  # points that a thread looks at between two others
+_THREADS = 4  # more of them would wait for each other, because parts of numpy run in one thread at a time
 
 
 def build_edges(chunks: Iterable[object]) -> GraphEdges:
@@ -215,14 +221,10 @@ class Positions(NamedTuple):
 
         Raises: AudienceTooLarge if there are more pairs than the limit, ConfigError if scipy is not installed.
         """
-        pairs = self._near()
-        keys = np.empty(2 * len(pairs), np.int64)
-        pack(pairs[:, 0], pairs[:, 1], keys[: len(pairs)])
-        pack(pairs[:, 1], pairs[:, 0], keys[len(pairs) :])
-        del pairs
-        keys.sort()
-        present, lengths, others = sorted_side(keys)
+        lengths, others = self._near()
+        present = np.flatnonzero(lengths)
         replace_by_places(others, present)
+        lengths = lengths[present]
         side = Adjacency(self.ids[present], offsets_of(lengths)[:-1], lengths, others)
         return GraphEdges(side, side, self.digest, positions=self)
 
@@ -234,29 +236,147 @@ class Positions(NamedTuple):
         digest.update(np.ascontiguousarray(self.points).data)
         return digest.digest()
 
-    def _near(self) -> NDArray[np.int64]:
+    def _near(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        """Return how many others each agent is near, and the indexes of these, ascending for each agent."""
         try:
             from scipy.spatial import cKDTree  # noqa: PLC0415 - an extra
         except ImportError as error:
             raise ConfigError("audiences of positions need scipy: pip install 'ray-messaging[spatial]'") from error
-        tree: Any = cKDTree(self.points, balanced_tree=False, compact_nodes=False)
-        few = cKDTree(self.points[:: max(len(self.ids) // _SAMPLE, 1)])
-        # `few.n` is subtracted because each agent is near itself.
-        about = (few.count_neighbors(tree, self.radius) - few.n) * (len(self.ids) / max(few.n, 1))
-        if about > self.limit / 2:
-            self._check(int(tree.count_neighbors(tree, self.radius)) - len(self.ids))
-        found: NDArray[np.int64] = tree.query_pairs(self.radius, output_type="ndarray")
-        self._check(2 * len(found))
-        return found
+        lengths, found, parts = np.zeros(len(self.ids), np.int64), 0, list[_Near]()
+        if not len(lengths):
+            return lengths, np.zeros(0, np.int32)
+        grid = _Grid(self.points, self.radius, self.limit)
+        with ThreadPoolExecutor(min(_THREADS, len(os.sched_getaffinity(0)))) as pool:
+            for some in pool.map(grid.near, range(0, len(self.ids), _BLOCK)):
+                for part in some:
+                    lengths[part.agents] = part.lengths
+                    found += len(part.others)
+                parts += some
+            if found > self.limit:
+                tree = cKDTree(self.points, balanced_tree=False, compact_nodes=False)
+                raise self._too_large(int(tree.count_neighbors(tree, self.radius)) - len(self.ids))
+            starts, others = offsets_of(lengths), np.empty(found, np.int32)
 
-    def _check(self, pairs: int) -> None:
-        if pairs > self.limit:
-            raise AudienceTooLarge(
-                f"radius {self.radius:g} makes {pairs:,} pairs of {len(self.ids):,} agents, the limit is {self.limit:,}"
-                ": take a smaller radius, or raise most_pairs=",
-                pairs=pairs,
-                limit=self.limit,
-            )
+            def put(part: _Near) -> None:
+                others[gathered(starts[part.agents], part.lengths)] = part.others
+
+            for _ in pool.map(put, parts):
+                pass
+        return lengths, others
+
+    def _too_large(self, pairs: int) -> AudienceTooLarge:
+        return AudienceTooLarge(
+            f"radius {self.radius:g} makes {pairs:,} pairs of {len(self.ids):,} agents, the limit is {self.limit:,}"
+            ": take a smaller radius, or raise most_pairs=",
+            pairs=pairs,
+            limit=self.limit,
+        )
+
+
+class _Near(NamedTuple):
+    """Some agents, how many others each of them is near, and these others, ascending for each agent. All by index."""
+
+    agents: NDArray[np.intp]
+    lengths: NDArray[np.int64]
+    others: NDArray[np.uint32]
+
+
+class _Grid:
+    """Points, sorted by cells, so that those that a point may be near are a few ranges of them.
+
+    Cells form rows along the first axis. A row has no place if it has no points. Once more pairs than the limit have
+    been found, no further ones are.
+    """
+
+    def __init__(self, points: NDArray[np.float64], radius: float, limit: int) -> None:
+        side = max(radius * (1 + 2.0**-16), 2.0**-1000)  # longer than the radius by more than the cells are rounded
+        first, *others = (_cells(column, side, 1 if axis else _PARTS) for axis, column in enumerate(points.T[:3]))
+        rows, around = np.zeros(len(points), np.int64), np.zeros(1, np.int64)
+        for cells in others:
+            width = int(cells.max()) + 2  # behind the last cell is an empty one: the next row's first is no neighbour
+            rows = rows * width + cells
+            around = np.add.outer(around * width, np.arange(-1, 2)).ravel()
+        distinct, rows = np.unique(rows, return_inverse=True)
+        wanted = distinct[:, None] + around
+        self._around = np.searchsorted(distinct, wanted)  # for each row, those that its points look at
+        self._around[distinct.take(self._around, mode="clip") != wanted] = len(distinct)  # an empty row, behind all
+        self._own = len(around) // 2
+        self._width = int(first.max()) + 1 + _PARTS  # with as many empty cells as a point looks at to each side
+        keys = rows * self._width + first + _PARTS
+        self._order = np.argsort(keys)
+        self._keys, self._rows = keys[self._order], rows[self._order]
+        self._columns = [column[self._order] for column in points.T]
+        self._square, self._limit, self._found = radius * radius, limit, 0
+        self._begins: NDArray[np.intp] | None = None
+        last = (len(distinct) + 1) * self._width + _PARTS
+        if last < _SPARE * (len(points) + CHUNK):
+            self._begins = offsets_of(np.bincount(self._keys, minlength=last))
+
+    def _before(self, keys: NDArray[np.int64]) -> NDArray[np.intp]:
+        """Return how many points have smaller keys."""
+        return np.searchsorted(self._keys, keys) if self._begins is None else self._begins.take(keys)
+
+    def near(self, low: int, high: int | None = None) -> list[_Near]:
+        """Return whom the points from `low` to before `high` are near, in the order of cells; None: of a block."""
+        if self._found > self._limit:
+            return []
+        size = len(self._keys)
+        high = min(low + _BLOCK, size) if high is None else high
+        keys = self._around[self._rows[low:high]] * self._width + (self._keys[low:high] % self._width)[:, None]
+        begins = self._before(keys - _PARTS).ravel()
+        counts = self._before(keys + (_PARTS + 1)).ravel() - begins
+        ends = np.cumsum(counts)
+        # Arrays are to stay in the cache, and the numbers by which they are sorted below 2**32.
+        pieces = min(max(-(-int(ends[-1]) // CHUNK), -(-(high - low) * size >> 32)), high - low)
+        if pieces > 1:
+            bounds = np.linspace(low, high, pieces + 1).astype(int).tolist()
+            return [part for bound in pairwise(bounds) for part in self.near(*bound)]
+        begins -= ends - counts
+        places = np.repeat(begins, counts)
+        places += np.arange(len(places))
+        ends = ends[keys.shape[1] - 1 :: keys.shape[1]]
+        near = self._squares(places, slice(low, high), np.diff(ends, prepend=0)) <= self._square
+        near[np.arange(low, high) - begins[self._own :: keys.shape[1]]] = False  # itself
+        kept = np.flatnonzero(near)
+        lengths = np.diff(np.searchsorted(kept, ends), prepend=0)
+        others = self._order.take(places.take(kept)).astype(np.uint32)
+        firsts = np.repeat((np.arange(high - low) * size).astype(np.uint32), lengths)
+        others += firsts
+        others.sort()
+        others -= firsts
+        self._found += len(others)  # less if threads meet here, and then some pairs more are found
+        return [_Near(self._order[low:high], lengths, others)]
+
+    def _squares(self, places: NDArray[np.intp], of: slice, counts: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the squares of the distances of some points from points at `places`, a number of places for each."""
+        squares = np.zeros(1)
+        with np.errstate(over="ignore"):  # then they are far
+            for column in self._columns:
+                ways = column.take(places)
+                ways -= np.repeat(column[of], counts)
+                ways *= ways
+                squares = np.add(squares, ways, out=ways)
+        return squares
+
+
+def _cells(values: NDArray[np.float64], side: float, parts: int) -> NDArray[np.int64]:
+    """Return the cell of each value, from 0. Cells of values within `side` of each other differ by at most `parts`."""
+    halves, scale = values / 2, parts / (side / 2)  # a difference of halves is finite
+    low = halves.min()
+    cells: NDArray[np.int64]
+    if halves.max() - low < side / 2 * len(values):
+        cells = ((halves - low) * scale).astype(np.int64)
+        return cells
+    # Far values get near cells, so that there are not many more cells than values.
+    order = np.argsort(halves)
+    halves = halves[order]
+    begins = np.flatnonzero(np.diff(halves, prepend=-np.inf) > side / 2)
+    counts = np.diff(begins, append=len(values))
+    sorted_ = ((halves - np.repeat(halves[begins], counts)) * scale).astype(np.int64)
+    sorted_ += np.repeat(offsets_of(sorted_[begins + counts - 1] + parts + 1)[:-1], counts)
+    cells = np.empty(len(values), np.int64)
+    cells[order] = sorted_
+    return cells
 
 
 def checked_points(points: object, rows: int, dimensions: int | None = None) -> NDArray[np.float64]:

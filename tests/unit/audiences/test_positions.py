@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.spatial import cKDTree
 
 from ray_messaging.audiences.building import Positions
 from ray_messaging.audiences.files import read_edges, write_edges
@@ -22,8 +23,8 @@ def placed(points, radius=1.0, ids=None, limit=MANY):
 
 def near(points, radius):
     points = np.asarray(points, float)
-    distances = np.linalg.norm(points[:, None] - points[None, :], axis=2)
-    return {(a, b) for a, b in np.argwhere(distances <= radius).tolist() if a != b}
+    squares = sum((column[:, None] - column) ** 2 for column in points.T)  # as a tree adds them
+    return {(a, b) for a, b in np.argwhere(squares <= radius * radius).tolist() if a != b}
 
 
 def pairs_of(edges):
@@ -31,11 +32,39 @@ def pairs_of(edges):
     return {*zip(edges.senders.ints[rows].tolist(), hearers.tolist(), strict=True)}
 
 
-@given(
-    st.lists(st.tuples(st.integers(-9, 9), st.integers(-9, 9)), min_size=1, max_size=30), st.sampled_from([0.5, 1, 5])
-)
-def test_agents_within_the_radius_are_pairs(points, radius):
-    assert pairs_of(placed(points, radius).edges()) == near(points, radius)
+@st.composite
+def crowds(draw):
+    """Points in one to five dimensions: on a lattice, so that many are just at the radius, together, or far away."""
+    dimensions, count = draw(st.integers(1, 5)), draw(st.integers(1, 40))
+    numbers = np.random.default_rng(draw(st.integers(0, 2**32)))
+    points = numbers.integers(-5, 6, (count, dimensions)) * draw(st.sampled_from([1.0, 0.1, 2.5]))
+    if draw(st.booleans()):
+        points += numbers.random(points.shape)
+    if draw(st.booleans()):
+        points[numbers.random(count) < 0.1] *= draw(st.sampled_from([-1e3, 1e9, 1e100]))
+    return points, draw(st.sampled_from([0.1, 0.3, 0.5, 1.0, 2.5, 5.0]))
+
+
+@given(crowds())
+def test_agents_within_the_radius_are_pairs(crowd):
+    points, radius = crowd
+    edges = placed(points, radius).edges()
+    rows, hearers = edges.expand(edges.senders.column)
+    found = [*zip(edges.senders.ints[rows].tolist(), hearers.tolist(), strict=True)]
+    assert found == sorted(near(points, radius))
+
+
+@pytest.mark.parametrize("dimensions", [2, 3])
+@pytest.mark.parametrize("spread", [8.0, 3000.0])
+def test_the_pairs_of_many_agents_are_those_of_a_tree(dimensions, spread):
+    numbers = np.random.default_rng(dimensions)
+    points = np.concatenate([numbers.random((9000, dimensions)) * spread, numbers.normal(size=(1000, dimensions))])
+    edges = placed(points, 0.5).edges()
+    pairs = cKDTree(points).query_pairs(0.5, output_type="ndarray")
+    wanted = np.concatenate([pairs, pairs[:, ::-1]])
+    wanted = wanted[np.lexsort(wanted.T[::-1])]
+    rows, hearers = edges.expand(edges.senders.column)
+    np.testing.assert_array_equal(np.stack((edges.senders.ints[rows], hearers.values), axis=1), wanted)
 
 
 def test_positions_move_and_are_kept_in_files(tmp_path):
@@ -58,6 +87,8 @@ def test_too_many_pairs_are_refused_with_their_number():
     ) as caught:
         placed(np.zeros((100, 2)), 50, limit=9_899).edges()
     assert (caught.value.pairs, caught.value.limit) == (9_900, 9_899)
+    with pytest.raises(AudienceTooLarge, match="899,970,000 pairs of 30,000 agents"):
+        placed(np.zeros((30_000, 3)), limit=10).edges()
     assert placed(np.zeros((100, 2)), 50, limit=9_900).edges().pairs == 9_900
 
 
