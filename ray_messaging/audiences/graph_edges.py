@@ -54,13 +54,20 @@ class Adjacency(NamedTuple):
         """Return whether the neighbours of all agents follow one another in `others`, in the order of the agents."""
         return bool((self.starts[1:] == self.starts[:-1] + self.lengths[:-1]).all())
 
+    @property
+    def neighbours(self) -> NDArray[np.int32]:
+        """Return the neighbours of all agents, agent by agent. They are copied only if they are not `contiguous`."""
+        if len(self.starts) and self.contiguous:
+            return self.others[self.starts[0] : self.starts[-1] + self.lengths[-1]]
+        return self.others[gathered(self.starts, self.lengths)]
+
     def compact(self) -> "Adjacency":
         """Return an adjacency that is `contiguous`: this one, or a copy."""
         if self.contiguous:
             return self
         others = np.empty(int(self.lengths.sum()), np.int32)
         for low, high, offsets in self.pieces():
-            others[offsets[0] : offsets[-1]] = self.others[gathered(self.starts[low:high], self.lengths[low:high])]
+            others[offsets[0] : offsets[-1]] = self.take(slice(low, high)).neighbours
         return Adjacency(self.ids, self.offsets[:-1], self.lengths, others)
 
     @property
@@ -180,7 +187,7 @@ class GraphHearing:
             into, at, agents = into.take(found), np.searchsorted(some, at[found]), len(some)
         done = 0
         for low, high, offsets in into.pieces():
-            senders = into.others[gathered(into.starts[low:high], into.lengths[low:high])]
+            senders = into.take(slice(low, high)).neighbours
             end = int(at[high]) if high < len(at) else agents
             counts = np.zeros(end - done, np.int64)
             heard, rows = self._rows_of(senders, into.lengths[low:high], offsets[:-1] - offsets[0])
@@ -198,9 +205,11 @@ class GraphHearing:
         Args: `senders` are the senders that these hearers hear; hearer i has `lengths[i]` of them, from `begins[i]` on.
         """
         if self._said is None:
-            return lengths, self._ordered.take(senders)
+            ordered = self._ordered
+            return lengths, senders.astype(np.intp) if ordered is None else ordered.take(senders)
         said = self._said[senders]
-        return np.add.reduceat(said, begins), self._ordered[gathered(self._firsts[senders], said)]
+        rows = gathered(self._firsts[senders], said)
+        return np.add.reduceat(said, begins), rows if self._ordered is None else self._ordered[rows]
 
     @cached_property
     def _firsts(self) -> NDArray[np.int64]:
@@ -209,8 +218,10 @@ class GraphHearing:
         return offsets_of(self._said)
 
     @cached_property
-    def _ordered(self) -> NDArray[np.intp]:
-        """Return the rows in the order of their senders."""
+    def _ordered(self) -> NDArray[np.intp] | None:
+        """Return the rows in the order of their senders, or None if they are in this order."""
+        if self._rows is None and bool((self._places[1:] >= self._places[:-1]).all()):
+            return None
         order = np.argsort(self._places, kind="stable")
         return order if self._rows is None else self._rows[order]
 
@@ -259,16 +270,10 @@ class GraphEdges:
             return self.out.lengths
         degrees = np.zeros(len(self.out.ids), np.int64)
         for low, high, offsets in self.out.pieces():
-            starts, lengths = self.out.starts[low:high], self.out.lengths[low:high]
             counted = np.zeros(int(offsets[-1] - offsets[0]) + 1, np.int32)
-            np.cumsum(self._wanted[self._neighbours(starts, lengths)], out=counted[1:])
+            np.cumsum(self._wanted[self.out.take(slice(low, high)).neighbours], out=counted[1:])
             degrees[low:high] = np.diff(counted[offsets - offsets[0]])
         return degrees
-
-    def _neighbours(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int32]:
-        if len(starts) and bool((starts[1:] == starts[:-1] + lengths[:-1]).all()):
-            return self.out.others[starts[0] : starts[-1] + lengths[-1]]
-        return self.out.others[gathered(starts, lengths)]
 
     @property
     def pairs(self) -> int:
@@ -296,8 +301,8 @@ class GraphEdges:
         """Return the pairs of each sender, ascending by row, then by hearer."""
         places = self.out.places(from_ids)
         senders = np.flatnonzero(places >= 0)
-        starts, lengths = self.out.starts[places[senders]], self.out.lengths[places[senders]]
-        rows, found = np.repeat(senders, lengths), self._neighbours(starts, lengths)
+        some = self.out.take(places[senders])
+        rows, found = np.repeat(senders, some.lengths), some.neighbours
         if self._wanted is not None:
             counted = self._wanted[found]
             rows, found = rows[counted], found[counted]

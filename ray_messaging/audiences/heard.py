@@ -102,12 +102,13 @@ class Heard:
         Raises: InvalidColumns if a broadcast lacks the column.
         """
         values, agents = self._column(name), self.agents.column
-        low = 0
+        first, low = _first_of_range(self._from_ids), 0
         for chunk in self._hearing.chunks():
             some = np.arange(chunk.low, chunk.high)
             kept = self._without_removed(chunk, some)
             ids = agents.take(slice(low, low := chunk.high)).tolist()
-            yield HeardColumn(ids, kept.offsets, values.take(kept.rows, axis=0), self._from_ids.take(kept.rows))  # type: ignore[arg-type]  # no None
+            from_ids = self._from_ids.take(kept.rows) if first is None else IdColumn(kept.rows + first)
+            yield HeardColumn(ids, kept.offsets, values.take(kept.rows, axis=0), from_ids)  # type: ignore[arg-type]  # no None
 
     # -- one number for each agent --------------------------------------------------------------------------------
 
@@ -176,6 +177,13 @@ class Heard:
     def _sender_codes(self) -> NDArray[np.intp]:
         """Return a number for each row. Rows of the same sender have the same number."""
         return self._from_ids.values * 3 + (0 if self._from_ids.kinds is None else self._from_ids.kinds)
+
+
+def _first_of_range(ids: IdColumn) -> int | None:
+    """Return the first of ints without gaps, each of which is the last one plus 1, or None if the ids are others."""
+    if ids.kinds is not None or not len(ids) or not bool((np.diff(ids.values) == 1).all()):
+        return None
+    return int(ids.values[0])
 
 
 def _keys(removed: Pairs | None, agents: AgentSet, rows: int) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
