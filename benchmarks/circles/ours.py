@@ -62,9 +62,9 @@ def _pulled(places: NDArray[np.float64], heard: Heard) -> tuple[NDArray[np.float
     pulled, counts, low = np.zeros_like(places), heard.count(), 0
     for chunk in heard.column("at"):
         high = low + len(chunk.agents)
-        hearers = np.repeat(np.arange(high - low), counts[low:high])
-        for axis, part in enumerate(pulls(chunk.values - places[low:high][hearers]).T):
-            pulled[low:high, axis] = np.bincount(hearers, part, high - low)
+        told = np.flatnonzero(counts[low:high])
+        towards = chunk.values - np.repeat(places[low:high], counts[low:high], axis=0)
+        pulled[low + told] = np.add.reduceat(pulls(towards), chunk.offsets[told], axis=0)
         low = high
     return pulled, counts
 
