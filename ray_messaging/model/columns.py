@@ -160,6 +160,7 @@ def _read_only(values: NDArray[Any]) -> NDArray[Any]:
     return values
 
 
+_SPARSE = 8  # with more lines for each row, sorting the rows' lines is faster than marking them among all
 _FEW, _MANY = 2**14, 2**26  # between these sizes numpy counts faster; it needs as much memory as the blob again
 _REFUSALS = (TypeError, ValueError, OverflowError, RecursionError, UnicodeError, msgspec.MsgspecError)  # by encoders
 _NEWLINE = "this payload holds a msgspec.Raw with a newline: encode it without line breaks"
@@ -336,7 +337,7 @@ class PayloadColumn(msgspec.Struct, eq=False):
         """Return the payload of each row."""
         if self._by_row is None:
             lines = self.list
-            self._by_row = lines if self.index is None else [lines[line] for line in self.index.tolist()]
+            self._by_row = lines if self.index is None else [*map(lines.__getitem__, self.index.tolist())]
         return self._by_row
 
     @property
@@ -388,8 +389,8 @@ class PayloadColumn(msgspec.Struct, eq=False):
         lines = self.list
         if self.index is None:
             return PayloadColumn.of([lines[row] for row in rows.tolist()], raw=self.raw)
-        used, index = np.unique(self.index[rows], return_inverse=True)
-        return PayloadColumn.of([lines[line] for line in used.tolist()], index.astype(np.uint32), raw=self.raw)
+        used, index = _distinct(self.index[rows], self.count)
+        return PayloadColumn.of([*map(lines.__getitem__, used.tolist())], index, raw=self.raw)
 
     def replaced(self, changed: "dict[int, bytes]", rows: int) -> "PayloadColumn":
         """Return the column with the payloads of some of its `rows` replaced."""
@@ -411,6 +412,18 @@ class PayloadColumn(msgspec.Struct, eq=False):
         if self.index is None:
             return self.count == rows
         return not rows or int(self.index.max()) < self.count
+
+
+def _distinct(lines: NDArray[np.uint32], count: int) -> tuple[NDArray[Any], NDArray[np.uint32]]:
+    """Return the lines that occur, ascending, and the place of each given line among them; all are below `count`."""
+    if count > _SPARSE * len(lines):
+        used, index = np.unique(lines, return_inverse=True)
+        return used, index.astype(np.uint32)
+    occurs = np.zeros(count, np.bool_)
+    occurs[lines] = True
+    places = np.cumsum(occurs, dtype=np.uint32)  # of a line that occurs: how many up to and including it do
+    places -= np.uint32(1)
+    return np.flatnonzero(occurs), places[lines]
 
 
 def _count(blob: bytes, at: int) -> int:

@@ -47,8 +47,8 @@ class StepGenerators:
         low = place - place % _BLOCK
         ids = self.agents.hashes[low : low + _BLOCK]
         with np.errstate(over="ignore"):
-            starts = np.stack([_mix(ids ^ self._keys[0]), _mix(ids + self._keys[1])], axis=1)
-            seeds = np.concatenate([_mix(starts + _GOLDEN), _mix(starts + _GOLDEN + _GOLDEN)], axis=1)
+            starts = _mix(np.stack([ids ^ self._keys[0], ids + self._keys[1]], axis=1)) + _GOLDEN
+            seeds = _mix(np.concatenate([starts, starts + _GOLDEN], axis=1))
         return low, list(seeds)
 
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _NAMED = 5  # the most addresses of undeliverable messages that are named
 NO_AUDIENCES: Mapping[Audience, bytes] = {}
 Pair = tuple[AgentId | None, AgentId | None]  # sender and recipient
+Blocked = list[tuple[Batch, Mapping[int, tuple[str, str]]]]  # batches with blocked rows: rule and reason of each
+Kept = tuple[dict[str, int], int, int, Blocked, dict[str, int], dict[str, int]]  # a StepAccount's fields
 
 
 class StepCounts(msgspec.Struct, array_like=True, frozen=True):
@@ -61,22 +63,19 @@ class StepAccount:
         self._digest = digest
         self._fates: Counter[str] = Counter()
         self._sum = self._outside = 0
-        self._blocked: list[tuple[Batch, Mapping[int, tuple[str, str]]]] = []
+        self._blocked: Blocked = []
         self.total: Counter[str] = Counter()
         self.unheard: Counter[str] = Counter()
         self.audiences: Mapping[Audience, bytes] = {}  # for each version of an audience, the hash of its pairs
 
-    def copy(self) -> "StepAccount":
-        """Return a copy of the account."""
-        made = StepAccount(digest=self._digest)
-        made.restore(self)
-        return made
+    def copy(self) -> Kept:
+        """Return what `restore` takes: plain dicts, as each step makes one, and a Counter takes 20 times as long."""
+        return {**self._fates}, self._sum, self._outside, [*self._blocked], {**self.total}, {**self.unheard}
 
-    def restore(self, before: "StepAccount") -> None:
+    def restore(self, before: Kept) -> None:
         """Set the account back to an earlier copy."""
-        self._fates, self.total = Counter(before._fates), Counter(before.total)
-        self._sum, self._outside = before._sum, before._outside
-        self.unheard, self._blocked = Counter(before.unheard), [*before._blocked]
+        fates, self._sum, self._outside, self._blocked, total, unheard = before
+        self._fates, self.total, self.unheard = Counter(fates), Counter(total), Counter(unheard)
 
     def add(self, batch: Batch, outcome: Outcome) -> None:
         """Add a batch of rows with their fates. If some have an error instead, the step is not committed."""
