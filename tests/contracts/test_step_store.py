@@ -95,6 +95,11 @@ class Actor:
             self.numbers[box] -= 1
         return reply.fates[0]
 
+    async def commit(self, *writes, **more):
+        request, tag = self.request(*writes), StepTag(self.group, self.step, self.attempt)
+        rows = self.rows + sum(write.rows for write in writes)
+        return await self.steps.commit(request, tag, Closing(rows, **more))
+
     async def close(self, *, go_on=False, **more):
         return await self.steps.close(self.group, self.attempt, self.step, Closing(self.rows, **more), go_on=go_on)
 
@@ -589,6 +594,61 @@ async def test_rows_that_the_server_lost_close_no_step(steps):
     assert counted(frames, []) == []
     assert counted([], [cover]) is None
     assert counted(frames, [cover]) == frames
+
+
+async def test_one_call_writes_and_closes(steps):
+    a, b = await pair(steps)
+    await a.open(0)
+    await b.open(0)
+    assert isinstance(await a.commit(a.write("b@1", b"1", 2), a.write("a@1", b"2"), a.write("b@1", b"3")), Committed)
+    assert await steps.covers("b@1") == [Cover("a", 0, a.attempt, 3)]
+    assert (await steps.box_size("b@1"))[:2] == (3, 2)
+    assert isinstance(await b.commit(b.write("b@1", b"4"), b.write("b@2", b"5")), Committed)
+    assert (await steps.box_size("b@1"))[:2] == (4, 3)
+    assert await b.inbox(1) == [b"1", b"3", b"4"]
+    assert await steps.boxes(1) == ["a@1", "b@1"]
+    assert await steps.boxes(2) == ["b@2"]
+
+
+async def test_one_call_closes_also_what_was_sent_before_it(steps):
+    a, b = await pair(steps)
+    await a.open(0)
+    await b.open(0)
+    await a.send("b@1", b"1", 2)
+    await a.send("a@1", b"2")
+    assert isinstance(await a.commit(a.write("b@1", b"3")), Committed)
+    assert await steps.covers("b@1") == [Cover("a", 0, a.attempt, 3)]
+    assert await steps.covers("a@1") == [Cover("a", 0, a.attempt, 1)]
+    assert (await steps.box_size("b@1"))[:2] == (3, 2)
+    await b.close()
+    assert await b.inbox(1) == [b"1", b"3"]
+
+
+async def test_what_a_refused_call_wrote_counts_until_the_attempt_is_given_up(steps):
+    a, b = await pair(steps, box_rows=5)
+    await a.open(0)
+    await b.open(0)
+    await a.send("b@1", b"1")
+    a.rows += 1
+    assert await a.commit(a.write("b@1", b"2", 3)) == Refused(0, 4)
+    assert (await steps.box_size("b@1"))[:2] == (4, 2)
+    assert await b.send("b@1", b"x", 2) is FrameFate.TOO_LARGE
+    again = await taken(steps, "a", "a", 1)
+    assert (await steps.box_size("b@1"))[:2] == (0, 0)
+    assert isinstance(await again.open(0), Opened)
+    assert isinstance(await again.commit(again.write("b@1", b"3")), Committed)
+    await b.close()
+    assert await b.inbox(1) == [b"3"]
+
+
+async def test_a_call_that_cannot_write_all_writes_nothing(steps):
+    a, _ = await pair(steps, box_rows=5)
+    await a.open(0)
+    assert await a.commit(a.write("a@1", b"1"), a.write("b@1", b"2", 6)) is None
+    assert await steps.read_box("a@1") == []
+    assert (await steps.box_size("a@1"))[:2] == (0, 0)
+    a.begin(0)
+    assert isinstance(await a.commit(a.write("a@1", b"1")), Committed)
 
 
 async def test_a_box_is_read_ahead_while_its_step_waits(steps):

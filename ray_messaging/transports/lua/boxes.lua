@@ -22,10 +22,14 @@ local function box_takes(box, limits, rows, size)
   return true
 end
 
-local function keep_box(prefix, box, ...)
-  redis.call('HSET', box.cover, 'rows', box.rows, 'bytes', box.bytes, ...)
+local function list_box(prefix, box)
   if box.new then redis.call('SADD', string.format('%ssteps:%.0f:boxes', prefix, box.step), box.name) end
   box.new = false
+end
+
+local function keep_box(prefix, box, ...)
+  redis.call('HSET', box.cover, 'rows', box.rows, 'bytes', box.bytes, ...)
+  list_box(prefix, box)
 end
 
 -- The box of a stepped mailbox for what comes from outside: nobody has opened its step yet. Nil: its group has left.
@@ -51,15 +55,28 @@ local function put_from_outside(prefix, box, rows, frame)
 end
 
 -- shared write_to_boxes -----------------------------------------------------------------------------------------------
+-- Keep step:<group>:sent, in pieces, as Lua gives a call no more arguments than 8,000.
+local function keep_sent(key, fields)
+  for low = 1, #fields, 1000 do redis.call('HSET', key, unpack(fields, low, math.min(low + 999, #fields))) end
+end
+
 -- Write frames of an open step into boxes, which step_box describes.
--- Keys and ARGV[1] to [6] are those of send_to_boxes; the writes begin at an argument. With `whole` all of it is written,
--- or nothing. A frame may be a stand-in for one that is on another shard: \1body:<shard>:<bytes of the frame>:<its name>.
+-- Keys and ARGV[1] to [6] are those of send_to_boxes; the writes begin at an argument. `closing` is that of cover_step, if
+-- the step is closed in the same call: then all is written, or nothing, and closing.sent and closing.sizes get what would
+-- be written for cover_step to read. A frame may be a stand-in for one that is on another shard: \1body:<shard>:<bytes of
+-- the frame>:<its name>.
 -- Returns what send_to_boxes does.
-local function write_to_boxes(keys, first, whole)
+local function write_to_boxes(keys, first, closing)
   local prefix, step = ARGV[1], tonumber(ARGV[4])
-  local group = redis.call('HMGET', keys[3], 'attempt', 'open', 'ahead')
+  local now, sent = closing and closing.now, {}  -- sent: fields in order, and the value of each
+  local group = now and {now[1], now[3], now[5]} or redis.call('HMGET', keys[3], 'attempt', 'open', 'ahead')
   local limits = redis.call('HMGET', keys[2], 'box_rows', 'box_bytes', 'horizon', 'opened', 'answering')
   if group[1] ~= ARGV[3] or not is_open(step, group[2], group[3], limits[4]) then return {9} end
+
+  local function put(field, value)
+    if not sent[field] then sent[#sent + 1] = field end
+    sent[field] = value
+  end
 
   local writes, names, last = {}, {}, {}
   local arg = first
@@ -73,9 +90,15 @@ local function write_to_boxes(keys, first, whole)
     end
     writes[#writes + 1], names[#names + 1] = s, 's:' .. ARGV[5] .. '@' .. s.name
   end
-  for low = 1, #names, 1000 do
-    local found = redis.call('HMGET', keys[4], unpack(names, low, math.min(low + 999, #names)))
-    for i, number in ipairs(found) do last[low + i - 1] = tonumber(number or 0) end
+  if closing then
+    local found = redis.call('HGETALL', keys[4])  -- mostly nothing
+    for i = 1, #found, 2 do put(found[i], found[i + 1]) end
+    for i, name in ipairs(names) do last[i] = tonumber(sent[name] or 0) end
+  else
+    for low = 1, #names, 1000 do
+      local found = redis.call('HMGET', keys[4], unpack(names, low, math.min(low + 999, #names)))
+      for i, number in ipairs(found) do last[low + i - 1] = tonumber(number or 0) end
+    end
   end
 
   local reply = {0}
@@ -158,7 +181,8 @@ local function write_to_boxes(keys, first, whole)
     reply[i + 1] = fate
   end
 
-  if whole then
+  if closing then
+    closing.sizes = {}
     for i = 1, #reply do
       if reply[i] ~= 0 and (i == 1 or reply[i] ~= 1) then return reply end
     end
@@ -175,23 +199,28 @@ local function write_to_boxes(keys, first, whole)
       end
     end
   end
-  local fields = {}
-  for name, seq in pairs(planned) do
-    fields[#fields + 1], fields[#fields + 2] = 's:' .. ARGV[5] .. '@' .. name, seq
-  end
+  for name, seq in pairs(planned) do put('s:' .. ARGV[5] .. '@' .. name, seq) end
   for _, box in ipairs(order) do
     if box.written then
-      keep_box(prefix, box)
+      if closing then
+        list_box(prefix, box)
+        closing.sizes[box.name] = {'rows', box.rows, 'bytes', box.bytes}
+      else
+        keep_box(prefix, box)
+      end
       if box.name:sub(1, 1) == '+' and box.step > tonumber(limits[5] or -1) then
         limits[5] = box.step
         redis.call('HSET', keys[2], 'answering', box.step)
       end
-      local rows, bytes = (redis.call('HGET', keys[4], 'r:' .. box.name) or '0:0'):match('^(%d+):(%d+)$')
-      fields[#fields + 1] = 'r:' .. box.name
-      fields[#fields + 1] = string.format('%.0f:%.0f', rows + box.rows - box.had_rows, bytes + box.bytes - box.had_bytes)
+      local field = 'r:' .. box.name
+      local had = closing and sent[field] or not closing and redis.call('HGET', keys[4], field)
+      local rows, bytes = (had or '0:0'):match('^(%d+):(%d+)$')
+      put(field, string.format('%.0f:%.0f', rows + box.rows - box.had_rows, bytes + box.bytes - box.had_bytes))
     end
   end
-  for low = 1, #fields, 1000 do redis.call('HSET', keys[4], unpack(fields, low, math.min(low + 999, #fields))) end
+  local fields = {}
+  for i, field in ipairs(sent) do fields[2 * i - 1], fields[2 * i] = field, sent[field] end
+  if closing then closing.sent = fields else keep_sent(keys[4], fields) end
   return reply
 end
 
@@ -206,7 +235,7 @@ end
 --         steps: see deliver_answers in step_barrier; what is to be published goes to :out@<the next step>, a note to
 --         :log@<the next step>
 -- Returns {status, fates of the writes...}: see SendStatus and FrameFate
-return write_to_boxes(KEYS, 7, false)
+return write_to_boxes(KEYS, 7, nil)
 
 -- script list_boxes ---------------------------------------------------------------------------------------------------
 #!lua flags=no-writes

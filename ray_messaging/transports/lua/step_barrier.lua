@@ -337,7 +337,12 @@ end
 -- shared cover_step ---------------------------------------------------------------------------------------------------
 -- Close a step, as close_step says.
 --
--- closing: rows, counts, how, state, go_on, series, blocked, calls = ARGV[5] to [12] of close_step
+-- closing: rows, counts, how, state, go_on, series, blocked, calls = ARGV[5] to [12] of close_step; where the frames were
+--          written in the same call: now = what driver_of has returned, sent = fields and values of step:<group>:sent,
+--          which was not written, sizes = for each box what its cover is to get
+local function driver_of(key)
+  return redis.call('HMGET', key, 'attempt', 'closed', 'open', 'until', 'ahead', 'beat', 'parting')
+end
 
 -- Keep the state of before a step, which is being closed, where agents have left the group from this step on.
 local function keep_left_state(prefix, key, step, parting)
@@ -358,7 +363,7 @@ end
 
 local function cover_step(prefix, group, attempt, named, closing)
   local step, record, key = tonumber(named), prefix .. 'steps:' .. named, prefix .. 'step:' .. group
-  local now = redis.call('HMGET', key, 'attempt', 'closed', 'open', 'until', 'ahead', 'beat', 'parting')
+  local now = closing.now or driver_of(key)
   local steps = redis.call('HMGET', prefix .. 'steps', 'opened', 'asked', 'wait_for', 'news')
   local go_on = closing.go_on == '1' and group ~= SUPERVISOR and not (now[4] and step + 1 >= tonumber(now[4]))
 
@@ -376,7 +381,7 @@ local function cover_step(prefix, group, attempt, named, closing)
   if not is_open(step, now[3], now[5], steps[1]) then return {3, tonumber(now[2]), now[4]} end
 
   -- First it is decided, then written.
-  local sent, boxes, rows = redis.call('HGETALL', key .. ':sent'), {}, 0
+  local sent, boxes, rows = closing.sent or redis.call('HGETALL', key .. ':sent'), {}, 0
   local checks, deaf, known = steps[3] == 'senders', {2, 0}, {[group] = true}
   for i = 1, #sent, 2 do
     local box = sent[i]:match('^r:(.*)$')
@@ -394,12 +399,13 @@ local function cover_step(prefix, group, attempt, named, closing)
   end
   deaf[2] = rows
   if rows ~= tonumber(closing.rows) or #deaf > 2 then return deaf end
-  local shape, known = closing.series:match('^[^\n]*'), redis.call('HGET', prefix .. 'steps', 'series')
-  if shape ~= '' and known and known ~= shape then return {5, known} end
+  local shape = closing.series:match('^[^\n]*')
+  local known = shape ~= '' and redis.call('HGET', prefix .. 'steps', 'series')
+  if known and known ~= shape then return {5, known} end
 
   for _, box in ipairs(boxes) do
     redis.call('HSET', prefix .. 'cover:' .. box[1], 'c:' .. named .. ':' .. group,
-               string.format('%s:%.0f', attempt, box[2]))
+               string.format('%s:%.0f', attempt, box[2]), unpack(closing.sizes and closing.sizes[box[1]] or {}))
   end
   if now[7] then keep_left_state(prefix, key, step, now[7]) end
   redis.call('HSET', record, 'k:' .. group, attempt, 'n:' .. group, closing.counts)

@@ -217,9 +217,10 @@ return cover_step(ARGV[1], ARGV[2], ARGV[3], ARGV[4], closing)
 -- Returns what close_step does; {4}: nothing was written, send_to_boxes tells why
 local closing = {rows = ARGV[7], counts = ARGV[8], how = ARGV[9], state = ARGV[10], go_on = ARGV[11], series = ARGV[12],
                  blocked = ARGV[13], calls = ARGV[14]}
-local now = redis.call('HMGET', KEYS[3], 'attempt', 'closed')
+local now = driver_of(KEYS[3])
+closing.now = now
 if now[1] == ARGV[3] and tonumber(now[2]) < tonumber(ARGV[4]) then
-  local fates = write_to_boxes(KEYS, 15, true)
+  local fates = write_to_boxes(KEYS, 15, closing)
   for i = 1, #fates do
     if fates[i] ~= 0 and (i == 1 or fates[i] ~= 1) then return {4} end
   end
@@ -230,7 +231,12 @@ else
   -- open_step, may not make while memory is full.
   closing.go_on = '0'
 end
-return cover_step(ARGV[1], ARGV[2], ARGV[3], ARGV[4], closing)
+local answer = cover_step(ARGV[1], ARGV[2], ARGV[3], ARGV[4], closing)
+if answer[1] ~= 1 and closing.sent then  -- what was written is to count against no limit when the attempt is given up
+  keep_sent(KEYS[4], closing.sent)
+  for name, size in pairs(closing.sizes) do redis.call('HSET', ARGV[1] .. 'cover:' .. name, unpack(size)) end
+end
+return answer
 
 -- script drop_collected -----------------------------------------------------------------------------------------------
 #!lua flags=allow-oom
