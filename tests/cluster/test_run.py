@@ -17,13 +17,20 @@ import numpy as np
 import pandas as pd
 import pytest
 import ray
+from support.ripple import ripple, ripple_start
 from support.step_society import AGENTS, SEED, STEPS, messages_of, person, sequential
 
 from ray_messaging import AlreadyExists, ConfigError, Messaging, StepFailed, Steps
+from ray_messaging.testing import run as local_run
 
 
 def started(**options):
     return Messaging.start(f"run-{uuid.uuid4().hex[:8]}", steps=Steps(seed=SEED, digest=True), **options)
+
+
+def started_in(folder):
+    of = Steps(seed=SEED, digest=True, checkpoint=3)
+    return Messaging.start(f"run-{uuid.uuid4().hex[:8]}", steps=of, log_dir=folder)
 
 
 @pytest.fixture
@@ -294,3 +301,30 @@ def test_kept_data_are_named_where_they_are_in_the_way(start, tmp_path):
     again = {"steps": Steps(seed=SEED, digest=True), "data_dir": tmp_path / "data", "on_existing": "resume"}
     Messaging.start(messaging.exp_id, **again).shutdown(erase=True)
     assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.long
+def test_a_run_of_active_agents_alone_is_the_same_where_groups_die_and_where_a_fork_wakes_one(by_value, tmp_path):
+    def dying(me, inbox):
+        ripple(me, inbox)
+        mark = tmp_path / f"{me.step}"
+        if me.step in {1, 4} and me.state["heard"] and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    options = {"agents": 40, "groups": 3, "start": ripple_start, "progress": False}
+    every = local_run(ripple, agents=40, groups=1, start=ripple_start, seed=SEED, until=9)
+    folder = tmp_path / "log"
+    with started_in(folder) as messaging:
+        messaging.run(dying, **options, until=4, only_active=True)
+        active = messaging.run(dying, **options, until=9, only_active=True)
+    assert {mark.name for mark in tmp_path.glob("[0-9]")} == {"1", "4"}
+    assert (active.states, active.fates, active.digests) == (every.states, every.fates, every.digests)
+
+    found = []
+    for name, only_active in (("active", True), ("every", False)):
+        changed = {"states": {39: {"left": 2}}}
+        with Messaging.fork(folder, f"ripple-{name}", at_step=6, log_dir=tmp_path / name, **changed) as fork:
+            found.append(fork.run(dying, **options, until=9, only_active=only_active))
+    assert found[0].states[39]["called"][-2:] == [6, 7]  # `left` woke it, and it stayed active once
+    assert (found[0].states, found[0].digests) == (found[1].states, found[1].digests)

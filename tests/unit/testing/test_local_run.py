@@ -8,6 +8,7 @@ import threading
 import numpy as np
 import pandas as pd
 import pytest
+from support.ripple import ripple, ripple_start
 from support.rumour import Rumour, blocks, sequential, small_world
 
 from ray_messaging import ConfigError, StepFailed
@@ -228,31 +229,6 @@ def test_a_rule_that_rewrites_reaches_the_inbox():
 
     result = run(person, agents=2, until=2, rules=[Pattern(regexes=[r"\d{4}"], action="mask")])
     assert result.states[0]["heard"] == ["my pin is ***"]
-
-
-def ripple(me, inbox):
-    """Pass on what was heard, and do nothing where nothing is asked of the agent."""
-    asleep = me.step > 0 and not inbox and not me.blocked and me.state["left"] == 0
-    if asleep:
-        return
-    me.state["called"] = [*me.state["called"], me.step]
-    me.state["left"] = max(me.state["left"] - 1, 0)
-    if me.state["left"]:
-        me.stay_active()
-    for message in inbox:
-        me.state["heard"].append((message.from_id, message.payload["hops"]))
-        if message.payload["hops"]:
-            me.send((me.id * 7 + 3) % 40, {"hops": message.payload["hops"] - 1}, deliver_at=me.step + 1 + me.id % 2)
-    if me.step == 0 and me.id % 8 == 0:
-        me.send(me.id + 1, {"hops": 5})
-    if me.id == 17 and me.step == 2:
-        me.move("group0")
-    if me.id == 20 and me.step == 3:
-        me.stop()
-
-
-def ripple_start(me):
-    return {"called": [], "heard": [], "left": 6 if me.id == 5 else 0}
 
 
 @pytest.mark.parametrize("rules", [[], [BlackList([(10, 33), (1, 10)])], [RateLimit(per_round=3)]])
