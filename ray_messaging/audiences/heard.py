@@ -45,6 +45,11 @@ class Heard:
     ) -> None:
         """Args: the rows of `from_ids` and `payloads` are broadcasts; `removed` are pairs that rules have taken out."""
         self.agents = agents
+        self._order = _by_sender(from_ids)
+        if self._order is not None:
+            from_ids = from_ids.take(self._order)
+            if removed is not None:
+                removed = removed._replace(rows=np.argsort(self._order)[removed.rows])
         self._from_ids = from_ids
         self._payloads = payloads
         self._values: dict[str, NDArray[Any]] = {}
@@ -114,7 +119,8 @@ class Heard:
 
     def _column(self, name: str) -> NDArray[Any]:
         if name not in self._values:
-            self._values[name] = column_of(self._payloads, name)
+            values = column_of(self._payloads, name)
+            self._values[name] = values if self._order is None else values.take(self._order, axis=0)
         return self._values[name]
 
     def _by_column(self, name: str, reduced: Any) -> NDArray[Any]:  # noqa: ANN401 - a function of an array
@@ -177,6 +183,16 @@ class Heard:
     def _sender_codes(self) -> NDArray[np.intp]:
         """Return a number for each row. Rows of the same sender have the same number."""
         return self._from_ids.values * 3 + (0 if self._from_ids.kinds is None else self._from_ids.kinds)
+
+
+def _by_sender(ids: IdColumn) -> NDArray[np.intp] | None:
+    """Return the order of rows by sender, or None to leave it: they have it already, or not all senders are ints.
+
+    Neighbours in this order are near each other in memory, so that each pair is looked up faster.
+    """
+    if ids.kinds is not None or bool((ids.values[1:] >= ids.values[:-1]).all()):
+        return None
+    return np.argsort(ids.values, kind="stable")
 
 
 def _first_of_range(ids: IdColumn) -> int | None:
