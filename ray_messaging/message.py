@@ -224,26 +224,32 @@ _KEYS = ("type", "pattern", "channel", "data")
 
 
 class Handled:
-    """A message that the code of one context handles, until it is `over`."""
+    """A message that the code of one context handles, and the tasks that it starts, until it is `over`.
 
-    __slots__ = ("message", "over")
+    `outer` is the one in whose handling this one began.
+    """
+
+    __slots__ = ("message", "outer", "over")
 
     def __init__(self, message: Message) -> None:
         self.message = message
         self.over = False
+        self.outer = handled_here()
+        HANDLED.set(self)
 
 
 HANDLED: ContextVar[Handled | None] = ContextVar("ray_messaging handled", default=None)
 
 
-def begin_handling(message: Message) -> Handled:
-    """Record that this context, and the tasks that it starts, handle a message until it is `over`."""
-    handled = Handled(message)
-    HANDLED.set(handled)
-    return handled
+def handled_here() -> Handled | None:
+    """Return what is handled here, or None if nothing is."""
+    found = HANDLED.get()
+    while found is not None and found.over:
+        found = found.outer
+    return found
 
 
 def cause_here() -> str | None:
     """Return the id of the message that is handled here, or None if none is."""
-    handled = HANDLED.get()
-    return None if handled is None or handled.over else handled.message.id
+    handled = handled_here()
+    return None if handled is None else handled.message.id

@@ -4,14 +4,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from ray_messaging.addressing.directory import Directory
 from ray_messaging.common.task_health import end
 from ray_messaging.engine import Engine
 from ray_messaging.errors import MessagingError
-from ray_messaging.message import Message
+from ray_messaging.message import Handled, Message, handled_here
 from ray_messaging.messages import slice_of
 from ray_messaging.model.extension import InHand
 from ray_messaging.sending.message_checks import CheckedMessage
@@ -72,38 +71,36 @@ class Asker(NamedTuple):
     chain: tuple[InHand, ...]
 
 
-class Handling:
-    """A message in the hand of a handler, until the handler has ended.
+class Handling(Handled):
+    """A message in the hand of a handler of `serve`, until the handler has ended.
 
     Args: `waits` records the handlers of this process that wait; None: the group's actor records them.
     """
 
-    __slots__ = ("_message", "_service", "_slots", "over", "waits")
+    __slots__ = ("_service", "_slots", "waits")
 
     def __init__(self, message: Message, service: str, slots: int, waits: "Waits | None") -> None:
-        self.over = False
+        super().__init__(message)
         self.waits = waits
-        self._message = message
         self._service, self._slots = service, slots
 
     def asker(self) -> Asker | None:
         """Return the handler as one that asks, or None if its message came from no mailbox."""
-        batch, row, *_ = slice_of(self._message)
+        batch, row, *_ = slice_of(self.message)
         if batch.origin is None:
             return None
         behind = () if batch.extension is None else batch.extension.behind.get(row, ())
         mine = InHand(
-            batch.origin.mailbox, self._message.id, self._message.to_id, 0 if self.waits is None else self._slots
+            batch.origin.mailbox, self.message.id, self.message.to_id, 0 if self.waits is None else self._slots
         )
         return Asker(self._service, self._slots, (*behind, mine)[-_LONGEST:])
 
 
-HANDLING: ContextVar[Handling | None] = ContextVar("ray_messaging handling", default=None)
-
-
 def handling_here() -> Handling | None:
     """Return the message in hand of the handler that runs here or has started this task, or None if there is none."""
-    found = HANDLING.get()
+    found = handled_here()
+    while found is not None and not isinstance(found, Handling):
+        found = found.outer
     return None if found is None or found.over else found
 
 

@@ -13,7 +13,7 @@ import msgspec
 from ray_messaging.addressing.channels import AgentId
 from ray_messaging.common.task_health import end
 from ray_messaging.errors import Closed, ConfigError, MessagingError, NotListening
-from ray_messaging.message import Handled, Message, begin_handling
+from ray_messaging.message import Handled, Message
 from ray_messaging.messages import Messages
 from ray_messaging.receiving.call_checks import CommitMode
 from ray_messaging.receiving.commits import MOST_RANGES
@@ -277,7 +277,7 @@ class InboxMessages(AsyncIterator[Message]):
             self._inbox.readers += 1
             self._inboxes.fill()
         message = await self._inboxes.take_from(self._inbox)
-        self._in_hand = begin_handling(message)
+        self._in_hand = Handled(message)
         return message
 
     async def aclose(self) -> None:

@@ -10,7 +10,7 @@ from ray_messaging.common.awaitables import call_problem
 from ray_messaging.common.backoff import HANDLER_RETRY, Backoff
 from ray_messaging.common.task_health import end
 from ray_messaging.compat.msg import Payload
-from ray_messaging.conversations.handling import HANDLING, HandlerFailure, Handling, Waits
+from ray_messaging.conversations.handling import HandlerFailure, Handling, Waits
 from ray_messaging.conversations.inboxes import Fetch, HandOut, check_most
 from ray_messaging.errors import (
     Closed,
@@ -21,7 +21,7 @@ from ray_messaging.errors import (
     NoQuestion,
     PayloadTooLarge,
 )
-from ray_messaging.message import Message, begin_handling
+from ray_messaging.message import Message
 from ray_messaging.receipt import Receipt
 from ray_messaging.receiving.call_checks import check_timeout
 
@@ -157,8 +157,6 @@ class MessageServer:
 
     async def _handle(self, message: Message) -> None:
         handling = Handling(message, self._service.name, self._serving.concurrency, self._service.waits)
-        HANDLING.set(handling)
-        handled = begin_handling(message)
         try:
             await self._handle_traced(message)
         except (SystemExit, KeyboardInterrupt) as error:  # they would stop the event loop, and this with it
@@ -166,7 +164,7 @@ class MessageServer:
             self._stop(error)
             raise _Unhandled from error
         finally:
-            handling.over = handled.over = True
+            handling.over = True
         self._hand_out.handled(message)
 
     async def _handle_traced(self, message: Message) -> None:

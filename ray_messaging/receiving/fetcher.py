@@ -14,7 +14,7 @@ from ray_messaging.errors import (
     NotListening,
     TransactionError,
 )
-from ray_messaging.message import Handled, Message, begin_handling
+from ray_messaging.message import Handled, Message
 from ray_messaging.messages import Messages, Slice, slice_of
 from ray_messaging.observability.observer import Observer
 from ray_messaging.receiving.ack_ranges import Acked, spans_of
@@ -153,7 +153,7 @@ class Iteration(AsyncIterator[Message]):
     async def __anext__(self) -> Message:
         self._end()
         message = await anext(self._messages)
-        self._handled = begin_handling(message)
+        self._handled = Handled(message)
         return message
 
     def __del__(self) -> None:

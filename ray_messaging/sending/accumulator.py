@@ -209,7 +209,7 @@ class Accumulator:
         or PayloadTooLarge for an invalid payload.
         """
         # This is the common case with all calls inlined: one function call takes a twentieth of a send's time.
-        if type(payload) is dict and type(from_id) is int and HANDLED.get() is None:
+        if type(payload) is dict and type(from_id) is int:
             try:
                 recipient, topic = self._addresses[channel]
                 line = dumps(payload, None, PLAIN)
@@ -225,9 +225,10 @@ class Accumulator:
             ):
                 if get_ident() != self._thread:
                     self.check_loop()
-                future = next(self._futures, None)
+                cause = None if HANDLED.get() is None else cause_here()
+                future = next(self._futures, None) if cause is None else None
                 if future is None:
-                    return self._append(from_id, recipient, topic, line)
+                    return self._append(from_id, recipient, topic, line, cause)
                 cells = self._cells
                 cells += (from_id, recipient, topic, line, time(), future)
                 return future

@@ -378,6 +378,11 @@ async def test_what_a_handler_sends_names_the_message_that_it_handles(pair, serv
         await asyncio.gather(*(west.send(1, 11, {"by": "many"}) for _ in range(50)))
         await west.send_messages([Outgoing.to_agent(11, {"by": "send_messages"}, 1)] * 2)
         await west.send_columns([1, 2], [11, 12], [{"by": "send_columns"}] * 2)
+        await north.send(21, 21, {})
+        async for inner in north:
+            await north.send(21, 11, {"by": inner.id})
+            break
+        await north.ack()
         await west.send(1, 11, {"by": "large", "text": "x" * 100_000})
         await west.ask(1, 11, {"by": "ask"}, timeout=LONG_S)
         async with north.transaction() as tx:
@@ -391,9 +396,11 @@ async def test_what_a_handler_sends_names_the_message_that_it_handles(pair, serv
     async with asyncio.timeout(WAIT_S):
         await done.wait()
     await west.send(1, 11, {"by": "the test"})
-    await until(lambda: "the test" in found and len(found) == 9)
+    await until(lambda: "the test" in found and len(found) == 10)
     counts = {"send_message": 1, "many": 50, "send_messages": 2, "send_columns": 2, "large": 1, "ask": 1}
     counts |= {"tx.send_message": 1, "tx.send_columns": 1}
+    [inner] = [by for by in found if by.startswith("north")]  # of the loop in the handler
+    assert found.pop(inner) == [inner]
     assert found == {by: [sent.message_id] * count for by, count in counts.items()} | {"the test": [None]}
 
 
