@@ -1,7 +1,8 @@
 """Ray tasks that drive groups by their handles, beside two groups in actors of one's own, by turns in one run.
 
-    python -m benchmarks.driven              # 6 rounds of 2 s
-    python -m benchmarks.driven --processor  # also the processor time of a message, by process
+    python -m benchmarks.driven                # 6 rounds of 2 s
+    python -m benchmarks.driven --rows 65536   # larger calls of the tasks
+    python -m benchmarks.driven --processor    # also the processor time of a message, by process
 
 Both sides do the same work: two groups of 1,000 agents write to each other in calls of 16,384 rows (tasks) and 32,768
 (own actors), and each message counts once it is fetched. Each task sends from both groups and fetches from both. A
@@ -19,7 +20,7 @@ from typing import Any
 import ray
 
 from benchmarks.axes.cost.processor import TICKS_PER_S
-from benchmarks.axes.scale.workers import AGENTS, End, columns_of, ends_of, exchange
+from benchmarks.axes.scale.workers import AGENTS, CALL_ROWS, End, columns_of, ends_of, exchange
 from benchmarks.axes.society.society import BLACK_LIST, cluster
 from benchmarks.peers.ours import OurHalf
 from ray_messaging import Messaging
@@ -32,9 +33,9 @@ WARM_S = 0.7
 class Task:
     """A process that drives groups by their handles: an actor, because Ray ends the idle processes of tasks."""
 
-    def __init__(self, ends: list[End]) -> None:
+    def __init__(self, ends: list[End], rows: int) -> None:
         self._ends = ends
-        self._columns = [columns_of(end) for end in ends]
+        self._columns = [columns_of(end, rows) for end in ends]
 
     def drive(self, seconds: float) -> tuple[int, int]:
         """Send and fetch; return how many were delivered and fetched."""
@@ -116,12 +117,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--rows", type=int, default=CALL_ROWS, help="messages in a call of a task")
     parser.add_argument("--processor", action="store_true", help="print the processor time of a message, by process")
     plan = parser.parse_args()
     with cluster():
         driven, own = (Messaging.start(name, rules=[BLACK_LIST]) for name in ("driven", "own"))
         ends = ends_of(driven)
-        tasks = [Task.remote(ends) for _ in range(max(TASKS))]
+        tasks = [Task.remote(ends, plan.rows) for _ in range(max(TASKS))]
         sides = [Own(own), *(Driven(ends, tasks[:count]) for count in TASKS)]
         rates: dict[str, list[float]] = {side.name: [] for side in sides}
         for side in sides:

@@ -36,11 +36,11 @@ def ends_of(messaging: Messaging) -> list[End]:
     ]
 
 
-def columns_of(end: End) -> tuple[Any, Any, list[Any]]:
+def columns_of(end: End, rows: int = CALL_ROWS) -> tuple[Any, Any, list[Any]]:
     """Return the columns of a call: senders, receivers, payloads."""
     rng = np.random.default_rng(7)
-    senders, receivers = (rng.choice(np.array(half), CALL_ROWS) for half in (end.agents, end.others))
-    return senders, receivers, [payload(number) for number in range(CALL_ROWS)]
+    senders, receivers = (rng.choice(np.array(half), rows) for half in (end.agents, end.others))
+    return senders, receivers, [payload(number) for number in range(rows)]
 
 
 def exchange(ends: list[End], rows: list[tuple[Any, Any, list[Any]]], seconds: float) -> tuple[int, int]:
