@@ -169,20 +169,21 @@ class FrameRouter:
         if in_flight.reaches is not None:
             return self._fan_out(in_flight, in_flight.reaches, rows, verdict_epoch, deadline)
         frames: list[OutboundFrame] = []
+        row_bytes = _row_bytes(in_flight.outgoing) if in_flight.batch.rows > 1 else 0
         if in_flight.outcome.blocks:
             rows = in_flight.open_rows if rows is None else in_flight.still_open(rows)
             stopped = np.zeros(in_flight.batch.rows, np.bool_)
             stopped[np.fromiter(in_flight.stopped, np.intp)] = True
             blocked, rows = rows[stopped[rows]], rows[~stopped[rows]]
             if self.directory.logged and len(blocked):
-                for part in self._parts(in_flight, LOG, blocked):
+                for part in self._parts(in_flight, LOG, blocked, row_bytes):
                     some = blocked if part is None else part
                     note = logged_frames.blocked(in_flight, some)
                     frames.append(_log_frame(in_flight, some, note, verdict_epoch, deadline))
             elif settle and len(blocked):
                 in_flight.stop(blocked)
         for mailbox, found in self._rows_by_mailbox(in_flight, rows).items():
-            parts = (found,) if in_flight.batch.rows == 1 else self._parts(in_flight, mailbox, found)
+            parts = (found,) if in_flight.batch.rows == 1 else self._parts(in_flight, mailbox, found, row_bytes)
             frames += [self._frame(in_flight, mailbox, part, verdict_epoch, deadline) for part in parts]
         return frames
 
@@ -243,8 +244,11 @@ class FrameRouter:
         if whole and len(mailboxes) < 2 and (routes == routes[0]).all():
             in_flight.copies = None
             return {mailboxes[0] if mailboxes else UNOWNED: None}
-        opened = in_flight.open_rows if rows is None else in_flight.still_open(rows)
-        routes = routes[opened]
+        if whole:
+            opened = np.arange(batch.rows)
+        else:
+            opened = in_flight.open_rows if rows is None else in_flight.still_open(rows)
+            routes = routes[opened]
         counts = np.bincount(routes)
         used = np.flatnonzero(counts).tolist()
         if in_flight.placed or any(len(directory.mailboxes(route)) > 1 for route in used):
@@ -256,7 +260,8 @@ class FrameRouter:
         low = 0
         for route in used:
             high = low + int(counts[route])
-            found[next(iter(directory.mailboxes(route)), UNOWNED)] = opened[order[low:high]]
+            place = order[low:high]
+            found[next(iter(directory.mailboxes(route)), UNOWNED)] = place if whole else opened[place]
             low = high
         return found
 
@@ -303,7 +308,7 @@ class FrameRouter:
             in_flight.settle(np.array(nowhere, np.intp), DELIVERED)
         return {mailbox: np.array(rows) for mailbox, rows in rows_of.items()}
 
-    def _parts(self, in_flight: InFlightBatch, mailbox: str, rows: Rows | None) -> list[Rows | None]:
+    def _parts(self, in_flight: InFlightBatch, mailbox: str, rows: Rows | None, row_bytes: int) -> list[Rows | None]:
         """Split rows so that each frame is within the limits of its mailbox, or our own limits without a mailbox."""
         record = self.directory.records.get(mailbox)
         lines = in_flight.outgoing.lines
@@ -316,7 +321,6 @@ class FrameRouter:
         if lines.small and most_rows >= FRAME_ROWS:
             most_rows = max(most_rows, COLUMN_ROWS)
         most_bytes = _UNOWNED_BYTES if record is None else min(record.frame_bytes, CALL_BYTES)
-        row_bytes = _row_bytes(in_flight.outgoing)
         shared = mailbox != UNOWNED or lines.index is None  # otherwise each row is published with its own payload
         if shared and count <= most_rows and lines.nbytes + count * row_bytes <= most_bytes:
             return [rows]
