@@ -207,9 +207,25 @@ class GraphHearing:
         if self._said is None:
             ordered = self._ordered
             return lengths, senders.astype(np.intp) if ordered is None else ordered.take(senders)
+        if self._row_of is not None:
+            rows = self._row_of.take(senders)
+            there = rows >= 0
+            if bool(there.all()):
+                return lengths, rows
+            return np.add.reduceat(there, begins, dtype=np.int64), rows[there]
         said = self._said[senders]
         rows = gathered(self._firsts[senders], said)
         return np.add.reduceat(said, begins), rows if self._ordered is None else self._ordered[rows]
+
+    @cached_property
+    def _row_of(self) -> NDArray[np.intp] | None:
+        """Return the row of each sender, -1 if it has none; None if a sender has several."""
+        assert self._said is not None
+        if int(self._said.max(initial=0)) > 1:
+            return None
+        found = np.full(self._senders, -1, np.intp)
+        found[self._places] = np.arange(len(self._places)) if self._rows is None else self._rows
+        return found
 
     @cached_property
     def _firsts(self) -> NDArray[np.int64]:

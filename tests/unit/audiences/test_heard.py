@@ -82,11 +82,12 @@ def test_a_graph_is_heard_as_its_pairs_say(case):
 
 @settings(max_examples=40)
 @given(graph_case())
-def test_a_graph_where_each_sends_once_is_heard_as_its_pairs_say(case):
+def test_a_graph_where_each_sends_at_most_once_is_heard_as_its_pairs_say(case):
     pairs, agents, _, random = case
     edges = build_edges([np.array(pairs, np.int64).reshape(-1, 2)])
     rows = [(sender, float(sender)) for sender in edges.senders.ints.tolist()]
     random.shuffle(rows)
+    rows = rows[: random.randint(len(rows) // 2, len(rows))]
     removed = some(edges.expand(IdColumn.of([sender for sender, _ in rows])), random)
     check(edges, AgentSet.of({*agents, *range(10)}), rows, removed)
 
