@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from support.cluster import wait_for
+from support.cluster import control, wait_for
 
 from ray_messaging import Messaging, Steps
 from ray_messaging.cluster.run.run import EarlyEnd
@@ -187,3 +187,13 @@ def test_again_while_the_interceptor_answers_the_first_one(town, call):
     with pytest.raises(KeyboardInterrupt):
         end_early()
     wait_for(lambda: not town.steps.progress().holds, "the end of the hold")
+
+
+def test_a_hold_that_its_release_has_overtaken_holds_nothing(town):
+    control(town, "release_steps", "first")
+    control(town, "hold_steps", "first")
+    assert not town.steps.progress().holds
+    control(town, "hold_steps", "second")
+    assert town.steps.progress().holds
+    control(town, "release_steps", "second")
+    assert not town.steps.progress().holds

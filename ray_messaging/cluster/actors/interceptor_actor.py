@@ -29,7 +29,6 @@ from ray_messaging.interception.rules.pairs import Pair
 from ray_messaging.observability.health.findings import Report
 from ray_messaging.observability.metrics.families import Family
 from ray_messaging.steps.step_account import sealed_counts, sealed_history
-from ray_messaging.transports.step_values import CTRL_C
 
 if TYPE_CHECKING:
     from ray_messaging.cluster.actors.interceptor_host import InterceptorHost
@@ -231,7 +230,7 @@ class InterceptorActor:
     pause_steps = of_host(lambda host: host.steps.pause)
     resume_steps = of_host(lambda host: host.steps.resume)
     hold_steps = of_host(lambda host: host.hold_steps)
-    release_steps = of_host(lambda host: partial(host.steps.drop_hold, CTRL_C))
+    release_steps = of_host(lambda host: host.release_steps)
     step_state = of_host(lambda host: host.steps.state)
     step_collected = of_host(lambda host: host.steps.collected)
     take_calls = of_host(lambda host: host.call_limits.take)

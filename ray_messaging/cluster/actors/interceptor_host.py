@@ -84,6 +84,7 @@ class InterceptorHost:
         self._directory = Directory(spec.exp_id)
         self._changes = PendingChanges(redis, self._server.where, spec.settings.send_timeout_s)
         self._saving = asyncio.Lock()
+        self._holding, self._released = asyncio.Lock(), set[str]()  # names of holds that have ended
         self.editor = RuleEditor(self.experiment, self._store, lambda: self.interceptor, self.change, self._save_rules)
         self._stragglers: StragglerWatch | None = None
         self._watchdog: Watchdog | None = None
@@ -245,11 +246,22 @@ class InterceptorHost:
         progress = await self.steps.progress()
         return progress if self._step_rules is None else self._step_rules.named(progress)
 
-    async def hold_steps(self) -> int:
-        """Let no further step begin, even if somebody calls `resume`. Return the last step that may have begun."""
-        await self.steps.hold(CTRL_C, STANDSTILL)
+    async def hold_steps(self, name: str) -> int:
+        """Let no further step begin, even if somebody calls `resume`. Return the last step that may have begun.
+
+        Calls of an actor may overtake each other: a hold whose release came before it does nothing.
+        """
+        async with self._holding:
+            if name not in self._released:
+                await self.steps.hold(CTRL_C, STANDSTILL)
         progress = await self.steps.progress()
         return progress.latest if progress.target is None else min(progress.latest, progress.target)
+
+    async def release_steps(self, name: str) -> None:
+        """Let steps begin again, and no more hold of this name prevent it."""
+        async with self._holding:
+            self._released.add(name)
+            await self.steps.drop_hold(CTRL_C)
 
     @property
     def black_lists(self) -> list[BlackList]:

@@ -2,6 +2,7 @@
 
 import inspect
 import itertools
+import secrets
 import signal
 import sys
 import threading
@@ -133,6 +134,7 @@ class EarlyEnd:
         self._turn = turn
         self._former: Any = None  # the earlier handler of the signal
         self._holds = False  # the steps may be on hold because of this
+        self._name = secrets.token_hex(8)  # of the hold
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -142,7 +144,7 @@ class EarlyEnd:
     def __exit__(self, *_error: object) -> None:
         self._restore()
         if self._holds:  # a call is under way before another Ctrl-C can end the wait for its answer
-            result(self._interceptor.release_steps.remote(), actor_name="the interceptor")
+            result(self._interceptor.release_steps.remote(self._name), actor_name="the interceptor")
 
     def _restore(self) -> None:
         if self._former is not None:
@@ -157,10 +159,11 @@ class EarlyEnd:
     def tell(self) -> None:
         """Tell all groups to end after the last open step. Repeat this: a group that has restarted does not know it."""
         self._holds = True
-        last = result(self._interceptor.hold_steps.remote(), actor_name="the interceptor")
+        last = result(self._interceptor.hold_steps.remote(self._name), actor_name="the interceptor")
         told = [actor.end_after.remote(last, self._turn) for actor in self._actors]
         ray.wait(told, num_returns=len(told), timeout=_TOLD_S)
-        result(self._interceptor.hold_steps.remote(), actor_name="the interceptor")  # this wakes the groups that wait
+        # This wakes the groups that wait.
+        result(self._interceptor.hold_steps.remote(self._name), actor_name="the interceptor")
 
 
 class Run:
