@@ -13,6 +13,7 @@ from support.step_society import AGENTS, SEED, STEPS, digests_of, listen, run_st
 from ray_messaging import Messaging
 from ray_messaging.config import MessagingConfig, Steps
 from ray_messaging.errors import AlreadyExists, ConfigError, MessagingError, StepAborted, UndeclaredSend, UnknownName
+from ray_messaging.eventlog.event_log import EventLog
 from ray_messaging.interception.rules import RateLimit
 from ray_messaging.steps.digests import history_digest
 from ray_messaging.transports.backend import open_transport
@@ -97,12 +98,12 @@ def think(part, states):
 
 
 @ray.remote(num_cpus=0)
-def live_in_parts(group, count):
-    states = {}
-    for step in group.steps(until=3):
+def live_in_parts(group, count, until=3):
+    for step in group.steps(until=until):
+        states = {int(agent): state for agent, state in json.loads(step.state or b"{}").items()}
         done = ray.get([think.remote(part, states) for part in step.split(count)])
         step.join(sends for sends, _ in done)
-        states = {agent: state for _, found in done for agent, state in found.items()}
+        step.state = json.dumps({agent: state for _, found in done for agent, state in found.items()}).encode()
 
 
 @pytest.mark.long
@@ -110,6 +111,24 @@ def test_tasks_within_a_step_change_nothing(messaging, groups):
     ray.get([live_in_parts.remote(group, count) for count, group in enumerate(groups.values(), 1)], timeout=300)
     wanted = [digest.hex() for digest in sequential()[1]]
     assert [messaging.steps.digest(step).hex() for step in range(3)] == wanted[:3]
+
+
+@pytest.mark.long
+def test_a_twin_on_another_number_of_tasks_is_its_parents_twin(ray_cluster, tmp_path):
+    agents = {f"group{number}": range(number, AGENTS, 3) for number in range(3)}
+    steps = Steps(seed=SEED, groups=3, digest=True, checkpoint=2)
+    with Messaging.start(f"steps-{uuid.uuid4().hex[:8]}", steps=steps, log_dir=tmp_path / "parent") as parent:
+        made = parent.create_groups(agents).values()
+        ray.get([live_in_parts.remote(group, 2, STEPS) for group in made], timeout=300)
+        wanted = [parent.steps.digest(step) for step in range(STEPS)]
+    assert [digest.hex() for digest in wanted] == [digest.hex() for digest in sequential()[1]]
+    for count in (1, 5):
+        into = tmp_path / f"by-{count}"
+        with Messaging.fork(tmp_path / "parent", f"steps-{uuid.uuid4().hex[:8]}", at_step=4, log_dir=into) as twin:
+            made = twin.create_groups(agents).values()
+            ray.get([live_in_parts.remote(group, count, STEPS) for group in made], timeout=300)
+            assert [twin.steps.digest(step) for step in range(4, STEPS)] == wanted[4:]
+        assert EventLog.open(into).diff(EventLog.open(tmp_path / "parent")) is None
 
 
 @pytest.mark.long
