@@ -224,9 +224,9 @@ _KEYS = ("type", "pattern", "channel", "data")
 
 
 class Handled:
-    """A message that the code of one context handles, and the tasks that it starts, until it is `over`.
+    """A message that the code of one context handles, and the tasks that it starts.
 
-    `outer` is the one in whose handling this one began.
+    That begins when this is made, and ends when it is `over`. `outer` is the one in whose handling this one began.
     """
 
     __slots__ = ("message", "outer", "over")

@@ -326,7 +326,6 @@ class RememberedCalls:
             if not self.ending:  # the model itself has cancelled the call
                 call.cancel()
                 await asyncio.wait({call})  # so that its place is free before the model goes on
-                self.under_way.discard(call)  # which it does not do itself if it was cancelled before it began
             raise
 
     async def _settle(self, answer: asyncio.Future[Any], made: _Remembered, function: Callable[[], Any]) -> None:

@@ -253,6 +253,8 @@ def _is_in(hand: _Hand, row: LogRow) -> bool:
 
 
 def _note(row: LogRow) -> str:
+    if (cause := _cause_of(row)) is not None:
+        return f"its cause is message {cause}, which this log does not have"
     if row.ordinal is None:
         return "it was sent outside of steps, by code that handled no message"
     if row.ordinal >= FIRST_OUTSIDE:

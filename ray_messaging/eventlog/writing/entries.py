@@ -50,10 +50,8 @@ def decode_entry(item: LogItem, hearers_of: Callable[[Batch], Hearers | None] = 
         return Taken(delivered(batch, item.entry, mailbox, hearers_of(batch)), batch.messages)
     if item.step is not None:
         before = batch.extension or Extension()
-        batch.step, batch.extension = (
-            item.step,
-            Extension(deliver=item.step, expects_answer=before.expects_answer, caused_by=before.caused_by),
-        )
+        batch.step = item.step
+        batch.extension = Extension(deliver=item.step, expects_answer=before.expects_answer, caused_by=before.caused_by)
     return Taken(noted(batch, item.entry, item.note, item.takers), len(batch))
 
 

@@ -175,6 +175,10 @@ def test_a_message_that_was_sent_while_another_one_was_handled_is_caused_by_it(t
     assert found.message_id.tolist() == ["s-1-2", "s-1-1", "s-1-0"]
     assert found.cause_of.tolist()[1:] == ["s-1-2", "s-1-1"]
     assert not found.answered.any()
+    other = log_of(write_folder(tmp_path / "other", [[row(0, caused_by="t-1-7"), row(1, in_reply_to="t-1-8")]]))
+    for message_id, cause in (("s-1-0", "t-1-7"), ("s-1-1", "t-1-8")):  # as of another experiment
+        found = other.why(message_id)
+        assert (found.causes, found.note) == ((), f"its cause is message {cause}, which this log does not have")
     assert log.sql("select count(*) n from messages where caused_by is not null").to_pydict() == {"n": [2]}
 
 
