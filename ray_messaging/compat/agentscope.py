@@ -5,46 +5,48 @@ its bus until the bus drains the queue again, says `queue_done`, has lived on fo
 before, the next drainer gets them. A bus lives while it is connected, or has renewed its lease. Each call that is
 repeated because its answer was lost has its effect once.
 
-    rm:{name}:bus:q:<key>      a queue, a stream of JSON texts     rm:{name}:bus:lock:<key>      owner, token and number
-    rm:{name}:bus:taken:<key>  cursor, and owners of batches       rm:{name}:bus:owner:<owner>   a bus's lease
-    rm:{name}:bus:l:<key>      a log, a stream                     rm:{name}:bus:said:<owner>:*  its last answers
-    rm:{name}:bus:r:<key>      a registry, a hash                  exps:{name}:bus:<key>         a channel of `publish`
+On an experiment, what is pushed, appended or published is a message to the agent `{name}/queue/<key>`,
+`{name}/log/<key>` or `{name}/topic/<key>`. Those to queues and logs come into a mailbox that all buses share.
+Whichever bus looks first moves them on, each once, to where they belong.
 """
 
 import asyncio
 import json
 import logging
 import math
+import re
 import secrets
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
-from itertools import groupby, islice
+from itertools import groupby, islice, repeat
 from operator import itemgetter
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, cast
 
-from ray_messaging.addressing.channels import Keys, check_name
+from ray_messaging.addressing.channels import Keys, agent_channel, check_name
+from ray_messaging.cluster.messaging import Messaging
 from ray_messaging.common.task_health import end
-from ray_messaging.compat.versions import warn_unless_tested
+from ray_messaging.compat.versions import needs, warn_unless_tested
 from ray_messaging.config import MessagingConfig
 from ray_messaging.embedded.local_server import LocalServer
-from ray_messaging.errors import Closed, MessagingError
+from ray_messaging.errors import Closed, FrameError, InvalidAddress, InvalidPayload, MessagingError, PayloadTooLarge
+from ray_messaging.messager import Messager
+from ray_messaging.messages import Messages, Slice
+from ray_messaging.outgoing import Outgoing
 from ray_messaging.transports.backend import open_transport
+from ray_messaging.transports.cursors import following
 from ray_messaging.transports.ingress import RedisIngress
 from ray_messaging.transports.values import Ingress
+from ray_messaging.wire.frames import decode
 
-try:
+with needs("AgentScope", "'ray-messaging[agentscope]'"):
     from agentscope.app.message_bus import MessageBus  # type: ignore[import-not-found,unused-ignore]
-except ModuleNotFoundError as missing:
-    raise ModuleNotFoundError(
-        f"AgentScope needs the extra: pip install 'ray-messaging[agentscope]' (there is no module {missing.name!r})",
-        name=missing.name,
-    ) from missing
 
 if TYPE_CHECKING:
+    from ray_messaging.receipt import Receipt
     from ray_messaging.transports.connection.link import RedisLink
+    from ray_messaging.transports.transport import RedisTransport
 
 TESTED: Final = "2.0.11"
 
@@ -53,7 +55,21 @@ logger = logging.getLogger(__name__)
 _LEASE_S, _BEAT_S = 3.0, 1.0
 _LOCK_GLANCE_S = 0.5  # between two looks at a lock whose owner may have died; a release is told at once
 _WRITES = 1000  # in one call of the server
+_FRAMES = 32  # that are read from the mailbox at once
+_KINDS = {"q": "queue", "l": "log"}
+_PUSH = re.compile(r"push(?:,(\d+),(\d+))?")  # subtopic of a bus's items: ms to live, and most entries
 _json = json.JSONEncoder(ensure_ascii=False).encode
+
+# Who waits for the ids; kind, key, ms to live, most entries; the payloads, or their texts.
+_Write = tuple["asyncio.Future[list[bytes]]", str, str, int, int, list[Any]]
+
+
+class ItemBlocked(MessagingError, PermissionError):
+    """A `rule` of the experiment blocked what was pushed, appended or published to a `key`, for a `reason`."""
+
+    key: str
+    rule: str | None
+    reason: str | None
 
 
 class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without AgentScope, mypy knows no class
@@ -61,8 +77,9 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
 
     Args:
         server: A `RedisConfig`, such as `messaging.redis`, its URL, or a `LocalServer`, which several processes share;
-            None: a server of this process, empty and gone with it.
-        name: The bus's name; buses with the same name on a server are one.
+            None: a server of this process, empty and gone with it. With an experiment, a `Messaging`, its rules judge
+            what is pushed, appended and published, and its log has it.
+        name: The bus's name; buses with the same name on a server, or in an experiment, are one.
         hold_s: The seconds after which a drained item counts as handled, if its drainer still lives.
     """
 
@@ -70,22 +87,28 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
         warn_unless_tested("agentscope", TESTED, "bus")
         self.name = check_name("name", name)
         self._server = LocalServer() if server is None else server  # kept: it ends with its last reference
+        self._messaging, self._exp_id, part = None, name, ""
+        if isinstance(server, Messaging):
+            self._messaging, self._server, self._exp_id, part = server, server.redis, server.exp_id, f"{name}:"
         self._hold_s = hold_s
-        self._keys = Keys(name)
-        self._prefix, self._ears = f"{self._keys.prefix}bus:", f"{self._keys.ears}bus:"
-        self._channels = f"exps:{name}:bus:"
+        self._keys = Keys(self._exp_id)
+        self._prefix, self._ears = f"{self._keys.prefix}bus:{part}", f"{self._keys.ears}bus:{part}"
+        self._keys.own = f"{self._prefix}own"  # an experiment's own messages are not to be dropped
         self._link: RedisLink | None = None
+        self._messager: Messager | None = None
 
     async def __aenter__(self) -> Self:
         """Connect; raise ConnectionFailed if the server does not answer, ServerRefused if it refuses us."""
-        settings = MessagingConfig()
-        link = open_transport(self._server, self.name, settings).link
+        settings = MessagingConfig(strict_senders=False)
+        self._transport: RedisTransport = open_transport(self._server, self._exp_id, settings)
+        link = self._transport.link
         await link.connect()
         self._link = link
         self._owner = secrets.token_hex(8)
         self._number = 0
         self._turn = asyncio.Lock()
-        self._waiting: deque[tuple[asyncio.Future[list[bytes]], tuple[Any, ...], list[bytes]]] = deque()
+        self._waiting: deque[_Write] = deque()
+        self._sender = f"{self.name}/{self._owner}"
         self._writer: asyncio.Task[None] | None = None
         self._held: dict[str, tuple[list[bytes], float]] = {}  # by queue: the batches drained, and when
         self._locks: dict[str, tuple[str, int]] = {}  # by token: key and ms to live, of those that are renewed
@@ -93,21 +116,21 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
         self._listeners: dict[str, list[asyncio.Queue[bytes | None]]] = {}
         self._unlocked = asyncio.Event()  # replaced by the next one when a lock is released
         self._ingress = RedisIngress(link, self._keys, "", self._hear, [self._ears + self._owner])
+        self._beating = asyncio.create_task(self._keep_beating(), name="ray_messaging agentscope bus")
         try:
             await self._beat()
             await self._ingress.subscribe([self._ears + "unlocked"], [])
+            if self._messaging is not None:
+                await self._join(self._messaging, settings)
         except BaseException:
-            await self._ingress.close()
-            await link.close()
+            with suppress(MessagingError):
+                await self._close(handled=False)
             raise
-        self._beating = asyncio.create_task(self._keep_beating(), name="ray_messaging agentscope bus")
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc_value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Disconnect. After an exception, drained items may not have been handled, so other buses get them."""
-        await self._close(handled=exc_type is None)
+        await self._close(handled=kind is None)
 
     async def aclose(self) -> None:
         """Disconnect, unless this is closed already. All drained items count as handled."""
@@ -125,14 +148,27 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
                 await self._settle(time.monotonic())
             for key, token in self._claims.items():
                 await self._run("bus_unlock", key, token)
-            mine = (f"owner:{self._owner}", f"said:{self._owner}:write", f"said:{self._owner}:ask")
-            await link.command("DEL", *(self._prefix + key for key in mine))
+            if self._messager is not None:
+                await self._messager.close()
+            mine = ("owner:{}", "put:{}", "said:{}:write", "said:{}:ask")
+            await link.command("DEL", *(self._prefix + key.format(self._owner) for key in mine))
         finally:
             self._link = None
             for listener in [each for some in self._listeners.values() for each in some]:
                 listener.put_nowait(None)
             await self._ingress.close()
             await link.close()
+
+    async def _join(self, messaging: Messaging, settings: MessagingConfig) -> None:
+        """Open the mailbox of the experiment's buses, unless it is there, and a sender."""
+        mine = [f"exps:{self._exp_id}:agents:{self.name}/{kind}/*" for kind in _KINDS.values()]
+        async with (
+            self.acquire_lock("mailbox"),
+            Messager(self._server, self._exp_id, None, name=self.name, settings=settings) as reader,
+        ):
+            await reader.subscribe_and_start_listening(mine)
+        self._messager = Messager(self._server, self._exp_id, messaging.interceptor, settings=settings)
+        await self._messager.init()
 
     # -- calls of the server --------------------------------------------------------------------------------------
 
@@ -156,9 +192,9 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
     ) -> asyncio.Future[list[bytes]]:
         """Append entries. While one call is under way, further entries wait for the next, which has many of them."""
         self._open()
-        texts = [_json(payload).encode() for payload in payloads]
+        items = [*payloads] if self._messager is not None else [_json(payload).encode() for payload in payloads]
         written: asyncio.Future[list[bytes]] = asyncio.get_running_loop().create_future()
-        self._waiting.append((written, (kind, key, _ms(ttl_secs), most), texts))
+        self._waiting.append((written, kind, key, _ms(ttl_secs), most, items))
         if self._writer is None:
             self._writer = asyncio.create_task(self._write_waiting())
         return written
@@ -167,33 +203,106 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
         try:
             while self._waiting:
                 batch, rows = [self._waiting.popleft()], 0
-                while self._waiting and (rows := rows + len(batch[-1][2])) < _WRITES:
+                while self._waiting and (rows := rows + len(batch[-1][-1])) < _WRITES:
                     batch.append(self._waiting.popleft())
-                self._number += 1
-                args: list[Any] = []
-                for where, alike in groupby(batch, itemgetter(1)):
-                    texts = [text for *_, some in alike for text in some]
-                    args += [*where, len(texts), *texts]
+                write = self._append if self._messager is None else self._send
                 try:
-                    ids, failed = iter(await self._run("bus_write", *args, number=self._number)), None
+                    found = iter(await write(batch))
                 except Exception as error:  # noqa: BLE001 - those who wait raise it
-                    ids, failed = iter(()), error
-                for written, _, texts in batch:
-                    mine = [*islice(ids, len(texts))]
+                    found = repeat(error)
+                for written, *_, items in batch:
+                    mine = [*islice(found, len(items))]
                     if written.done():
                         continue
-                    if failed is None:
-                        written.set_result(mine)
+                    if failed := [each for each in mine if isinstance(each, Exception)]:
+                        written.set_exception(failed[0])
                     else:
-                        written.set_exception(failed)
+                        written.set_result(cast("list[bytes]", mine))
         finally:
             self._writer = None
+
+    async def _append(self, batch: "list[_Write]") -> list[bytes]:
+        """Append texts, and return their ids."""
+        self._number += 1
+        args: list[Any] = []
+        for where, alike in groupby(batch, itemgetter(slice(1, 5))):
+            texts = [text for *_, some in alike for text in some]
+            args += [*where, len(texts), *texts]
+        return await self._run("bus_write", *args, number=self._number)  # type: ignore[no-any-return]  # a reply
+
+    # -- items as messages of an experiment -----------------------------------------------------------------------
+
+    async def _send(self, batch: "list[_Write]") -> list[bytes | Exception]:
+        """Send payloads to the mailbox, and move them on; return their ids, or errors for those that are not sent."""
+        messager = cast("Messager", self._messager)
+        outgoing = []
+        try:
+            for _, kind, key, ttl, most, items in batch:
+                agent, how = self._agent(_KINDS[kind], key), f"push,{ttl},{most}" if ttl or most else "push"
+                outgoing += [Outgoing.to_agent(agent, item, self._sender, how) for item in items]
+            receipts = await messager.send_messages(outgoing)
+        except (InvalidAddress, InvalidPayload, PayloadTooLarge) as error:  # one of them is wrong, and none was sent
+            if len(batch) == 1:
+                return [error] * len(batch[0][-1])
+            return [each for write in batch for each in await self._send([write])]
+        await self._take()
+        places, sent = f"{self._prefix}put:{self._owner}", [receipt.message_id for receipt in receipts]
+        found = [] if not sent else await self._open().command("HMGET", places, *sent)
+        if any(found):
+            await self._open().command("HDEL", places, *sent)
+        keys = [key for _, _, key, *_, items in batch for _ in items]
+        return [place or self._refusal(receipt, key) for place, receipt, key in zip(found, receipts, keys, strict=True)]
+
+    async def _take(self) -> None:
+        """Move on what is in the mailbox."""
+        state, stream = self._keys.state(self.name), self._keys.stream(self.name)
+        while True:
+            born, at = [
+                (each or b"0-0").decode() for each in await self._open().command("HMGET", state, "born", "entry")
+            ]
+            frames = await self._open().command("XRANGE", f"{stream}:{born}", f"({at}", "+", "COUNT", _FRAMES)
+            if not frames:  # or there is no mailbox any more
+                return
+            items = [part for entry, (_, frame) in frames for part in await self._items(entry.decode(), frame)]
+            last, nbytes = frames[-1][0].decode(), sum(len(frame) for _, (_, frame) in frames)
+            args = [at, last, following(last), stream, len(items) // 7, nbytes, *items]
+            await self._open().script("bus_take", [self._prefix, state], [self._owner, 0, self._ears, *args])
+
+    async def _items(self, entry: str, frame: bytes) -> list[Any]:
+        """Return the items of a frame as arguments of `bus_take`; a frame that is unreadable becomes a dead letter."""
+        try:
+            batch = decode(frame)
+        except FrameError as error:
+            await self._transport.bury(self.name, entry, frame, str(error))
+            return []
+        messages, items = Messages(self._exp_id, [Slice(batch, 0, batch.rows)]), list[Any]()
+        for message, text in zip(messages, messages.data, strict=True):
+            _, kind, key = str(message.to_id).split("/", 2)
+            bus, _, pusher = str(message.from_id).rpartition("/")
+            of_bus = _PUSH.fullmatch(str(message.subtopic)) if bus == self.name else None
+            how = (0, 0, "") if of_bus is None else (*of_bus.groups("0"), pusher)
+            items += [kind[0], key, *how, message.id, text]
+        return items
+
+    def _agent(self, kind: str, key: str) -> str:
+        return f"{self.name}/{kind}/{key}"
+
+    def _refusal(self, receipt: "Receipt", key: str) -> MessagingError:
+        """Return the error for an item that a rule has blocked, or for which there is no mailbox any more."""
+        if receipt.fate != "blocked":
+            return MessagingError(f"the mailbox {self.name!r} of this bus is gone: open the bus again ({receipt})")
+        why = f"rule {receipt.rule} blocked an item for {key!r}: {receipt.reason}"
+        return ItemBlocked(why, key=key, rule=receipt.rule, reason=receipt.reason)
+
+    # -- the bus's life -------------------------------------------------------------------------------------------
 
     async def _keep_beating(self) -> None:
         while True:
             await asyncio.sleep(_BEAT_S)
             try:
                 await self._beat()
+                if self._messager is not None:
+                    await self._take()  # items of buses that have died
                 await self._settle(time.monotonic() - self._hold_s)
             except MessagingError as error:
                 logger.warning("bus %s could not renew its lease: %s", self.name, error)
@@ -280,14 +389,24 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
 
     async def publish(self, key: str, payload: dict[str, Any]) -> None:
         """Send a payload to those that subscribe now."""
-        await self._open().command("PUBLISH", self._channels + key, _json(payload))
+        if self._messager is None:
+            await self._open().command("PUBLISH", self._channel(key), _json(payload))
+            return
+        receipt = await self._messager.send(self._sender, self._agent("topic", key), payload, subtopic="publish")
+        if receipt.fate == "blocked":
+            raise self._refusal(receipt, key)
+
+    def _channel(self, key: str) -> str:
+        if self._messaging is None:
+            return f"exps:{self.name}:bus:{key}"
+        return agent_channel(self._exp_id, self._agent("topic", key), "publish")
 
     async def subscribe(
         self, key: str, *, on_ready: Callable[[], None] | None = None
     ) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the payloads that are published from now on; `on_ready` is called when that is so."""
         self._open()
-        channel, heard = self._channels + key, asyncio.Queue[bytes | None]()
+        channel, heard = self._channel(key), asyncio.Queue[bytes | None]()
         self._listeners.setdefault(channel, []).append(heard)
         try:
             await self._ingress.subscribe([channel], [])

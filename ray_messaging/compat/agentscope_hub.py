@@ -13,21 +13,16 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
-try:
-    from agentscope.message import Msg  # type: ignore[import-not-found,unused-ignore]
-except ModuleNotFoundError as missing:
-    raise ModuleNotFoundError(
-        f"this hub is for AgentScope 1: pip install 'agentscope<2' (there is no module {missing.name!r})",
-        name=missing.name,
-    ) from missing
-
 from ray_messaging.addressing.channels import AGENT_CHAT, AgentId, check_id
 from ray_messaging.common.backoff import ACTOR_RECONNECT, Backoff
 from ray_messaging.common.task_health import end
-from ray_messaging.compat.versions import warn_unless_tested
+from ray_messaging.compat.versions import needs, warn_unless_tested
 from ray_messaging.errors import AnswerFailed, InvalidPayload, NoAnswer
 from ray_messaging.message import Message
 from ray_messaging.messager import Messager
+
+with needs("AgentScope 1", "'agentscope<2'"):
+    from agentscope.message import Msg  # type: ignore[import-not-found,unused-ignore]
 
 TESTED: Final = "1.0.21"
 

@@ -3,22 +3,16 @@
 from typing import Final
 
 from ray_messaging.addressing.channels import all_agents
-from ray_messaging.compat.versions import warn_unless_tested
+from ray_messaging.compat.versions import needs, warn_unless_tested
 from ray_messaging.embedded.local_server import LocalServer
 from ray_messaging.messager import Messager as OurMessager
 from ray_messaging.outgoing import Outgoing
 
 TESTED: Final = "1.5"
 
-try:
+with needs("AgentSociety 1.5", f"agentsociety=={TESTED}.7"):
     from agentsociety.message import Message  # type: ignore[import-not-found,unused-ignore]
     from agentsociety.message import Messager as TheirMessager
-except ModuleNotFoundError as missing:
-    raise ModuleNotFoundError(
-        f"this is for programs of AgentSociety 1.5: pip install agentsociety=={TESTED}.7 (there is no module "
-        f"{missing.name!r})",
-        name=missing.name,
-    ) from missing
 
 
 class Messager(TheirMessager):  # type: ignore[misc,unused-ignore]  # without AgentSociety, mypy knows no class

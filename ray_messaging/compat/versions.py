@@ -1,7 +1,21 @@
-"""The warning of adapters that the other system has another version than they were tested with."""
+"""Errors and warnings of adapters whose system is not installed, or not in the version that they were tested with."""
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
+
+
+@contextmanager
+def needs(system: str, package: str) -> Iterator[None]:
+    """Import another system; raise ModuleNotFoundError that says how to install the package if it is not here."""
+    try:
+        yield
+    except ModuleNotFoundError as missing:
+        raise ModuleNotFoundError(
+            f"this is for programs of {system}: pip install {package} (there is no module {missing.name!r})",
+            name=missing.name,
+        ) from missing
 
 
 def warn_unless_tested(package: str, tested: str, adapter: str) -> None:

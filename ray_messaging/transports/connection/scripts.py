@@ -39,6 +39,7 @@ _SHARED: dict[str, tuple[str, ...]] = {
         ("bus_write", "bus_drain", "bus_set_if", "bus_pop", "bus_lock", "bus_lock_number", "bus_unlock", "bus_beat"),
         ("bus",),
     ),
+    "bus_take": (*_MOVE, "bus"),
 }
 
 

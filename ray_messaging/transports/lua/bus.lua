@@ -1,6 +1,10 @@
--- AgentScope's message bus: see compat/agentscope.py, which says what each key has.
+-- AgentScope's message bus, see compat/agentscope.py.
 --
--- KEYS[1] prefix of the bus's keys
+-- KEYS[1] prefix of the bus's keys, rm:{name}:bus:, on an experiment rm:{exp_id}:bus:<name>:
+--         q:<key>      a queue, a stream of JSON texts     lock:<key>      owner, token and number
+--         taken:<key>  cursor, and owners of batches       owner:<owner>   a bus's lease
+--         l:<key>      a log, a stream                     said:<owner>:*  its last answers
+--         r:<key>      a registry, a hash                  put:<owner>     places of its items, by message id, see bus_take
 -- ARGV[1] this bus  [2] number of the call  [3] prefix of the channels to which buses that live listen  [4...] see below
 
 -- shared bus ----------------------------------------------------------------------------------------------------------
@@ -23,22 +27,46 @@ local function lives(bus)
   return bus == owner or redis.call('EXISTS', prefix .. 'owner:' .. bus) == 1 or redis.call('PUBLISH', ears .. bus, '') > 0
 end
 
+-- Append arguments from the first to the last one, which are JSON, to a queue (kind q) or a log (l); note their ids.
+local function append(kind, name, ttl, most, first, last, note)
+  local key = prefix .. kind .. ':' .. name
+  if kind == 'q' and redis.call('EXISTS', key) == 0 then redis.call('DEL', prefix .. 'taken:' .. name) end
+  for row = first, last do note(redis.call('XADD', key, '*', 'p', ARGV[row])) end
+  if most ~= '0' then redis.call('XTRIM', key, 'MAXLEN', most) end
+  if ttl ~= '0' then redis.call('PEXPIRE', key, ttl) end
+end
+
 -- script bus_write ----------------------------------------------------------------------------------------------------
 -- Append entries, given as q (queue) or l (log), key, ms to live or 0, most entries or 0, number of entries, and the JSON of
 -- each. Returns their ids.
 return once('write', function()
   local ids, at = {}, 4
   while at < #ARGV do
-    local kind, name, ttl, most = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
-    local key, last = prefix .. kind .. ':' .. name, at + 4 + ARGV[at + 4]
-    if kind == 'q' and redis.call('EXISTS', key) == 0 then redis.call('DEL', prefix .. 'taken:' .. name) end
-    for row = at + 5, last do ids[#ids + 1] = redis.call('XADD', key, '*', 'p', ARGV[row]) end
-    if most ~= '0' then redis.call('XTRIM', key, 'MAXLEN', most) end
-    if ttl ~= '0' then redis.call('PEXPIRE', key, ttl) end
+    local last = at + 4 + ARGV[at + 4]
+    append(ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], at + 5, last, function(id) ids[#ids + 1] = id end)
     at = last + 1
   end
   return ids
 end)
+
+-- script bus_take -----------------------------------------------------------------------------------------------------
+-- Move items from the mailbox that all buses of an experiment share to their queues and logs, unless another bus has done so.
+--
+-- KEYS[2] state of the mailbox, see commit
+-- ARGV[4] entry of the cursor, as it was read  [5] last entry that is moved  [6] oldest entry to keep  [7] key of the mailbox's
+--         stream, but for :<born>  [8] messages and [9] bytes that are moved
+-- ARGV[10...] for each: q or l, key, ms to live or 0, most entries or 0, the bus that has pushed it or "", message id, JSON
+local state, pushers = reader(KEYS[2]), {}
+if state[4] ~= ARGV[4] then return end
+for at = 10, #ARGV, 7 do
+  local pusher = ARGV[at + 4]
+  append(ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], at + 6, at + 6, function(id)
+    if pusher ~= '' then redis.call('HSET', prefix .. 'put:' .. pusher, ARGV[at + 5], id) end
+  end)
+  pushers[pusher] = true
+end
+for pusher in pairs(pushers) do redis.call('PEXPIRE', prefix .. 'put:' .. pusher, 120000) end
+move(KEYS[2], state, ARGV[7], ARGV[5], '0', ARGV[6], (state[8] or 0) + ARGV[8], (state[9] or 0) + ARGV[9])
 
 -- script bus_drain ----------------------------------------------------------------------------------------------------
 -- Hand out a queue's oldest entries. Those of dead buses come first. A batch of this bus that it does not name as done is
