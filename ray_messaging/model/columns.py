@@ -29,7 +29,6 @@ from ray_messaging.model.json_form import (
 )
 
 INT, STR, NONE = 0, 1, 2
-_ID_BYTES = 8  # the size of a value
 _value_at = Packer("<q").unpack_from
 
 
@@ -38,7 +37,7 @@ class IdColumn(msgspec.Struct, eq=False):
     """N ids: `values` int64 (n,), `kinds` uint8 (n,) or None if all are ints, and the table `strings` of str ids.
 
     If a row's kind is STR, its value is an index into `strings`. If it is NONE, the id is None (the user). The values
-    are stored as an array, or as encoded bytes, from which the array is made on first use.
+    are stored as an array, or as encoded bytes, int64 or if `_small` int32, from which the array is made on first use.
     """
 
     _values: NDArray[np.int64] | None
@@ -46,6 +45,7 @@ class IdColumn(msgspec.Struct, eq=False):
     strings: tuple[str, ...] = ()
     _packed: bytes | memoryview = b""  # little endian, if there is no array
     _objects: list[AgentId | None] | None = None
+    _small: bool = False
 
     @classmethod
     def of(cls, ids: Sequence[AgentId | None]) -> "IdColumn":
@@ -95,16 +95,23 @@ class IdColumn(msgspec.Struct, eq=False):
     def values(self) -> NDArray[np.int64]:
         """Return the values, int64 (n,)."""
         if self._values is None:
-            self._values = np.frombuffer(self._packed, "<i8")
+            self._values = (
+                _read_only(self.stored.astype(np.int64)) if self._small else np.frombuffer(self._packed, "<i8")
+            )
         return self._values
+
+    @property
+    def stored(self) -> NDArray[np.integer[Any]]:
+        """Return the values as they are stored, int64 or int32 (n,)."""
+        return np.frombuffer(self._packed, "<i4" if self._small else "<i8") if self._values is None else self._values
 
     @property
     def packed(self) -> bytes | memoryview:
         """Return the values in their encoded form: int64 (n,), little endian."""
-        return self._packed if self._values is None else np.ascontiguousarray(self._values).data
+        return self._packed if self._values is None and not self._small else np.ascontiguousarray(self.values).data
 
     def __len__(self) -> int:
-        return len(self._packed) // _ID_BYTES if self._values is None else len(self._values)
+        return len(self._packed) // (4 if self._small else 8) if self._values is None else len(self._values)
 
     def take(self, rows: Any) -> "IdColumn":  # noqa: ANN401 - a slice, a mask or an index array
         """Return the column of some rows (a slice, a mask or an index array)."""
@@ -136,8 +143,8 @@ class IdColumn(msgspec.Struct, eq=False):
     def __getitem__(self, row: int) -> AgentId | None:
         if self.kinds is not None:
             return self.tolist()[row]
-        if self._values is None and row >= 0:
-            found: int = _value_at(self._packed, row * _ID_BYTES)[0]
+        if self._values is None and not self._small and row >= 0:
+            found: int = _value_at(self._packed, row * 8)[0]
             return found
         return self.values.item(row)
 

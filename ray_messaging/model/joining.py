@@ -20,7 +20,7 @@ def joined_ids(columns: Sequence[IdColumn]) -> IdColumn:
     """Return columns of ids as one column, with one table of str ids."""
     if len(columns) == 1:
         return columns[0]
-    values = np.concatenate([column.values for column in columns])
+    values = np.concatenate([column.stored for column in columns], dtype=np.int64)
     if all(column.kinds is None for column in columns):
         return IdColumn(values)
     table: dict[str, int] = {}

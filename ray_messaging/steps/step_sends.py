@@ -403,9 +403,10 @@ class StepSends:
         ordinals, rows = self._sent[places], np.arange(len(places))
         self._sent[places] = rows
         if (self._sent[places] != rows).any():  # some agents have several rows: a later one has overwritten the place
-            order = np.argsort(places, kind="stable")
+            # A sort of 16 bits is a radix sort.
+            order = np.argsort(places.astype(np.uint16) if len(self._sent) <= 2**16 else places, kind="stable")
             run = places[order]
-            begins = np.flatnonzero(np.diff(run, prepend=-1))
+            begins = np.flatnonzero(np.concatenate([[True], run[1:] != run[:-1]]))
             ordinals[order] += rows - np.repeat(begins, np.diff(begins, append=len(run)))
         self._sent[places] = ordinals + 1  # the last row of an agent is written last, and is the highest
         return ordinals.astype(np.uint32)

@@ -266,10 +266,8 @@ class _Reader(msgspec.Struct):
         return np.frombuffer(self.cut((self.rows if rows is None else rows) * dtype.itemsize), dtype)
 
     def ids(self) -> memoryview:
-        """Return the values of the next column of ids as bytes, int64."""
-        if self.flags & _SMALL_IDS:
-            return memoryview(self.column(_I4).astype(_I8)).cast("B").toreadonly()
-        return self.cut(self.rows * _I8.itemsize)
+        """Return the values of the next column of ids as bytes, int64 or int32."""
+        return self.cut(self.rows * (_I4 if self.flags & _SMALL_IDS else _I8).itemsize)
 
     def cut(self, nbytes: int) -> memoryview:
         """Return the next `nbytes` bytes."""
@@ -368,11 +366,11 @@ def _header_trouble(header: Header, size: int) -> str | None:
 
 def _decode_columns(header: Header, reader: _Reader) -> Batch:
     folded = bool(header.flags & _FOLD)
-    from_values, to_values = reader.ids(), b"" if folded else reader.ids()
+    small, from_values, to_values = bool(header.flags & _SMALL_IDS), reader.ids(), b"" if folded else reader.ids()
     extension = _extension(header, reader) if header.flags & _EXTENSION else None
     numbers, from_kinds, to_kinds, topic, steps, times, index = reader.optional()
-    from_ids = IdColumn(None, from_kinds, header.from_strings, from_values)
-    to_ids = nobody(header.rows) if folded else IdColumn(None, to_kinds, header.to_strings, to_values)
+    from_ids = IdColumn(None, from_kinds, header.from_strings, from_values, _small=small)
+    to_ids = nobody(header.rows) if folded else IdColumn(None, to_kinds, header.to_strings, to_values, _small=small)
     if from_kinds is not None or to_kinds is not None:
         _check_ids(from_ids)
         _check_ids(to_ids)

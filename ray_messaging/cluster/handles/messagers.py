@@ -73,6 +73,8 @@ async def open_messager(
     metrics = MessagerMetrics() if experiment.metrics and observer is None else None
     counting = metrics if observer is None else observer
     messager = named_messager(GroupMessager, experiment, connection.interceptor, name, counting)
+    if experiment.steps:
+        import ray_messaging.steps.step_loop  # noqa: F401, PLC0415 - the first step would wait for it
     context = ray.get_runtime_context()
     owner = f"{experiment.run}/{context.get_actor_id() or context.get_worker_id()}"
     try:
