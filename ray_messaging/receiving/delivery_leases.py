@@ -24,7 +24,7 @@ _RETURNED = 10_000
 class FetchOptions(NamedTuple):
     """Options of a handle's fetch.
 
-    `number` is the number of this fetch among the handle's fetches with commit="acked", `received` that of the last one
+    `number` is the number of this fetch among the handle's, from 1, `received` that of the last one with commit="acked"
     whose answer has arrived.
     """
 
@@ -53,7 +53,15 @@ class _Lease:
     due: float  # loop time at which it ends, so that another caller gets the messages
     slices: list[Slice]
     rows: int  # the number of unacknowledged rows
-    asked: int = 0  # the number of the fetch that it answers; 0: its holder returns it with its next fetch
+    asked: int = 0  # the number of the fetch that it answers
+    acked: bool = False  # False: its holder returns it with its next fetch
+
+
+class _Call(NamedTuple):
+    """A fetch in progress, by its number."""
+
+    number: int
+    identity: object
 
 
 class DeliveryLeases:
@@ -69,7 +77,8 @@ class DeliveryLeases:
         self._lease_s = lease_s
         self._leases: dict[int, _Lease] = {}
         self._returned: OrderedDict[tuple[str, int], None] = OrderedDict()
-        self._calls: dict[str, object] = {}  # the fetch in progress of each holder
+        self._calls: dict[str, _Call] = {}  # the fetch in progress of each holder
+        self._abandoned: OrderedDict[str, int] = OrderedDict()  # the last fetch of a holder that nobody waits for
         self._process = secrets.token_hex(4)
         self._last = 0
 
@@ -165,14 +174,20 @@ class DeliveryLeases:
         if token is not None and self._has(token) and self._leases[token.number].holder == holder:
             self._leases[token.number].due = 0.0
 
-    async def abandon(self, holder: str, received: int) -> None:
+    async def abandon(self, holder: str, received: int, number: int) -> None:
         """End the holder's fetch, because nobody waits for its answer. The next caller gets the messages that it took.
 
-        Args: `received` is that of `FetchOptions`.
+        The fetch may come after this, because Ray runs the calls of an async actor out of order.
+
+        Args: `received` and `number` are those of `FetchOptions`.
         """
-        self._calls.pop(holder, None)
+        self._abandoned[holder] = number
+        if len(self._abandoned) > _RETURNED:
+            self._abandoned.popitem(last=False)
+        if holder in self._calls and self._calls[holder].number <= number:
+            del self._calls[holder]
         for lease in self._leases.values():
-            if _is_lost(lease, holder, FetchOptions(received=received)):
+            if lease.asked <= number and _is_lost(lease, holder, FetchOptions(received=received)):
                 lease.due = 0.0
 
     # -- lending --------------------------------------------------------------------------------------------------
@@ -187,7 +202,11 @@ class DeliveryLeases:
     ) -> tuple[Token | None, Messages]:
         """Commit the lease of a token, then lease new messages; return their token (None: no messages) and them."""
         self._fetcher.check_open()
-        call = self._calls[holder] = object()
+        call = _Call(options.number, object())
+        newest = max(self._abandoned.get(holder, -1), self._calls[holder].number - 1 if holder in self._calls else -1)
+        if call.number <= newest:  # it was abandoned, and comes late
+            return None, self._fetcher.messages([])
+        self._calls[holder] = call
         try:
             await self.give_back(token)
             return await self._lend(holder, call, limit, timeout, options)
@@ -196,7 +215,7 @@ class DeliveryLeases:
                 del self._calls[holder]
 
     async def _lend(
-        self, holder: str, call: object, limit: int | None, timeout: float | None, options: FetchOptions
+        self, holder: str, call: _Call, limit: int | None, timeout: float | None, options: FetchOptions
     ) -> tuple[Token | None, Messages]:
         clock = asyncio.get_running_loop().time
         deadline = None if timeout is None else clock() + timeout
@@ -210,7 +229,8 @@ class DeliveryLeases:
             if self._calls.get(holder) is not call:  # it was abandoned, and what it took is due for another caller
                 return None, self._fetcher.messages([])
             if lease is not None:
-                lease.holder, lease.due, lease.asked = holder, clock() + self._lease_s, options.number
+                lease.holder, lease.due = holder, clock() + self._lease_s
+                lease.asked, lease.acked = options.number, options.commit == "acked"
                 more = any(each is not lease for each in self._expired(holder, options, clock()))
                 messages = self._fetcher.messages(lease.slices, more=more)
                 if options.commit == "acked":
@@ -263,7 +283,7 @@ class DeliveryLeases:
         made = self._enter(first)
         if slices:
             rest = self._enter(slices)
-            rest.holder, rest.due, rest.asked = lease.holder, lease.due, lease.asked
+            rest.holder, rest.due, rest.asked, rest.acked = lease.holder, lease.due, lease.asked, lease.acked
         return made
 
     def _left_of(self, lease: _Lease) -> list[Slice]:
@@ -285,7 +305,7 @@ def _rows(slices: Sequence[Slice]) -> int:
 
 def _is_lost(lease: _Lease, holder: str, options: FetchOptions) -> bool:
     """Return whether the holder that fetches now has never received this lease, because the answer was lost."""
-    return lease.holder == holder and (not lease.asked or lease.asked > options.received)
+    return lease.holder == holder and (not lease.acked or lease.asked > options.received)
 
 
 def _first(lease: _Lease) -> tuple[int, int, float]:

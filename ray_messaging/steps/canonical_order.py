@@ -166,7 +166,7 @@ def joined_in_order(batches: Sequence[Batch]) -> tuple[Batch, Order]:
         topics=tuple(table),
         topic=joined_arrays(topics)[order] if len(table) > 1 else None,
         step=_taken(steps, order),
-        sent_at=_taken(_by_row([batch.sent_at for batch in batches], rows), order),
+        sent_at=_times(batches, rows, order),
         lines=lines,
         labels=_labels(batches, rows, order),
         extension=Extension(ordinal=taken),
@@ -200,6 +200,15 @@ def _by_row(values: Sequence[Any], rows: Sequence[int]) -> Any:  # noqa: ANN401 
     if not any(isinstance(value, np.ndarray) for value in values) and values.count(values[0]) == len(values):
         return values[0]
     return joined_arrays([np.broadcast_to(np.asarray(v), n) for v, n in zip(values, rows, strict=True)])
+
+
+def _times(batches: Sequence[Batch], rows: Sequence[int], order: Order) -> Any:  # noqa: ANN401 - an array, or one value
+    values = [batch.sent_at for batch in batches]
+    if any(isinstance(value, np.ndarray) for value in values) or values.count(values[0]) == len(values):
+        return _taken(_by_row(values, rows), order)
+    # The numbers of the batches take a quarter of the memory of their times, and stay in the processor's cache.
+    numbers = np.repeat(np.arange(len(values), dtype=np.min_scalar_type(len(values))), rows)
+    return np.array(values)[numbers[order]]
 
 
 def _taken(values: Any, order: Order) -> Any:  # noqa: ANN401 - an array, or one value

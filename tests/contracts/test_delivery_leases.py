@@ -1,5 +1,7 @@
 """Delivery leases: messages held for too long go to other callers, and the late caller gets an error."""
 
+import asyncio
+
 import pytest
 from support.contracts import WAIT_S, fetch_all, numbers, send_numbers, vanish
 
@@ -74,6 +76,35 @@ async def test_a_caller_that_missed_an_answer_gets_it_again(pair):
     assert (token, numbers(lost)) == (again, numbers(same))
     _, rest = await lending.fetch("one", None, None, WAIT_S, FetchOptions("acked", number=3, received=2))
     assert [numbers(each) for each in (held, same, rest)] == [[0, 1], [2, 3], [4, 5]]
+
+
+async def test_a_fetch_whose_end_came_before_it_takes_nothing(pair):
+    """Ray runs the calls of an async actor out of order."""
+    sender, receiver = pair
+    await send_numbers(sender, 1, 2)
+    lending = leases_of(receiver, 60.0)
+    await lending.abandon("one", received=0, number=1)
+    _, none = await lending.fetch("one", None, None, None, FetchOptions(number=1))
+    assert not none
+    _, messages = await lending.fetch("two", None, None, WAIT_S, FetchOptions(number=1))
+    assert numbers(messages) == [1, 2]
+
+
+async def test_a_fetch_and_its_end_that_come_late_take_nothing_from_the_next_one(pair):
+    sender, receiver = pair
+    lending = leases_of(receiver, 60.0)
+    second = asyncio.create_task(lending.fetch("one", None, None, WAIT_S, FetchOptions(number=2)))
+    await asyncio.sleep(0)
+    _, none = await lending.fetch("one", None, None, WAIT_S, FetchOptions(number=1))
+    assert not none
+    await send_numbers(sender, 1, 2)
+    token, messages = await second
+    assert numbers(messages) == [1, 2]
+    await lending.abandon("one", received=0, number=1)
+    _, none = await lending.fetch("two", None, None, 0.0, FetchOptions(number=1))
+    assert not none
+    await lending.give_back(token)
+    assert await waiting(sender) == 0
 
 
 async def test_rows_of_several_fetches_are_acknowledged_in_one_write(pair, messagers):

@@ -130,7 +130,7 @@ class AsyncGroup(StampedHandle):
         self._sending = threading.Lock()
         self._fetching = waiting.lock()
         self._token: Token | None = None
-        self._fetches = self._received = 0  # the last fetch with commit="acked" that began, and that returned
+        self._fetches = self._received = 0  # the last fetch that began, and with commit="acked" that returned
         self._unacked: dict[tuple[str, int], Token] = {}  # the tokens of such fetches
         self._restarting = False  # the group's actor died during a send
         connect = LaneConnection.open if waiting.blocks else LoopConnection.open
@@ -383,8 +383,7 @@ class AsyncGroup(StampedHandle):
         async with self._fetching.held():
             if self._tracer is not None:
                 self._tracer.committed()
-            self._fetches += commit == "acked"
-            number = self._fetches if commit == "acked" else 0
+            number = self._fetches = self._fetches + 1
             limit = None if limit is None else int(limit)  # it may be numpy's
             options = FetchOptions(commit, complete, number, self._received)
             try:
@@ -395,7 +394,7 @@ class AsyncGroup(StampedHandle):
             except (asyncio.CancelledError, KeyboardInterrupt):
                 # The actor would go on waiting, and would lease the next messages to a handle that is gone.
                 if ray.is_initialized():  # otherwise the group has ended, or will end with its driver
-                    self.actor.abandon.remote(self._caller, self._received)
+                    self.actor.abandon.remote(self._caller, self._received, number)
                 raise
             self._token = None
             if commit == "next":
