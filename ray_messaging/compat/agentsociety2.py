@@ -3,12 +3,18 @@
 AgentSociety 2 runs its agents at once, so that they call its `SimpleSocialSpace` in any order, and each run differs.
 Here an agent sees what was there at the end of the last step, and what it has done itself since. The end of a step
 takes over what all agents have done, ascending by agent, in the order in which each did it.
+
+Where a process of agents dies, Ray runs them again: what they have done in the step is taken back. Where the space's
+process dies before it has saved a step that it has sent, its successor hands out what the server has of that step.
 """
 
 import asyncio
 import json
+import logging
+import uuid
 from collections import defaultdict
 from collections.abc import Sequence
+from contextvars import copy_context
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, cast
@@ -17,6 +23,7 @@ from pydantic import BaseModel
 
 from ray_messaging.cluster.messaging import Messaging
 from ray_messaging.compat.versions import warn_unless_tested
+from ray_messaging.errors import PayloadTooLarge, TransactionError
 from ray_messaging.messager import Messager
 from ray_messaging.outgoing import Outgoing
 
@@ -27,6 +34,7 @@ try:
         JoinGroupResponse,
         LeaveGroupResponse,
         Message,
+        ReceiveMessagesResponse,
         SendGroupMessageResponse,
         SendMessageResponse,
         SimpleSocialSpace,
@@ -43,8 +51,12 @@ except ModuleNotFoundError as missing:
 
 TESTED: Final = "2.9"
 
+logger = logging.getLogger(__name__)
+
 _STATE = "state/ENV_STATE.json"  # where SimpleSocialSpace keeps its own
 _MAILBOX = "agentsociety2"
+# So begins the name of the variable with a request's trace, which is one for each agent and step, and its agent.
+_REQUEST = "envrouter_trace_ctx_"
 
 
 class _Turn(BaseModel):
@@ -79,6 +91,20 @@ class OrderedSocialSpace(SimpleSocialSpace, metaclass=_InheritedTools):  # type:
         self._experiment = experiment
         self._messager: Messager | None = None
         self._turns: dict[int, _Turn] = defaultdict(_Turn)
+        self._run = uuid.uuid4().hex  # tells this simulation's steps from those of others on the experiment
+        # By agent: the trace of its step, and its unread messages and its turn when it began.
+        self._attempts: dict[int, tuple[str, list[Message], _Turn]] = {}
+        self._given_up: set[str] = set()
+        self._in_step = False
+
+    @property
+    def t(self) -> datetime:
+        """The simulation's time. The society sets it when a step begins."""
+        return self._t
+
+    @t.setter
+    def t(self, now: datetime) -> None:
+        self._t, self._in_step = now, True
 
     @classmethod
     def init_description(cls) -> str:
@@ -87,6 +113,33 @@ class OrderedSocialSpace(SimpleSocialSpace, metaclass=_InheritedTools):  # type:
         return f"{super().init_description()}\n**Optional:**\n{text}\n"
 
     # -- what agents do in a step ---------------------------------------------------------------------------------
+
+    def _turn(self, agent_id: int) -> _Turn:
+        """Return an agent's turn, as it was before this step if a process has died in which it began the step."""
+        found = [value for variable, value in copy_context().items() if variable.name.startswith(_REQUEST)]
+        trace, _, actor = found[0] if found else (None, None, None)
+        if trace in self._given_up:
+            raise RuntimeError(f"agent {agent_id} has begun this step again, elsewhere: this attempt does not count")
+        if trace and actor == agent_id and self._in_step:
+            now = trace, self._mailboxes[agent_id].copy(), self._turns[agent_id].model_copy(deep=True)
+            begun, unread, turn = self._attempts.setdefault(agent_id, now)
+            if begun != trace:
+                self._given_up.add(begun)
+                self._attempts[agent_id] = trace, unread, turn
+                self._mailboxes[agent_id], self._turns[agent_id] = unread.copy(), turn.model_copy(deep=True)
+        return self._turns[agent_id]
+
+    @tool(readonly=True, kind="observe")  # type: ignore[untyped-decorator,unused-ignore]
+    async def receive_messages(self, agent_id: int) -> ReceiveMessagesResponse:
+        """
+        Receive all messages from an agent's mailbox, personal and of groups: what was sent before this step.
+
+        :param agent_id: The ID of the agent
+
+        :returns: Context containing all messages
+        """
+        self._turn(agent_id)
+        return await super().receive_messages(agent_id)
 
     @tool(readonly=False)  # type: ignore[untyped-decorator,unused-ignore]
     async def send_message(self, sender_id: int, receiver_id: int, content: str) -> SendMessageResponse:
@@ -137,7 +190,7 @@ class OrderedSocialSpace(SimpleSocialSpace, metaclass=_InheritedTools):  # type:
         if creator_id not in agents:
             raise ValueError(f"agent {creator_id} cannot create a group: it is not in agent_id_name_pairs")
         async with self._lock:
-            created = self._turns[creator_id].created
+            created = self._turn(creator_id).created
             # Each agent has numbers of its own, so that nobody's depend on who was first.
             group_id = self._next_group_id + agents.index(creator_id) + len(created) * len(agents)
             members = [*dict.fromkeys([creator_id, *init_members])]
@@ -155,7 +208,7 @@ class OrderedSocialSpace(SimpleSocialSpace, metaclass=_InheritedTools):  # type:
         :returns: Context containing group and agent details
         """
         async with self._lock:
-            self._turns[agent_id].joined[group_id] = True
+            self._turn(agent_id).joined[group_id] = True
         return JoinGroupResponse(agent_id=agent_id, group_id=group_id)
 
     @tool(readonly=False)  # type: ignore[untyped-decorator,unused-ignore]
@@ -169,17 +222,16 @@ class OrderedSocialSpace(SimpleSocialSpace, metaclass=_InheritedTools):  # type:
         :returns: Context containing group and agent details
         """
         async with self._lock:
-            self._turns[agent_id].joined[group_id] = False
+            self._turn(agent_id).joined[group_id] = False
         return LeaveGroupResponse(agent_id=agent_id, group_id=group_id)
 
     def _send(self, sender: int, recipients: list[int], content: str, group_id: int | None = None) -> None:
         message = Message(sender_id=sender, content=content, timestamp=self.t, message_id=0, group_id=group_id)
-        self._turns[sender].sent.append((recipients, message))
-        self._total_messages_sent += 1
+        self._turn(sender).sent.append((recipients, message))
 
     def _members(self, group_id: int, agent_id: int) -> list[int]:
         """Return a group's members as an agent sees them, none if there is no such group."""
-        turn = self._turns[agent_id]
+        turn = self._turn(agent_id)
         group = {each.group_id: each for each in turn.created}.get(group_id, self._groups.get(group_id))
         return [] if group is None else _changed(group.members, agent_id, turn.joined.get(group_id))
 
@@ -192,9 +244,10 @@ class OrderedSocialSpace(SimpleSocialSpace, metaclass=_InheritedTools):  # type:
             sent = [each for _, turn in turns for each in turn.sent]
             for number, (_, message) in enumerate(sent, self._next_message_id):
                 message.message_id = number
-            for recipient, message in await self._passed(sent):
+            for recipient, message in await self._passed(sent, t):
                 self._mailboxes[recipient].append(message)
             self._next_message_id += len(sent)
+            self._total_messages_sent += len(sent)
             created = {group.group_id: group for _, turn in turns for group in turn.created}
             self._groups |= created
             if created:
@@ -203,22 +256,32 @@ class OrderedSocialSpace(SimpleSocialSpace, metaclass=_InheritedTools):  # type:
                 for group in [self._groups[each] for each in turn.joined if each in self._groups]:
                     group.members = _changed(group.members, agent_id, turn.joined[group.group_id])
             self._turns.clear()
+            self._attempts.clear()
         await super().step(tick, t)
+        self._in_step = False
 
-    async def _passed(self, sent: list[tuple[list[int], Message]]) -> list[tuple[int, Message]]:
+    async def _passed(self, sent: list[tuple[list[int], Message]], t: datetime) -> list[tuple[int, Message]]:
         """Return each recipient and its message, without those that a rule of the experiment blocks."""
         if self._experiment is None:
             return [(recipient, message) for recipients, message in sent for recipient in recipients]
         if self._messager is None:
             messaging = await asyncio.to_thread(Messaging.connect, self._experiment)
             self._messager = await messaging.open_messager(_MAILBOX, self._agent_names, subtopics=["agent-chat"])
-            # What a dead process had sent is in the state that was restored, or its step runs again.
-            await self._messager.fetch_messages(complete=True)
-        await self._messager.send_messages(
-            [Outgoing.to_agents(to, message.model_dump(mode="json"), message.sender_id) for to, message in sent]
-        )
-        found = await self._messager.fetch_messages(complete=True)
+        outgoing = [Outgoing.to_agents(to, message.model_dump(mode="json"), message.sender_id) for to, message in sent]
+        step = json.dumps([self._run, self._step_counter, t.isoformat()]).encode()
         await self._messager.ack()
+        async with self._messager.transaction() as tx:
+            if tx.state == step:
+                logger.warning("the step at %s was sent before its process died: those messages count, not new ones", t)
+            else:
+                await tx.fetch_messages(complete=True)  # the state that was restored has them, or another run's has
+                try:
+                    tx.send_messages(outgoing)
+                except (TransactionError, PayloadTooLarge):  # too many: if it dies here, they are sent twice
+                    await self._messager.send_messages(outgoing)
+                tx.state = step
+        # They are committed when the state that has them is saved.
+        found = await self._messager.fetch_messages(complete=True, commit="acked")
         passed = [(cast("int", each.to_id), Message.model_validate(each.payload)) for each in found]
         # A message that a slow rule has judged later comes behind those of other agents.
         return sorted(passed, key=lambda each: each[1].message_id)
@@ -247,15 +310,23 @@ class OrderedSocialSpace(SimpleSocialSpace, metaclass=_InheritedTools):  # type:
                 "agent_names": self._agent_names,
                 "step_counter": self._step_counter,
                 "total_messages_sent": self._total_messages_sent,
+                "run": self._run,
                 "turns": {agent: turn.model_dump(mode="json") for agent, turn in self._turns.items()},
             }
         atomic_write_text(self._workspace_root / _STATE, json.dumps(state, ensure_ascii=False, indent=2))
+        if self._messager is not None:
+            await self._messager.ack()
+            async with self._messager.transaction() as tx:
+                tx.state = None  # who restores an earlier state sends its steps again
 
     async def restore(self, workspace_path: Path) -> bool:
         """Read a state, of this class or SimpleSocialSpace; return whether there was one."""
+        self._in_step = False
         if not await super().restore(workspace_path):
+            await self.to_workspace()  # so that a successor in the first step knows that it goes on with this run
             return False
-        turns = json.loads((self._workspace_root / _STATE).read_text(encoding="utf-8")).get("turns", {})
+        state = json.loads((self._workspace_root / _STATE).read_text(encoding="utf-8"))
+        turns, self._run = state.get("turns", {}), state.get("run", self._run)
         self._turns = defaultdict(_Turn, {int(agent): _Turn.model_validate(turn) for agent, turn in turns.items()})
         return True
 

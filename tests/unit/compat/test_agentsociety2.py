@@ -7,7 +7,8 @@ import random
 import sys
 import types
 import warnings
-from collections import defaultdict
+from collections import Counter, defaultdict
+from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from importlib import metadata
 from pathlib import Path
@@ -99,7 +100,8 @@ class SimpleSocialSpace(metaclass=EnvMeta):
         for to, box in state["mailboxes"].items():
             self._mailboxes[int(to)] = [Message(**each) for each in box]
         self._groups = {int(number): Group(**group) for number, group in state["groups"].items()}
-        self._next_group_id, self._next_message_id = state["next_group_id"], state["next_message_id"]
+        counters = ("next_group_id", "next_message_id", "step_counter", "total_messages_sent")
+        vars(self).update({f"_{name}": state[name] for name in counters})
         return True
 
     async def step(self, tick, t):
@@ -115,7 +117,7 @@ def atomic_write_text(path, text):
 
 def shaped():
     """Make the modules of agentsociety2 that the adapter imports, by their shape."""
-    kinds = ("SendMessage", "CreateGroup", "JoinGroup", "LeaveGroup", "SendGroupMessage")
+    kinds = ("SendMessage", "ReceiveMessages", "CreateGroup", "JoinGroup", "LeaveGroup", "SendGroupMessage")
     social = {"Message": Message, "Group": Group, "SimpleSocialSpace": SimpleSocialSpace}
     social |= {f"{kind}Response": types.SimpleNamespace for kind in kinds}
     return {
@@ -247,21 +249,90 @@ class Experiment:
         return messager
 
 
-async def test_rules_judge_each_message_and_a_restored_space_hands_out_none_twice(spaces, monkeypatch, tmp_path):
-    town = Experiment(Interceptor("town", [rules.BlackList([(2, 1)])]))
+class Counted(rules.Rule):
+    """A rule that counts what it sees."""
+
+    needs_payload = True
+
+    def __init__(self):
+        self.seen = Counter()
+
+    def check(self, message):
+        self.seen[message.payload["content"]] += 1
+        return rules.ALLOW
+
+
+@pytest.mark.parametrize("saved", [0, 2])
+async def test_rules_judge_each_message_once_and_a_restored_space_hands_out_none_twice(
+    spaces, monkeypatch, tmp_path, saved
+):
+    counted = Counted()
+    town = Experiment(Interceptor("town", [counted, rules.BlackList([(2, 1)])]))
     monkeypatch.setattr(Messaging, "connect", lambda exp_id: town if exp_id == "town" else None)
     free, first, second = spaces[0](AGENTS), *(spaces[0](AGENTS, experiment="town") for _ in range(2))
-    free_first, free_then = await day(free, talk, range(2)), await day(free, talk, range(2, 4))
-    ruled = await day(first, talk, range(2))
-    await first.to_workspace(tmp_path)
-    await day(first, talk, range(2, 3))  # it dies before it has saved this step, which runs again
+    free_first, free_then = await day(free, talk, range(saved)), await day(free, talk, range(saved, saved + 2))
+    assert not await first.restore(tmp_path)
+    ruled = await day(first, talk, range(saved))
+    if saved:
+        await first.to_workspace(tmp_path)
+    await day(first, talk, range(saved, saved + 1))  # it dies before it has saved this step, which runs again
     await first.close()
-    await second.restore(tmp_path)
-    again = await day(second, talk, range(2, 4))
-    await second.close()
+    assert await second.restore(tmp_path)
+    again = await day(second, talk, range(saved, saved + 2))
     for expected, found in ((free_first, ruled), (free_then, again)):
-        expected[1] = [[each for each in inbox if each["sender_id"] != 2] for inbox in expected[1]]
+        if expected:
+            expected[1] = [[each for each in inbox if each["sender_id"] != 2] for inbox in expected[1]]
         assert found == expected
+    assert len(counted.seen) == 2 * 4 * 4 * (saved + 2)
+    assert {*counted.seen.values()} == {1}
+    await second.to_workspace()
+    await second.close()
+
+
+async def test_what_is_too_much_for_one_transaction_is_sent_all_the_same(spaces, monkeypatch):
+    monkeypatch.setattr(Messaging, "connect", lambda _: Experiment(None))
+    space = spaces[0](AGENTS, experiment="town")
+    group = await space.create_group(1, "all", [2, 3, 4])
+    for number in range(5000):
+        await space.send_group_message(1, group.group_id, str(number))
+    await space.step(3600, START)
+    for agent, _ in AGENTS:
+        found = (await space.receive_messages(agent)).messages
+        assert [each["content"] for each in found] == [str(number) for number in range(5000)]
+    await space.close()
+
+
+request = ContextVar("envrouter_trace_ctx_1")  # as agentsociety2's router names it
+
+
+async def test_an_agent_whose_process_dies_acts_once_in_a_step(spaces, tmp_path):
+    space = spaces[0](AGENTS)
+    await space.restore(tmp_path)
+    for number in range(2):  # what an agent does between steps is no attempt at one
+        request.set((f"asked {number}", None, 1))
+        await space.send_message(1, 2, f"asked {number}")
+    space.t = START
+    request.set(("first", None, 2))
+    await space.send_message(2, 1, "hello")
+    await space.step(3600, START)
+    space.t = START + HOUR
+    for attempt in ("second", "third"):
+        request.set((attempt, None, 2))
+        assert [each["content"] for each in (await space.receive_messages(2)).messages] == ["asked 0", "asked 1"]
+        assert (await space.receive_messages(2)).messages == []
+        group = await space.create_group(2, attempt, [1])
+        await space.send_group_message(2, group.group_id, attempt)
+        request.set((attempt, None, 1))
+        await space.send_message(1, 3, "once")
+    request.set(("second", None, 2))
+    with pytest.raises(RuntimeError, match="agent 2 has begun this step again"):
+        await space.send_message(2, 1, "late")
+    await space.step(3600, START + HOUR)
+    with pytest.raises(RuntimeError, match="agent 2 has begun this step again"):
+        await space.send_message(2, 1, "later")
+    request.set((None, None, None))
+    found = [[each["content"] for each in (await space.receive_messages(agent)).messages] for agent in (1, 2, 3)]
+    assert found == [["hello", "third"], ["third"], ["once"]]
 
 
 async def test_a_slow_rule_changes_no_order(spaces, monkeypatch):
