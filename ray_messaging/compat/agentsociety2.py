@@ -121,12 +121,13 @@ class OrderedSocialSpace(SimpleSocialSpace, metaclass=_InheritedTools):  # type:
         if trace in self._given_up:
             raise RuntimeError(f"agent {agent_id} has begun this step again, elsewhere: this attempt does not count")
         if trace and actor == agent_id and self._in_step:
-            now = trace, self._mailboxes[agent_id].copy(), self._turns[agent_id].model_copy(deep=True)
-            begun, unread, turn = self._attempts.setdefault(agent_id, now)
-            if begun != trace:
+            if self._attempts.get(agent_id, (trace,))[0] != trace:
+                begun, self._mailboxes[agent_id], self._turns[agent_id] = self._attempts.pop(agent_id)
                 self._given_up.add(begun)
-                self._attempts[agent_id] = trace, unread, turn
-                self._mailboxes[agent_id], self._turns[agent_id] = unread.copy(), turn.model_copy(deep=True)
+                logger.warning("agent %s begins its step at %s again: its earlier attempt is taken back", actor, self.t)
+            if agent_id not in self._attempts:
+                now = self._mailboxes[agent_id].copy(), self._turns[agent_id].model_copy(deep=True)
+                self._attempts[agent_id] = trace, *now
         return self._turns[agent_id]
 
     @tool(readonly=True, kind="observe")  # type: ignore[untyped-decorator,unused-ignore]
@@ -266,7 +267,7 @@ class OrderedSocialSpace(SimpleSocialSpace, metaclass=_InheritedTools):  # type:
             return [(recipient, message) for recipients, message in sent for recipient in recipients]
         if self._messager is None:
             messaging = await asyncio.to_thread(Messaging.connect, self._experiment)
-            self._messager = await messaging.open_messager(_MAILBOX, self._agent_names, subtopics=["agent-chat"])
+            self._messager = await messaging.open_messager(_MAILBOX, [*self._agent_names], subtopics=["agent-chat"])
         outgoing = [Outgoing.to_agents(to, message.model_dump(mode="json"), message.sender_id) for to, message in sent]
         step = json.dumps([self._run, self._step_counter, t.isoformat()]).encode()
         await self._messager.ack()

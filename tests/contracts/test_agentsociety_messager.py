@@ -51,7 +51,7 @@ def published(monkeypatch):
     """Import `agentsociety.message` without what it does not use here; skip where it is absent."""
     found = importlib.util.find_spec("agentsociety")
     if found is None:
-        pytest.skip("AgentSociety is absent: pip install --no-deps agentsociety==1.5.7")
+        pytest.skip("AgentSociety is not here: pip install --no-deps --group agentsociety")
     for name in ("agentsociety.llm", "agentsociety.logger", "agentsociety.utils"):
         monkeypatch.setitem(sys.modules, name, MagicMock())
     decorators = MagicMock(lock_decorator=lambda method: method)

@@ -178,7 +178,7 @@ def oasis(tmp_path, monkeypatch):
     """Import OASIS' agents, channel and platform, without the models of its recommender; skip where it is absent."""
     found = importlib.util.find_spec("oasis")
     if found is None:
-        pytest.skip("camel-oasis is absent: pip install --no-deps camel-oasis==0.2.5")
+        pytest.skip("OASIS is not here: pip install --no-deps --group oasis")
     monkeypatch.chdir(tmp_path)  # it writes logs
     for package, *parts in (
         ("torch",),
