@@ -22,12 +22,12 @@ from typing import Any, Final, cast
 from pydantic import BaseModel
 
 from ray_messaging.cluster.messaging import Messaging
-from ray_messaging.compat.versions import warn_unless_tested
+from ray_messaging.compat.versions import needs, warn_unless_tested
 from ray_messaging.errors import PayloadTooLarge, TransactionError
 from ray_messaging.messager import Messager
 from ray_messaging.outgoing import Outgoing
 
-try:
+with needs("AgentSociety 2", "agentsociety2"):
     from agentsociety2.contrib.env.simple_social_space import (  # type: ignore[import-not-found,unused-ignore]
         CreateGroupResponse,
         Group,
@@ -43,11 +43,6 @@ try:
     from agentsociety2.storage.workspace_state import (  # type: ignore[import-not-found,unused-ignore]
         atomic_write_text,
     )
-except ModuleNotFoundError as missing:
-    raise ModuleNotFoundError(
-        f"this is for programs of AgentSociety 2: pip install agentsociety2 (there is no module {missing.name!r})",
-        name=missing.name,
-    ) from missing
 
 TESTED: Final = "2.9"
 
