@@ -85,6 +85,8 @@ MODERATOR_RETRY = RetryPolicy(0.1, 2.0)
 
 CALL_RETRY = RetryPolicy(0.5, 30.0, jitter=True)  # a remembered call that has failed, as by a limit of its provider
 
+AT_REST_RETRY = RetryPolicy(0.001, 0.02)  # a look whether messages are still on their way
+
 # Event log. A full disk is tried less often the longer it stays full.
 LOG_WRITE_RETRY = RetryPolicy(0.05, 5.0)
 LOG_READ_RETRY = RetryPolicy(0.1, 0.1)  # in addition to the transport's own retries

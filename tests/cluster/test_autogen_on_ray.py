@@ -70,7 +70,7 @@ class Passing(RoutedAgent):
 async def proves(messaging, folder):
     async with RayAgentRuntime(messaging, actors=True) as runtime:
         await Writer.register(runtime, "writer", lambda: Writer(folder))
-        for name in ("ann", "bob"):
+        for name in ("ann", "answers"):  # the mailbox for answers is another one
             await Passing.register(runtime, name, Passing)
         with pytest.raises(exceptions.NotAccessibleError):
             await runtime.try_get_underlying_agent_instance(AgentId("writer", "default"))
@@ -81,7 +81,7 @@ async def proves(messaging, folder):
         states = (await runtime.save_state())["agents"]
         assert {agent: state["replies"] for agent, state in states.items() if state} == {
             "ann/default": 101,
-            "bob/default": 101,
+            "answers/default": 101,
         }
         runtime.start()
         reply = await runtime.send_message(Number(7), AgentId("writer", "default"), sender=AgentId("ann", "x"))

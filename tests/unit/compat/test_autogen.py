@@ -87,10 +87,12 @@ async def test_an_agent_answers_a_message_or_its_error_is_raised(runtime):
     ann = AgentId("hearer", "an id with / and [brackets]")
     answer = await runtime.send_message(Said("hello"), ann, sender=AgentId("hearer", "bob"))
     assert answer == Said(f"hello at {ann}")
+    answer.text = "changed by the asker"
+    assert await runtime.send_message(Said("hello"), ann) == Said(f"hello at {ann}")
     with pytest.raises(LookupError, match="no such word"):
         await runtime.send_message(Said("fail"), ann)
     agent = await runtime.try_get_underlying_agent_instance(ann, Hearer)
-    assert agent.heard == [("hello", "hearer/bob", None), ("fail", "None", None)]
+    assert agent.heard == [("hello", "hearer/bob", None), ("hello", "None", None), ("fail", "None", None)]
     with pytest.raises(Exception, match="Recipient not found"):
         await runtime.send_message(Said("hello"), AgentId("nobody", "1"))
     with pytest.raises(ValueError, match="Unknown type object"):
@@ -178,6 +180,39 @@ async def test_a_state_has_the_events_that_nobody_has_begun(runtime):
             assert Counter(await heard(each)) == Counter(["before", "one", "two"])
 
 
+class Asking(RoutedAgent):
+    """An agent that asks the hearer, once it may."""
+
+    def __init__(self):
+        super().__init__("It asks.")
+        self.begun, self.may = asyncio.Event(), asyncio.Event()
+
+    @message_handler
+    async def hear(self, message: Said, ctx: MessageContext) -> None:
+        self.begun.set()
+        await self.may.wait()
+        await self.send_message(Said("asked"), AgentId("hearer", "default"))
+
+    async def save_state(self):
+        return {}
+
+
+async def test_a_state_waits_for_a_question_that_came_after_an_event_that_is_held(runtime):
+    await Asking.register(runtime, "asking", Asking)
+    await runtime.add_subscription(TypeSubscription("work", "asking"))
+    runtime.start()
+    await runtime.publish_message(Said("work"), TopicId("work", "default"))
+    asking = await runtime.try_get_underlying_agent_instance(AgentId("asking", "default"), Asking)
+    await asyncio.wait_for(asking.begun.wait(), 30)
+    saving = asyncio.create_task(runtime.save_state())
+    await runtime.publish_message(Said("later"), DefaultTopicId())
+    asking.may.set()
+    state = await asyncio.wait_for(saving, 30)
+    assert [each["payload"]["message"] for each in state["messages"]] == [{"text": "later"}]
+    await asyncio.wait_for(runtime.stop_when_idle(), 30)
+    assert await heard(runtime) == ["asked", "later"]
+
+
 class Scripted(BaseChatAgent):
     """A member of a team whose answers are written down."""
 
@@ -221,7 +256,7 @@ async def test_a_team_has_the_transcript_of_autogens_own_runtime():
 
 def test_another_version_and_a_missing_extra_are_named(monkeypatch):
     monkeypatch.setattr("importlib.metadata.version", lambda _: "0.8.1")
-    with pytest.warns(UserWarning, match="is tested with autogen-core 0.7, and 0.8.1 is here"):
+    with pytest.warns(UserWarning, match="autogen-core 0.8.1 is installed, and this runtime was tested with 0.7"):
         importlib.reload(autogen)
     monkeypatch.setitem(sys.modules, "autogen_core", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'ray-messaging\[autogen\]'"):
