@@ -9,7 +9,12 @@ from dataclasses import dataclass
 
 import pytest
 
-pytest.importorskip("autogen_core", reason="AutoGen is not here: pip install --group autogen")
+pytest.importorskip("autogen_agentchat", reason="AutoGen is not here: pip install --group autogen")
+from autogen_agentchat.agents import BaseChatAgent
+from autogen_agentchat.base import Response
+from autogen_agentchat.conditions import MaxMessageTermination
+from autogen_agentchat.messages import TextMessage
+from autogen_agentchat.teams import RoundRobinGroupChat
 from autogen_core import AgentId, DefaultTopicId, MessageContext, RoutedAgent, default_subscription, exceptions
 from autogen_core import message_handler as handler
 
@@ -101,3 +106,35 @@ def test_an_actor_is_killed_and_each_question_is_answered_once(ray_cluster, tmp_
         assert not balance.fates["undeliverable"]
     written = Counter(map(int, (tmp_path / "numbers").read_text().split()))
     assert written.keys() == {*range(100), 1000}  # those before the kill whose commit was not stored came again
+
+
+class Member(BaseChatAgent):
+    """A member of a team that says where it lives."""
+
+    produced_message_types = (TextMessage,)
+
+    def __init__(self, name):
+        super().__init__(name, "It says where it lives.")
+
+    async def on_messages(self, messages, cancellation_token):
+        return Response(chat_message=TextMessage(content=str(os.getpid()), source=self.name))
+
+    async def on_reset(self, cancellation_token):
+        pass
+
+
+async def meets(messaging):
+    async with RayAgentRuntime(messaging, actors=True) as runtime:
+        runtime.start()
+        members, end = [Member("ann"), Member("bob")], MaxMessageTermination(5)
+        team = RoundRobinGroupChat(members, termination_condition=end, runtime=runtime)
+        said = (await asyncio.wait_for(team.run(task="talk"), 120)).messages
+        assert [each.source for each in said] == ["user", "ann", "bob", "ann", "bob"]
+        processes = [each.content for each in said[1:]]
+        assert processes[:2] == processes[2:]
+        assert len({str(os.getpid()), *processes}) == 3
+
+
+def test_the_members_of_a_team_live_in_actors_and_its_manager_here(ray_cluster):
+    with Messaging.start(f"autogen-{uuid.uuid4().hex[:8]}") as messaging:
+        asyncio.run(meets(messaging))
