@@ -25,7 +25,6 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 from ray_messaging.addressing.channels import Keys, agent_channel, check_name
-from ray_messaging.cluster.messaging import Messaging
 from ray_messaging.common.task_health import end
 from ray_messaging.compat.versions import needs, warn_unless_tested
 from ray_messaging.config import MessagingConfig
@@ -61,7 +60,7 @@ _PUSH = re.compile(r"push(?:,(\d+),(\d+))?")  # subtopic of a bus's items: ms to
 _json = json.JSONEncoder(ensure_ascii=False).encode
 
 # Who waits for the ids; kind, key, ms to live, most entries; the payloads, or their texts.
-_Write = tuple["asyncio.Future[list[bytes]]", str, str, int, int, list[Any]]
+_Write = tuple["asyncio.Future[list[str]]", str, str, int, int, list[Any]]
 
 
 class ItemBlocked(MessagingError, PermissionError):
@@ -87,9 +86,11 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
         warn_unless_tested("agentscope", TESTED, "bus")
         self.name = check_name("name", name)
         self._server = LocalServer() if server is None else server  # kept: it ends with its last reference
-        self._messaging, self._exp_id, part = None, name, ""
-        if isinstance(server, Messaging):
-            self._messaging, self._server, self._exp_id, part = server, server.redis, server.exp_id, f"{name}:"
+        # With `isinstance`, programs without an experiment would import Ray.
+        self._messaging = cast("Any", server) if hasattr(server, "interceptor") else None
+        self._exp_id, part = name, ""
+        if self._messaging is not None:
+            self._server, self._exp_id, part = self._messaging.redis, self._messaging.exp_id, f"{name}:"
         self._hold_s = hold_s
         self._keys = Keys(self._exp_id)
         self._prefix, self._ears = f"{self._keys.prefix}bus:{part}", f"{self._keys.ears}bus:{part}"
@@ -159,7 +160,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
             await self._ingress.close()
             await link.close()
 
-    async def _join(self, messaging: Messaging, settings: MessagingConfig) -> None:
+    async def _join(self, messaging: Any, settings: MessagingConfig) -> None:  # noqa: ANN401 - a Messaging
         """Open the mailbox of the experiment's buses, unless it is there, and a sender."""
         mine = [f"exps:{self._exp_id}:agents:{self.name}/{kind}/*" for kind in _KINDS.values()]
         async with (
@@ -189,11 +190,11 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
 
     def _write(
         self, kind: str, key: str, payloads: Sequence[dict[str, Any]], ttl_secs: int | None, most: int = 0
-    ) -> asyncio.Future[list[bytes]]:
+    ) -> asyncio.Future[list[str]]:
         """Append entries. While one call is under way, further entries wait for the next, which has many of them."""
         self._open()
         items = [*payloads] if self._messager is not None else [_json(payload).encode() for payload in payloads]
-        written: asyncio.Future[list[bytes]] = asyncio.get_running_loop().create_future()
+        written: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
         self._waiting.append((written, kind, key, _ms(ttl_secs), most, items))
         if self._writer is None:
             self._writer = asyncio.create_task(self._write_waiting())
@@ -217,7 +218,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
                     if failed := [each for each in mine if isinstance(each, Exception)]:
                         written.set_exception(failed[0])
                     else:
-                        written.set_result(cast("list[bytes]", mine))
+                        written.set_result([cast("bytes", each).decode() for each in mine])
         finally:
             self._writer = None
 
@@ -324,8 +325,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
 
     async def queue_push(self, key: str, payload: dict[str, Any], *, ttl_secs: int | None = None) -> str:
         """Append a payload to a queue, and return its id."""
-        [entry] = await self._write("q", key, [payload], ttl_secs)
-        return entry.decode()
+        return (await self._write("q", key, [payload], ttl_secs))[0]
 
     async def queue_push_all(
         self, key: str, payloads: Iterable[dict[str, Any]], *, ttl_secs: int | None = None
@@ -334,7 +334,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
         listed = [*payloads]
         parts = [listed[start : start + _WRITES] for start in range(0, len(listed), _WRITES)]
         written = await asyncio.gather(*[self._write("q", key, part, ttl_secs) for part in parts])
-        return [entry.decode() for entries in written for entry in entries]
+        return [entry for entries in written for entry in entries]
 
     async def queue_drain(self, key: str, max_count: int = 100) -> list[tuple[str, dict[str, Any]]]:
         """Return the ids and payloads of the oldest items. What this bus has drained from the queue before is handled.
@@ -369,8 +369,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
         self, key: str, payload: dict[str, Any], *, ttl_secs: int | None = None, max_len: int | None = None
     ) -> str:
         """Append a payload to a log, which keeps the last `max_len` entries, and return its id."""
-        [entry] = await self._write("l", key, [payload], ttl_secs, max_len or 0)
-        return entry.decode()
+        return (await self._write("l", key, [payload], ttl_secs, max_len or 0))[0]
 
     async def log_read(
         self, key: str, since: str | None = None, max_count: int = 100
@@ -397,8 +396,6 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
             raise self._refusal(receipt, key)
 
     def _channel(self, key: str) -> str:
-        if self._messaging is None:
-            return f"exps:{self.name}:bus:{key}"
         return agent_channel(self._exp_id, self._agent("topic", key), "publish")
 
     async def subscribe(
