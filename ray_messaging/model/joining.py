@@ -20,9 +20,12 @@ def joined_ids(columns: Sequence[IdColumn]) -> IdColumn:
     """Return columns of ids as one column, with one table of str ids."""
     if len(columns) == 1:
         return columns[0]
-    values = np.concatenate([column.stored for column in columns], dtype=np.int64)
+    values: NDArray[Any] = np.concatenate([column.stored for column in columns])
     if all(column.kinds is None for column in columns):
-        return IdColumn(values)
+        if values.dtype == np.int64:
+            return IdColumn(values)
+        return IdColumn(None, None, (), values.view(np.uint8).data.toreadonly(), _small=True)
+    values = values.astype(np.int64, copy=False)
     table: dict[str, int] = {}
     kinds = np.full(len(values), INT, np.uint8)
     low = 0

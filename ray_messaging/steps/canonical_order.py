@@ -78,7 +78,7 @@ def _key_of(numbers: Keys, parts: Sequence[_Part], at: int) -> NDArray[Any]:
     """Return the values of one key in sorted numbers."""
     rows, part = len(numbers), parts[at]
     above = parts[at + 1].shift if at + 1 < len(parts) else _INT64_BITS - rows.bit_length()
-    found = np.empty(rows, part.values.dtype)
+    found = np.empty(rows, np.int64 if part.values.dtype == np.int32 else part.values.dtype)  # ids are widened
     for start in range(0, rows, _BLOCK):
         block = numbers[start : start + _BLOCK] >> (rows.bit_length() + part.shift)
         block &= (1 << (above - part.shift)) - 1
@@ -87,11 +87,12 @@ def _key_of(numbers: Keys, parts: Sequence[_Part], at: int) -> NDArray[Any]:
     return found
 
 
-def id_ranks(columns: Sequence[IdColumn]) -> Keys:
+def id_ranks(columns: Sequence[IdColumn]) -> NDArray[np.integer[Any]]:
     """Return a number for each id, in the order of the ids: None, then ints, then strs by their UTF-8 bytes."""
-    values: Keys = joined_arrays([column.values for column in columns])
     if all(column.kinds is None for column in columns):
-        return values
+        stored: NDArray[np.integer[Any]] = joined_arrays([column.stored for column in columns])
+        return stored
+    values: Keys = joined_arrays([column.values for column in columns])
     kinds = joined_arrays([_kinds(column) for column in columns])
     ranks = np.zeros(len(values), np.int64)
     ints = (kinds != NONE) & (kinds != STR)
@@ -160,9 +161,9 @@ def joined_in_order(batches: Sequence[Batch]) -> tuple[Batch, Order]:
         sender="",
         epoch=0,
         first=0,
-        from_ids=IdColumn(from_ranks) if from_ids.kinds is None else from_ids.take(order),
+        from_ids=_ids(from_ranks) if from_ids.kinds is None else from_ids.take(order),
         rows=len(order),
-        to_ids=IdColumn(to_ranks) if to_ids.kinds is None else to_ids.take(order),
+        to_ids=_ids(to_ranks) if to_ids.kinds is None else to_ids.take(order),
         topics=tuple(table),
         topic=joined_arrays(topics)[order] if len(table) > 1 else None,
         step=_taken(steps, order),
@@ -174,6 +175,10 @@ def joined_in_order(batches: Sequence[Batch]) -> tuple[Batch, Order]:
     if any(each.expects_answer is not None or each.in_reply_to is not None for each in extensions):
         joined.extension = _with_conversation(extensions, rows, order)
     return joined, order
+
+
+def _ids(values: NDArray[Any]) -> IdColumn:
+    return IdColumn(values.astype(np.int64, copy=False))
 
 
 def _with_conversation(extensions: Sequence[Extension], rows: Sequence[int], order: Order) -> Extension:
