@@ -125,19 +125,16 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
                 await self._join(self._messaging, settings)
         except BaseException:
             with suppress(MessagingError):
-                await self._close(handled=False)
+                await self.__aexit__(BaseException)
             raise
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Disconnect. After an exception, drained items may not have been handled, so other buses get them."""
-        await self._close(handled=kind is None)
-
     async def aclose(self) -> None:
         """Disconnect, unless this is closed already. All drained items count as handled."""
-        await self._close(handled=True)
+        await self.__aexit__(None)
 
-    async def _close(self, *, handled: bool) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Disconnect. After an exception, drained items may not have been handled, so other buses get them."""
         link = self._link
         if link is None:
             return
@@ -145,7 +142,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
             await asyncio.gather(self._writer, return_exceptions=True)
         await end(self._beating)
         try:
-            if handled:
+            if kind is None:
                 await self._settle(time.monotonic())
             for key, token in self._claims.items():
                 await self._run("bus_unlock", key, token)
@@ -231,6 +228,28 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
             args += [*where, len(texts), *texts]
         return await self._run("bus_write", *args, number=self._number)  # type: ignore[no-any-return]  # a reply
 
+    async def _keep_beating(self) -> None:
+        while True:
+            await asyncio.sleep(_BEAT_S)
+            try:
+                await self._beat()
+                if self._messager is not None:
+                    await self._take()  # items of buses that have died
+                await self._settle(time.monotonic() - self._hold_s)
+            except MessagingError as error:
+                logger.warning("bus %s could not renew its lease: %s", self.name, error)
+
+    async def _beat(self) -> None:
+        locks = [part for token, held in self._locks.items() for part in (token, *held)]
+        for lost in await self._run("bus_beat", int(_LEASE_S * 1000), *locks):
+            if (held := self._locks.pop(lost.decode(), None)) is not None:
+                logger.error("bus %s has lost lock %r, which another bus may hold by now", self.name, held[0])
+
+    async def _settle(self, before: float) -> None:
+        """Say that all items drained before a time are handled."""
+        for key in [*self._held]:
+            await self._drain(key, 0, before)
+
     # -- items as messages of an experiment -----------------------------------------------------------------------
 
     async def _send(self, batch: "list[_Write]") -> list[bytes | Exception]:
@@ -239,7 +258,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
         outgoing = []
         try:
             for _, kind, key, ttl, most, items in batch:
-                agent, how = self._agent(_KINDS[kind], key), f"push,{ttl},{most}" if ttl or most else "push"
+                agent, how = f"{self.name}/{_KINDS[kind]}/{key}", f"push,{ttl},{most}" if ttl or most else "push"
                 outgoing += [Outgoing.to_agent(agent, item, self._sender, how) for item in items]
             receipts = await messager.send_messages(outgoing)
         except (InvalidAddress, InvalidPayload, PayloadTooLarge) as error:  # one of them is wrong, and none was sent
@@ -285,41 +304,12 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
             items += [kind[0], key, *how, message.id, text]
         return items
 
-    def _agent(self, kind: str, key: str) -> str:
-        return f"{self.name}/{kind}/{key}"
-
     def _refusal(self, receipt: "Receipt", key: str) -> MessagingError:
         """Return the error for an item that a rule has blocked, or for which there is no mailbox any more."""
         if receipt.fate != "blocked":
             return MessagingError(f"the mailbox {self.name!r} of this bus is gone: open the bus again ({receipt})")
         why = f"rule {receipt.rule} blocked an item for {key!r}: {receipt.reason}"
         return ItemBlocked(why, key=key, rule=receipt.rule, reason=receipt.reason)
-
-    # -- the bus's life -------------------------------------------------------------------------------------------
-
-    async def _keep_beating(self) -> None:
-        while True:
-            await asyncio.sleep(_BEAT_S)
-            try:
-                await self._beat()
-                if self._messager is not None:
-                    await self._take()  # items of buses that have died
-                await self._settle(time.monotonic() - self._hold_s)
-            except MessagingError as error:
-                logger.warning("bus %s could not renew its lease: %s", self.name, error)
-
-    async def _beat(self) -> None:
-        locks = [part for token, held in self._locks.items() for part in (token, *held)]
-        for lost in await self._run("bus_beat", int(_LEASE_S * 1000), *locks):
-            if (held := self._locks.pop(lost.decode(), None)) is not None:
-                logger.error(
-                    "bus %s has lost lock %r: another bus may hold it, with a higher number", self.name, held[0]
-                )
-
-    async def _settle(self, before: float) -> None:
-        """Say that all items drained before a time are handled."""
-        for key in [*self._held]:
-            await self._drain(key, 0, before)
 
     # -- queues and logs ------------------------------------------------------------------------------------------
 
@@ -337,10 +327,7 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
         return [entry for entries in written for entry in entries]
 
     async def queue_drain(self, key: str, max_count: int = 100) -> list[tuple[str, dict[str, Any]]]:
-        """Return the ids and payloads of the oldest items. What this bus has drained from the queue before is handled.
-
-        Each item is given to one bus, or to the next one if that dies before it has handled it.
-        """
+        """Return the oldest items and their ids. What this bus has drained from the queue before counts as handled."""
         return [(entry.decode(), json.loads(text)) for entry, text in await self._drain(key, max_count)]
 
     async def _drain(self, key: str, most: int, before: float = math.inf) -> list[tuple[bytes, bytes]]:
@@ -391,12 +378,12 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
         if self._messager is None:
             await self._open().command("PUBLISH", self._channel(key), _json(payload))
             return
-        receipt = await self._messager.send(self._sender, self._agent("topic", key), payload, subtopic="publish")
+        receipt = await self._messager.send_message(self._channel(key), payload, self._sender)
         if receipt.fate == "blocked":
             raise self._refusal(receipt, key)
 
     def _channel(self, key: str) -> str:
-        return agent_channel(self._exp_id, self._agent("topic", key), "publish")
+        return agent_channel(self._exp_id, f"{self.name}/topic/{key}", "publish")
 
     async def subscribe(
         self, key: str, *, on_ready: Callable[[], None] | None = None
@@ -458,10 +445,9 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
     async def try_lock(self, key: str, *, ttl_secs: int = 600) -> bool:
         """Take a lock if it is free, for `ttl_secs`, until `unlock` or this bus's end; return whether it was free."""
         token = secrets.token_hex(8)
-        if not await self._run("bus_lock", key, token, _ms(ttl_secs)):
-            return False
-        self._claims[key] = token
-        return True
+        if free := bool(await self._run("bus_lock", key, token, _ms(ttl_secs))):
+            self._claims[key] = token
+        return free
 
     async def unlock(self, key: str) -> None:
         """Release a lock that this bus has by `try_lock`. That of another bus stays."""
@@ -484,7 +470,8 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
 
     async def registry_pop(self, namespace: str, field: str) -> str | None:
         """Remove a field, and return its value, which only one caller gets."""
-        return _text(await self._ask("bus_pop", namespace, field))
+        found = await self._ask("bus_pop", namespace, field)
+        return None if found is None else found.decode()
 
     async def registry_del(self, namespace: str, field: str) -> None:
         """Remove a field."""
@@ -501,7 +488,8 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
 
     async def registry_get(self, namespace: str, field: str) -> str | None:
         """Return a field's value, or None if it is absent."""
-        return _text(await self._open().command("HGET", f"{self._prefix}r:{namespace}", field))
+        found = await self._open().command("HGET", f"{self._prefix}r:{namespace}", field)
+        return None if found is None else found.decode()
 
     async def registry_drop(self, namespace: str) -> None:
         """Delete a registry."""
@@ -510,7 +498,3 @@ class RayMessageBus(MessageBus):  # type: ignore[misc,unused-ignore]  # without 
 
 def _ms(seconds: float | None) -> int:
     return 0 if seconds is None else int(seconds * 1000)
-
-
-def _text(value: bytes | None) -> str | None:
-    return None if value is None else value.decode()
