@@ -1,40 +1,29 @@
 """Writer of the checkpoints of an experiment with steps into the folder of its event log."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
 
 from ray_messaging.eventlog.checkpoints import write_checkpoint
-from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.writing.segment_store import SegmentStore
+from ray_messaging.eventlog.writing.stream_reader import StreamReader
 from ray_messaging.limits_and_timeouts import STEP_NEWS_TIMEOUT_S
 from ray_messaging.transports.step_values import CHECKPOINT, Progress
-from ray_messaging.transports.transport import RedisTransport
 
 
 class CheckpointWriter:
     """Task that copies all data of an experiment after every n-th step, and writes the copies.
 
-    No step begins while the data are copied. The next ones run while the file is written.
-
-    Args: `segments` writes the folder's other files; `retry` repeats a call while the server is away.
+    No step begins while the data are copied. The next ones run while the file is written. `segments` writes the
+    folder's other files.
     """
 
-    def __init__(
-        self,
-        transport: RedisTransport,
-        folder: Folder,
-        every: int,
-        segments: SegmentStore,
-        retry: Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]],
-    ) -> None:
-        self._transport = transport
-        self._store = transport.steps
-        self._folder = folder
+    def __init__(self, reader: StreamReader, every: int, segments: SegmentStore) -> None:
+        self._transport = reader.transport
+        self._store = reader.transport.steps
+        self._folder = reader.folder
+        self._retry = reader.retry
         self._every = every
         self._segments = segments
-        self._retry = retry
         self._next = -1  # the step after which the next checkpoint is taken
         self._written = -1  # the last one with a file
 

@@ -1,40 +1,29 @@
 """Writer of what groups collect in steps into the folder of an experiment's event log."""
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import pyarrow as pa
 
 from ray_messaging.eventlog.calls import calls_file, calls_table
 from ray_messaging.eventlog.collected import Unwritten
-from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.series import series_file, series_table
 from ray_messaging.eventlog.writing.segment_store import SegmentStore
+from ray_messaging.eventlog.writing.stream_reader import StreamReader
 from ray_messaging.transports.step_values import Collected, Kind
-from ray_messaging.transports.steps import RedisSteps
 
 FILE_BYTES = 8 * 2**20  # so much is collected before files are written
 
 
 class CollectedWriter:
-    """Writer of series and remembered calls, once their steps are sealed.
+    """Writer of series and remembered calls, once their steps are sealed, beside the files that `segments` writes."""
 
-    Args: `segments` writes the folder's other files; `retry` repeats a call while the server is away.
-    """
-
-    def __init__(
-        self,
-        store: RedisSteps,
-        folder: Folder,
-        segments: SegmentStore,
-        retry: Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]],
-    ) -> None:
-        self._store = store
-        self._folder = folder
+    def __init__(self, reader: StreamReader, segments: SegmentStore) -> None:
+        self._store = reader.transport.steps
+        self._folder = reader.folder
+        self._retry = reader.retry
         self._segments = segments
-        self._retry = retry
         self._born = ""
 
     async def begin(self) -> None:

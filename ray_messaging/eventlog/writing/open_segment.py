@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -69,17 +69,12 @@ class Sealed(NamedTuple):
     """The content of a segment at one moment, with the stream cursors of that moment."""
 
     number: int
-    first_row: int
     tables: list[pa.Table]  # one for each kind of payloads
-    rows: int
-    cursors: dict[str, str]
-    begun: dict[str, tuple[str, int]]
-    taken: dict[str, tuple[int, int]]
+    meta: dict[str, Any]  # as for `Folder.stage`
+    steps: StepPosition | None
     marks: dict[str, LogMark]
     finished: tuple[str, ...]  # streams that ended and were read completely
-    nbytes: int
     stored: Segment | None  # its file, if it has all these rows
-    steps: StepPosition | None
 
 
 class OpenSegment:
@@ -94,23 +89,17 @@ class OpenSegment:
         self._kinds: dict[Kind, KindRows] = {}
         self._since: float | None = None
 
-    @property
-    def scattered(self) -> bool:
-        """Return whether the payloads have so many sets of columns that the segment would have too many files."""
-        return len(self._kinds) >= _KINDS
+    def is_full(self, rows: int, nbytes: int) -> bool:
+        """Return whether the segment has so many rows, bytes or kinds of payloads that it must be closed."""
+        return self.rows >= rows or self.nbytes >= nbytes or len(self._kinds) >= _KINDS
 
     def add(self, found: Sequence[PlacedRows]) -> None:
-        """Append rows."""
-        first = self.rows
+        """Append rows. Even without any, there are cursors then that are not stored yet."""
+        first, self._since = self.rows, time.monotonic() if self._since is None else self._since
         for kind, batch, places in found:
             self._kinds.setdefault(kind, KindRows()).add(batch, places + first)
             self.rows += batch.num_rows
             self.nbytes += batch.nbytes
-
-    def touch(self) -> None:
-        """Record that there are rows or cursors that are not stored yet."""
-        if self._since is None:
-            self._since = time.monotonic()
 
     def age(self) -> float:
         """Return for how many seconds rows or cursors have waited to be stored; 0.0 if none wait."""
@@ -125,20 +114,10 @@ class OpenSegment:
         """Return the rows with their positions in the log, in one table for each set of typed columns."""
         return [rows.table(self.first_row) for rows in self._kinds.values()]
 
-    def seal(self, streams: StreamCursors) -> Sealed:
+    def seal(self, streams: StreamCursors, steps: StepPosition | None) -> Sealed:
         """Return the present content with the present cursors. More rows may be added later."""
         self._since = None
-        return Sealed(
-            number=self.number,
-            first_row=self.first_row,
-            tables=self.tables(),
-            rows=self.rows,
-            cursors=dict(streams.cursors),
-            begun=dict(streams.begun),
-            taken=streams.taken(),
-            marks=streams.take_marks(),
-            finished=streams.finished(),
-            nbytes=self.nbytes,
-            stored=self.stored if self.stored is not None and self.stored.rows == self.rows else None,
-            steps=streams.steps,
-        )
+        meta = {"first_row": self.first_row, "cursors": dict(streams.cursors), "begun": dict(streams.begun)}
+        meta |= {"taken": streams.taken(), "steps": steps}
+        stored = self.stored if self.stored is not None and self.stored.rows == self.rows else None
+        return Sealed(self.number, self.tables(), meta, steps, streams.take_marks(), streams.finished(), stored)

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import msgspec
@@ -101,14 +102,12 @@ class SegmentStore:
 
     async def write_beside(self, work: Callable[[], None]) -> None:
         """Run `work`, which writes another file into the folder, until it succeeds. Raises as `store`."""
-        await self._retry(lambda: self._owned(work))
 
-    async def _owned(self, work: Callable[[], None]) -> None:
         def checked() -> None:
             self._check_account("what groups have collected is in no file")
             work()
 
-        await self._under_lock(checked, self.check_owner)
+        await self._retry(lambda: self._under_lock(checked, self.check_owner))
 
     def append(self, segment: Segment) -> None:
         """Add a closed segment to `closed`."""
@@ -150,13 +149,6 @@ class SegmentStore:
         """
         await self._retry(lambda: self._under_lock(lambda: note_missing(self._folder, self._writer, text)))
 
-    async def release_memory(self) -> None:
-        """Return unused memory to the system.
-
-        It is called when idle, as a busy writer would need the memory again at once.
-        """
-        await asyncio.to_thread(pa.default_memory_pool().release_unused)
-
     def stop_retrying(self) -> None:
         """Make each call try only once more from now on: closing does not wait until there is room on a disk."""
         self._stopping.set()
@@ -172,15 +164,12 @@ class SegmentStore:
         # A successor first fences us, then lists the folder under the lock: it sees this file, or we see the fence.
         # (Without a lock and renaming, the earlier check must do.)
         async with self._publishing:
-            return await self._locked(work, first)
-
-    async def _locked(self, work: Callable[[], T], first: Callable[[], Awaitable[None]] | None) -> T:
-        with self._folder.lock() as mine:
-            if not mine:
-                raise BlockingIOError(f"another process holds {self._folder.where} right now")
-            if first is not None:
-                await first()
-            return await asyncio.to_thread(work)
+            with self._folder.lock() as mine:
+                if not mine:
+                    raise BlockingIOError(f"another process holds {self._folder.where} right now")
+                if first is not None:
+                    await first()
+                return await asyncio.to_thread(work)
 
     def _publish(self, staged: Staged) -> Segment:
         self._crash("locked")
@@ -199,18 +188,8 @@ class SegmentStore:
 
     def _stage(self, sealed: Sealed) -> Staged:
         first_s, last_s = _times(sealed.tables)
-        meta = {
-            "exp_id": self._exp_id,
-            "epoch": self.epoch,
-            "first_row": sealed.first_row,
-            "cursors": sealed.cursors,
-            "begun": sealed.begun,
-            "taken": sealed.taken,
-            "steps": sealed.steps,
-            "first_s": first_s,
-            "last_s": last_s,
-        }
-        return self._folder.stage(sealed.number, sealed.tables, meta)
+        own = {"exp_id": self._exp_id, "epoch": self.epoch, "first_s": first_s, "last_s": last_s}
+        return self._folder.stage(sealed.number, sealed.tables, sealed.meta | own)
 
     async def _retry(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Repeat a call until it succeeds.
@@ -227,17 +206,21 @@ class SegmentStore:
             except (OSError, ConnectionFailed, MailboxFull) as error:
                 self._report(error)
                 if last:
-                    raise self._given_up(error) from error
+                    raise LogError(
+                        f"the end of the event log could not be written to {self._folder.where}: {error}; the streams "
+                        "keep it: remove the cause and start a writer again",
+                        path=self._folder.where,
+                    ) from error
                 await self._pause(backoff.next_pause())
             else:
-                self._recovered()
+                if self.trouble is not None:
+                    logger.warning("the event log of %s is written again", self._exp_id)
+                    self.trouble = None
                 return result
 
     async def _pause(self, pause_s: float) -> None:
-        try:
+        with suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), pause_s)
-        except TimeoutError:
-            return
 
     def _report(self, error: Exception) -> None:
         trouble = f"{type(error).__name__}: {error}"
@@ -251,18 +234,6 @@ class SegmentStore:
             )
         self.trouble = trouble
         self._on_trouble()
-
-    def _recovered(self) -> None:
-        if self.trouble is not None:
-            logger.warning("the event log of %s is written again", self._exp_id)
-            self.trouble = None
-
-    def _given_up(self, error: Exception) -> LogError:
-        return LogError(
-            f"the end of the event log could not be written to {self._folder.where}: {error}; the streams keep it: "
-            "remove the cause and start a writer again",
-            path=self._folder.where,
-        )
 
 
 async def with_folder_lock(folder: Folder, work: Callable[[], T], pause: Callable[[float], Awaitable[None]]) -> T:

@@ -3,20 +3,19 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
 
 import numpy as np
 
 from ray_messaging.common import task_health
 from ray_messaging.errors import BodyLost, FrameError
-from ray_messaging.eventlog.folder import Folder, StepPosition
+from ray_messaging.eventlog.folder import StepPosition
 from ray_messaging.eventlog.writing.columns import Part
 from ray_messaging.eventlog.writing.entries import delivered, noted, without
-from ray_messaging.eventlog.writing.hearers import BroadcastHearers
 from ray_messaging.eventlog.writing.placed_rows import PlacedRows, in_order, ordinals_of
 from ray_messaging.eventlog.writing.segment_store import box_lost
+from ray_messaging.eventlog.writing.stream_reader import StreamReader
 from ray_messaging.limits_and_timeouts import STEP_NEWS_TIMEOUT_S
 from ray_messaging.model.joining import joined_arrays
 from ray_messaging.receipt import FATES
@@ -32,11 +31,11 @@ from ray_messaging.transports.step_values import (
     SUPERVISOR,
     BoxFrame,
     Cover,
+    News,
     Progress,
     StepSettings,
     counted,
 )
-from ray_messaging.transports.steps import RedisSteps
 
 logger = logging.getLogger(__name__)
 
@@ -48,70 +47,64 @@ _STEPS = 8  # whose boxes are listed in one call
 _AHEAD = 3  # a group that joins may accept messages from outside for the step after the next
 
 
-class StepRows(NamedTuple):
-    """The rows of one step in canonical order, and the log's position after them.
-
-    `missing` says which messages the groups counted that the log does not have; it is "" if there are none.
-    """
-
-    rows: Sequence[PlacedRows]
-    position: StepPosition
-    missing: str = ""
-
-
-class StepBoxes:
-    """The boxes of an experiment with steps, as the event log reads them.
+class StepFeed:
+    """Feed of the messages of an experiment's steps into its event log, read from the boxes on its server.
 
     A step's messages are read once the step is sealed: all covered frames that were sent in it, whenever they are
     delivered. The log has a hold on the server, which keeps the boxes until their rows are in a file.
 
-    Args: `retry` repeats a call while the server is away.
+    `position` is the log's position in the steps. It has moved when `take` is called.
+
+    Args: `reader` reads the experiment's streams. `take` adds the rows of a step to the log; its second argument says
+    which messages the groups counted that the log does not have ("": none). `passed` is called after each round.
     """
 
     def __init__(
         self,
-        store: RedisSteps,
-        exp_id: str,
-        folder: Folder,
+        reader: StreamReader,
         settings: StepSettings,
-        retry: Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]],
-        hearers: BroadcastHearers,
+        take: Callable[[Sequence[PlacedRows], str], Awaitable[None]],
+        passed: Callable[[], None],
     ) -> None:
+        self.position = StepPosition(-1, {})
         self.unreadable = 0
-        self._store = store
-        self._exp_id = exp_id
-        self._folder = folder
+        self._reader = reader
+        self._store = reader.transport.steps
         self._settings = settings
-        self._retry = retry
-        self._hearers = hearers
+        self._take = take
+        self._passed = passed
         self._held = -1
         self._sizes: dict[int, int] = {}  # step -> bytes of its frames, for the steps after the hold
         self._after: dict[str, str] = {}  # box -> the last entry up to which all its steps are in the log
+        self._asked = self._answered = 0
+        self._question = asyncio.Event()
+        self._news: asyncio.Task[News] | None = None
 
-    async def begin(self, position: StepPosition | None) -> StepPosition:
-        """Register the log's hold on the boxes, and return the position from which to go on.
+    async def begin(self, position: StepPosition | None) -> None:
+        """Register the log's hold on the boxes, and find the position from which to go on.
 
         Args: position is that of the newest segment in the folder; None: there is none.
         """
         progress = await self._store.progress()
         held = progress.holds.get(HOLD)
-        handled, outside = position or StepPosition(-1, {})
+        handled, outside = position or self.position
         # Without a hold nothing has kept the boxes of sealed steps. With one, the steps up to it are in files. A server
         # that begins anew numbers its steps anew.
         handled = progress.sealed if held is None else min(max(handled, held), progress.sealed)
         await self._store.hold(HOLD, handled)
         self._held = handled
-        return StepPosition(handled, outside)
+        self.position = StepPosition(handled, outside)
 
-    def behind(self, position: StepPosition) -> bool:
+    @property
+    def behind(self) -> bool:
         """Return whether the log's hold is so far behind that the groups may soon have to wait for the log."""
-        steps, kept = position.handled - self._held, sum(self._sizes.values())
+        steps, kept = self.position.handled - self._held, sum(self._sizes.values())
         return steps >= max(1, self._settings.lag // 4) or 2 * kept > self._settings.lag_bytes
 
     async def written(self, position: StepPosition) -> None:
         """Move the hold up to a position: the rows before it are in files, so their boxes may go."""
         if position.handled > self._held:
-            await self._retry(partial(self._store.hold, HOLD, position.handled))
+            await self._reader.retry(partial(self._store.hold, HOLD, position.handled))
             self._held = position.handled
             self._sizes = {step: nbytes for step, nbytes in self._sizes.items() if step > self._held}
 
@@ -119,62 +112,90 @@ class StepBoxes:
         """Remove the hold from the server."""
         await self._store.drop_hold(HOLD)
 
-    async def progress(self) -> Progress:
-        """Return how far the groups' steps are."""
-        found: Progress = await self._retry(self._store.progress)
-        return found
+    def ask(self) -> str:
+        """Ask for all messages that are sealed or came from outside by now; return the name of the round."""
+        self._asked += 1
+        self._question.set()
+        return f"{self._asked}-0"
 
-    async def wait(self, news: str, block_s: float) -> None:
-        """Wait until there is news of steps after `news`, or up to block_s seconds."""
-        await self._retry(partial(self._store.wait, news, block_s))
+    def reached(self, entry: str) -> bool:
+        """Return whether the log has all that was asked for in a round of `ask`."""
+        return self._answered >= int(entry.partition("-")[0])
 
-    # -- steps ----------------------------------------------------------------------------------------------------
+    async def run(self) -> None:
+        """Pass steps on until cancelled. Raises LogError if the server has lost some of them."""
+        try:
+            while True:
+                asked = self._asked
+                self._question.clear()
+                progress = await self._reader.retry(self._store.progress)
+                await self._pass_on_sealed(progress.sealed)
+                if asked > self._answered:
+                    await self._pass_on_outside(progress)
+                    self._answered = asked
+                    self._passed()
+                await self._wait(progress.news)
+        finally:
+            if self._news is not None:
+                await task_health.end(self._news)
 
-    async def sealed(self, position: StepPosition, progress: Progress) -> AsyncIterator[StepRows]:
-        """Yield the rows of each sealed step after a position. Raises LogError if the server has lost some of them."""
-        listed = position.handled
-        for step in range(position.handled + 1, progress.sealed + 1):
+    async def _wait(self, news: str) -> None:
+        """Wait for news of steps, or for a call of `ask`.
+
+        In the second case the wait for news goes on during the next call.
+        """
+        if self._news is None:
+            waiting = self._reader.retry(partial(self._store.wait, news, STEP_NEWS_TIMEOUT_S))
+            self._news = asyncio.create_task(waiting, name="ray_messaging log news of steps")
+        question = asyncio.create_task(self._question.wait(), name="ray_messaging log question")
+        try:
+            await asyncio.wait([self._news, question], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await task_health.end(question)
+        if self._news.done():
+            done, self._news = self._news, None
+            done.result()
+
+    async def _pass_on_sealed(self, sealed: int) -> None:
+        """Pass on the rows of each step up to the last sealed one."""
+        listed = self.position.handled
+        for step in range(listed + 1, sealed + 1):
             if step > listed:
-                listed = min(progress.sealed, step + _STEPS - 1)
+                listed = min(sealed, step + _STEPS - 1)
                 boxes = _by_step(await self._boxes(step, listed + self._settings.horizon))
             own = boxes.get(step, {})
-            reads = [self._parts(box, step, covers, position.outside) for box, covers in own.items()]
+            reads = [self._parts(box, step, covers) for box, covers in own.items()]
             found, counts = await asyncio.gather(asyncio.gather(*reads), self._counts(step))
             parts = [part for some in found for part, by_rules in some if not by_rules]
             changed = [part for some in found for part, by_rules in some if by_rules]
-            rows, sent = await asyncio.to_thread(_rows_and_fates, self._exp_id, parts, changed)
-            outside = {box: taken for box, taken in position.outside.items() if _step_of(box) > step}
-            position = StepPosition(step, outside)
+            rows, sent = await asyncio.to_thread(_rows_and_fates, self._reader.exp_id, parts, changed)
+            outside = {box: taken for box, taken in self.position.outside.items() if _step_of(box) > step}
+            self.position = StepPosition(step, outside)
             self._after = {box: entry for box, entry in self._after.items() if _step_of(box) > step + 1}
-            missing = "" if counts is None or counts == sent else _missing(step, counts, sent)
-            yield StepRows(rows, position, missing)
+            await self._take(rows, "" if counts is None or counts == sent else _missing(step, counts, sent))
 
-    async def from_outside(self, position: StepPosition, progress: Progress) -> StepRows | None:
-        """Return the messages from outside that no group has read yet; None if there are no new ones."""
+    async def _pass_on_outside(self, progress: Progress) -> None:
+        """Pass on the messages from outside that no group has read yet, if there are new ones."""
         parts: list[Part] = []
-        outside = dict(position.outside)
+        handled, outside = self.position.handled, dict(self.position.outside)
         last = max(progress.latest, progress.sealed) + _AHEAD
-        for box, every in (await self._boxes(position.handled + 1, last)).items():
+        for box, every in (await self._boxes(handled + 1, last)).items():
             covers = [cover for cover in every if cover.group == OUTSIDE]
             if sum(cover.rows for cover in covers) > outside.get(box, 0):
-                frames = await self._frames(box, covers, _START)
-                parts += self._fresh(box, frames, outside)
+                parts += self._fresh(box, await self._frames(box, covers, _START))
                 outside[box] = sum(cover.rows for cover in covers)
-        if not parts:
-            return None
-        rows = await asyncio.to_thread(in_order, self._exp_id, parts)
-        return StepRows(rows, StepPosition(position.handled, outside))
+        if parts:
+            rows = await asyncio.to_thread(in_order, self._reader.exp_id, parts)
+            self.position = StepPosition(handled, outside)
+            await self._take(rows, "")
 
-    async def _parts(
-        self, box: str, step: int, covers: list[Cover], outside: dict[str, int]
-    ) -> list[tuple[Part, bool]]:
+    async def _parts(self, box: str, step: int, covers: list[Cover]) -> list[tuple[Part, bool]]:
         """Return the rows of a box that are logged with a step.
 
         The second of each pair says if they are the supervisor's notes.
         """
         if _step_of(box) == step:
-            fresh = self._fresh(box, await self._frames(box, covers, _START), outside)
-            return [(part, False) for part in fresh]
+            return [(part, False) for part in self._fresh(box, await self._frames(box, covers, _START))]
         frames = await self._frames(box, covers, self._after.get(box, _START), step)
         self._sizes[step] = self._sizes.get(step, 0) + sum(len(frame.frame) for frame in frames)
         notes = box.startswith(NOTES)
@@ -194,9 +215,9 @@ class StepBoxes:
         found, early, start = None, True, after
         while found is None:
             try:
-                page = await self._retry(partial(self._store.read_box, box, after, _FRAMES))
+                page = await self._reader.retry(partial(self._store.read_box, box, after, _FRAMES))
             except BodyLost as error:
-                raise box_lost(self._exp_id, self._folder, box) from error
+                raise box_lost(self._reader.exp_id, self._reader.folder, box) from error
             for frame in page:
                 early = early and step is not None and frame.tag.sent <= step
                 if early:
@@ -209,16 +230,13 @@ class StepBoxes:
         if found is None and start != _START:  # a server that came back with a slow clock may give out lower entries
             return await self._frames(box, covers, _START, step)
         if found is None:
-            raise box_lost(self._exp_id, self._folder, box)
-        await self._hearers.prepare(frame.frame for frame in found)
+            raise box_lost(self._reader.exp_id, self._reader.folder, box)
+        await self._reader.hearers.prepare(frame.frame for frame in found)
         return found
 
-    def _fresh(self, box: str, frames: Sequence[BoxFrame], taken: dict[str, int]) -> list[Part]:
-        """Return the rows of frames from outside that are not in the log yet.
-
-        Args: taken maps each box to the number of its rows that are in the log.
-        """
-        left, parts = taken.get(box, 0), []
+    def _fresh(self, box: str, frames: Sequence[BoxFrame]) -> list[Part]:
+        """Return the rows of frames from outside that are not in the log yet."""
+        left, parts = self.position.outside.get(box, 0), []
         for frame in frames:
             if left >= frame.rows:
                 left -= frame.rows
@@ -238,19 +256,18 @@ class StepBoxes:
             entry = f"{frame.entry}@{at}"
             if mailbox == NOTES:
                 return noted(batch, entry, frame.note or b"", [0] * batch.rows)
-            return delivered(batch, entry, mailbox.removeprefix(ASKER), self._hearers.of(batch))
+            return delivered(batch, entry, mailbox.removeprefix(ASKER), self._reader.hearers.of(batch))
         except FrameError as error:
             self.unreadable += 1
             logger.warning("entry %s of %s is not logged: %s", frame.entry, box, error)
             return None
 
     async def _boxes(self, first: int, last: int) -> Mapping[str, Sequence[Cover]]:
-        found: Mapping[str, Sequence[Cover]] = await self._retry(partial(self._store.covered_boxes, first, last))
-        return found
+        return await self._reader.retry(partial(self._store.covered_boxes, first, last))
 
     async def _counts(self, step: int) -> Counter[str] | None:
         """Return the number of messages by fate that the groups counted in a step; None if some group did not count."""
-        closed = await self._retry(partial(self._store.closed_step, step))
+        closed = await self._reader.retry(partial(self._store.closed_step, step))
         if not all(each.counts for each in closed.values()):
             return None
         counts: Counter[str] = Counter()
@@ -344,80 +361,3 @@ def _by_step(boxes: Mapping[str, Sequence[Cover]]) -> dict[int, dict[str, list[C
 
 def _step_of(box: str) -> int:
     return int(box.rpartition("@")[2])
-
-
-class StepFeed:
-    """Feed of the rows of steps into a log. It passes on the rows of each step once the step is sealed.
-
-    Args: `take` adds rows to the log, with the position after them. `passed` is called after each round.
-    """
-
-    def __init__(
-        self,
-        boxes: StepBoxes,
-        position: StepPosition,
-        take: Callable[[StepRows], Awaitable[None]],
-        passed: Callable[[], None],
-    ) -> None:
-        self.boxes = boxes
-        self.position = position
-        self._take = take
-        self._passed = passed
-        self._asked = self._answered = 0
-        self._question = asyncio.Event()
-        self._news: asyncio.Task[None] | None = None
-
-    def ask(self) -> str:
-        """Ask for all messages that are sealed or came from outside by now.
-
-        Return the name of the round to pass to `reached`.
-        """
-        self._asked += 1
-        self._question.set()
-        return f"{self._asked}-0"
-
-    def reached(self, entry: str) -> bool:
-        """Return whether the log has all that was asked for in a round of `ask`."""
-        return self._answered >= int(entry.partition("-")[0])
-
-    async def run(self) -> None:
-        """Pass steps on until cancelled. Raises LogError if the server has lost some of them."""
-        try:
-            while True:
-                asked = self._asked
-                self._question.clear()
-                progress = await self.boxes.progress()
-                async for rows in self.boxes.sealed(self.position, progress):
-                    await self._pass_on(rows)
-                if asked > self._answered:
-                    outside = await self.boxes.from_outside(self.position, progress)
-                    if outside is not None:
-                        await self._pass_on(outside)
-                    self._answered = asked
-                    self._passed()
-                await self._wait(progress.news)
-        finally:
-            if self._news is not None:
-                await task_health.end(self._news)
-
-    async def _pass_on(self, rows: StepRows) -> None:
-        self.position = rows.position
-        await self._take(rows)
-
-    async def _wait(self, news: str) -> None:
-        """Wait for news of steps, or for a call of `ask`.
-
-        In the second case the wait for news goes on during the next call.
-        """
-        if self._news is None:
-            self._news = asyncio.create_task(
-                self.boxes.wait(news, STEP_NEWS_TIMEOUT_S), name="ray_messaging log news of steps"
-            )
-        question = asyncio.create_task(self._question.wait(), name="ray_messaging log question")
-        try:
-            await asyncio.wait([self._news, question], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            await task_health.end(question)
-        if self._news.done():
-            done, self._news = self._news, None
-            done.result()

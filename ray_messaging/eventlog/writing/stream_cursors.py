@@ -7,7 +7,6 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from ray_messaging.errors import MessagingError
-from ray_messaging.eventlog.folder import StepPosition
 from ray_messaging.transports.cursors import START
 from ray_messaging.transports.log_store import LogItem, LogMark, LogStreams
 
@@ -28,13 +27,9 @@ class Read(NamedTuple):
 
 
 class StreamCursors:
-    """Positions in an experiment's streams.
-
-    `cursors` has the last entry of each stream that is in the log, `steps` the position in the experiment's steps.
-    """
+    """Positions in an experiment's streams. `cursors` has the last entry of each stream that is in the log."""
 
     def __init__(self) -> None:
-        self.steps: StepPosition | None = None
         self.cursors: dict[str, str] = {}
         self.begun: dict[str, tuple[str, int]] = {}  # stream -> the entry after its cursor, and its rows in the log
         self.taken_before: dict[str, tuple[int, int]] = {}  # stream -> earlier writers' messages and bytes

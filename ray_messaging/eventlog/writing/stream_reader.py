@@ -51,6 +51,7 @@ class StreamReader:
     """Reader of one experiment's streams. It retries while the server is away."""
 
     def __init__(self, transport: RedisTransport, exp_id: str, folder: Folder) -> None:
+        self.transport, self.exp_id, self.folder = transport, exp_id, folder
         self.unreadable = 0
         self.hearers = BroadcastHearers(transport, folder, self.retry)
         self._age_s = 0.0  # the age of the oldest entry of the last read
@@ -58,8 +59,7 @@ class StreamReader:
         self.away: str | None = None
         self.begun: dict[str, tuple[str, int]] = {}  # stream -> an entry, and its rows already in the log
         self._refused: list[tuple[LogItem, str]] = []
-        self._log, self._transport = transport.log, transport
-        self._exp_id = exp_id
+        self._log = transport.log
 
     async def list_streams(self) -> tuple[LogStreams, dict[str, str]]:
         """Return the streams, and the last entry of each stream that ended."""
@@ -98,12 +98,12 @@ class StreamReader:
         """
         refused, self._refused = self._refused, []
         for item, why in refused:
-            await self.retry(partial(self._transport.bury, LOG, item.entry, item.frame, why[:NAME_LENGTH]))
+            await self.retry(partial(self.transport.bury, LOG, item.entry, item.frame, why[:NAME_LENGTH]))
 
     def _chunks(self, items: list[LogItem]) -> Iterator[Chunk]:
         for parts, done in chunks_of(taken for item in items for taken in self._take(item)):
             streams_changed = any(not one.item.frame for one in done)
-            yield Chunk(done, placed_rows(self._exp_id, parts) if parts else (), streams_changed)
+            yield Chunk(done, placed_rows(self.exp_id, parts) if parts else (), streams_changed)
 
     def _take(self, item: LogItem) -> Iterator[tuple[Part | None, Done]]:
         """Yield an entry's rows piece by piece. The last piece marks the entry as done."""
@@ -131,7 +131,7 @@ class StreamReader:
                 raise
             except (ConnectionFailed, MailboxFull) as error:
                 if self.away is None:
-                    logger.warning("the event log of %s cannot be read, and is retried: %s", self._exp_id, error)
+                    logger.warning("the event log of %s cannot be read, and is retried: %s", self.exp_id, error)
                 self.away = str(error)
                 await asyncio.sleep(LOG_READ_RETRY.first_s)
             else:

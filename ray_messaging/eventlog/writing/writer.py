@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,12 +11,13 @@ import pyarrow as pa
 
 from ray_messaging.errors import Fenced, LogError, MessagingError
 from ray_messaging.eventlog.collected import NOTHING, Unwritten
-from ray_messaging.eventlog.folder import Folder, Segment
+from ray_messaging.eventlog.folder import Folder, Segment, StepPosition
 from ray_messaging.eventlog.writing.checkpoint_writer import CheckpointWriter
 from ray_messaging.eventlog.writing.collected_writer import FILE_BYTES, CollectedWriter
 from ray_messaging.eventlog.writing.open_segment import SEGMENT_AGE_S, SEGMENT_BYTES, SEGMENT_ROWS, OpenSegment, Sealed
+from ray_messaging.eventlog.writing.placed_rows import PlacedRows
 from ray_messaging.eventlog.writing.segment_store import SegmentStore, gone, lost, stuck
-from ray_messaging.eventlog.writing.step_rows import STEPS, StepBoxes, StepFeed, StepRows
+from ray_messaging.eventlog.writing.step_rows import STEPS, StepFeed
 from ray_messaging.eventlog.writing.stream_cursors import StreamCursors, Waiters
 from ray_messaging.eventlog.writing.stream_reader import Chunk, ReadAhead, StreamReader
 from ray_messaging.limits_and_timeouts import MAILBOX_BYTES, MAILBOX_MESSAGES
@@ -34,10 +35,6 @@ _GATHER_S = 0.02  # single messages are collected for this long: a batch of one 
 _SAVE_S = 30.0  # time to write rows of lost streams at the end
 _SAVED_ROWS = 2**16  # below this size, a segment that is saved so that steps need not wait stays open for more rows
 _BUSY_S = 0.2  # blocking time of a read while a file is being written and the next is due
-
-
-def _no_crash(_point: str) -> None:
-    """Do nothing."""
 
 
 async def _always_known() -> bool:
@@ -66,14 +63,14 @@ class LogWriter:
         segment_bytes: int = SEGMENT_BYTES,
         segment_age_s: float = SEGMENT_AGE_S,
         checkpoint: int | None = None,
-        crash: Callable[[str], None] = _no_crash,
+        crash: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.exp_id = exp_id
         self.folder = folder
         self.error: MessagingError | None = None  # the error that stopped the writer
         self._log = transport.log
         self._limits = limits
-        self._segment_rows, self._segment_bytes, self._segment_age_s = segment_rows, segment_bytes, segment_age_s
+        self._segment_limits, self._segment_age_s = (segment_rows, segment_bytes), segment_age_s
         writer = f"{run}/{secrets.token_hex(8)}"
         self._segments = SegmentStore(
             self._log, folder, exp_id, writer=writer, known=known, crash=crash, on_trouble=self._fail_waiters
@@ -88,7 +85,7 @@ class LogWriter:
         self._every = checkpoint
         self._checkpoints: CheckpointWriter | None = None  # None: there are none
         self._open = OpenSegment(1, 0)
-        self._sealed: Sealed | None = None  # not durable yet
+        self._full: OpenSegment | None = None  # the one before, until it is durable
         self._read_task: asyncio.Task[None] | None = None
         self._feed_task: asyncio.Task[None] | None = None
         self._checkpoint_task: asyncio.Task[None] | None = None
@@ -109,29 +106,25 @@ class LogWriter:
             self._streams.cursors = dict(newest.cursors)
             self._streams.begun, self._reader.begun = dict(newest.begun), dict(newest.begun)
             self._streams.taken_before = dict(newest.taken)
-            self._streams.steps = newest.steps
             self._open = OpenSegment(newest.number + 1, newest.first_row + newest.rows)
         self._streams.update(*await self._reader.list_streams())
         await self._segments.resume(self._streams.taken())
-        await self._begin_steps()
+        await self._begin_steps(self._segments.closed[-1].steps if self._segments.closed else None)
         self._read_task = self._spawn(self._read, "reader")
 
-    async def _begin_steps(self) -> None:
-        """Start to follow the experiment's steps, if it has steps."""
-        store = self._transport.steps
-        settings = await store.settings()
+    async def _begin_steps(self, position: StepPosition | None) -> None:
+        """Start to follow the experiment's steps, if it has steps, after those that are in the folder."""
+        settings = await self._transport.steps.settings()
         if settings is None:
             return
-        boxes = StepBoxes(store, self.exp_id, self.folder, settings, self._reader.retry, self._reader.hearers)
-        self._streams.steps = await boxes.begin(self._streams.steps)
-        self._collected = CollectedWriter(store, self.folder, self._segments, self._reader.retry)
+        feed = StepFeed(self._reader, settings, self._take_step, self._waiters.notify)
+        await feed.begin(position)
+        self._collected = CollectedWriter(self._reader, self._segments)
         await self._collected.begin()
-        self._feed = StepFeed(boxes, self._streams.steps, self._take_step, self._waiters.notify)
+        self._feed = feed
         self._feed_task = self._spawn(self._follow_steps, "steps")
         if self._every is not None:
-            self._checkpoints = CheckpointWriter(
-                self._transport, self.folder, self._every, self._segments, self._reader.retry
-            )
+            self._checkpoints = CheckpointWriter(self._reader, self._every, self._segments)
             await self._checkpoints.begin()
             self._checkpoint_task = self._spawn(self._checkpoints.run, "checkpoints")
 
@@ -167,7 +160,7 @@ class LogWriter:
                 await self._checkpoints.end()
             await self._log.unregister(self._segments.epoch)
             if self._feed is not None:
-                await self._feed.boxes.end()
+                await self._feed.end()
 
     # -- state ------------------------------------------------------------------------------------------------------
 
@@ -178,9 +171,13 @@ class LogWriter:
 
     def snapshot(self) -> tuple[list[Segment], list[pa.Table], int]:
         """Return the closed segments, the later rows in order, and the number of rows in the segments."""
-        full = [] if self._sealed is None else self._sealed.tables
-        first_row = self._open.first_row if self._sealed is None else self._sealed.first_row
-        return [*self._segments.closed], [*full, *self._open.tables()], first_row
+        unstored = self._unstored
+        return [*self._segments.closed], [table for each in unstored for table in each.tables()], unstored[0].first_row
+
+    @property
+    def _unstored(self) -> list[OpenSegment]:
+        """Return the segments whose rows are not all in the closed ones, in order."""
+        return [each for each in (self._full, self._open) if each is not None]
 
     async def caught_up(self) -> None:
         """Wait until the snapshot includes everything that is in the streams now.
@@ -218,14 +215,13 @@ class LogWriter:
 
     def stats(self) -> dict[str, Any]:
         """Return counts of rows and segments, the size of the open segment, the lag, and `error` (None: no trouble)."""
-        tail = self._open.rows + (0 if self._sealed is None else self._sealed.rows)
         return {
             "rows": self.rows,
             "segments": len(self._segments.closed),
-            "open_rows": tail,
-            "open_bytes": self._open.nbytes + (0 if self._sealed is None else self._sealed.nbytes),
+            "open_rows": sum(each.rows for each in self._unstored),
+            "open_bytes": sum(each.nbytes for each in self._unstored),
             "lag_s": self._reader.behind_s(blocked=self._blocked),
-            "unreadable": self._reader.unreadable + (0 if self._feed is None else self._feed.boxes.unreadable),
+            "unreadable": self._reader.unreadable + (0 if self._feed is None else self._feed.unreadable),
             "write_s": self._segments.last_s,
             "lost": self._segments.lost,
             "error": str(self.error) if self.error is not None else self._segments.trouble or self._reader.away,
@@ -259,7 +255,7 @@ class LogWriter:
         async for chunk in self._reader.chunks(items):
             streams_changed |= chunk.streams_changed
             self._add(chunk)
-            if self._full:
+            if self._open.is_full(*self._segment_limits):
                 await self._save(closed=True)
         if streams_changed:
             await self._reader.retry(self._segments.check_owner)
@@ -277,7 +273,6 @@ class LogWriter:
     def _add(self, chunk: Chunk) -> None:
         """Add a chunk's rows, and advance the cursors over its entries. There must be no await between the two."""
         self._open.add(chunk.rows)
-        self._open.touch()
         for item, messages, rows in chunk.done:
             if rows is None:
                 self._streams.advance(item, messages)
@@ -296,18 +291,16 @@ class LogWriter:
             if not self._segments.lost:  # else the reader of the streams saves what there is
                 raise
 
-    async def _take_step(self, found: StepRows) -> None:
-        """Add a step's rows, and set the position after them. There must be no await between the two."""
-        self._open.add(found.rows)
-        self._streams.steps = found.position
-        self._open.touch()
+    async def _take_step(self, rows: Sequence[PlacedRows], missing: str) -> None:
+        """Add a step's rows. The feed has moved its position just before, without an await between the two."""
+        self._open.add(rows)
         self._waiters.notify()
-        if found.missing:
-            await self._segments.note_missing(found.missing)
+        if missing:
+            await self._segments.note_missing(missing)
         assert self._feed is not None
-        if self._full:
+        if self._open.is_full(*self._segment_limits):
             await self._save(closed=True)
-        elif self._feed.boxes.behind(found.position):  # write now, or the steps would have to wait for a file
+        elif self._feed.behind:  # write now, or the steps would have to wait for a file
             await self._save(closed=self._open.rows >= _SAVED_ROWS)
 
     # -- writing ----------------------------------------------------------------------------------------------------
@@ -315,11 +308,6 @@ class LogWriter:
     @property
     def _busy(self) -> bool:
         return self._write_task is not None and not self._write_task.done()
-
-    @property
-    def _full(self) -> bool:
-        segment = self._open
-        return segment.rows >= self._segment_rows or segment.nbytes >= self._segment_bytes or segment.scattered
 
     async def _save(self, *, closed: bool) -> None:
         """Start writing the open segment once no file is being written; if `closed`, open the next one."""
@@ -333,46 +321,47 @@ class LogWriter:
             self._begin_file(closed=closed)
 
     def _begin_file(self, *, closed: bool) -> None:
-        sealed = self._next() if closed else self._open.seal(self._streams)
+        sealed = self._seal(closed=closed)
         self._write_task = self._spawn(partial(self._store, sealed, closed=closed), "file")
 
     def _fail_waiters(self) -> None:
         if self._blocked:
             self._waiters.fail(stuck(self.exp_id, self.folder, self._segments.trouble))
 
-    def _next(self) -> Sealed:
-        """Seal the open segment, and open the next one."""
-        sealed = self._sealed = self._open.seal(self._streams)
-        self._open = OpenSegment(sealed.number + 1, sealed.first_row + sealed.rows)
+    def _seal(self, *, closed: bool) -> Sealed:
+        """Seal the open segment; if `closed`, open the next one."""
+        sealed = self._open.seal(self._streams, None if self._feed is None else self._feed.position)
+        if closed:
+            self._full, self._open = self._open, OpenSegment(sealed.number + 1, self.rows)
         return sealed
 
     async def _store(self, sealed: Sealed, *, closed: bool) -> None:
         # Entries without logged rows need no new file: reading them again gives no rows again.
         segment = sealed.stored
-        if segment is None and sealed.rows:
+        if segment is None and sealed.tables:
             segment = await self._segments.store(sealed)
         if closed and segment is not None:
             self._segments.append(segment)
-            self._sealed = None
+            self._full = None
         elif segment is not None:
             self._open.stored = segment
         await self._segments.confirm(sealed.marks, sealed.finished)
         self._streams.drop(sealed.finished)
         if self._feed is not None and sealed.steps is not None:
-            await self._feed.boxes.written(sealed.steps)
+            await self._feed.written(sealed.steps)
             await self._write_collected(FILE_BYTES)
-        if not closed:
-            await self._segments.release_memory()
+        if not closed:  # it is idle: a busy writer would need the memory again at once
+            await asyncio.to_thread(pa.default_memory_pool().release_unused)
 
     async def _write_collected(self, least: int) -> None:
-        if self._collected is not None and self._streams.steps is not None:
-            await self._collected.write(self._streams.steps.handled, least=least)
+        if self._collected is not None and self._feed is not None:
+            await self._collected.write(self._feed.position.handled, least=least)
 
     async def unwritten(self) -> Unwritten:
         """Return what groups have collected in sealed steps, as far as the server has it."""
-        if self._collected is None or self._streams.steps is None:
+        if self._collected is None or self._feed is None:
             return NOTHING
-        return await self._collected.unwritten(self._streams.steps.handled)
+        return await self._collected.unwritten(self._feed.position.handled)
 
     async def _written(self) -> None:
         """Wait until no file is being written."""
@@ -400,8 +389,7 @@ class LogWriter:
     async def _store_rest(self) -> None:
         if self._open.waiting:
             closed = self._open.rows > 0
-            sealed = self._next() if closed else self._open.seal(self._streams)
-            await self._store(sealed, closed=closed)
+            await self._store(self._seal(closed=closed), closed=closed)
 
     def _spawn(self, work: Callable[[], Awaitable[None]], name: str) -> asyncio.Task[None]:
         return asyncio.create_task(self._guard(work), name=f"ray_messaging log {name} of {self.exp_id}")

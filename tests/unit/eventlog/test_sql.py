@@ -18,7 +18,6 @@ from ray_messaging.eventlog.folder import Folder
 from ray_messaging.eventlog.writing.columns import Part
 from ray_messaging.eventlog.writing.open_segment import OpenSegment
 from ray_messaging.eventlog.writing.placed_rows import placed_rows
-from ray_messaging.eventlog.writing.stream_cursors import StreamCursors
 from ray_messaging.model.typed.input import columns
 from ray_messaging.receipt import DELIVERED
 
@@ -130,7 +129,7 @@ def test_typed_payloads_have_their_columns_and_their_channels(tmp_path):
     segment.add(placed_rows("exp", parts))
     folder = Folder(tmp_path)
     meta = {"exp_id": "exp", "epoch": 1, "first_row": 0, "cursors": {}, "taken": {}, "begun": {}}
-    folder.write(1, segment.seal(StreamCursors()).tables, meta)
+    folder.write(1, segment.tables(), meta)
     found = EventLog.open(tmp_path).sql("select * from messages order by position")
     queried = EventLog.open(tmp_path).query()
     assert found["payload.price"].to_pylist() == [1.0, 2.0, 0.5, None, None]

@@ -25,7 +25,6 @@ from ray_messaging.eventlog.reading.scan import View
 from ray_messaging.eventlog.writing.columns import Part
 from ray_messaging.eventlog.writing.open_segment import OpenSegment
 from ray_messaging.eventlog.writing.placed_rows import placed_rows
-from ray_messaging.eventlog.writing.stream_cursors import StreamCursors
 from ray_messaging.model.columns import IdColumn
 from ray_messaging.model.typed.input import columns
 from ray_messaging.receipt import DELIVERED
@@ -354,7 +353,7 @@ def test_any_columns_are_stored_and_read_as_they_were(data):
     with TemporaryDirectory() as where:
         folder = Folder(where)
         facts = {"exp_id": "exp", "epoch": 1, "first_row": 0, "cursors": {}}
-        folder.write(1, segment.seal(StreamCursors()).tables, facts)
+        folder.write(1, segment.tables(), facts)
         log = EventLog.open(where)
         ids = [part.batch.message_id(row) for part in parts for row in range(len(part.batch))]
         assert log.query()["message_id"].to_pylist() == ids
