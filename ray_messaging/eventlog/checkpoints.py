@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ray_messaging.errors import ConfigError, LogError
-from ray_messaging.eventlog.folder import Folder
+from ray_messaging.eventlog.folder import CHECKPOINTS, Folder
 from ray_messaging.transports.checkpoints import CopiedKey
 from ray_messaging.transports.experiment_store import FORMAT
 
@@ -33,7 +33,7 @@ def write_checkpoint(folder: Folder, step: int, copied: Sequence[CopiedKey]) -> 
     table = pa.table([*map(pa.array, columns, _SCHEMA.types)], schema=_SCHEMA.with_metadata(facts))
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd", use_dictionary=["key", "kind"])
-    folder.write_checkpoint(step, sink.getvalue())
+    folder.write_file(_file(step), sink.getvalue())
 
 
 def read_checkpoint(folder: Folder, step: int) -> Iterator[CopiedKey]:
@@ -41,8 +41,8 @@ def read_checkpoint(folder: Folder, step: int) -> Iterator[CopiedKey]:
 
     Raises: LogError if it is damaged or absent; ConfigError if it has the format of another version.
     """
-    name = folder.checkpoint_file(step)
-    data = folder.read_small(name)
+    name = _file(step)
+    data = folder.read_file(name)
     try:
         table = pq.read_table(pa.BufferReader(data))
         if table.schema.metadata.get(_STEP) != b"%d" % step:
@@ -62,3 +62,7 @@ def read_checkpoint(folder: Folder, step: int) -> Iterator[CopiedKey]:
     rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
     for (key, kind), some in groupby(rows, lambda row: row[:2]):
         yield CopiedKey(key, kind, [(field, value) for _, _, field, value in some])
+
+
+def _file(step: int) -> str:
+    return f"{CHECKPOINTS}/{step:08d}.parquet"

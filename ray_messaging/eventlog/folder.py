@@ -47,7 +47,7 @@ _LEFTOVER = re.compile(
 )
 _LOCK = "_lock"
 _COLLECTED_FILE = re.compile(r"\d{8,}-\d{8,}\.parquet")
-_CHECKPOINTS = "_checkpoints"  # a folder
+CHECKPOINTS = "_checkpoints"  # a folder
 _CHECKPOINT_FILE = re.compile(r"\d{8,}\.parquet")
 
 
@@ -212,11 +212,8 @@ class Folder:
                 [*self._files(_OTHER), *self._listed(), *self._files(_LEFTOVER), *self._files(_AGENTS)]
             ):
                 self.filesystem.delete_file(info.path)
-            for kind in Kind:
-                if self._subfolders(f"_{kind}"):
-                    self.filesystem.delete_dir(self._file(f"_{kind}"))
-            if self.checkpoints():
-                self.filesystem.delete_dir(self._file(_CHECKPOINTS))
+            for name in {CHECKPOINTS, *(f"_{kind}" for kind in Kind)}.intersection(self._subfolders("")):
+                self.filesystem.delete_dir(self._file(name))
             if self.local and Path(self.path).is_dir():
                 _fsync(self.path)
         except OSError as error:
@@ -229,11 +226,8 @@ class Folder:
         except OSError as error:
             raise self._error(f"it cannot be read: {error}; {_advice(error)}") from error
 
-    def read_small(self, name: str) -> bytes:
-        """Return the content of a small file beside the segments, b"" if it does not exist.
-
-        Raises: LogError if it cannot be read.
-        """
+    def read_file(self, name: str) -> bytes:
+        """Return the content of a file beside the segments, b"" if it does not exist; raise LogError if that fails."""
         try:
             with self.filesystem.open_input_stream(self._file(name)) as stream:
                 return bytes(stream.read())
@@ -258,41 +252,29 @@ class Folder:
 
     def write_collected(self, kind: Kind, born: str, first: int, last: int, data: bytes | pa.Buffer) -> None:
         """Write the file of a kind of some steps, atomically and durably. Raises OSError if that fails."""
-        path = self._file(f"_{kind}/{born}")
-        self.filesystem.create_dir(path, recursive=True)
-        self._write_whole(f"{path}/{first:08d}-{last:08d}.parquet", self._file(f"_{kind}.tmp"), data)
-        if self.local:
-            _fsync(self._file(f"_{kind}"))
-            _fsync(self.path)
+        self.write_file(f"_{kind}/{born}/{first:08d}-{last:08d}.parquet", data)
 
     def checkpoints(self) -> list[int]:
         """Return the steps after which there is a checkpoint, ascending; raise LogError if that fails."""
-        files = self._files(_CHECKPOINT_FILE, self._file(_CHECKPOINTS))
+        files = self._files(_CHECKPOINT_FILE, self._file(CHECKPOINTS))
         return sorted(int(info.base_name.partition(".")[0]) for info in files)
 
-    def checkpoint_file(self, step: int) -> str:
-        """Return the name of the file of the checkpoint after a step."""
-        return f"{_CHECKPOINTS}/{step:08d}.parquet"
+    def write_file(self, name: str, data: bytes | pa.Buffer) -> None:
+        """Write a file beside the segments, atomically and durably; make the folders that are in its name.
 
-    def write_checkpoint(self, step: int, data: bytes) -> None:
-        """Write the checkpoint after a step, atomically and durably. Raises OSError if that fails."""
-        self.filesystem.create_dir(self._file(_CHECKPOINTS), recursive=True)
-        self._write_whole(self._file(self.checkpoint_file(step)), self._file(f"{_CHECKPOINTS}.tmp"), data)
-        if self.local:
-            _fsync(self.path)
-
-    def write_small(self, name: str, data: bytes) -> None:
-        """Write a small file beside the segments, atomically and durably. Raises OSError if that fails."""
-        self._write_whole(self._file(name), self._file(f"{name}.tmp"), data)
-
-    def _write_whole(self, path: str, temporary: str, data: bytes | pa.Buffer) -> None:
-        temporary = temporary if self.local else path
+        Raises: OSError if that fails.
+        """
+        path, (top, *below) = self._file(name), name.split("/")
+        if below:
+            self.filesystem.create_dir(path.rpartition("/")[0], recursive=True)
+        temporary = self._file(f"{top}.tmp") if self.local else path
         with self.filesystem.open_output_stream(temporary) as stream:
             stream.write(data)
         if self.local:
             _fsync(temporary)
             Path(temporary).replace(path)
-            _fsync(str(Path(path).parent))
+            for folder in Path(path).parents[: len(below) + 1]:
+                _fsync(str(folder))
 
     @contextmanager
     def lock(self) -> Iterator[bool]:
@@ -353,8 +335,12 @@ class Folder:
         try:
             footer = pq.read_metadata(info.path, filesystem=self.filesystem)
             meta = json.loads((footer.metadata or {})[KEY])
-            if not any_schema:
-                _check_schema(info.path, meta["version"])
+            if meta["version"] != VERSION and not any_schema:
+                raise ConfigError(  # noqa: TRY301 - one way out
+                    f"segment {info.path} of the event log has schema {meta['version']}, and this ray_messaging reads "
+                    f"schema {VERSION} only: read it with the version of ray_messaging that wrote it, and give this "
+                    "one another log_dir"
+                )
             rows = meta["rows"] if not meta.get("others") else footer.num_rows  # the other files have the rest
             if (rows, meta["number"]) != (footer.num_rows, _number(info.base_name)):
                 raise ValueError("its footer is of another segment")  # noqa: TRY301 - one way out
@@ -379,14 +365,6 @@ class Folder:
     def _error(self, reason: str, path: str | None = None) -> LogError:
         of = f"segment {path} of the event log" if path else f"the event log's folder {self.where}"
         return LogError(f"{of} cannot be used: {reason}", path=path or self.where)
-
-
-def _check_schema(path: str, version: int) -> None:
-    if version != VERSION:
-        raise ConfigError(
-            f"segment {path} of the event log has schema {version}, and this ray_messaging reads schema {VERSION} "
-            "only: read it with the version of ray_messaging that wrote it, and give this one another log_dir"
-        )
 
 
 def _resolve(where: str) -> tuple[pafs.FileSystem, str]:

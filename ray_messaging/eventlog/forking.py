@@ -102,7 +102,7 @@ def _copy(parent: Folder, folder: Folder, exp_id: str, step: int) -> None:
     write_checkpoint(folder, step, [*read_checkpoint(parent, step)])
     _copy_collected(parent, folder, step)
     for digest in parent.agent_sets():
-        folder.write_small(name := f"_agents-{digest}.bin", parent.read_small(name))
+        folder.write_file(name := f"_agents-{digest}.bin", parent.read_file(name))
     if parent.local and folder.local and Path(parent.path, _AUDIENCES).is_dir():
         shutil.copytree(Path(parent.path, _AUDIENCES), Path(folder.path, _AUDIENCES), dirs_exist_ok=True)
     _copy_rows(parent, folder, record.experiment, exp_id, step)

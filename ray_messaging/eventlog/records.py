@@ -11,11 +11,11 @@
 import platform
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -25,6 +25,8 @@ from ray_messaging.model.agent_sets import NO_AGENTS, AgentSet
 
 if TYPE_CHECKING:  # it brings pyarrow, which an interceptor does not need
     from ray_messaging.eventlog.folder import Folder
+
+T = TypeVar("T")
 
 FORMAT = 1
 _RUN = "_run.json"  # programs that read folders of Parquet files skip names with an underscore
@@ -86,21 +88,16 @@ def read_run(folder: "Folder") -> RunRecord | None:
 
     Raises: LogError if the record is damaged, ConfigError if it has another format.
     """
-    data = folder.read_small(_RUN)
-    if not data:
-        return None
-    path = f"{folder.where}/{_RUN}"
-    try:
-        known = int(msgspec.json.decode(data)["format"])
-        record = None if known != FORMAT else msgspec.json.decode(data, type=RunRecord)
-    except (msgspec.MsgspecError, ValueError, RecursionError, TypeError, KeyError) as error:
-        raise LogError(f"the record of the run in {path} is damaged ({error}): remove the file", path=path) from error
-    if record is None:
-        raise ConfigError(
-            f"{path} has format {known}, and this ray_messaging reads format {FORMAT} only: read the folder with the "
-            "version of ray_messaging that wrote it, and give this one another log_dir"
-        )
-    return record
+
+    def decoded(data: bytes) -> RunRecord:
+        if (known := int(msgspec.json.decode(data)["format"])) != FORMAT:
+            raise ConfigError(
+                f"{folder.where}/{_RUN} has format {known}, and this ray_messaging reads format {FORMAT} only: read "
+                "the folder with the version of ray_messaging that wrote it, and give this one another log_dir"
+            )
+        return msgspec.json.decode(data, type=RunRecord)
+
+    return _read(folder, _RUN, decoded, "the record of the run in {path} is damaged ({error}): remove the file")
 
 
 def unbegun_fork(folder: "Folder") -> int | None:
@@ -111,7 +108,7 @@ def unbegun_fork(folder: "Folder") -> int | None:
 
 def write_run(folder: "Folder", record: RunRecord) -> None:
     """Write the record of the folder's run, atomically. Raises OSError if that fails."""
-    folder.write_small(_RUN, msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
+    folder.write_file(_RUN, msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
 
 
 def note_start(folder: "Folder", experiment: str, steps: dict[str, Any] | None, start: RunStart) -> None:
@@ -245,17 +242,14 @@ class RuleChange(msgspec.Struct, frozen=True):
 
 def read_rule_changes(folder: "Folder") -> list[RuleChange]:
     """Return the rule changes of the folder's run, in order; raise LogError if the file is damaged."""
-    data = folder.read_small(_RULE_CHANGES)
-    try:
-        return msgspec.json.decode(data, type=list[RuleChange]) if data else []
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        path = f"{folder.where}/{_RULE_CHANGES}"
-        raise LogError(f"the rule changes in {path} are damaged ({error}): remove the file", path=path) from error
+    decode = msgspec.json.Decoder(list[RuleChange]).decode
+    damaged = "the rule changes in {path} are damaged ({error}): remove the file"
+    return _read(folder, _RULE_CHANGES, decode, damaged) or []
 
 
 def write_rule_changes(folder: "Folder", changes: Sequence[RuleChange]) -> None:
     """Write the rule changes of the folder's run; they replace those in the folder. Raises OSError if that fails."""
-    folder.write_small(_RULE_CHANGES, msgspec.json.encode(list(changes)))
+    folder.write_file(_RULE_CHANGES, msgspec.json.encode(list(changes)))
 
 
 # -- the account ------------------------------------------------------------------------------------------------------
@@ -278,16 +272,8 @@ class Account(msgspec.Struct, frozen=True):
 
 def read_account(folder: "Folder") -> Account:
     """Return a folder's account; raise LogError if it cannot be read."""
-    data = folder.read_small(ACCOUNT)
-    try:
-        return msgspec.json.decode(data, type=Account) if data else Account()
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        path = f"{folder.where}/{ACCOUNT}"
-        raise LogError(
-            f"the account of the event log's folder {folder.where} is damaged ({error}): remove {path}, and "
-            "with it the notes on missing rows",
-            path=path,
-        ) from error
+    damaged = "the account of the event log is damaged ({error}): remove {path}, and with it the notes on missing rows"
+    return _read(folder, ACCOUNT, msgspec.json.Decoder(Account).decode, damaged) or Account()
 
 
 def claim(folder: "Folder", writer: str, experiment: str) -> None:
@@ -327,7 +313,7 @@ def forget_missing(folder: "Folder") -> None:
 def _change(folder: "Folder", account: Account, **values: Any) -> None:  # noqa: ANN401 - of the account's fields
     changed = msgspec.structs.replace(account, **values)
     if changed != account:
-        folder.write_small(ACCOUNT, msgspec.json.encode(changed))
+        folder.write_file(ACCOUNT, msgspec.json.encode(changed))
 
 
 # -- sets of agents ---------------------------------------------------------------------------------------------------
@@ -341,20 +327,17 @@ class _Stored(msgspec.Struct, array_like=True, frozen=True):
 def write_agents(folder: "Folder", digest: str, agents: AgentSet) -> None:
     """Write a set of agents under the digest by which rows refer to it. Raises OSError if that fails."""
     stored = _Stored(agents.ints.astype("<i8", copy=False).tobytes(), tuple(sorted(agents.strings)))
-    folder.write_small(_file(digest), msgspec.msgpack.encode(stored))
+    folder.write_file(_file(digest), msgspec.msgpack.encode(stored))
 
 
 def read_agents(folder: "Folder", digest: str) -> AgentSet | None:
     """Return a set of agents, or None if the folder does not have it. Raises LogError if its file is damaged."""
-    data = folder.read_small(_file(digest))
-    if not data:
-        return None
-    try:
+
+    def decoded(data: bytes) -> AgentSet:
         stored = msgspec.msgpack.decode(data, type=_Stored)
         return AgentSet(np.frombuffer(stored.ints, "<i8"), stored.strings)
-    except (msgspec.MsgspecError, ValueError) as error:
-        path = f"{folder.where}/{_file(digest)}"
-        raise LogError(f"the agents of a mailbox in {path} are damaged: {error}", path=path) from error
+
+    return _read(folder, _file(digest), decoded, "the agents of a mailbox in {path} are damaged: {error}")
 
 
 def all_agents(folder: "Folder") -> AgentSet:
@@ -367,3 +350,15 @@ def all_agents(folder: "Folder") -> AgentSet:
 
 def _file(digest: str) -> str:
     return f"_agents-{digest}.bin"
+
+
+def _read(folder: "Folder", name: str, decode: Callable[[bytes], T], damaged: str) -> T | None:
+    """Return what a file holds, None if there is none; raise LogError with the text `damaged` if it is damaged."""
+    data = folder.read_file(name)
+    try:
+        return decode(data) if data else None
+    except ConfigError:  # which is a ValueError
+        raise
+    except (msgspec.MsgspecError, ValueError, RecursionError, TypeError, KeyError) as error:
+        path = f"{folder.where}/{name}"
+        raise LogError(damaged.format(path=path, error=error), path=path) from error

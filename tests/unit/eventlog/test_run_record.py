@@ -127,7 +127,7 @@ def test_a_damaged_record_is_named(folder, tmp_path, text):
 
 def test_damaged_rule_changes_are_named(folder):
     note_start(folder, "town", None, start("one"))
-    folder.write_small("_rule_changes.json", b"[{]")
+    folder.write_file("_rule_changes.json", b"[{]")
     with pytest.raises(LogError, match=r"_rule_changes\.json are damaged"):
         run_facts(folder)
 
